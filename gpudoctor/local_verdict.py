@@ -24,7 +24,7 @@ from gpudoctor.probes.runner.local_workers import (
     leader_of,
     openable_gpus,
 )
-from gpudoctor.process.anonymous_file import anonymous_file
+from gpudoctor.process.pipes import anonymous_file
 from gpudoctor.report.model import Report
 
 PURPOSE = "preflight"

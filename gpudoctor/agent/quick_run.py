@@ -12,8 +12,8 @@ from time import monotonic
 import msgspec
 
 from gpudoctor.exits import printable
-from gpudoctor.process.anonymous_file import anonymous_file, content
 from gpudoctor.process.ending import ending_words
+from gpudoctor.process.pipes import anonymous_file, content
 from gpudoctor.process.spawn import Child
 from gpudoctor.report.model import Report
 

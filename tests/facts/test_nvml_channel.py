@@ -11,7 +11,7 @@ import msgspec
 from gpudoctor.facts.nvml.channel import SIZE_BYTES, CollectorMessage, SharedCallTrace
 from gpudoctor.facts.nvml.collector_child import CollectorOrder, serve
 from gpudoctor.fakes.fake_nvml import Script, ScriptedFault, write_script
-from gpudoctor.process.anonymous_file import anonymous_file
+from gpudoctor.process.pipes import anonymous_file
 from tests.facts.nvml_nodes import make_node, make_root
 
 

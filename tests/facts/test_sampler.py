@@ -31,7 +31,7 @@ from gpudoctor.fakes.fake_nvml import (
     from_file,
     write_script,
 )
-from gpudoctor.process.anonymous_file import anonymous_file
+from gpudoctor.process.pipes import anonymous_file
 from tests.conftest import ROOT
 from tests.facts.nvml_nodes import make_gpu, make_node, with_gpu
 

@@ -18,7 +18,7 @@ from gpudoctor.facts.stream.driver import DriverWatch
 from gpudoctor.facts.stream.driver_child import serve
 from gpudoctor.facts.stream.messages import ReaderAnswer, Silence, WatchOrder
 from gpudoctor.fakes.fake_nvml import FakeNvml, Script, ScriptedFault, from_file, write_script
-from gpudoctor.process.anonymous_file import anonymous_file
+from gpudoctor.process.pipes import anonymous_file
 from tests.facts.nvml_nodes import make_node
 from tests.facts.test_watch_driver import named
 

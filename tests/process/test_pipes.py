@@ -10,14 +10,16 @@ from time import monotonic
 
 import pytest
 
-from gpudoctor.process.anonymous_file import anonymous_file, content, tail
 from gpudoctor.process.pipes import (
     Bounded,
     DisturbedError,
     LineReader,
     LongLineError,
+    anonymous_file,
+    content,
     pipe_with_child,
     read_to_end,
+    tail,
     write_all,
 )
 

@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 from xml.etree.ElementTree import Element
 
 from gpudoctor.checks.core.finding import Status
 from gpudoctor.cluster.fleet.judge import outlier_words
-from gpudoctor.cluster.fleet.model import WORST_FIRST, FigureRow, Fleet, FleetReading, NodeRow, Outlier
+from gpudoctor.cluster.fleet.model import (
+    WORST_FIRST,
+    ConfigDrift,
+    FaultKind,
+    FigureRow,
+    Fleet,
+    FleetReading,
+    NodeRow,
+    Outlier,
+    Trend,
+)
 from gpudoctor.cluster.fleet.reading import Refused
 from gpudoctor.cluster.hostlist import hostlist
 from gpudoctor.report.html.elements import Child, append, banner, chip, element, page, section, table, tally
 
 # a page of ten thousand nodes must still open; --json has all of them
 MOST_ROWS = 1000
+T = TypeVar("T")
 _STRIP_WIDTH, _STRIP_HEIGHT = 220, 18
 # sentences wrap here; the figures of one report's page do not
 _CSS = """
@@ -76,33 +88,21 @@ def _banners(fleet: Fleet) -> Iterator[Element]:
 
 
 def _kinds(fleet: Fleet) -> Element | None:
-    rows = (
-        (
-            chip(Status(kind.status)),
-            element("code", kind.check),
-            str(len(kind.nodes)),
-            hostlist(kind.nodes),
-            kind.example,
-        )
-        for kind in fleet.faults[:MOST_ROWS]
-    )
-    shown = (
-        table(("", "check", "nodes", "which", "on the first"), rows, class_="figures fleet") if fleet.faults else None
-    )
-    return section("Faults by kind", shown, id_="kinds")
+    def cells(kind: FaultKind) -> tuple[Child, ...]:
+        code = element("code", kind.check)
+        return chip(Status(kind.status)), code, str(len(kind.nodes)), hostlist(kind.nodes), kind.example
+
+    head = ("", "check", "nodes", "which", "on the first")
+    return section("Faults by kind", *_rows(head, fleet.faults, cells), id_="kinds")
 
 
 def _nodes(title: str, fleet: Fleet, verdicts: Sequence[str], *, folded: bool = False) -> Element | None:
     ordered = [row for word in WORST_FIRST if word in verdicts for row in fleet.nodes if row.verdict == word]
-    if not ordered:
-        return None
-    rows = [_node(row, fleet) for row in ordered[:MOST_ROWS]]
-    shown = table(("", "node", "why", "level", "checked"), rows, class_="figures fleet")
-    more = _more(len(ordered))
-    if not folded:
-        return section(title, shown, more, id_="bad")
+    shown = _rows(("", "node", "why", "level", "checked"), ordered, lambda row: _node(row, fleet))
+    if not (folded and ordered):
+        return section(title, *shown, id_="bad")
     summary = element("summary", element("b", f"{len(ordered)} nodes"))
-    return section(title, element("details", summary, shown, more, class_="domain"), id_="good")
+    return section(title, element("details", summary, *shown, class_="domain"), id_="good")
 
 
 def _node(row: NodeRow, fleet: Fleet) -> tuple[Child, ...]:
@@ -117,12 +117,9 @@ def _node(row: NodeRow, fleet: Fleet) -> tuple[Child, ...]:
 
 def _outliers(fleet: Fleet) -> Element | None:
     """A row for each node with its worst figure; the others folded under it."""
-    by_node = fleet.outliers_by_node
-    if not by_node:
-        return None
-    rows = [_outlier(found) for found in list(by_node.values())[:MOST_ROWS]]
-    shown = table(("", "node", "figure", "value", "fleet", "worse", "sigma"), rows, class_="figures fleet")
-    return section("Worse than the fleet", shown, _more(len(by_node)), id_="outliers")
+    head = ("", "node", "figure", "value", "fleet", "worse", "sigma")
+    shown = _rows(head, list(fleet.outliers_by_node.values()), _outlier)
+    return section("Worse than the fleet", *shown, id_="outliers")
 
 
 def _outlier(found: Sequence[Outlier]) -> tuple[Child, ...]:
@@ -143,32 +140,23 @@ def _outlier(found: Sequence[Outlier]) -> tuple[Child, ...]:
 
 
 def _drift(fleet: Fleet) -> Element | None:
-    if not fleet.drift:
-        return None
-    rows = (
-        (
-            drift.item,
-            drift.kind,
-            "no majority" if drift.majority is None else f"{drift.majority} on {drift.agreeing} of {drift.told}",
-            element("ul", *(element("li", f"{other.value}: ", hostlist(other.nodes)) for other in drift.others)),
-        )
-        for drift in fleet.drift
-    )
-    shown = table(("item", "nodes", "majority", "others"), rows, class_="figures fleet")
-    return section("Configuration against the majority", shown, id_="drift")
+    def cells(drift: ConfigDrift) -> tuple[Child, ...]:
+        majority = "no majority" if drift.majority is None else f"{drift.majority} on {drift.agreeing} of {drift.told}"
+        others = (element("li", f"{other.value}: ", hostlist(other.nodes)) for other in drift.others)
+        return drift.item, drift.kind, majority, element("ul", *others)
+
+    shown = _rows(("item", "nodes", "majority", "others"), fleet.drift, cells)
+    return section("Configuration against the majority", *shown, id_="drift")
 
 
 def _trends(fleet: Fleet) -> Element | None:
+    def cells(trend: Trend) -> tuple[Child, ...]:
+        return "worse" if trend.worse else "", element("b", trend.node) if trend.node else "", trend.text
+
     if fleet.against is None:
         return None
-    rows = (
-        ("worse" if trend.worse else "", element("b", trend.node) if trend.node else "", trend.text)
-        for trend in fleet.trends[:MOST_ROWS]
-    )
-    shown: Child = element("p", "nothing changed")
-    if fleet.trends:
-        shown = table(("", "node", "what"), rows, class_="figures fleet")
-    return section(f"Against {' '.join(fleet.against.sources)}", shown, _more(len(fleet.trends)), id_="against")
+    shown = _rows(("", "node", "what"), fleet.trends, cells) or (element("p", "nothing changed"),)
+    return section(f"Against {' '.join(fleet.against.sources)}", *shown, id_="against")
 
 
 def _figures(fleet: Fleet) -> Element | None:
@@ -233,10 +221,9 @@ def _not_read(fleet: Fleet) -> Element | None:
 def _refused(what: str, refused: Sequence[Refused]) -> Element | None:
     if not refused:
         return None
-    rows = ((each.place, each.why) for each in refused[:MOST_ROWS])
     summary = element("summary", element("b", f"{len(refused)} {what}"))
-    body = table(("where", "why"), rows, class_="figures fleet")
-    return element("details", summary, body, _more(len(refused)), class_="domain", open=True)
+    body = _rows(("where", "why"), refused, lambda each: (each.place, each.why))
+    return element("details", summary, *body, class_="domain", open=True)
 
 
 def _reading(reading: FleetReading) -> Element | None:
@@ -253,9 +240,11 @@ def _reading(reading: FleetReading) -> Element | None:
     return section("This set", element("dl", *rows), id_="run")
 
 
-def _more(count: int) -> Element | None:
-    return (
-        element("p", f"... and {count - MOST_ROWS} more: --json has all", class_="legend")
-        if count > MOST_ROWS
-        else None
-    )
+def _rows(head: Sequence[str], items: Sequence[T], cells: Callable[[T], Sequence[Child]]) -> tuple[Element, ...]:
+    """A table of the first items, and how many more there are; nothing if there are none."""
+    if not items:
+        return ()
+    shown = table(head, map(cells, items[:MOST_ROWS]), class_="figures fleet")
+    if len(items) <= MOST_ROWS:
+        return (shown,)
+    return shown, element("p", f"... and {len(items) - MOST_ROWS} more: --json has all", class_="legend")

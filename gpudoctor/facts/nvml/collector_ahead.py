@@ -16,10 +16,9 @@ from time import monotonic
 import msgspec
 
 from gpudoctor.facts.nvml.channel import SIZE_BYTES, SharedCallTrace
-from gpudoctor.process.anonymous_file import anonymous_file
 from gpudoctor.process.ending import kill_all
 from gpudoctor.process.forked import ForkedProcess
-from gpudoctor.process.pipes import write_all
+from gpudoctor.process.pipes import anonymous_file, write_all
 
 _GRACE_S = 0.3
 _F_SETPIPE_SZ = 1031  # Linux's

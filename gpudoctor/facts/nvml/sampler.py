@@ -17,8 +17,7 @@ from gpudoctor.facts.deadlines import CALL, START
 from gpudoctor.facts.model.node import Unanswered
 from gpudoctor.facts.nvml.samples import Sample, SampleRecording, SamplerLine
 from gpudoctor.facts.nvml.spawn import MAX_WORDS, DriverProcess
-from gpudoctor.process.anonymous_file import anonymous_file, content
-from gpudoctor.process.pipes import pipe_with_child
+from gpudoctor.process.pipes import anonymous_file, content, pipe_with_child
 
 INTERVAL_S = 0.2
 _MOST_TICKS = 5000  # a long load is sampled more seldom: 5000 samples of 8 GPUs are some 10 MB

@@ -15,10 +15,10 @@ from msgspec.structs import replace
 from gpudoctor.facts.deadlines import START_CALLS
 from gpudoctor.facts.model.node import Unanswered
 from gpudoctor.facts.nvml.channel import SIZE_BYTES, InFlight, SharedCallTrace
-from gpudoctor.process.anonymous_file import anonymous_file, tail
 from gpudoctor.process.cpu_starvation import CpuStarvation
 from gpudoctor.process.die_with_parent import dependent_python
 from gpudoctor.process.ending import RunningProcess, signal_name
+from gpudoctor.process.pipes import anonymous_file, tail
 from gpudoctor.process.spawn import Child
 
 GRACE_S = 0.3

@@ -85,20 +85,15 @@ def merged_pairs(samples: Mapping[int, Sequence[PairSample]]) -> tuple[PairBandw
 
     A result that was wrong in any pass stays wrong.
     """
-    mine = {rank: _by_pair(its) for rank, its in samples.items()}
-    pairs = sorted({pair for its in mine.values() for pair in its})
+    passes: dict[Pair, dict[int, list[PairSample]]] = {}
+    for rank, its in samples.items():
+        for sample in its:
+            passes.setdefault((sample.a, sample.b), {}).setdefault(rank, []).append(sample)
     return tuple(
-        _pair(list(zip(mine[a][a, b], mine[b][a, b], strict=False)))
-        for a, b in pairs
-        if (a, b) in mine.get(a, {}) and (a, b) in mine.get(b, {})
+        _pair(list(zip(of_rank[a], of_rank[b], strict=False)))
+        for (a, b), of_rank in sorted(passes.items())
+        if of_rank.keys() == {a, b}
     )
-
-
-def _by_pair(samples: Sequence[PairSample]) -> dict[tuple[int, int], list[PairSample]]:
-    found: dict[tuple[int, int], list[PairSample]] = {}
-    for sample in samples:
-        found.setdefault((sample.a, sample.b), []).append(sample)
-    return found
 
 
 def _pair(passes: Sequence[tuple[PairSample, PairSample]]) -> PairBandwidth:

@@ -11,10 +11,9 @@ import msgspec
 
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.probes.frameworks.isolated_child import AnyAnswer, Doing, Done, IsolatedFailure, IsolatedOrder, Task
-from gpudoctor.process.anonymous_file import anonymous_file, tail
 from gpudoctor.process.die_with_parent import dependent_python
 from gpudoctor.process.ending import kill_all, send_signal, signal_name
-from gpudoctor.process.pipes import TURN_S, LineReader, pipe_with_child, ready
+from gpudoctor.process.pipes import TURN_S, LineReader, anonymous_file, pipe_with_child, ready, tail
 from gpudoctor.process.spawn import Child
 
 _GRACE_S = 1.0  # after one of several failed: the time for the others to report why

@@ -212,10 +212,7 @@ class Alone:
         for step in range(STEPS):
             began_ns = time.monotonic_ns()
             optimizer.zero_grad()
-            if step == STEPS - 1:
-                with kept.counting():
-                    logits, targets, loss = _gradients(shape, device, step, worker)
-            else:
+            with kept.counting() if step == STEPS - 1 else nullcontext():
                 logits, targets, loss = _gradients(shape, device, step, worker)
             losses.append(loss)
             if worker is not model:
