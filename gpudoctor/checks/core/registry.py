@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules
-from typing import Literal
+from typing import Literal, Protocol
 
 import msgspec
 
@@ -152,7 +152,17 @@ READING_ORDER = {
 }
 
 
-def matches(check: Check, wanted: str) -> bool:
+class Named(Protocol):
+    """A check, or what it found."""
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def domain(self) -> str: ...
+
+
+def matches(check: Named, wanted: str) -> bool:
     """Whether an id, a domain or a glob names this check."""
     return wanted in (check.id, check.domain) or fnmatchcase(check.id, wanted)
 
