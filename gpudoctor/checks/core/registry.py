@@ -152,7 +152,7 @@ READING_ORDER = {
 }
 
 
-class Named(Protocol):
+class _HasCheckId(Protocol):
     """A check, or what it found."""
 
     @property
@@ -162,7 +162,7 @@ class Named(Protocol):
     def domain(self) -> str: ...
 
 
-def matches(check: Named, wanted: str) -> bool:
+def matches(check: _HasCheckId, wanted: str) -> bool:
     """Whether an id, a domain or a glob names this check."""
     return wanted in (check.id, check.domain) or fnmatchcase(check.id, wanted)
 
