@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
 
     The exit code is 1 if the verification broke, 3 if it did not end or was refused a GPU.
     """
-    asked = _request(args)
+    asked = request_from(args, request.PlanRequest)
     shape = make_plan.shape_of(asked.model)
     made = make_plan.planned(asked, shape, read_source(args))
     _write(made, args)
@@ -87,10 +87,6 @@ def write_error(args: argparse.Namespace, message: str, code: int) -> int:
     if args.format == "json":
         _write(model.Plan(error=printable(message)), args)
     return code
-
-
-def _request(args: argparse.Namespace) -> request.PlanRequest:
-    return request_from(args, request.PlanRequest)
 
 
 def _write(made: model.Plan, args: argparse.Namespace) -> None:

@@ -43,12 +43,9 @@ _Key = tuple[object, ...]
 def differences(old: Report, new: Report) -> tuple[Difference, ...]:
     """What is different in `new`, worst first; a check that only one of them has is not compared."""
     was = {result.id: result for result in old.checks}
-    found = [
-        difference
-        for result in new.checks
-        if result.id in was
-        for difference in _of_check(was[result.id], result, _gpus_gone(old, new))
-    ]
+    gone = frozenset(gpu.index for gpu in old.gpus) - {gpu.index for gpu in new.gpus}
+    judged_twice = (result for result in new.checks if result.id in was)
+    found = [each for result in judged_twice for each in _of_check(was[result.id], result, gone)]
     found.sort(key=_order)
     return (*found, *_figures(old.measurements, new.measurements))
 
@@ -114,10 +111,6 @@ def _key(subject: Subject) -> _Key:
     # a GPU keeps its place when it is replaced, and that is what is compared; without index the bus id is its place
     bus_id = subject.bus_id if subject.gpu is None else None
     return subject.kind, subject.gpu, bus_id, subject.gpus, subject.link, subject.rank, subject.name
-
-
-def _gpus_gone(old: Report, new: Report) -> frozenset[int]:
-    return frozenset(gpu.index for gpu in old.gpus) - {gpu.index for gpu in new.gpus}
 
 
 def _order(difference: Difference) -> tuple[int, int]:

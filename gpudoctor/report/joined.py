@@ -74,7 +74,7 @@ def _of_ranks(old: Measurements, new: Measurements) -> Measurements:
     for probe, fields in _FIELDS.items():
         if probe in not_asked:
             changes |= {field: getattr(old, field) for field in fields if not getattr(new, field)}
-    not_run = {probe: why for probe, why in new.not_run.items() if not _kept(probe, changes)}
+    not_run = {probe: why for probe, why in new.not_run.items() if not any(map(changes.get, _FIELDS.get(probe, ())))}
     return msgspec.structs.replace(new, **changes, not_run=not_run)
 
 
@@ -92,7 +92,3 @@ _FIELDS: dict[str, tuple[str, ...]] = {
     "strategy": ("strategies",),
     "data": ("data_loading",),
 }
-
-
-def _kept(probe: str, changes: dict[str, object]) -> bool:
-    return any(changes.get(field) for field in _FIELDS.get(probe, ()))

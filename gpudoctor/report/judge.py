@@ -17,11 +17,11 @@ from gpudoctor.checks.core.runner import CheckResult, run_checks
 from gpudoctor.checks.core.scope import scope_of, shown_count
 from gpudoctor.checks.core.sight import unseen
 from gpudoctor.checks.core.suppressions import Suppression, apply_suppressions
+from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.missing import known
 from gpudoctor.facts.model.node import Node
 from gpudoctor.profiles.load import profile_for
-from gpudoctor.profiles.profile import Profile
 from gpudoctor.report.model import (
     GpuSummary,
     HostSummary,
@@ -95,6 +95,8 @@ def judge(
     verdict = verdict_of(results)
     if lacking and verdict != "fail":
         verdict = "unknown"
+    # how little a capture lets the checks look at; other sources let them look at all
+    holds = held_words(results, question.level) if node.source.kind == "capture" else None
     code = exit_code(results, verdict, question.fail_on, bool(lacking))
     wanted = tuple(f"required, and without a verdict: {result.id}" for result in lacking)
     notes = (*node.source.notes, *suppressed, *wanted, *_scope_note(case))
@@ -103,11 +105,11 @@ def judge(
         tool=Tool(),
         run=msgspec.structs.replace(run, notes=(*run.notes, *notes), injected=measurements.injected),
         host=_host(node),
-        gpus=tuple(_gpu(case, gpu.index) for gpu in node.gpus),
-        profile=_profile(profile),
+        gpus=tuple(_gpu(case, gpu) for gpu in node.gpus),
+        profile=ProfileSummary(profile.name, profile.matched_by),
         verdict=verdict,
         exit_code=code,
-        reason=reason_line(results, faults, verdict, lacking, holds=_holds(node, results, question.level)),
+        reason=reason_line(results, faults, verdict, lacking, holds=holds),
         counts=counts_of(results),
         checks=results,
         faults=faults,
@@ -128,7 +130,7 @@ def without_verdict(results: Iterable[CheckResult], required: Iterable[str]) -> 
         for r in results
         if r.status in (Status.SKIP, Status.UNKNOWN) or (r.status is not Status.FAIL and suppressed_in((r,)))
     )
-    return tuple(r for r in silent if any(_named(r, word) for word in words))
+    return tuple(r for r in silent if any(matches(r, word) for word in words))
 
 
 def exit_code(results: Iterable[CheckResult], verdict: Verdict, fail_on: FailOn, lacking: bool) -> int:
@@ -140,11 +142,6 @@ def exit_code(results: Iterable[CheckResult], verdict: Verdict, fail_on: FailOn,
     if lacking:
         return 3
     return 3 if verdict == "unknown" and fail_on != "never" else 0
-
-
-def _holds(node: Node, results: tuple[CheckResult, ...], level: Level) -> str | None:
-    """How little a capture lets the checks of this level look at, in words; None for other sources."""
-    return held_words(results, level) if node.source.kind == "capture" else None
 
 
 def reason_line(
@@ -189,10 +186,6 @@ def _cut(text: str, length: int) -> str:
     return text if len(text) <= length else text[: length - 3] + "..."
 
 
-def _named(result: CheckResult, word: str) -> bool:
-    return matches(Check(result.id, result.title, result.level, lambda case: iter(())), word)
-
-
 def _scope_note(case: Case) -> tuple[str, ...]:
     away = unseen(case.node)
     why = f"{away.outside} out of scope: {away.why}"
@@ -217,11 +210,6 @@ def _host(node: Node) -> HostSummary:
     )
 
 
-def _gpu(case: Case, index: int) -> GpuSummary:
-    gpu = next(gpu for gpu in case.node.gpus if gpu.index == index)
-    in_scope = case.scope is None or index in case.scope
-    return GpuSummary(index, known(gpu.uuid), gpu.bus_id, known(gpu.name), in_scope, known(gpu.vbios))
-
-
-def _profile(profile: Profile) -> ProfileSummary:
-    return ProfileSummary(profile.name, profile.matched_by)
+def _gpu(case: Case, gpu: Gpu) -> GpuSummary:
+    in_scope = case.scope is None or gpu.index in case.scope
+    return GpuSummary(gpu.index, known(gpu.uuid), gpu.bus_id, known(gpu.name), in_scope, known(gpu.vbios))

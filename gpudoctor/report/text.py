@@ -222,7 +222,7 @@ def verdict_words(report: Report) -> str:
     training = report.measurements.training
     if report.verdict == "pass" and training is not None and training.device == "cuda":
         return "fit to train on"
-    looked = f"{_checks(report.counts.passed)} that could look"
+    looked = f"the {_count_of(report.counts.passed)} that could look"
     aside = ""
     if report.run.source.kind == "capture":
         looked = held_words(report.checks, report.run.level)
@@ -235,10 +235,6 @@ def verdict_words(report: Report) -> str:
         "fail": "not fit to train on",
     }
     return words.get(report.verdict, "not known: what got no answer is not a pass")
-
-
-def _checks(count: int) -> str:
-    return "the 1 check" if count == 1 else f"the {count} checks"
 
 
 def _same_node(argv: tuple[str, ...]) -> str:

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gpudoctor.checks.core.causes import headline
-from gpudoctor.checks.core.finding import PROBLEMS, Evidence, Expected, Finding, Status
+from gpudoctor.checks.core.finding import PROBLEMS, Expected, Finding, Status
 from gpudoctor.checks.core.runner import CheckResult
 from gpudoctor.checks.core.subject import Subject
 from gpudoctor.exits import printable
@@ -72,7 +72,7 @@ def block_rows(first: Finding, explains: Iterable[str]) -> list[tuple[str, str]]
         rows.append(("reason", first.reason))
     if first.expected:
         rows.append(("expected", expected_words(first.expected)))
-    rows += _labelled("evidence", [_evidence(e) for e in first.evidence])
+    rows += _labelled("evidence", [f"{each.source} = {each.value}" for each in first.evidence])
     if first.likely:
         rows.append(("likely", first.likely))
     steps = [a.text + (f"  {a.command}" if a.command else "") for a in first.advice]
@@ -113,10 +113,6 @@ def expected_words(expected: Expected) -> str:
     if not source or all(word in text.lower() for word in source.lower().split()):
         return text
     return f"{text} ({source})"
-
-
-def _evidence(evidence: Evidence) -> str:
-    return f"{evidence.source} = {evidence.value}"
 
 
 def grouped_label(subjects: Iterable[Subject]) -> str:

@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from functools import cache
 from importlib import import_module
 from importlib.machinery import all_suffixes
-from typing import Literal
+from typing import Literal, Protocol
 
 import msgspec
 
@@ -158,7 +158,17 @@ READING_ORDER = {
 }
 
 
-def matches(check: Check, wanted: str) -> bool:
+class _HasCheckId(Protocol):
+    """A check, or what it found."""
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def domain(self) -> str: ...
+
+
+def matches(check: _HasCheckId, wanted: str) -> bool:
     """Whether an id, a domain or a glob names this check."""
     return wanted in (check.id, check.domain) or fnmatchcase(check.id, wanted)
 

@@ -49,8 +49,6 @@ def judged_shares(case: Case, limit: Limit, run: StrategyRun, parts: tuple[str, 
                 advice=(Advice("See which torch this is.", "gpudoctor check env.torch"),),
             )
     if not wrong and len(run.ranks) == tried.world_size:
-        yield ok(NODE, f"{run.variant}: each rank holds 1/{tried.world_size} of {_in_words(parts)}")
-
-
-def _in_words(parts: tuple[str, ...]) -> str:
-    return ", ".join(_PARTS[part] for part in parts)
+        yield ok(
+            NODE, f"{run.variant}: each rank holds 1/{tried.world_size} of {', '.join(map(_PARTS.__getitem__, parts))}"
+        )

@@ -45,7 +45,7 @@ def finding_content(state: State, check_id: str, gpu: int | None, width: int, no
             lines += _problem(state, state.report, result, finding, width, no_color)
     quiet = [finding for finding in findings if finding.status not in PROBLEMS]
     if quiet:
-        lines += [Content("")] if lines else [_title(result, width)]
+        lines += [Content("")] if lines else [Content(_cut(f"{result.id}: {result.title}", width)).stylize("bold")]
         lines += _quiet(quiet, width, no_color)
     return Content("\n").join(lines)
 
@@ -65,22 +65,14 @@ def seen(runs: Sequence[FinishedRun], check_id: str, finding: Finding) -> tuple[
         result = check_of(run.report, check_id)
         if result is None or (result.status is Status.SKIP and finding.status is not Status.SKIP):
             continue
-        if not any(_same(f, finding) for f in result.findings):
+        if not any(f.status is finding.status and f.subject == finding.subject for f in result.findings):
             break
         first_s, count = run.at_s, count + 1
     return (first_s, count) if count else None
 
 
-def _same(one: Finding, other: Finding) -> bool:
-    return one.status is other.status and one.subject == other.subject
-
-
 def _is_of(subject: Subject, gpu: int | None) -> bool:
     return gpu is not None and gpu in (subject.gpu, *(subject.gpus or ()))
-
-
-def _title(result: CheckResult, width: int) -> Content:
-    return Content(_cut(f"{result.id}: {result.title}", width)).stylize("bold")
 
 
 def _problem(

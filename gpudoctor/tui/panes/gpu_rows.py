@@ -99,7 +99,7 @@ def heading(columns: Columns) -> Row:
         if f"{name}_bar" in columns.names:
             title = {"util": "%", "memory": "GiB"}[name]  # the bar beside it says the rest
         cells.append(title.ljust(width) if name in _LEFT else title.rjust(width))
-    return row((_joined(cells, columns.gap), "title"))
+    return row(((" " * columns.gap).join(cells), "title"))
 
 
 def gpu_row(columns: Columns, gpu: Gpu, tick: GpuTick | None, health: str, chosen: bool) -> Row:
@@ -139,10 +139,6 @@ def _cell(name: str, readings: dict[str, float], tick: GpuTick | None, health: s
     if name == "held":
         return held(tick.events if tick else None)
     return whole(get({"temperature": "temperature_c", "power": "power_w", "clock": "sm_mhz"}[name]))
-
-
-def _joined(cells: list[str], gap: int) -> str:
-    return (" " * gap).join(cells)
 
 
 class GpuRows(DrawnLines, can_focus=True):

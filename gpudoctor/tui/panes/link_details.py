@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
 from textual.content import Content
@@ -37,8 +37,8 @@ def details(state: State, gpu_index: int | None, width: int, no_color: bool) -> 
     gpu = state.gpu(gpu_index)
     if gpu is not None:
         lines += [Content(""), *_path(gpu, state.report, no_color)]
-    lines += _headed("NVLink", _nvlinks(state, node), width, no_color)
-    lines += _headed("PCIe", _pcie(state, node), width, no_color)
+    lines += _headed("NVLink", _grouped(node, partial(_nvlink_words, state)), width, no_color)
+    lines += _headed("PCIe", _grouped(node, partial(_pcie_words, state)), width, no_color)
     lines += _headed("Host copies", _host_links(node, state.report), width, no_color)
     lines += _headed("NUMA", _numa(node), width, no_color)
     lines += _headed("RDMA", _rdma(node), width, no_color)
@@ -172,21 +172,14 @@ def _link(speed_gt_s: float | Missing, width: int | Missing) -> str:
     return f"{generation} x{'-' if lanes is None else lanes}"
 
 
-def _grouped(said: Iterable[tuple[int, str]]) -> Iterator[str]:
-    """GPUs with the same words together; "every GPU" where there is one group."""
+def _grouped(node: Node, words_of: Callable[[Gpu], str]) -> Iterator[str]:
+    """GPUs with the same words together; "every GPU" if there is one group."""
     groups: dict[str, list[int]] = {}
-    for index, words in said:
-        groups.setdefault(words, []).append(index)
+    for gpu in node.gpus:
+        groups.setdefault(words_of(gpu), []).append(gpu.index)
     for words, indices in groups.items():
-        yield f"{words}  {_which(indices, len(groups) > 1)}"
-
-
-def _which(indices: list[int], several: bool) -> str:
-    return f"GPU {ranges(sorted(indices))}" if several or len(indices) == 1 else "every GPU"
-
-
-def _nvlinks(state: State, node: Node) -> Iterator[str]:
-    yield from _grouped((gpu.index, _nvlink_words(state, gpu)) for gpu in node.gpus)
+        alone = len(groups) == 1 and len(indices) > 1
+        yield f"{words}  {'every GPU' if alone else f'GPU {ranges(sorted(indices))}'}"
 
 
 def _nvlink_words(state: State, gpu: Gpu) -> str:
@@ -206,10 +199,6 @@ def _nvlink_words(state: State, gpu: Gpu) -> str:
         read = [count for count in counts if count is not None]
         counters.append(f"{sum(read) if read else '-'} {name}")
     return f"{up}/{total} up{f' ({unread} not read)' if unread else ''}, errors: {', '.join(counters)}"
-
-
-def _pcie(state: State, node: Node) -> Iterator[str]:
-    yield from _grouped((gpu.index, _pcie_words(state, gpu)) for gpu in node.gpus)
 
 
 def _pcie_words(state: State, gpu: Gpu) -> str:
@@ -248,9 +237,8 @@ def _host_links(node: Node, report: Report | None) -> Iterator[str]:
 
 
 def _numa(node: Node) -> Iterator[str]:
-    nodes = [(gpu.index, gpu.numa_node) for gpu in node.gpus]
-    if nodes:
-        yield ", ".join(_grouped((index, _numa_words(where)) for index, where in nodes))
+    if node.gpus:
+        yield ", ".join(_grouped(node, lambda gpu: _numa_words(gpu.numa_node)))
 
 
 def _numa_words(where: int | Missing | None) -> str:

@@ -200,7 +200,7 @@ class ProcessesPane(FilteredPane):
         self._draw_title(len(every), len(shown), words)
         self.set_class(not every, "-none")
         put(self.query_one("#processes-none", Static), Content(why_empty(self._state) if not every else ""))
-        self._draw_rows({_key(process): process for process in shown})
+        self._draw_rows({f"{one.gpu}:{one.pid}:{one.kind}": one for one in shown})
         self._draw_command()
 
     def _draw_title(self, every: int, shown: int, words: str) -> None:
@@ -260,10 +260,6 @@ class ProcessesPane(FilteredPane):
             self._listed.add_column(
                 Text(heading.title.rjust(width) if heading.right else heading.title), width=width, key=name
             )
-
-
-def _key(process: ProcessTick) -> str:
-    return f"{process.gpu}:{process.pid}:{process.kind}"
 
 
 def _cell(column: Column, text: str) -> Text:

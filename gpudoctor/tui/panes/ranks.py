@@ -14,7 +14,7 @@ from textual.widgets import Static
 
 from gpudoctor.checks.core.finding import PROBLEMS, Finding
 from gpudoctor.exits import printable
-from gpudoctor.facts.model.measurements import Measurements, Training, TrainRank
+from gpudoctor.facts.model.measurements import Measurements, Training
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node
 from gpudoctor.facts.model.telemetry import Spread
@@ -122,7 +122,7 @@ def _bars(
     table = training_table(training, partial(_name, measurements, node), "NaN").rows
     longest = max((len(WORDS[finding.status]) for finding in uneven.values()), default=-1)
     who_width = max((len(row[0]) for row in table), default=0) + longest + 3
-    limit = nice_limit(max((_sum_ms(rank) for rank in training.ranks), default=0.0))
+    limit = nice_limit(max((rank.compute_ms + rank.wait_ms + rank.data_ms for rank in training.ranks), default=0.0))
     wide = width >= _WIDE
     tail = _tail_head(wide)
     room = max(min(width - who_width - len(tail) - 2, _BAR_WIDTH_MAX), 10)
@@ -142,10 +142,6 @@ def _bars(
 def _name(measurements: Measurements, node: Node | None, rank: int) -> str:
     gpu = gpu_of_rank(measurements, node, rank)
     return f"rank {rank}" + (f" (GPU {gpu})" if gpu is not None else "")
-
-
-def _sum_ms(rank: TrainRank) -> float:
-    return rank.compute_ms + rank.wait_ms + rank.data_ms
 
 
 def _tail_head(wide: bool) -> str:

@@ -28,9 +28,9 @@ class Row(NamedTuple):
     cursor: bool = False
 
 
-def row(*runs: Run | str, cursor: bool = False) -> Row:
+def row(*runs: Run | str) -> Row:
     """A row of runs; a bare string is plain text."""
-    return Row(tuple((run, "") if isinstance(run, str) else run for run in runs), cursor)
+    return Row(tuple((run, "") if isinstance(run, str) else run for run in runs))
 
 
 def length(runs: Sequence[Run]) -> int:
