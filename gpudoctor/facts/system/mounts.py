@@ -19,6 +19,7 @@ PSEUDO = frozenset((
     "sysfs", "tracefs",
 ))  # fmt: skip
 # those that are no block device's, and answer without a server or a user's process: of the others any may be silent
+# but the disk of "/", without which no program could run
 _OWN = frozenset((
     *(PSEUDO - {"autofs"}), "aufs", "bcachefs", "btrfs", "overlay", "ramfs", "rootfs", "tmpfs", "zfs",
 ))  # fmt: skip
@@ -63,14 +64,18 @@ def mount_of(path: str, mounts: Sequence[Mount]) -> Mount | None:
 
 
 def may_hang(path: str, mounts: Sequence[Mount] | Missing) -> bool:
-    """Whether a look at `path` may never return: a server, a user's process or the automounter answers on the way.
+    """Whether a look at `path` may never return: it leads through a mount that needs more than the kernel and "/"'s disk.
+
+    A server, a user's process, the automounter or another disk, which may be dying, answers there.
 
     Goes there step by step, along symbolic links, and stops before the first mount that may be silent.
     """
     if isinstance(mounts, Missing) or not path.startswith("/"):
         return True
     # of two at one point the last one is seen
-    silent = {mount.point: mount.device.startswith("0:") and mount.fs_type not in _OWN for mount in mounts}
+    at = {mount.point: mount for mount in mounts}
+    disk = at["/"].device if "/" in at and not at["/"].device.startswith("0:") else None
+    silent = {point: mount.fs_type not in _OWN and mount.device != disk for point, mount in at.items()}
     here, links = "", 0
     ahead = path.split("/")[::-1]
     while ahead:
