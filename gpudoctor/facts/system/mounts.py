@@ -64,11 +64,10 @@ def mount_of(path: str, mounts: Sequence[Mount]) -> Mount | None:
 
 
 def may_hang(path: str, mounts: Sequence[Mount] | Missing) -> bool:
-    """Whether a look at `path` may never return: it leads through a mount that needs more than the kernel and "/"'s disk.
+    """Whether a look at `path` may never return, since it leads through a mount that may be silent.
 
-    A server, a user's process, the automounter or another disk, which may be dying, answers there.
-
-    Goes there step by step, along symbolic links, and stops before the first mount that may be silent.
+    That is one that a server, a user's process or the automounter answers for, or another disk than that of "/", which
+    may be dying. Goes there step by step, along symbolic links, and stops before the first such mount.
     """
     if isinstance(mounts, Missing) or not path.startswith("/"):
         return True
