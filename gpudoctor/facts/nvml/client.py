@@ -20,7 +20,7 @@ from gpudoctor.lazy_import import lazy
 if TYPE_CHECKING:
     from importlib import metadata
 else:
-    # half as many modules again as reading the driver takes, and only a pynvml that hides another one asks for them
+    # it imports email, zipfile and socket, and only where a package hides NVIDIA's pynvml is it needed
     metadata = lazy("importlib.metadata")
 
 # NVML_VALUE_TYPE_* -> the member of the union that holds the value
