@@ -8,6 +8,8 @@ from pathlib import Path
 _NUMBERS = re.compile(r"\d{1,4}(?:,\d{1,4})*")
 _MINOR = re.compile(r"^Device Minor:\s*(\d+)", re.MULTILINE)
 _BUS = re.compile(r"^Bus Location:\s*(\S+)", re.MULTILINE)
+# the instances of GPUs that are split: Slurm numbers these then, and number 1 may be a part of GPU 0
+_MIG = "proc/driver/nvidia/capabilities/gpu*/mig/gi*"
 _NVIDIA = "0x10de"
 _DISPLAY_CLASS = "0x03"
 
@@ -18,7 +20,7 @@ def job_gpus(slurm_job_gpus: str, root: Path = Path("/")) -> str | None:
     As it is where the driver shows no list. None where the GPUs cannot be told (MIG, a device that the driver does not
     know): the whole node is to be judged then.
     """
-    if not _NUMBERS.fullmatch(slurm_job_gpus):
+    if not _NUMBERS.fullmatch(slurm_job_gpus) or any(root.glob(_MIG)):
         return None
     tree = root / "proc/driver/nvidia/gpus"
     if not tree.is_dir():

@@ -152,13 +152,15 @@ def test_a_tmpdir_that_hangs_keeps_no_run_waiting(tmp_path: Path, monkeypatch: p
 @pytest.mark.parametrize(
     ("device", "fs_type", "hangs"),
     [
-        ("259:1", "ext4", False), ("0:40", "btrfs", False), ("0:41", "overlay", False), ("0:5", "proc", False),
+        ("259:1", "ext4", False), ("259:2", "ext4", True),
+        ("0:40", "btrfs", False), ("0:41", "overlay", False), ("0:5", "proc", False),
         ("0:50", "nfs4", True), ("0:51", "fuse.s3fs", True), ("0:52", "autofs", True), ("0:53", "gpfs", True),
         ("8:1", "fuseblk", True),
     ],
 )  # fmt: skip
-def test_a_mount_of_a_server_or_a_process_may_hang(device: str, fs_type: str, *, hangs: bool) -> None:
-    assert may_hang("/x/y", [Mount("/x", fs_type, "x", ("rw",), ("rw",), device)]) is hangs
+def test_a_mount_of_a_server_a_process_or_another_disk_may_hang(device: str, fs_type: str, *, hangs: bool) -> None:
+    disk = Mount("/", "ext4", "x", ("rw",), ("rw",), "259:1")
+    assert may_hang("/x/y", [disk, Mount("/x", fs_type, "x", ("rw",), ("rw",), device)]) is hangs
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,16 @@ def test_gpus_that_cannot_be_told_are_none(root: Path, numbers: str) -> None:
     assert job_gpus(numbers, root) is None
 
 
+def test_where_a_gpu_is_split_a_number_is_no_gpu(root: Path) -> None:
+    """Slurm counts the parts: the second one is as like as not a part of GPU 0."""
+    capabilities = root / "proc/driver/nvidia/capabilities"
+    (capabilities / "mig").mkdir(parents=True)  # is always there
+    (capabilities / "gpu2/mig").mkdir(parents=True)
+    assert job_gpus("1", root) == "0000:1b:00.0"
+    (capabilities / "gpu2/mig/gi3/ci0").mkdir(parents=True)
+    assert job_gpus("1", root) is None
+
+
 def test_without_the_drivers_list_the_numbers_stay(tmp_path: Path) -> None:
     assert job_gpus("0,2", tmp_path) == "0,2"
 

@@ -105,7 +105,7 @@ def registry() -> tuple[Check, ...]:
 def _import_builtin_checks() -> None:
     """Each module in a folder of a domain registers its checks when it is imported.
 
-    pkgutil would list them too, but importing what it needs costs more than half of the checks do.
+    pkgutil would list them too, but it imports inspect for that, and a Slurm prolog waits for it.
     """
     suffixes = tuple(all_suffixes())
     for domain in DOMAINS:

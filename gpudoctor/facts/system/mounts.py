@@ -18,7 +18,8 @@ PSEUDO = frozenset((
     "fusectl", "hugetlbfs", "mqueue", "nsfs", "proc", "pstore", "rpc_pipefs", "securityfs", "selinuxfs", "smackfs",
     "sysfs", "tracefs",
 ))  # fmt: skip
-# those that answer without a server or a user's process; of others that are no block device's any may be silent
+# those that are no block device's, and answer without a server or a user's process: of the others any may be silent
+# but the disk of "/", without which no program could run
 _OWN = frozenset((
     *(PSEUDO - {"autofs"}), "aufs", "bcachefs", "btrfs", "overlay", "ramfs", "rootfs", "tmpfs", "zfs",
 ))  # fmt: skip
@@ -76,14 +77,17 @@ def mount_of(path: str, mounts: Sequence[Mount]) -> Mount | None:
 
 
 def may_hang(path: str, mounts: Sequence[Mount] | Missing) -> bool:
-    """Whether a look at `path` may never return: a server, a user's process or the automounter answers on the way.
+    """Whether a look at `path` may never return, since it leads through a mount that may be silent.
 
-    Goes there step by step, along symbolic links, and stops before the first mount that may be silent.
+    That is one that a server, a user's process or the automounter answers for, or another disk than that of "/", which
+    may be dying. Goes there step by step, along symbolic links, and stops before the first such mount.
     """
     if isinstance(mounts, Missing) or not path.startswith("/"):
         return True
     # of two at one point the last one is seen
-    silent = {mount.point: _answers_for_itself(mount) for mount in mounts}
+    at = {mount.point: mount for mount in mounts}
+    disk = at["/"].device if "/" in at and not at["/"].device.startswith("0:") else None
+    silent = {point: mount.fs_type not in _OWN and mount.device != disk for point, mount in at.items()}
     here, links = "", 0
     ahead = path.split("/")[::-1]
     while ahead:
@@ -105,10 +109,6 @@ def may_hang(path: str, mounts: Sequence[Mount] | Missing) -> bool:
         here = "" if link.startswith("/") else above
         ahead += link.split("/")[::-1]
     return bool(silent.get(here or "/"))
-
-
-def _answers_for_itself(mount: Mount) -> bool:
-    return mount.fs_type == "fuseblk" or (mount.device.startswith("0:") and mount.fs_type not in _OWN)
 
 
 def _lies_in(path: str, point: str) -> bool:

@@ -56,7 +56,7 @@ class PathQuestion:
         self._process: Child | None = None
         self._found: dict[int, PathStatus] = {}
         mounts = read_mounts()
-        # this machine's own disks answer: a process would cost more than the answer
+        # the disk of "/" and the kernel answer: a process would cost more than the answer
         if not any(may_hang(path, mounts) for path in self._paths):
             every = enumerate(self._paths)
             self._found = {
