@@ -236,7 +236,7 @@ def test_rates_are_those_of_fio_on_the_same_file_within_15_percent(tmp_path: Pat
     if shutil.which("fio") is None:
         pytest.skip("fio is not installed")
     file = on_disk(tmp_path / "shard.bin", 128)
-    tried = []
+    tried: list[tuple[dict[str, float], dict[str, float]]] = []
     with throttled(tmp_path, 60_000_000) as group:
         # a disk that others keep busy gives less than the cgroup would let through: again then
         while not tried or (len(tried) < 3 and not _alike(*tried[-1])):
