@@ -20,6 +20,7 @@ MOUNTINFO = """27 1 254:0 / / rw,relatime - ext4 /dev/nvme0n1p1 rw,errors=remoun
 30 27 9:1 / /raid rw - xfs /dev/md1 rw
 31 27 0:42 / /layers rw - overlay overlay rw,lowerdir=/a:/b,upperdir=/c,workdir=/d
 33 27 9:1 / /deep/inner rw - xfs /dev/md1 rw
+34 27 252:0 / /swap-like rw - ext4 /dev/zram0 rw
 32 27 0:22 / /sys rw - sysfs sysfs rw
 a line of another form"""
 
@@ -28,7 +29,7 @@ a line of another form"""
 def root(tmp_path: Path) -> Path:
     root = tmp_path / "root"
     write(root, {"/proc/self/mountinfo": MOUNTINFO, "/proc/meminfo": "MemTotal: 16 kB\nCached:    8 kB"})
-    for folder in ("data sets/imagenet", "s3", "raid", "layers", "home/x", "tmp", "deep/inner"):
+    for folder in ("data sets/imagenet", "s3", "raid", "layers", "swap-like", "home/x", "tmp", "deep/inner"):
         (root / folder).mkdir(parents=True)
     link_of = {"link_now": ("2.5 GT/s PCIe", "1"), "link_max": ("16.0 GT/s PCIe", "4")}
     pci_device(root, "pci0000:40/0000:40:01.0", pci_class="0x060400", link_max=("32.0 GT/s PCIe", "8"))
@@ -41,6 +42,8 @@ def root(tmp_path: Path) -> Path:
     for name in ("sda", "sdb"):
         write(root, {f"/sys/devices/{name}/queue/rotational": "1"})
         link(root, f"/sys/devices/virtual/block/md1/slaves/{name}", f"/sys/devices/{name}")
+    write(root, {"/sys/devices/virtual/block/zram0/queue/rotational": "0"})
+    link(root, "/sys/dev/block/252:0", "/sys/devices/virtual/block/zram0")
     link(root, "/sys/dev/block/9:1", "/sys/devices/virtual/block/md1")
     return root
 
@@ -56,10 +59,13 @@ def mounts(storage: Storage) -> dict[str, StorageMount]:
 
 
 def test_each_path_is_found_on_its_mount_with_its_class_and_room(root: Path) -> None:
-    storage = read(root, "/data sets/imagenet", "/s3", "/raid", HOME="/home/x", HF_HOME="/layers/cache/hf")
+    storage = read(
+        root, "/data sets/imagenet", "/s3", "/raid", "/swap-like", HOME="/home/x", HF_HOME="/layers/cache/hf"
+    )
     found = mounts(storage)
     assert {point: mount.storage_class for point, mount in found.items()} == {
         "/data sets": "network", "/s3": "object", "/raid": "raid", "/layers": "overlay", "/": "nvme",
+        "/swap-like": "memory",
     }  # fmt: skip
     sets, system = found["/data sets"], found["/"]
     assert (sets.source, sets.read_only, sets.system_read_only, sets.error) == ("filer:/sets", True, False, None)
@@ -94,6 +100,7 @@ def test_the_disks_behind_a_mount_are_told_down_to_the_link(root: Path) -> None:
     ("line", "expected"),
     [
         ("filer:/x /home nfs defaults 0 0", "/home"),
+        ("filer:/x /ho\\155e nfs defaults 0 0", "/home"),
         ("filer:/x /home nfs noauto 0 0", None),
         ("# filer:/x /home nfs defaults 0 0", None),
         ("filer:/x /raid nfs defaults 0 0", None),

@@ -92,6 +92,7 @@ def test_a_full_disk_is_said_and_leaves_the_other_probes_alone(tmp_path: Path, m
     why = made_files(tmp_path / "data")
     assert isinstance(why, Missing)
     assert why.reason == "files to load could not be made in TMPDIR: No space left on device"
+    assert not (tmp_path / "data").exists(), "the last inodes are left to the ranks"
 
 
 def test_made_files_come_whole_and_bytes_are_counted(tmp_path: Path) -> None:

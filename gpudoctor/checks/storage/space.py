@@ -27,8 +27,8 @@ _WARN_PCT = Limit(
 _WARN_INODES = Limit(
     10_000, "inodes", f"{_OURS}: an unpacked environment with torch has 30 000 files", name="warn_inodes", status="warn"
 )
-
-_CHANCE = {"working directory", DATA}
+# roles of a place that nobody chose to write to: somebody may stand on a disk that is made for something else
+_NOT_CHOSEN = {"working directory", DATA}
 
 
 @check(
@@ -74,9 +74,9 @@ def _judged(case: Case, mount: StorageMount) -> Finding:
         )
         # what a server says of its size may be anything; and one made so small (tmpfs, /boot) may be meant to be
         full = share_pct < case.limit(_WARN_PCT)
-        # somebody may stand on a disk that is made for something else
-        chance = total < case.limit(_WARN_GIB) * GIB and {role for path in written for role in path.roles} <= _CHANCE
-        worst = fail if full and mount.storage_class in LOCAL and not chance else warn
+        by_chance = {role for path in written for role in path.roles} <= _NOT_CHOSEN
+        meant = not by_chance or total >= case.limit(_WARN_GIB) * GIB
+        worst = fail if full and mount.storage_class in LOCAL and meant else warn
         likely = "it is full, or will be with the next file" if full else "it is small: a cache or a log may not fit"
         return worst(subject, found, expected, evidence, likely=likely, advice=_room(mount))
     if (of_inodes := _inodes(case, mount)) is not None:

@@ -122,13 +122,13 @@ def _parsed(line: str) -> Mount | None:
     if not dash or len(fields) < 6 or len(kind) < 2:
         return None
     return Mount(
-        point=_plain(fields[4]),
+        point=without_escapes(fields[4]),
         fs_type=kind[0],
-        source=_plain(kind[1]),
+        source=without_escapes(kind[1]),
         options=_options(fields[5]),
         system_options=_options(kind[2] if len(kind) > 2 else ""),
         device=fields[2],
-        top=_plain(fields[3]),
+        top=without_escapes(fields[3]),
         number=int(fields[0]) if fields[0].isdecimal() else 0,
         below=int(fields[1]) if fields[1].isdecimal() else 0,
     )
@@ -138,5 +138,6 @@ def _options(text: str) -> tuple[str, ...]:
     return tuple(option for option in text.split(",") if option)
 
 
-def _plain(text: str) -> str:
+def without_escapes(text: str) -> str:
+    """A name of the mount table or of /etc/fstab, in which blanks and the like are written in octal: getmntent(3)."""
     return _OCTAL.sub(lambda match: chr(int(match[1], 8)), text)

@@ -15,7 +15,7 @@ from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Storage, StorageMount, StoragePath
 from gpudoctor.facts.model.storage import StorageClass, StorageDevice
 from gpudoctor.facts.system.block_devices import RAM_DISK, read_devices
-from gpudoctor.facts.system.mounts import Mount, mount_of, read_mounts
+from gpudoctor.facts.system.mounts import Mount, mount_of, read_mounts, without_escapes
 from gpudoctor.facts.system.path_status import PathQuestion, PathStatus
 from gpudoctor.facts.system.sysfs import key_values, present, read_text
 
@@ -207,7 +207,7 @@ def _declared(text: str) -> Iterator[str]:
         fields = line.split()
         if len(fields) < 4 or line.lstrip().startswith("#") or fields[2] == "swap":
             continue
-        point = fields[1].replace("\\040", " ").rstrip("/")
+        point = without_escapes(fields[1]).rstrip("/")
         if point.startswith("/") and not set(fields[3].split(",")) & set(_AT_BOOT):
             yield point
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -64,6 +65,7 @@ def made_files(folder: Path) -> DataFiles | Missing:
             path.write_bytes(draw.randbytes(_MADE_BYTES))
             made.append((str(path), _MADE_BYTES))
     except OSError as error:
+        shutil.rmtree(folder, ignore_errors=True)  # room for what ranks write beside it
         return Missing(f"files to load could not be made in TMPDIR: {error.strerror or error}", "failed")
     return DataFiles(tuple(made), made=True)
 
