@@ -111,9 +111,10 @@ def test_a_parent_that_is_killed_while_torch_loads_leaves_nothing(
 def test_a_parent_that_is_killed_as_soon_as_it_has_a_child_leaves_nothing(private_folders: Path) -> None:
     for _ in range(3):
         run = subprocess.Popen([sys.executable, "-c", _HUNG_RUN, str(private_folders)], stdout=subprocess.DEVNULL)
-        # a mount that may not answer costs one child before, that asks after it
-        while not ((children := psutil.Process(run.pid).children()) and list(private_folders.iterdir())):
+        children: list[psutil.Process] = []
+        while not children or not any(private_folders.iterdir()):  # a child before that asks after a mount
             assert run.poll() is None
+            children = psutil.Process(run.pid).children()
         assert len(list(private_folders.iterdir())) == 1
         run.kill()
         run.wait()
