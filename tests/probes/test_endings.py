@@ -112,9 +112,10 @@ def test_a_parent_that_is_killed_as_soon_as_it_has_a_child_leaves_nothing(privat
     for _ in range(3):
         run = subprocess.Popen([sys.executable, "-c", _HUNG_RUN, str(private_folders)], stdout=subprocess.DEVNULL)
         children: list[psutil.Process] = []
-        while not children or not any(private_folders.iterdir()):  # a child before that asks after a mount
+        while not children:
             assert run.poll() is None
-            children = psutil.Process(run.pid).children()
+            if any(private_folders.iterdir()):  # a child before it asks after a mount of this machine
+                children = psutil.Process(run.pid).children()
         assert len(list(private_folders.iterdir())) == 1
         run.kill()
         run.wait()
