@@ -35,8 +35,8 @@ TWO_A_CORE = $(shell echo $$(( 2 * $$(nproc) )))
 BY_FILE := --dist=loadfile --max-worker-restart=0
 
 # once, instead of in each worker and each of thousands of processes (tests/conftest.py); what fails here is told below
-COMPILED = $(BIN)/python -m compileall -q gpudoctor && \
-  { ls -d tests/*/ | xargs -n 12 -P 2 $(BIN)/python -m pytest --collect-only -qq -p no:cacheprovider >/dev/null || true; }
+COMPILED = { $(BIN)/python -m compileall -q gpudoctor; \
+  ls -d tests/*/ | xargs -n 12 -P 2 $(BIN)/python -m pytest --collect-only -qq -p no:cacheprovider; } >/dev/null 2>&1 || true
 
 test: $(VENV)/.installed-dev
 	@$(COMPILED)
