@@ -112,6 +112,21 @@ def test_each_lazy_import_names_a_module() -> None:
     assert [name for name in named if find_spec(name) is None] == []
 
 
+def test_no_import_follows_those_that_are_lazy_or_for_types_only() -> None:
+    """ruff sorts what stands behind such a block on its own, and sees no second import of one module there."""
+    found = []
+    for path in Path(gpudoctor.__file__).parent.rglob("*.py"):
+        body = ast.parse(path.read_text()).body
+        blocks = [each.lineno for each in body if isinstance(each, ast.With | ast.If) and _only_imports(each.body)]
+        imports = [each.lineno for each in body if isinstance(each, ast.Import | ast.ImportFrom)]
+        found += [f"{path}:{line}" for line in imports if blocks and line > min(blocks)]
+    assert found == []
+
+
+def _only_imports(body: list[ast.stmt]) -> bool:
+    return all(isinstance(each, ast.Import | ast.ImportFrom) for each in body)
+
+
 def test_imports_stand_at_the_top() -> None:
     """torch in rank processes, and what is there on some machines only, are the exceptions: some 85 of them."""
     inside = 0
