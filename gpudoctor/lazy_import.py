@@ -26,13 +26,15 @@ class _LazyModule:
         self._name = name
 
     def __getattr__(self, attribute: str) -> object:
-        return getattr(sys.modules.get(self._name) or import_module(self._name), attribute)
+        # not from sys.modules: what another thread is importing is there already, without its names
+        return getattr(import_module(self._name), attribute)
 
 
 class lazy_imports:  # noqa: N801 - used as a statement, as contextlib.suppress is
     """Within it, imports of the module that says `with` name modules, and load none until a name of theirs is read.
 
-    For whole modules, by `import yaml` or `from package import module`; ImportError comes when the name is read.
+    For whole modules, by `import yaml` or `from package import module`; ImportError comes when the name is read, and
+    at once for `import package.module` and relative imports, which would name something else.
     """
 
     def __enter__(self) -> None:
@@ -55,6 +57,8 @@ class lazy_imports:  # noqa: N801 - used as a statement, as contextlib.suppress 
     ) -> object:
         if globals is not self._importer:  # of another thread
             return self._eager(name, globals, locals, fromlist, level)
+        if level or (not fromlist and "." in name):
+            raise ImportError(f"lazy_imports: from package import module, not {'.' * level}{name}")
         if not fromlist:
             return _LazyModule(name)
         return SimpleNamespace(**{each: _LazyModule(f"{name}.{each}") for each in fromlist})

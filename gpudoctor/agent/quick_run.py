@@ -37,8 +37,11 @@ class QuickRun:
 
     def __init__(self, command: Sequence[str], environ: Mapping[str, str]) -> None:
         self.started_s = monotonic()
-        self._out, self._err = anonymous_file(), anonymous_file()
+        self._files: list[int] = []
         try:
+            for _ in ("output", "error"):
+                self._files.append(anonymous_file())
+            self._out, self._err = self._files
             self._process = Child(command, stdout=self._out, stderr=self._err, env=environment(environ))
         except BaseException:
             self._close()
@@ -94,8 +97,8 @@ class QuickRun:
         self._close()
 
     def _close(self) -> None:
-        os.close(self._out)
-        os.close(self._err)
+        while self._files:
+            os.close(self._files.pop())
 
 
 def decoded(data: bytes) -> Report:

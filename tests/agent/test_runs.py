@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -55,6 +56,23 @@ def run(code: str) -> Report | str:
 def said(outcome: Report | str) -> str:
     assert isinstance(outcome, str), "a report"
     return outcome
+
+
+def test_a_run_for_which_there_are_no_descriptors_keeps_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An agent tries again each round: it would hold one more each time."""
+    made: list[int] = []
+
+    def only_one() -> int:
+        if made:
+            raise OSError(errno.EMFILE, "Too many open files")
+        made.append(os.memfd_create("one"))
+        return made[0]
+
+    monkeypatch.setattr("gpudoctor.agent.quick_run.anonymous_file", only_one)
+    with pytest.raises(OSError, match="Too many open files"):
+        QuickRun(python("pass"), os.environ)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(made[0])
 
 
 def test_the_report_is_taken_where_the_exit_code_agrees(tmp_path: Path) -> None:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import subprocess
 import sys
+import threading
+from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 import gpudoctor
+from gpudoctor.lazy_import import lazy_imports
 
 HEAVY = ("torch", "textual", "rich", "numpy", "psutil", "pynvml", "defusedxml", "asyncio", "multiprocessing")
 
@@ -57,6 +62,69 @@ def test_a_lazy_module_is_imported_when_a_name_of_it_is_read() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["wave", "email.charset", "False"]
+
+
+def test_a_lazy_module_that_another_thread_is_importing_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "slowly_imported.py").write_text("import gate\ngate.begun.set()\ngate.goes_on.wait(60)\nname = 1\n")
+    gate = ModuleType("gate")
+    begun, goes_on = threading.Event(), threading.Event()
+    gate.begun, gate.goes_on = begun, goes_on  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "gate", gate)
+    monkeypatch.syspath_prepend(tmp_path)
+    with lazy_imports():
+        import slowly_imported  # type: ignore[import-not-found]
+    first = threading.Thread(target=lambda: slowly_imported.name)
+    opens = threading.Timer(0.1, goes_on.set)
+    first.start()
+    assert begun.wait(60)
+    opens.start()
+    try:
+        assert slowly_imported.name == 1
+    finally:
+        goes_on.set()
+        first.join()
+        opens.join()
+        sys.modules.pop("slowly_imported", None)
+
+
+@pytest.mark.parametrize("line", ["import email.charset", "import email.charset as sets", "from . import checks"])
+def test_what_would_name_another_module_is_no_lazy_import(line: str) -> None:
+    code = f"from gpudoctor.lazy_import import lazy_imports\nwith lazy_imports():\n    {line}\n"
+    eager = builtins.__import__
+    with pytest.raises(ImportError, match="from package import module"):
+        exec(code, {"__name__": "gpudoctor.any", "__package__": "gpudoctor"})
+    assert builtins.__import__ is eager
+
+
+def test_each_lazy_import_names_a_module() -> None:
+    """One of a function or a class would fail only when it is called."""
+    named = []
+    for path in Path(gpudoctor.__file__).parent.rglob("*.py"):
+        for block in ast.walk(ast.parse(path.read_text())):
+            if isinstance(block, ast.With) and ast.unparse(block.items[0]) == "lazy_imports()":
+                for each in block.body:
+                    assert isinstance(each, ast.Import | ast.ImportFrom), f"{path}:{each.lineno}"
+                    package = f"{each.module}." if isinstance(each, ast.ImportFrom) else ""
+                    named += [f"{package}{alias.name}" for alias in each.names]
+    assert "gpudoctor.facts.collect" in named
+    assert [name for name in named if find_spec(name) is None] == []
+
+
+def test_no_import_follows_those_that_are_lazy_or_for_types_only() -> None:
+    """ruff sorts what stands behind such a block on its own, and sees no second import of one module there."""
+    found = []
+    for path in Path(gpudoctor.__file__).parent.rglob("*.py"):
+        body = ast.parse(path.read_text()).body
+        blocks = [each.lineno for each in body if isinstance(each, ast.With | ast.If) and _only_imports(each.body)]
+        imports = [each.lineno for each in body if isinstance(each, ast.Import | ast.ImportFrom)]
+        found += [f"{path}:{line}" for line in imports if blocks and line > min(blocks)]
+    assert found == []
+
+
+def _only_imports(body: list[ast.stmt]) -> bool:
+    return all(isinstance(each, ast.Import | ast.ImportFrom) for each in body)
 
 
 def test_imports_stand_at_the_top() -> None:

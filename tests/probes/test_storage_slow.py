@@ -28,7 +28,7 @@ from gpudoctor.facts.model.measured_storage import StorageRead
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Node, Source, Storage, StorageMount, StoragePath
-from gpudoctor.facts.system.mounts import Mount, may_hang
+from gpudoctor.facts.system.mounts import Mount, may_hang, read_mounts
 from gpudoctor.load.devices import LoadRequest
 from gpudoctor.load.storage import with_storage
 from gpudoctor.probes.runner.launch import _refuse_silent_tmpdir
@@ -153,7 +153,7 @@ def test_a_tmpdir_that_hangs_keeps_no_run_waiting(tmp_path: Path, monkeypatch: p
     ("device", "fs_type", "hangs"),
     [
         ("259:1", "ext4", False), ("259:2", "ext4", True),
-        ("0:40", "btrfs", False), ("0:41", "overlay", False), ("0:5", "proc", False),
+        ("0:40", "btrfs", True), ("0:42", "zfs", True), ("0:41", "overlay", False), ("0:5", "proc", False),
         ("0:50", "nfs4", True), ("0:51", "fuse.s3fs", True), ("0:52", "autofs", True), ("0:53", "gpfs", True),
         ("8:1", "fuseblk", True),
     ],
@@ -191,6 +191,30 @@ def test_only_a_path_that_leads_through_such_a_mount_may_hang(tmp_path: Path, pa
 def test_a_path_hangs_with_the_root_or_without_a_mount_table(tmp_path: Path) -> None:
     assert may_hang("/etc", [Mount("/", "nfs4", "x", ("rw",), ("rw",), "0:50")])
     assert may_hang("/etc", Missing("unread", "failed"))
+
+
+def test_a_disk_of_the_root_that_has_no_block_devices_number_does_not_hang() -> None:
+    root, home = (Mount(point, "btrfs", "/dev/sda2", ("rw",), ("rw",), "0:26") for point in ("/", "/home"))
+    assert not may_hang("/home/x", [root, home])
+    assert may_hang("/data/x", [root, home, Mount("/data", "btrfs", "/dev/sdb", ("rw",), ("rw",), "0:40")])
+
+
+def test_a_link_to_another_containers_root_may_hang() -> None:
+    """A container that sees the host's processes reaches its mounts by /proc/1/root; its own table has none of them."""
+    own = [Mount("/", "overlay", "x", ("rw",), ("rw",), "0:60"), Mount("/proc", "proc", "x", ("rw",), ("rw",), "0:5")]
+    assert may_hang("/proc/self/root/mnt/dead", own)
+    assert not may_hang("/proc/version", own)
+
+
+def test_a_name_of_bytes_that_are_no_text_may_hang(tmp_path: Path) -> None:
+    """The mount table has U+FFFD instead of them."""
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/mountinfo").write_bytes(
+        b"22 1 259:1 / / rw - ext4 /dev/nvme0n1p1 rw\n40 22 0:50 / /m\xff rw - nfs4 server:/x rw\n"
+    )
+    mounts = read_mounts(tmp_path)
+    assert may_hang(os.fsdecode(b"/m\xff/data"), mounts)
+    assert not may_hang("/n\u00e9/data", mounts)
 
 
 def test_a_mount_that_falls_silent_while_it_is_read_keeps_what_was_measured(tmp_path: Path) -> None:

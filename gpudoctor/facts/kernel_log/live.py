@@ -14,21 +14,19 @@ from gpudoctor.facts.kernel_log.lines import (
     KernelEvents,
     collect,
     is_of_interest,
+    kmsg_events,
     parse_kernel_lines,
     read_kernel_text,
 )
 from gpudoctor.facts.kernel_log.records import LogRecord, first_of_kmsg, kmsg_records, text_records
 from gpudoctor.facts.model.missing import Missing
-from gpudoctor.facts.model.node import KernelLog
+from gpudoctor.facts.model.node import KernelEvent, KernelLog
 from gpudoctor.facts.system.sysfs import missing_from
 from gpudoctor.lazy_import import lazy_imports
 
 with lazy_imports():
     from gpudoctor.facts.system import command
     from gpudoctor.process import ending
-
-from gpudoctor.facts.kernel_log.lines import kmsg_events
-from gpudoctor.facts.model.node import KernelEvent
 
 __all__ = ["MAX_EVENTS", "parse_kernel_lines", "read_kernel_log", "read_kernel_text"]
 

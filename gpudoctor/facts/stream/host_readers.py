@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 import psutil
 
-from gpudoctor.facts.stream.messages import OnGpu, ProcessTick
-from gpudoctor.facts.system.sysfs import read_text
-
-if TYPE_CHECKING:
-    import psutil
-import os
-
-import psutil
-
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Host
-from gpudoctor.facts.stream.messages import HostTick
+from gpudoctor.facts.stream.messages import HostTick, OnGpu, ProcessTick
 from gpudoctor.facts.system.numa import gpu_memory_free_mib
-from gpudoctor.facts.system.sysfs import read_int
+from gpudoctor.facts.system.sysfs import read_int, read_text
 
 _MIB = 1 << 20
 
@@ -32,7 +23,6 @@ class HostReader:
     """Reads the live host; `host` are its facts, which say what limits its memory and what of it is the GPUs' own."""
 
     def __init__(self, host: Host, root: Path = Path("/")) -> None:
-        self._psutil = psutil
         self._root = root
         nodes = known(host.numa_nodes) or ()
         self._gpu_nodes = nodes if any(node.is_gpu_memory for node in nodes) else ()
@@ -45,7 +35,7 @@ class HostReader:
 
     def read(self) -> HostTick:
         """CPU since the last time; memory as the limit on this process counts it, where there is one."""
-        memory = self._psutil.virtual_memory()
+        memory = psutil.virtual_memory()
         total_mib, available_mib = memory.total / _MIB, memory.available / _MIB
         if self._gpu_nodes and self._ram_mib is not None:
             free_mib = gpu_memory_free_mib(self._root, self._gpu_nodes)
@@ -59,7 +49,7 @@ class HostReader:
         except OSError:
             load = None
         return HostTick(
-            cpu_pct=self._psutil.cpu_percent(None),
+            cpu_pct=psutil.cpu_percent(None),
             cpus=self._cpus,
             ram_used_mib=None if used_mib is None else round(used_mib),
             ram_total_mib=round(total_mib),

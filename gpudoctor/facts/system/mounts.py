@@ -18,11 +18,11 @@ PSEUDO = frozenset((
     "fusectl", "hugetlbfs", "mqueue", "nsfs", "proc", "pstore", "rpc_pipefs", "securityfs", "selinuxfs", "smackfs",
     "sysfs", "tracefs",
 ))  # fmt: skip
-# those that are no block device's, and answer without a server or a user's process: of the others any may be silent
-# but the disk of "/", without which no program could run
-_OWN = frozenset((
-    *(PSEUDO - {"autofs"}), "aufs", "bcachefs", "btrfs", "overlay", "ramfs", "rootfs", "tmpfs", "zfs",
-))  # fmt: skip
+# those that are no disk's, and answer without a server or a user's process: of the others any may be silent but the
+# disk of "/", without which no program could run
+_OWN = frozenset((*(PSEUDO - {"autofs"}), "aufs", "overlay", "ramfs", "rootfs", "tmpfs"))
+# those of disks, whose number is none of a block device: the same for all mounts of one file system
+_OWN_NUMBER = ("bcachefs", "btrfs", "zfs")
 _OCTAL = re.compile(r"\\([0-7]{3})")
 _MOST_LINKS = 40  # as many as the kernel follows
 _MAX_BYTES = 16 << 20  # a node of many containers has thousands of mounts
@@ -80,14 +80,17 @@ def may_hang(path: str, mounts: Sequence[Mount] | Missing) -> bool:
     """Whether a look at `path` may never return, since it leads through a mount that may be silent.
 
     That is one that a server, a user's process or the automounter answers for, or another disk than that of "/", which
-    may be dying. Goes there step by step, along symbolic links, and stops before the first such mount.
+    may be dying. Goes there step by step, along symbolic links, and stops before the first such mount; a link of /proc
+    may lead to the mounts of another container, which this table does not have.
     """
     if isinstance(mounts, Missing) or not path.startswith("/"):
         return True
     # of two at one point the last one is seen
     at = {mount.point: mount for mount in mounts}
-    disk = at["/"].device if "/" in at and not at["/"].device.startswith("0:") else None
+    top = at.get("/")
+    disk = top.device if top and (top.fs_type in _OWN_NUMBER or not top.device.startswith("0:")) else None
     silent = {point: mount.fs_type not in _OWN and mount.device != disk for point, mount in at.items()}
+    procs = [mount.point for mount in mounts if mount.fs_type == "proc"]
     here, links = "", 0
     ahead = path.split("/")[::-1]
     while ahead:
@@ -96,6 +99,8 @@ def may_hang(path: str, mounts: Sequence[Mount] | Missing) -> bool:
         name = ahead.pop()
         if name in ("", "."):
             continue
+        if not _is_text(name):  # the table has it in other letters
+            return True
         above, here = here, here.rpartition("/")[0] if name == ".." else f"{here}/{name}"
         if name == ".." or silent.get(here):
             continue
@@ -103,12 +108,19 @@ def may_hang(path: str, mounts: Sequence[Mount] | Missing) -> bool:
             link = os.readlink(here)  # noqa: PTH115 - a path of bytes that are no text stays what it is
         except (OSError, ValueError):  # no link, or nothing there; ValueError: a NUL in the path
             continue
+        if any(_lies_in(here, point) for point in procs):
+            return True
         links += 1
         if links > _MOST_LINKS:
             return False
         here = "" if link.startswith("/") else above
         ahead += link.split("/")[::-1]
     return bool(silent.get(here or "/"))
+
+
+def _is_text(name: str) -> bool:
+    """Whether all its bytes are UTF-8."""
+    return not any("\udc80" <= letter <= "\udcff" for letter in name)
 
 
 def _lies_in(path: str, point: str) -> bool:
