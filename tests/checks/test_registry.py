@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
+from gpudoctor.checks.core import registry as registry_module
 from gpudoctor.checks.core.case import Case, Limit
 from gpudoctor.checks.core.finding import Finding, Status, ok
 from gpudoctor.checks.core.registry import DOMAINS, Check, DuplicateCheckError, check, registry, select
@@ -32,6 +34,27 @@ def test_every_id_that_was_ever_promised_exists_with_its_level() -> None:
 def test_domains_come_in_the_order_a_reader_wants_them() -> None:
     domains = list(dict.fromkeys(c.domain for c in registry()))
     assert domains == [d for d in DOMAINS if d in domains]
+
+
+def test_files_that_editors_and_archives_lay_beside_a_check_are_no_checks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "real.py").touch()
+    (tmp_path / "page.md").touch()
+    (tmp_path / ".#real.py").symlink_to("user@host.1")  # an editor's lock
+    (tmp_path / "._real.py").touch()  # what tar of macOS packs besides
+    imported: list[str] = []
+
+    def note(name: str) -> ModuleType:
+        imported.append(name)
+        folder = ModuleType(name)
+        folder.__path__ = [str(tmp_path)]
+        return folder
+
+    monkeypatch.setattr(registry_module, "import_module", note)
+    monkeypatch.setattr(registry_module, "DOMAINS", ("gpu",))
+    registry_module._import_builtin_checks.__wrapped__()
+    assert imported == ["gpudoctor.checks.gpu", "gpudoctor.checks.gpu.real"]
 
 
 def test_a_second_check_under_one_id_is_refused() -> None:

@@ -6,6 +6,7 @@ import errno
 import os
 import signal
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, cast
 
 import pytest
@@ -69,6 +70,23 @@ def test_a_mount_that_hangs_is_given_up_by_the_rank_that_looks(tmp_path: Path) -
         assert server.poll() is None
     assert lost.why == Missing("what --data names did not answer within 1 s", "failed")
     assert sound.files == DataFiles(((str(tmp_path / "sound"), 100),))
+
+
+@pytest.mark.parametrize("doubtful", ["local", "in_ram"])
+def test_a_file_system_that_may_answer_from_ram_is_seen_beside_one_with_larger_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, doubtful: str
+) -> None:
+    doubt, known_to_be = Missing("a cache of its own", "failed"), Missing("tmpfs is in RAM", "unsupported")
+    (tmp_path / "local").mkdir()
+    with TemporaryDirectory(dir="/dev/shm") as in_ram:
+        folders = {"local": tmp_path / "local", "in_ram": Path(in_ram)}
+        if len({folder.stat().st_dev for folder in folders.values()}) == 1:
+            pytest.skip("temporary files lie in /dev/shm: there is no second file system")
+        for name, folder in folders.items():
+            (folder / "file").write_bytes(bytes(100 if name == doubtful else 200))
+        small = str(folders[doubtful] / "file")
+        monkeypatch.setattr(probe, "may_stay_in_ram", lambda file: doubt if file == small else known_to_be)
+        assert probe.look_in_time([str(folder) for folder in folders.values()]).perhaps_in_ram == doubt
 
 
 def reason(path: Path) -> str:

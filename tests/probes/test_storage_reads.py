@@ -272,6 +272,18 @@ def test_what_may_have_come_from_ram_is_never_called_cold(
         assert (found.kind, word in found.reason) == ("failed", True)
 
 
+def test_what_lies_on_a_file_system_that_is_not_known_is_never_called_cold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(bytes(MIB))
+    # a chroot whose root is no mount: it may lie on ZFS, whose cache no read tells
+    monkeypatch.setattr("gpudoctor.probes.storage.cold.read_mounts", lambda: ())
+    for found in (cold(None, "direct", True, []), cold(None, "dropped", None, [0.0]), may_stay_in_ram(str(file))):
+        assert isinstance(found, Missing)
+        assert (found.kind, "mount table" in found.reason) == ("failed", True)
+
+
 @contextmanager
 def mounted(point: Path, *commands: list[str]) -> Iterator[None]:
     """What these commands mount at a place; skips where one does not work."""

@@ -188,7 +188,14 @@ def test_only_a_path_that_leads_through_such_a_mount_may_hang(tmp_path: Path, pa
     assert may_hang(f"{tmp_path}/{path}", [own, *silent, over]) is hangs
 
 
-def test_a_path_hangs_with_the_root_or_without_a_mount_table(tmp_path: Path) -> None:
+@pytest.mark.parametrize("fs_type", ["btrfs", "bcachefs", "zfs"])
+def test_the_pool_of_the_root_answers_and_another_one_may_be_suspended(fs_type: str) -> None:
+    mounts = [Mount(point, fs_type, "x", ("rw",), ("rw",), device) for point, device in (("/", "0:30"), ("/x", "0:31"))]
+    assert not may_hang("/etc", mounts)
+    assert may_hang("/x/y", mounts)
+
+
+def test_a_path_hangs_with_the_root_or_without_a_mount_table() -> None:
     assert may_hang("/etc", [Mount("/", "nfs4", "x", ("rw",), ("rw",), "0:50")])
     assert may_hang("/etc", Missing("unread", "failed"))
 

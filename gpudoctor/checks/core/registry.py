@@ -112,7 +112,8 @@ def _import_builtin_checks() -> None:
         folder = import_module(f"gpudoctor.checks.{domain}")
         names = {file.partition(".")[0] for file in os.listdir(folder.__path__[0]) if file.endswith(suffixes)}  # noqa: PTH208
         for name in sorted(names - {"__init__"}):
-            import_module(f"{folder.__name__}.{name}")
+            if name.isidentifier():  # no lock of an editor (.#xid.py), nor what macOS lays beside a file (._xid.py)
+                import_module(f"{folder.__name__}.{name}")
 
 
 def _place(check: Check) -> tuple[int, str, int, str]:

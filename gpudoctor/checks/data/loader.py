@@ -107,7 +107,7 @@ def _judged(case: Case, loading: DataLoading, rates: dict[int, LoaderRates]) -> 
             return judge(NODE, short, expected, *evidence, likely=_likely(loading, rates), advice=_FASTER)
     why = loading.perhaps_in_ram
     if why is not None and why.kind == "failed":  # fast enough, unless it came from RAM
-        return unknown(NODE, f"{found.text}, perhaps from RAM: {why.reason}", *evidence)
+        return unknown(NODE, found.text, *evidence)
     return ok(NODE, found, expected, *evidence)
 
 
@@ -136,7 +136,9 @@ def _in_words(rate: LoaderRates) -> str:
 def _of_what(loading: DataLoading) -> str:
     of = "of --data" if loading.paths else "made for it, in the page cache"
     files = f"{loading.files} file{'s' if loading.files != 1 else ''}"
-    return f", {short_size(round(loading.sample_bytes))} each, {files} {of}"
+    why = loading.perhaps_in_ram
+    ram = "" if why is None else f", {'perhaps ' if why.kind == 'failed' else ''}from RAM: {why.reason}"
+    return f", {short_size(round(loading.sample_bytes))} each, {files} {of}{ram}"
 
 
 def _likely(loading: DataLoading, rates: dict[int, LoaderRates]) -> str:

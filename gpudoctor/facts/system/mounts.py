@@ -21,8 +21,8 @@ PSEUDO = frozenset((
 # those that are no disk's, and answer without a server or a user's process: of the others any may be silent but the
 # disk of "/", without which no program could run
 _OWN = frozenset((*(PSEUDO - {"autofs"}), "aufs", "overlay", "ramfs", "rootfs", "tmpfs"))
-# those of disks, whose number is none of a block device: the same for all mounts of one file system
-_OWN_NUMBER = ("bcachefs", "btrfs", "zfs")
+# those that lie on disks and have a device number of their own: a pool that was suspended is silent as a dead disk is
+_POOLS = ("bcachefs", "btrfs", "zfs")
 _OCTAL = re.compile(r"\\([0-7]{3})")
 _MOST_LINKS = 40  # as many as the kernel follows
 _MAX_BYTES = 16 << 20  # a node of many containers has thousands of mounts
@@ -88,7 +88,7 @@ def may_hang(path: str, mounts: Sequence[Mount] | Missing) -> bool:
     # of two at one point the last one is seen
     at = {mount.point: mount for mount in mounts}
     top = at.get("/")
-    disk = top.device if top and (top.fs_type in _OWN_NUMBER or not top.device.startswith("0:")) else None
+    disk = top.device if top is not None and (top.fs_type in _POOLS or not top.device.startswith("0:")) else None
     silent = {point: mount.fs_type not in _OWN and mount.device != disk for point, mount in at.items()}
     procs = [mount.point for mount in mounts if mount.fs_type == "proc"]
     here, links = "", 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from time import monotonic
@@ -138,10 +139,19 @@ def look_in_time(paths: Sequence[str], limit_s: float = 20.0) -> _SharedFiles:
 def _look(pipe: int, paths: Sequence[str]) -> None:
     die_with_parent()
     found = _as_shared(chosen_files(paths))
-    if found.files is not None:  # the largest tells most
-        largest, _ = max(found.files.files, key=lambda file: file[1])
-        found = msgspec.structs.replace(found, perhaps_in_ram=may_stay_in_ram(largest))
+    if found.files is not None:
+        found = msgspec.structs.replace(found, perhaps_in_ram=_perhaps_in_ram(found.files))
     write_all(pipe, msgspec.json.encode(found))
+
+
+def _perhaps_in_ram(files: DataFiles) -> Missing | None:
+    """By the largest file of each file system, which tells most; a doubt comes before what is known to be in RAM."""
+    largest: dict[int, str] = {}
+    for path, _ in sorted(files.files, key=lambda file: file[1]):
+        with suppress(OSError):  # it vanished
+            largest[os.stat(path).st_dev] = path  # noqa: PTH116 - many of them
+    reasons = [why for file in largest.values() if (why := may_stay_in_ram(file)) is not None]
+    return min(reasons, key=lambda why: why.kind != "failed", default=None)
 
 
 def _as_shared(found: DataFiles | Missing) -> _SharedFiles:

@@ -19,6 +19,8 @@ _IN_RAM = ("tmpfs", "ramfs")
 _OWN_CACHE = ("zfs",)
 # those that read compressed or inline data through the page cache, or pass the flag to layers that may lie in RAM
 _MAY_BUFFER = ("btrfs", "bcachefs", "f2fs", "ntfs3", "9p", "overlay")
+# in a chroot whose root is no mount
+_NO_MOUNT = Missing("the mount table does not tell on what file system it lies", "failed")
 
 
 def mount_below(path: str) -> Mount | None:
@@ -50,7 +52,8 @@ def held_in_ram(mount: Mount) -> Missing | None:
 def may_stay_in_ram(file: str) -> Missing | None:
     """Why a file may come from RAM although the page cache is asked to drop it; None if nothing tells so."""
     mount = mount_below(file)
-    if mount is not None and (why := held_in_ram(mount)) is not None:
+    why = _NO_MOUNT if mount is None else held_in_ram(mount)
+    if why is not None:
         return why
     page_cache.drop([file])
     share = page_cache.resident_share(file)
@@ -64,13 +67,15 @@ def cold(
 
     `goes_past` is what `page_cache.goes_past` found, `stayed` the shares of a file that could not be dropped.
     """
-    if mount is not None and (why := held_in_ram(mount)) is not None:
+    if mount is None:
+        return _NO_MOUNT
+    if (why := held_in_ram(mount)) is not None:
         return why
-    fs_type = mount.fs_type if mount is not None else "its file system"
+    fs_type = mount.fs_type
     if method == "direct":
         if goes_past is False:
             return Missing(f"{fs_type} went through the page cache in spite of O_DIRECT", "failed")
-        doubtful = mount is None or fs_type in _MAY_BUFFER or "data=journal" in mount.system_options
+        doubtful = fs_type in _MAY_BUFFER or "data=journal" in mount.system_options
         if goes_past is None and doubtful:
             return Missing(f"{fs_type} may go through the page cache in spite of O_DIRECT", "failed")
         return True

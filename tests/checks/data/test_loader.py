@@ -64,7 +64,10 @@ def texts(result: CheckResult) -> str:
 )
 def test_what_may_have_come_from_ram_feeds_no_gpu(kind: Any, need: float | None, status: Status) -> None:
     in_ram = Missing("fuse: a process of this machine answers", kind)
-    assert judged(loading(perhaps_in_ram=in_ram), need).status is status
+    result = judged(loading(perhaps_in_ram=in_ram), need)
+    assert result.status is status
+    words = result.findings[0].found.text if result.findings[0].found else result.findings[0].reason or ""
+    assert words.endswith(f"{'perhaps ' if kind == 'failed' else ''}from RAM: {in_ram.reason}"), "nothing else tells it"
 
 
 def test_without_a_need_the_fewest_workers_are_told_beyond_which_more_bring_little() -> None:
