@@ -9,7 +9,7 @@ from pathlib import PurePath
 
 import msgspec
 
-from gpudoctor.diagnose.attempts import restarts
+from gpudoctor.diagnose.attempts import STEPS_OF_WORK, restarts
 from gpudoctor.diagnose.events import TROUBLE, Event
 
 _ATTEMPT = re.compile(r"attempt_(\d+)/(\d+)/(?:std(?:out|err)\.log|error\.json)$")
@@ -51,6 +51,11 @@ class Job:
     def of(self, *roles: str, attempt: int | None = None) -> list[Event]:
         """The events of these roles, in order."""
         return [e for e in self.events if e.role in roles and (attempt is None or e.attempt == attempt)]
+
+    def worked_behind(self, event: Event) -> bool:
+        """Whether the work went on behind this line: one line more may be that of another rank."""
+        work = [e for e in self.of("progress", "done") if e.file == event.file and e.line > event.line]
+        return len(work) >= STEPS_OF_WORK or any(e.role == "done" for e in work)
 
     def ranks_heard(self) -> set[int]:
         """Ranks that any line, file or dump speaks of."""
