@@ -139,6 +139,7 @@ def went_on(job: Job) -> bool:
         e
         for e in job.events
         if e.role in (*TROUBLE, "wrapper")
+        and not job.outlived(e)
         # the store goes when rank 0 ends, and a program's Xid is of any program
         and not (worked and e.role == "echo" and e.detail.get("warning"))
         and not (finished and e.what == "store_lost" and e.detail.get("warning"))

@@ -19,6 +19,9 @@ _NO_HOST = {"bogon", "localhost", "ubuntu", "0.0.0.0", "::1", "127.0.0.1", "?UNK
 _ADDRESS = re.compile(r"[0-9.:]+|.*:.*:.*")
 
 
+_BEGINNINGS = ("comm", "member", "world")
+
+
 class LogFile(msgspec.Struct):
     """What was read of one file."""
 
@@ -56,6 +59,23 @@ class Job:
         """Whether the work went on behind this line: one line more may be that of another rank."""
         work = [e for e in self.of("progress", "done") if e.file == event.file and e.line > event.line]
         return len(work) >= STEPS_OF_WORK or any(e.role == "done" for e in work)
+
+    def outlived(self, event: Event) -> bool:
+        """Whether the job went on behind words that say of something unknown that it failed: an option, a helper.
+
+        NCCL goes on where the process that warned has its communicator; a helper may fail behind the end of the work.
+        """
+        if not event.detail.get("vague"):
+            return False
+        for other in self.events:
+            if other.file != event.file or (other.line < event.line and not event.detail.get("helper")):
+                continue
+            begun = other.what == "comm" and other.number("complete") and other.pid == event.pid
+            if other.line > event.line and (begun if event.what == "nccl_unknown" else other.what in _BEGINNINGS):
+                return True
+            if other.role == "done":
+                return True
+        return self.worked_behind(event)
 
     def ranks_heard(self) -> set[int]:
         """Ranks that any line, file or dump speaks of."""
