@@ -93,8 +93,9 @@ _COMMUNICATORS = _INIT.format(7, 0) + _INIT.format(8, 1)
         _OPTION + _COMMUNICATORS,
         "WARNING: which nvcc returned non-zero exit status 1.\n" + _COMMUNICATORS,
         "step 1 loss 2.0\nTraining finished\nwandb: upload helper exited with code 1\n",
+        "[rank0]: ConnectionError: upload not possible\nCould not reach the hub, model saved to /x; training to epoch 9 finished.\n",
     ],
-    ids=["NCCL lacks an option", "a tool is missing", "a helper behind the end"],
+    ids=["NCCL lacks an option", "a tool is missing", "a helper behind the end", "an error before the end"],
 )
 def test_what_failed_and_stopped_nothing_is_nothing(text: str, tmp_path: Path) -> None:
     assert said(answer_to(text, tmp_path)) == ("healthy", None)
