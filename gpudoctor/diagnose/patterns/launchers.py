@@ -129,8 +129,8 @@ def read_launcher(text: str) -> list[Event]:
     if _LAUNCH_FAILED.search(text):
         return [Event(role="wrapper", what="launcher_exit")]
     if _EXITED.search(text):
-        detail = {"vague": 1} if _PART_OF_A_JOB.search(text) else {"vague": 1, "helper": 1}
-        return [Event(role="wrapper", what="launcher_exit", detail=detail)]
+        helper = 0 if _PART_OF_A_JOB.search(text) else 1
+        return [Event(role="wrapper", what="launcher_exit", detail={"vague": 1, "helper": helper})]
     return []
 
 
