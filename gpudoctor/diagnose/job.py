@@ -57,7 +57,8 @@ class Job:
 
     def worked_behind(self, event: Event) -> bool:
         """Whether the work went on behind this line: one line more may be that of another rank."""
-        work = [e for e in self.of("progress", "done") if e.file == event.file and e.line > event.line]
+        work = [e for e in self.of("progress", "done", attempt=event.attempt) if e.file == event.file]
+        work = [e for e in work if e.line > event.line]
         return len(work) >= STEPS_OF_WORK or any(e.role == "done" for e in work)
 
     def outlived(self, event: Event) -> bool:
@@ -68,7 +69,9 @@ class Job:
         if not event.detail.get("vague"):
             return False
         for other in self.events:
-            if other.file != event.file or (other.line < event.line and not event.detail.get("helper")):
+            if (other.file, other.attempt) != (event.file, event.attempt) or (
+                other.line < event.line and not event.detail.get("helper")
+            ):
                 continue
             begun = other.what == "comm" and other.number("complete") and other.pid == event.pid
             if other.line > event.line and (begun if event.what == "nccl_unknown" else other.what in _BEGINNINGS):

@@ -313,6 +313,17 @@ def test_a_tensor_that_came_late_blames_no_rank(end: str, what: str, rank: int |
     assert said(answer_to(text, tmp_path)) == (what, rank)
 
 
+def test_work_of_another_attempt_does_not_end_a_stall(tmp_path: Path) -> None:
+    """The next attempt goes further, but what this one hung on is what failed first."""
+    stall = f"{_STALL}\nStalled ops:\nallreduce.a [missing ranks: 1]\n"
+    cancelled = "slurmstepd: error: *** STEP 7.0 ON node1 CANCELLED AT 2025-01-01T00:00:00 ***\n"
+    text = (
+        _PREEMPTED.replace(_PREEMPTION, stall + cancelled)
+        + "[rank0]: RuntimeError: Connection closed by peer [10.0.0.3]:1\n"
+    )
+    assert said(answer_to(text, tmp_path)) == ("rank_behind", 1)
+
+
 def test_a_time_limit_is_no_requeue_where_no_new_start_follows(tmp_path: Path) -> None:
     """Standard error before standard output in one file: steps come behind the scheduler's line."""
     text = "Epoch 3: step 9\nslurmstepd: error: *** JOB 7 ON gpu01 CANCELLED AT 2025-01-01T00:00:00 DUE TO TIME LIMIT ***\n"
