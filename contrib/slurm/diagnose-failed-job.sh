@@ -32,8 +32,10 @@ cause = json.load(sys.stdin)["cause"]
 place = "".join(f" {name} {cause[name]}" for name in ("rank", "host", "gpu") if cause[name] is not None)
 print(f"gpudoctor: {cause['"'what'"']} ({cause['"'confidence'"']}){place}"[:250])
 ' <<<"$answer") || exit 0
-# a comment that the user gave the job stays
+# a comment that the user gave the job stays; ours of an attempt before a requeue does not
 field=comment
-if [[ $shown == *" Comment="* && $shown != *" Comment=(null)"* ]]; then field=admincomment; fi
+if [[ $shown == *" Comment="* && $shown != *" Comment=(null)"* && $shown != *" Comment=gpudoctor: "* ]]; then
+  field=admincomment
+fi
 timeout 10 scontrol update job="$job" "$field=$cause" || true
 exit 0

@@ -7,7 +7,7 @@ import itertools
 from gpudoctor.diagnose.events import TROUBLE, Event
 
 REQUEUED = ("preempted", "time_limit", "cancelled")  # by a scheduler, and no failure if the job went on later
-_STEPS_OF_WORK = 3
+STEPS_OF_WORK = 3
 
 
 def restarts(events: list[Event]) -> list[int]:
@@ -36,7 +36,7 @@ def _works_again(events: list[Event], line: int) -> bool:
     steps = [e.number("step") or 0 for e in after if e.role == "progress"]
     before = [e.number("step") or 0 for e in events if e.line < line and e.role == "progress"]
     anew = any(e.role == "done" or _begins_again(e) for e in after)
-    return anew and len(steps) >= _STEPS_OF_WORK and bool(before) and max(steps) > max(before)
+    return anew and len(steps) >= STEPS_OF_WORK and bool(before) and max(steps) > max(before)
 
 
 def _begins_again(event: Event) -> bool:

@@ -6,7 +6,7 @@ Facts come before times: clocks differ between hosts, and who speaks first is se
 from __future__ import annotations
 
 from gpudoctor.diagnose.attempts import REQUEUED
-from gpudoctor.diagnose.events import TROUBLE
+from gpudoctor.diagnose.events import TROUBLE, Event
 from gpudoctor.diagnose.flight_recorder import Dump
 from gpudoctor.diagnose.job import Job
 from gpudoctor.diagnose.rules.collective_timeouts import nccl_timeouts, watchdogs_stuck
@@ -16,6 +16,7 @@ from gpudoctor.diagnose.rules.ends import early_exit, unexplained_exits
 from gpudoctor.diagnose.rules.missing_peers import gloo_timeouts, missing_ranks
 from gpudoctor.diagnose.rules.model import Hypothesis, host_of, ranks_of
 from gpudoctor.diagnose.rules.outside import (
+    failed_before,
     gpu_faults,
     is_hard,
     out_of_host_memory,
@@ -27,6 +28,7 @@ from gpudoctor.diagnose.rules.silence import only_a_launcher, only_victims, sile
 from gpudoctor.diagnose.rules.stalled_tensors import stalled_tensors
 from gpudoctor.diagnose.stacks import Stack
 
+_ENDED_FROM_OUTSIDE = (0, -2, -9, -15)  # SIGINT, SIGKILL, SIGTERM
 _FATAL = ("exit", "ending", "wait", "stuck", "victim", "wrapper", "closed")
 
 
@@ -83,11 +85,25 @@ def hypotheses(job: Job, dumps: list[Dump], stacks: list[Stack]) -> list[Hypothe
 
 
 def first_failed_attempt(job: Job) -> int | None:
-    """The number of the first attempt with a sign of failure; later ones may follow from it."""
+    """The number of the first attempt with a sign of failure; later ones may follow from it.
+
+    An attempt that the scheduler ended is none, unless something had failed in it: Slurm cancels such a step, too.
+    """
     attempts = sorted({e.attempt for e in job.of(*_FATAL, *TROUBLE)})
-    requeued = {e.attempt for e in job.of("ending") if e.what in REQUEUED}
+    ended = [e for e in job.of("ending") if e.what in REQUEUED]
+    requeued = {e.attempt for e in ended if not _failed_itself(job, e)}
     failed = [a for a in attempts if a not in requeued or a == job.attempts - 1]
     return next(iter(failed or attempts), None)
+
+
+def _failed_itself(job: Job, ending: Event) -> bool:
+    """Whether something failed in this attempt before the scheduler ended it, or a process left with an error."""
+    if failed_before(job, ending.attempt, ending, lost_peers_count=False):
+        return True
+    if any(e.what == "host_oom" for e in job.of("cause", attempt=ending.attempt)):
+        return True
+    exits = [e for e in job.of("exit", attempt=ending.attempt) if e.file == ending.file and e.line < ending.line]
+    return any((e.number("code") or 0) not in _ENDED_FROM_OUTSIDE for e in exits)
 
 
 def recovered(job: Job) -> Hypothesis | None:
@@ -123,6 +139,7 @@ def went_on(job: Job) -> bool:
         e
         for e in job.events
         if e.role in (*TROUBLE, "wrapper")
+        and not job.outlived(e)
         # the store goes when rank 0 ends, and a program's Xid is of any program
         and not (worked and e.role == "echo" and e.detail.get("warning"))
         and not (finished and e.what == "store_lost" and e.detail.get("warning"))

@@ -9,7 +9,7 @@ from pathlib import PurePath
 
 import msgspec
 
-from gpudoctor.diagnose.attempts import restarts
+from gpudoctor.diagnose.attempts import STEPS_OF_WORK, restarts
 from gpudoctor.diagnose.events import TROUBLE, Event
 
 _ATTEMPT = re.compile(r"attempt_(\d+)/(\d+)/(?:std(?:out|err)\.log|error\.json)$")
@@ -17,6 +17,9 @@ _RANK_FILE = re.compile(r"(?:^|[._-])(?:rank|worker_?rank|global_rank)[._-]?(\d{
 _NUMBERED = re.compile(r"^(.*?)(\d+)$")
 _NO_HOST = {"bogon", "localhost", "ubuntu", "0.0.0.0", "::1", "127.0.0.1", "?UNKNOWN?"}
 _ADDRESS = re.compile(r"[0-9.:]+|.*:.*:.*")
+
+
+_BEGINNINGS = ("comm", "member", "world")
 
 
 class LogFile(msgspec.Struct):
@@ -51,6 +54,31 @@ class Job:
     def of(self, *roles: str, attempt: int | None = None) -> list[Event]:
         """The events of these roles, in order."""
         return [e for e in self.events if e.role in roles and (attempt is None or e.attempt == attempt)]
+
+    def worked_behind(self, event: Event) -> bool:
+        """Whether the work went on behind this line: one line more may be that of another rank."""
+        work = [e for e in self.of("progress", "done", attempt=event.attempt) if e.file == event.file]
+        work = [e for e in work if e.line > event.line]
+        return len(work) >= STEPS_OF_WORK or any(e.role == "done" for e in work)
+
+    def outlived(self, event: Event) -> bool:
+        """Whether the job went on behind words that say of something unknown that it failed: an option, a helper.
+
+        NCCL goes on where the process that warned has its communicator; a helper may fail behind the end of the work.
+        """
+        if not event.detail.get("vague"):
+            return False
+        for other in self.events:
+            if (other.file, other.attempt) != (event.file, event.attempt) or (
+                other.line < event.line and not event.detail.get("helper")
+            ):
+                continue
+            begun = other.what == "comm" and other.number("complete") and other.pid == event.pid
+            if other.line > event.line and (begun if event.what == "nccl_unknown" else other.what in _BEGINNINGS):
+                return True
+            if other.role == "done":
+                return True
+        return self.worked_behind(event)
 
     def ranks_heard(self) -> set[int]:
         """Ranks that any line, file or dump speaks of."""

@@ -243,7 +243,7 @@ class LogReader:
             meaning = meaning_of(text)
             if meaning is None:
                 if facts.NCCL_FAILS.search(words) and not is_harmless(text):
-                    yield Event(role="wrapper", what="nccl_unknown", strength=1, names_rank=False)
+                    yield Event(role="wrapper", what="nccl_unknown", strength=1, names_rank=False, detail={"vague": 1})
                 return
             row, found = meaning
             event = Event(role=row.role, what=row.what, strength=row.strength, names_rank=row.names_rank)

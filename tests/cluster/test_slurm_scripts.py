@@ -287,7 +287,13 @@ def test_another_health_check_runs_before_ours_and_its_failure_takes_nothing_awa
 
 
 @pytest.mark.parametrize(
-    ("shown", "field"), [("", "comment"), (" Comment=(null)", "comment"), (" Comment=my sweep 7", "admincomment")]
+    ("shown", "field"),
+    [
+        ("", "comment"),
+        (" Comment=(null)", "comment"),
+        (" Comment=my sweep 7", "admincomment"),
+        (" Comment=gpudoctor: preempted (certain)", "comment"),
+    ],
 )
 def test_a_failed_jobs_cause_is_written_where_the_user_wrote_nothing(bench: Bench, shown: str, field: str) -> None:
     output = bench.folder / "job.out"

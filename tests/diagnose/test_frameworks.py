@@ -255,9 +255,10 @@ def test_an_excerpt_of_a_framework_gets_its_word_and_rank(
     assert said(answer_to(text, tmp_path)) == (what, rank)
 
 
+_PREEMPTION = "slurmstepd: error: *** JOB 7 ON gpu01 CANCELLED AT 2025-01-01T00:00:00 DUE TO PREEMPTION ***\n"
 _PREEMPTED = (
     "".join(f"step {n} loss 2.1\n" for n in range(20))
-    + "slurmstepd: error: *** JOB 7 ON gpu01 CANCELLED AT 2025-01-01T00:00:00 DUE TO PREEMPTION ***\n"
+    + _PREEMPTION
     + "node1:1:2 [0] NCCL INFO ncclCommInitRank comm 0x5 rank 0 nranks 2 cudaDev 0 nvmlDev 0 busId 1000 - Init COMPLETE\n"
     + "".join(f"step {n} loss 2.0\n" for n in range(18, 40))
 )
@@ -273,6 +274,54 @@ _PREEMPTED = (
 )  # fmt: skip
 def test_a_requeued_job_is_judged_by_what_came_after(end: str, what: str, rank: int | None, tmp_path: Path) -> None:
     assert said(answer_to(_PREEMPTED + end, tmp_path)) == (what, rank)
+
+
+@pytest.mark.parametrize(
+    ("failure", "what", "rank"),
+    [
+        ("[rank3]: RuntimeError: CUDA error: uncorrectable ECC error encountered\n", "gpu_ecc", 3),
+        ("srun: error: node1: task 3: Segmentation fault (core dumped)\n", "segfault", None),
+        ("slurmstepd: error: Detected 1 oom_kill event in StepId=7.0. Some of the step tasks have been OOM Killed.\n", "host_oom", None),
+    ],
+    ids=["a GPU", "a process", "memory"],
+)  # fmt: skip
+def test_a_step_that_slurm_cancelled_since_it_had_failed_is_no_requeue(
+    failure: str, what: str, rank: int | None, tmp_path: Path
+) -> None:
+    cancelled = "slurmstepd: error: *** STEP 7.0 ON node1 CANCELLED AT 2025-01-01T00:00:00 ***\n"
+    text = _PREEMPTED.replace(_PREEMPTION, failure + cancelled)
+    text += (
+        '[rank1]: Traceback (most recent call last):\n[rank1]:   File "/w/t.py", line 9, in f\n[rank1]: KeyError: 3\n'
+    )
+    assert said(answer_to(text, tmp_path)) == (what, rank)
+
+
+_WORK = "".join(f"step {n} loss 2.0\n" for n in range(8))
+
+
+@pytest.mark.parametrize(
+    ("end", "what", "rank"),
+    [
+        ("Stalled ops:\nallreduce.b [missing ranks: 3]\n", "rank_behind", 3),
+        ("[rank2]: RuntimeError: Connection closed by peer [10.0.0.3]:1234\n", "victims_only", None),
+    ],
+    ids=["another one stalls later", "a peer was lost later"],
+)
+def test_a_tensor_that_came_late_blames_no_rank(end: str, what: str, rank: int | None, tmp_path: Path) -> None:
+    """Rank 0 wrote a checkpoint while the others waited: Horovod warns, and the work goes on."""
+    text = f"{_WORK}{_STALL}\nStalled ops:\nallreduce.a [missing ranks: 0]\n{_WORK}{end}"
+    assert said(answer_to(text, tmp_path)) == (what, rank)
+
+
+def test_work_of_another_attempt_does_not_end_a_stall(tmp_path: Path) -> None:
+    """The next attempt goes further, but what this one hung on is what failed first."""
+    stall = f"{_STALL}\nStalled ops:\nallreduce.a [missing ranks: 1]\n"
+    cancelled = "slurmstepd: error: *** STEP 7.0 ON node1 CANCELLED AT 2025-01-01T00:00:00 ***\n"
+    text = (
+        _PREEMPTED.replace(_PREEMPTION, stall + cancelled)
+        + "[rank0]: RuntimeError: Connection closed by peer [10.0.0.3]:1\n"
+    )
+    assert said(answer_to(text, tmp_path)) == ("rank_behind", 1)
 
 
 def test_a_time_limit_is_no_requeue_where_no_new_start_follows(tmp_path: Path) -> None:

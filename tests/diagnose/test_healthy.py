@@ -82,6 +82,39 @@ def test_an_xid_of_some_program_does_not_matter_to_a_job_that_ended_well(tmp_pat
     assert said(answer_of(tmp_path)) == ("healthy", None)
 
 
+_INIT = "n1:{0}:9 [0] NCCL INFO ncclCommInitRank comm 0x5 rank {1} nranks 2 cudaDev 0 nvmlDev 0 busId 1000 commId 0x1 - Init COMPLETE\n"
+_OPTION = "n1:7:9 [0] misc/x.cc:1 NCCL WARN Call to cudaGetDriverEntryPoint failed\n"
+_COMMUNICATORS = _INIT.format(7, 0) + _INIT.format(8, 1)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        _OPTION + _COMMUNICATORS,
+        "WARNING: which nvcc returned non-zero exit status 1.\n" + _COMMUNICATORS,
+        "step 1 loss 2.0\nTraining finished\nwandb: upload helper exited with code 1\n",
+        "[rank0]: ConnectionError: upload not possible\nCould not reach the hub, model saved to /x; training to epoch 9 finished.\n",
+    ],
+    ids=["NCCL lacks an option", "a tool is missing", "a helper behind the end", "an error before the end"],
+)
+def test_what_failed_and_stopped_nothing_is_nothing(text: str, tmp_path: Path) -> None:
+    assert said(answer_to(text, tmp_path)) == ("healthy", None)
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        (_OPTION + _INIT.format(8, 1), "nccl_unknown"),
+        ("step 1 loss 2.0\nTraining finished\nContainer train exited with code 1\n", "launcher_table_only"),
+        ("step 1 loss 2.0\nupload helper exited with code 1\n", "launcher_table_only"),
+    ],
+    ids=["that process has no communicator", "the job itself", "nothing behind it"],
+)
+def test_what_failed_and_may_have_stopped_the_job_is_said(text: str, what: str, tmp_path: Path) -> None:
+    answer = answer_to(text, tmp_path)
+    assert (answer.verdict, said(answer)) == ("unknown", (what, None))
+
+
 def test_a_stall_that_was_overcome_is_nothing(tmp_path: Path) -> None:
     stall = "[2020-12-30 16:35:15.18: W horovod/common/stall_inspector.cc:107] waiting for remainder of ranks\n"
     text = f"{stall}Missing ranks:\n2: [broadcast.noname.1]\n" + "".join(

@@ -46,9 +46,12 @@ DONE = re.compile(
     r"|max_(?:steps|epochs)\S* reached|srun exit code 0\b|exit(?:ed with)? (?:code|status) 0\b|state=COMPLETED"
 )
 # before the word of an end: "Timed out waiting for job step to complete", "training was not finished"
-_NOT_DONE = re.compile(
-    r"(?i)\b(?:error|exception|fail(?:ed|ure|s)?|timed out|timeout|not|never|abort(?:ed)?|unable|cannot|could|waiting|until|to)\b"
+_FAILED = re.compile(r"(?i)\b(?:error|exception|fail(?:ed|ure|s)?|timed out|timeout|abort(?:ed)?)\b")
+# in the same clause: "model saved to x, training completed" is an end
+_NEGATED = re.compile(
+    r"(?i)\b(?:not|never|unable|cannot|could|waiting|until)\b|\bto (?:be )?(?:done|finish|complet|succeed|exit)"
 )
+_CLAUSE = re.compile(r".*[.,;:!|\])] ")
 EARLY = re.compile(
     r"(?i)(?<![\w-])early stopp(?:ing|ed)\b(?!\s*[=:]\s*(?:true|false|none|null|\d|[{<\[]))|stopp(?:ing|ed) early\b|data(?:set)? (?:is )?exhausted"
     r"|no more (?:data|batches)\b"
@@ -70,11 +73,16 @@ KERNEL = re.compile(r"NVRM: |AER: |PCIe Bus Error|oom-kill:|Killed process|segfa
 def is_done(text: str) -> bool:
     """Whether the line says that the job came to its end.
 
-    >>> is_done("Training finished after 3 epochs"), is_done("srun: error: Timed out waiting for job step to complete")
+    >>> is_done("Training finished after 3 epochs"), is_done("Waiting for the job to complete")
+    (True, False)
+    >>> is_done("could not save to /x; training to 9 epochs finished"), is_done("srun: error: job step complete")
     (True, False)
     """
     found = DONE.search(text)
-    return found is not None and not _NOT_DONE.search(text, 0, found.end())
+    if found is None or _FAILED.search(text, 0, found.end()):
+        return False
+    before = _CLAUSE.match(text, 0, found.start())
+    return not _NEGATED.search(text, before.end() if before else 0, found.end())
 
 
 def bus_id(hexed: str) -> str:

@@ -6,8 +6,8 @@ import re
 
 from gpudoctor.diagnose.events import Event
 
-_MISSING = re.compile(r"(?P<op>[\w./-]{1,200}) \[missing ranks: ?(?P<ranks>\d[\d, ]{0,400})\]")
-_READY = re.compile(r"(?P<op>[\w./-]{1,200}) \[ready ranks: ?(?P<ranks>\d[\d, ]{0,400})\]")
+_MISSING = re.compile(r"(?<![\w./-])(?P<op>[\w./-]{1,1000}) \[missing ranks: ?(?P<ranks>\d[\d, ]{0,400})\]")
+_READY = re.compile(r"(?<![\w./-])(?P<op>[\w./-]{1,1000}) \[ready ranks: ?(?P<ranks>\d[\d, ]{0,400})\]")
 _HEADER = re.compile(r"Missing ranks: ?$")
 _ROW = re.compile(r"(?P<ranks>\d{1,6}): \[(?P<op>[^\s,\]]{1,200})")
 _MOST_OPS = 16

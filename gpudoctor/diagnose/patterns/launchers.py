@@ -55,8 +55,11 @@ _ABORT = re.compile(r"MPI_ABORT was invoked on rank (?P<rank>\d+) in communicato
 _COMPOSER = re.compile(
     r"Rank (?P<rank>\d+) crashed with exit code (?P<code>-?\d+)|Global rank (?P<global>\d+) \(PID (?P<pid>\d+)\) exited with code (?P<other>-?\d+)"
 )
-_LAUNCH_FAILED = re.compile(
-    r"srun: error: (?:Task launch for \S+ failed|Application launch failed)|(?:exited with|returned)(?: non-?zero)?(?: exit)? (?:code|status) -?[1-9]\d*\b"
+_LAUNCH_FAILED = re.compile(r"srun: error: (?:Task launch for \S+ failed|Application launch failed)")
+# of the job, of one of its processes, or of any helper: `which nvcc` at the start, an upload at the end
+_EXITED = re.compile(r"(?:exited with|returned)(?: non-?zero)?(?: exit)? (?:code|status) -?[1-9]\d*\b")
+_PART_OF_A_JOB = re.compile(
+    r"(?i)srun|torchrun|mpirun|deepspeed|accelerate|launch|python|train|rank|worker|process|container|pod\b|job|task"
 )
 _SPAWN = re.compile(r"process (?P<rank>\d+) terminated with (?:signal (?P<signal>SIG\w+)|exit code (?P<code>\d+))")
 _SPAWNED = re.compile(r"process (?P<pid>\d+) spawned with command: .{0,2000}--local_rank=(?P<local_rank>\d+)")
@@ -125,6 +128,9 @@ def read_launcher(text: str) -> list[Event]:
         return [Event(role="wrapper", what="child_failed")]
     if _LAUNCH_FAILED.search(text):
         return [Event(role="wrapper", what="launcher_exit")]
+    if _EXITED.search(text):
+        helper = 0 if _PART_OF_A_JOB.search(text) else 1
+        return [Event(role="wrapper", what="launcher_exit", detail={"vague": 1, "helper": helper})]
     return []
 
 

@@ -72,7 +72,7 @@ def weak_causes(job: Job, attempt: int) -> list[Hypothesis]:
     events = [
         e
         for e in job.of("cause", "wrapper", attempt=attempt)
-        if e.strength == 1 and e.what.startswith("nccl_") and not _told_below(e, lost)
+        if e.strength == 1 and e.what.startswith("nccl_") and not _told_below(e, lost) and not job.outlived(e)
     ]
     events += [
         e

@@ -19,7 +19,7 @@ def scheduler_endings(job: Job, attempt: int) -> list[Hypothesis]:
     found: list[Hypothesis] = []
     for what in ("node_lost", "preempted", "time_limit", "evicted"):
         events = [e for e in job.of("ending") if e.what == what and e.attempt >= attempt]
-        if not events or _failed_before(job, attempt, events[0], lost_peers_count=False):
+        if not events or failed_before(job, attempt, events[0], lost_peers_count=False):
             continue
         hosts = {e.host for e in events if e.host}
         host = hosts.pop() if len(hosts) == 1 else None
@@ -32,7 +32,7 @@ def signals_and_cancels(job: Job, attempt: int) -> list[Hypothesis]:
     found: list[Hypothesis] = []
     for what in ("terminated_signal", "cancelled"):
         events = [e for e in job.of("ending") if e.what == what and e.attempt >= attempt]
-        if not events or _failed_before(job, attempt, events[0], lost_peers_count=True):
+        if not events or failed_before(job, attempt, events[0], lost_peers_count=True):
             continue
         strongest = max(e.strength for e in events)
         told = [e for e in events if e.strength == strongest]
@@ -50,7 +50,7 @@ def signals_and_cancels(job: Job, attempt: int) -> list[Hypothesis]:
     return found
 
 
-def _failed_before(job: Job, attempt: int, ending: Event, *, lost_peers_count: bool) -> bool:
+def failed_before(job: Job, attempt: int, ending: Event, *, lost_peers_count: bool) -> bool:
     """Whether something failed or hung before the job was ended. Peers that went may have been ended as well."""
     roles = ("cause", "wait", "stuck", "victim") if lost_peers_count else ("cause", "wait", "stuck")
     for event in job.of(*roles, attempt=attempt):

@@ -99,7 +99,7 @@ def only_victims(job: Job, attempt: int) -> list[Hypothesis]:
 
 def only_a_launcher(job: Job, attempt: int) -> list[Hypothesis]:
     """The launcher says that something failed, and nobody says what."""
-    events = job.of("wrapper", attempt=attempt)
+    events = [e for e in job.of("wrapper", attempt=attempt) if not job.outlived(e)]
     told = [e for e in events if e.what in ("child_failed", "launcher_exit")] or events
     exits = [e for e in job.of("exit", attempt=attempt) if (e.number("code") or 0) not in (0,)]
     terminated = [e for e in exits if e.number("code") in (-15, -1, -2)]

@@ -11,8 +11,11 @@ _NUMBER = re.compile(r"\d+")
 
 
 def stalled_tensors(job: Job, attempt: int) -> list[Hypothesis]:
-    """The same ranks missing everywhere did not come; different ones for different tensors took different paths."""
-    events = [e for e in job.of("wait", attempt=attempt) if e.what == "stalled_tensor"]
+    """The same ranks missing everywhere did not come; different ones for different tensors took different paths.
+
+    A warning behind which the work went on is over: that tensor came, only late.
+    """
+    events = [e for e in job.of("wait", attempt=attempt) if e.what == "stalled_tensor" and not job.worked_behind(e)]
     if not events:
         return []
     missing: dict[str, set[int]] = {}
