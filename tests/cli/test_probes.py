@@ -7,28 +7,49 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import jsonschema
+import msgspec
 import psutil
 import pytest
 
+from gpudoctor.checks.core.finding import Status
+from gpudoctor.facts.model.measurements import Measurements
+from gpudoctor.facts.model.missing import Missing
 from gpudoctor.load import measure
-from gpudoctor.report.model import report_schema
-from tests.cli.conftest import Gpudoctor
+from gpudoctor.report.model import Report, report_schema
+from tests.cli.conftest import Gpudoctor, Outcome
+from tests.probes.conftest import open_files
 
 pytest.importorskip("torch", reason="PyTorch is not installed")
 
 
-def test_collectives_and_a_train_on_cpu_ranks_are_measured_and_called_cpu_ranks(
-    gpudoctor: Gpudoctor, tmp_path: Path
-) -> None:
-    saved = tmp_path / "r.json"
+@pytest.fixture(scope="module")
+def two_at_once(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Outcome, Path]]:
+    """Two healthy checks that share the machine: how each ended, and its report with all facts."""
     # the balance of CPU ranks is the business of the machine the tests run on
-    outcome = gpudoctor(
-        "check", "collective", "train.sync", "env.torch", "--node", "hgx-h100-8", "--backend", "gloo", "--ranks", "2",
-        "--json", "--include-facts", "-o", str(saved),
-    )  # fmt: skip
+    saved = [tmp_path_factory.mktemp("at-once") / "r.json" for _ in range(2)]
+    command = [sys.executable, "-m", "gpudoctor", "check", "collective", "train.sync", "env.torch", "--node",
+               "hgx-h100-8", "--backend", "gloo", "--ranks", "2", "--json", "--include-facts", "-o"]  # fmt: skip
+    alone = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
+    alone["XDG_CONFIG_HOME"] = str(tmp_path_factory.mktemp("config"))
+    pipe = subprocess.PIPE
+    runs = [subprocess.Popen([*command, path], env=alone, text=True, stdout=pipe, stderr=pipe) for path in saved]
+    try:
+        said = [run.communicate(timeout=180) for run in runs]
+    finally:
+        for run in runs:
+            run.kill()
+    return [(Outcome(run.returncode, *words), path) for run, words, path in zip(runs, said, saved, strict=True)]
+
+
+def test_collectives_and_a_train_on_cpu_ranks_are_measured_and_called_cpu_ranks(
+    gpudoctor: Gpudoctor, two_at_once: list[tuple[Outcome, Path]]
+) -> None:
+    outcome, saved = two_at_once[0]
     assert (outcome.code, outcome.err) == (0, "")
     document = json.loads(saved.read_text())
     jsonschema.validate(document, json.loads(report_schema()))
@@ -65,39 +86,93 @@ def test_an_injected_fault_is_named_and_the_report_says_injected(gpudoctor: Gpud
     assert "FAIL     collective.correct   rank 1" in outcome.out
 
 
+@pytest.fixture
+def injected(gpudoctor: Gpudoctor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Measurements]:
+    """Check with a fault made on purpose: it fails one check on one rank, and leaves nothing. What was measured."""
+    private_folders = tmp_path / "tmp"
+    private_folders.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(private_folders))
+
+    def check(case: str, ranks: int, failing: str, rank: int, *others: str) -> Measurements:
+        files_before = open_files()
+        outcome = gpudoctor(
+            *("check", failing, *others, "--node", "hgx-h100-8", "--backend", "gloo"),
+            *("--ranks", str(ranks), "--inject", case, "--json"),
+        )
+        assert outcome.code == 1
+        report = msgspec.json.decode(outcome.out, type=Report)  # which takes no NaN
+        failed = {(row.id, f.subject.rank) for row in report.checks for f in row.findings if f.status is Status.FAIL}
+        assert failed == {(failing, rank)}
+        assert report.measurements.injected == (case,)
+        assert psutil.Process().children(recursive=True) == []
+        assert open_files() <= files_before, "pipes left open"
+        assert list(private_folders.iterdir()) == []
+        return report.measurements
+
+    return check
+
+
 @pytest.mark.parametrize(
     ("case", "ranks", "check", "rank"),
-    [
-        ("hang-rank=2:all_reduce", 4, "collective.correct", 2),
-        ("wrong-sum=3", 4, "collective.correct", 3),
-        ("die-rank=1:train", 2, "train.sync", 1),
-        ("nan=0:train", 2, "train.sync", 0),
-        ("desync=1", 3, "train.sync", 1),
-        ("oom=1", 2, "train.sync", 1),
-    ],
+    [("wrong-sum=3", 4, "collective.correct", 3), ("desync=1", 3, "train.sync", 1)],
 )
 def test_every_case_that_is_injected_fails_its_check_on_its_rank(
-    case: str, ranks: int, check: str, rank: int, gpudoctor: Gpudoctor, monkeypatch: pytest.MonkeyPatch
+    case: str, ranks: int, check: str, rank: int, injected: Callable[..., Measurements]
 ) -> None:
-    monkeypatch.setitem(measure.CPU_PROBE_DEADLINE_S, "standard", 20.0)  # for the one that hangs
-    outcome = gpudoctor(
-        "check", check, "--node", "hgx-h100-8", "--backend", "gloo", "--ranks", str(ranks), "--inject", case, "--json"
-    )
-    assert outcome.code == 1
-    failed = [finding for row in outcome.json["checks"] for finding in row["findings"] if finding["status"] == "fail"]
-    assert {finding["subject"]["rank"] for finding in failed} == {rank}
-    assert outcome.json["measurements"]["injected"] == [case]
-    assert psutil.Process().children(recursive=True) == []
+    assert injected(case, ranks, check, rank).problems == ()
 
 
-def test_two_checks_at_once_on_one_machine_are_both_right() -> None:
-    # not train.balance: with four ranks on two cores it may be unknown
-    command = [sys.executable, "-m", "gpudoctor", "check", "collective", "train.sync", "--json", "--node", "hgx-h100-8",
-               "--backend", "gloo"]  # fmt: skip
-    runs = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    documents = [json.loads(run.communicate(timeout=180)[0]) for run in runs]
-    for run, document in zip(runs, documents, strict=True):
-        assert run.returncode == 0
+def test_a_rank_that_hangs_in_a_collective_is_named_with_those_who_wait_for_it(
+    injected: Callable[..., Measurements], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(measure.CPU_PROBE_DEADLINE_S, "standard", 5.0)
+    found = injected("hang-rank=2:all_reduce", 4, "collective.correct", 2, "train.sync")
+    [problem] = found.problems
+    assert (problem.probe, problem.kind, problem.rank) == ("collective", "timeout", 2)
+    assert problem.phase == "all_reduce of 16 MiB"
+    assert problem.waiting == (0, 1, 3)
+    assert problem.text == ("rank 2 did not leave all_reduce of 16 MiB within 5 s; ranks 0, 1, 3 wait for it")
+    assert [c.size_bytes for c in found.collectives] == [4012, 1 << 20], "what was delivered before is kept"
+    assert all(c.busbw_gb_s == pytest.approx(c.algbw_gb_s * 1.5) for c in found.collectives)
+    assert found.training is None
+    assert found.not_run["train"] == Missing(f"not reached: {problem.text}", "failed")
+
+
+def test_a_rank_that_dies_is_one_crash_and_the_others_are_only_held_up(injected: Callable[..., Measurements]) -> None:
+    found = injected("die-rank=1:train", 2, "train.sync", 1, "collective.correct")
+    [problem] = found.problems
+    assert (problem.probe, problem.kind, problem.rank, problem.waiting) == ("train", "crash", 1, (0,))
+    assert "SIGKILL" in problem.text
+    assert len(found.collectives) == 3, "the probe before is not lost"
+    assert found.not_run["train"].kind == "failed"
+
+
+def test_memory_that_runs_out_is_told_as_such_and_the_others_are_only_held_up(
+    injected: Callable[..., Measurements],
+) -> None:
+    [problem] = injected("oom=1", 2, "train.sync", 1).problems
+    assert (problem.probe, problem.kind, problem.rank, problem.waiting) == ("train", "out-of-memory", 1, (0,))
+    assert "rank 1 failed in train step" in problem.text
+    assert "the host has no memory left" in problem.text
+    assert any("can't allocate memory" in line for line in problem.output)
+
+
+def test_a_nan_is_traced_to_the_rank_where_it_began(injected: Callable[..., Measurements]) -> None:
+    found = injected("nan=0:train", 2, "train.sync", 0)
+    training = found.training
+    assert training is not None
+    assert found.not_run["collective"] == Missing("not asked for")
+    assert "train" not in found.not_run
+    began, followed = (rank.nonfinite_step for rank in training.ranks)
+    assert began is not None
+    assert followed == began + 1
+    assert all(rank.loss_first is not None and rank.loss_last is None for rank in training.ranks)
+
+
+def test_two_checks_at_once_on_one_machine_are_both_right(two_at_once: list[tuple[Outcome, Path]]) -> None:
+    for outcome, saved in two_at_once:
+        assert outcome.code == 0
+        document = json.loads(saved.read_text())
         status = {check["id"]: check["status"] for check in document["checks"]}
         assert status["collective.correct"] == status["train.sync"] == "pass"
         assert "problems" not in document["measurements"]

@@ -33,15 +33,15 @@ def private_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def measure(plan: ProbePlan, *, deadline_s: float = DEADLINE_S, probe_deadline_s: float = DEADLINE_S) -> Measurements:
     """Run the plan; no process and no open file of it may be left afterwards."""
     me = psutil.Process()
-    before, files_before = set(me.children(recursive=True)), _open_files()
+    before, files_before = set(me.children(recursive=True)), open_files()
     measurements = run_probes(plan, deadline_s=deadline_s, probe_deadline_s=probe_deadline_s)
     left = set(me.children(recursive=True)) - before
     assert not left, f"processes left behind: {left}"
-    assert _open_files() <= files_before, "pipes left open"
+    assert open_files() <= files_before, "pipes left open"
     return measurements
 
 
-def _open_files() -> set[str]:
+def open_files() -> set[str]:
     """What this process holds open; what an earlier test left may be collected, and so closed, at any time."""
     found = set()
     for descriptor in Path("/proc/self/fd").iterdir():

@@ -1,34 +1,14 @@
-"""Faults made on purpose: each is found, and pinned on the rank that has it."""
+"""Faults made on purpose: each is found, and pinned on the rank that has it. More of them: tests/cli/test_probes.py."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import msgspec
 import pytest
 
 from gpudoctor.errors import UserError
 from gpudoctor.facts.model.measurements import Measurements
-from gpudoctor.facts.model.missing import Missing
 from gpudoctor.probes.runner.launch import ProbePlan, run_probes
 from gpudoctor.probes.runner.plan import Injection, parse_injection
 from tests.probes.conftest import measure
-
-
-def test_a_rank_that_hangs_in_a_collective_is_named_with_those_who_wait_for_it(private_folders: Path) -> None:
-    plan = ProbePlan("gloo", ranks=4, inject=("hang-rank=1:all_reduce",))
-    found = measure(plan, probe_deadline_s=5.0)
-    [problem] = found.problems
-    assert (problem.probe, problem.kind, problem.rank) == ("collective", "timeout", 1)
-    assert problem.phase == "all_reduce of 16 MiB"
-    assert problem.waiting == (0, 2, 3)
-    assert problem.text == ("rank 1 did not leave all_reduce of 16 MiB within 5 s; ranks 0, 2, 3 wait for it")
-    assert [c.size_bytes for c in found.collectives] == [4012, 1 << 20], "what was delivered before is kept"
-    assert all(c.busbw_gb_s == pytest.approx(c.algbw_gb_s * 1.5) for c in found.collectives)
-    assert found.training is None
-    assert found.not_run["train"] == Missing(f"not reached: {problem.text}", "failed")
-    assert found.injected == ("hang-rank=1:all_reduce",)
-    assert list(private_folders.iterdir()) == []
 
 
 def test_a_rank_that_hangs_in_the_train_is_named_with_its_step() -> None:
@@ -36,24 +16,6 @@ def test_a_rank_that_hangs_in_the_train_is_named_with_its_step() -> None:
     [problem] = measure(plan, probe_deadline_s=5.0).problems
     assert (problem.probe, problem.kind, problem.rank, problem.waiting) == ("train", "timeout", 0, (1,))
     assert problem.phase == "train step 6"
-
-
-def test_a_rank_that_dies_is_one_crash_and_the_others_are_only_held_up() -> None:
-    plan = ProbePlan("gloo", ranks=2, inject=("die-rank=1:train",))
-    found = measure(plan)
-    [problem] = found.problems
-    assert (problem.probe, problem.kind, problem.rank, problem.waiting) == ("train", "crash", 1, (0,))
-    assert "SIGKILL" in problem.text
-    assert len(found.collectives) == 3, "the probe before is not lost"
-    assert found.not_run["train"].kind == "failed"
-
-
-def test_memory_that_runs_out_is_told_as_such_and_the_others_are_only_held_up() -> None:
-    [problem] = measure(ProbePlan("gloo", ranks=2, probes=("train",), inject=("oom=1",))).problems
-    assert (problem.probe, problem.kind, problem.rank, problem.waiting) == ("train", "out-of-memory", 1, (0,))
-    assert "rank 1 failed in train step" in problem.text
-    assert "the host has no memory left" in problem.text
-    assert any("can't allocate memory" in line for line in problem.output)
 
 
 @pytest.mark.parametrize(("text", "factor"), [("slow-data=1", None), ("slow-data=1:2.5", 2.5)])
@@ -88,19 +50,6 @@ def test_a_rank_with_other_weights_shows_in_its_checksum(three_faults: Measureme
     assert three_faults.training is not None
     first, second = (rank.weights_sha256 for rank in three_faults.training.ranks)
     assert first != second
-
-
-def test_a_nan_is_traced_to_the_rank_where_it_began() -> None:
-    found = measure(ProbePlan("gloo", ranks=2, probes=("train",), inject=("nan=0:train",)))
-    training = found.training
-    assert training is not None
-    assert found.not_run["collective"] == Missing("not asked for")
-    assert "train" not in found.not_run
-    began, followed = (rank.nonfinite_step for rank in training.ranks)
-    assert began is not None
-    assert followed == began + 1
-    assert all(rank.loss_first is not None and rank.loss_last is None for rank in training.ranks)
-    assert msgspec.json.decode(msgspec.json.encode(found), type=Measurements) == found, "JSON has no NaN"
 
 
 @pytest.mark.parametrize(

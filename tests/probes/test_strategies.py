@@ -21,6 +21,7 @@ from gpudoctor.checks.core.runner import CheckResult, run_checks
 from gpudoctor.checks.strategy.agreement import loss_error, mean_losses
 from gpudoctor.facts.model.measured_strategies import Strategies, StrategyRun
 from gpudoctor.facts.model.measurements import Measurements
+from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Node
 from gpudoctor.probes.runner.launch import ProbePlan
 from gpudoctor.probes.runner.progress_board import ProgressBoard
@@ -49,7 +50,7 @@ def judged(found: Measurements, check_id: str) -> CheckResult:
 
 @pytest.fixture(scope="module")
 def run() -> Measurements:
-    found = strategies(*DATA)
+    found = strategies(*DATA, "tensor", "3d")
     assert found.problems == ()
     return found
 
@@ -68,7 +69,7 @@ def variant(tried: Strategies, name: str) -> StrategyRun:
 
 def test_every_variant_trains_what_one_rank_trains(tried: Strategies) -> None:
     assert [run.variant for run in tried.runs] == [
-        *("ddp", "ddp-accumulation", "zero1", "fsdp", "fsdp-bf16", "fsdp1", "fsdp1-bf16", "checkpointing")
+        *("ddp", "ddp-accumulation", "zero1", "fsdp", "fsdp-bf16", "fsdp1", "fsdp1-bf16", "checkpointing", "tensor")
     ]
     for run in tried.runs:
         allowed = ROUNDING_BF16 if run.dtype == "bf16" else ROUNDING
@@ -159,6 +160,19 @@ def test_the_bytes_exchanged_are_those_that_the_strategy_needs(tried: Strategies
 def test_data_parallel_says_why_not_on_cpu_ranks(tried: Strategies) -> None:
     assert "CPU ranks" in tried.not_run["dp"].reason
     assert tried.not_run["dp"].kind == "absent"
+
+
+def test_two_ranks_split_tensors_rightly_and_say_why_they_do_not_split_three_ways(
+    run: Measurements, tried: Strategies
+) -> None:
+    split = variant(tried, "tensor")
+    assert split.figures == {"shards": 2.0}
+    whole = tried.reference.memory.parameters_bytes
+    assert all(rank.memory.parameters_bytes < 0.6 * whole for rank in split.ranks)
+    why = "it needs 8 ranks, or another multiple of 4 (4 make tensor 2 x pipeline 2), and these are 2"
+    assert tried.not_run["3d"] == Missing(why)
+    assert set(tried.not_run) == {"dp", "3d"}
+    assert judged(run, "strategy.tensor").status is not Status.FAIL
 
 
 def test_weights_that_one_rank_changes_by_itself_are_caught_by_ddp() -> None:

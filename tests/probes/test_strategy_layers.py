@@ -13,7 +13,6 @@ from gpudoctor.checks.core.runner import run_checks
 from gpudoctor.errors import UserError
 from gpudoctor.facts.model.measured_strategies import Strategies, StrategyRun
 from gpudoctor.facts.model.measurements import Measurements
-from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Node
 from gpudoctor.probes.runner.launch import ProbePlan, run_probes
 from gpudoctor.probes.runner.plan import parse_injection
@@ -129,20 +128,6 @@ def test_eight_ranks_train_with_data_tensor_and_pipeline_parallelism() -> None:
     assert sum(bool(rank.losses) for rank in run.ranks) == 4, "the last stages"
     assert len({rank.losses for rank in run.ranks if rank.losses}) == 2, "each copy has its part of the batch"
     assert failures(found, "strategy.3d") == []
-
-
-def test_two_ranks_split_tensors_rightly_and_say_why_they_do_not_split_three_ways() -> None:
-    plan = ProbePlan("gloo", ranks=2, probes=("strategy",), level="full", strategies=("tensor", "3d"))
-    found = measure(plan, deadline_s=DEADLINE_S, probe_deadline_s=DEADLINE_S)
-    tried = strategies_of(found)
-    run = run_of(tried, "tensor")
-    assert weights_error(run) < ROUNDING
-    assert run.figures == {"shards": 2.0}
-    whole = tried.reference.memory.parameters_bytes
-    assert all(rank.memory.parameters_bytes < 0.6 * whole for rank in run.ranks)
-    why = "it needs 8 ranks, or another multiple of 4 (4 make tensor 2 x pipeline 2), and these are 2"
-    assert tried.not_run == {"3d": Missing(why)}
-    assert failures(found, "strategy.tensor") == []
 
 
 # Where torch's own schedules do not run: both stages of a small model, by hand-written transfers, against the whole.
