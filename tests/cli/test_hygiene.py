@@ -75,7 +75,7 @@ def test_a_lazy_module_that_another_thread_is_importing_is_waited_for(
     monkeypatch.syspath_prepend(tmp_path)
     with lazy_imports():
         import slowly_imported  # type: ignore[import-not-found]
-    first = threading.Thread(target=lambda: slowly_imported.name)
+    first = threading.Thread(target=lambda: slowly_imported.name, daemon=True)
     opens = threading.Timer(0.1, goes_on.set)
     first.start()
     assert begun.wait(60)
