@@ -295,6 +295,13 @@ def test_a_dump_that_is_only_the_lost_gpu_gives_it_no_index(tmp_path: Path) -> N
     assert node.gpus == ()
 
 
+def test_a_lost_gpu_beside_a_list_without_bus_ids_is_none_of_the_listed(tmp_path: Path) -> None:
+    listed = "GPU 0: NVIDIA A100-SXM4-80GB (UUID: GPU-6a1b1c9e-1111-2222-3333-444455556666)\n"
+    node = load_source(written(tmp_path, f"$ nvidia-smi\n{LOST}\n$ nvidia-smi -L\n{listed}{LOST}\n")).node
+    assert [(gpu.index, gpu.bus_id, gpu.errors) for gpu in node.gpus] == [(0, "unknown-0", ())]
+    assert node.driver.handle_errors == (LOST,)
+
+
 @pytest.mark.parametrize(
     ("said", "code"),
     [

@@ -92,7 +92,7 @@ def _add(places: list[_Place], gpu: Gpu, dump: SmiDump, file: str) -> None:
     bus_id, uuid = _identity(gpu, dump)
     place = next((p for p in places if bus_id is not None and p.bus_id == bus_id), None)
     place = place or next((p for p in places if uuid is not None and p.uuid == uuid), None)
-    if place is None:
+    if place is None and (dump.indexed or not _only_lost(gpu)):
         by_index = next((p for p in places if p.index == gpu.index), None)
         if by_index is not None and (dump.indexed or (by_index.bus_id is None or bus_id is None)):
             place = by_index
