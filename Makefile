@@ -1,18 +1,18 @@
-# Two commands do all the set-up on a fresh machine with Python 3.10 or newer:
-#   make demo   installs into .venv and runs the main job on a simulated node and real CPU ranks
-#   make test   installs the same way and runs every test
-# while you work
+# Two commands set up everything on a fresh machine with Python 3.10 or newer:
+#   make demo   installs into .venv, then checks a simulated node with real CPU ranks
+#   make test   installs the same way, then runs every test
+# While you work:
 #   make test-fast   facts, checks and reports, without the tests that start processes: under a minute
-#   make site        the documentation as pages, into build/site
-#   make accept      writes the goldens and generated files anew and shows which changed; then read the difference
-# and one more
-#   make test-frameworks   the tests that start DeepSpeed and TensorFlow, 3 GB in an environment of their own
-# what is handed out (docs/install.md), for this processor or another: make packages PROCESSOR=aarch64
-#   make dist          the wheel and the sdist
-#   make packages      these, the single file, the Debian package and the manual pages, all in dist/
-#   make test-packages installs, runs and removes what was built; the Debian package as root only
-# On a GPU node, once (docs/acceptance.md):
-#   make gpu-acceptance   compares gpudoctor with nvidia-smi, plain loops and nccl-tests; BACKEND=gloo: without a GPU
+#   make lint        ruff, mypy --strict and import-linter
+#   make site        builds the documentation pages in build/site
+#   make accept      regenerates goldens and generated files and lists what changed; read the difference
+#   make test-frameworks   the DeepSpeed and TensorFlow tests, which need a separate environment of 3 GB
+# Release artefacts (docs/install.md), for this processor or another one: make packages PROCESSOR=aarch64
+#   make dist          wheel and sdist
+#   make packages      all of dist/: wheel, sdist, single file, Debian package, manual pages
+#   make test-packages installs, runs and removes them; the Debian package only as root
+# Once on a GPU node (docs/acceptance.md):
+#   make gpu-acceptance   compares gpudoctor with nvidia-smi, plain loops and nccl-tests; BACKEND=gloo needs no GPU
 
 PYTHON ?= python3
 VENV := .venv
@@ -26,15 +26,15 @@ BACKEND ?= auto
 demo: $(VENV)/.installed
 	$(BIN)/gpudoctor check --node hgx-h100-8 --backend gloo --ranks 2
 
-# Tests that start ranks or engines: three at a time, since each waits now and then, those that wait longest first. The
-# rest waits more than it computes: two for each core
+# Tests that start ranks or engines. Three workers, because each of them sometimes waits; the longest waits come first.
+# The other tests wait more than they compute: two workers per core
 RANKS := $(patsubst %,tests/cluster/test_%.py,slurm whole_job ray_job) tests/acceptance tests/plan/test_verification.py \
   tests/probes tests/cli
 TWO_A_CORE = $(shell echo $$(( 2 * $$(nproc) )))
-# of a worker that was ended the file would be begun again, and end the next one: the others finish theirs instead
+# A restarted worker would run the file again that killed it, and be killed as well: let the other workers finish
 BY_FILE := --dist=loadfile --max-worker-restart=0
 
-# once, instead of in each worker and each of thousands of processes (tests/conftest.py); what fails here is told below
+# Compile once, not in every worker and every process that tests start (tests/conftest.py). Pytest reports errors later
 COMPILED = { $(BIN)/python -m compileall -q gpudoctor; \
   ls -d tests/*/ | xargs -n 12 -P 2 $(BIN)/python -m pytest --collect-only -qq -p no:cacheprovider; } >/dev/null 2>&1 || true
 
@@ -43,7 +43,7 @@ test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n $(TWO_A_CORE) --maxprocesses=8 $(BY_FILE) $(RANKS:%=--ignore=%)
 	$(BIN)/python -m pytest -n 3 $(BY_FILE) --no-loadscope-reorder $(RANKS)
 
-# by what a test imports or calls, so that a new one that starts a process is left out by itself
+# What a test imports or calls when it starts processes: a new test of that kind is left out without further work
 STARTS := subprocess|Popen|multiprocessing|Sampler\(|DriverWatch\(|collect_live\(|live_nodes
 test-fast: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n 2 $(BY_FILE) $$(grep -rLE --include='test_*.py' '$(STARTS)' tests/facts tests/checks tests/report)
@@ -52,8 +52,8 @@ accept: $(VENV)/.installed-dev
 	-GPUDOCTOR_ACCEPT=1 $(BIN)/python -m pytest $$(grep -rlE --include='test_*.py' 'golden_files import' tests)
 	git --no-pager diff --stat
 
-# no library but what these tests start, and not beside the others: they take both cores for a minute or two.
-# Compiled is what they import of it, and then, not all of it by pip; containers often forbid to keep that
+# Separate from `test`, because these tests keep both cores busy for a minute or two. pip compiles nothing
+# (--no-compile): Python compiles what they import and keeps it, even if the container sets PYTHONDONTWRITEBYTECODE
 test-frameworks: $(FRAMEWORKS)/.installed
 	GPUDOCTOR_FRAMEWORKS=1 PYTHONDONTWRITEBYTECODE= $(FRAMEWORKS)/bin/python -m pytest tests/frameworks
 
@@ -61,7 +61,7 @@ VERSION := $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' gpudoctor/__init__.py
 PROCESSOR ?= $(shell uname -m)
 WHEEL = dist/gpudoctor_cli-$(VERSION)-py3-none-any.whl
 SINGLE_FILE = dist/gpudoctor-$(VERSION)-linux-$(PROCESSOR).pex
-# the packages that go into the single file; the Debian package holds those of the agent's service as well
+# The dependencies inside the single file; the Debian package adds those of the agent
 SITE = build/site-$(PROCESSOR)
 
 dist: $(VENV)/.installed-dev
@@ -73,7 +73,8 @@ man: $(VENV)/.installed-dev
 	rm -rf dist/man
 	$(BIN)/python contrib/packages/man_pages.py dist/man
 
-# runs in the CPython that starts it, 3.10 to 3.14, and finds that one's torch; a venv (--venv) would be of the first for ever
+# The single file runs in the CPython that starts it (3.10 to 3.14) and finds its torch. pex --venv would bind it to the
+# first interpreter that ever started it
 single-file: dist
 	PATH=$(BIN):$$PATH contrib/packages/site_packages.sh $(SITE) $(PROCESSOR) $(WHEEL)
 	$(BIN)/python -m pex --sources-directory $(SITE) --entry-point gpudoctor.__main__:run --inherit-path=fallback \
@@ -88,7 +89,7 @@ packages: single-file deb
 test-packages: $(VENV)/.installed-dev
 	GPUDOCTOR_PACKAGES=1 $(BIN)/python -m pytest tests/packages
 
-# gloo: before a driver that plays a node. OPTIONS: --only STEP, --burn TIME, -o FILE ...
+# gloo runs against the fake driver of a simulated node. OPTIONS: --only STEP, --burn TIME, -o FILE ...
 gpu-acceptance: $(VENV)/.installed
 	$(if $(filter gloo,$(BACKEND)),$(BIN)/gpudoctor fake-driver --node hgx-h100-8 --) $(BIN)/python -m gpudoctor.acceptance --backend $(BACKEND) $(OPTIONS)
 
@@ -98,7 +99,7 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# a warning, as of a link that leads nowhere, is an error
+# mkdocs.yml is strict: a warning, such as a dead link, is an error
 site: $(VENV)/.installed-dev
 	$(BIN)/python -m mkdocs build --quiet
 	@echo build/site/index.html

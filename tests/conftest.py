@@ -1,4 +1,4 @@
-"""What every test may use."""
+"""Fixtures and limits of the whole suite."""
 
 from __future__ import annotations
 
@@ -19,42 +19,42 @@ ROOT = Path(__file__).parent.parent
 PINNED_CHECKS = Path(__file__).parent / "golden" / "pinned_checks.txt"
 
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
-    # a test run under nohup: what the tests start would ignore it too
+    # started under nohup: processes that tests start would inherit the ignored signal
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    # the same for a test run in the background of a shell script
+    # started in the background of a shell script: the same for Ctrl-C
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# containers often forbid to keep what is compiled: each of thousands of processes would compile gpudoctor anew
+# containers often set PYTHONDONTWRITEBYTECODE: each of thousands of processes would compile gpudoctor again
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
-# the same inputs each time, and as long as it takes: make fuzz is where new ones are tried
+# the same inputs every time, without a deadline; `make fuzz` tries new ones
 settings.register_profile("gpudoctor", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("gpudoctor")
 
-# more than the slowest fixture takes to end what it has started
-CLEAR_UP_S = 120.0
+# more than the slowest fixture needs to end the processes it started
+TEARDOWN_LIMIT_S = 120.0
 
 
 @pytest.hookimpl(wrapper=True, trylast=True)
 def pytest_runtest_protocol() -> Iterator[None]:
-    """A test that was ended at its limit (`timeout` in pyproject.toml) may wait again in a `finally`: ended as well."""
+    """Repeat the limit of a test (`timeout` in pyproject.toml), because its `finally` may wait again."""
     left_s, _ = signal.getitimer(signal.ITIMER_REAL)
     if left_s:
-        signal.setitimer(signal.ITIMER_REAL, left_s, CLEAR_UP_S)
+        signal.setitimer(signal.ITIMER_REAL, left_s, TEARDOWN_LIMIT_S)
     return (yield)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown() -> Iterator[None]:
-    """What fixtures wait for at the end has a limit of its own: of a test that has failed, its limit was taken away."""
+    """Limit the teardown too: pytest-timeout cancels its own limit when a test fails."""
 
     def late(*_: object) -> None:
-        pytest.fail(f"to clear up after it took more than {CLEAR_UP_S:g} s")
+        pytest.fail(f"its teardown took more than {TEARDOWN_LIMIT_S:g} s")
 
     before = signal.signal(signal.SIGALRM, late)
-    signal.setitimer(signal.ITIMER_REAL, CLEAR_UP_S, CLEAR_UP_S)
+    signal.setitimer(signal.ITIMER_REAL, TEARDOWN_LIMIT_S, TEARDOWN_LIMIT_S)
     try:
         return (yield)
     finally:
@@ -64,8 +64,8 @@ def pytest_runtest_teardown() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def own_signals() -> Iterator[None]:
-    """main() changes signals for its whole process: the next test, and what that starts, have them as they were."""
-    numbers = signal.valid_signals() - {signal.SIGALRM}  # that is the limit's
+    """Restore signal handlers and mask, which main() changes for the whole process."""
+    numbers = signal.valid_signals() - {signal.SIGALRM}  # SIGALRM belongs to the limits
     before = {number: signal.getsignal(number) for number in numbers}
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     yield
@@ -76,14 +76,14 @@ def own_signals() -> Iterator[None]:
 
 
 def pytest_collection_finish() -> None:
-    """Take thousands of tests, which stay to the end, out of each garbage collection: a tenth of a test's time."""
+    """Exclude the collected tests, which stay until the end, from garbage collection: saves a tenth of the time."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(scope="session")
 def captures() -> Path:
-    """The folder of real dumps; a test that wants it skips where it is absent."""
+    """The folder of real dumps; the test is skipped if it is absent."""
     folder = Path(os.environ.get("GPUDOCTOR_CAPTURES", ROOT.parent / "shared" / "captures"))
     if not folder.is_dir():
         pytest.skip(f"no captures at {folder}: set GPUDOCTOR_CAPTURES")
@@ -92,7 +92,7 @@ def captures() -> Path:
 
 @pytest.fixture
 def pinned_checks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The registry holds the checks of golden/pinned_checks.txt alone: a new check changes no golden output."""
+    """Limit the registry to golden/pinned_checks.txt, so that a new check changes no golden output."""
     checks = {check.id: check for check in check_registry.registry()}
     if ACCEPT:
         PINNED_CHECKS.write_text("".join(f"{check_id}\n" for check_id in checks))

@@ -1,4 +1,4 @@
-"""Files that hold what an output was when a person approved it, and the one way to approve a change of it."""
+"""Golden files: outputs that a person approved, and the one way to approve a change."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ ACCEPT = bool(os.environ.get("GPUDOCTOR_ACCEPT"))  # make accept sets it
 
 
 def assert_golden(text: str, path: Path) -> None:
-    """The text is what the file holds. `make accept` writes it there: then read the difference."""
+    """Assert that the file holds this text; under `make accept`, write it there instead."""
     if ACCEPT:
         path.write_text(text, encoding="utf-8")
     assert text == path.read_text(encoding="utf-8")

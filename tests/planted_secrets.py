@@ -1,8 +1,8 @@
-"""Seventy-five secrets of different shapes, and how texts of drivers, kernels and programs hold them."""
+"""Seventy-five secrets of different shapes, in texts as drivers, kernels and programs print them."""
 
 from __future__ import annotations
 
-# secret -> how a text holds it. No other part of the node says that it is a secret: its shape or its place must tell
+# secret -> a text that contains it. Redaction must recognise it by its shape or place: nothing else marks it
 SECRETS = {
     "amelie@lab.example.org": "asked {} for it",
     "amelie@lab": "asked {} for it",

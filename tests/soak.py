@@ -3,7 +3,7 @@
 What is expected stands in `soak_expected`, written by hand. A fault must be found by the check that it belongs to,
 with its status, on the GPU it was put on, and nothing on another GPU. A node without a fault must say what the table
 of nodes says. Two faults at once must both be found, where neither makes the other's evidence go away. The facts
-come by one of the ways of `soak_doors`, at every level, under every --fail-on, with and without --profile. The seed
+come by one of the ways of `soak_sources`, at every level, under every --fail-on, with and without --profile. The seed
 is fixed, so that a run can be repeated: python -m tests.soak [COUNT [SEED]].
 """
 
@@ -27,19 +27,19 @@ from gpudoctor.facts.simulated.load import apply_faults, faults, node_names
 from gpudoctor.report.judge import FailOn
 from gpudoctor.report.model import Report
 from tests.checks.simulated_nodes import healthy_report, packaged, speaks_of
-from tests.soak_doors import DOORS, DRIVERS, HANGS, NOT_PLAYED, Asked
 from tests.soak_expected import EXPECTED, NODES
+from tests.soak_sources import DRIVERS, HANGS, NOT_PLAYED, SOURCES, Asked
 
 CHECKS, SEED = 1000, 20261121
 NO_FAULT_SHARE, TWO_FAULTS_SHARE = 0.15, 0.35
 LEVEL_WEIGHTS = (60, 20, 12, 8)
 FAIL_ONS: tuple[FailOn, ...] = ("fail", "warn", "never")
-# with one of these the driver tells little or nothing of GPUs any more: a second fault may not show
+# with one of these faults the driver reports little or nothing about GPUs: a second fault may stay hidden
 _BLINDING = ("driver.", "gpu.count", "gpu.lost")
 
 
-class Strike(msgspec.Struct, frozen=True):
-    """A fault on a target; `gpus` are those that it is on (none: the node)."""
+class PlacedFault(msgspec.Struct, frozen=True):
+    """A fault on a target; `gpus` are the GPUs it affects (none: the node)."""
 
     fault: SimulatedFault
     spec: str
@@ -55,22 +55,22 @@ class Strike(msgspec.Struct, frozen=True):
 
 
 class Draw(msgspec.Struct, frozen=True):
-    """What is tried: a node, what is put on it, how its facts come in, and what is asked."""
+    """One trial: a node, its faults, the way its facts are read, and the checks to run."""
 
     name: str
-    strikes: tuple[Strike, ...] = ()
-    door: str = "facts"
+    placed_faults: tuple[PlacedFault, ...] = ()
+    source: str = "facts"
     level: Level = "quick"
     fail_on: FailOn = "fail"
     named_profile: bool = False
 
     def __str__(self) -> str:
-        struck = ", ".join(strike.spec for strike in self.strikes) or "nothing"
-        return f"{self.name} with {struck} ({self.door}, {self.level}, --fail-on {self.fail_on})"
+        faulty = ", ".join(placed.spec for placed in self.placed_faults) or "nothing"
+        return f"{self.name} with {faulty} ({self.source}, {self.level}, --fail-on {self.fail_on})"
 
 
-def strike(chance: random.Random, node: Node, kit: tuple[SimulatedFault, ...]) -> Strike | None:
-    """A fault of the kit on a random target of this node; None where the one drawn cannot happen there."""
+def place_fault(chance: random.Random, node: Node, kit: tuple[SimulatedFault, ...]) -> PlacedFault | None:
+    """A fault of the kit on a random target of this node; None if the drawn fault cannot happen there."""
     fault = chance.choice(kit)
     indices = [gpu.index for gpu in node.gpus]
     gpus: tuple[int, ...] = ()
@@ -79,17 +79,17 @@ def strike(chance: random.Random, node: Node, kit: tuple[SimulatedFault, ...]) -
     elif fault.kind == "pair" and len(indices) > 1:
         gpus = tuple(sorted(chance.sample(indices, 2)))
     spec = f"{fault.name}@{'-'.join(map(str, gpus))}" if gpus else fault.name
-    return Strike(fault, spec, gpus) if fault.happens_on(node, spec) else None
+    return PlacedFault(fault, spec, gpus) if fault.happens_on(node, spec) else None
 
 
-def drawn(chance: random.Random, doors: dict[str, int]) -> Draw:
-    """A node, what is put on it, and the way by which it is asked."""
+def drawn(chance: random.Random, sources: dict[str, int]) -> Draw:
+    """Draw a node, its faults, and the way its facts are read."""
     while True:
         [level] = chance.choices(LEVELS, LEVEL_WEIGHTS)
         kit = tuple(fault for fault in faults() if fault.level == "quick" or level != "quick")
         draw = Draw(
             chance.choice(node_names()),
-            door=chance.choices(tuple(doors), tuple(doors.values()))[0],
+            source=chance.choices(tuple(sources), tuple(sources.values()))[0],
             level=level,
             fail_on=chance.choices(FAIL_ONS, (7, 2, 1))[0],
             named_profile=chance.random() < 0.2,
@@ -97,25 +97,25 @@ def drawn(chance: random.Random, doors: dict[str, int]) -> Draw:
         share = chance.random()
         if share < NO_FAULT_SHARE:
             return draw
-        first = strike(chance, packaged(draw.name), kit)
-        if first is None or not _comes_through(first, draw.door):
+        first = place_fault(chance, packaged(draw.name), kit)
+        if first is None or not _comes_through(first, draw.source):
             continue
-        second = strike(chance, packaged(draw.name), kit) if share < NO_FAULT_SHARE + TWO_FAULTS_SHARE else None
-        if second is None or not _comes_through(second, draw.door) or not independent(draw.name, first, second):
-            return msgspec.structs.replace(draw, strikes=(first,))
-        return msgspec.structs.replace(draw, strikes=(first, second))
+        second = place_fault(chance, packaged(draw.name), kit) if share < NO_FAULT_SHARE + TWO_FAULTS_SHARE else None
+        if second is None or not _comes_through(second, draw.source) or not independent(draw.name, first, second):
+            return msgspec.structs.replace(draw, placed_faults=(first,))
+        return msgspec.structs.replace(draw, placed_faults=(first, second))
 
 
-def _comes_through(strike: Strike, door: str) -> bool:
-    name = strike.fault.name
-    return door not in DRIVERS or not (name in NOT_PLAYED or (door == "nvml" and name in HANGS))
+def _comes_through(placed: PlacedFault, source: str) -> bool:
+    name = placed.fault.name
+    return source not in DRIVERS or not (name in NOT_PLAYED or (source == "nvml" and name in HANGS))
 
 
-def independent(name: str, one: Strike, other: Strike) -> bool:
+def independent(name: str, one: PlacedFault, other: PlacedFault) -> bool:
     """Whether neither can hide the other: different GPUs, different checks, and none that blinds the driver."""
     if one.check == other.check or set(one.gpus) & set(other.gpus):
         return False
-    if any(strike.check.startswith(_BLINDING) for strike in (one, other)):
+    if any(placed.check.startswith(_BLINDING) for placed in (one, other)):
         return False
     try:
         apply_faults(packaged(name), [one.spec, other.spec])
@@ -125,9 +125,9 @@ def independent(name: str, one: Strike, other: Strike) -> bool:
 
 
 def wrong(draw: Draw, checks: tuple[Check, ...] | None = None) -> list[str]:
-    """What the verdict got wrong, in words. `checks` are the registry's where none are given."""
+    """What the verdict got wrong, in words. `checks` defaults to the registry's."""
     node = packaged(draw.name)
-    specs = tuple(strike.spec for strike in draw.strikes)
+    specs = tuple(placed.spec for placed in draw.placed_faults)
     asked = Asked(
         name=draw.name,
         node=apply_faults(node, specs),
@@ -135,15 +135,19 @@ def wrong(draw: Draw, checks: tuple[Check, ...] | None = None) -> list[str]:
         level=draw.level,
         profile=_profile_of(draw),
         fail_on=draw.fail_on,
-        gpus=len(node.gpus) if any(strike.fault.given == "expect-gpus" for strike in draw.strikes) else None,
+        gpus=len(node.gpus) if any(placed.fault.given == "expect-gpus" for placed in draw.placed_faults) else None,
         checks=checks,
     )
     try:
-        report = DOORS[draw.door][0](asked)
+        report = SOURCES[draw.source][0](asked)
     except UserError as error:
         return [f"it says: {error}"]
     return [
-        *(words for one in draw.strikes for words in missed(report, node, one, alone=len(draw.strikes) == 1)),
+        *(
+            words
+            for one in draw.placed_faults
+            for words in missed(report, node, one, alone=len(draw.placed_faults) == 1)
+        ),
         *alarms(report, draw),
         *verdict_problems(report, draw),
     ]
@@ -154,45 +158,45 @@ def _profile_of(draw: Draw) -> str | None:
     return name if draw.named_profile and name != "none" else None
 
 
-def missed(report: Report, node: Node, strike: Strike, alone: bool) -> list[str]:
-    """Where the check that should find this fault says something else, or of another GPU."""
-    result = next(check for check in report.checks if check.id == strike.check)
-    # beside a second fault the check may have worse to say, never better
-    if result.status is not strike.status and (
-        alone or WORST_FIRST.index(result.status) > WORST_FIRST.index(strike.status)
+def missed(report: Report, node: Node, placed: PlacedFault, alone: bool) -> list[str]:
+    """What the check that should find this fault says instead, or about another GPU."""
+    result = next(check for check in report.checks if check.id == placed.check)
+    # a second fault may make the check's status worse, never better
+    if result.status is not placed.status and (
+        alone or WORST_FIRST.index(result.status) > WORST_FIRST.index(placed.status)
     ):
-        return [f"{strike.spec}: {strike.check} says {result.status.value}, not {strike.status.value}"]
-    if not strike.gpus or strike.fault.given or strike.status not in (Status.FAIL, Status.WARN):
+        return [f"{placed.spec}: {placed.check} says {result.status.value}, not {placed.status.value}"]
+    if not placed.gpus or placed.fault.given or placed.status not in (Status.FAIL, Status.WARN):
         return []
-    on = [gpu for gpu in node.gpus if gpu.index in strike.gpus]
-    subjects = [finding.subject for finding in result.findings if finding.status is strike.status]
+    on = [gpu for gpu in node.gpus if gpu.index in placed.gpus]
+    subjects = [finding.subject for finding in result.findings if finding.status is placed.status]
     if any(speaks_of(subject, gpu.index, gpu.bus_id) for subject in subjects for gpu in on):
         return []
-    return [f"{strike.spec}: {strike.check} names {[subject.label for subject in subjects]}"]
+    return [f"{placed.spec}: {placed.check} names {[subject.label for subject in subjects]}"]
 
 
 def alarms(report: Report, draw: Draw) -> list[str]:
-    """Failures and unknowns that nothing here is the reason of."""
+    """Failures and unknowns that no fault of the trial explains."""
     own = NODES.get(draw.name, {})
-    failing = [strike for strike in draw.strikes if strike.status is Status.FAIL]
+    failing = [placed for placed in draw.placed_faults if placed.status is Status.FAIL]
     expected = {check for check, status in own.items() if status is Status.FAIL} | {one.check for one in failing}
     problems = []
     for fault in report.faults:
         if fault.check not in expected and fault.subject.gpu not in {gpu for one in failing for gpu in one.gpus}:
             problems.append(f"{fault.check} fails: {fault.headline}")
-    struck = {gpu for strike in failing for gpu in strike.gpus}
-    # what is on the whole node or on a pair shows on other GPUs too, and an NVLink has two ends
-    if failing and not own and all(strike.fault.kind in ("gpu", "link") for strike in failing):
+    faulty = {gpu for placed in failing for gpu in placed.gpus}
+    # a fault of the whole node or of a pair shows on other GPUs too, and an NVLink has two ends
+    if failing and not own and all(placed.fault.kind in ("gpu", "link") for placed in failing):
         for result in report.checks:
             if result.id.startswith("nvlink."):
                 continue
             for finding in result.findings:
                 gpu = finding.subject.gpu
-                if finding.status is Status.FAIL and gpu is not None and gpu not in struck:
+                if finding.status is Status.FAIL and gpu is not None and gpu not in faulty:
                     problems.append(f"{result.id} fails on GPU {gpu}")
     if not failing:
-        # what does not answer is unknown to each check of its domain
-        silent = {strike.check.partition(".")[0] for strike in draw.strikes if strike.status is Status.UNKNOWN}
+        # every check of the domain is unknown for a GPU that does not answer
+        silent = {placed.check.partition(".")[0] for placed in draw.placed_faults if placed.status is Status.UNKNOWN}
         problems += [
             f"{result.id} is unknown"
             for result in report.checks
@@ -202,8 +206,8 @@ def alarms(report: Report, draw: Draw) -> list[str]:
 
 
 def verdict_problems(report: Report, draw: Draw) -> list[str]:
-    """Verdict and exit code against what the worst of the expected findings means."""
-    said = {*NODES.get(draw.name, {}).values(), *(strike.status for strike in draw.strikes)}
+    """Compare verdict and exit code with those of the worst expected finding."""
+    said = {*NODES.get(draw.name, {}).values(), *(placed.status for placed in draw.placed_faults)}
     verdict = next((status.value for status in WORST_FIRST if status in said), "pass")
     failing = {"fail": {Status.FAIL}, "warn": {Status.FAIL, Status.WARN}, "never": set()}[draw.fail_on]
     code = 1 if failing & said else 3 if verdict == "unknown" and draw.fail_on != "never" else 0
@@ -213,30 +217,30 @@ def verdict_problems(report: Report, draw: Draw) -> list[str]:
 
 
 def weights(left_out: Iterable[str] = ()) -> dict[str, int]:
-    """The doors that can be gone through here; the driver's library has to be built."""
+    """The ways to read facts that work here; the fake driver's library has to be built."""
     without = set(left_out)
     if not any(map(shutil.which, ("cc", "gcc", "clang"))):
         without.add("library")
-    return {door: weight for door, (_, weight) in DOORS.items() if door not in without}
+    return {source: weight for source, (_, weight) in SOURCES.items() if source not in without}
 
 
 def soak(count: int = CHECKS, seed: int = SEED, left_out: Iterable[str] = ()) -> int:
-    """Run `count` checks and say what was wrong; the number of wrong verdicts."""
+    """Run `count` checks, print what was wrong, return the number of wrong verdicts."""
     chance = random.Random(seed)
-    doors = weights(left_out)
-    bad, strikes, seen, ways = 0, Counter[int](), set[str](), Counter[str]()
+    sources = weights(left_out)
+    bad, per_trial, seen, ways = 0, Counter[int](), set[str](), Counter[str]()
     started = time.monotonic()
     for number in range(count):
-        draw = drawn(chance, doors)
-        strikes[len(draw.strikes)] += 1
-        seen |= {strike.fault.name for strike in draw.strikes}
-        ways[draw.door] += 1
+        draw = drawn(chance, sources)
+        per_trial[len(draw.placed_faults)] += 1
+        seen |= {placed.fault.name for placed in draw.placed_faults}
+        ways[draw.source] += 1
         problems = wrong(draw)
         if problems:
             bad += 1
             say(f"{number}: {draw}: {'; '.join(problems)}")
     say(
-        f"{strikes[0]} without a fault, {strikes[2]} with two; {len(seen)} of {len(faults())} faults;"
+        f"{per_trial[0]} without a fault, {per_trial[2]} with two; {len(seen)} of {len(faults())} faults;"
         f" {time.monotonic() - started:.0f} s; seed {seed}"
     )
     say(f"facts by {', '.join(f'{way} {times}' for way, times in ways.most_common())}")

@@ -20,11 +20,11 @@ from tests.soak_expected import EXPECTED, NODES
 PROCESSES = ("collector", "library")  # each of these starts some
 
 
-def struck(fault: str, node: str = "hgx-h100-8", gpu: int | None = None) -> soak.Draw:
+def faulty(fault: str, node: str = "hgx-h100-8", gpu: int | None = None) -> soak.Draw:
     """A fault on a node, by the shortest way."""
     found = next(known for known in faults() if known.name == fault)
     spec, gpus = (fault, ()) if gpu is None else (f"{fault}@{gpu}", (gpu,))
-    return soak.Draw(node, (soak.Strike(found, spec, gpus),), level=found.level)
+    return soak.Draw(node, (soak.PlacedFault(found, spec, gpus),), level=found.level)
 
 
 def with_check(id: str, says: Finding) -> tuple[Check, ...]:
@@ -42,7 +42,7 @@ def test_a_short_soak_finds_no_wrong_verdict(capsys: pytest.CaptureFixture[str])
 
 
 def test_a_driver_that_hangs_is_seen_through_the_collector() -> None:
-    assert soak.wrong(replace(struck("driver-hang", gpu=3), door="collector")) == []
+    assert soak.wrong(replace(faulty("driver-hang", gpu=3), source="collector")) == []
 
 
 def test_every_fault_has_its_verdict_in_the_table_and_the_kit_agrees() -> None:
@@ -61,7 +61,7 @@ def test_a_check_that_always_passes_is_caught(id: str) -> None:
         fault = next(known for known in faults() if known.name == name)
         node = next(node for node in node_names() if node not in NODES and fault.happens_on(packaged(node)))
         last = max((gpu.index for gpu in packaged(node).gpus), default=None)
-        draw = struck(name, node, last if fault.kind == "gpu" else None)
+        draw = faulty(name, node, last if fault.kind == "gpu" else None)
         assert soak.wrong(draw) == []
         assert any(f"says pass, not {status.value}" in problem for problem in soak.wrong(draw, blind)), name
 
@@ -81,14 +81,14 @@ def test_a_check_that_complains_of_a_healthy_node_is_caught(says: Finding, words
 
 def test_a_failure_of_another_gpu_than_the_struck_one_is_caught() -> None:
     other = fail(of_gpu(packaged("hgx-h100-8").gpus[5]), "x8", "x16")
-    problems = soak.wrong(struck("pcie-width-x8", gpu=3), with_check("pcie.link-width", other))
+    problems = soak.wrong(faulty("pcie-width-x8", gpu=3), with_check("pcie.link-width", other))
     assert any("pcie.link-width names ['GPU 5" in problem for problem in problems)
     assert "pcie.link-width fails on GPU 5" in problems
 
 
 @pytest.mark.parametrize("fail_on", soak.FAIL_ONS)
 def test_the_exit_code_is_the_one_asked_for(fail_on: FailOn) -> None:
-    warned = replace(struck("power-cap", gpu=1), fail_on=fail_on)
+    warned = replace(faulty("power-cap", gpu=1), fail_on=fail_on)
     assert soak.wrong(warned) == []
     problems = soak.wrong(warned, with_check("gpu.power-limit", ok(NODE, "all is well")))
     assert any("not warn and" in problem for problem in problems)

@@ -1,7 +1,7 @@
-"""The ways by which facts come to gpudoctor, for `make soak`: each takes a node and gives the report on it.
+"""The ways to give gpudoctor the facts of a node, for `make soak`: each returns the report on the node.
 
 `facts` is the node as it is. The files (`json`, `yaml`, `report`, `bundle`, `redacted`) are written and read back.
-`nvml` is a driver made of the node, read in this process; `collector` the same in the collector process, with a
+`nvml` is a fake driver of the node, read in this process; `collector` the same in the collector process, with a
 driver that may hang; `library` is `gpudoctor fake-driver` with the C library; `command` types --node and --fault.
 """
 
@@ -39,15 +39,15 @@ from tests.facts.nvml_nodes import Heard
 from tests.fuzz.seeds import as_yaml
 
 ROOT = Path(__file__).parent.parent
-# a driver that is played has no calls that are slow without being hung; and where links lead to switches, a driver
-# tells each GPU's links and nothing of pairs: from them follows what a pair has
+# the fake driver has no slow calls, only hung ones; and if links lead to switches, it returns the links of each GPU
+# and nothing about pairs, which follow from the links
 NOT_PLAYED = {"driver-slow", "driver-stall", "nvlink-asymmetric"}
 HANGS = {"driver-hang"}
 PATIENT_S = 120
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """A node, what is put on it, and what is asked of it."""
+    """A node, its faults, and the options of the check."""
 
     name: str
     node: Node
@@ -160,7 +160,7 @@ def library(asked: Asked) -> Report:
 
 
 def _environ() -> dict[str, str]:
-    """The caller's, without what would be laid over the node."""
+    """The caller's environment without the variables that facts of the node would include."""
     ours = ("CUDA_", "NCCL_", "SLURM_", "GPUDOCTOR_")
     return {name: value for name, value in os.environ.items() if not name.startswith(ours)}
 
@@ -187,8 +187,8 @@ def _read(text: str, code: int) -> Report:
     return report
 
 
-# each with its weight: those that start processes come seldom
-DOORS: dict[str, tuple[Callable[[Asked], Report], int]] = {
+# each with its weight: the slow ones, which start processes, are drawn seldom
+SOURCES: dict[str, tuple[Callable[[Asked], Report], int]] = {
     "facts": (facts, 30),
     "json": (_file(to_json), 12),
     "yaml": (_file(as_yaml), 3),
@@ -200,5 +200,5 @@ DOORS: dict[str, tuple[Callable[[Asked], Report], int]] = {
     "collector": (collector, 6),
     "library": (library, 4),
 }
-# these play a driver: what no driver tells cannot come through them
+# these read a fake driver: a fault that no driver reports cannot show through them
 DRIVERS = {"nvml", "collector", "library"}
