@@ -160,6 +160,26 @@ def test_an_sxid_says_itself_whether_it_is_fatal_and_its_detail_lines_are_no_eve
             "0000:01:00.0",
         ),
         ("pcieport 0000:00:01.1: DPC: containment event, status:0x1f01 source:0x0000", "aer", "0000:00:01.1"),
+        (
+            "nvidia 0000:07:00.0: AMD-Vi: Event logged [IO_PAGE_FAULT domain=0x0003 address=0x80000040 flags=0x0020]",
+            "iommu-fault",
+            "0000:07:00.0",
+        ),
+        (
+            "AMD-Vi: Event logged [IO_PAGE_FAULT device=07:00.0 domain=0x0003 address=0x80000040 flags=0x0020]",
+            "iommu-fault",
+            "0000:07:00.0",
+        ),
+        (
+            "DMAR: [DMA Read NO_PASID] Request device [07:00.0] fault addr 0x7cd80000 [fault reason 0x06] PTE Read",
+            "iommu-fault",
+            "0000:07:00.0",
+        ),
+        (
+            "dmar: DMAR:[DMA Write] Request device [07:00.0] fault addr 2231b8000 ",
+            "iommu-fault",
+            "0000:07:00.0",
+        ),
     ],
 )
 def test_faults_that_come_without_an_xid(line: str, kind: str, bus_id: str | None) -> None:

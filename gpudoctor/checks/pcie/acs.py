@@ -9,24 +9,35 @@ from gpudoctor.checks.core.each_gpu import in_virtual_machine
 from gpudoctor.checks.core.explains import Explains
 from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, ok, skip, unknown, unread, warn
 from gpudoctor.checks.core.registry import check
-from gpudoctor.checks.core.subject import NODE, of_gpu
+from gpudoctor.checks.core.runner import NO_GPU
+from gpudoctor.checks.core.subject import NODE, Subject, of_gpu
 from gpudoctor.checks.core.trust import untrusted
 from gpudoctor.checks.pcie.link_state import bridges_not_judged, on_c2c
 from gpudoctor.facts.model.gpu import Gpu
+from gpudoctor.facts.model.kernel_log import KernelEvent
 from gpudoctor.facts.model.missing import Missing, known
+
+_NO_TRANSLATION = (
+    Advice("Add to the kernel command line and reboot:", "iommu=pt"),
+    "Or turn VT-d / AMD-Vi off in the BIOS where no virtual machine needs it.",
+)
 
 
 @check(
     "pcie.acs",
     title="Nothing sends peer-to-peer traffic through the root complex",
     impact="costs",
+    needs_gpu=False,
     explains=(Explains(("collective.*", "link.peer"), anywhere=True),),
 )
 def acs(case: Case) -> Iterator[Finding]:
-    """Warn of ACS redirect above a GPU and of a translating IOMMU, on bare metal with several GPUs."""
+    """Warn of DMA that the IOMMU refused; on bare metal with several GPUs, of ACS redirect and a translating IOMMU."""
+    refused = tuple(_refused(case))
+    yield from refused
     reason = _acs_does_not_matter(case)
     if reason is not None:
-        yield skip(NODE, reason)
+        if not refused:
+            yield skip(NODE, reason)
         return
     for gpu in case.gpus:
         yield _redirect_above(case, gpu)
@@ -35,6 +46,8 @@ def acs(case: Case) -> Iterator[Finding]:
 
 def _acs_does_not_matter(case: Case) -> str | None:
     node, gpus = case.node, case.gpus
+    if not gpus:
+        return NO_GPU
     if len(gpus) < 2:
         return "one GPU: no peer-to-peer traffic to redirect"
     if in_virtual_machine(node, gpus):
@@ -51,6 +64,29 @@ def _acs_does_not_matter(case: Case) -> str | None:
     if geforce and reads and all(status in ("CNS", "GNS", "NS") for status in reads):
         return "these GPUs have no peer-to-peer over PCIe, so there is nothing to redirect"
     return None
+
+
+def _refused(case: Case) -> Iterator[Finding]:
+    """One warning for each GPU whose memory accesses the IOMMU refused, by the kernel log."""
+    in_scope = {gpu.bus_id: gpu for gpu in case.gpus}
+    out_of_scope = {gpu.bus_id for gpu in case.node.gpus} - in_scope.keys()
+    nvidia = {device.bus_id for device in known(case.node.pci.nvidia_devices) or ()} | in_scope.keys()
+    by_bus: dict[str, list[KernelEvent]] = {}
+    for event in known(case.node.kernel_log.events) or ():
+        if event.kind != "iommu-fault" or event.bus_id is None or event.bus_id in out_of_scope:
+            continue
+        if event.bus_id in nvidia or f"nvidia {event.bus_id}: " in event.text:
+            by_bus.setdefault(event.bus_id, []).append(event)
+    for bus_id, events in by_bus.items():
+        lines = f"{len(events)} line{'s' * (len(events) > 1)}"
+        yield warn(
+            of_gpu(in_scope[bus_id]) if bus_id in in_scope else Subject(kind="gpu", bus_id=bus_id),
+            Found(f"the IOMMU refused memory accesses of it ({lines} in the kernel log)", len(events), "lines"),
+            Expected("none", source="drivers/iommu; cuda-samples#48"),
+            *(Evidence("kernel log", event.text[:300]) for event in events[-2:]),
+            likely="peer-to-peer or RDMA traffic goes through a translating IOMMU: collectives hang or give wrong data",
+            advice=_NO_TRANSLATION,
+        )
 
 
 def _redirect_above(case: Case, gpu: Gpu) -> Finding:
@@ -93,8 +129,5 @@ def _iommu(case: Case) -> Finding:
         Expected("off or passthrough", "in", "off, passthrough", source="NCCL docs, PCI access control services"),
         Evidence("/sys/kernel/iommu_groups/*/type", "DMA"),
         likely="peer-to-peer over PCIe goes through address translation: slow, and hangs are known (nccl-tests#117)",
-        advice=(
-            Advice("Add to the kernel command line and reboot:", "iommu=pt"),
-            "Or turn VT-d / AMD-Vi off in the BIOS where no virtual machine needs it.",
-        ),
+        advice=_NO_TRANSLATION,
     )

@@ -18,6 +18,7 @@ from gpudoctor.facts.model.node import short_bus_id
 # Words, one of which every line of interest has: most lines are thrown away by this alone
 WORDS = (
     *("NVRM: ", "SXid", "AER: ", "PCIe Bus Error", "DPC: ", "available PCIe bandwidth"),
+    *("[IO_PAGE_FAULT ", "DMAR: [DMA ", "DMAR:[DMA "),
     *("nvidia: probe of ", "probe with driver nvidia"),
 )
 MARK = re.compile("|".join(map(re.escape, WORDS)))
@@ -53,6 +54,13 @@ _PREVIOUS = re.compile(r"caused by previous Xid (\d{1,6})\b")
 _AER = re.compile(
     rf"[\w.-]{{1,32}} ({_FUNCTION}): (?:AER: [^:]{{0,60}}error (?:message )?received(?:(?: from|:) ({_BUS_ID}))?"
     r"|PCIe Bus Error: severity=|AER: device recovery failed|DPC: containment event)"
+)
+# drivers/iommu/amd/iommu.c: nvidia 0000:07:00.0: AMD-Vi: Event logged [IO_PAGE_FAULT domain=..., or without a driver
+# AMD-Vi: Event logged [IO_PAGE_FAULT device=07:00.0 ...; drivers/iommu/intel/dmar.c: DMAR: [DMA Write NO_PASID] Request
+# device [0000:07:00.0] fault addr ..., most often without the domain
+_IOMMU_FAULT = re.compile(
+    rf"(?:[\w.-]{{1,32}} ({_FUNCTION}): )?AMD-Vi: Event logged \[IO_PAGE_FAULT (?:device=({_BUS_ID}))?"
+    rf"|(?:dmar: )?DMAR: ?\[DMA [\w ]{{1,24}}\] Request device \[({_BUS_ID})\].{{0,24}} fault addr "
 )
 _BANDWIDTH = re.compile(
     rf"[\w.-]{{1,32}} ({_FUNCTION}): (\d{{1,6}}(?:\.\d{{1,4}})?) Gb/s available PCIe bandwidth, limited by"
@@ -92,6 +100,9 @@ def parse_message(message: str) -> KernelEvent | None:
         return _event("sxid", message, bus_id=sxid[1], code=int(sxid[2]), fatal=fatal)
     if aer := _AER.match(message):
         return _event("aer", message, bus_id=aer[2] or aer[1])
+    if refused := _IOMMU_FAULT.match(message):
+        bus_id = refused[1] or refused[2] or refused[3]
+        return _event("iommu-fault", message, bus_id=bus_id, named=False) if bus_id else None
     if bandwidth := _BANDWIDTH.match(message):
         event = _event("pcie-bandwidth", message, bus_id=bandwidth[1])
         return msgspec.structs.replace(event, limit=_limit(bandwidth))

@@ -7,7 +7,9 @@ from typing import Literal
 from gpudoctor.facts.model.gpu import Fact
 from gpudoctor.facts.model.missing import NOT_READ, Missing
 
-KernelEventKind = Literal["xid", "sxid", "off-bus", "gsp", "aer", "pcie-bandwidth", "nvlink", "rm", "unclear", "gap"]
+KernelEventKind = Literal[
+    "xid", "sxid", "off-bus", "gsp", "aer", "iommu-fault", "pcie-bandwidth", "nvlink", "rm", "unclear", "gap"
+]
 
 
 class PcieLimit(Fact, frozen=True):

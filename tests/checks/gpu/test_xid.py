@@ -245,6 +245,7 @@ def test_a_bus_id_without_its_function_finds_its_gpu() -> None:
         ("rm", "NVRM: GPU 0000:15:00.0: RmInitAdapter failed! (0x22:0x56:884)", "warn"),
         ("rm", "NVRM: nvAssertFailedNoLog: Assertion failed", "pass"),
         ("aer", "pcieport 0000:00:01.0: AER: Corrected error received", "pass"),
+        ("iommu-fault", "nvidia 0000:15:00.0: AMD-Vi: Event logged [IO_PAGE_FAULT domain=0x1 address=0x0]", "pass"),
         ("nvlink", "NVRM: knvlinkUpdatePostRxDetectLinkMask_IMPL: Failed", "pass"),
     ],
 )

@@ -7,7 +7,10 @@ from typing import Any
 import pytest
 
 from gpudoctor.checks.core.finding import Status
+from gpudoctor.facts.kernel_log.lines import read_kernel_text
+from gpudoctor.facts.model.kernel_log import KernelLog
 from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.model.node import Node
 from gpudoctor.report.judge import judge as judge_node
 from tests.checks.wired import (
     ABSENT,
@@ -130,6 +133,33 @@ def test_a_translating_iommu_is_a_warning_of_the_node() -> None:
     [finding] = bad(judged(ACS, simulated("hgx-h100-8", "iommu-translated")))
     assert (finding.status, finding.subject.kind) == (Status.WARN, "node")
     assert says(finding, "iommu=pt")
+
+
+def iommu_faults(*lines: str) -> KernelLog:
+    return read_kernel_text("".join(f"[   12.500000] {line}\n" for line in lines), "dmesg.txt")
+
+
+REFUSED = "DMAR: [DMA Read NO_PASID] Request device [{}] fault addr 0x7cd80000 [fault reason 0x06] PTE Read access"
+
+
+@pytest.mark.parametrize("node", ["hgx-h100-8", "hgx-h100-vm-8"])
+def test_memory_accesses_of_a_gpu_that_the_iommu_refused_are_a_warning_of_that_gpu(node: str) -> None:
+    line = REFUSED.format(simulated(node).gpus[5].bus_id.removeprefix("0000:"))
+    [finding] = bad(judged(ACS, simulated(node, kernel_log=iommu_faults(line, line))))
+    assert (finding.status, finding.subject.gpu) == (Status.WARN, 5)
+    assert says(finding, "2 lines", "iommu=pt", "fault addr 0x7cd80000")
+
+
+def test_refused_accesses_of_another_device_are_none_of_a_gpu() -> None:
+    node = simulated("hgx-h100-8", kernel_log=iommu_faults(REFUSED.format("00:02.0")))
+    assert bad(judged(ACS, node)) == []
+
+
+def test_a_kernel_log_alone_shows_them_too() -> None:
+    line = "nvidia 0000:41:00.0: AMD-Vi: Event logged [IO_PAGE_FAULT domain=0x0003 address=0x80000040 flags=0x0020]"
+    [finding] = bad(judged(ACS, Node(kernel_log=iommu_faults(line))))
+    assert (finding.status, finding.subject.bus_id) == (Status.WARN, "0000:41:00.0")
+    assert only(judged(ACS, Node(kernel_log=iommu_faults()))).status is Status.SKIP
 
 
 @pytest.mark.parametrize(
