@@ -243,9 +243,34 @@ def test_the_errors_of_fabric_managers_log() -> None:
     assert [error.partition("] f")[2] for error in known(told.errors) or ()] == [
         "ailed to find the GPU handle 77 in the multicast team request"
     ]
-    # a tray without NVSwitches has nothing to manage, which is no error
-    quiet = read(text.replace("failed to find", "WARNING Nothing to do [NV_WARN_NOTHING_TO_DO] of"))
-    assert quiet.fabric_manager.errors == ()
+
+
+def test_a_fabric_manager_without_nvswitches_keeps_the_line_that_says_so() -> None:
+    nothing = "NVSwitch driver failed with error:WARNING Nothing to do [NV_WARN_NOTHING_TO_DO]"
+    told = read(SERVICE.replace(_MISMATCH, nothing)).fabric_manager
+    assert (told.service, told.errors) == ("failed", (nothing,))
+
+
+JOURNAL = f"""\
+Oct 02 10:00:00 box systemd[1]: Starting NVIDIA fabric manager service...
+Oct 02 10:00:01 box nv-fabricmanager[400]: {_MISMATCH}
+Oct 02 10:00:01 box systemd[1]: Failed to start NVIDIA fabric manager service.
+Oct 02 10:11:12 box systemd[1]: Starting nvidia-fabricmanager.service - NVIDIA fabric manager service...
+Oct 02 10:11:13 box nv-fabricmanager[901]: request to query NVSwitch device information failed with error:WARNING
+Oct 02 10:11:14 box systemd[1]: nvidia-fabricmanager.service: Control process exited, code=exited, status=1/FAILURE
+Oct 02 10:11:14 box systemd[1]: nvidia-fabricmanager.service: Failed with result 'exit-code'.
+"""
+
+
+def test_the_journal_of_fabric_manager_shows_how_its_last_start_ended() -> None:
+    read_state = read(JOURNAL).fabric_manager
+    assert (read_state.service, read_state.result) == ("failed", "exit-code")
+    (error,) = known(read_state.errors) or ()
+    assert error.startswith("request to query NVSwitch")
+    started = read(
+        JOURNAL + JOURNAL.splitlines()[3] + "\nOct 02 11:00:00 box systemd[1]: Started NVIDIA fabric manager service.\n"
+    )
+    assert started.fabric_manager == FabricManager(service="active")
 
 
 SCONTROL = """\

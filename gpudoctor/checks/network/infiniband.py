@@ -103,7 +103,7 @@ def _evidence(port: RdmaPort) -> Evidence:
 
 
 def _down(ports: tuple[RdmaPort, ...]) -> Iterator[Finding]:
-    """Ports that are not active while more than half of their kind are.
+    """Ports with a cable that no subnet manager has set up; ports that are not active while most of their kind are.
 
     A kind is link layer, port number and maximum rate: the second ports of dual-port adapters
     are often left without a cable, all of them.
@@ -113,20 +113,25 @@ def _down(ports: tuple[RdmaPort, ...]) -> Iterator[Finding]:
             continue
         kind = [p for p in ports if _kind(p) == _kind(port)]
         up = sum(map(_active, kind))
-        if up * 2 <= len(kind):
-            continue
         initialising = "INIT" in port.state.upper()
+        cabled = initialising and (known(port.physical_state) or "").lower() == "linkup"
+        if up * 2 <= len(kind) and not cabled:
+            continue
         yield warn(
             of_nic(port.device),
             Found(f"{_label(port)} is {port.state} ({known(port.physical_state) or 'physical state not known'})"),
-            Expected(f"active, as {up} of {len(kind)} ports of its kind are", "==", "ACTIVE", source="peers"),
+            Expected(f"active, as {up} of {len(kind)} ports of its kind are", "==", "ACTIVE", source="peers")
+            if up
+            else Expected("active, or without a cable", "==", "ACTIVE", source="ibstat(8)"),
             _evidence(port),
             likely="the link is up, but no subnet manager has set up the port"
             if initialising
             else "no cable, a dead cable or transceiver, or the switch port is off",
             advice=(
                 Advice("Look at the port and its counters.", f"ibstat {port.device}"),
-                Advice("Reseat or swap the cable, and look at the switch's side of it."),
+                Advice("See whether a subnet manager answers.", f"sminfo -C {port.device} -P {port.port}")
+                if initialising
+                else Advice("Reseat or swap the cable, and look at the switch's side of it."),
             ),
         )
 

@@ -12,7 +12,7 @@ from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import of_gpu
 from gpudoctor.checks.gpu.xid_codes import LINK_CODES
 from gpudoctor.checks.nvlink.link_state import not_judged, real_links
-from gpudoctor.facts.model.gpu import Gpu
+from gpudoctor.facts.model.gpu import Gpu, NvLink
 from gpudoctor.facts.model.missing import Missing, known
 
 _KINDS = ("crc_errors", "replay_errors", "recovery_errors")
@@ -43,7 +43,10 @@ _PEERS_RATIO = Limit(
 def errors(case: Case) -> Iterator[Finding]:
     """Warn of a GPU whose lifetime counts stand far above its peers'; a rate needs two samples under load."""
     totals = {gpu.index: _totals(gpu) for gpu in case.gpus}
-    yield from (not_judged(case, gpu) or _errors_of(case, gpu, totals) for gpu in case.gpus)
+    # `nvidia-smi nvlink -e` alone shows counters of links and not their state
+    yield from (
+        not_judged(case, gpu, by_state=not totals[gpu.index]) or _errors_of(case, gpu, totals) for gpu in case.gpus
+    )
 
 
 def _errors_of(case: Case, gpu: Gpu, of_all: Mapping[int, Mapping[str, int]]) -> Finding:
@@ -58,7 +61,7 @@ def _errors_of(case: Case, gpu: Gpu, of_all: Mapping[int, Mapping[str, int]]) ->
         peers = [counts[kind] for peer, counts in of_all.items() if peer != gpu.index and kind in counts]
         bound = out_of_line(total, peers, floor, ratio)
         if bound is not None:
-            worst = max(real_links(gpu), key=lambda link: known(getattr(link, kind)) or 0)
+            worst = max(_counting_links(gpu), key=lambda link: known(getattr(link, kind)) or 0)
             return warn(
                 subject,
                 Found(f"{total} NVLink {name} errors since driver load", total, "errors"),
@@ -76,9 +79,14 @@ def _errors_of(case: Case, gpu: Gpu, of_all: Mapping[int, Mapping[str, int]]) ->
     return ok(subject, Found(words + note, sum(totals.values()), "errors"))
 
 
+def _counting_links(gpu: Gpu) -> list[NvLink]:
+    """The links whose state is known; without any such link, all that a text shows."""
+    return real_links(gpu) or list(known(gpu.nvlinks) or ())
+
+
 def _totals(gpu: Gpu) -> dict[str, int]:
     """What its links have counted together, of each kind that any of them counts."""
-    links = real_links(gpu)
+    links = _counting_links(gpu)
     counted = {kind: [known(getattr(link, kind)) for link in links] for kind in _KINDS}
     known_counts = {kind: [count for count in counts if count is not None] for kind, counts in counted.items()}
     return {kind: sum(counts) for kind, counts in known_counts.items() if counts}

@@ -16,8 +16,11 @@ from gpudoctor.profiles.profile import GpuModel
 UP = ("active", "sleep")  # asleep is a power state, not a fault (nvml.h, NVML_NVLINK_STATE_SLEEP)
 
 
-def not_judged(case: Case, gpu: Gpu) -> Finding | None:
-    """The finding if the links of this GPU cannot be judged, with the reason; None if they can."""
+def not_judged(case: Case, gpu: Gpu, *, by_state: bool = True) -> Finding | None:
+    """The finding if the links of this GPU cannot be judged, with the reason; None if they can.
+
+    `by_state`: links of which no state is known cannot be judged.
+    """
     subject = of_gpu(gpu)
     if reason := untrusted(gpu):
         return unknown(subject, reason)
@@ -32,7 +35,7 @@ def not_judged(case: Case, gpu: Gpu) -> Finding | None:
         return skip(subject, "no NVLink is shown for this GPU")
     if failed := first_failed(link.state for link in gpu.nvlinks):
         return unread(subject, "state of an NVLink", failed)
-    if not real_links(gpu):
+    if by_state and not real_links(gpu):
         state = gpu.nvlinks[0].state
         return unread(subject, "state of the NVLinks", state if isinstance(state, Missing) else Missing("not known"))
     return None

@@ -55,8 +55,16 @@ def test_a_port_that_is_down_among_active_siblings_is_named() -> None:
 
 
 def test_a_port_without_a_subnet_manager_is_told_apart_from_a_cable() -> None:
-    assert "subnet manager" in words(check(*eight(state="INIT")))
+    assert "sminfo -C mlx5_7 -P 1" in words(check(*eight(state="INIT")))
     assert "cable" in words(check(*eight(**DOWN)))
+
+
+def test_a_cabled_port_without_a_subnet_manager_warns_whatever_its_siblings_do() -> None:
+    for others in ((port(0),), (port(0, **DOWN), port(2)), (port(0, max_rate_gbit_s=100.0),)):
+        result = check(*others, port(1, state="Initializing", rate_gbit_s=200.0))
+        [odd] = [f for f in result.findings if f.status is Status.WARN]
+        assert (odd.subject.name, "subnet manager" in words(result)) == ("mlx5_1", True)
+    assert check(port(0), port(1, state="INIT", physical_state="Polling")).status is Status.PASS
 
 
 @pytest.mark.parametrize(

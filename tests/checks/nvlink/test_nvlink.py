@@ -346,6 +346,15 @@ def test_recoveries_have_a_bound_of_their_own() -> None:
     assert "12 NVLink recovery errors" in found(bad(judged(ERRORS, many))[0])
 
 
+def test_counters_are_judged_where_a_text_shows_no_state_of_the_links() -> None:
+    node = on_gpus(simulated("hgx-h100-8", "nvlink-errors@2:5"), nvlinks=links(state=ABSENT))
+    [finding] = bad(judged(ERRORS, node))
+    assert (finding.status, finding.subject.gpu) == (Status.WARN, 2)
+    assert says(finding, "link 5")
+    assert of_gpu(judged(ERRORS, node), 3).status is Status.PASS
+    assert judged(LINKS, node).status is Status.SKIP
+
+
 def test_counters_nobody_read_are_no_pass() -> None:
     silent: dict[str, Any] = {"crc_errors": ABSENT, "replay_errors": ABSENT, "recovery_errors": ABSENT}
     assert judged(ERRORS, on_gpus(simulated("hgx-h100-8"), nvlinks=links(**silent))).status is Status.SKIP

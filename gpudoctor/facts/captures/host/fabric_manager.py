@@ -1,4 +1,4 @@
-"""`systemctl status nvidia-fabricmanager` and fabric manager's own log."""
+"""The fabric manager's service in `systemctl status` and in the journal, and its own log file."""
 
 from __future__ import annotations
 
@@ -20,6 +20,16 @@ _UNIT_MORE = re.compile(
     r"|(?:[A-Z][a-z]{2} [ \d]?\d [\d:]{8}|\d{4}-\d\d-\d\dT\S{8,30}) \S+ "
     r"(?:systemd|nv-fabricmanager|nvidia-fabricmanager\S{0,20}|nvidia-persistenced)\[\d{1,10}\]: "
 )
+# `journalctl -u nvidia-fabricmanager`: "Jul 01 11:00:05 dgx2 nv-fabricmanager[3312]: ..." and systemd's own lines
+_STAMPED = r"(?:[A-Z][a-z]{2} [ \d]?\d [\d:]{8}(?:\.\d{1,9})?|\d{4}-\d\d-\d\dT\S{8,30}) \S+ "
+_SERVICE_NAME = r"(?:nvidia-fabricmanager\.service|NVIDIA fabric manager service)"
+_JOURNAL = re.compile(
+    rf"{_STAMPED}(?:(?:nv-fabricmanager|nvidia-fabricmanager\S{{0,20}})\[\d{{1,10}}\]: "
+    rf"|systemd\[1\]: (?:\w+ |Failed to start ){{0,1}}{_SERVICE_NAME})"
+)
+_JOURNAL_STATE = re.compile(rf"systemd\[1\]: (Starting|Started|Stopped|Failed to start) {_SERVICE_NAME}")
+_JOURNAL_RESULT = re.compile(r"systemd\[1\]: nvidia-fabricmanager\.service: Failed with result '([a-z-]{3,30})'")
+_STATE_WORDS = {"Started": "active", "Stopped": "inactive", "Failed to start": "failed"}
 _ACTIVE = re.compile(r"\s+Active: ([a-z-]{3,20})(?: \(([^)]{1,60})\))?")
 _RESULT = re.compile(r"Result: ([a-z-]{3,30})")
 _IS_ACTIVE = re.compile(r"(active|inactive|failed|activating|deactivating|unknown)\s*$")
@@ -30,8 +40,6 @@ _OWN_LINE = re.compile(r"\S+ (?:nv-fabricmanager|nvidia-fabricmanager-start\.sh)
 _ERROR_WORDS = re.compile(
     r"\b(?:fail(?:ed|ure)|error|abort|don't match|does ?n[o']t match|not supported|fatal|timed? ?out)\b", re.IGNORECASE
 )
-# no NVSwitch to manage: no fault
-_NOTHING_TO_DO = re.compile(r"NV_WARN_NOTHING_TO_DO|Nothing to do")
 _RUNNING = re.compile(rf"Fabric ?Manager version (?:is )?:? ?({DRIVER_VERSION})", re.IGNORECASE)
 _INTERFACE = re.compile(rf"interface version ({DRIVER_VERSION}) (?:don't|doesn't|does not) match")
 
@@ -57,6 +65,25 @@ def read_service(block: Block) -> Part:
     return Part(Node(fabric_manager=told)) if told != FabricManager() else Part()
 
 
+def read_journal(block: Block) -> Part:
+    """`journalctl -u nvidia-fabricmanager`: the state in which its last start ended, with the errors of that start."""
+    lines: list[str] = []
+    service = result = None
+    for line in block.lines:
+        state, failed = _JOURNAL_STATE.search(line), _JOURNAL_RESULT.search(line)
+        if state is not None and state[1] == "Starting":
+            lines, service, result = [], None, None
+        elif state is not None:
+            service = _STATE_WORDS[state[1]]
+        elif failed is not None:
+            service, result = "failed", failed[1]
+        lines.append(line)
+    told = _told(Block(lines), FabricManager())
+    if service is not None:
+        told = _replaced(told, service, result)
+    return Part(Node(fabric_manager=told)) if told != FabricManager() else Part()
+
+
 def read_log(block: Block) -> Part:
     """/var/log/fabricmanager.log: its version and its errors."""
     told = _told(block, FabricManager(errors=()))
@@ -74,7 +101,7 @@ def _told(block: Block, start: FabricManager) -> FabricManager:
             bad = level[1] in ("ERROR", "CRITICAL", "FATAL")
         else:
             bad = own is not None and _ERROR_WORDS.search(own[1]) is not None
-        if bad and not _NOTHING_TO_DO.search(line):
+        if bad:
             # without the name of the host, which stands before the program's
             errors = [*(errors or []), own[1] if own is not None else line.strip()[:300]][-MOST_ERRORS:]
     return FabricManager(version=version, errors=start.errors if errors is None else tuple(errors))
@@ -92,6 +119,7 @@ FABRIC_MANAGER_READERS: tuple[TextReader, ...] = (
         read_service,
         after=_IS_ACTIVE_COMMAND.search,
     ),
+    TextReader("fabric manager journal", _JOURNAL.match, _JOURNAL.match, read_journal),
     TextReader("fabric manager log", _LOG.match, _LOG.match, read_log, in_pieces=True),
     TextReader("nv-fabricmanager --version", _RUNNING.match, _RUNNING.match, read_service),
 )
