@@ -274,7 +274,7 @@ def _zstd_reader(source: io.RawIOBase) -> tuple[Any, type[Exception]]:
 
 
 def _decoded(blocks: Iterator[bytes]) -> Iterator[bytes]:
-    """UTF-8 out of UTF-16; other bytes as they are."""
+    """UTF-8 out of UTF-16, with a space for each no-break space, which web pages write; other bytes as they are."""
     decoder: codecs.IncrementalDecoder | None = None
     first = True
     for block in blocks:
@@ -286,7 +286,8 @@ def _decoded(blocks: Iterator[bytes]) -> Iterator[bytes]:
                 raise UnreadableError("binary, no log")
             elif block.startswith(b"\xef\xbb\xbf"):
                 block = block[3:]
-        yield decoder.decode(block).encode("utf-8", "replace") if decoder else block
+        block = decoder.decode(block).encode("utf-8", "replace") if decoder else block
+        yield block.replace(b"\xc2\xa0", b" ")
 
 
 def _utf16(head: bytes) -> str | None:

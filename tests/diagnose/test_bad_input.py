@@ -37,6 +37,7 @@ FAILURE = (
         FAILURE.encode("utf-16-le"),
         b"\xef\xbb\xbf" + FAILURE.encode(),
         FAILURE.replace("\n", "\r\n").encode(),
+        FAILURE.replace(" ", "\u00a0").encode(),  # copied from a web page
         FAILURE.replace("KeyError", "\0KeyError").encode(),
         FAILURE.encode() + b"\xff\xfe\x80 rubbish \xc3\x28\n",
         FAILURE.encode()[:-1],

@@ -85,6 +85,8 @@ DRESSES: dict[str, Callable[[str], str]] = {
     "coloured": lambda text: "".join(f"\x1b[1;32m{line}\x1b[0m\n" for line in text.splitlines()),
     "numbered": lambda text: "".join(f"{n:6}\t{line}\n" for n, line in enumerate(text.splitlines(), 1)),
     "code block": lambda text: "".join(f"    {line}\n" if line else "\n" for line in text.splitlines()),
+    "no-break spaces": lambda text: text.replace("  ", "\u00a0 "),
+    "marks without a width": lambda text: "".join(f"\u200b{line}\n" for line in text.splitlines()),
     "no tabs": lambda text: text.expandtabs(8),
     "no last end": lambda text: text.rstrip("\n"),
     "by kubectl": lambda text: "".join(f"[pod/a/b] {line}\n" for line in text.splitlines()),
@@ -94,6 +96,31 @@ DRESSES: dict[str, Callable[[str], str]] = {
 @pytest.mark.parametrize("dress", DRESSES)
 def test_what_is_put_around_the_lines_changes_nothing(dress: str) -> None:
     assert facts(DRESSES[dress](PASTE)) == facts(PASTE)
+
+
+LSPCI = """\
+01:00.0 VGA compatible controller: NVIDIA Corporation GA102 [GeForce RTX 3090]
+                LnkSta: Speed 2.5GT/s (downgraded), Width x8 (downgraded)
+03:00.0 VGA compatible controller: NVIDIA Corporation GA102 [GeForce RTX 3090]
+                LnkSta: Speed 2.5GT/s (downgraded), Width x8 (downgraded)
+"""
+
+
+def test_devices_in_a_code_block_are_no_line_numbers_and_not_one_inside_the_other() -> None:
+    devices = facts(LSPCI).pci.nvidia_devices
+    assert isinstance(devices, tuple)
+    assert [device.bus_id for device in devices] == ["0000:01:00.0", "0000:03:00.0"]
+    assert facts(DRESSES["code block"](LSPCI)) == facts(LSPCI)
+
+
+def test_a_kernel_log_with_line_numbers_copied_from_a_terminal_keeps_its_events() -> None:
+    log = (
+        "Dec  2 12:57:06 worker4 kernel: [  885.242168] NVRM: GPU 0000:0a:00.0: RmInitAdapter failed! (0x24:0x72)\n"
+        "Dec  2 12:57:06 worker4 kernel: [  885.242457] NVRM: Xid (PCI:0000:0a:00): 79, GPU has fallen off the bus.\n"
+    )
+    numbered = "".join(f"{number:6}  {line}\n" for number, line in enumerate(log.splitlines(), 1))
+    kinds = [(event.kind, event.bus_id) for event in known(facts(numbered).kernel_log.events) or ()]
+    assert kinds == [("rm", "0000:0a:00.0"), ("xid", "0000:0a:00.0")]
 
 
 def test_a_paste_in_utf_16_reads_the_same() -> None:

@@ -10,6 +10,11 @@ from typing import BinaryIO
 CHUNK_BYTES = 1 << 20
 MAX_LINE = 1 << 23  # characters: a name in a dump may have megabytes, and is clipped by its reader
 
+# blanks that web pages, chats and word processors write instead of a space, and marks without a width
+_ODD_BLANKS = {
+    **dict.fromkeys((0xA0, *range(0x2000, 0x200B), 0x202F, 0x205F, 0x3000), " "),
+    **dict.fromkeys((0x200B, 0x200C, 0x200D, 0x2060, 0xFEFF), None),
+}
 # colours and cursor movements (ECMA-48 CSI), window titles (OSC), and the choice of a character set
 _TERMINAL = re.compile(r"\x1b(?:\[[0-9;?]{0,40}[ -/]?[@-~]|\][^\x07\x1b]{0,300}(?:\x07|\x1b\\)?|[()][A-Z0-9])")
 # what mails, forums, editors and other programs put before each line; a timestamp of kubectl, docker logs or ts
@@ -43,7 +48,7 @@ def lines_of(chunks: Iterable[bytes]) -> Iterator[tuple[str, bool]]:
             decoder = codecs.getincrementaldecoder("utf-16" if wide else "utf-8-sig")("replace")
         if not wide:  # a log has zeros in it if the machine lost its power while it was written
             chunk = chunk.replace(b"\0", b"")
-        first, *more = decoder.decode(chunk).split("\n")
+        first, *more = plain_spaces(decoder.decode(chunk)).split("\n")
         if not dropping:
             rest += first
         for line in more:
@@ -62,6 +67,11 @@ def chunks_of(head: bytes, stream: BinaryIO) -> Iterator[bytes]:
         yield chunk
 
 
+def plain_spaces(text: str) -> str:
+    """The text with a space for each blank of another kind, and without marks that have no width."""
+    return text if text.isascii() else text.translate(_ODD_BLANKS)
+
+
 def without_terminal(line: str) -> str:
     """The line without colours, titles, carriage returns and blanks at its end; of overprinted text the last one."""
     if "\x1b" in line:
@@ -76,6 +86,8 @@ def unprefixed(line: str) -> Iterator[str]:
     >>> list(unprefixed("> 12: [ 1.5] NVRM: loading"))
     ['12: [ 1.5] NVRM: loading', '[ 1.5] NVRM: loading']
     """
+    if indent := _INDENT.match(line):  # first: "    01:00.0 VGA" begins with a PCI address, not with a line number
+        yield line[indent.end() :]
     for _ in range(_MOST_PREFIXES):
         for prefix in _PREFIXES:
             found = prefix.match(line)

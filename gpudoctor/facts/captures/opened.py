@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from gpudoctor.facts.captures import SourceError
+from gpudoctor.facts.captures.lines import plain_spaces
 from gpudoctor.facts.captures.recognise import HEAD_BYTES, recognise
 
 MAX_BYTES = 64 * 1024 * 1024
@@ -83,8 +84,8 @@ def read_stream(stream: BinaryIO, size: int = 0, head: bytes | None = None) -> b
 
 
 def decoded(data: bytes) -> str:
-    """A dump as text without its colours. Odd bytes are replaced: names in dumps come from firmware."""
-    text = data.decode("utf-8-sig", errors="replace")
+    """A dump as text with plain spaces, without its colours. Odd bytes are replaced: names come from firmware."""
+    text = plain_spaces(data.decode("utf-8-sig", errors="replace"))
     return _COLOURS.sub("", text) if "\x1b" in text else text
 
 

@@ -95,6 +95,7 @@ class Transcript:
         self._blank = False
         self._by_command = False
         self._command = ""
+        self._margin = ""  # the blanks before the first line of a block, as Markdown has them before code
         # lines that nobody took, by their look: programs repeat themselves, but for their figures
         self._unknown: set[tuple[TextReader | None, str]] = set()
         self.passed = Passed()
@@ -118,6 +119,11 @@ class Transcript:
 
     def _line(self, raw: str, number: int) -> None:
         line = without_terminal(raw)
+        if self._margin and line:
+            if line.startswith(self._margin):
+                line = line[len(self._margin) :]
+            elif not line.isspace():
+                self._margin = ""
         # the many lines of a log first: what follows would take them all the same
         if self._reader is not None and self._reader.in_pieces and line[:1] not in _HIDES and self._reader.begins(line):
             self._keep(line, number)
@@ -149,7 +155,13 @@ class Transcript:
             if not inner or inner.isspace():
                 self._blank_line()
                 return
-            if self._offer(inner, number) or self._boundary(inner):
+            opened = self._reader
+            if self._offer(inner, number):
+                before = line[: -len(inner)]
+                if before.isspace() and self._reader is not opened:
+                    self._margin = before
+                return
+            if self._boundary(inner):
                 return
         if self._by_command and self._reader is not None:
             self._keep(line, number)

@@ -59,6 +59,7 @@ _PROGRAM_TAG = re.compile(rf"{_HOST} [\w./@-]{{1,64}}(?P<pid>\[\d{{1,10}}\])?: "
 _STAMP_BEGIN = rf"\[ *\+?\d{{1,10}}\.\d|\[[A-Z][a-z]{{2}} ?\w|{_ISO} |[A-Z][a-z]{{2}} [ \d]?\d \d\d:"
 _WRAPPINGS = re.compile(
     r"\d{1,9}[:\t] ?"  # grep -n, cat -n
+    rf"|\d{{1,9}} {{2}}(?={_STAMP_BEGIN}|<\d|(?:kernel: )?NVRM: )"  # cat -n, copied from a terminal
     # grep, in more than one file
     r"|[\w./+@-]{0,200}(?:\.(?:log|txt|out)|/(?:messages|syslog|kmsg|dmesg|kern))[\w.-]{0,20}:(?:\d{1,9}:)?"
     rf"|(?:[\w./+@-]{{0,200}}(?:\.(?:log|txt|out)|/(?:messages|syslog|kmsg|dmesg|kern))[\w.]{{0,20}}-)?\d{{0,9}}-?"
