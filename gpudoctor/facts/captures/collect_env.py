@@ -1,4 +1,4 @@
-"""`python -m torch.utils.collect_env`, and vLLM's collect_env.py, which prints more of the same."""
+"""The output of `python -m torch.utils.collect_env`, and of vLLM's collect_env.py, which extends it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def goes_on_collect_env(line: str) -> object:
 
 
 def read_collect_env(block: Block) -> Part:
-    """The GPUs by index and name, the driver's version, PyTorch and its CUDA. A matrix in it is a block of its own."""
+    """GPUs by index and name, driver version, PyTorch and its CUDA. A topology matrix in it is a separate block."""
     gpus: dict[int, Gpu] = {}
     fields: dict[str, str] = {}
     nccl = NOT_READ

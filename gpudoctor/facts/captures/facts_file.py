@@ -1,4 +1,4 @@
-"""Facts that gpudoctor wrote itself: facts JSON or YAML, and reports, from files nobody vouches for."""
+"""Facts that gpudoctor wrote (facts JSON or YAML, and reports), read from untrusted files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _YAML_END = re.compile(r"^\.\.\.\s*\Z", re.MULTILINE)
 _HALF_PAIR = re.compile(
     r"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F][0-9a-fA-F]{2})|(?<!\\u[dD][89abAB]..)\\u[dD][c-fC-F][0-9a-fA-F]{2}"
 )
-_DEEPEST = 32  # facts nest 6 levels
+_DEEPEST = 32  # facts nest 6 levels deep
 _MOST_YAML_EVENTS = 2_000_000
 _NUMBER = re.compile(r"[-+0-9:._]+")
 _LONGEST_NUMBER = 100
@@ -41,12 +41,12 @@ class _Report(msgspec.Struct):
 
 
 def is_yaml_facts(head: str) -> bool:
-    """Whether the text looks like facts as YAML: it says so in its `schema` key."""
+    """Whether the text looks like facts in YAML, judged by its `schema` key."""
     return _YAML_SCHEMA.search(head) is not None
 
 
 def load_json(data: bytes) -> Loaded:
-    """Facts JSON or a report. Raise SourceError with the place ($.gpus[2].index) and what is wrong."""
+    """Read facts JSON or a report. Raise SourceError with the position ($.gpus[2].index) and what is wrong."""
     try:
         text = data.decode("utf-8-sig")
         schema = msgspec.json.decode(text, type=_Schema).schema
@@ -69,7 +69,7 @@ def load_json(data: bytes) -> Loaded:
 
 
 def load_measurements(data: bytes) -> Measurements:
-    """The measurements of an acceptance run. Raise SourceError."""
+    """Read the measurements of an acceptance run. Raise SourceError."""
     try:
         return msgspec.json.decode(data, type=Measurements)
     except RecursionError:
@@ -79,14 +79,14 @@ def load_measurements(data: bytes) -> Measurements:
 
 
 def _cut(text: str, said: str) -> bool:
-    """msgspec calls half a surrogate pair, as in "\\ud800", truncated too."""
+    """Whether the JSON is cut off. msgspec also reports half a surrogate pair, as in "\\ud800", as truncated."""
     return "truncated" in said and not _HALF_PAIR.search(text)
 
 
 def load_yaml(data: bytes) -> Loaded:
-    """Facts as YAML: plain data only. Raise SourceError for aliases, tags, depth, and wrong types.
+    """Read facts in YAML, plain data only. Raise SourceError for aliases, tags, deep nesting and wrong types.
 
-    Aliases are refused altogether: facts have no use for them, and bombs are made of them.
+    Aliases are refused altogether: facts do not need them, and "billion laughs" files are built from them.
     """
     loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
@@ -109,16 +109,16 @@ def load_yaml(data: bytes) -> Loaded:
     except yaml.YAMLError as error:
         raise SourceError(f"broken YAML: {' '.join(str(error).split())[:200]}") from None
     except (RecursionError, ValueError, TypeError, OverflowError) as error:
-        # msgspec.ValidationError is a ValueError; YAML's own constructors raise the other ones
+        # msgspec.ValidationError is a ValueError; PyYAML's constructors raise the others
         quote = " (quote what looks like a number or date)" if "Expected `str" in str(error) else ""
         raise SourceError(f"{' '.join(str(error).split())[:300]}{quote}") from None
 
 
 def _whole(text: str, raw: dict[str, Any]) -> None:
-    """YAML has no end of its own: cut between two lines it is good YAML, of a node with less in it.
+    """Raise SourceError if the YAML may be cut off: a file cut between two lines is valid YAML with fewer facts.
 
-    Facts that gpudoctor wrote end with `storage`, and so they do if a tool sorts the keys: with it there, nothing that
-    is judged can be cut off. Other facts need the end mark.
+    Facts that gpudoctor wrote end with `storage`, also if a tool sorts the keys: if it is there, nothing that is
+    judged can be missing. Other facts need the end mark.
     """
     if _YAML_END.search(text) or (text.endswith("\n") and "storage" in raw):
         return
@@ -134,7 +134,7 @@ def _plain(events: Any) -> None:
         if isinstance(event, yaml.AliasEvent):
             raise SourceError(f"line {line}: YAML aliases are refused")
         if getattr(event, "tag", None) is not None:
-            # python objects are no data, and YAML's own tags make its constructors raise what they like
+            # Python objects are not data, and YAML's built-in tags make PyYAML's constructors raise arbitrary errors
             raise SourceError(f"line {line}: YAML tags are refused ({event.tag.rpartition(':')[2][:40]})")
         if isinstance(event, yaml.ScalarEvent) and event.implicit[0]:  # not in quotes
             _quick_to_build(event.value, line)
@@ -149,7 +149,7 @@ def _plain(events: Any) -> None:
 
 
 def _quick_to_build(value: str, line: int) -> None:
-    """Raise SourceError for what takes PyYAML the square of its length: numbers to the base of 60, and merge keys."""
+    """Raise SourceError for values that PyYAML builds in quadratic time: base-60 numbers and merge keys."""
     if len(value) > _LONGEST_NUMBER and _NUMBER.fullmatch(value):
         raise SourceError(f"line {line}: a number of {len(value)} characters: put text in quotes")
     if value == "<<":
@@ -165,7 +165,7 @@ def _known(schema: str) -> None:
 
 
 def checked(node: Node) -> Node:
-    """What types cannot say: one GPU an index, one GPU a bus id, numbers that can be."""
+    """Check what the types cannot: unique GPU indices, unique bus ids, plausible numbers. Raise SourceError."""
     if len(node.gpus) > MOST_GPUS:
         raise SourceError(f"more than {MOST_GPUS} GPUs: not the facts of one machine - at `$.gpus`")
     indices: set[int] = set()

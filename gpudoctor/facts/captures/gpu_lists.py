@@ -1,4 +1,4 @@
-"""The texts of nvidia-smi about one machine, joined: which of their GPUs are the same one, and what it is."""
+"""Join the nvidia-smi dumps of one machine: match their GPUs and merge what each dump contains."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from gpudoctor.facts.model.missing import NOT_READ, Missing, known
 from gpudoctor.facts.model.node import Driver
 
 UNKNOWN_BUS = "unknown-"
-# the text that tells most first: of two different readings, the first one's counts
+# the most detailed dump first: if two readings differ, the first one counts
 _BEST_FIRST = ("nvidia-smi -q", "nvidia-smi --query-gpu", "nvidia-smi", "collect_env", "nvidia-smi -L")
 _INIT_OK = 0
 
 
 class _Place(msgspec.Struct):
-    """One GPU: how it was named so far, and what is known of it."""
+    """One GPU of the joined list: the identifiers found so far, and its facts."""
 
     gpu: Gpu
     index: int | None
     bus_id: str | None
     uuid: str | None
-    named: bool = False  # its index stands in a text
+    named: bool = False  # a dump contains its index
     files: list[str] = []
 
 
 def joined_dumps(dumps: Iterable[tuple[str, SmiDump]], notes: list[str]) -> SmiDump:
-    """One dump of all (file, dump), whatever their order. Raise SourceError where they are of two machines.
+    """Join (file, dump) pairs into one dump, independent of their order. Raise SourceError if they are of two machines.
 
-    GPUs are the same by bus id, by UUID, or by an index that both texts tell. Where a text does not tell indices, its
-    GPUs are counted in its order, as the driver does; a GPU with an index that is taken gets the next free one.
+    GPUs are matched by bus id, by UUID, or by an index that both dumps contain. If a dump has no indices, its GPUs are
+    counted in its order, as the driver does; a GPU whose index is taken gets the next free one.
     """
-    # indices that stand in a text before those that are counted
+    # indices from a dump take precedence over counted ones
     ordered = sorted(dumps, key=_rank)
     if not ordered:
         return SmiDump(Driver(), ())
@@ -64,7 +64,7 @@ def joined_dumps(dumps: Iterable[tuple[str, SmiDump]], notes: list[str]) -> SmiD
 
 
 def _only_lost(gpu: Gpu) -> bool:
-    """Whether nothing is known of the GPU but that it could not be opened."""
+    """Whether all that is known about the GPU is that it could not be opened."""
     return bool(gpu.errors) and replace(_bare(gpu), errors=()) == Gpu(0, "")
 
 
@@ -72,13 +72,13 @@ def _rank(pair: tuple[str, SmiDump]) -> tuple[Any, ...]:
     dump = pair[1]
     best = _BEST_FIRST.index(dump.name) if dump.name in _BEST_FIRST else len(_BEST_FIRST)
     at = known(dump.collected_at) or ""
-    # the later one first; then anything that is the same whatever the order in which the texts came
+    # the later one first; then anything that does not depend on the order of the files
     later = tuple(-ord(letter) for letter in at)
     return (best, -len(dump.gpus), later, not at, repr(dump))
 
 
 def _identity(gpu: Gpu, dump: SmiDump) -> tuple[str | None, str | None]:
-    """Bus id and UUID; None for one that is not told, or that redaction made the same for all."""
+    """Bus id and UUID; None for one that the dump lacks, or that redaction made the same for all GPUs."""
     bus_id = None if gpu.bus_id.startswith(UNKNOWN_BUS) else gpu.bus_id
     uuid = known(gpu.uuid)
     if uuid is not None:
@@ -109,7 +109,7 @@ def _add(places: list[_Place], gpu: Gpu, dump: SmiDump, file: str) -> None:
 
 
 def _bare(gpu: Gpu) -> Gpu:
-    """Without what names it: that is decided apart."""
+    """The GPU without its identifiers, which are decided separately."""
     return msgspec.structs.replace(gpu, index=0, bus_id="")
 
 
@@ -125,7 +125,7 @@ def _contradiction(file: str, other: str, how: str) -> SourceError:
 
 
 def _same_driver(ordered: list[tuple[str, SmiDump]]) -> None:
-    """Raise SourceError where two dumps that show GPUs are of two drivers: of two machines, or two times."""
+    """Raise SourceError if two dumps with GPUs have different driver versions: another machine, or another time."""
     told = [(file, version) for file, dump in ordered if dump.gpus and (version := known(dump.driver.library_version))]
     for file, version in told:
         if version != told[0][1]:
@@ -133,7 +133,7 @@ def _same_driver(ordered: list[tuple[str, SmiDump]]) -> None:
 
 
 def _same_set(ordered: list[tuple[str, SmiDump]], places: list[_Place]) -> None:
-    """Raise SourceError where each of two texts shows a GPU, by its bus id, that the other one lacks."""
+    """Raise SourceError if each of two dumps contains a GPU (by bus id) that the other lacks."""
     sets = [
         (file, {gpu.bus_id for gpu in dump.gpus if not gpu.bus_id.startswith(UNKNOWN_BUS)})
         for file, dump in ordered
@@ -156,7 +156,7 @@ def _numbered(places: list[_Place]) -> tuple[Gpu, ...]:
 
 
 def _driver(dumps: list[SmiDump], shown: int, notes: list[str]) -> Driver:
-    """All together: a failure to start beats a start, and the smaller number of GPUs the larger one."""
+    """Merge the drivers: a failed start outweighs a successful one, and the smaller GPU count the larger one."""
     drivers = [dump.driver for dump in dumps]
     codes = sorted({code for driver in drivers if (code := known(driver.init_code)) is not None}, reverse=True)
     counts = sorted({count for driver in drivers if (count := known(driver.device_count)) is not None})
@@ -172,7 +172,7 @@ def _driver(dumps: list[SmiDump], shown: int, notes: list[str]) -> Driver:
     attached = min((count for dump in dumps if (count := known(dump.attached)) is not None), default=None)
     if counts:
         made = msgspec.structs.replace(made, device_count=counts[0])
-    elif attached is not None and shown >= attached:  # one text leaves out what another shows
+    elif attached is not None and shown >= attached:  # one dump lists GPUs that another leaves out
         made = msgspec.structs.replace(made, device_count=attached)
     elif isinstance(made.device_count, Missing) and attached is not None:
         notes.append(made.device_count.reason)

@@ -1,4 +1,4 @@
-"""What the texts of one machine tell, joined by bus id, UUID and index into one Node."""
+"""Join the dumps of one machine by bus id, UUID and index into one Node."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ from gpudoctor.facts.model.gpu import Gpu, P2pStatus
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Driver, Environment, Host, KernelLog, Node, PciBus, Source
 
-MAX_PARTS = 2000  # `nvidia-smi -l` prints a table each second: from so many on, those of a text are not kept
+MAX_PARTS = 2000  # `nvidia-smi -l` prints a table each second: the text is no longer kept from here on
 MAX_NOTES = 50
 
 
 class Dumps:
-    """What the texts of one machine tell, gathered with `add`, then one `node`."""
+    """Collects the dumps of one machine: call `add` for each source, then `node` once."""
 
     def __init__(self) -> None:
         self.files: list[str] = []
         self.notes: list[str] = []
-        self._parts: list[tuple[str, str, Part]] = []  # file, text's sort key, what it tells
+        self._parts: list[tuple[str, str, Part]] = []  # file, sort key (the text), facts
         self._logs: list[KernelLog] = []
         self._left_out = 0
         self._file = ""
@@ -49,10 +49,10 @@ class Dumps:
         self._errors: list[tuple[str, SourceError]] = []
 
     def add(self, lines: Iterable[tuple[str, bool]], file: str, *, quiet: bool = False) -> int:
-        """Read the lines of one source (see `lines_of`), and give the number of texts that were read in it.
+        """Read the lines of one source (see `lines_of`) and return how many dumps in it were read.
 
-        Raise SourceError, without the file's name, where texts were recognised and none of them could be read.
-        What was not recognised is named in the notes, but if `quiet`.
+        Lines that were not recognised are counted in the notes, unless `quiet`. Raise SourceError, without the file's
+        name, if dumps were recognised but none of them could be read.
         """
         self._file, self._read, self._errors = file, 0, []
         transcript = Transcript(READERS, self._take, file)
@@ -94,7 +94,7 @@ class Dumps:
 
     @property
     def shows_gpus(self) -> bool:
-        """Whether a text speaks of GPUs, their driver or the kernel: an environment alone says nothing of a node."""
+        """Whether any dump is about GPUs, their driver or the kernel: an environment alone does not describe a node."""
         empty = Node()
         return bool(self._logs) or any(
             part.smi or part.links or part.topology or part.p2p or (part.pci_tree and part.pci_tree.nvidia_devices)
@@ -103,9 +103,9 @@ class Dumps:
         )  # fmt: skip
 
     def node(self, name: str) -> Node:
-        """The node. Leaves that no text holds are Missing, "not in this capture".
+        """The joined node, independent of the order of the dumps; leaves in no dump are "not in this capture".
 
-        It does not depend on the order in which the texts came. Raise SourceError where they cannot be of one machine.
+        Raise SourceError if the dumps cannot be of one machine.
         """
         parts = sorted(self._parts, key=lambda item: (item[0], item[1]))
         links = self._links(part for _, _, part in parts)
@@ -128,7 +128,7 @@ class Dumps:
         self.notes.extend(f"two texts differ in {conflict}: the first counts" for conflict in dict.fromkeys(conflicts))
         host = without_gpu_memory(node.host, gpus)
         if any(gpu.settings.virtualization in ("passthrough", "vgpu") for gpu in gpus):
-            # a guest's driver is what says so
+            # only a driver inside a virtual machine reports these modes
             host = msgspec.structs.replace(host, virtualization="vm")
         if self._left_out:
             self.notes.append(f"{self._left_out} texts beyond the first {MAX_PARTS} were not used")
@@ -156,7 +156,7 @@ class Dumps:
         topology: Topology | None,
         p2p: dict[str, dict[Pair, P2pStatus]],
     ) -> SmiDump:
-        """The dumps of nvidia-smi joined; what they leave out of the GPUs is taken from the links and matrices."""
+        """The nvidia-smi dumps joined; GPUs that they leave out are taken from the links and matrices."""
         notes: list[str] = []
         smi = joined_dumps(dumps, notes)
         if smi.gpus and smi.ended and topology and set(topology.gpus) != {gpu.index for gpu in smi.gpus}:
@@ -187,7 +187,7 @@ class Dumps:
         return list(found.values())
 
     def _topology(self, found: list[Topology]) -> Topology | None:
-        """The fullest matrix; another one that differs from it is named."""
+        """The matrix with the most rows; a note reports another one that differs."""
         ordered = sorted(found, key=lambda topology: (-len(topology.places), repr(topology)))
         if not ordered:
             return None
@@ -199,7 +199,7 @@ class Dumps:
 
 
 def _p2p(parts: Iterable[Part]) -> dict[str, dict[Pair, P2pStatus]]:
-    """Of each direction the statuses; of two different ones of a pair, the one that is not OK."""
+    """The statuses of each direction; if two differ for a pair, the one that is not OK."""
     found: dict[str, dict[Pair, P2pStatus]] = {}
     for part in parts:
         for direction, statuses in part.p2p.items():
@@ -211,7 +211,7 @@ def _p2p(parts: Iterable[Part]) -> dict[str, dict[Pair, P2pStatus]]:
 
 
 def _tree(trees: list[PciTree]) -> PciTree | None:
-    """All functions; of one that two texts show, all that either tells (a plain `lspci` tells less than -vvv)."""
+    """All functions; one that is in two dumps is merged (a plain `lspci` shows less than -vvv)."""
     if not trees:
         return None
     functions: dict[str, Any] = {}
@@ -235,7 +235,7 @@ def _both(one: Any, other: Any) -> Any:
 
 
 def _driver(smi: Driver, told: Driver) -> Driver:
-    """What nvidia-smi tells of the driver, completed by other texts; the module's version is the kernel's own word."""
+    """The driver from nvidia-smi, completed by other dumps; module facts come from the kernel if it reported them."""
     made = merged(smi, told, [])
     news: dict[str, Any] = {}
     for field in ("module_version", "module_loaded", "nouveau_loaded"):
@@ -246,7 +246,7 @@ def _driver(smi: Driver, told: Driver) -> Driver:
 
 
 def _placed(gpu: Gpu, topology: Topology | None, tree: PciTree | None) -> Gpu:
-    """The GPU with what topo -m and lspci know of where it sits."""
+    """The GPU with its affinity from topo -m and its PCIe path from lspci."""
     news: dict[str, Any] = {}
     place = topology.places.get(gpu.index) if topology else None
     if place is not None:

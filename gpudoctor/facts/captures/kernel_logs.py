@@ -1,4 +1,4 @@
-"""Kernel logs of one machine, joined: pieces of one log, and the same lines printed by two programs."""
+"""Join the kernel logs of one machine: pieces of one log, and the same lines printed by two programs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _Subject = tuple[str, str | None]
 
 
 def continued(log: KernelLog, piece: KernelLog) -> KernelLog:
-    """A log with the piece of it that follows."""
+    """A log with its next piece appended."""
     if isinstance(log.events, Missing) or isinstance(piece.events, Missing):
         return piece if isinstance(log.events, Missing) else log
     hosts = (*(known(log.host_events) or ()), *(known(piece.host_events) or ()))
@@ -36,7 +36,7 @@ def continued(log: KernelLog, piece: KernelLog) -> KernelLog:
 
 
 def joined_logs(logs: Iterable[KernelLog]) -> KernelLog | None:
-    """All together: dmesg and the journal hold the same lines, so an event counts as often as in the log with most."""
+    """Merge the logs: dmesg and the journal contain the same lines, so the highest count of each event is kept."""
     ordered = sorted(logs, key=lambda log: (-len(known(log.events) or ()), repr(log)))
     if not ordered:
         return None
@@ -66,7 +66,7 @@ def _with(log: KernelLog, other: KernelLog) -> KernelLog:
         events=(*log.events, *more),
         source=", ".join(sources) or log.source,
         quoted=max(log.quoted, other.quoted),
-        # what no log tells to be the kernel's own may be anybody's
+        # events that no log confirms as the kernel's could have been written by any user
         forgeable=log.forgeable or (other.forgeable and bool(more)),
         truncated=log.truncated and other.truncated,
         gap=log.gap if log.truncated and other.truncated else None,
@@ -81,7 +81,7 @@ def _key(event: KernelEvent) -> tuple[str, int | None, str | None, str]:
 
 
 def _joined_events(events: Iterable[HostEvent], count: Callable[[int, int], int]) -> dict[_Subject, HostEvent]:
-    """One event of each kind and device; `count` makes one number of two."""
+    """One event per kind and device; `count` combines two counts into one."""
     found: dict[_Subject, HostEvent] = {}
     for event in events:
         before = found.get(key := (event.kind, event.device))

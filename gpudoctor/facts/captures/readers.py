@@ -1,4 +1,4 @@
-"""All readers of pasted text, in the order in which a line is offered to them."""
+"""All readers of pasted text, in the order in which they are tried on a line."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _BARE_MESSAGE = re.compile(
     r"|dmesg: read kernel buffer failed)"
 )
 _TAG, _VERSION = "kernel: ", re.compile(r"\d+\.\d")
-_CONTINUED = re.compile(r" {10,}\S")  # dmesg and journalctl indent what follows in a message by the width of the stamp
+_CONTINUED = re.compile(r" {10,}\S")  # dmesg and journalctl indent continuation lines by the width of the timestamp
 _STAMPED = re.compile(
     r"\[ *\+?\d+\.\d|\[[A-Z][a-z]{2} |\d{4}-\d\d-\d\dT\d\d:|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d |<\d+>"
     r"|\d+,\d+,\d+,|[a-z]+ *:[a-z]+ *:|\{"
@@ -30,11 +30,11 @@ _STAMPED = re.compile(
 
 def _begins_kernel_log(line: str) -> object:
     message = line.lstrip()
-    if message.startswith(_TAG):  # "kernel: 6.8.0" is no line of a log
+    if message.startswith(_TAG):  # "kernel: 6.8.0" is not a log line
         return _VERSION.match(message, len(_TAG)) is None
     if is_kernel_line(line) or _BARE_MESSAGE.match(unwrapped(line)):
         return True
-    # without a stamp only a message of the table of the host's events tells that it is the kernel's
+    # without a timestamp, only a message in the table of host events is certain to be from the kernel
     return any(word in line for word in HOST_WORDS) and host_message(unwrapped(message).lstrip(" \t")) is not None
 
 

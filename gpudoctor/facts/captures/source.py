@@ -1,4 +1,4 @@
-"""Finds out what `--node SOURCE` names, by content, and gives its Node."""
+"""Find out by content what `--node SOURCE` names, and load its Node."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ _NO_FILE = (None, errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
 
 
 class Loaded(msgspec.Struct, frozen=True):
-    """What a source gives: the node, and a report's measurements where it is one."""
+    """The node from a source, and the measurements if the source is a report."""
 
     node: Node
     measurements: Measurements | None = None
 
 
 def load_source(name: str, *, stdin: BinaryIO | None = None, environ: Mapping[str, str] | None = None) -> Loaded:
-    """The node that `name` stands for.
+    """Load the node that `name` stands for.
 
-    In this order: `-` is stdin; an existing file is facts (JSON, YAML), a report, a stream of
-    `gpudoctor watch` (its first facts), any text that holds what tools print, or a bug report, packed with gzip
-    or not, a bundle of `gpudoctor bundle`, or an archive of texts; an existing directory is one of texts;
-    else it is the name of a packaged simulated node, which takes CUDA_*, NCCL_* and SLURM_* from
-    `environ` (not given: this process's own), so that a setting can be tried on it.
-    Raise SourceError, one line that names the file and the place, for what cannot be read.
+    Tried in this order: `-` is stdin; an existing file is facts (JSON, YAML), a report, a stream of `gpudoctor watch`
+    (its first facts), any text with tool output, or a bug report, gzipped or not, a bundle of `gpudoctor bundle`, or an
+    archive of texts; an existing directory contains texts; anything else is the name of a packaged simulated node,
+    which takes CUDA_*, FI_*, NCCL_* and SLURM_* variables from `environ` (default: this process's environment), so
+    that a setting can be tried on it.
+    Raise SourceError, one line with the file and the position, if it cannot be read.
     """
     try:
         return _load(name, stdin, environ)
@@ -109,14 +109,14 @@ def _from_stdin(stream: BinaryIO) -> Loaded:
         return _from_stream(stream, "standard input")
     except OSError as error:
         raise SourceError(f"standard input: cannot be read: {error.strerror or error}") from None
-    except ValueError as error:  # Python's word for a stream that was closed
+    except ValueError as error:  # raised by a closed stream
         if isinstance(error, SourceError) or not stream.closed:
             raise
         raise SourceError("standard input is closed") from None
 
 
 def _from_stream(stream: BinaryIO, name: str, size: int = 0) -> Loaded:
-    """Read what is made for gpudoctor, or packed, as a whole; any other text line by line, whatever its size."""
+    """Read packed files and gpudoctor's formats as a whole; any other text line by line, whatever its size."""
     head = opened.read_head(stream)
     text = opened.head_text(head).lstrip()
     braces = text.startswith("{") and not recognise.is_kernel_line(text.partition("\n")[0].rstrip("\r"))
@@ -146,7 +146,7 @@ def _is_environ(head: bytes) -> bool:
 
 
 def _from_bytes(data: bytes, name: str) -> Loaded:
-    """What is in a whole file, unpacked."""
+    """Load the unpacked content of a whole file."""
     head = opened.head_text(data)
     try:
         if archives.is_tar(data) and archives.is_bundle(data):
@@ -156,7 +156,7 @@ def _from_bytes(data: bytes, name: str) -> Loaded:
         if head.lstrip().startswith("{"):
             if recording.is_stream(data[: recognise.HEAD_BYTES]):
                 return Loaded(recording.node_of_stream(data, name))
-            # a program's own JSON, a line of a log: what no reader knows was meant as facts
+            # it may be JSON in a log line; if no reader knows it, it was meant as facts
             own = b'"gpudoctor.' in data[: recognise.HEAD_BYTES]
             node = None if own else directory.node_from_text(data, io.BytesIO(), name)
             return Loaded(node) if node else Loaded(*facts_file.load_json(data))
@@ -182,7 +182,7 @@ def _unrecognised(data: bytes, head: str) -> str:
 
 
 def _named(name: str, loaded: Loaded) -> Loaded:
-    """Say which file the facts were read from. Captures and simulated nodes stay what they are."""
+    """Record which file the facts were read from, unless they are of a capture or a simulated node."""
     source = loaded.node.source
     if source.kind in ("capture", "simulated"):
         return loaded

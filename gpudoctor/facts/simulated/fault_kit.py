@@ -1,4 +1,4 @@
-"""The fault kit: named faults that patch a node the way the real fault would leave it."""
+"""The fault kit: named faults that change a node's facts as the real fault would."""
 
 from __future__ import annotations
 
@@ -23,13 +23,12 @@ FAULTS_FILE = Path(__file__).parent / "faults.yaml"
 
 
 class SimulatedFault(msgspec.Struct, frozen=True):
-    """A fault that can be tried on a node.
+    """A fault that can be injected into a node.
 
-    `kind` is what it strikes: a `gpu`, a `pair` of GPUs, a `link` of a GPU, or the `node`.
-    `check` must answer with `status` where the fault is applied (the best known rule for it);
-    `level` is the first that runs that check. `needs` are conditions on the node and the target
-    (see `simulated_conditions`). `given` says what the judge must be told for the fault to show:
-    `expect-gpus`, the number of GPUs from the configuration. `of`: what may stand behind a colon.
+    `kind`: its target, a `gpu`, a `pair` of GPUs, a `link` of a GPU, or the `node`. `check` must return `status` if the
+    fault is applied; `level` is the first one that runs that check. `needs`: conditions on the node and the target,
+    by name (see `conditions.CONDITIONS`). `given`: configuration without which the fault is not detected; `expect-gpus`
+    is the expected number of GPUs. `of`: what may follow a colon in the target.
     """
 
     name: str
@@ -44,7 +43,7 @@ class SimulatedFault(msgspec.Struct, frozen=True):
     patch: Mapping[str, Any] = {}
 
     def happens_on(self, node: Node, spec: str | None = None) -> bool:
-        """Whether it can occur on that node (on the target of `spec`, else the default one)."""
+        """Whether it can occur on the node, at the target of `spec` or the default one."""
         try:
             return why_not(self.needs, node, _target(self, node, spec)) is None
         except UserError:
@@ -68,12 +67,11 @@ def faults() -> tuple[SimulatedFault, ...]:
 
 
 def apply_faults(node: Node, specs: Iterable[str]) -> Node:
-    """The node with every fault applied in order; it says SIMULATED from then on, whatever it was.
+    """The node with every fault applied in order; its source is "simulated" from then on.
 
-    A spec is `NAME`, or `NAME@GPU` with NVML's index, `NAME@A-B` for a pair, `NAME@GPU:LINK` for a
-    link, `NAME@GPU:SECONDS` for one that lasts so long. Without a target: the last GPU, the last two
-    GPUs, link 0 of the last GPU. Raise UserError for an unknown fault, GPU, pair or link, and for a
-    fault that cannot occur there.
+    A spec is `NAME`, `NAME@GPU` with the NVML index, `NAME@A-B` for a pair, `NAME@GPU:LINK` for a link, or
+    `NAME@GPU:SECONDS` for a fault with a duration. The default target is the last GPU, the last two GPUs, or link 0 of
+    the last GPU. Raise UserError for an unknown fault, GPU, pair or link, and for a fault that cannot occur there.
     """
     specs = tuple(specs)
     for spec in specs:
@@ -152,6 +150,6 @@ def _last_two(node: Node) -> tuple[Gpu, Gpu]:
 
 
 def nearest(word: str, names: tuple[str, ...], where: str) -> str:
-    """The tail of a message about an unknown name: what was perhaps meant, or where to look."""
+    """The end of a message about an unknown name: similar names, or where to find all of them."""
     close = nearest_names(word, names, 3, 0.5) or [n for n in names if word and word in n][:3]
     return f"; did you mean {' or '.join(close)}?" if close else f"; see: {where}"

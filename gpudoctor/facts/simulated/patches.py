@@ -1,4 +1,4 @@
-"""How a fault changes facts: leaves set by dotted path, log lines, variables, and a few worked patterns."""
+"""Apply a fault's patch: leaves by dotted path, log lines, variables, and patterns written in Python."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ PATTERNS = {**GPU_PATTERNS, **HOST_PATTERNS, **LINK_PATTERNS, **STORAGE_PATTERNS
 
 
 def patched(node: Node, target: Target, patch: Mapping[str, Any]) -> Node:
-    """Apply one patch.
+    """Apply one patch from faults.yaml.
 
-    `node`, `gpu`, `gpu_if_told` (only where the GPU tells that leaf), `all` (every GPU), `pair`: dotted leaf -> value.
-    `slot`: leaf -> value on the bridge right above the GPU, and on the GPU's own hop. `env`: name -> value.
-    `apply`: names of worked patterns. `log`: kernel lines, in which {bus}, {pci} and {gpu} stand for the target.
-    `host_log`: kernel lines of the machine around the GPUs, ten minutes old.
+    `node`, `gpu`, `gpu_if_told` (only if that leaf is known), `all` (every GPU), `pair`: dotted leaf -> value.
+    `slot`: leaf -> value for the bridge directly above the GPU and for the GPU's hop. `env`: name -> value.
+    `apply`: names in `PATTERNS`. `log`: kernel lines, in which {bus}, {pci} and {gpu} stand for the target.
+    `host_log`: kernel lines about the host, ten minutes old.
     """
     node = put_all(node, patch.get("node", {}))
     struck = {target.gpu, target.other} - {None}
@@ -40,7 +40,7 @@ def patched(node: Node, target: Target, patch: Mapping[str, Any]) -> Node:
     node = each_pair(node, lambda pair: put_all(pair, patch.get("pair", {})) if {pair.a, pair.b} == struck else pair)
     if "env" in patch:
         node = _with_variables(node, patch["env"])
-    events = patch.get("log", ())  # a GPU that a pattern takes away still has its bus id here
+    events = patch.get("log", ())  # before the patterns, which may remove the GPU and its bus id
     node = _with_log(node, target, events)
     node = _with_host_log(node, patch.get("host_log", ()))
     for name in patch.get("apply", ()):
@@ -56,7 +56,7 @@ def _with_variables(node: Node, values: Mapping[str, Any]) -> Node:
     held = node.environment.variables
     variables = {} if isinstance(held, Missing) else {variable.name: variable for variable in held}
     for name, value in values.items():
-        # a value with a path in it comes as {value, path_exists}
+        # a value that contains a path is written as {value, path_exists}
         given = value if isinstance(value, dict) else {"value": str(value)}
         variables[name] = Variable(name, **given)
     return replace(node, environment=Environment(tuple(variables[name] for name in sorted(variables))))

@@ -1,4 +1,4 @@
-"""`systemctl status nvidia-fabricmanager` and fabric manager's own log."""
+"""`systemctl status nvidia-fabricmanager` and the fabric manager's log."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NOT_FOUND = re.compile(
 )
 _UNIT_MORE = re.compile(
     r"\s+[A-Z][\w /]{1,20}: |\s+[├└│]|\s+\d{2,8} /|(?:Hint|Warning|Notice): "
-    # the last lines of the unit's journal, and nothing else of a log
+    # the last lines of the unit's journal, but no other log lines
     r"|(?:[A-Z][a-z]{2} [ \d]?\d [\d:]{8}|\d{4}-\d\d-\d\dT\S{8,30}) \S+ "
     r"(?:systemd|nv-fabricmanager|nvidia-fabricmanager\S{0,20}|nvidia-persistenced)\[\d{1,10}\]: "
 )
@@ -26,18 +26,18 @@ _IS_ACTIVE = re.compile(r"(active|inactive|failed|activating|deactivating|unknow
 _IS_ACTIVE_COMMAND = re.compile(r"systemctl is-active nvidia-fabricmanager(?:\.service)?\s*$")
 _LOG = re.compile(r"\[[A-Z][a-z]{2} [ \d]?\d \d{4} [\d:]{8}\] \[(DEBUG|INFO|NOTICE|WARNING|ERROR|CRITICAL|FATAL)\] ")
 _OWN_LINE = re.compile(r"\S+ (?:nv-fabricmanager|nvidia-fabricmanager-start\.sh)\[\d{1,10}\]: (.{1,300})")
-# Words of an error where a line has no level; fabric manager's messages, as its user guide lists them
+# Words that mark an error in a line without a level; source: the messages in the Fabric Manager user guide
 _ERROR_WORDS = re.compile(
     r"\b(?:fail(?:ed|ure)|error|abort|don't match|does ?n[o']t match|not supported|fatal|timed? ?out)\b", re.IGNORECASE
 )
-# no NVSwitch to manage: no fault
+# there is no NVSwitch to manage, which is not a fault
 _NOTHING_TO_DO = re.compile(r"NV_WARN_NOTHING_TO_DO|Nothing to do")
 _RUNNING = re.compile(rf"Fabric ?Manager version (?:is )?:? ?({DRIVER_VERSION})", re.IGNORECASE)
 _INTERFACE = re.compile(rf"interface version ({DRIVER_VERSION}) (?:don't|doesn't|does not) match")
 
 
 def read_service(block: Block) -> Part:
-    """`systemctl status`: the service's state and result, with the errors among its last log lines."""
+    """`systemctl status`: the service's state and result, and the errors in its last log lines."""
     service = result = None
     fabric = False
     for line in block.lines:
@@ -58,7 +58,7 @@ def read_service(block: Block) -> Part:
 
 
 def read_log(block: Block) -> Part:
-    """/var/log/fabricmanager.log: its version and its errors."""
+    """/var/log/fabricmanager.log: the version and the errors."""
     told = _told(block, FabricManager(errors=()))
     return Part(Node(fabric_manager=told))
 
@@ -75,7 +75,7 @@ def _told(block: Block, start: FabricManager) -> FabricManager:
         else:
             bad = own is not None and _ERROR_WORDS.search(own[1]) is not None
         if bad and not _NOTHING_TO_DO.search(line):
-            # without the name of the host, which stands before the program's
+            # without the host name, which precedes the program's name
             errors = [*(errors or []), own[1] if own is not None else line.strip()[:300]][-MOST_ERRORS:]
     return FabricManager(version=version, errors=start.errors if errors is None else tuple(errors))
 

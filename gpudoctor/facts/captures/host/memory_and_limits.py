@@ -1,4 +1,4 @@
-"""Memory and limits of the host: `free`, meminfo, `df`, `ulimit`, /proc/PID/limits; and the version of the driver."""
+"""Memory and limits of the host: `free`, meminfo, `df`, `ulimit`, /proc/PID/limits; and the driver's version."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _ODD = Missing("not understood", "failed")
 
 
 def parse_free(text: str) -> Host:
-    """RAM and swap from `free`, in whatever unit it was asked for. Raise SourceError without a Mem: line.
+    """RAM and swap from `free` in any unit. Raise SourceError if there is no Mem: line.
 
-    `free` does not print its unit (but for -h), so it is told by what a machine can have, 1 GiB
-    to 16 TiB, and, where that leaves two, by pages: bytes are all multiples of 1024, KiB of 4.
+    `free` does not print its unit (except with -h), so it is derived from plausible sizes, 1 GiB to 16 TiB, and, if two
+    units are possible, from the page size: all bytes are multiples of 1024, all KiB of 4.
     """
     columns: list[str] = []
     rows: dict[str, list[str]] = {}
@@ -49,7 +49,7 @@ def parse_free(text: str) -> Host:
 
 
 def parse_meminfo(text: str) -> Host:
-    """RAM and swap from /proc/meminfo. Raise SourceError without MemTotal."""
+    """RAM and swap from /proc/meminfo. Raise SourceError if there is no MemTotal."""
     found = {name: int(kib) // 1024 for name, kib in _MEMINFO.findall(text)}
     if "MemTotal" not in found:
         raise SourceError("no MemTotal line")
@@ -62,7 +62,7 @@ def parse_meminfo(text: str) -> Host:
 
 
 def parse_df(text: str) -> Host:
-    """The size of /dev/shm from `df`, with any of -h, -k, -m. Raise SourceError where it has no such line."""
+    """The size of /dev/shm from `df`, with any of -h, -k, -m. Raise SourceError if there is no line for it."""
     unit_bytes = 1024
     for line in text.splitlines():
         words = line.split()
@@ -74,7 +74,7 @@ def parse_df(text: str) -> Host:
 
 
 def kernel_module_version(text: str) -> str | None:
-    """The driver's version in /proc/driver/nvidia/version; None where it is not there."""
+    """The driver's version in /proc/driver/nvidia/version; None if it is not there."""
     match = _KERNEL_MODULE.search(text)
     return match.group(1) if match else None
 
@@ -100,9 +100,9 @@ def _mib(cell: str | None, unit_bytes: int) -> int | Missing:
     return round(float(match.group(1)) * unit_bytes / 1024**2)
 
 
-# What a process may use.
+# Limits of a process.
 
-# the soft limit stands behind the unit and the option: "max locked memory           (kbytes, -l) 65536"
+# the soft limit follows the unit and the option: "max locked memory           (kbytes, -l) 65536"
 _ULIMIT = re.compile(
     r"(?:core file size|max locked memory|open files|max user processes|data seg size|real-time non-blocking time)"
     r"\s+\((?:[a-z0-9 -]{1,20}, )?-[A-Za-z]\)\s"
@@ -117,7 +117,7 @@ _PROC_LEAVES = {"locked memory": "memlock_kib", "open files": "open_files", "pro
 
 
 def read_ulimit(block: Block) -> Part:
-    """`ulimit -a`; one value alone is known by the command above it."""
+    """`ulimit -a`, or a single value if the command above it shows which limit it is."""
     leaves: dict[str, Any] = {}
     option = _OPTION.search(block.command)
     for line in block.lines:
@@ -133,7 +133,7 @@ def read_ulimit(block: Block) -> Part:
 
 
 def read_proc_limits(block: Block) -> Part:
-    """/proc/self/limits, in bytes."""
+    """/proc/self/limits, which is in bytes."""
     leaves: dict[str, Any] = {}
     for line in block.lines:
         if (found := _PROC_MORE.match(line)) and (leaf := _PROC_LEAVES.get(found[1])):

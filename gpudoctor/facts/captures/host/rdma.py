@@ -25,7 +25,7 @@ _MLXLINK_DEVICE = re.compile(rf"mlxlink\b.*?(?:-d|--device)[ =]{_DEVICE}")
 _KEY = re.compile(r"\s*([\w ()/.-]{1,45}?)\s*:\s*(.*?)\s*$")
 _NUMBER = re.compile(r"(\d{1,5}(?:\.\d{1,3})?)")
 _PORT_LINE = re.compile(r"\s*[Pp]ort:?\s*(\d{1,3}):?\s*$")
-# the tools' words, and those of sysfs for the same; half a word of a text that is cut is none of them
+# the tools' words, and those of sysfs -> sysfs' words; a word that was cut off matches none of them
 _STATES = {
     "active": "ACTIVE",
     "down": "DOWN",
@@ -46,13 +46,13 @@ _PHYSICAL = {
     "linkerrorrecovery": "LinkErrorRecovery",
     "portconfigurationtraining": "PortConfigurationTraining",
 }
-# of an EFA sysfs says Unknown, and ibv_devinfo Unspecified
+# for an EFA, sysfs contains Unknown, and ibv_devinfo prints Unspecified
 _LAYERS = {"infiniband": "InfiniBand", "ethernet": "Ethernet", "unknown": "Unknown", "unspecified": "Unknown"}
 _LANES = re.compile(r"(\d{1,2})X")
 
 
 class _Ports:
-    """The ports of a text, filled leaf by leaf."""
+    """Collects the ports of a text leaf by leaf."""
 
     def __init__(self) -> None:
         self._told: dict[tuple[str, int], dict[str, Any]] = {}
@@ -68,7 +68,7 @@ class _Ports:
 
 
 def read_ibstat(block: Block) -> Part:
-    """`ibstat`: state, rate and link layer of every port, with the adapter's type and firmware."""
+    """`ibstat`: state, rate and link layer of every port; the adapter's type and firmware."""
     ports = _Ports()
     device, port = "", 0
     of_device: dict[str, Any] = {}
@@ -90,7 +90,7 @@ def read_ibstat(block: Block) -> Part:
 
 
 def read_ibstatus(block: Block) -> Part:
-    """`ibstatus`: the same, with numbers before the words ("4: ACTIVE")."""
+    """`ibstatus`: like `ibstat`, with numbers before the words ("4: ACTIVE")."""
     ports = _Ports()
     place: tuple[str, int] | None = None
     for line in block.lines:
@@ -133,7 +133,7 @@ def read_ibv_devinfo(block: Block) -> Part:
 
 
 def read_mlxlink(block: Block) -> Part:
-    """`mlxlink -d mlx5_0`: the state of one port; without a device of RDMA in the command it names none."""
+    """`mlxlink -d mlx5_0`: the state of one port, which only the RDMA device in the command identifies."""
     named = _MLXLINK_DEVICE.search(block.command)
     if named is None or not named["device"].startswith("mlx"):
         return Part(notes=("mlxlink: the text does not say which port it is of",))
@@ -148,7 +148,7 @@ def read_mlxlink(block: Block) -> Part:
 
 
 def _port_leaf(key: str, value: str) -> dict[str, Any]:
-    """One line of a port as leaves; none for what is not kept, or cut off behind its colon."""
+    """The leaf in one line of a port; empty for a line that is not kept, or cut off after its colon."""
     word = value.split(" (")[0].strip()
     if not word:
         return {}

@@ -1,4 +1,4 @@
-"""The readers of what nvidia-smi prints, in the order in which a line is offered to them."""
+"""The readers of nvidia-smi's output, in the order in which they are tried on a line."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from gpudoctor.facts.captures.recognise import FAILURE
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.node import Driver, short_bus_id
 
-# Single lines that nvidia-smi says beside its tables: failures of the driver, of a GPU, and of an infoROM.
+# Single lines that nvidia-smi prints besides its tables: failures of the driver, of a GPU, and of an infoROM.
 
 _BEGIN = re.compile(rf"[^|]{{0,60}}?(?:{FAILURE.pattern})")
 _MORE = re.compile(r"\s*NVML library version:|.{0,80}?(?:latest NVIDIA driver is installed|Reboot the system)")
@@ -61,7 +61,7 @@ def begins_inforom(line: str) -> object:
 
 
 def read_inforom(block: Block) -> Part:
-    """The GPUs of "WARNING: infoROM is corrupted at gpu 0008:00:00.0", which follows nvidia-smi's table."""
+    """The GPUs in "WARNING: infoROM is corrupted at gpu 0008:00:00.0", which follows nvidia-smi's table."""
     bus_ids = sorted({short_bus_id(found.group()) for line in block.lines if (found := re.search(BUS_ID, line))})
     if not bus_ids:
         raise SourceError("a corrupted infoROM, but no bus id")
@@ -100,7 +100,7 @@ def _matrix(block: Block) -> Part:
     text = block.text
     if not is_p2p(text):
         return Part(topology=parse_topology(text))
-    # the matrix itself does not say whether it was asked for reads or writes
+    # the matrix itself does not show whether it is about reads or writes
     writes = _WRITES.search(block.command if "p2p" in block.command else block.file)
     return Part(p2p={"p2p_write" if writes else "p2p_read": parse_p2p(text)})
 
