@@ -10,7 +10,7 @@ import pytest
 from gpudoctor.facts.captures.host.readers import HOST_READERS
 from gpudoctor.facts.captures.reader import Block, Part, TextReader
 from gpudoctor.facts.model.driver import DkmsBuild, Driver, FabricManager, LoadFailure
-from gpudoctor.facts.model.missing import Missing, known
+from gpudoctor.facts.model.missing import NOT_READ, Missing, known
 from gpudoctor.facts.model.node import Host, Network, Node, Scheduler
 from tests.facts.host_texts import PORTS, dkms_status, ibstat, ibstatus, ibv_devinfo, proc_limits, ulimit_a
 from tests.facts.kernel_words import AER, LOST, OFF_BUS, STAMPS, SWITCH
@@ -107,7 +107,8 @@ def test_limits_come_back(write: Any, memlock: int | None) -> None:
         ("ulimit -l", "unlimited", "memlock_kib", None),
         ("bash -c 'ulimit -n'", "", "", None),
         ("ulimit -n", "1024", "open_files", 1024),
-        ("ulimit -Hl", "64", "memlock_kib", 64),
+        ("ulimit -HSl", "64", "memlock_kib", 64),
+        ("ulimit -Hl", "unlimited", "memlock_kib", NOT_READ),  # the soft limit is the one in force
         ("ulimit -Su", "4096", "processes", 4096),
     ],
 )
@@ -269,6 +270,13 @@ def test_of_several_nodes_nothing_is_kept() -> None:
     two = SCONTROL + "\n" + SCONTROL.replace("NodeName=n1", "NodeName=n2")
     part = READERS["scontrol show node"].read(Block(two.split("\n")))
     assert (part.node, len(part.notes)) == (Node(), 1)
+
+
+def test_kubernetes_nodes_and_containers_are_not_mixed() -> None:
+    two = KUBECTL.format(ready="True", cordoned="false") + KUBECTL.format(ready="False", cordoned="false")
+    for name, text in (("kubectl describe node", two), ("docker inspect", INSPECT + INSPECT.replace("64", "65"))):
+        part = READERS[name].read(Block(text.split("\n")))
+        assert (part.node, len(part.notes)) == (Node(), 1)
 
 
 def test_sinfo_of_one_node() -> None:

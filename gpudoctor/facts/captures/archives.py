@@ -130,10 +130,12 @@ def texts_in(data: bytes) -> Iterator[tuple[str, bytes]]:
     members = _zip(data) if data.startswith(ZIP) else _tar(data)
     total = 0
     for number, (name, content) in enumerate(members):
+        if content.startswith(GZIP):
+            content = unpacked(content)
         total += len(content)
         if number >= MAX_MEMBERS or total > MAX_BYTES:
             raise SourceError(f"more than {MAX_MEMBERS} files or {MAX_BYTES >> 20} MiB in the archive")
-        yield name, unpacked(content) if content.startswith(GZIP) else content
+        yield name, content
 
 
 def _tar(data: bytes) -> Iterator[tuple[str, bytes]]:

@@ -164,7 +164,7 @@ def open_source(name: str | None, faults: list[str], interval_s: float) -> Strea
         if faults:
             raise UserError("--fault is for simulated nodes and captures: name one with --node (see: gpudoctor nodes)")
         return LiveSource(interval_s)
-    if name != "-" and not faults and Path(name).is_file() and recording.is_stream_file(name):
+    if name != "-" and not faults and recording.is_stream_file(name):
         return RecordedSource(recording.read_stream(name))
     node = source.load_source(name, stdin=sys.stdin.buffer if name == "-" and sys.stdin else None).node
     if faults:

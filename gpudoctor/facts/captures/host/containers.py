@@ -25,6 +25,9 @@ _MIB = {"Ki": 1 / 1024, "Mi": 1, "Gi": 1024, "Ti": 1024**2}
 
 def read_inspect(block: Block) -> Part:
     """`docker inspect`: the container's /dev/shm (unless it is shared), memory limit, CPU quota and ulimits."""
+    containers = sum('"HostConfig":' in line for line in block.lines)
+    if containers > 1:
+        return Part(notes=(f"docker inspect: {containers} containers in one text: show the one that is judged",))
     numbers: dict[str, int] = {}
     leaves: dict[str, Any] = {}
     shared = False

@@ -16,7 +16,9 @@ _KERNEL_MODULE = re.compile(
     rf"NVRM version: .{{0,120}}?Kernel Module(?: for \w{{1,20}})?\D{{0,60}}?({DRIVER_VERSION})\b"
 )
 _MEMINFO = re.compile(r"^(MemTotal|MemAvailable|SwapTotal|SwapFree):\s+(\d{1,15}) kB", re.MULTILINE)
-_POWERS = {"k": 1, "m": 2, "g": 3, "t": 4}
+_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+# "1K-blocks", "1024-blocks", "512B-blocks"; powers of 1000 in "1MB-blocks"
+_DF_BLOCKS = re.compile(r"(\d{1,12})([KMGT]?)(B?)-blocks")
 _ODD = Missing("not understood", "failed")
 
 
@@ -62,15 +64,28 @@ def parse_meminfo(text: str) -> Host:
 
 
 def parse_df(text: str) -> Host:
-    """The size of /dev/shm from `df`, with any of -h, -k, -m. Raise SourceError if there is no line for it."""
-    unit_bytes = 1024
+    """The size of /dev/shm from `df` in any unit; absent if it is not listed, or with the inodes that -i prints.
+
+    Raise SourceError if the line for /dev/shm is incomplete.
+    """
+    unit_bytes: int | None = 1024
     for line in text.splitlines():
         words = line.split()
-        if words[:1] == ["Filesystem"] and len(words) > 3:
-            unit_bytes = 1024**2 if words[1].startswith(("1M", "1048576")) else 1024
-        elif len(words) == 6 and words[5] == "/dev/shm":
-            return Host(shm_mib=_mib(words[1], unit_bytes), shm_free_mib=_mib(words[3], unit_bytes))
-    raise SourceError("no line for /dev/shm")
+        if words[:1] == ["Filesystem"]:
+            unit_bytes = None if "Inodes" in words else _block_bytes(line)
+        elif words[-1:] == ["/dev/shm"] and unit_bytes is not None:
+            if len(words) not in (6, 7):  # -T adds a column
+                raise SourceError("no size in the line for /dev/shm")
+            return Host(shm_mib=_mib(words[-5], unit_bytes), shm_free_mib=_mib(words[-3], unit_bytes))
+    return Host()
+
+
+def _block_bytes(header: str) -> int:
+    found = _DF_BLOCKS.search(header)
+    if found is None:
+        return 1024
+    base = 1000 if found[2] and found[3] else 1024
+    return int(found[1]) * base ** _POWERS[found[2].lower()]
 
 
 def kernel_module_version(text: str) -> str | None:
@@ -94,7 +109,7 @@ def _mib(cell: str | None, unit_bytes: int) -> int | Missing:
         return _ODD
     letter = (match.group(2) or "").lower()[:1]
     if letter:
-        unit_bytes = 1024 ** _POWERS.get(letter, 0)
+        unit_bytes = 1024 ** _POWERS.get(letter, 0)  # a B is a byte
     elif cell == "0":
         return 0
     return round(float(match.group(1)) * unit_bytes / 1024**2)
@@ -111,13 +126,16 @@ _ULIMIT_MORE = re.compile(r"[a-zA-Z][\w -]{2,40}\((?:[a-z0-9 -]{1,20}, )?-([A-Za
 _PROC = re.compile(r"Limit\s+Soft Limit\s+Hard Limit\s+Units")
 _PROC_MORE = re.compile(r"Max ([a-z -]{3,30}?)\s{2,}(unlimited|\d{1,20})\s+(?:unlimited|\d{1,20})(?:\s|$)")
 _OPTION = re.compile(r"\bulimit -(?:[HS]{1,2} ?-?)?([lnu])\s*$")
+_HARD = re.compile(r"\bulimit -\w*H(?!S)(?<!SH)")
 _VALUE = re.compile(r"(unlimited|\d{1,20})\s*$")
 _LEAVES = {"l": "memlock_kib", "n": "open_files", "u": "processes"}
 _PROC_LEAVES = {"locked memory": "memlock_kib", "open files": "open_files", "processes": "processes"}
 
 
 def read_ulimit(block: Block) -> Part:
-    """`ulimit -a`, or a single value if the command above it shows which limit it is."""
+    """`ulimit -a`, or a single value if the command above it shows which limit it is. Hard limits (-H) are not used."""
+    if _HARD.search(block.command):
+        return Part()
     leaves: dict[str, Any] = {}
     option = _OPTION.search(block.command)
     for line in block.lines:

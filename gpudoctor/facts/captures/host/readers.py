@@ -38,6 +38,7 @@ _MEMINFO_MORE = re.compile(r"[A-Z]\w*(?:\(\w+\))?:\s+\d+(?: kB)?$")
 _DF = re.compile(r"Filesystem\s.*Mounted on$")
 # a row of df without the header, as grep prints it
 _DF_ROW = re.compile(r"\S+\s+\d[\d.]*[KMGT]i?\s+[\d.]+[KMGT]?i?\s+[\d.]+[KMGT]?i?\s+\d+%\s+/dev/shm$")
+_DF_OF_INODES = re.compile(r"\bdf\b[^|;&]* (?:-\w*i|--inodes)")
 _DF_MORE = re.compile(r"\S.*\s\d+%\s+/\S*|\S.*\s-\s+/\S*")
 _KERNEL_MODULE = re.compile(r"NVRM version:")
 _KERNEL_MODULE_MORE = re.compile(r"GCC version:")
@@ -57,9 +58,7 @@ def _lspci(block: Block) -> Part:
 
 
 def _df(block: Block) -> Part:
-    if not any(line.endswith(" /dev/shm") for line in block.lines):
-        return Part()
-    return Part(Node(host=parse_df(block.text)))
+    return Part() if _DF_OF_INODES.search(block.command) else Part(Node(host=parse_df(block.text)))
 
 
 def _kernel_module(block: Block) -> Part:

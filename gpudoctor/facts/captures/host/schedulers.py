@@ -83,7 +83,13 @@ def read_sinfo(block: Block) -> Part:
 
 
 def read_kubectl(block: Block) -> Part:
-    """`kubectl describe node NAME`: its GPUs, those that can be allocated, and the conditions that are not healthy."""
+    """`kubectl describe node NAME`: its GPUs, those that can be allocated, and the conditions that are not healthy.
+
+    Output about several nodes is not used.
+    """
+    nodes = sum(line.startswith("Roles:") for line in block.lines)
+    if nodes > 1:
+        return Part(notes=(f"kubectl: {nodes} nodes in one text: show the one that is judged",))
     leaves: dict[str, Any] = {}
     host: dict[str, Any] = {}
     section = ""

@@ -158,7 +158,8 @@ def parse_csv(lines: list[str], command: str = "", *, whole_end: bool = True) ->
         if len(found) >= MOST_GPUS and identity not in found:
             raise SourceError(f"more than {MOST_GPUS} GPUs: not those of one machine")
         dump = GpuDump(short_bus_id(bus_id) if re.fullmatch(BUS_ID, bus_id) else "", _paths(values))
-        found[identity] = (dump, int(index) if index.isdecimal() and len(index) < 5 else len(found))
+        order = found[identity][1] if identity in found else len(found)
+        found[identity] = (dump, int(index) if index.isdecimal() and len(index) < 5 else order)
         last = identity
         top.update({name: values[name] for name in ("driver_version", "count") if name in values})
     indexed = "index" in columns

@@ -74,6 +74,8 @@ _XML_ROOT = re.compile(r"\s*<nvidia_smi_log[\s>]")
 _XML_END = "</nvidia_smi_log>"
 _SELECTED = re.compile(r" (?:-i|--id)[ =]?\d")
 _WRITES = re.compile(r"p2p[-_ ]?w|write", re.IGNORECASE)
+# `topo -p2p` with n (NVLink), a (atomics) or p (prop) prints the same words for other capabilities
+_NO_ACCESS = re.compile(r"p2p[-_ ]{1,3}[nap]\b", re.IGNORECASE)
 
 
 def _selected(block: Block) -> bool:
@@ -101,7 +103,10 @@ def _matrix(block: Block) -> Part:
     if not is_p2p(text):
         return Part(topology=parse_topology(text))
     # the matrix itself does not show whether it is about reads or writes
-    writes = _WRITES.search(block.command if "p2p" in block.command else block.file)
+    shown_by = block.command if "p2p" in block.command else block.file
+    if _NO_ACCESS.search(shown_by):
+        return Part(notes=("nvidia-smi topo -p2p: neither for reads (r) nor for writes (w), and not used",))
+    writes = _WRITES.search(shown_by)
     return Part(p2p={"p2p_write" if writes else "p2p_read": parse_p2p(text)})
 
 
