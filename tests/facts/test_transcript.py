@@ -20,7 +20,7 @@ from gpudoctor.facts.captures import ABSENT
 from gpudoctor.facts.captures.lines import MAX_LINE, lines_of
 from gpudoctor.facts.captures.nvidia_smi.query_dump import CUT
 from gpudoctor.facts.captures.source import SourceError, load_source
-from gpudoctor.facts.model.missing import Missing, known
+from gpudoctor.facts.model.missing import UNSUPPORTED, Missing, known
 from gpudoctor.facts.model.node import Node, Source
 from gpudoctor.facts.simulated.load import apply_faults, load_node
 from gpudoctor.report.judge import judge
@@ -187,6 +187,13 @@ def test_df_tells_the_size_of_shared_memory_in_any_unit(
     columns = "" if header is None else f"Filesystem {header} Mounted on\n"
     host = read(f"{gpu_list(BROKEN)}$ {command}\n{columns}{row} /dev/shm\n").host
     assert (host.shm_mib, host.shm_free_mib) == (mib, mib)
+
+
+def test_capabilities_of_links_do_not_tell_that_there_are_no_links() -> None:
+    link = "\t Link 0, P2P is supported: true\n\t Link 0, Access to system memory supported: true\n"
+    text = "".join(f"{line}\n{link}" for line in gpu_list(BROKEN).splitlines())
+    assert {gpu.nvlinks for gpu in read(f"$ nvidia-smi nvlink -c\n{text}").gpus} == {ABSENT}
+    assert {gpu.nvlinks for gpu in read(f"$ nvidia-smi nvlink -s\n{gpu_list(BROKEN)}").gpus} == {UNSUPPORTED}
 
 
 @pytest.mark.parametrize("kind", ["n", "a", "p", "r"])

@@ -56,9 +56,12 @@ def goes_on_gpu_list(line: str) -> bool:
     return _MORE.match(line) is not None or begins_gpu_list(line)
 
 
-def shows_links(text: str) -> bool:
-    """Whether the list contains NVLinks, unlike that of `nvidia-smi -L`."""
-    return any(_LINK.match(line.strip()) or "all links are inactive" in line.lower() for line in text.splitlines())
+def shows_links(text: str, command: str) -> bool:
+    """Whether the list contains the NVLinks, or that there are none; not with `nvidia-smi -L` or `nvlink -c`."""
+    lines = [line.strip() for line in text.splitlines()]
+    if any(_LINK.match(line) or "all links are inactive" in line.lower() for line in lines):
+        return True
+    return "nvlink" in command and not any(line.startswith("Link ") for line in lines)
 
 
 def parse_gpu_list(text: str) -> SmiDump:

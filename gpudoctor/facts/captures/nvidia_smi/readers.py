@@ -112,7 +112,7 @@ def _matrix(block: Block) -> Part:
 
 def _gpu_list(block: Block) -> Part:
     text = block.text
-    if shows_links(text) or "nvlink" in block.command:
+    if shows_links(text, block.command):
         links = tuple(parse_nvlink(text, whole_end=block.whole_end))
         return Part(links=links, notes=tuple(gpu.cut for gpu in links if gpu.cut))
     return Part(smi=(parse_gpu_list(text),))
