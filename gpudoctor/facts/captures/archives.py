@@ -35,16 +35,16 @@ def pack(files: Mapping[str, bytes], made_s: int) -> bytes:
     `made_s`: modification time of every member, in Unix seconds.
     """
     manifest = "".join(f"{_sha256(data)}  {name}\n" for name, data in files.items())
-    whole = io.BytesIO()
+    buffer = io.BytesIO()
     with (
-        gzip.GzipFile(fileobj=whole, mode="wb", filename="", mtime=made_s) as packed,
+        gzip.GzipFile(fileobj=buffer, mode="wb", filename="", mtime=made_s) as packed,
         tarfile.open(fileobj=packed, mode="w", format=tarfile.USTAR_FORMAT) as archive,
     ):
         for name, data in {**files, MANIFEST: manifest.encode()}.items():
             entry = tarfile.TarInfo(f"{FOLDER}/{name}")
             entry.size, entry.mtime, entry.mode = len(data), made_s, 0o644
             archive.addfile(entry, io.BytesIO(data))
-    return whole.getvalue()
+    return buffer.getvalue()
 
 
 def members(data: bytes) -> dict[str, bytes]:
@@ -58,7 +58,7 @@ def members(data: bytes) -> dict[str, bytes]:
     for _ in range(_MAX_ENTRIES):
         block = data[at : at + _BLOCK]
         if block.count(0) == _BLOCK:
-            return _whole(found)
+            return _verified(found)
         try:
             entry = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
         except (tarfile.TarError, ValueError) as error:
@@ -89,7 +89,7 @@ def load_bundle(data: bytes) -> Loaded:
     return node, measured
 
 
-def _whole(found: dict[str, bytes]) -> dict[str, bytes]:
+def _verified(found: dict[str, bytes]) -> dict[str, bytes]:
     """Raise SourceError unless the MANIFEST confirms every file: incomplete facts must not be judged."""
     for name in (FACTS, MANIFEST):
         if name not in found:

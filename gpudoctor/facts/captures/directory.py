@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import BinaryIO
 
 from gpudoctor.facts.captures import SourceError, printable
-from gpudoctor.facts.captures.join import Dumps
+from gpudoctor.facts.captures.join import READERS, Dumps
 from gpudoctor.facts.captures.lines import chunks_of, lines_of
 from gpudoctor.facts.captures.opened import GZIP, MAX_BYTES, head_text, open_plain, read_file
 from gpudoctor.facts.captures.reader import TextReader
-from gpudoctor.facts.captures.readers import READERS
 from gpudoctor.facts.captures.recognise import HEAD_BYTES, recognise
 from gpudoctor.facts.captures.transcript import Transcript
 from gpudoctor.facts.model.node import Node
@@ -162,11 +161,8 @@ def node_from_directory(path: str) -> Node:
             )
         if data is None:
             passed_over.append(f"{shown}: {note}")
-            continue
-        if not is_dump(data[:HEAD_BYTES]):
-            passed_over.append(f"{shown}: not recognised as a dump")
-            continue
-        _add(dumps, data, entry.path, shown)
+        else:
+            _add(dumps, data, entry.path, shown)
     try:
         return _node_of_many(dumps, passed_over, name, f"{path}: no dump in this directory")
     except SourceError as error:
@@ -186,7 +182,7 @@ def _node_of_many(dumps: Dumps, passed_over: list[str], name: str, none: str) ->
 
 
 def _dump_in(path: str) -> tuple[bytes | None, str, int]:
-    """The content of a file that may be a dump, or None with the reason; and how many bytes were read at most.
+    """The content of a file that is a dump, or None with the reason; and how many bytes were read at most.
 
     A file whose first 64 KiB do not look like a dump is not read further.
     """
@@ -210,11 +206,13 @@ def _dump_in(path: str) -> tuple[bytes | None, str, int]:
         return None, "not recognised as a dump", len(head)
     try:
         data = read_file(path)
-        return data, "", len(data)
     except SourceError as error:
         if packed:  # the content of a broken .gz is unknown
             return None, str(error), min(MAX_BYTES, _MAX_DEFLATE_RATIO * info.st_size)
         raise SourceError(f"{path}: {error}") from None
+    if packed and not is_dump(data[:HEAD_BYTES]):
+        return None, "not recognised as a dump", len(data)
+    return data, "", len(data)
 
 
 def _add(dumps: Dumps, data: bytes, path: str, name: str) -> None:

@@ -50,7 +50,7 @@ def load_json(data: bytes) -> Loaded:
     try:
         text = data.decode("utf-8-sig")
         schema = msgspec.json.decode(text, type=_Schema).schema
-        _known(schema)
+        _check_schema(schema)
         if schema == FACTS:
             return checked(msgspec.json.decode(text, type=Node)), None
         report = msgspec.json.decode(text, type=_Report)
@@ -62,7 +62,7 @@ def load_json(data: bytes) -> Loaded:
         raise SourceError(str(error)) from None
     except msgspec.DecodeError as error:
         said = str(error)
-        raise SourceError(f"cut off: {said}" if _cut(text, said) else f"broken JSON: {said}") from None
+        raise SourceError(f"cut off: {said}" if _is_cut(text, said) else f"broken JSON: {said}") from None
     if report.facts is None:
         raise SourceError("a report without facts: make it with `gpudoctor check --json --include-facts`")
     return checked(report.facts), report.measurements
@@ -78,7 +78,7 @@ def load_measurements(data: bytes) -> Measurements:
         raise SourceError(f"measurements: {error}") from None
 
 
-def _cut(text: str, said: str) -> bool:
+def _is_cut(text: str, said: str) -> bool:
     """Whether the JSON is cut off. msgspec also reports half a surrogate pair, as in "\\ud800", as truncated."""
     return "truncated" in said and not _HALF_PAIR.search(text)
 
@@ -91,14 +91,14 @@ def load_yaml(data: bytes) -> Loaded:
     loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
         text = data.decode("utf-8-sig")
-        _plain(yaml.parse(text, Loader=loader))
+        _check_plain(yaml.parse(text, Loader=loader))
         raw = yaml.load(text, Loader=loader)
         schema = raw.get("schema") if isinstance(raw, dict) else None
         if schema == REPORT:
             raise SourceError("a report is read as JSON, not as YAML")
-        _known(str(schema))
+        _check_schema(str(schema))
         node = checked(msgspec.convert(raw, Node))
-        _whole(text, raw)
+        _check_end(text, raw)
         return node, None
     except UnicodeDecodeError as error:
         raise SourceError(f"not UTF-8 at byte {error.start}") from None
@@ -114,7 +114,7 @@ def load_yaml(data: bytes) -> Loaded:
         raise SourceError(f"{' '.join(str(error).split())[:300]}{quote}") from None
 
 
-def _whole(text: str, raw: dict[str, Any]) -> None:
+def _check_end(text: str, raw: dict[str, Any]) -> None:
     """Raise SourceError if the YAML may be cut off: a file cut between two lines is valid YAML with fewer facts.
 
     Facts that gpudoctor wrote end with `storage`, also if a tool sorts the keys: if it is there, nothing that is
@@ -127,7 +127,7 @@ def _whole(text: str, raw: dict[str, Any]) -> None:
     raise SourceError(f"line {line}: cut off? {said}; if it is whole, end it with a line of three dots, ...")
 
 
-def _plain(events: Any) -> None:
+def _check_plain(events: Any) -> None:
     depth = 0
     for count, event in enumerate(events):
         line = event.start_mark.line + 1
@@ -137,7 +137,7 @@ def _plain(events: Any) -> None:
             # Python objects are not data, and YAML's built-in tags make PyYAML's constructors raise arbitrary errors
             raise SourceError(f"line {line}: YAML tags are refused ({event.tag.rpartition(':')[2][:40]})")
         if isinstance(event, yaml.ScalarEvent) and event.implicit[0]:  # not in quotes
-            _quick_to_build(event.value, line)
+            _check_scalar(event.value, line)
         if isinstance(event, (yaml.MappingStartEvent, yaml.SequenceStartEvent)):
             depth += 1
         elif isinstance(event, (yaml.MappingEndEvent, yaml.SequenceEndEvent)):
@@ -148,7 +148,7 @@ def _plain(events: Any) -> None:
             raise SourceError(f"line {line}: too many values for facts")
 
 
-def _quick_to_build(value: str, line: int) -> None:
+def _check_scalar(value: str, line: int) -> None:
     """Raise SourceError for values that PyYAML builds in quadratic time: base-60 numbers and merge keys."""
     if len(value) > _LONGEST_NUMBER and _NUMBER.fullmatch(value):
         raise SourceError(f"line {line}: a number of {len(value)} characters: put text in quotes")
@@ -156,7 +156,7 @@ def _quick_to_build(value: str, line: int) -> None:
         raise SourceError(f"line {line}: YAML merge keys are refused")
 
 
-def _known(schema: str) -> None:
+def _check_schema(schema: str) -> None:
     if schema in (FACTS, REPORT):
         return
     if schema.startswith("gpudoctor."):

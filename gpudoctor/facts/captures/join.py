@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from gpudoctor.facts.captures import ABSENT, MOST_GPUS, SourceError
+from gpudoctor.facts.captures.collect_env import COLLECT_ENV
 from gpudoctor.facts.captures.complete import (
     pairs_of,
     placeholder_gpus,
@@ -18,19 +19,22 @@ from gpudoctor.facts.captures.complete import (
 )
 from gpudoctor.facts.captures.gpu_lists import UNKNOWN_BUS, joined_dumps
 from gpudoctor.facts.captures.host.lspci import PciTree
-from gpudoctor.facts.captures.kernel_logs import continued, joined_logs
+from gpudoctor.facts.captures.host.readers import HOST_READERS
+from gpudoctor.facts.captures.kernel_logs import KERNEL_LOG, continued, joined_logs
 from gpudoctor.facts.captures.merge import merged
 from gpudoctor.facts.captures.nvidia_smi.nvlink import LinkDump, merge_links
 from gpudoctor.facts.captures.nvidia_smi.query_dump import SmiDump
+from gpudoctor.facts.captures.nvidia_smi.readers import NVIDIA_SMI_READERS
 from gpudoctor.facts.captures.nvidia_smi.topology import Pair, Topology
 from gpudoctor.facts.captures.plausible import plausible
 from gpudoctor.facts.captures.reader import Block, Part, TextReader
-from gpudoctor.facts.captures.readers import READERS
 from gpudoctor.facts.captures.transcript import Transcript
 from gpudoctor.facts.model.gpu import Gpu, P2pStatus
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Driver, Environment, Host, KernelLog, Node, PciBus, Source
 
+# in the order in which they are tried on a line
+READERS: tuple[TextReader, ...] = (*NVIDIA_SMI_READERS, *HOST_READERS, COLLECT_ENV, KERNEL_LOG)
 MAX_PARTS = 2000  # `nvidia-smi -l` prints a table each second: the text is no longer kept from here on
 MAX_NOTES = 50
 

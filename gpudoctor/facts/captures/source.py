@@ -72,7 +72,7 @@ def _load(name: str, stdin: BinaryIO | None, environ: Mapping[str, str] | None) 
         mode = Path(name).stat().st_mode
     except (OSError, ValueError) as error:
         said = None if getattr(error, "errno", None) in _NO_FILE else getattr(error, "strerror", None)
-        if said and not _is_node(name):
+        if said and name not in simulated_nodes.node_names():
             raise SourceError(f"{name}: {said.lower()}") from None
         return Loaded(_simulated(name, os.environ if environ is None else environ))
     if stat.S_ISDIR(mode):
@@ -87,10 +87,6 @@ def _load(name: str, stdin: BinaryIO | None, environ: Mapping[str, str] | None) 
         raise SourceError(said if (said := str(error)).startswith(name) else f"{name}: {said}") from None
     except OSError as error:
         raise SourceError(f"{name}: cannot be read: {error.strerror or error}") from None
-
-
-def _is_node(name: str) -> bool:
-    return name in simulated_nodes.node_names()
 
 
 def _simulated(name: str, environ: Mapping[str, str]) -> Node:
@@ -133,16 +129,13 @@ def _from_stream(stream: BinaryIO, name: str, size: int = 0) -> Loaded:
 
 
 def _from_text(head: bytes, stream: BinaryIO, name: str) -> Loaded:
-    if b"\0" in head and not head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) and not _is_environ(head):
+    is_utf16 = head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    if b"\0" in head and not is_utf16 and recognise.recognise(opened.head_text(head)) != "environment":
         raise SourceError(f"{name}: binary data, no dump")
     node = directory.node_from_text(head, stream, name)
     if node is None:
         raise SourceError(f"{name}: {_unrecognised(head, opened.head_text(head))}")
     return Loaded(node)
-
-
-def _is_environ(head: bytes) -> bool:
-    return recognise.recognise(opened.head_text(head)) == "environment"
 
 
 def _from_bytes(data: bytes, name: str) -> Loaded:

@@ -127,7 +127,7 @@ class Transcript:
             self.passed.add(number)
             return
         if not line or line.isspace():
-            self._blank_line()
+            self._blank = True
             return
         reader = self._reader
         if reader is not None and reader.until is not None:
@@ -147,7 +147,7 @@ class Transcript:
             return
         for inner in unprefixed(line):
             if not inner or inner.isspace():
-                self._blank_line()
+                self._blank = True
                 return
             if self._offer(inner, number) or self._boundary(inner):
                 return
@@ -210,9 +210,6 @@ class Transcript:
             self._command = heading["file"] or heading["title"] or ""
             return True
         return False
-
-    def _blank_line(self) -> None:
-        self._blank = True
 
     def _open(self, reader: TextReader, number: int) -> None:
         self._close()

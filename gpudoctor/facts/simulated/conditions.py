@@ -8,7 +8,7 @@ from operator import attrgetter
 from gpudoctor.facts.model.gpu import Gpu, GpuPair
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node, StorageMount
-from gpudoctor.facts.simulated.edits import Target
+from gpudoctor.facts.simulated.edits import Target, struck_gpu
 from gpudoctor.facts.simulated.host_faults import has_wide_nvme, is_local, is_remote
 
 Condition = Callable[[Node, Target], bool]
@@ -19,17 +19,13 @@ def why_not(needs: Iterable[str], node: Node, target: Target) -> str | None:
     return next((reason for need in needs for holds, reason in [CONDITIONS[need]] if not holds(node, target)), None)
 
 
-def _gpu(node: Node, target: Target) -> Gpu:
-    return next(gpu for gpu in node.gpus if gpu.index == target.gpu)
-
-
 def _of_gpu(test: Callable[[Gpu], bool]) -> Condition:
     """The test holds for the target, or for every GPU of the node if there is no target."""
 
     def holds(node: Node, target: Target) -> bool:
         if target.gpu is None:
             return bool(node.gpus) and all(test(gpu) for gpu in node.gpus)
-        return test(_gpu(node, target))
+        return test(struck_gpu(node, target))
 
     return holds
 
@@ -198,7 +194,7 @@ CONDITIONS: dict[str, tuple[Condition, str]] = {
     "not-mig": (_of_gpu(lambda g: g.settings.mig_enabled is not True), "MIG is on"),
     "idle": (_of_gpu(lambda g: g.processes == ()), "the GPU is in use already, or processes are not told"),
     "numa": (
-        lambda n, t: _ram_nodes(n) >= 2 and known(_gpu(n, t).numa_node) is not None,
+        lambda n, t: _ram_nodes(n) >= 2 and known(struck_gpu(n, t).numa_node) is not None,
         "it has one NUMA node, or hides them",
     ),
     "log": (

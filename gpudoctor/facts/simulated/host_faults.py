@@ -30,14 +30,11 @@ def _no_driver(node: Node, target: Target) -> Node:
 
 def _handle_denied(node: Node, target: Target) -> Node:
     """The driver counts the GPU but returns no handle: the device file may not be opened."""
-    count, told = (
-        node.driver.device_count,
-        f"GPU {target.gpu}: nvmlDeviceGetHandleByIndex: insufficient permissions (4)",
-    )
+    error = f"GPU {target.gpu}: nvmlDeviceGetHandleByIndex: insufficient permissions (4)"
     node = replace(node, gpus=tuple(gpu for gpu in node.gpus if gpu.index != target.gpu))
     if not isinstance(node.pairs, Missing):
         node = replace(node, pairs=tuple(pair for pair in node.pairs if target.gpu not in (pair.a, pair.b)))
-    return replace(node, driver=replace(node.driver, device_count=count, handle_errors=(told,)))
+    return replace(node, driver=replace(node.driver, handle_errors=(error,)))
 
 
 def _far_cpus(node: Node, target: Target) -> Node:

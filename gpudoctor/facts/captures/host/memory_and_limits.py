@@ -85,7 +85,8 @@ def _block_bytes(header: str) -> int:
     if found is None:
         return 1024
     base = 1000 if found[2] and found[3] else 1024
-    return int(found[1]) * base ** _POWERS[found[2].lower()]
+    unit_bytes: int = base ** _POWERS[found[2].lower()]
+    return int(found[1]) * unit_bytes
 
 
 def kernel_module_version(text: str) -> str | None:

@@ -140,10 +140,9 @@ def read_mlxlink(block: Block) -> Part:
     ports = _Ports()
     for line in block.lines:
         if told := _KEY.match(line):
-            key, value = told[1].lower(), told[2]
+            key = told[1].lower()
             if key in ("state", "physical state"):
-                key = "physical state" if key == "physical state" else "state"
-                ports.put(named["device"], 1, **_port_leaf(key, value))
+                ports.put(named["device"], 1, **_port_leaf(key, told[2]))
     return ports.part()
 
 

@@ -41,26 +41,18 @@ _MORE = re.compile(r"\s*NVML library version:|.{0,80}?(?:latest NVIDIA driver is
 _INFOROM = re.compile(r"\s*(?:WARNING: )?infoROM is corrupted at gpu ", re.IGNORECASE)
 
 
-def begins_failure(line: str) -> object:
-    return _BEGIN.match(line)
-
-
-def goes_on_failure(line: str) -> object:
+def _goes_on_failure(line: str) -> object:
     return _MORE.match(line) or _BEGIN.match(line)
 
 
-def read_failure(block: Block) -> Part:
+def _failure(block: Block) -> Part:
     failure = init_failure(block.text)
     if failure is None:
         raise SourceError("not an answer of nvidia-smi")
     return Part(smi=(failure,))
 
 
-def begins_inforom(line: str) -> object:
-    return _INFOROM.match(line)
-
-
-def read_inforom(block: Block) -> Part:
+def _inforom(block: Block) -> Part:
     """The GPUs in "WARNING: infoROM is corrupted at gpu 0008:00:00.0", which follows nvidia-smi's table."""
     bus_ids = sorted({short_bus_id(found.group()) for line in block.lines if (found := re.search(BUS_ID, line))})
     if not bus_ids:
@@ -122,8 +114,8 @@ NVIDIA_SMI_READERS: tuple[TextReader, ...] = (
     TextReader(
         "nvidia-smi -q -x", _XML.match, _XML.match, _xml, restarts=_XML_ROOT.match, until=lambda s: _XML_END in s
     ),
-    TextReader("nvidia-smi message", begins_failure, goes_on_failure, read_failure),
-    TextReader("nvidia-smi warning", begins_inforom, begins_inforom, read_inforom),
+    TextReader("nvidia-smi message", _BEGIN.match, _goes_on_failure, _failure),
+    TextReader("nvidia-smi warning", _INFOROM.match, _INFOROM.match, _inforom),
     TextReader("nvidia-smi", begins_table, goes_on_table, _table, restarts=restarts_table),
     TextReader("nvidia-smi -L or nvlink", begins_gpu_list, goes_on_gpu_list, _gpu_list),
     TextReader("nvidia-smi topo", begins_matrix, goes_on_matrix, _matrix, restarts=begins_matrix),
