@@ -17,10 +17,10 @@ from gpudoctor.facts.model.node import Host
 T = TypeVar("T")
 
 
-def with_links(gpus: tuple[Gpu, ...], links: list[LinkDump], *, whole: bool) -> tuple[Gpu, ...]:
+def with_links(gpus: tuple[Gpu, ...], links: list[LinkDump], *, all_gpus: bool) -> tuple[Gpu, ...]:
     """Each GPU with its links, matched by UUID if it is unique, otherwise by index.
 
-    `whole`: `gpus` are all GPUs of the machine, so a remote address that is not a GPU and that several GPUs link to
+    `all_gpus`: `gpus` are all GPUs of the machine, so a remote address that is not a GPU and that several GPUs link to
     is a switch. Raise SourceError if the UUIDs belong to another machine.
     """
     if not links:
@@ -41,10 +41,10 @@ def with_links(gpus: tuple[Gpu, ...], links: list[LinkDump], *, whole: bool) -> 
                     "keep the dumps of one machine only"
                 )
         made.append(msgspec.structs.replace(gpu, nvlinks=found.nvlinks) if found else gpu)
-    return _with_remote_kinds(tuple(made), whole)
+    return _with_remote_kinds(tuple(made), all_gpus)
 
 
-def _with_remote_kinds(gpus: tuple[Gpu, ...], whole: bool) -> tuple[Gpu, ...]:
+def _with_remote_kinds(gpus: tuple[Gpu, ...], all_gpus: bool) -> tuple[Gpu, ...]:
     own = {gpu.bus_id for gpu in gpus}
     seen_from: dict[str, set[str]] = {}
     for gpu in gpus:
@@ -58,7 +58,7 @@ def _with_remote_kinds(gpus: tuple[Gpu, ...], whole: bool) -> tuple[Gpu, ...]:
             return link
         if remote in own:
             return msgspec.structs.replace(link, remote_kind="gpu")
-        if whole and len(seen_from[remote]) > 1:
+        if all_gpus and len(seen_from[remote]) > 1:
             return msgspec.structs.replace(link, remote_kind="switch")
         return link
 

@@ -42,14 +42,14 @@ def joined_dumps(dumps: Iterable[tuple[str, SmiDump]], notes: list[str]) -> SmiD
     ordered = sorted(dumps, key=_rank)
     if not ordered:
         return SmiDump(Driver(), ())
-    _same_driver(ordered)
+    _check_same_driver(ordered)
     places: list[_Place] = []
     for file, dump in sorted(ordered, key=lambda pair: not pair[1].indexed):
         for gpu in sorted(dump.gpus, key=lambda gpu: gpu.index):
             _add(places, gpu, dump, file)
     if len(places) > MOST_GPUS:
         raise SourceError(f"more than {MOST_GPUS} GPUs: not those of one machine")
-    _same_set(ordered, places)
+    _check_same_gpus(ordered, places)
     nameless = [place for place in places if not place.named and _only_lost(place.gpu)]
     gpus = _numbered([place for place in places if place not in nameless])
     notes.extend(note for _, dump in ordered for note in dump.notes)
@@ -97,7 +97,7 @@ def _add(places: list[_Place], gpu: Gpu, dump: SmiDump, file: str) -> None:
         if by_index is not None and (dump.indexed or (by_index.bus_id is None or bus_id is None)):
             place = by_index
     if place is not None:
-        _refuse_two_machines(place, bus_id, uuid, file, gpu.index)
+        _check_same_gpu(place, bus_id, uuid, file, gpu.index)
         place.gpu = merged(_bare(place.gpu), _bare(gpu), [])
         place.bus_id, place.uuid = place.bus_id or bus_id, place.uuid or uuid
         place.files.append(file)
@@ -113,7 +113,7 @@ def _bare(gpu: Gpu) -> Gpu:
     return msgspec.structs.replace(gpu, index=0, bus_id="")
 
 
-def _refuse_two_machines(place: _Place, bus_id: str | None, uuid: str | None, file: str, index: int) -> None:
+def _check_same_gpu(place: _Place, bus_id: str | None, uuid: str | None, file: str, index: int) -> None:
     for mine, theirs in ((place.bus_id, bus_id), (place.uuid, uuid)):
         if mine is not None and theirs is not None and mine != theirs:
             other = next((name for name in place.files if name != file), place.files[0])
@@ -124,15 +124,17 @@ def _contradiction(file: str, other: str, how: str) -> SourceError:
     return SourceError(f"{file} contradicts {other} ({how}): keep the dumps of one machine and time only")
 
 
-def _same_driver(ordered: list[tuple[str, SmiDump]]) -> None:
+def _check_same_driver(ordered: list[tuple[str, SmiDump]]) -> None:
     """Raise SourceError if two dumps with GPUs have different driver versions: another machine, or another time."""
-    told = [(file, version) for file, dump in ordered if dump.gpus and (version := known(dump.driver.library_version))]
-    for file, version in told:
-        if version != told[0][1]:
-            raise _contradiction(file, told[0][0], f"driver {version} here, {told[0][1]} there")
+    of_driver = [
+        (file, version) for file, dump in ordered if dump.gpus and (version := known(dump.driver.library_version))
+    ]
+    for file, version in of_driver:
+        if version != of_driver[0][1]:
+            raise _contradiction(file, of_driver[0][0], f"driver {version} here, {of_driver[0][1]} there")
 
 
-def _same_set(ordered: list[tuple[str, SmiDump]], places: list[_Place]) -> None:
+def _check_same_gpus(ordered: list[tuple[str, SmiDump]], places: list[_Place]) -> None:
     """Raise SourceError if each of two dumps contains a GPU (by bus id) that the other lacks."""
     sets = [
         (file, {gpu.bus_id for gpu in dump.gpus if not gpu.bus_id.startswith(UNKNOWN_BUS)})

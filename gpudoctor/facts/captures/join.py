@@ -59,7 +59,7 @@ class Dumps:
         name, if dumps were recognised but none of them could be read.
         """
         self._file, self._read, self._errors = file, 0, []
-        transcript = Transcript(READERS, self._take, file)
+        transcript = Transcript(READERS, self._read_block, file)
         transcript.read(lines)
         if self._errors and not self._read:
             raise self._errors[0][1]
@@ -72,7 +72,7 @@ class Dumps:
             self.files.append(file)
         return self._read
 
-    def _take(self, reader: TextReader, block: Block) -> None:
+    def _read_block(self, reader: TextReader, block: Block) -> None:
         try:
             part = reader.read(block)
         except SourceError as error:
@@ -115,16 +115,15 @@ class Dumps:
         links = self._links(part for _, _, part in parts)
         topology = self._topology([part.topology for _, _, part in parts if part.topology is not None])
         p2p = _p2p(part for _, _, part in parts)
-        tree = _tree([part.pci_tree for _, _, part in parts if part.pci_tree is not None])
+        tree = _joined_tree([part.pci_tree for _, _, part in parts if part.pci_tree is not None])
         dumps = [(file, dump) for file, _, part in parts for dump in part.smi]
         smi = self._smi(dumps, links, topology, p2p)
         gpus = smi.gpus or placeholder_gpus(tree, links, topology, p2p)
         gpus = with_failures(gpus, smi.unnumbered)
         if len(gpus) > MOST_GPUS:
             raise SourceError(f"more than {MOST_GPUS} GPUs: not the dump of one machine")
-        whole = bool(smi.gpus) and smi.ended
-        gpus = with_links(gpus, links, whole=whole)
-        gpus = tuple(_placed(gpu, topology, tree) for gpu in gpus)
+        gpus = with_links(gpus, links, all_gpus=bool(smi.gpus) and smi.ended)
+        gpus = tuple(_with_location(gpu, topology, tree) for gpu in gpus)
         conflicts: list[str] = []
         node = Node()
         for _, _, part in parts:
@@ -145,10 +144,10 @@ class Dumps:
             kernel_log=joined_logs(self._logs) or KernelLog(),
         )
         collected_at = smi.collected_at if known(smi.collected_at) else ABSENT
-        source = Source("capture", name, collected_at, files=tuple(self.files), notes=self._told_notes())
+        source = Source("capture", name, collected_at, files=tuple(self.files), notes=self._shown_notes())
         return msgspec.structs.replace(plausible(say_absent(node)), source=source)
 
-    def _told_notes(self) -> tuple[str, ...]:
+    def _shown_notes(self) -> tuple[str, ...]:
         notes = list(dict.fromkeys(self.notes))
         more = [f"and {len(notes) - MAX_NOTES} more notes"] if len(notes) > MAX_NOTES else []
         return (*notes[:MAX_NOTES], *more)
@@ -170,10 +169,10 @@ class Dumps:
             )
         if smi.gpus and not smi.ended:
             indices = set(topology.gpus if topology else ()) | {i for s in p2p.values() for pair in s for i in pair}
-            told = {link.index: Gpu(link.index, f"{UNKNOWN_BUS}{link.index}", link.uuid, link.name) for link in links}
-            told |= {index: Gpu(index, f"{UNKNOWN_BUS}{index}") for index in indices - set(told)}
-            if told:
-                more = SmiDump(Driver(), tuple(told.values()), name="nvidia-smi topo", indexed=True, ended=False)
+            others = {link.index: Gpu(link.index, f"{UNKNOWN_BUS}{link.index}", link.uuid, link.name) for link in links}
+            others |= {index: Gpu(index, f"{UNKNOWN_BUS}{index}") for index in indices - set(others)}
+            if others:
+                more = SmiDump(Driver(), tuple(others.values()), name="nvidia-smi topo", indexed=True, ended=False)
                 notes = []
                 smi = joined_dumps([*dumps, ("", more)], notes)
         self.notes.extend(notes)
@@ -214,7 +213,7 @@ def _p2p(parts: Iterable[Part]) -> dict[str, dict[Pair, P2pStatus]]:
     return found
 
 
-def _tree(trees: list[PciTree]) -> PciTree | None:
+def _joined_tree(trees: list[PciTree]) -> PciTree | None:
     """All functions; one that is in two dumps is merged (a plain `lspci` shows less than -vvv)."""
     if not trees:
         return None
@@ -222,34 +221,34 @@ def _tree(trees: list[PciTree]) -> PciTree | None:
     for tree in trees:
         for bus_id, function in tree.functions.items():
             before = functions.get(bus_id)
-            functions[bus_id] = function if before is None else _both(before, function)
+            functions[bus_id] = function if before is None else _merged_function(before, function)
     return PciTree(functions)
 
 
-def _both(one: Any, other: Any) -> Any:
-    untold = (None, -1, ABSENT)
+def _merged_function(one: Any, other: Any) -> Any:
+    unknown = (None, -1, ABSENT)
     news = {}
     for field in one.__struct_fields__:
         mine, theirs = getattr(one, field), getattr(other, field)
-        if mine in untold or isinstance(mine, Missing):
+        if mine in unknown or isinstance(mine, Missing):
             news[field] = theirs
         elif field == "hop" and theirs is not None:
             news[field] = merged(mine, theirs, [])
     return msgspec.structs.replace(one, **news)
 
 
-def _driver(smi: Driver, told: Driver) -> Driver:
+def _driver(smi: Driver, other: Driver) -> Driver:
     """The driver from nvidia-smi, completed by other dumps; module facts come from the kernel if it reported them."""
-    made = merged(smi, told, [])
+    made = merged(smi, other, [])
     news: dict[str, Any] = {}
     for field in ("module_version", "module_loaded", "nouveau_loaded"):
-        value = getattr(told, field)
+        value = getattr(other, field)
         if not isinstance(value, Missing):
             news[field] = value
     return msgspec.structs.replace(made, **news) if news else made
 
 
-def _placed(gpu: Gpu, topology: Topology | None, tree: PciTree | None) -> Gpu:
+def _with_location(gpu: Gpu, topology: Topology | None, tree: PciTree | None) -> Gpu:
     """The GPU with its affinity from topo -m and its PCIe path from lspci."""
     news: dict[str, Any] = {}
     place = topology.places.get(gpu.index) if topology else None

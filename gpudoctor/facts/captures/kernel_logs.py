@@ -96,8 +96,8 @@ def _with(log: KernelLog, other: KernelLog) -> KernelLog:
             have[_key(event)] -= 1
         else:
             more.append(event)
-    told = _joined_events((*(known(log.host_events) or ()), *(known(other.host_events) or ())), max)
-    hosts = tuple(told[key] for key in sorted(told, key=repr))
+    by_subject = _joined_events((*(known(log.host_events) or ()), *(known(other.host_events) or ())), max)
+    hosts = tuple(by_subject[key] for key in sorted(by_subject, key=repr))
     sources = dict.fromkeys(
         part for source in (known(log.source), known(other.source)) if source for part in source.split(", ")
     )

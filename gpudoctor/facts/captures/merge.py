@@ -14,7 +14,7 @@ from gpudoctor.facts.model.node import Variable
 
 T = TypeVar("T")
 
-_UNTOLD = (NOT_READ, ABSENT)
+_GAPS = (NOT_READ, ABSENT)
 # counters never decrease, and pending repairs persist until a reset: of two dumps, the worse one is the later one
 _WORST = (Ecc, MemoryRepair)
 _NOT_WORST = frozenset({"enabled", "pending", "banks_max_spare", "banks_high_spare"})
@@ -59,7 +59,7 @@ def _merged(one: Any, other: Any, conflicts: list[str], place: str) -> Any:
 
 
 def _known_one(one: Any, other: Any) -> Any:
-    for gap in (*_UNTOLD, CUT):
+    for gap in (*_GAPS, CUT):
         if one == gap:
             return other
         if other == gap:

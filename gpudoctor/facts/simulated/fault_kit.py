@@ -146,10 +146,10 @@ def _gpu(node: Node, word: str, spec: str | None) -> Gpu:
 
 
 def _seconds(spec: str | None, word: str) -> float:
-    told = re.fullmatch(r"([0-9]{1,5}(?:\.[0-9]{1,3})?)s?", word, re.ASCII)
-    if told is None or float(told[1]) <= 0:
+    found = re.fullmatch(r"([0-9]{1,5}(?:\.[0-9]{1,3})?)s?", word, re.ASCII)
+    if found is None or float(found[1]) <= 0:
         raise UserError(f"{spec}: behind the colon stand seconds, as in driver-stall@3:2.6s, not {word!r}")
-    return float(told[1])
+    return float(found[1])
 
 
 def _last_two(node: Node) -> tuple[Gpu, Gpu]:
@@ -177,8 +177,8 @@ def _patched(node: Node, target: Target, patch: Mapping[str, Any]) -> Node:
     def struck_gpu(gpu: Gpu) -> Gpu:
         if gpu.index not in struck:
             return gpu
-        told = {leaf: value for leaf, value in patch.get("gpu_if_told", {}).items() if _is_told(gpu, leaf)}
-        return on_slot(put_all(gpu, {**patch.get("gpu", {}), **told}), patch.get("slot", {}))
+        if_known = {leaf: value for leaf, value in patch.get("gpu_if_told", {}).items() if _is_known(gpu, leaf)}
+        return on_slot(put_all(gpu, {**patch.get("gpu", {}), **if_known}), patch.get("slot", {}))
 
     node = each(each(node, lambda gpu: put_all(gpu, patch.get("all", {}))), struck_gpu)
     node = each_pair(node, lambda pair: put_all(pair, patch.get("pair", {})) if {pair.a, pair.b} == struck else pair)
@@ -192,7 +192,7 @@ def _patched(node: Node, target: Target, patch: Mapping[str, Any]) -> Node:
     return node
 
 
-def _is_told(gpu: Gpu, leaf: str) -> bool:
+def _is_known(gpu: Gpu, leaf: str) -> bool:
     return not isinstance(attrgetter(leaf)(gpu), Missing)
 
 

@@ -45,9 +45,9 @@ def ticks_of(node: Node, number: int, at_s: float, interval_s: float = 1.0) -> T
     for place, gpu in enumerate(gpus):
         ticks.append(_gpu(gpu, job, due(number, interval_s, place), number, interval_s, plays))
     processes = None
-    told = bool(job.ranks) or any(not isinstance(gpu.processes, Missing) for gpu in gpus)
-    if told and due(number, interval_s).slow:
-        processes = (*_held(gpus, job), *ranks_at(gpus, job, seconds))
+    has_processes = bool(job.ranks) or any(not isinstance(gpu.processes, Missing) for gpu in gpus)
+    if has_processes and due(number, interval_s).slow:
+        processes = (*_processes_in_facts(gpus, job), *ranks_at(gpus, job, seconds))
     return Tick(at_s=at_s, gpus=tuple(ticks), host=host, processes=processes)
 
 
@@ -66,7 +66,7 @@ def _silence(node: Node, begin_s: float, at_s: float) -> Silence | None:
 
 
 def _gpu(gpu: Gpu, job: SimulatedJob, now: Due, number: int, interval_s: float, plays: bool) -> GpuTick:
-    facts = _readings_told(gpu, plays)
+    facts = _readings_in_facts(gpu, plays)
     shown: Mapping[str, float | Missing] = readings_at(gpu, job, number * interval_s) if plays else facts
     unread: dict[str, Missing] = {name: value for name, value in facts.items() if isinstance(value, Missing)}
     reasons = gpu.clocks.event_reasons
@@ -98,7 +98,7 @@ def _gpu(gpu: Gpu, job: SimulatedJob, now: Due, number: int, interval_s: float, 
     )
 
 
-def _readings_told(gpu: Gpu, plays: bool) -> dict[str, float | Missing]:
+def _readings_in_facts(gpu: Gpu, plays: bool) -> dict[str, float | Missing]:
     """The facts by the names in `WATCHED`. Traffic is not in the facts, so a capture has none."""
     pcie, links = gpu.pcie.generation, gpu.nvlinks
     traffic: float | Missing = 0.0 if plays else Missing("facts do not hold traffic")
@@ -118,7 +118,7 @@ def _readings_told(gpu: Gpu, plays: bool) -> dict[str, float | Missing]:
     }
 
 
-def _held(gpus: list[Gpu], job: SimulatedJob) -> tuple[ProcessTick, ...]:
+def _processes_in_facts(gpus: list[Gpu], job: SimulatedJob) -> tuple[ProcessTick, ...]:
     """The processes in the facts, without the user's own, which the job's ranks replace."""
     found = []
     for gpu in gpus:

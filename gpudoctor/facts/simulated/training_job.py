@@ -46,9 +46,9 @@ class SimulatedJob(msgspec.Struct, frozen=True):
 
 def job_of(node: Node) -> SimulatedJob:
     """The job that fits the node: it runs on the large GPUs without MIG that compute jobs may use."""
-    told = [gpu for gpu in node.gpus if _fits(gpu)]
-    most = max((known(gpu.memory_total_mib) or 0 for gpu in told), default=0)
-    members = [gpu for gpu in told if (known(gpu.memory_total_mib) or 0) >= most / 2]
+    usable = [gpu for gpu in node.gpus if _fits(gpu)]
+    most = max((known(gpu.memory_total_mib) or 0 for gpu in usable), default=0)
+    members = [gpu for gpu in usable if (known(gpu.memory_total_mib) or 0) >= most / 2]
     alive = [gpu for gpu in members if not is_lost(gpu)]
     return SimulatedJob(
         ranks=tuple(sorted(gpu.index for gpu in alive)),

@@ -71,13 +71,13 @@ class DriverWatch:
             patience_s = self._patience_s if self._silent_since_s is None else min(self._interval_s / 2, 1.0)
             answer = reader.answer(patience_s, self._call_deadline_s)
         except _EndedError as ended:
-            self._gave_up(reader, str(ended))
+            self._give_up(reader, str(ended))
             return None, self._silence()
         if answer is None:
-            self._look_at(reader)
+            self._check_calls(reader)
             return None, self._silence()
         if answer.failure is not None:
-            self._gave_up(reader, answer.failure[:MAX_WORDS])
+            self._give_up(reader, answer.failure[:MAX_WORDS])
             return None, self._silence()
         if monotonic() - reader.process.started_s > LONGEST_BACKOFF_S:
             self._failures = 0
@@ -104,7 +104,7 @@ class DriverWatch:
             return False
         return True
 
-    def _look_at(self, reader: _Reader) -> None:
+    def _check_calls(self, reader: _Reader) -> None:
         """Record why there is no answer yet, and kill the process if a call is overdue."""
         now = monotonic()
         calls = [*reader.process.late_calls(0.0)]
@@ -113,7 +113,7 @@ class DriverWatch:
             took_s = now - reader.asked_s
             self._silent(f"the reader of the driver has not answered for {took_s:.0f} s", reader.asked_s)
             if took_s > self._start_deadline_s:
-                self._gave_up(reader, f"the reader of the driver did not answer in {took_s:.0f} s")
+                self._give_up(reader, f"the reader of the driver did not answer in {took_s:.0f} s")
             return
         where = late.call if late.gpu is None else f"{late.call} on GPU {late.gpu}"
         limit_s = self._start_deadline_s if late.call in START_CALLS else self._call_deadline_s
@@ -126,19 +126,19 @@ class DriverWatch:
         self._silent("", self._hung[1])
         if late.waited_s >= limit_s:
             self._end(reader)
-            self._put_off()
+            self._delay_start()
 
-    def _gave_up(self, reader: _Reader, words: str) -> None:
+    def _give_up(self, reader: _Reader, words: str) -> None:
         started_s = reader.asked_s
         self._end(reader)
         self._failed(words, started_s)
 
     def _failed(self, words: str, since_s: float) -> None:
         self._hung = None
-        delay_s = self._put_off()
+        delay_s = self._delay_start()
         self._silent(f"{words}; asked again in {delay_s:g} s", since_s)
 
-    def _put_off(self) -> float:
+    def _delay_start(self) -> float:
         delay_s = min(LONGEST_BACKOFF_S, self._first_backoff_s * 2.0 ** min(self._failures, 16))
         self._failures += 1
         self._next_start_s = monotonic() + delay_s
@@ -195,14 +195,14 @@ class _Reader:
         until_s = monotonic() + patience_s
         while True:
             left_s = until_s - monotonic()
-            answer = self._take(min(left_s, call_deadline_s / 2))
+            answer = self._next_answer(min(left_s, call_deadline_s / 2))
             if answer is not None:
                 self._asked = False
                 return answer
             if left_s <= 0:
                 return None
 
-    def _take(self, wait_s: float) -> ReaderAnswer | None:
+    def _next_answer(self, wait_s: float) -> ReaderAnswer | None:
         try:
             lines = self._out.lines(wait_s)
             if lines is None:

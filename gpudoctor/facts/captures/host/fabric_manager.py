@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from msgspec.structs import replace
+
 from gpudoctor.facts.captures.reader import Block, Part, TextReader
 from gpudoctor.facts.model.driver import DRIVER_VERSION, FabricManager
 from gpudoctor.facts.model.node import Node
@@ -51,19 +53,20 @@ def read_service(block: Block) -> Part:
             result = found[1] if found else active[2]
         elif service is None and _IS_ACTIVE_COMMAND.search(block.command) and (word := _IS_ACTIVE.match(line)):
             service = word[1]
-    told = _told(block, FabricManager())
+    fabric_manager = _in_lines(block, FabricManager())
     if service is not None and service != "unknown":
-        told = _replaced(told, service, result)
-    return Part(Node(fabric_manager=told)) if told != FabricManager() else Part()
+        fabric_manager = replace(fabric_manager, service=service)
+        if result is not None:
+            fabric_manager = replace(fabric_manager, result=result)
+    return Part(Node(fabric_manager=fabric_manager)) if fabric_manager != FabricManager() else Part()
 
 
 def read_log(block: Block) -> Part:
     """/var/log/fabricmanager.log: the version and the errors."""
-    told = _told(block, FabricManager(errors=()))
-    return Part(Node(fabric_manager=told))
+    return Part(Node(fabric_manager=_in_lines(block, FabricManager(errors=()))))
 
 
-def _told(block: Block, start: FabricManager) -> FabricManager:
+def _in_lines(block: Block, start: FabricManager) -> FabricManager:
     version = start.version
     errors: list[str] | None = None
     for line in block.lines:
@@ -78,10 +81,6 @@ def _told(block: Block, start: FabricManager) -> FabricManager:
             # without the host name, which precedes the program's name
             errors = [*(errors or []), own[1] if own is not None else line.strip()[:300]][-MOST_ERRORS:]
     return FabricManager(version=version, errors=start.errors if errors is None else tuple(errors))
-
-
-def _replaced(told: FabricManager, service: str, result: str | None) -> FabricManager:
-    return FabricManager(service, told.result if result is None else result, told.version, told.errors)
 
 
 FABRIC_MANAGER_READERS: tuple[TextReader, ...] = (

@@ -104,13 +104,13 @@ class PciTree(msgspec.Struct):
         """The GPU's link with its path, and with the lanes that lspci shows if no other dump contains them."""
         path = self.path(gpu.bus_id)
         link = msgspec.structs.replace(gpu.pcie, path=path)
-        if isinstance(path, Missing) or not _not_told(gpu.pcie.width):
+        if isinstance(path, Missing) or not _is_absent(gpu.pcie.width):
             return link
-        most = path[0].max_width if _not_told(gpu.pcie.width_max) else gpu.pcie.width_max
+        most = path[0].max_width if _is_absent(gpu.pcie.width_max) else gpu.pcie.width_max
         return msgspec.structs.replace(link, width=path[0].width, width_max=most)
 
 
-def _not_told(value: object) -> bool:
+def _is_absent(value: object) -> bool:
     return isinstance(value, Missing) and value.kind == "absent"
 
 
@@ -156,12 +156,12 @@ def _fill(function: Function, body: list[str]) -> None:
     acs: bool | None = None
     denied = False
     for line in body:
-        told = line.strip()
-        if told.startswith(("LnkCap:", "LnkSta:")):
-            links.setdefault(told[:6], told)
-        elif told.startswith("ACSCtl:"):
-            acs = "ReqRedir+" in told or "CmpltRedir+" in told
-        elif "<access denied>" in told:
+        label = line.strip()
+        if label.startswith(("LnkCap:", "LnkSta:")):
+            links.setdefault(label[:6], label)
+        elif label.startswith("ACSCtl:"):
+            acs = "ReqRedir+" in label or "CmpltRedir+" in label
+        elif "<access denied>" in label:
             denied = True
         elif buses := _BUSES.match(line):
             function.secondary, function.subordinate = int(buses.group(2), 16), int(buses.group(3), 16)

@@ -37,7 +37,7 @@ _HANDLE = re.compile(r"^.{0,40}Unable to determine the device handle for.{0,300}
 T = TypeVar("T", bound=msgspec.Struct)
 CUT = Missing("the text is cut off before it", "failed")
 # in no nvidia-smi -q, however complete
-_NEVER_TOLD = frozenset({"path", "profile"})
+_NEVER_PRINTED = frozenset({"path", "profile"})
 
 
 class SmiDump(msgspec.Struct):
@@ -111,7 +111,7 @@ def marked_as_cut(value: T, like: T | None = None) -> T:
     for field in made.__struct_fields__:
         old, same = getattr(made, field), getattr(like, field, None)
         if old == ABSENT:
-            if field not in _NEVER_TOLD and same != ABSENT:
+            if field not in _NEVER_PRINTED and same != ABSENT:
                 news[field] = CUT
         elif isinstance(old, Fact):
             news[field] = marked_as_cut(old, same)
