@@ -116,6 +116,7 @@ def test_an_interval_that_cannot_be_is_refused(gpudoctor: Gpudoctor, value: str)
     ("argv", "words"),
     [
         (("--node", "no-such-node"), "no-such-node: no such file, and no simulated node of that name"),
+        (("--node", "x" * 300), "xxx: no such file, and no simulated node of that name"),  # longer than a name may be
         (("--fault", "thermal@2"), "--fault is for simulated nodes and captures"),
         (("--node", "rtx4090-4", "--fault", "thermal@9"), "thermal@9: there is no GPU '9'"),
     ],

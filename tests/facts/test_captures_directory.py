@@ -247,7 +247,7 @@ def test_free_meminfo_and_df_refuse_what_they_cannot_read() -> None:
     assert parse_meminfo("MemTotal:       16371712 kB\nMemAvailable:    1048576 kB\n").ram_available_mib == 1024
     assert isinstance(parse_free("  total used free\nMem: lots 1 2\n").ram_mib, Missing)
     assert parse_df("Filesystem 1M-blocks Used Available Use% Mounted on\ntmpfs 64 0 64 0% /dev/shm\n").shm_mib == 64
-    for parse, text in ((parse_free, "Mem: 1\n"), (parse_meminfo, "MemFree: 1 kB\n"), (parse_df, "tmpfs /run\n")):
+    for parse, text in ((parse_free, "Mem: 1\n"), (parse_meminfo, "MemFree: 1 kB\n"), (parse_df, "tmpfs /dev/shm\n")):
         with pytest.raises(SourceError):
             parse(text)
 

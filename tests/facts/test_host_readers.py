@@ -10,7 +10,7 @@ import pytest
 from gpudoctor.facts.captures.host.readers import HOST_READERS
 from gpudoctor.facts.captures.reader import Block, Part, TextReader
 from gpudoctor.facts.model.driver import DkmsBuild, Driver, FabricManager, LoadFailure
-from gpudoctor.facts.model.missing import Missing, known
+from gpudoctor.facts.model.missing import NOT_READ, Missing, known
 from gpudoctor.facts.model.node import Host, Network, Node, Scheduler
 from tests.facts.host_texts import PORTS, dkms_status, ibstat, ibstatus, ibv_devinfo, proc_limits, ulimit_a
 from tests.facts.kernel_words import AER, LOST, OFF_BUS, STAMPS, SWITCH
@@ -107,7 +107,8 @@ def test_limits_come_back(write: Any, memlock: int | None) -> None:
         ("ulimit -l", "unlimited", "memlock_kib", None),
         ("bash -c 'ulimit -n'", "", "", None),
         ("ulimit -n", "1024", "open_files", 1024),
-        ("ulimit -Hl", "64", "memlock_kib", 64),
+        ("ulimit -HSl", "64", "memlock_kib", 64),
+        ("ulimit -Hl", "unlimited", "memlock_kib", NOT_READ),  # the soft limit is the one in force
         ("ulimit -Su", "4096", "processes", 4096),
     ],
 )
@@ -296,6 +297,13 @@ def test_of_several_nodes_nothing_is_kept() -> None:
     assert (part.node, len(part.notes)) == (Node(), 1)
 
 
+def test_kubernetes_nodes_and_containers_are_not_mixed() -> None:
+    two = KUBECTL.format(ready="True", cordoned="false") + KUBECTL.format(ready="False", cordoned="false")
+    for name, text in (("kubectl describe node", two), ("docker inspect", INSPECT + INSPECT.replace("64", "65"))):
+        part = READERS[name].read(Block(text.split("\n")))
+        assert (part.node, len(part.notes)) == (Node(), 1)
+
+
 def test_sinfo_of_one_node() -> None:
     long = "NODELIST NODES PARTITION STATE CPUS S:C:T MEMORY REASON\nn1 1 gpu* drained* 224 2:56:2 2000000 bad_gpu\n"
     assert read(long).scheduler == Scheduler("slurm", "n1", state="drained*", reason="bad_gpu")
@@ -407,6 +415,17 @@ def test_nonsense_tells_nothing_and_breaks_nothing(reader: TextReader, text: str
         return
     assert isinstance(part, Part)
     assert not part.node.gpus
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("fabric manager log", f"[Jan 01 2025 10:00:00] [INFO] {'x' * 1_000_000}"),
+        ("ibstat", f"CA 'mlx5_0'\n\tPort 1:\n\t\tState: a{' ' * 1_000_000}b"),
+    ],
+)
+def test_a_line_of_a_megabyte_takes_no_time_but_in_proportion(name: str, line: str) -> None:
+    assert READERS[name].read(Block(line.split("\n"))).notes == ()
 
 
 def test_a_figure_in_a_last_line_without_an_end_is_not_believed() -> None:

@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from gpudoctor.checks.core.finding import Status
+from gpudoctor.facts.captures import ABSENT
 from gpudoctor.facts.captures.lines import MAX_LINE, lines_of
 from gpudoctor.facts.captures.nvidia_smi.query_dump import CUT
 from gpudoctor.facts.captures.source import SourceError, load_source
-from gpudoctor.facts.model.missing import known
+from gpudoctor.facts.model.missing import UNSUPPORTED, Missing, known
 from gpudoctor.facts.model.node import Node, Source
 from gpudoctor.facts.simulated.load import apply_faults, load_node
 from gpudoctor.report.judge import judge
@@ -183,6 +184,53 @@ def test_csv_gives_back_what_was_written_with_a_header_or_with_its_command(units
         assert gpu.ecc.uncorrected_volatile == same.ecc.uncorrected_volatile
 
 
+def test_rows_repeated_every_second_are_of_the_same_gpus() -> None:
+    row = "GPU-{0}1111111-1111-1111-1111-111111111111, NVIDIA H100 80GB HBM3, {1}\n"
+    tick = "".join(row.format(gpu, 30 + gpu) for gpu in range(2))
+    node = read("$ nvidia-smi --query-gpu=uuid,name,temperature.gpu --format=csv,noheader -l 1\n" + tick * 3)
+    assert [(gpu.index, gpu.thermal.gpu_c) for gpu in node.gpus] == [(0, 30), (1, 31)]
+
+
+@pytest.mark.parametrize(
+    ("command", "header", "row", "mib"),
+    [
+        ("df", "1K-blocks Used Available Use%", "tmpfs 65536 0 65536 0%", 64),
+        ("df -P", "1024-blocks Used Available Capacity", "tmpfs 65536 0 65536 0%", 64),
+        ("df -B1", "1B-blocks Used Available Use%", "tmpfs 67108864 0 67108864 0%", 64),
+        ("POSIXLY_CORRECT=1 df", "512B-blocks Used Available Use%", "tmpfs 131072 0 131072 0%", 64),
+        ("df -BG", "1G-blocks Used Available Use%", "tmpfs 504G 0G 504G 0%", 504 << 10),
+        ("df -B1MB", "1MB-blocks Used Available Use%", "tmpfs 67 0 67 0%", 64),
+        ("df -h", "Size Used Avail Use%", "tmpfs 64M 0 64M 0%", 64),
+        ("df -hT", "Type Size Used Avail Use%", "tmpfs tmpfs 64M 0 64M 0%", 64),
+        ("df -i", "Inodes IUsed IFree IUse%", "tmpfs 131907312 1 131907311 1%", ABSENT),
+        ("df -ih", "Inodes IUsed IFree IUse%", "tmpfs 126M 1 126M 1%", ABSENT),
+        ("df -ih | grep shm", None, "tmpfs 126M 1 126M 1%", ABSENT),
+        ("df -h | grep shm", None, "tmpfs 64M 0 64M 0%", 64),
+    ],
+)
+def test_df_tells_the_size_of_shared_memory_in_any_unit(
+    command: str, header: str | None, row: str, mib: int | Missing
+) -> None:
+    columns = "" if header is None else f"Filesystem {header} Mounted on\n"
+    host = read(f"{gpu_list(BROKEN)}$ {command}\n{columns}{row} /dev/shm\n").host
+    assert (host.shm_mib, host.shm_free_mib) == (mib, mib)
+
+
+def test_capabilities_of_links_do_not_tell_that_there_are_no_links() -> None:
+    link = "\t Link 0, P2P is supported: true\n\t Link 0, Access to system memory supported: true\n"
+    text = "".join(f"{line}\n{link}" for line in gpu_list(BROKEN).splitlines())
+    assert {gpu.nvlinks for gpu in read(f"$ nvidia-smi nvlink -c\n{text}").gpus} == {ABSENT}
+    assert {gpu.nvlinks for gpu in read(f"$ nvidia-smi nvlink -s\n{gpu_list(BROKEN)}").gpus} == {UNSUPPORTED}
+
+
+@pytest.mark.parametrize("kind", ["n", "a", "p", "r"])
+def test_capabilities_of_nvlink_and_atomics_are_no_peer_to_peer_access(kind: str) -> None:
+    node = read(f"{gpu_list(BROKEN)}$ nvidia-smi topo -p2p {kind}\n{seeds.p2p(BROKEN).decode().replace('OK', 'NS')}")
+    statuses = {pair.p2p_read for pair in known(node.pairs) or ()}
+    assert statuses == ({"NS"} if kind == "r" else set())
+    assert bool(node.source.notes) == (kind != "r")
+
+
 def test_cells_that_say_err_are_failed_readings_and_no_figures() -> None:
     row = "|   0  Tesla V100-SXM2...  Off  | 00000000:3B:00.0 Off |                 ERR! |\n"
     (gpu,) = read(row + "|ERR!  ERR! ERR!   ERR! / ERR! |  ERR! / 32510MiB |    ERR!  Default |\n").gpus
@@ -272,6 +320,18 @@ def test_archives_and_a_directory_of_the_texts_give_the_same_node(tmp_path: Path
         node = load_source(str(path)).node
         log = replace(node.kernel_log, source=read(PASTE).kernel_log.source)
         assert replace(node, source=Source(), kernel_log=log) == replace(read(PASTE), source=Source()), path.name
+
+
+def test_an_archive_of_packed_texts_is_bounded_by_what_they_unpack_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpudoctor.facts.captures.archives.MAX_BYTES", 4 << 20)
+    bomb = gzip.compress(b"\n" * (1 << 20))
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as packed:
+        for number in range(5):
+            packed.writestr(f"{number}.gz", bomb)
+    with pytest.raises(SourceError, match="4 MiB in the archive"):
+        load_source(str(tmp_path / "a.zip"))
 
 
 def test_a_long_log_is_read_in_pieces_and_loses_nothing() -> None:

@@ -1,4 +1,4 @@
-"""Archives, read in memory only: those of `gpudoctor bundle` and of the acceptance run, and any archive of texts."""
+"""Archives, read in memory only: from `gpudoctor bundle`, from acceptance runs, and any .tar or .zip of text dumps."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ with lazy_imports():
 FOLDER = "gpudoctor-bundle"
 FACTS, REPORT, KERNEL, VERSIONS, MANIFEST = "facts.json", "report.json", "kernel.log", "versions.json", "MANIFEST"
 MEMBERS = (FACTS, REPORT, KERNEL, VERSIONS, MANIFEST)
-# of an acceptance run: what agreed, what its probes measured, and raw data, which nobody reads back
+# from an acceptance run: its comparisons, its probes' measurements, and raw data that is only kept for people to read
 ACCEPTANCE, MEASURED = "acceptance.json", "measurements.json"
 _RAW = re.compile(r"(?:report|nvml|nvidia-smi|nccl|plain|quick)-[a-z-]{1,30}\.(?:json|txt)|nvidia-smi\.xml")
 _MAX_ENTRIES = 64
@@ -30,35 +30,35 @@ _LINE = re.compile(r"([0-9a-f]{64})  ([A-Za-z.-]{1,48})")
 
 
 def pack(files: Mapping[str, bytes], made_s: int) -> bytes:
-    """A .tar.gz of these files and of a MANIFEST with their SHA-256; nobody's name or id is in its headers.
+    """A .tar.gz of these files plus a MANIFEST with their SHA-256 sums; its headers contain no user name or id.
 
-    `made_s`: Unix time, of every file in it.
+    `made_s`: modification time of every member, in Unix seconds.
     """
     manifest = "".join(f"{_sha256(data)}  {name}\n" for name, data in files.items())
-    whole = io.BytesIO()
+    buffer = io.BytesIO()
     with (
-        gzip.GzipFile(fileobj=whole, mode="wb", filename="", mtime=made_s) as packed,
+        gzip.GzipFile(fileobj=buffer, mode="wb", filename="", mtime=made_s) as packed,
         tarfile.open(fileobj=packed, mode="w", format=tarfile.USTAR_FORMAT) as archive,
     ):
         for name, data in {**files, MANIFEST: manifest.encode()}.items():
             entry = tarfile.TarInfo(f"{FOLDER}/{name}")
             entry.size, entry.mtime, entry.mode = len(data), made_s, 0o644
             archive.addfile(entry, io.BytesIO(data))
-    return whole.getvalue()
+    return buffer.getvalue()
 
 
 def members(data: bytes) -> dict[str, bytes]:
-    """What a bundle holds, by name. Raise SourceError where it is none, is cut off, or was changed.
+    """The files in a bundle by name. Raise SourceError if it is not a bundle, is truncated, or was modified.
 
-    Nothing is written to disk. Only plain files of the names above are taken, header by header:
-    no links, no sparse files, no names out of extended headers.
+    Nothing is written to disk. The headers are parsed one by one, and only plain files with the names above are
+    accepted: no links, no sparse files, no names from extended headers.
     """
     found: dict[str, bytes] = {}
     at = 0
     for _ in range(_MAX_ENTRIES):
         block = data[at : at + _BLOCK]
         if block.count(0) == _BLOCK:
-            return _whole(found)
+            return _verified(found)
         try:
             entry = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
         except (tarfile.TarError, ValueError) as error:
@@ -81,7 +81,7 @@ def members(data: bytes) -> dict[str, bytes]:
 
 
 def load_bundle(data: bytes) -> Loaded:
-    """The facts of a bundle, and what an acceptance run measured, to be judged again. Raise SourceError."""
+    """The facts in a bundle, and an acceptance run's measurements if there are any. Raise SourceError."""
     found = members(data)
     node, measured = load_json(found[FACTS])
     if MEASURED in found:
@@ -89,8 +89,8 @@ def load_bundle(data: bytes) -> Loaded:
     return node, measured
 
 
-def _whole(found: dict[str, bytes]) -> dict[str, bytes]:
-    """Raise SourceError where the MANIFEST does not vouch for each file: half of the facts must not be judged."""
+def _verified(found: dict[str, bytes]) -> dict[str, bytes]:
+    """Raise SourceError unless the MANIFEST confirms every file: incomplete facts must not be judged."""
     for name in (FACTS, MANIFEST):
         if name not in found:
             raise SourceError(f"not a bundle of gpudoctor: there is no {name} in it")
@@ -109,7 +109,7 @@ def _sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-# Archives of texts, .tar and .zip: their plain files.
+# Archives of text dumps, .tar and .zip: only their plain files are read.
 
 MAX_MEMBERS = 1000
 MAX_BYTES = 512 * 1024 * 1024  # of all members, unpacked
@@ -121,19 +121,21 @@ def is_tar(data: bytes) -> bool:
 
 
 def is_bundle(data: bytes) -> bool:
-    """Whether a .tar is one that gpudoctor made: by the first names in it."""
+    """Whether gpudoctor made this .tar, judged by the file names near its start."""
     return any(name in data[: 1 << 20] for name in (FACTS.encode() + b"\0", MANIFEST.encode() + b"\0"))
 
 
 def texts_in(data: bytes) -> Iterator[tuple[str, bytes]]:
-    """Name and content of each plain file. Raise SourceError where the archive is broken or too large."""
+    """Yield the name and content of each plain file. Raise SourceError if the archive is broken or too large."""
     members = _zip(data) if data.startswith(ZIP) else _tar(data)
     total = 0
     for number, (name, content) in enumerate(members):
+        if content.startswith(GZIP):
+            content = unpacked(content)
         total += len(content)
         if number >= MAX_MEMBERS or total > MAX_BYTES:
             raise SourceError(f"more than {MAX_MEMBERS} files or {MAX_BYTES >> 20} MiB in the archive")
-        yield name, unpacked(content) if content.startswith(GZIP) else content
+        yield name, content
 
 
 def _tar(data: bytes) -> Iterator[tuple[str, bytes]]:

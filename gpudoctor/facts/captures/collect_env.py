@@ -1,4 +1,4 @@
-"""`python -m torch.utils.collect_env`, and vLLM's collect_env.py, which prints more of the same."""
+"""The output of `python -m torch.utils.collect_env`, and of vLLM's collect_env.py, which extends it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from gpudoctor.facts.captures import clipped
 from gpudoctor.facts.captures.nvidia_smi.query_dump import SmiDump
-from gpudoctor.facts.captures.reader import Block, Part
+from gpudoctor.facts.captures.reader import Block, Part, TextReader
 from gpudoctor.facts.model.driver import DRIVER_VERSION
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import NOT_READ
@@ -30,16 +30,8 @@ _NCCL = re.compile(r"\[(?:pip3|conda)\] nvidia-nccl-cu\d+(?:==|\s+)(\d[\w.]{1,20
 _NONE = ("N/A", "None", "Could not collect")
 
 
-def begins_collect_env(line: str) -> object:
-    return _BEGIN.match(line)
-
-
-def goes_on_collect_env(line: str) -> object:
-    return _MORE.match(line)
-
-
-def read_collect_env(block: Block) -> Part:
-    """The GPUs by index and name, the driver's version, PyTorch and its CUDA. A matrix in it is a block of its own."""
+def _read(block: Block) -> Part:
+    """GPUs by index and name, driver version, PyTorch and its CUDA. A topology matrix in it is a separate block."""
     gpus: dict[int, Gpu] = {}
     fields: dict[str, str] = {}
     nccl = NOT_READ
@@ -70,3 +62,6 @@ def read_collect_env(block: Block) -> Part:
     )
     whole = tuple(gpus[index] for index in sorted(gpus))
     return Part(node, smi=(SmiDump(driver, whole, name="collect_env", indexed=True),))
+
+
+COLLECT_ENV = TextReader("collect_env", _BEGIN.match, _MORE.match, _read)

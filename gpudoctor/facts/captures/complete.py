@@ -1,4 +1,4 @@
-"""Steps of the join: links and pairs onto GPUs, GPUs that only their links tell of, and the gaps."""
+"""Steps of the join: attach links and pairs to GPUs, add GPUs that only appear through their links, and fill gaps."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from gpudoctor.facts.model.node import Host
 T = TypeVar("T")
 
 
-def with_links(gpus: tuple[Gpu, ...], links: list[LinkDump], *, whole: bool) -> tuple[Gpu, ...]:
-    """Each GPU with its links: by UUID where that names one GPU, else by index.
+def with_links(gpus: tuple[Gpu, ...], links: list[LinkDump], *, all_gpus: bool) -> tuple[Gpu, ...]:
+    """Each GPU with its links, matched by UUID if it is unique, otherwise by index.
 
-    `whole` says that `gpus` are all of the machine's: then an address that is no GPU's and that
-    several GPUs link to is a switch. Raise SourceError where the UUIDs are of another machine.
+    `all_gpus`: `gpus` are all GPUs of the machine, so a remote address that is not a GPU and that several GPUs link to
+    is a switch. Raise SourceError if the UUIDs belong to another machine.
     """
     if not links:
         return gpus
     uuids = [gpu.uuid for gpu in gpus]
     by_uuid = {link.uuid: link for link in links}
     by_index = {link.index: link for link in links}
-    # redacted dumps may name all GPUs alike, or not at all: there the order must do
+    # redacted dumps may give all GPUs the same UUID, or none: then only the order is left to match by
     named = len({uuid for uuid in uuids if isinstance(uuid, str)}) == len(gpus) and len(by_uuid) == len(by_index)
     made: list[Gpu] = []
     for gpu in gpus:
@@ -41,10 +41,10 @@ def with_links(gpus: tuple[Gpu, ...], links: list[LinkDump], *, whole: bool) -> 
                     "keep the dumps of one machine only"
                 )
         made.append(msgspec.structs.replace(gpu, nvlinks=found.nvlinks) if found else gpu)
-    return _with_remote_kinds(tuple(made), whole)
+    return _with_remote_kinds(tuple(made), all_gpus)
 
 
-def _with_remote_kinds(gpus: tuple[Gpu, ...], whole: bool) -> tuple[Gpu, ...]:
+def _with_remote_kinds(gpus: tuple[Gpu, ...], all_gpus: bool) -> tuple[Gpu, ...]:
     own = {gpu.bus_id for gpu in gpus}
     seen_from: dict[str, set[str]] = {}
     for gpu in gpus:
@@ -58,7 +58,7 @@ def _with_remote_kinds(gpus: tuple[Gpu, ...], whole: bool) -> tuple[Gpu, ...]:
             return link
         if remote in own:
             return msgspec.structs.replace(link, remote_kind="gpu")
-        if whole and len(seen_from[remote]) > 1:
+        if all_gpus and len(seen_from[remote]) > 1:
             return msgspec.structs.replace(link, remote_kind="switch")
         return link
 
@@ -71,7 +71,7 @@ def _with_remote_kinds(gpus: tuple[Gpu, ...], whole: bool) -> tuple[Gpu, ...]:
 
 
 def pairs_of(topology: Topology | None, p2p: dict[str, dict[Pair, P2pStatus]]) -> tuple[GpuPair, ...] | Missing:
-    """The pairs of `topo -m`, with the statuses of `topo -p2p` (keys: p2p_read, p2p_write) on them."""
+    """The pairs from `topo -m`, with the statuses from `topo -p2p` (keys: p2p_read, p2p_write) added."""
     if topology is None and not p2p:
         return ABSENT
     pairs = {(pair.a, pair.b): pair for pair in (topology.pairs if topology else ())}
@@ -89,9 +89,9 @@ def placeholder_gpus(
     topology: Topology | None,
     p2p: dict[str, dict[Pair, P2pStatus]],
 ) -> tuple[Gpu, ...]:
-    """GPUs where no `nvidia-smi -q` names them: by lspci, nvlink and the matrices, joined by order.
+    """GPUs if there is no `nvidia-smi -q`: from lspci, nvlink and the matrices, joined by their order.
 
-    A GPU whose address no dump tells has the bus id "unknown-INDEX".
+    A GPU whose address is in no dump gets the bus id "unknown-INDEX".
     """
     functions = tree.gpus if tree else []
     indices = {link.index for link in links} | set(topology.gpus if topology else ())
@@ -111,7 +111,7 @@ def placeholder_gpus(
 
 
 def with_failures(gpus: tuple[Gpu, ...], lost: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
-    """Each GPU with the error that nvidia-smi names with its bus id only; one of no list stays the driver's error."""
+    """Each GPU with the error that nvidia-smi reported for its bus id; errors for unlisted GPUs stay driver errors."""
     errors = {gpu.bus_id: gpu.errors for gpu in lost}
     return tuple(
         msgspec.structs.replace(gpu, errors=errors[gpu.bus_id]) if gpu.bus_id in errors else gpu for gpu in gpus
@@ -119,7 +119,7 @@ def with_failures(gpus: tuple[Gpu, ...], lost: tuple[Gpu, ...]) -> tuple[Gpu, ..
 
 
 def without_gpu_memory(host: Host, gpus: tuple[Gpu, ...]) -> Host:
-    """Grace shows GPU memory as NUMA nodes, and `free` counts it: there its total is not the RAM."""
+    """Hide the RAM size on Grace: it exposes GPU memory as NUMA nodes, which `free` counts as RAM."""
     if isinstance(host.ram_mib, Missing) or all(gpu.settings.addressing_mode != "ats" for gpu in gpus):
         return host
     hidden = Missing("free may count GPU memory as RAM on this machine", "absent")
@@ -127,7 +127,7 @@ def without_gpu_memory(host: Host, gpus: tuple[Gpu, ...]) -> Host:
 
 
 def say_absent(value: T) -> T:
-    """The facts with "not in this capture" wherever nothing was read."""
+    """Replace every leaf that was not read with "not in this capture"."""
     made: Any = value
     if value == NOT_READ:
         made = ABSENT

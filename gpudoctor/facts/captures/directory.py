@@ -1,4 +1,4 @@
-"""Texts, a directory or an archive of them -> Node. Each is known by its content, never by its name."""
+"""Text dumps, alone, in a directory or in an archive -> Node. Each is recognised by its content, never by its name."""
 
 from __future__ import annotations
 
@@ -12,20 +12,19 @@ from pathlib import Path
 from typing import BinaryIO
 
 from gpudoctor.facts.captures import SourceError, printable
-from gpudoctor.facts.captures.join import Dumps
+from gpudoctor.facts.captures.join import READERS, Dumps
 from gpudoctor.facts.captures.lines import chunks_of, lines_of
 from gpudoctor.facts.captures.opened import GZIP, MAX_BYTES, head_text, open_plain, read_file
 from gpudoctor.facts.captures.reader import TextReader
-from gpudoctor.facts.captures.readers import READERS
 from gpudoctor.facts.captures.recognise import HEAD_BYTES, recognise
 from gpudoctor.facts.captures.transcript import Transcript
 from gpudoctor.facts.model.node import Node
 
-# `nvidia-bug-report.log`: one large text of many commands' output, taken apart by its rulers.
+# `nvidia-bug-report.log`: one large text with the output of many commands.
 
-# a line of underscores before each command's output
+# a line of underscores precedes each command's output
 _RULER = b"\n" + b"_" * 20
-# the journal of an earlier boot says nothing of this one
+# the journal of an earlier boot is no evidence about the current one
 _EARLIER_BOOT = re.compile(r"journalctl\b.{0,80}(?:-b|--boot)[ =]?-[1-9]")
 _SMI_KINDS = ("smi-xml", "smi-text")
 
@@ -33,8 +32,8 @@ _SMI_KINDS = ("smi-xml", "smi-text")
 def add_bug_report(dumps: Dumps, data: bytes, file: str) -> None:
     """Add every section that gpudoctor can read to `dumps`.
 
-    Raise SourceError where there is none, or where the nvidia-smi section is broken; any other
-    broken section is named in the notes.
+    Raise SourceError if there is none, or if the nvidia-smi section is broken; any other broken section is listed in
+    the notes.
     """
     found = 0
     for section in _sections(data):
@@ -57,29 +56,29 @@ def add_bug_report(dumps: Dumps, data: bytes, file: str) -> None:
 
 
 def _sections(data: bytes) -> Iterator[bytes]:
-    """The text between two rulers; the head of the report first."""
+    """Yield the text between rulers, beginning with the head of the report."""
     start = 0
     while start < len(data):
         ruler = data.find(_RULER, start)
         if ruler < 0:
             ruler = len(data)
         if ruler > start:
-            yield data[start : ruler + 1]  # with the line end that the ruler's own match starts at
+            yield data[start : ruler + 1]  # including the line end at which the ruler match starts
         line_end = data.find(b"\n", ruler + 1)
         start = len(data) if line_end < 0 else line_end
 
 
 MAX_FILES = 1000
 MAX_TOTAL_BYTES = 512 * 1024 * 1024  # unpacked: twice the largest bug report that is read
-_MAX_DEFLATE_RATIO = 1032  # zlib's own figure, technical details of zlib: 1032:1
-MAX_NAMED = 10  # of the files that are no dumps
+_MAX_DEFLATE_RATIO = 1032  # 1032:1 according to zlib's technical details
+MAX_NAMED = 10  # files listed by name that are not dumps
 _PSEUDO = ("/proc", "/sys", "/dev")
 
 
 def node_from_text(head: bytes, stream: BinaryIO, path: str) -> Node | None:
-    """The node of a text of any size, of which `head` was read already; None where nothing in it is recognised.
+    """The node from a text of any size whose first bytes, `head`, were already read; None if nothing is recognised.
 
-    Raise SourceError that names `path`.
+    Raise SourceError, which names `path`.
     """
     name = printable(Path(path).name)
     dumps = Dumps()
@@ -91,7 +90,7 @@ def node_from_text(head: bytes, stream: BinaryIO, path: str) -> Node | None:
 
 
 def node_from_bug_report(data: bytes, path: str) -> Node:
-    """Raise SourceError that names `path`."""
+    """The node from an unpacked nvidia-bug-report.log. Raise SourceError, which names `path`."""
     name = printable(Path(path).name)
     dumps = Dumps()
     try:
@@ -102,7 +101,7 @@ def node_from_bug_report(data: bytes, path: str) -> Node:
 
 
 def node_from_archive(files: Iterable[tuple[str, bytes]], path: str) -> Node:
-    """The texts in an archive, joined, as those of a directory. Raise SourceError that names `path`."""
+    """The node from the dumps in an archive, joined as in a directory. Raise SourceError, which names `path`."""
     dumps = Dumps()
     passed_over: list[str] = []
     for name, data in files:
@@ -115,7 +114,7 @@ def node_from_archive(files: Iterable[tuple[str, bytes]], path: str) -> Node:
 
 
 def is_dump(head: bytes) -> bool:
-    """Whether a text that starts so holds anything that a reader knows."""
+    """Whether a text that starts with `head` contains anything that a reader recognises."""
     if recognise(head_text(head)) is not None:
         return True
     if b"\0" in head and not head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
@@ -126,16 +125,15 @@ def is_dump(head: bytes) -> bool:
 
 
 def _by_lines(head: bytes) -> bytes:
-    """The environment of a process in /proc has zeros where others have line ends."""
+    """Replace the zero bytes in a /proc/PID/environ dump with line ends."""
     return head.replace(b"\0", b"\n") if b"\0" in head and recognise(head_text(head)) == "environment" else head
 
 
 def node_from_directory(path: str) -> Node:
-    """The dumps in a directory, joined. Files that are none are named in `Source.notes`.
+    """The dumps in a directory, joined. Files that are not dumps are listed in `Source.notes`.
 
-    Subdirectories and hidden files are passed over. Raise SourceError, naming the file, for a
-    broken dump, for two that contradict each other, and for a directory without any, or with more
-    than 1000 files or 512 MiB in them.
+    Subdirectories and hidden files are skipped. Raise SourceError, which names the file, for a broken dump or two that
+    contradict each other, and for a directory with no dump, more than 1000 files or more than 512 MiB.
     """
     real = os.path.realpath(path)
     if real.startswith(tuple(f"{root}/" for root in _PSEUDO)) or real in _PSEUDO:
@@ -163,11 +161,8 @@ def node_from_directory(path: str) -> Node:
             )
         if data is None:
             passed_over.append(f"{shown}: {note}")
-            continue
-        if not is_dump(data[:HEAD_BYTES]):
-            passed_over.append(f"{shown}: not recognised as a dump")
-            continue
-        _add(dumps, data, entry.path, shown)
+        else:
+            _add(dumps, data, entry.path, shown)
     try:
         return _node_of_many(dumps, passed_over, name, f"{path}: no dump in this directory")
     except SourceError as error:
@@ -187,9 +182,9 @@ def _node_of_many(dumps: Dumps, passed_over: list[str], name: str, none: str) ->
 
 
 def _dump_in(path: str) -> tuple[bytes | None, str, int]:
-    """The content of a file that may be a dump; else None and why. And how many bytes it took to know, at most.
+    """The content of a file that is a dump, or None with the reason; and how many bytes were read at most.
 
-    A large file is no dump by its head.
+    A file whose first 64 KiB do not look like a dump is not read further.
     """
     try:
         info = Path(path).stat()
@@ -211,11 +206,13 @@ def _dump_in(path: str) -> tuple[bytes | None, str, int]:
         return None, "not recognised as a dump", len(head)
     try:
         data = read_file(path)
-        return data, "", len(data)
     except SourceError as error:
-        if packed:  # what a broken archive would have held, nobody can tell
+        if packed:  # the content of a broken .gz is unknown
             return None, str(error), min(MAX_BYTES, _MAX_DEFLATE_RATIO * info.st_size)
         raise SourceError(f"{path}: {error}") from None
+    if packed and not is_dump(data[:HEAD_BYTES]):
+        return None, "not recognised as a dump", len(data)
+    return data, "", len(data)
 
 
 def _add(dumps: Dumps, data: bytes, path: str, name: str) -> None:

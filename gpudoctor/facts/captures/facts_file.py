@@ -1,4 +1,4 @@
-"""Facts that gpudoctor wrote itself: facts JSON or YAML, and reports, from files nobody vouches for."""
+"""Facts that gpudoctor wrote (facts JSON or YAML, and reports), read from untrusted files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _YAML_END = re.compile(r"^\.\.\.\s*\Z", re.MULTILINE)
 _HALF_PAIR = re.compile(
     r"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F][0-9a-fA-F]{2})|(?<!\\u[dD][89abAB]..)\\u[dD][c-fC-F][0-9a-fA-F]{2}"
 )
-_DEEPEST = 32  # facts nest 6 levels
+_DEEPEST = 32  # facts nest 6 levels deep
 _MOST_YAML_EVENTS = 2_000_000
 _NUMBER = re.compile(r"[-+0-9:._]+")
 _LONGEST_NUMBER = 100
@@ -41,16 +41,16 @@ class _Report(msgspec.Struct):
 
 
 def is_yaml_facts(head: str) -> bool:
-    """Whether the text looks like facts as YAML: it says so in its `schema` key."""
+    """Whether the text looks like facts in YAML, judged by its `schema` key."""
     return _YAML_SCHEMA.search(head) is not None
 
 
 def load_json(data: bytes) -> Loaded:
-    """Facts JSON or a report. Raise SourceError with the place ($.gpus[2].index) and what is wrong."""
+    """Read facts JSON or a report. Raise SourceError with the position ($.gpus[2].index) and what is wrong."""
     try:
         text = data.decode("utf-8-sig")
         schema = msgspec.json.decode(text, type=_Schema).schema
-        _known(schema)
+        _check_schema(schema)
         if schema == FACTS:
             return checked(msgspec.json.decode(text, type=Node)), None
         report = msgspec.json.decode(text, type=_Report)
@@ -62,14 +62,14 @@ def load_json(data: bytes) -> Loaded:
         raise SourceError(str(error)) from None
     except msgspec.DecodeError as error:
         said = str(error)
-        raise SourceError(f"cut off: {said}" if _cut(text, said) else f"broken JSON: {said}") from None
+        raise SourceError(f"cut off: {said}" if _is_cut(text, said) else f"broken JSON: {said}") from None
     if report.facts is None:
         raise SourceError("a report without facts: make it with `gpudoctor check --json --include-facts`")
     return checked(report.facts), report.measurements
 
 
 def load_measurements(data: bytes) -> Measurements:
-    """The measurements of an acceptance run. Raise SourceError."""
+    """Read the measurements of an acceptance run. Raise SourceError."""
     try:
         return msgspec.json.decode(data, type=Measurements)
     except RecursionError:
@@ -78,27 +78,27 @@ def load_measurements(data: bytes) -> Measurements:
         raise SourceError(f"measurements: {error}") from None
 
 
-def _cut(text: str, said: str) -> bool:
-    """msgspec calls half a surrogate pair, as in "\\ud800", truncated too."""
+def _is_cut(text: str, said: str) -> bool:
+    """Whether the JSON is cut off. msgspec also reports half a surrogate pair, as in "\\ud800", as truncated."""
     return "truncated" in said and not _HALF_PAIR.search(text)
 
 
 def load_yaml(data: bytes) -> Loaded:
-    """Facts as YAML: plain data only. Raise SourceError for aliases, tags, depth, and wrong types.
+    """Read facts in YAML, plain data only. Raise SourceError for aliases, tags, deep nesting and wrong types.
 
-    Aliases are refused altogether: facts have no use for them, and bombs are made of them.
+    Aliases are refused altogether: facts do not need them, and "billion laughs" files are built from them.
     """
     loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
         text = data.decode("utf-8-sig")
-        _plain(yaml.parse(text, Loader=loader))
+        _check_plain(yaml.parse(text, Loader=loader))
         raw = yaml.load(text, Loader=loader)
         schema = raw.get("schema") if isinstance(raw, dict) else None
         if schema == REPORT:
             raise SourceError("a report is read as JSON, not as YAML")
-        _known(str(schema))
+        _check_schema(str(schema))
         node = checked(msgspec.convert(raw, Node))
-        _whole(text, raw)
+        _check_end(text, raw)
         return node, None
     except UnicodeDecodeError as error:
         raise SourceError(f"not UTF-8 at byte {error.start}") from None
@@ -109,16 +109,16 @@ def load_yaml(data: bytes) -> Loaded:
     except yaml.YAMLError as error:
         raise SourceError(f"broken YAML: {' '.join(str(error).split())[:200]}") from None
     except (RecursionError, ValueError, TypeError, OverflowError) as error:
-        # msgspec.ValidationError is a ValueError; YAML's own constructors raise the other ones
+        # msgspec.ValidationError is a ValueError; PyYAML's constructors raise the others
         quote = " (quote what looks like a number or date)" if "Expected `str" in str(error) else ""
         raise SourceError(f"{' '.join(str(error).split())[:300]}{quote}") from None
 
 
-def _whole(text: str, raw: dict[str, Any]) -> None:
-    """YAML has no end of its own: cut between two lines it is good YAML, of a node with less in it.
+def _check_end(text: str, raw: dict[str, Any]) -> None:
+    """Raise SourceError if the YAML may be cut off: a file cut between two lines is valid YAML with fewer facts.
 
-    Facts that gpudoctor wrote end with `storage`, and so they do if a tool sorts the keys: with it there, nothing that
-    is judged can be cut off. Other facts need the end mark.
+    Facts that gpudoctor wrote end with `storage`, also if a tool sorts the keys: if it is there, nothing that is
+    judged can be missing. Other facts need the end mark.
     """
     if _YAML_END.search(text) or (text.endswith("\n") and "storage" in raw):
         return
@@ -127,17 +127,17 @@ def _whole(text: str, raw: dict[str, Any]) -> None:
     raise SourceError(f"line {line}: cut off? {said}; if it is whole, end it with a line of three dots, ...")
 
 
-def _plain(events: Any) -> None:
+def _check_plain(events: Any) -> None:
     depth = 0
     for count, event in enumerate(events):
         line = event.start_mark.line + 1
         if isinstance(event, yaml.AliasEvent):
             raise SourceError(f"line {line}: YAML aliases are refused")
         if getattr(event, "tag", None) is not None:
-            # python objects are no data, and YAML's own tags make its constructors raise what they like
+            # Python objects are not data, and YAML's built-in tags make PyYAML's constructors raise arbitrary errors
             raise SourceError(f"line {line}: YAML tags are refused ({event.tag.rpartition(':')[2][:40]})")
         if isinstance(event, yaml.ScalarEvent) and event.implicit[0]:  # not in quotes
-            _quick_to_build(event.value, line)
+            _check_scalar(event.value, line)
         if isinstance(event, (yaml.MappingStartEvent, yaml.SequenceStartEvent)):
             depth += 1
         elif isinstance(event, (yaml.MappingEndEvent, yaml.SequenceEndEvent)):
@@ -148,15 +148,15 @@ def _plain(events: Any) -> None:
             raise SourceError(f"line {line}: too many values for facts")
 
 
-def _quick_to_build(value: str, line: int) -> None:
-    """Raise SourceError for what takes PyYAML the square of its length: numbers to the base of 60, and merge keys."""
+def _check_scalar(value: str, line: int) -> None:
+    """Raise SourceError for values that PyYAML builds in quadratic time: base-60 numbers and merge keys."""
     if len(value) > _LONGEST_NUMBER and _NUMBER.fullmatch(value):
         raise SourceError(f"line {line}: a number of {len(value)} characters: put text in quotes")
     if value == "<<":
         raise SourceError(f"line {line}: YAML merge keys are refused")
 
 
-def _known(schema: str) -> None:
+def _check_schema(schema: str) -> None:
     if schema in (FACTS, REPORT):
         return
     if schema.startswith("gpudoctor."):
@@ -165,7 +165,7 @@ def _known(schema: str) -> None:
 
 
 def checked(node: Node) -> Node:
-    """What types cannot say: one GPU an index, one GPU a bus id, numbers that can be."""
+    """Check what the types cannot: unique GPU indices, unique bus ids, plausible numbers. Raise SourceError."""
     if len(node.gpus) > MOST_GPUS:
         raise SourceError(f"more than {MOST_GPUS} GPUs: not the facts of one machine - at `$.gpus`")
     indices: set[int] = set()

@@ -1,4 +1,4 @@
-"""The texts of nvidia-smi about one machine, joined: which of their GPUs are the same one, and what it is."""
+"""Join the nvidia-smi dumps of one machine: match their GPUs and merge what each dump contains."""
 
 from __future__ import annotations
 
@@ -16,40 +16,40 @@ from gpudoctor.facts.model.missing import NOT_READ, Missing, known
 from gpudoctor.facts.model.node import Driver
 
 UNKNOWN_BUS = "unknown-"
-# the text that tells most first: of two different readings, the first one's counts
+# the most detailed dump first: if two readings differ, the first one counts
 _BEST_FIRST = ("nvidia-smi -q", "nvidia-smi --query-gpu", "nvidia-smi", "collect_env", "nvidia-smi -L")
 _INIT_OK = 0
 
 
 class _Place(msgspec.Struct):
-    """One GPU: how it was named so far, and what is known of it."""
+    """One GPU of the joined list: the identifiers found so far, and its facts."""
 
     gpu: Gpu
     index: int | None
     bus_id: str | None
     uuid: str | None
-    named: bool = False  # its index stands in a text
+    named: bool = False  # a dump contains its index
     files: list[str] = []
 
 
 def joined_dumps(dumps: Iterable[tuple[str, SmiDump]], notes: list[str]) -> SmiDump:
-    """One dump of all (file, dump), whatever their order. Raise SourceError where they are of two machines.
+    """Join (file, dump) pairs into one dump, independent of their order. Raise SourceError if they are of two machines.
 
-    GPUs are the same by bus id, by UUID, or by an index that both texts tell. Where a text does not tell indices, its
-    GPUs are counted in its order, as the driver does; a GPU with an index that is taken gets the next free one.
+    GPUs are matched by bus id, by UUID, or by an index that both dumps contain. If a dump has no indices, its GPUs are
+    counted in its order, as the driver does; a GPU whose index is taken gets the next free one.
     """
-    # indices that stand in a text before those that are counted
+    # indices from a dump take precedence over counted ones
     ordered = sorted(dumps, key=_rank)
     if not ordered:
         return SmiDump(Driver(), ())
-    _same_driver(ordered)
+    _check_same_driver(ordered)
     places: list[_Place] = []
     for file, dump in sorted(ordered, key=lambda pair: not pair[1].indexed):
         for gpu in sorted(dump.gpus, key=lambda gpu: gpu.index):
             _add(places, gpu, dump, file)
     if len(places) > MOST_GPUS:
         raise SourceError(f"more than {MOST_GPUS} GPUs: not those of one machine")
-    _same_set(ordered, places)
+    _check_same_gpus(ordered, places)
     nameless = [place for place in places if not place.named and _only_lost(place.gpu)]
     gpus = _numbered([place for place in places if place not in nameless])
     notes.extend(note for _, dump in ordered for note in dump.notes)
@@ -64,7 +64,7 @@ def joined_dumps(dumps: Iterable[tuple[str, SmiDump]], notes: list[str]) -> SmiD
 
 
 def _only_lost(gpu: Gpu) -> bool:
-    """Whether nothing is known of the GPU but that it could not be opened."""
+    """Whether all that is known about the GPU is that it could not be opened."""
     return bool(gpu.errors) and replace(_bare(gpu), errors=()) == Gpu(0, "")
 
 
@@ -72,13 +72,13 @@ def _rank(pair: tuple[str, SmiDump]) -> tuple[Any, ...]:
     dump = pair[1]
     best = _BEST_FIRST.index(dump.name) if dump.name in _BEST_FIRST else len(_BEST_FIRST)
     at = known(dump.collected_at) or ""
-    # the later one first; then anything that is the same whatever the order in which the texts came
+    # the later one first; then anything that does not depend on the order of the files
     later = tuple(-ord(letter) for letter in at)
     return (best, -len(dump.gpus), later, not at, repr(dump))
 
 
 def _identity(gpu: Gpu, dump: SmiDump) -> tuple[str | None, str | None]:
-    """Bus id and UUID; None for one that is not told, or that redaction made the same for all."""
+    """Bus id and UUID; None for one that the dump lacks, or that redaction made the same for all GPUs."""
     bus_id = None if gpu.bus_id.startswith(UNKNOWN_BUS) else gpu.bus_id
     uuid = known(gpu.uuid)
     if uuid is not None:
@@ -97,7 +97,7 @@ def _add(places: list[_Place], gpu: Gpu, dump: SmiDump, file: str) -> None:
         if by_index is not None and (dump.indexed or (by_index.bus_id is None or bus_id is None)):
             place = by_index
     if place is not None:
-        _refuse_two_machines(place, bus_id, uuid, file, gpu.index)
+        _check_same_gpu(place, bus_id, uuid, file, gpu.index)
         place.gpu = merged(_bare(place.gpu), _bare(gpu), [])
         place.bus_id, place.uuid = place.bus_id or bus_id, place.uuid or uuid
         place.files.append(file)
@@ -109,11 +109,11 @@ def _add(places: list[_Place], gpu: Gpu, dump: SmiDump, file: str) -> None:
 
 
 def _bare(gpu: Gpu) -> Gpu:
-    """Without what names it: that is decided apart."""
+    """The GPU without its identifiers, which are decided separately."""
     return msgspec.structs.replace(gpu, index=0, bus_id="")
 
 
-def _refuse_two_machines(place: _Place, bus_id: str | None, uuid: str | None, file: str, index: int) -> None:
+def _check_same_gpu(place: _Place, bus_id: str | None, uuid: str | None, file: str, index: int) -> None:
     for mine, theirs in ((place.bus_id, bus_id), (place.uuid, uuid)):
         if mine is not None and theirs is not None and mine != theirs:
             other = next((name for name in place.files if name != file), place.files[0])
@@ -124,16 +124,18 @@ def _contradiction(file: str, other: str, how: str) -> SourceError:
     return SourceError(f"{file} contradicts {other} ({how}): keep the dumps of one machine and time only")
 
 
-def _same_driver(ordered: list[tuple[str, SmiDump]]) -> None:
-    """Raise SourceError where two dumps that show GPUs are of two drivers: of two machines, or two times."""
-    told = [(file, version) for file, dump in ordered if dump.gpus and (version := known(dump.driver.library_version))]
-    for file, version in told:
-        if version != told[0][1]:
-            raise _contradiction(file, told[0][0], f"driver {version} here, {told[0][1]} there")
+def _check_same_driver(ordered: list[tuple[str, SmiDump]]) -> None:
+    """Raise SourceError if two dumps with GPUs have different driver versions: another machine, or another time."""
+    of_driver = [
+        (file, version) for file, dump in ordered if dump.gpus and (version := known(dump.driver.library_version))
+    ]
+    for file, version in of_driver:
+        if version != of_driver[0][1]:
+            raise _contradiction(file, of_driver[0][0], f"driver {version} here, {of_driver[0][1]} there")
 
 
-def _same_set(ordered: list[tuple[str, SmiDump]], places: list[_Place]) -> None:
-    """Raise SourceError where each of two texts shows a GPU, by its bus id, that the other one lacks."""
+def _check_same_gpus(ordered: list[tuple[str, SmiDump]], places: list[_Place]) -> None:
+    """Raise SourceError if each of two dumps contains a GPU (by bus id) that the other lacks."""
     sets = [
         (file, {gpu.bus_id for gpu in dump.gpus if not gpu.bus_id.startswith(UNKNOWN_BUS)})
         for file, dump in ordered
@@ -156,7 +158,7 @@ def _numbered(places: list[_Place]) -> tuple[Gpu, ...]:
 
 
 def _driver(dumps: list[SmiDump], shown: int, notes: list[str]) -> Driver:
-    """All together: a failure to start beats a start, and the smaller number of GPUs the larger one."""
+    """Merge the drivers: a failed start outweighs a successful one, and the smaller GPU count the larger one."""
     drivers = [dump.driver for dump in dumps]
     codes = sorted({code for driver in drivers if (code := known(driver.init_code)) is not None}, reverse=True)
     counts = sorted({count for driver in drivers if (count := known(driver.device_count)) is not None})
@@ -172,7 +174,7 @@ def _driver(dumps: list[SmiDump], shown: int, notes: list[str]) -> Driver:
     attached = min((count for dump in dumps if (count := known(dump.attached)) is not None), default=None)
     if counts:
         made = msgspec.structs.replace(made, device_count=counts[0])
-    elif attached is not None and shown >= attached:  # one text leaves out what another shows
+    elif attached is not None and shown >= attached:  # one dump lists GPUs that another leaves out
         made = msgspec.structs.replace(made, device_count=attached)
     elif isinstance(made.device_count, Missing) and attached is not None:
         notes.append(made.device_count.reason)

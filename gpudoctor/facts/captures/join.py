@@ -1,4 +1,4 @@
-"""What the texts of one machine tell, joined by bus id, UUID and index into one Node."""
+"""Join the dumps of one machine by bus id, UUID and index into one Node."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from gpudoctor.facts.captures import ABSENT, MOST_GPUS, SourceError
+from gpudoctor.facts.captures.collect_env import COLLECT_ENV
 from gpudoctor.facts.captures.complete import (
     pairs_of,
     placeholder_gpus,
@@ -18,30 +19,33 @@ from gpudoctor.facts.captures.complete import (
 )
 from gpudoctor.facts.captures.gpu_lists import UNKNOWN_BUS, joined_dumps
 from gpudoctor.facts.captures.host.lspci import PciTree
-from gpudoctor.facts.captures.kernel_logs import continued, joined_logs
+from gpudoctor.facts.captures.host.readers import HOST_READERS
+from gpudoctor.facts.captures.kernel_logs import KERNEL_LOG, continued, joined_logs
 from gpudoctor.facts.captures.merge import merged
 from gpudoctor.facts.captures.nvidia_smi.nvlink import LinkDump, merge_links
 from gpudoctor.facts.captures.nvidia_smi.query_dump import SmiDump
+from gpudoctor.facts.captures.nvidia_smi.readers import NVIDIA_SMI_READERS
 from gpudoctor.facts.captures.nvidia_smi.topology import Pair, Topology
 from gpudoctor.facts.captures.plausible import plausible
 from gpudoctor.facts.captures.reader import Block, Part, TextReader
-from gpudoctor.facts.captures.readers import READERS
 from gpudoctor.facts.captures.transcript import Transcript
 from gpudoctor.facts.model.gpu import Gpu, P2pStatus
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Driver, Environment, Host, KernelLog, Node, PciBus, Source
 
-MAX_PARTS = 2000  # `nvidia-smi -l` prints a table each second: from so many on, those of a text are not kept
+# in the order in which they are tried on a line
+READERS: tuple[TextReader, ...] = (*NVIDIA_SMI_READERS, *HOST_READERS, COLLECT_ENV, KERNEL_LOG)
+MAX_PARTS = 2000  # `nvidia-smi -l` prints a table each second: the text is no longer kept from here on
 MAX_NOTES = 50
 
 
 class Dumps:
-    """What the texts of one machine tell, gathered with `add`, then one `node`."""
+    """Collects the dumps of one machine: call `add` for each source, then `node` once."""
 
     def __init__(self) -> None:
         self.files: list[str] = []
         self.notes: list[str] = []
-        self._parts: list[tuple[str, str, Part]] = []  # file, text's sort key, what it tells
+        self._parts: list[tuple[str, str, Part]] = []  # file, sort key (the text), facts
         self._logs: list[KernelLog] = []
         self._left_out = 0
         self._file = ""
@@ -49,13 +53,13 @@ class Dumps:
         self._errors: list[tuple[str, SourceError]] = []
 
     def add(self, lines: Iterable[tuple[str, bool]], file: str, *, quiet: bool = False) -> int:
-        """Read the lines of one source (see `lines_of`), and give the number of texts that were read in it.
+        """Read the lines of one source (see `lines_of`) and return how many dumps in it were read.
 
-        Raise SourceError, without the file's name, where texts were recognised and none of them could be read.
-        What was not recognised is named in the notes, but if `quiet`.
+        Lines that were not recognised are counted in the notes, unless `quiet`. Raise SourceError, without the file's
+        name, if dumps were recognised but none of them could be read.
         """
         self._file, self._read, self._errors = file, 0, []
-        transcript = Transcript(READERS, self._take, file)
+        transcript = Transcript(READERS, self._read_block, file)
         transcript.read(lines)
         if self._errors and not self._read:
             raise self._errors[0][1]
@@ -68,7 +72,7 @@ class Dumps:
             self.files.append(file)
         return self._read
 
-    def _take(self, reader: TextReader, block: Block) -> None:
+    def _read_block(self, reader: TextReader, block: Block) -> None:
         try:
             part = reader.read(block)
         except SourceError as error:
@@ -94,7 +98,7 @@ class Dumps:
 
     @property
     def shows_gpus(self) -> bool:
-        """Whether a text speaks of GPUs, their driver or the kernel: an environment alone says nothing of a node."""
+        """Whether any dump is about GPUs, their driver or the kernel: an environment alone does not describe a node."""
         empty = Node()
         return bool(self._logs) or any(
             part.smi or part.links or part.topology or part.p2p or (part.pci_tree and part.pci_tree.nvidia_devices)
@@ -103,24 +107,23 @@ class Dumps:
         )  # fmt: skip
 
     def node(self, name: str) -> Node:
-        """The node. Leaves that no text holds are Missing, "not in this capture".
+        """The joined node, independent of the order of the dumps; leaves in no dump are "not in this capture".
 
-        It does not depend on the order in which the texts came. Raise SourceError where they cannot be of one machine.
+        Raise SourceError if the dumps cannot be of one machine.
         """
         parts = sorted(self._parts, key=lambda item: (item[0], item[1]))
         links = self._links(part for _, _, part in parts)
         topology = self._topology([part.topology for _, _, part in parts if part.topology is not None])
         p2p = _p2p(part for _, _, part in parts)
-        tree = _tree([part.pci_tree for _, _, part in parts if part.pci_tree is not None])
+        tree = _joined_tree([part.pci_tree for _, _, part in parts if part.pci_tree is not None])
         dumps = [(file, dump) for file, _, part in parts for dump in part.smi]
         smi = self._smi(dumps, links, topology, p2p)
         gpus = smi.gpus or placeholder_gpus(tree, links, topology, p2p)
         gpus = with_failures(gpus, smi.unnumbered)
         if len(gpus) > MOST_GPUS:
             raise SourceError(f"more than {MOST_GPUS} GPUs: not the dump of one machine")
-        whole = bool(smi.gpus) and smi.ended
-        gpus = with_links(gpus, links, whole=whole)
-        gpus = tuple(_placed(gpu, topology, tree) for gpu in gpus)
+        gpus = with_links(gpus, links, all_gpus=bool(smi.gpus) and smi.ended)
+        gpus = tuple(_with_location(gpu, topology, tree) for gpu in gpus)
         conflicts: list[str] = []
         node = Node()
         for _, _, part in parts:
@@ -128,7 +131,7 @@ class Dumps:
         self.notes.extend(f"two texts differ in {conflict}: the first counts" for conflict in dict.fromkeys(conflicts))
         host = without_gpu_memory(node.host, gpus)
         if any(gpu.settings.virtualization in ("passthrough", "vgpu") for gpu in gpus):
-            # a guest's driver is what says so
+            # only a driver inside a virtual machine reports these modes
             host = msgspec.structs.replace(host, virtualization="vm")
         if self._left_out:
             self.notes.append(f"{self._left_out} texts beyond the first {MAX_PARTS} were not used")
@@ -141,10 +144,10 @@ class Dumps:
             kernel_log=joined_logs(self._logs) or KernelLog(),
         )
         collected_at = smi.collected_at if known(smi.collected_at) else ABSENT
-        source = Source("capture", name, collected_at, files=tuple(self.files), notes=self._told_notes())
+        source = Source("capture", name, collected_at, files=tuple(self.files), notes=self._shown_notes())
         return msgspec.structs.replace(plausible(say_absent(node)), source=source)
 
-    def _told_notes(self) -> tuple[str, ...]:
+    def _shown_notes(self) -> tuple[str, ...]:
         notes = list(dict.fromkeys(self.notes))
         more = [f"and {len(notes) - MAX_NOTES} more notes"] if len(notes) > MAX_NOTES else []
         return (*notes[:MAX_NOTES], *more)
@@ -156,7 +159,7 @@ class Dumps:
         topology: Topology | None,
         p2p: dict[str, dict[Pair, P2pStatus]],
     ) -> SmiDump:
-        """The dumps of nvidia-smi joined; what they leave out of the GPUs is taken from the links and matrices."""
+        """The nvidia-smi dumps joined; GPUs that they leave out are taken from the links and matrices."""
         notes: list[str] = []
         smi = joined_dumps(dumps, notes)
         if smi.gpus and smi.ended and topology and set(topology.gpus) != {gpu.index for gpu in smi.gpus}:
@@ -166,10 +169,10 @@ class Dumps:
             )
         if smi.gpus and not smi.ended:
             indices = set(topology.gpus if topology else ()) | {i for s in p2p.values() for pair in s for i in pair}
-            told = {link.index: Gpu(link.index, f"{UNKNOWN_BUS}{link.index}", link.uuid, link.name) for link in links}
-            told |= {index: Gpu(index, f"{UNKNOWN_BUS}{index}") for index in indices - set(told)}
-            if told:
-                more = SmiDump(Driver(), tuple(told.values()), name="nvidia-smi topo", indexed=True, ended=False)
+            others = {link.index: Gpu(link.index, f"{UNKNOWN_BUS}{link.index}", link.uuid, link.name) for link in links}
+            others |= {index: Gpu(index, f"{UNKNOWN_BUS}{index}") for index in indices - set(others)}
+            if others:
+                more = SmiDump(Driver(), tuple(others.values()), name="nvidia-smi topo", indexed=True, ended=False)
                 notes = []
                 smi = joined_dumps([*dumps, ("", more)], notes)
         self.notes.extend(notes)
@@ -187,7 +190,7 @@ class Dumps:
         return list(found.values())
 
     def _topology(self, found: list[Topology]) -> Topology | None:
-        """The fullest matrix; another one that differs from it is named."""
+        """The matrix with the most rows; a note reports another one that differs."""
         ordered = sorted(found, key=lambda topology: (-len(topology.places), repr(topology)))
         if not ordered:
             return None
@@ -199,7 +202,7 @@ class Dumps:
 
 
 def _p2p(parts: Iterable[Part]) -> dict[str, dict[Pair, P2pStatus]]:
-    """Of each direction the statuses; of two different ones of a pair, the one that is not OK."""
+    """The statuses of each direction; if two differ for a pair, the one that is not OK."""
     found: dict[str, dict[Pair, P2pStatus]] = {}
     for part in parts:
         for direction, statuses in part.p2p.items():
@@ -210,43 +213,43 @@ def _p2p(parts: Iterable[Part]) -> dict[str, dict[Pair, P2pStatus]]:
     return found
 
 
-def _tree(trees: list[PciTree]) -> PciTree | None:
-    """All functions; of one that two texts show, all that either tells (a plain `lspci` tells less than -vvv)."""
+def _joined_tree(trees: list[PciTree]) -> PciTree | None:
+    """All functions; one that is in two dumps is merged (a plain `lspci` shows less than -vvv)."""
     if not trees:
         return None
     functions: dict[str, Any] = {}
     for tree in trees:
         for bus_id, function in tree.functions.items():
             before = functions.get(bus_id)
-            functions[bus_id] = function if before is None else _both(before, function)
+            functions[bus_id] = function if before is None else _merged_function(before, function)
     return PciTree(functions)
 
 
-def _both(one: Any, other: Any) -> Any:
-    untold = (None, -1, ABSENT)
+def _merged_function(one: Any, other: Any) -> Any:
+    unknown = (None, -1, ABSENT)
     news = {}
     for field in one.__struct_fields__:
         mine, theirs = getattr(one, field), getattr(other, field)
-        if mine in untold or isinstance(mine, Missing):
+        if mine in unknown or isinstance(mine, Missing):
             news[field] = theirs
         elif field == "hop" and theirs is not None:
             news[field] = merged(mine, theirs, [])
     return msgspec.structs.replace(one, **news)
 
 
-def _driver(smi: Driver, told: Driver) -> Driver:
-    """What nvidia-smi tells of the driver, completed by other texts; the module's version is the kernel's own word."""
-    made = merged(smi, told, [])
+def _driver(smi: Driver, other: Driver) -> Driver:
+    """The driver from nvidia-smi, completed by other dumps; module facts come from the kernel if it reported them."""
+    made = merged(smi, other, [])
     news: dict[str, Any] = {}
     for field in ("module_version", "module_loaded", "nouveau_loaded"):
-        value = getattr(told, field)
+        value = getattr(other, field)
         if not isinstance(value, Missing):
             news[field] = value
     return msgspec.structs.replace(made, **news) if news else made
 
 
-def _placed(gpu: Gpu, topology: Topology | None, tree: PciTree | None) -> Gpu:
-    """The GPU with what topo -m and lspci know of where it sits."""
+def _with_location(gpu: Gpu, topology: Topology | None, tree: PciTree | None) -> Gpu:
+    """The GPU with its affinity from topo -m and its PCIe path from lspci."""
     news: dict[str, Any] = {}
     place = topology.places.get(gpu.index) if topology else None
     if place is not None:

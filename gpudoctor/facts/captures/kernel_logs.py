@@ -1,23 +1,63 @@
-"""Kernel logs of one machine, joined: pieces of one log, and the same lines printed by two programs."""
+"""The reader of kernel logs, and the join of one machine's logs: pieces of one, or the same lines from two programs."""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable
 from operator import add
 
 import msgspec
 
-from gpudoctor.facts.kernel_log.lines import MAX_EVENTS
-from gpudoctor.facts.kernel_log.records import read_line
+from gpudoctor.facts.captures.reader import Block, Part, TextReader
+from gpudoctor.facts.captures.recognise import is_kernel_line
+from gpudoctor.facts.kernel_log.host_messages import HOST_WORDS, host_message
+from gpudoctor.facts.kernel_log.lines import MAX_EVENTS, read_kernel_text
+from gpudoctor.facts.kernel_log.messages import HARD_WORDS, MARK
+from gpudoctor.facts.kernel_log.records import read_line, unwrapped
 from gpudoctor.facts.model.missing import Missing, known
-from gpudoctor.facts.model.node import HostEvent, KernelEvent, KernelLog
+from gpudoctor.facts.model.node import HostEvent, KernelEvent, KernelLog, Node
+
+_BARE_MESSAGE = re.compile(
+    r"\s*(?:NVRM: |nvidia-nvswitch\d*: "
+    r"|(?:nvidia|pcieport|mlx5_core|pci|nouveau|vfio-pci) [0-9a-f]{4}:[0-9a-f]{2}:"
+    r"|dmesg: read kernel buffer failed)"
+)
+_TAG, _VERSION = "kernel: ", re.compile(r"\d+\.\d")
+_CONTINUED = re.compile(r" {10,}\S")  # dmesg and journalctl indent continuation lines by the width of the timestamp
+_STAMPED = re.compile(
+    r"\[ *\+?\d+\.\d|\[[A-Z][a-z]{2} |\d{4}-\d\d-\d\dT\d\d:|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d |<\d+>"
+    r"|\d+,\d+,\d+,|[a-z]+ *:[a-z]+ *:|\{"
+)
+
+
+def _begins_kernel_log(line: str) -> object:
+    message = line.lstrip()
+    if message.startswith(_TAG):  # "kernel: 6.8.0" is not a log line
+        return _VERSION.match(message, len(_TAG)) is None
+    if is_kernel_line(line) or _BARE_MESSAGE.match(unwrapped(line)):
+        return True
+    # without a timestamp, only a message in the table of host events is certain to be from the kernel
+    return any(word in line for word in HOST_WORDS) and host_message(unwrapped(message).lstrip(" \t")) is not None
+
+
+def _goes_on_kernel_log(line: str) -> object:
+    return _CONTINUED.match(line) or _STAMPED.match(line) or MARK.search(line) or _begins_kernel_log(line)
+
+
+def _kernel_log(block: Block) -> Part:
+    return Part(Node(kernel_log=read_kernel_text(block.text, block.file)))
+
+
+KERNEL_LOG = TextReader(
+    "kernel log", _begins_kernel_log, _goes_on_kernel_log, _kernel_log, may_be=HARD_WORDS.search, in_pieces=True
+)
 
 _Subject = tuple[str, str | None]
 
 
 def continued(log: KernelLog, piece: KernelLog) -> KernelLog:
-    """A log with the piece of it that follows."""
+    """A log with its next piece appended."""
     if isinstance(log.events, Missing) or isinstance(piece.events, Missing):
         return piece if isinstance(log.events, Missing) else log
     hosts = (*(known(log.host_events) or ()), *(known(piece.host_events) or ()))
@@ -36,7 +76,7 @@ def continued(log: KernelLog, piece: KernelLog) -> KernelLog:
 
 
 def joined_logs(logs: Iterable[KernelLog]) -> KernelLog | None:
-    """All together: dmesg and the journal hold the same lines, so an event counts as often as in the log with most."""
+    """Merge the logs: dmesg and the journal contain the same lines, so the highest count of each event is kept."""
     ordered = sorted(logs, key=lambda log: (-len(known(log.events) or ()), repr(log)))
     if not ordered:
         return None
@@ -56,8 +96,8 @@ def _with(log: KernelLog, other: KernelLog) -> KernelLog:
             have[_key(event)] -= 1
         else:
             more.append(event)
-    told = _joined_events((*(known(log.host_events) or ()), *(known(other.host_events) or ())), max)
-    hosts = tuple(told[key] for key in sorted(told, key=repr))
+    by_subject = _joined_events((*(known(log.host_events) or ()), *(known(other.host_events) or ())), max)
+    hosts = tuple(by_subject[key] for key in sorted(by_subject, key=repr))
     sources = dict.fromkeys(
         part for source in (known(log.source), known(other.source)) if source for part in source.split(", ")
     )
@@ -66,7 +106,7 @@ def _with(log: KernelLog, other: KernelLog) -> KernelLog:
         events=(*log.events, *more),
         source=", ".join(sources) or log.source,
         quoted=max(log.quoted, other.quoted),
-        # what no log tells to be the kernel's own may be anybody's
+        # events that no log confirms as the kernel's could have been written by any user
         forgeable=log.forgeable or (other.forgeable and bool(more)),
         truncated=log.truncated and other.truncated,
         gap=log.gap if log.truncated and other.truncated else None,
@@ -81,7 +121,7 @@ def _key(event: KernelEvent) -> tuple[str, int | None, str | None, str]:
 
 
 def _joined_events(events: Iterable[HostEvent], count: Callable[[int, int], int]) -> dict[_Subject, HostEvent]:
-    """One event of each kind and device; `count` makes one number of two."""
+    """One event per kind and device; `count` combines two counts into one."""
     found: dict[_Subject, HostEvent] = {}
     for event in events:
         before = found.get(key := (event.kind, event.device))

@@ -1,4 +1,4 @@
-"""The lines of a source of any size, in bounded memory; and a line without what a terminal or a mail put around it."""
+"""Split a source of any size into lines in bounded memory, and strip what terminals, mails and other tools add."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import BinaryIO
 
 CHUNK_BYTES = 1 << 20
-MAX_LINE = 1 << 23  # characters: a name in a dump may have megabytes, and is clipped by its reader
+MAX_LINE = 1 << 23  # characters: a name in a dump may be megabytes long, and is clipped by its reader
 
 # blanks that web pages, chats and word processors write instead of a space, and marks without a width
 _ODD_BLANKS = {
@@ -17,8 +17,8 @@ _ODD_BLANKS = {
 }
 # colours and cursor movements (ECMA-48 CSI), window titles (OSC), and the choice of a character set
 _TERMINAL = re.compile(r"\x1b(?:\[[0-9;?]{0,40}[ -/]?[@-~]|\][^\x07\x1b]{0,300}(?:\x07|\x1b\\)?|[()][A-Z0-9])")
-# what mails, forums, editors and other programs put before each line; a timestamp of kubectl, docker logs or ts
-_QUOTE = re.compile(r"(?:[ \t]{0,3}>){1,8}[ \t]?")  # one for each mail that was answered
+# prefixes that mails, forums, editors and other programs add; _STAMP is from kubectl, docker logs or ts
+_QUOTE = re.compile(r"(?:[ \t]{0,3}>){1,8}[ \t]?")  # one mark per level of reply
 _NUMBER = re.compile(r"[ \t]{0,8}\d{1,7}(?:[:|\t│→]| [|│]|  |$)[ \t]?")
 _STAMP = re.compile(
     r"\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z| ?[+-]\d\d:?\d\d)?\]?"
@@ -28,16 +28,16 @@ _ORIGIN = re.compile(
     r"\[pod/[^\]\s]{1,300}\](?: |$)|\[[\w.-]{1,64}\][: ] ?|[\w.-]{1,64} {0,64}\| ?|[\w.-]{1,64}: "
     r"|\[?\d{1,4}\]?(?:: |<stdout>:? ?)|\d{1,4}: "
 )
-_INDENT = re.compile(r"(?: {2,12}|\t)(?=\S)")  # a code block of Markdown
+_INDENT = re.compile(r"(?: {2,12}|\t)(?=\S)")  # a Markdown code block
 _PREFIXES = (_QUOTE, _NUMBER, _STAMP, _ORIGIN, _INDENT)
 _MOST_PREFIXES = 3
 
 
 def lines_of(chunks: Iterable[bytes]) -> Iterator[tuple[str, bool]]:
-    """The lines without their ends, and whether each had one: only the last may have none.
+    """Yield each line without its end, and whether it had one: only the last line may have none.
 
-    UTF-8, or UTF-16 with its mark (what PowerShell writes); odd bytes are replaced. Only a line feed ends a line.
-    What a line holds beyond 8 million characters is left out.
+    Reads UTF-8, or UTF-16 with a byte-order mark (from PowerShell); invalid bytes are replaced. Only a line feed ends a
+    line. A line is cut after 8 million characters.
     """
     decoder: codecs.IncrementalDecoder | None = None
     rest = ""
@@ -46,7 +46,7 @@ def lines_of(chunks: Iterable[bytes]) -> Iterator[tuple[str, bool]]:
         if decoder is None:
             wide = chunk.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
             decoder = codecs.getincrementaldecoder("utf-16" if wide else "utf-8-sig")("replace")
-        if not wide:  # a log has zeros in it if the machine lost its power while it was written
+        if not wide:  # a log contains zero bytes if the machine lost power while writing it
             chunk = chunk.replace(b"\0", b"")
         first, *more = plain_spaces(decoder.decode(chunk)).split("\n")
         if not dropping:
@@ -61,7 +61,7 @@ def lines_of(chunks: Iterable[bytes]) -> Iterator[tuple[str, bool]]:
 
 
 def chunks_of(head: bytes, stream: BinaryIO) -> Iterator[bytes]:
-    """What was read of a stream already, and the rest of it, piece by piece."""
+    """Yield the part of a stream that was already read, then the rest in chunks."""
     yield head
     while chunk := stream.read(CHUNK_BYTES):
         yield chunk
@@ -73,7 +73,7 @@ def plain_spaces(text: str) -> str:
 
 
 def without_terminal(line: str) -> str:
-    """The line without colours, titles, carriage returns and blanks at its end; of overprinted text the last one."""
+    """The line without colours, window titles and trailing blanks; only the last of texts printed over each other."""
     if "\x1b" in line:
         line = _TERMINAL.sub("", line)
     line = line.rstrip()
@@ -81,7 +81,7 @@ def without_terminal(line: str) -> str:
 
 
 def unprefixed(line: str) -> Iterator[str]:
-    """What the line may be without a quote mark, line number, timestamp or the name of a container before it.
+    """Yield what the line may be without a quote mark, line number, timestamp or container name before it.
 
     >>> list(unprefixed("> 12: [ 1.5] NVRM: loading"))
     ['12: [ 1.5] NVRM: loading', '[ 1.5] NVRM: loading']

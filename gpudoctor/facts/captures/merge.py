@@ -1,4 +1,4 @@
-"""Facts of one thing, told by several texts, merged leaf by leaf."""
+"""Merge the facts about one thing from several dumps, leaf by leaf."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from gpudoctor.facts.model.node import Variable
 
 T = TypeVar("T")
 
-_UNTOLD = (NOT_READ, ABSENT)
-# counters never fall, and what must be repaired stays so until a reset: of two texts the worse one is the later
+_GAPS = (NOT_READ, ABSENT)
+# counters never decrease, and pending repairs persist until a reset: of two dumps, the worse one is the later one
 _WORST = (Ecc, MemoryRepair)
 _NOT_WORST = frozenset({"enabled", "pending", "banks_max_spare", "banks_high_spare"})
 
 
 def merged(one: T, other: T, conflicts: list[str], place: str = "") -> T:
-    """Both together. A value beats a gap; of two different values the first counts, and is named in `conflicts`.
+    """Merge two facts. A value beats a gap; if two values differ, the first counts and `conflicts` gets an entry.
 
-    Lists are joined by the required fields of what is in them. An error that a tool told beats a value; a gap of a
-    text that was cut off gives way.
+    Lists are joined by the required fields of their items. An error that a tool reported beats a value; a gap due to a
+    truncated dump does not.
     """
     made: Any = one
     result: T = made if one == other else _merged(one, other, conflicts, place)
@@ -59,7 +59,7 @@ def _merged(one: Any, other: Any, conflicts: list[str], place: str) -> Any:
 
 
 def _known_one(one: Any, other: Any) -> Any:
-    for gap in (*_UNTOLD, CUT):
+    for gap in (*_GAPS, CUT):
         if one == gap:
             return other
         if other == gap:
@@ -71,7 +71,7 @@ def _known_one(one: Any, other: Any) -> Any:
 
 
 def _joined(one: tuple[Any, ...], other: tuple[Any, ...], conflicts: list[str], place: str) -> tuple[Any, ...]:
-    """Both lists without what is in them twice; the second's own behind the first's."""
+    """Both lists without duplicates, the first one's items first."""
     found: dict[Any, Any] = {}
     for item in (*one, *other):
         key = _identity(item)

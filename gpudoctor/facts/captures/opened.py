@@ -1,4 +1,4 @@
-"""Opens what strangers sent: bounded in size before and while it is read, packed or not."""
+"""Open untrusted files, gzipped or not, with limits on their size before and while they are read."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ _COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
 def head_text(data: bytes) -> str:
-    """The first 64 KiB as text, for recognising only: odd bytes are replaced."""
+    """The first 64 KiB as text, only for recognising the kind; invalid bytes are replaced."""
     return decoded(data[:HEAD_BYTES])
 
 
 def open_plain(path: str) -> BinaryIO:
-    """Open without ever waiting for a writer: what claims to be a plain file may be the kernel's own log."""
+    """Open without blocking: what looks like a plain file may be the kernel log, which waits for a writer."""
     return open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))
 
 
 def check_file(path: str) -> None:
-    """Raise SourceError, without its name, where it is no plain file, or empty, or not to be looked at."""
+    """Raise SourceError, without the file's name, if it is not a regular file, is empty, or cannot be examined."""
     try:
         info = Path(path).stat()
     except OSError as error:
@@ -44,8 +44,11 @@ def check_file(path: str) -> None:
 
 
 def read_file(path: str) -> bytes:
-    """The file's content, unpacked. Raise SourceError, without its name, where it is no plain file,
-    empty, too large (64 MiB; a bug report 256 MiB), unreadable, or a broken .gz."""
+    """The file's content, unpacked.
+
+    Raise SourceError, without the file's name, if it is not a regular file, empty, larger than 64 MiB (256 MiB for a
+    bug report), unreadable, or a broken .gz.
+    """
     check_file(path)
     try:
         with open_plain(path) as file:
@@ -55,7 +58,7 @@ def read_file(path: str) -> bytes:
 
 
 def read_head(stream: BinaryIO) -> bytes:
-    """The first 64 KiB; fewer only where the stream has no more (a pipe gives what is in it)."""
+    """The first 64 KiB, or the whole stream if it is shorter. A pipe may need several reads."""
     head = b""
     while len(head) < HEAD_BYTES and (more := stream.read(HEAD_BYTES - len(head))):
         head += more
@@ -63,9 +66,10 @@ def read_head(stream: BinaryIO) -> bytes:
 
 
 def read_stream(stream: BinaryIO, size: int = 0, head: bytes | None = None) -> bytes:
-    """All of the stream, unpacked, never more than the limits. Raise SourceError as `read_file`.
+    """The whole stream, unpacked, within the limits of `read_file`. Raise SourceError like `read_file`.
 
-    `size` is the known size, to refuse it before reading; 0 where it is not known. `head`: what `read_head` gave.
+    `size`: the size in bytes, to refuse a large file before reading it; 0 if unknown. `head`: the result of
+    `read_head` if it was already called.
     """
     if head is None:
         head = read_head(stream)
@@ -84,7 +88,7 @@ def read_stream(stream: BinaryIO, size: int = 0, head: bytes | None = None) -> b
 
 
 def decoded(data: bytes) -> str:
-    """A dump as text with plain spaces, without its colours. Odd bytes are replaced: names come from firmware."""
+    """A dump as text with plain spaces and without colours. Invalid bytes are replaced: names come from firmware."""
     text = plain_spaces(data.decode("utf-8-sig", errors="replace"))
     return _COLOURS.sub("", text) if "\x1b" in text else text
 
@@ -94,7 +98,7 @@ def _limit(head: bytes) -> int:
 
 
 def unpacked(data: bytes) -> bytes:
-    """What the .gz holds, stopping as soon as it grows past its limit."""
+    """The content of a .gz. Raise SourceError if it is broken, or as soon as it exceeds its limit."""
     try:
         with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
             head = file.read(HEAD_BYTES)

@@ -1,4 +1,4 @@
-"""What no machine can have told: numbers out of all bounds, and texts without end, from files of strangers."""
+"""Reject values from untrusted files that no machine can have reported: absurd numbers and endless strings."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ T = TypeVar("T")
 _Bounds = tuple[float, float]
 
 _COUNT: _Bounds = (0, 2**64)
-# every number of these kinds of facts is bounded; a field's own bounds are below
+# bounds for every number in these structs; bounds for single fields are below
 _KINDS: dict[type, _Bounds] = {
     Clocks: (0, 100_000),
     Driver: _COUNT,
@@ -39,7 +39,7 @@ _KINDS: dict[type, _Bounds] = {
     PcieHop: _COUNT,
     PcieLink: _COUNT,
     Power: (0, 100_000),
-    Thermal: (-200, 200),  # as the live reader has it: a broken sensor reads 255
+    Thermal: (-200, 200),  # as in the live reader: a broken sensor reads 255
     ThrottleTimes: _COUNT,
     Utilization: (0, 100),
 }
@@ -51,7 +51,7 @@ _FIELDS: dict[tuple[type, str], _Bounds] = {
     (PcieLink, "host_generation_max"): _GENERATION,
     (PcieLink, "width"): (1, 32),
     (PcieLink, "width_max"): (1, 32),
-    (PcieHop, "width"): (0, 255),  # sysfs shows 0 and 255 where a port has no link
+    (PcieHop, "width"): (0, 255),  # sysfs shows 0 or 255 if a port has no link
     (PcieHop, "max_width"): (0, 255),
     (Gpu, "memory_total_mib"): _MEMORY_MIB,
     (Gpu, "memory_reserved_mib"): _MEMORY_MIB,
@@ -60,7 +60,7 @@ _FIELDS: dict[tuple[type, str], _Bounds] = {
     (NvLink, "speed_gb_s"): (0, 10_000),
 }
 _NOT_CLIPPED: dict[tuple[type, str], int] = {
-    # a list cut in its middle would mean something else
+    # a list cut in the middle would mean something else
     (Variable, "value"): 100_000,
     (Gpu, "cpu_affinity"): 10_000,
 }
@@ -69,7 +69,7 @@ _REQUIRED = {(NvLink, "link")}
 
 
 def plausible(value: T) -> T:
-    """The facts with `Missing(failed)`, which quotes the reading, for numbers that cannot be; texts clipped."""
+    """The facts with impossible numbers replaced by a `Missing(failed)` that quotes them, and long strings clipped."""
     made: Any = value
     if isinstance(value, str):
         made = clipped(value)
@@ -91,7 +91,7 @@ def plausible(value: T) -> T:
 
 
 def _more_than_all(gpu: Gpu) -> dict[str, Missing]:
-    """Parts of the memory that are larger than all of it."""
+    """A Missing for each memory figure that exceeds the total."""
     total = gpu.memory_total_mib
     return {
         name: Missing(f"not understood: {name} reads {size} of {total}", "failed")

@@ -1,4 +1,4 @@
-"""The interface of a reader: which lines are its tool's, and the facts that a block of them tells."""
+"""The interface of a reader: which lines belong to its tool, and which facts a block of them contains."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from gpudoctor.facts.model.node import Node
 
 
 class Block(msgspec.Struct):
-    """Lines of one tool, in their order and without what stood around them.
+    """Consecutive lines of one tool's output, without anything that surrounded them.
 
-    Prompts, rulers, fences, quote marks, line numbers, colours and line ends are gone; indentation stays.
-    `first_line` is the number of the first one in the source, from 1. `command` is what was typed at the prompt
-    above, "" if no prompt was seen. `file` is the name of the source. `whole_end` is False if the source ends in
-    the last line of this block without a line end: a figure there may have lost its last digits. `goes_on_from`: it is
-    the next piece of the block before it.
+    Prompts, rulers, fences, quote marks, line numbers, colours and line ends are removed; indentation is kept.
+    `first_line` is the first line's number in the source, from 1. `command` is the command at the prompt above, "" if
+    there was no prompt. `file` is the name of the source. `whole_end` is False if the source ends in the block's last
+    line without a line end: a number there may lack its last digits. `goes_on_from`: this block continues the previous
+    one.
     """
 
     lines: list[str]
@@ -37,12 +37,12 @@ class Block(msgspec.Struct):
 
 
 class Part(msgspec.Struct):
-    """What one block tells. All parts of a source are joined into one node.
+    """The facts in one block. All parts of a source are joined into one node.
 
-    `node` holds the facts that the text itself gives; every other leaf stays NOT_READ. Of two parts that know
-    different values, one counts and a note says so; lists of facts are joined by their required fields (the device
+    `node` contains the facts that are in the text itself; every other leaf stays NOT_READ. If two parts have different
+    values, one of them counts and a note reports it; lists of facts are joined by their required fields (the device
     and port of an `RdmaPort`, the bus id of a `PciDevice`). The other fields are for readers whose text must be
-    joined to GPUs by index, bus id or UUID. `notes` are shown in the report, without the name of the file.
+    joined to GPUs by index, bus id or UUID. `notes` are shown in the report; they do not contain the file's name.
     """
 
     node: Node = Node()
@@ -55,20 +55,23 @@ class Part(msgspec.Struct):
 
 
 class TextReader(msgspec.Struct, frozen=True):
-    """One kind of text. `name` is what people call it: it stands in notes ("lspci", "nvidia-smi -L").
+    """A reader for one kind of text. `name` is its usual name, used in notes ("lspci", "nvidia-smi -L").
 
-    `begins(line)` is true (not None) for a line that only this text has, and that may be its first; it is asked for
-    every line of a paste that no open block takes, so it must be cheap and must not fit prose. `goes_on(line)` is
-    true for lines that may follow in it; a line that is neither is passed over and counted as not recognised, without
-    ending the block. Blank lines are kept inside of a block.
-    `after` is asked with the command of a prompt ("ulimit -a"): if it is true, the lines below it are this reader's
-    even if none of them `begins` it. `read` may raise SourceError, with the place in the block only.
-    `restarts(line)` is true for a line that can stand in such a text once only: there a new block of the same reader
-    begins. With `until`, every line belongs to the block, up to the first for which it is true, whatever `goes_on`
-    says; a line that begins another reader's text, and is no markup, still ends it.
-    `may_be(line)` is asked last, for a line that nothing else explains: it may be of this text, behind a prefix that
-    nobody knows.
-    A reader with `in_pieces` has lines that mean the same alone as together (a log): a long block is read in pieces.
+    All functions return a true value for a match.
+
+    - `begins(line)`: only this text has such a line, and it may be the first one. It is called for every line that no
+      open block takes, so it must be cheap and must not match prose.
+    - `goes_on(line)`: the line may follow in this text. A line that matches neither is skipped and counted as not
+      recognised; it does not end the block. Blank lines inside a block are kept.
+    - `read(block)`: the facts. It may raise SourceError with the position in the block only.
+    - `after(command)`: the lines below a prompt with this command ("ulimit -a") belong to this reader even if none of
+      them matches `begins`.
+    - `restarts(line)`: the line can occur only once in such a text, so it begins a new block of the same reader.
+    - `until(line)`: the block takes every line up to the first match, regardless of `goes_on`; a line that begins
+      another reader's text and is not markup still ends it.
+    - `may_be(line)`: called last, for a line that nothing else matches: it may belong to this text behind an unknown
+      prefix.
+    - `in_pieces`: each line means the same alone as together (a log), so a long block is read in pieces.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Tells by content what a text is, from its first 64 KiB; its name says nothing."""
+"""Recognise what a text is by the content of its first 64 KiB; its file name is ignored."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def recognise(head: str) -> Kind | None:
 
 
 def _by_lines(head: str) -> Kind | None:
-    """Kinds that only the look of most lines tells."""
+    """Kinds that are recognised by the form of most of their lines."""
     lines = [line for line in re.split(r"[\n\0]", head)[:200] if line.strip()]
     if not lines:
         return None

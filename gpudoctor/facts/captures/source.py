@@ -1,4 +1,4 @@
-"""Finds out what `--node SOURCE` names, by content, and gives its Node."""
+"""Find out by content what `--node SOURCE` names, and load its Node."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ _NO_FILE = (None, errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
 
 
 class Loaded(msgspec.Struct, frozen=True):
-    """What a source gives: the node, and a report's measurements where it is one."""
+    """The node from a source, and the measurements if the source is a report."""
 
     node: Node
     measurements: Measurements | None = None
 
 
 def load_source(name: str, *, stdin: BinaryIO | None = None, environ: Mapping[str, str] | None = None) -> Loaded:
-    """The node that `name` stands for.
+    """Load the node that `name` stands for.
 
-    In this order: `-` is stdin; an existing file is facts (JSON, YAML), a report, a stream of
-    `gpudoctor watch` (its first facts), any text that holds what tools print, or a bug report, packed with gzip
-    or not, a bundle of `gpudoctor bundle`, or an archive of texts; an existing directory is one of texts;
-    else it is the name of a packaged simulated node, which takes CUDA_*, NCCL_* and SLURM_* from
-    `environ` (not given: this process's own), so that a setting can be tried on it.
-    Raise SourceError, one line that names the file and the place, for what cannot be read.
+    Tried in this order: `-` is stdin; an existing file is facts (JSON, YAML), a report, a stream of `gpudoctor watch`
+    (its first facts), any text with tool output, or a bug report, gzipped or not, a bundle of `gpudoctor bundle`, or an
+    archive of texts; an existing directory contains texts; anything else is the name of a packaged simulated node,
+    which takes CUDA_*, FI_*, NCCL_* and SLURM_* variables from `environ` (default: this process's environment), so
+    that a setting can be tried on it.
+    Raise SourceError, one line with the file and the position, if it cannot be read.
     """
     try:
         return _load(name, stdin, environ)
@@ -72,7 +72,7 @@ def _load(name: str, stdin: BinaryIO | None, environ: Mapping[str, str] | None) 
         mode = Path(name).stat().st_mode
     except (OSError, ValueError) as error:
         said = None if getattr(error, "errno", None) in _NO_FILE else getattr(error, "strerror", None)
-        if said and not _is_node(name):
+        if said and name not in simulated_nodes.node_names():
             raise SourceError(f"{name}: {said.lower()}") from None
         return Loaded(_simulated(name, os.environ if environ is None else environ))
     if stat.S_ISDIR(mode):
@@ -87,10 +87,6 @@ def _load(name: str, stdin: BinaryIO | None, environ: Mapping[str, str] | None) 
         raise SourceError(said if (said := str(error)).startswith(name) else f"{name}: {said}") from None
     except OSError as error:
         raise SourceError(f"{name}: cannot be read: {error.strerror or error}") from None
-
-
-def _is_node(name: str) -> bool:
-    return name in simulated_nodes.node_names()
 
 
 def _simulated(name: str, environ: Mapping[str, str]) -> Node:
@@ -109,14 +105,14 @@ def _from_stdin(stream: BinaryIO) -> Loaded:
         return _from_stream(stream, "standard input")
     except OSError as error:
         raise SourceError(f"standard input: cannot be read: {error.strerror or error}") from None
-    except ValueError as error:  # Python's word for a stream that was closed
+    except ValueError as error:  # raised by a closed stream
         if isinstance(error, SourceError) or not stream.closed:
             raise
         raise SourceError("standard input is closed") from None
 
 
 def _from_stream(stream: BinaryIO, name: str, size: int = 0) -> Loaded:
-    """Read what is made for gpudoctor, or packed, as a whole; any other text line by line, whatever its size."""
+    """Read packed files and gpudoctor's formats as a whole; any other text line by line, whatever its size."""
     head = opened.read_head(stream)
     text = opened.head_text(head).lstrip()
     braces = text.startswith("{") and not recognise.is_kernel_line(text.partition("\n")[0].rstrip("\r"))
@@ -133,7 +129,8 @@ def _from_stream(stream: BinaryIO, name: str, size: int = 0) -> Loaded:
 
 
 def _from_text(head: bytes, stream: BinaryIO, name: str) -> Loaded:
-    if b"\0" in head and not head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) and not _is_environ(head):
+    is_utf16 = head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    if b"\0" in head and not is_utf16 and recognise.recognise(opened.head_text(head)) != "environment":
         raise SourceError(f"{name}: binary data, no dump")
     node = directory.node_from_text(head, stream, name)
     if node is None:
@@ -141,12 +138,8 @@ def _from_text(head: bytes, stream: BinaryIO, name: str) -> Loaded:
     return Loaded(node)
 
 
-def _is_environ(head: bytes) -> bool:
-    return recognise.recognise(opened.head_text(head)) == "environment"
-
-
 def _from_bytes(data: bytes, name: str) -> Loaded:
-    """What is in a whole file, unpacked."""
+    """Load the unpacked content of a whole file."""
     head = opened.head_text(data)
     try:
         if archives.is_tar(data) and archives.is_bundle(data):
@@ -156,7 +149,7 @@ def _from_bytes(data: bytes, name: str) -> Loaded:
         if head.lstrip().startswith("{"):
             if recording.is_stream(data[: recognise.HEAD_BYTES]):
                 return Loaded(recording.node_of_stream(data, name))
-            # a program's own JSON, a line of a log: what no reader knows was meant as facts
+            # it may be JSON in a log line; if no reader knows it, it was meant as facts
             own = b'"gpudoctor.' in data[: recognise.HEAD_BYTES]
             node = None if own else directory.node_from_text(data, io.BytesIO(), name)
             return Loaded(node) if node else Loaded(*facts_file.load_json(data))
@@ -182,7 +175,7 @@ def _unrecognised(data: bytes, head: str) -> str:
 
 
 def _named(name: str, loaded: Loaded) -> Loaded:
-    """Say which file the facts were read from. Captures and simulated nodes stay what they are."""
+    """Record which file the facts were read from, unless they are of a capture or a simulated node."""
     source = loaded.node.source
     if source.kind in ("capture", "simulated"):
         return loaded

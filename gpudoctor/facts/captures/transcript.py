@@ -1,4 +1,4 @@
-"""A transcript, any text that people paste, split into the blocks of the tools that printed it."""
+"""Split a transcript, i.e. any text that people paste, into blocks by the tool that printed them."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from gpudoctor.facts.captures import SourceError
 from gpudoctor.facts.captures.lines import unprefixed, without_terminal
 from gpudoctor.facts.captures.reader import Block, TextReader
 
-PIECE_LINES = 20_000  # of a log that is read in pieces
+PIECE_LINES = 20_000  # per piece of a log
 MAX_BLOCK_LINES = 500_000
 MAX_BLOCK_CHARACTERS = 1 << 26
 MAX_UNKNOWN_CHARACTERS = 1 << 24
 _MOST_REMEMBERED, _LONGEST_REMEMBERED = 10_000, 1000
-_HIDES = ("", " ", "\t", ">", "-")  # a line that is blank, quoted or grep's gap
+_HIDES = ("", " ", "\t", ">", "-")  # first characters of blank, indented and quoted lines and of grep's gap
 _ONE_DIGIT = str.maketrans("123456789", "000000000")
 _MOST_RANGES = 1000
 
-# programs whose name at the begin of a line makes it a command, also behind the prompt of root ("# dmesg") or none
+# a line that begins with one of these names is a command, also after root's prompt ("# dmesg") or without a prompt
 _PROGRAMS = (
     r"(?:sudo +(?:-\w+ +)*)?(?:[\w./~-]*/)?(?:nvidia-[a-z-]+|dmesg|journalctl|lspci|lsmod|modinfo|modprobe|insmod|rmmod"
     r"|dkms|systemctl|uname|cat|grep|egrep|zgrep|awk|sed|ls|lsb_release|mokutil|df|free|ulimit|docker|podman|kubectl"
@@ -41,8 +41,8 @@ _BARE = re.compile(rf"(?P<command>(?:sudo +)?{_PROGRAMS}(?: +[-|/\w.*'\"=,:$~]+)
 _FENCE = re.compile(
     r"[ \t]{0,8}(?:`{3,}|~{3,})[\w +.-]{0,40}$|[ \t]{0,8}</?(?:details|summary|pre|code|br)\b.{0,200}>$"
 )
-_GREP_GAP = "--"  # between the finds of grep -A: the tool's text goes on behind it
-# also the border of a table that is not open yet
+_GREP_GAP = "--"  # between the matches of grep -A: the tool's text continues after it
+# also matches the border of a table that is not open yet
 _RULER = re.compile(r"[ \t]*(?:[-_=*#~.]{3,}|(?:[-*_] ){2,}[-*_]|[─━═]{3,}|\+[-=+]{10,})[ \t]*$")
 # a heading between two runs of a ruler: "==> dmesg.txt <==" of head and tail, "===== nvidia-smi =====", "## dmesg"
 _HEADING = re.compile(
@@ -51,7 +51,7 @@ _HEADING = re.compile(
 
 
 class Passed(msgspec.Struct):
-    """Lines that no reader took, by number: kept apart up to a thousand gaps, counted beyond."""
+    """Numbers of the lines that no reader took, as up to a thousand ranges; further ones are only counted."""
 
     count: int = 0
     ranges: list[tuple[int, int]] = []
@@ -64,7 +64,7 @@ class Passed(msgspec.Struct):
             self.ranges.append((number, number))
 
     def words(self, most: int = 8) -> str:
-        """Which lines, as people write it.
+        """The line numbers as a sentence for a note.
 
         >>> Passed(4, [(2, 2), (5, 7)]).words()
         '4 lines were not recognised: 2, 5-7'
@@ -77,9 +77,9 @@ class Passed(msgspec.Struct):
 
 
 class Transcript:
-    """Splits lines into blocks and hands each to `take`, with the reader that it is for, as soon as it is whole.
+    """Splits lines into blocks and passes each complete block, with its reader, to `take`.
 
-    A line that no reader takes does not end a block: prose in the middle of a dump changes nothing. A prompt, a
+    A line that no reader takes does not end a block, so prose in the middle of a dump changes nothing. A prompt, a
     ruler, a fence, or the first line of another tool's text ends it.
     """
 
@@ -95,17 +95,17 @@ class Transcript:
         self._blank = False
         self._by_command = False
         self._command = ""
-        self._margin = ""  # the blanks before the first line of a block, as Markdown has them before code
-        # lines that nobody took, by their look: programs repeat themselves, but for their figures
+        self._margin = ""  # the blanks before the first line of a block, as before code in Markdown
+        # forms of lines that no reader took: programs repeat lines that differ only in their digits
         self._unknown: set[tuple[TextReader | None, str]] = set()
         self.passed = Passed()
         self.too_long = Passed()
         self.blocks = 0
 
     def read(self, lines: Iterable[tuple[str, bool]]) -> None:
-        """Read all lines (and whether each had a line end), to the end of the last block.
+        """Read all lines, each with whether it had a line end, and close the last block.
 
-        Raise SourceError for 16 million characters without anything that is known.
+        Raise SourceError if the first 16 million characters contain nothing that is recognised.
         """
         characters = 0
         for number, (raw, ended) in enumerate(lines, 1):
@@ -124,7 +124,7 @@ class Transcript:
                 line = line[len(self._margin) :]
             elif not line.isspace():
                 self._margin = ""
-        # the many lines of a log first: what follows would take them all the same
+        # a short cut for the many lines of a log; the code below would have the same result
         if self._reader is not None and self._reader.in_pieces and line[:1] not in _HIDES and self._reader.begins(line):
             self._keep(line, number)
             return
@@ -133,7 +133,7 @@ class Transcript:
             self.passed.add(number)
             return
         if not line or line.isspace():
-            self._blank_line()
+            self._blank = True
             return
         reader = self._reader
         if reader is not None and reader.until is not None:
@@ -148,12 +148,12 @@ class Transcript:
             if reader is not None:
                 self._keep(line, number)
             return
-        # a mark of a mail hides what the line is; others may be the tool's own
+        # a mail's quote mark hides what the line is; other prefixes may belong to the tool's text
         if line[0] != ">" and (self._offer(line, number) or self._boundary(line)):
             return
         for inner in unprefixed(line):
             if not inner or inner.isspace():
-                self._blank_line()
+                self._blank = True
                 return
             opened = self._reader
             if self._offer(inner, number):
@@ -177,13 +177,13 @@ class Transcript:
                 self._unknown.add(look)
 
     def _offer(self, line: str, number: int) -> bool:
-        """Whether the line was taken: by the block that is open, or by one that it begins."""
+        """Whether the line was taken, by the open block or by a new one that it begins."""
         reader = self._reader
         if reader is not None and reader.in_pieces and reader.begins(line):
             self._keep(line, number)
             return True
         goes_on = reader is not None and reader.goes_on(line)
-        # indented lines are inside of what is open; but any line may follow one of a log
+        # an indented line belongs to the open block, except in a log, where any line may follow
         if reader is not None and goes_on and not self._blank and line[0] in " \t|" and not reader.in_pieces:
             self._keep(line, number)
             return True
@@ -196,7 +196,7 @@ class Transcript:
         return True
 
     def _begun_by(self, line: str) -> TextReader | None:
-        """The reader whose text this line begins: the one that is open, or the first of the table."""
+        """The reader whose text this line begins: the open one if it matches, otherwise the first match."""
         if self._reader is not None and self._reader.begins(line):
             return self._reader
         return next((reader for reader in self._readers if reader.begins(line)), None)
@@ -222,9 +222,6 @@ class Transcript:
             self._command = heading["file"] or heading["title"] or ""
             return True
         return False
-
-    def _blank_line(self) -> None:
-        self._blank = True
 
     def _open(self, reader: TextReader, number: int) -> None:
         self._close()

@@ -1,1 +1,1 @@
-"""The kernel log: where it comes from, where a message begins, and what a message says."""
+"""The kernel log: its sources, where a message begins in a line, and what a message means."""

@@ -1,4 +1,4 @@
-"""What the NVIDIA driver says besides Xids: GPUs that do not start, modules that do not fit. Pure functions."""
+"""The NVIDIA driver's messages other than Xids: GPUs that fail to start, mismatched modules. Pure functions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DriverMessageName = Literal[
 
 
 class DriverMessage(msgspec.Struct, frozen=True):
-    """One row of the table: messages that fit `pattern` anywhere are of this `kind`; `source` prints them."""
+    """One row of the table: a message that contains `pattern` is of this `kind`; `source` prints it."""
 
     name: DriverMessageName
     kind: KernelEventKind
@@ -32,7 +32,7 @@ class DriverMessage(msgspec.Struct, frozen=True):
     source: str
 
 
-# The first row that fits counts
+# The first matching row counts
 DRIVER_MESSAGES: tuple[DriverMessage, ...] = (
     DriverMessage(
         "off-bus", "off-bus", "fallen off the bus|GPU lost from the bus|NV_ERR_GPU_IS_LOST", "nv.c, osinit.c, nv-pci.c"
@@ -88,19 +88,19 @@ _LINE_BEGIN = re.compile(r"(?:\\x0a|\n)? *NVRM: +")
 
 
 def driver_message(words: str) -> DriverMessage | None:
-    """The row for the driver's own words, without Xids; None for what healthy machines log too."""
+    """The row for a message of the driver that is not an Xid; None for messages that healthy machines log too."""
     return next((row for row in DRIVER_MESSAGES if re.search(row.pattern, words)), None)
 
 
 class MismatchLines:
-    """Puts the lines of the driver's message about a library of another version together."""
+    """Assembles the driver's multi-line message about a library of another version."""
 
     def __init__(self) -> None:
         self._lines: list[str] = []
         self.found: ApiMismatch | None = None
 
     def add(self, message: str) -> None:
-        """The next message of the driver."""
+        """Add the log's next message."""
         if message.startswith(API_MISMATCH):
             self._lines = [message]
         elif self._lines and message.startswith("NVRM: ") and len(self._lines) < _MISMATCH_LINES:

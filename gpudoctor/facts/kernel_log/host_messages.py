@@ -1,7 +1,7 @@
-"""What the kernel says of the machine around the GPUs: CPUs, memory, disks, adapters. Pure: words in, event out.
+"""The kernel's messages about the host: CPUs, memory, disks, adapters. Pure: text in, event out.
 
-Every row of `HOST_MESSAGES` holds from the first character of a message on. A name that a user chose (of a process,
-of a file) can stand in these messages, but none begins with one.
+Every row of `HOST_MESSAGES` is matched from the first character of a message. These messages may contain a name that
+a user chose (of a process, of a file), but none begins with one.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import msgspec
 from gpudoctor.facts.model.kernel_log import HostEvent, HostEventKind
 from gpudoctor.facts.model.node import short_bus_id
 
-MAX_SUBJECTS = 1000  # kinds and devices that are kept apart
+MAX_SUBJECTS = 1000  # distinct kinds and devices
 
 _BUS = r"(?P<bus>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])"
 _NIC = rf"(?:mlx5_core|mlx4_core|mlx4_en|bnxt_en|ice|i40e|ixgbe|igb|ena|qede|be2net) {_BUS}"
@@ -22,10 +22,10 @@ _DISK = r"(?P<device>(?!(?:fd|sr|loop|ram|zram)\d)[\w-]{1,40})"
 
 
 class HostMessage(msgspec.Struct, frozen=True):
-    """One row of the table: what a message that fits `pattern` tells, and which code prints it.
+    """One row of the table: the event that a message matching `pattern` means, and the code that prints it.
 
-    The group `device` or `bus` is what the event is about. `words` has to stand in the line: a cheap look comes first,
-    and a pattern is compiled once a message may need it.
+    The group `device` or `bus` is the subject of the event. The message must contain `words`, which is cheap to check,
+    so that a pattern is only compiled when it is needed.
     """
 
     kind: HostEventKind
@@ -111,16 +111,16 @@ HOST_MESSAGES: tuple[HostMessage, ...] = (
     HostMessage("other-driver", "nouveau", r"NVRM: nouveau, ", "NVIDIA nv.c"),
     HostMessage("other-driver", "already bound", rf"NVRM: GPU {_BUS} is already bound to ", "NVIDIA nv-pci.c"),
 )  # fmt: skip
-# words that every message of the table has, without those that stand in another of them
+# one of these is in every message of the table
 HOST_WORDS = tuple(dict.fromkeys(row.words for row in HOST_MESSAGES))
 
 
-# once a message needs it, and then without the look-up of `re`
+# compiled when a message first needs it; faster than the cache of `re`
 _compiled = cache(re.compile)
 
 
 def host_message(message: str) -> tuple[HostEventKind, str | None] | None:
-    """The kind of event and the device that a message of the kernel tells of; None for any other message."""
+    """The kind of event and the device in a kernel message; None for any other message."""
     for row in HOST_MESSAGES:
         if row.words in message and (found := _compiled(row.pattern).match(message)):
             named = found.groupdict()
@@ -129,13 +129,13 @@ def host_message(message: str) -> tuple[HostEventKind, str | None] | None:
 
 
 class HostEvents:
-    """Events of one log, counted by kind and device as its messages come."""
+    """Counts the events of one log by kind and device."""
 
     def __init__(self) -> None:
         self._found: dict[tuple[HostEventKind, str | None], HostEvent] = {}
 
     def add(self, message: str, time_s: float | None) -> None:
-        """Count the message if it is one of the table."""
+        """Count the message if it is in the table."""
         told = host_message(message)
         if told is None:
             return

@@ -28,19 +28,19 @@ from gpudoctor.facts.model.kernel_log import ApiMismatch, HostEvent, KernelEvent
 from gpudoctor.facts.model.missing import Missing
 
 MAX_EVENTS = 10_000
-# A flood of one message must not push out the one that matters: of each kind, code and device this many are kept
+# A flood of one message must not push out the one that matters: this many are kept of each kind, code and device
 MAX_REPEATS = 100
 _WORDS = (*WORDS, *HOST_WORDS)
 
 
 def is_of_interest(line: str) -> bool:
-    """Whether a line holds a word of a table: only then it is worth a closer look."""
-    # a loop over `in` is several times faster here than one pattern of so many words
+    """Whether a line contains a word from the tables; any other line can be skipped."""
+    # a loop over `in` is several times faster than one pattern with this many words
     return any(word in line for word in _WORDS)
 
 
 def _interest_in(text: str) -> Callable[[str], bool]:
-    """`is_of_interest` for the lines of this text: most words of the tables stand nowhere in it."""
+    """`is_of_interest` for the lines of this text, restricted to the words that it contains."""
     words = tuple(word for word in _WORDS if word in text)
     return lambda line: any(word in line for word in words) if words else False
 
@@ -48,41 +48,41 @@ def _interest_in(text: str) -> Callable[[str], bool]:
 def parse_kernel_lines(lines: Iterable[str]) -> tuple[KernelEvent, ...]:
     """The events in kernel log lines, in their order.
 
-    Takes dmesg (`[  123.456]`, `-T`, `-x`, `-r`, `--time-format=iso`), syslog and journalctl lines, raw /dev/kmsg
-    records, and anything else without complaint. Bus ids come out in sysfs' form (function 0 where
-    the line names none). `time_s` is known where the line counts from boot. At most `MAX_EVENTS`
-    are kept, and `MAX_REPEATS` of a kind, code and device: the first ones, and the last.
+    Accepts dmesg (`[  123.456]`, `-T`, `-x`, `-r`, `--time-format=iso`), syslog and journalctl lines, raw /dev/kmsg
+    records, and ignores anything else. Bus ids are in sysfs' form (function 0 if the line has none). `time_s` is in
+    seconds since boot, and known if the line counts from boot. At most `MAX_EVENTS` are kept, and `MAX_REPEATS` per
+    kind, code and device: the first ones, and the last.
 
-    An Xid behind a prefix that is not known is an event of kind "unclear", without a code: a user's words can look so.
+    An Xid after an unknown prefix is an event of kind "unclear", without a code: a user's text can look like that.
     """
     return collect(text_records(lines, is_of_interest)).events
 
 
 def read_kernel_text(text: str, source: str) -> KernelLog:
-    """A captured kernel log as facts; `truncated` says that events were left out.
+    """A captured kernel log as facts; `truncated` is set if events were left out.
 
-    Text without any line, or with dmesg's complaint instead, is no kernel log: its events are Missing.
+    The events of an empty text, or of one that contains only dmesg's error message, are Missing.
     """
     if not text.strip():
         return KernelLog(events=Missing(f"{source} is empty", "absent"), source=source)
     if text.lstrip().startswith("dmesg: ") and "not permitted" in text[:200]:
         return KernelLog(events=Missing(f"{source}: no permission to read the kernel log", "denied"), source=source)
-    # only "\n" ends a line: the name of a program may hold what str.splitlines takes for an end
+    # only "\n" ends a line: a program's name may contain other characters at which str.splitlines splits
     return collect(text_records(text.split("\n"), _interest_in(text))).log(source)
 
 
 def kmsg_events(text: str) -> tuple[KernelEvent, ...]:
-    """The events in what /dev/kmsg gave."""
+    """The events in records of /dev/kmsg."""
     return collect(kmsg_records(text, is_of_interest)).events
 
 
 def driver_words(event: KernelEvent) -> str:
-    """What the driver says in the line of an event: without the log's prefixes, and without the process it names."""
+    """The driver's message in the line of an event, without the log's prefixes and the name of the process."""
     return words_of_xid(read_line(event.text).message)
 
 
 class KernelEvents(msgspec.Struct, frozen=True):
-    """The events in a log. `quoted` and `forgeable` as in `KernelLog`; `loading`: it holds the driver's first line."""
+    """The events in a log. `quoted` and `forgeable` as in `KernelLog`; `loading`: it has the driver's first message."""
 
     events: tuple[KernelEvent, ...] = ()
     truncated: bool = False
@@ -149,11 +149,11 @@ def collect(records: Iterable[LogRecord]) -> KernelEvents:
 
 
 def _event_of(record: LogRecord) -> KernelEvent | Literal["quoted"] | None:
-    """The event that a line tells; "quoted" where the driver's words in it are not the driver's; None for any other.
+    """The event in a line; "quoted" if it contains a driver message that the driver did not write; otherwise None.
 
-    Where the log does not tell which lines are the kernel's, and the message is none that is known to hold a user's
-    words, the line is an event of kind "unclear": it could be an Xid whose prefix nobody knows. It is the same with
-    a whole message of the driver behind the tag of a program, in a text that does not tell the facility.
+    If the log does not show which lines are from the kernel, and the message is not known to contain a user's text,
+    the line is an event of kind "unclear": it could be an Xid after an unknown prefix. The same applies to a complete
+    driver message after a program's tag, in a text without syslog facilities.
     """
     message = record.message
     head = record.continued
@@ -168,7 +168,7 @@ def _event_of(record: LogRecord) -> KernelEvent | Literal["quoted"] | None:
     if not HARD_WORDS.search(message):
         return None
     if record.origin == "program" and head is None and (event := parse_message(message)) is not None:
-        # the tag of a program that writes nothing else before the driver's words may be a strange one of the kernel's
+        # a program tag directly before the driver's message may be an unusual tag of the kernel
         return msgspec.structs.replace(event, kind="unclear", text=record.line, time_s=record.time_s)
     unclear = record.origin == "text" or (record.origin == "program" and head is None and begins_coded(message))
     return KernelEvent("unclear", record.line, time_s=record.time_s) if unclear else "quoted"

@@ -1,4 +1,4 @@
-"""The kernel log since boot, from /dev/kmsg, the journal or both; and its new lines, as they come."""
+"""The kernel log since boot, from /dev/kmsg, the journal or both; and new lines as they arrive."""
 
 from __future__ import annotations
 
@@ -33,25 +33,25 @@ __all__ = ["MAX_EVENTS", "parse_kernel_lines", "read_kernel_log", "read_kernel_t
 _RING_BUFFER = "/dev/kmsg"
 _MAX_BYTES = 64 << 20
 _JOURNAL_DEADLINE_S = 5.0
-_JOURNAL_LINES = 100_000  # the newest: the journal of a machine that floods its log goes to gigabytes
+_JOURNAL_LINES = 100_000  # the newest ones: if something floods the log, the journal grows to gigabytes
 _JOURNAL_BYTES = 16 << 20
-# -k is _TRANSPORT=kernel; without -a a message with a byte that is not printable comes as "[123B blob data]"
+# -k selects _TRANSPORT=kernel; without -a, a message with an unprintable byte is printed as "[123B blob data]"
 _JOURNAL = ("journalctl", "-k", "-b", "-a", "-o", "short-monotonic", "--no-pager", "-q", "-n", str(_JOURNAL_LINES))
 _JOURNAL_LINE = re.compile(r"\[ *(\d+\.\d+)\] \S+ kernel: ")
 _JOURNAL_NAME = " ".join(_JOURNAL[:3])
-# The kernel's first messages bear the time 0; NVIDIA's driver is never loaded within the first second
+# The kernel's first messages have the time 0; NVIDIA's driver is never loaded within the first second
 _FROM_BOOT_S = 1.0
 
 
 class _Ring(msgspec.Struct, frozen=True):
-    """What was in /dev/kmsg; `overtaken`: the kernel overwrote records while they were read."""
+    """The content of /dev/kmsg; `overtaken`: the kernel overwrote records while they were read."""
 
     text: str
     overtaken: bool = False
 
 
 class _Journal(msgspec.Struct, frozen=True):
-    """The lines of the journal with the driver's words; `starts_s` is when the first line of all was written.
+    """The journal's lines of interest; `starts_s`: the time of its very first line, in seconds since boot.
 
     `cut`: only the newest lines were read.
     """
@@ -62,15 +62,15 @@ class _Journal(msgspec.Struct, frozen=True):
 
 
 def read_kernel_log(root: Path, deadline_s: float = _JOURNAL_DEADLINE_S) -> KernelLog:
-    """The events since boot; Missing where neither /dev/kmsg nor the journal may be read.
+    """The events since boot; Missing if neither /dev/kmsg nor the journal may be read.
 
-    A journalctl that hangs (longer than 5 s, or `deadline_s` where that is less) or dies by a signal
-    is a reading that failed, and not one that was refused.
+    If journalctl hangs (longer than 5 s or `deadline_s`, whichever is less) or is killed by a signal, the reading
+    failed; it was not denied.
 
-    Where the ring buffer no longer reaches back to boot, nor to the loading of the driver, what the journal holds is
-    added, each line once; `truncated` where that is not enough. A source that holds no kernel line at all (/dev/kmsg
-    that a container engine points elsewhere, a journal of another user) counts as unread: silence there says nothing
-    about the GPUs. Only lines of the kernel's own facility count.
+    If the ring buffer reaches back neither to boot nor to the loading of the driver, the journal's lines are added,
+    each line once; `truncated` is set if that is not enough. A source without any kernel line (a /dev/kmsg that a
+    container engine redirected, a journal of another user) counts as unread: it is no evidence about the GPUs. Only
+    lines with the kernel's facility count.
     """
     ring = _read_ring_buffer(root / "dev/kmsg")
     limit_s = min(deadline_s, _JOURNAL_DEADLINE_S)
@@ -96,7 +96,7 @@ def read_kernel_log(root: Path, deadline_s: float = _JOURNAL_DEADLINE_S) -> Kern
 
 
 def _joined(ring: _Ring, found: KernelEvents, starts_s: float | None, journal: _Journal | Missing | None) -> KernelLog:
-    """What is left in the ring buffer, with what the journal holds beside it."""
+    """The rest of the ring buffer joined with the journal."""
     if starts_s is None:
         gap = "the kernel's ring buffer was overwritten while it was read"
     else:
@@ -132,13 +132,13 @@ def _shortage(journal: _Journal) -> str:
 
 
 def _each_once(journal: Iterable[LogRecord], ring: Iterable[LogRecord]) -> list[LogRecord]:
-    """The records of both in the order of their time. The kernel's stamp, in microseconds, tells which are the same."""
+    """The records of both, by time. Records with the same kernel timestamp (microseconds) and message are the same."""
     records = {(record.time_s and round(record.time_s, 6), record.message): record for record in (*journal, *ring)}
     return sorted(records.values(), key=lambda record: record.time_s or 0.0)
 
 
 def _read_ring_buffer(path: Path) -> _Ring | Missing:
-    """Every record in the buffer; the device gives one a read, and says EAGAIN after the last."""
+    """Every record in the buffer; the device returns one per read, and EAGAIN after the last."""
     try:
         device = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     except OSError as error:
@@ -153,7 +153,7 @@ def _read_ring_buffer(path: Path) -> _Ring | Missing:
             except BlockingIOError:
                 break
             except BrokenPipeError:
-                # the kernel overwrote what was to be read next; go on with what is left
+                # the kernel overwrote the next record; continue with the oldest one left
                 overtaken = overtaken or size > 0
                 continue
             if not part:
@@ -168,7 +168,7 @@ def _read_ring_buffer(path: Path) -> _Ring | Missing:
 
 
 def _read_journal(deadline_s: float) -> _Journal | Missing | None:
-    """The journal's newest kernel lines since boot; None where it gave none, Missing (failed) where it hung or died."""
+    """The journal's newest kernel lines since boot; None if there are none, Missing if journalctl hung or died."""
     answer = command.run_command(list(_JOURNAL), deadline_s=deadline_s, max_bytes=_JOURNAL_BYTES)
     if isinstance(answer, Missing):
         return answer if answer.kind == "failed" else None
@@ -184,17 +184,17 @@ def _read_journal(deadline_s: float) -> _Journal | Missing | None:
     return _Journal(tuple(text_records(lines, is_of_interest, from_kernel=True)), float(starts_s), cut)
 
 
-# New lines of the kernel log, as they come.
+# New lines of the kernel log as they arrive.
 
-_MOST_RECORDS = 2000  # a tick; what is left comes with the next one
+_MOST_RECORDS = 2000  # per tick; the rest is read at the next one
 _MOST_EVENTS = 200
 _GAP = KernelEvent("gap", "kernel lines were overwritten before they could be read")
 
 
 class KernelTail:
-    """Events since it was made; none where /dev/kmsg may not be read (the facts have said so). `close` it.
+    """Reads events that occur after its creation; none if /dev/kmsg may not be read (which the facts report).
 
-    Lines that the kernel overwrote before they could be read are told as one event of kind "gap".
+    Lines that the kernel overwrote before they were read are reported as one event of kind "gap". Call `close`.
     """
 
     def __init__(self, root: Path = Path("/")) -> None:
@@ -206,7 +206,7 @@ class KernelTail:
             self.close()
 
     def read(self) -> tuple[KernelEvent, ...]:
-        """What came since the last time; never waits."""
+        """The events since the last call; never waits."""
         if self._device is None:
             return ()
         parts: list[bytes] = []
@@ -218,7 +218,7 @@ class KernelTail:
                 break
             except BrokenPipeError:
                 gap = (_GAP,)
-                continue  # with what is left
+                continue
             except OSError:
                 self.close()
                 break
@@ -228,7 +228,7 @@ class KernelTail:
         return (*gap, *kmsg_events(b"".join(parts).decode("utf-8", "replace"))[-_MOST_EVENTS:])
 
     def close(self) -> None:
-        """Let go of the device."""
+        """Close the device."""
         if self._device is not None:
             os.close(self._device)
             self._device = None

@@ -1,8 +1,8 @@
-"""What one message of the kernel says of a GPU, an NVSwitch or a PCIe link. Pure: words in, event out.
+"""Parse one kernel message about a GPU, an NVSwitch or a PCIe link. Pure: text in, event out.
 
-A message counts if it begins as the kernel's module writes it. All that a user can put at the begin of a message is the
-name of a process, at most 15 bytes long (TASK_COMM_LEN in the kernel's sched.h), and the kernel goes on with the number
-of that process: no Xid, SXid or AER line can be made of that.
+A message counts if it begins as the kernel module writes it. A user can only put the name of a process at the start of
+a message, at most 15 bytes long (TASK_COMM_LEN in the kernel's sched.h) and followed by the process id: that is too
+short for an Xid, SXid or AER line.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from gpudoctor.facts.kernel_log.driver_messages import API_MISMATCH, driver_mess
 from gpudoctor.facts.model.kernel_log import KernelEvent, KernelEventKind, PcieLimit
 from gpudoctor.facts.model.node import short_bus_id
 
-# Words, one of which every line of interest has: most lines are thrown away by this alone
+# Every line of interest contains one of these; this check discards most lines
 WORDS = (
     *("NVRM: ", "SXid", "AER: ", "PCIe Bus Error", "DPC: ", "available PCIe bandwidth"),
     *("[IO_PAGE_FAULT ", "DMAR: [DMA ", "DMAR:[DMA "),
     *("nvidia: probe of ", "probe with driver nvidia"),
 )
 MARK = re.compile("|".join(map(re.escape, WORDS)))
-# What must not be lost, wherever in a line it stands
+# Must not be lost, wherever it is in a line
 HARD_WORDS = re.compile(r"NVRM: Xid \(|^NVRM: Xid|SXid \(|NVRM: .{0,200}fallen off the bus")
 LOADING = "NVRM: loading NVIDIA UNIX"
-# The driver's three lines at boot; the GPU is named in the first, the fault in the last
+# The driver's three lines at boot; the first contains the GPU, the last the fault
 INSTALLED_LOST = "fallen off the bus and is not responding"
 INSTALLED_OTHER = "not supported by"
 
-_BYTE = r"(?:\\x[0-9a-f]{2}|.)"  # one that is not printable is four characters in /dev/kmsg
+_BYTE = r"(?:\\x[0-9a-f]{2}|.)"  # an unprintable byte is four characters in /dev/kmsg
 _BUS_ID = r"(?:[0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-7])?"
 _FUNCTION = r"[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7]"
 _FULL_BUS_ID = re.compile(
@@ -37,14 +37,14 @@ _FULL_BUS_ID = re.compile(
 )
 _INSTALLED_GPU = re.compile(rf"NVRM: The NVIDIA GPU ({_BUS_ID})")
 # NVRM: Xid (PCI:0000:05:00): 79, ...    NVRM: Xid (PCI:0000:05:00 GPU-I:03): 13, ...    NVRM: Xid (0000:03:00): 31, ...
-# People hide the bus id before they paste: PCI:xxxx:xx:00, PCI:0000:**:00, <redacted>. It is longer than what is left
-# of the 15 bytes of a process's name: one called "NVRM: Xid (): 7" is no Xid
+# People hide the bus id before they paste: PCI:xxxx:xx:00, PCI:0000:**:00, <redacted>. It must be longer than the rest
+# of a process name's 15 bytes: a process named "NVRM: Xid (): 7" is not an Xid
 _HIDDEN = r"[<\[]?[0-9A-Za-z:.*?#_-]{4,24}[>\]]?"
 _XID = re.compile(rf"NVRM: Xid \((?:PCI:)?(?:({_BUS_ID})[^)]*|{_HIDDEN})\): (\d{{1,6}})\b(?:, )?")
 _PROCESS = re.compile(r"pid=[^,]{0,20}(?:, |$)")
-# a name may hold a comma: it ends at the last one that its 15 bytes leave room for
+# a name may contain commas: it ends at the last comma within its 15 bytes
 _NAME = re.compile(rf"name=(?:{_BYTE}{{0,15}}, |[^,]*(?:, |$))")
-# nvidia-nvswitch3: SXid (PCI:0000:05:00.0): 12028, Non-fatal, Link 32 ...; lines of severity and data follow it
+# nvidia-nvswitch3: SXid (PCI:0000:05:00.0): 12028, Non-fatal, Link 32 ...; followed by lines with severity and data
 _SXID = re.compile(rf"nvidia-nvswitch\d{{0,3}}: SXid \(PCI:({_BUS_ID})\): (\d{{1,6}})\b(?:, (\w[\w-]*))?")
 _SXID_DETAIL = ("severity", "data")
 _CODED = re.compile(r"NVRM: Xid|nvidia-nvswitch\d{0,3}: SXid")
@@ -73,8 +73,8 @@ _NAME_FIRST = re.compile(
     rf"{_BYTE}{{1,15}}(?:\[\d{{1,10}}\]| ?\(\d{{1,10}}\)|/\d{{1,10}}:"
     r"|: page allocation failure| invoked oom-killer| uses )"
 )
-# Messages that hold words of a user further on: names of programs, files, cgroups, labels, devices, and the version
-# that a program told the driver by ioctl
+# Messages that contain a user's text further on: names of programs, files, cgroups, labels, devices, and the version
+# that a program passed to the driver by ioctl
 _HOLDS_A_NAME = re.compile(
     rf"{API_MISMATCH}|traps: |audit: |audit\(|oom-kill:|oom_reaper: |Out of memory: |Memory cgroup |Killed process "
     r"|Tasks? in |\[ *\d{1,10}\] +\d|INFO: task |INFO: rcu_|task:|watchdog: |CPU: \d|process '|warning: |program "
@@ -84,9 +84,10 @@ _HOLDS_A_NAME = re.compile(
 
 
 def parse_message(message: str) -> KernelEvent | None:
-    """The event that a message tells, its text the message; None where it tells none.
+    """The event in a message, with the message as its text; None if there is none.
 
-    A fault that the driver spreads over three messages (`installed_gpu`) is told by the last, which names no GPU.
+    If the driver spreads a fault over three messages (`installed_gpu`), the event is in the last one, which does not
+    contain the GPU.
     """
     if xid := _XID.match(message):
         cause = _PREVIOUS.search(words_of_xid(message))
@@ -113,38 +114,38 @@ def parse_message(message: str) -> KernelEvent | None:
 
 
 def is_drivers(message: str) -> bool:
-    """Whether it begins as the driver's, not with a process that has a name like that, and holds no words of a user."""
+    """Whether the message is from the driver, not from a process with a similar name, and contains no user's text."""
     return message.startswith("NVRM: ") and not message.startswith(API_MISMATCH) and not _NAME_FIRST.match(message)
 
 
 def may_go_on(message: str) -> bool:
-    """Whether the lines that follow in the same message are the driver's too: an Xid's may end in a user's words."""
+    """Whether further lines of the message are from the driver too; those of an Xid may be a user's text."""
     return is_drivers(message) and not message.startswith("NVRM: Xid")
 
 
 def begins_coded(message: str) -> bool:
-    """Whether it begins as an Xid or SXid, told apart or not (a hidden bus id, a line cut in its middle)."""
+    """Whether it begins as an Xid or SXid, even if it cannot be parsed (a hidden bus id, a truncated line)."""
     return _CODED.match(message) is not None and not _NAME_FIRST.match(message)
 
 
 def is_sxid(message: str) -> bool:
-    """Whether it is a whole SXid line, one of the lines of detail too."""
+    """Whether it is a complete SXid line, including the lines with details."""
     return _SXID.match(message) is not None
 
 
 def holds_a_name(message: str) -> bool:
-    """Whether it is one of the kernel's own messages about what users name: a process, a file, a device."""
+    """Whether it is a kernel message about something that users name: a process, a file, a device."""
     return bool(_HOLDS_A_NAME.match(message) or _NAME_FIRST.match(message))
 
 
 def installed_gpu(message: str) -> str | None:
-    """The GPU that the first of the driver's three lines at boot names."""
+    """The bus id in the first of the driver's three lines at boot, or None."""
     found = _INSTALLED_GPU.match(message)
     return _sysfs_bus_id(found[1]) if found else None
 
 
 def words_of_xid(message: str) -> str:
-    """What the driver says in an Xid's line, without the process that it names; another message as it is.
+    """The driver's text in an Xid line without the name of the process; any other message unchanged.
 
     >>> words_of_xid("NVRM: Xid (PCI:0000:05:00): 149, pid=7, name=a, Nonfatal, NETIR_LINK_EVT Fatal XC0")
     'NETIR_LINK_EVT Fatal XC0'
@@ -160,7 +161,7 @@ def words_of_xid(message: str) -> str:
 
 
 def _limit(bandwidth: re.Match[str]) -> PcieLimit | None:
-    """None where the kernel does not know the link that limits ("Unknown x0 link")."""
+    """The limiting link; None if the kernel does not know it ("Unknown x0 link")."""
     if bandwidth[6] is None:
         return None
     at = _sysfs_bus_id(bandwidth[5])
@@ -175,14 +176,14 @@ def _event(
     fatal: bool | None = None,
     named: bool = True,
 ) -> KernelEvent:
-    """`named`: the bus id may stand anywhere in the message."""
+    """Build an event. `named`: the bus id may be anywhere in the message."""
     if bus_id is None and named and (found := _FULL_BUS_ID.search(message)):
         bus_id = found[0]
     return KernelEvent(kind, message, code, _sysfs_bus_id(bus_id) if bus_id else None, fatal=fatal)
 
 
 def _sysfs_bus_id(text: str) -> str:
-    """Kernel messages leave out the domain or the function at times.
+    """The bus id in sysfs' form: kernel messages sometimes omit the domain or the function.
 
     >>> _sysfs_bus_id("00000000:BB:00"), _sysfs_bus_id("03:00.1")
     ('0000:bb:00.0', '0000:03:00.1')

@@ -1,8 +1,8 @@
-"""Where in a line of a log the kernel's message begins, and whether the kernel wrote it. Pure: text in, records out.
+"""Find where the kernel's message begins in a log line, and whether the kernel wrote it. Pure: text in, records out.
 
-A user chooses words that the kernel prints: the name of a program that crashes, of a file, a cgroup, a USB device. So a
-message counts only from its first character on, after prefixes of a closed grammar: stamps, syslog's host and tag,
-facility and level, and what container runtimes, grep and clush put before a line.
+Users choose text that the kernel prints: the name of a program that crashes, of a file, a cgroup, a USB device. So a
+message is only recognised from its first character, after prefixes of a closed grammar: timestamps, syslog's host and
+tag, facility and level, and what container runtimes, grep and clush put before a line.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Literal
 
 import msgspec
 
-# "kernel": the line, or the way it came, says that the kernel wrote it. "other": its facility is another one.
-# "program": syslog's tag names a program. "text": nothing says; whoever may write to syslog could have written it.
+# "kernel": the line or its source shows that the kernel wrote it. "other": it has another facility. "program":
+# syslog's tag is that of a program. "text": unknown; anyone who may write to syslog could have written it.
 Origin = Literal["kernel", "other", "program", "text"]
 
 MAX_LINE = 2000
-_MOST_PASSED = 1000  # a message of so many lines there is not
+_MOST_PASSED = 1000  # no message has this many lines
 _MAX_JSON = 1 << 16  # journald puts some thirty fields around a message
 
 _MONOTONIC = r"\[ *(?P<seconds>\d{1,10}\.\d{1,9})(?: <[^>\]]{1,20}>)?\]"
@@ -38,7 +38,7 @@ _PLAIN = (
     r"\d{1,10}\.\d{6}",  # journalctl -o short-unix; dmesg's stamp without its brackets
 )
 _STAMP = re.compile(rf"(?:{'|'.join(_BRACKETED)}) ?|(?P<plain>{'|'.join(_PLAIN)}) ")
-_SECOND_STAMP = re.compile(rf"{_MONOTONIC} ?")  # the kernel's own, behind the tag of syslog
+_SECOND_STAMP = re.compile(rf"{_MONOTONIC} ?")  # the kernel's timestamp after syslog's tag
 _CALLER = re.compile(r"\[ *[TC]\d{1,10}\] ?")  # CONFIG_PRINTK_CALLER
 _KMSG = re.compile(r"(\d{1,5}),(\d{1,19}),(\d{1,19}),[^;]{0,80};")
 _PRIORITY = re.compile(r"<(\d{1,3})>(?:1 (?=\d{4}-))?")  # dmesg -r; the 1 is RFC 5424's version
@@ -50,8 +50,8 @@ _HOST = r"[^\s:;,'\"\[\]{}()]{1,253}"
 _STRUCTURED = r"\[[\w@.-]{1,64}(?: [\w@.-]{1,64}=\"[^\"\]\\]{0,200}\"){0,20}\]"
 _KERNEL_TAG = re.compile(
     rf"(?:{_HOST} )?(?:kern\.\w{{3,7}} )?(?:(?:imklog|rsyslogd?|syslogd|syslog-ng)\[\d{{1,10}}\]: )?"
-    # RFC 5424 behind the host: program, process, message id, structured data (syslog-ng writes some by itself)
-    # vmunix: syslog daemons that kept the kernel's name of old
+    # RFC 5424 after the host: program, process, message id, structured data (syslog-ng adds some)
+    # vmunix: the kernel's tag in old syslog daemons
     r"(?:(?:kernel|vmunix)(?:\[\d{1,10}\])?:(?: |(?=\[))"
     rf"|kernel (?:-|\d{{1,10}}) (?:-|[!-~]{{1,32}}) (?:-|(?:{_STRUCTURED}){{1,5}}) )"
 )
@@ -60,10 +60,10 @@ _STAMP_BEGIN = rf"\[ *\+?\d{{1,10}}\.\d|\[[A-Z][a-z]{{2}} ?\w|{_ISO} |[A-Z][a-z]
 _WRAPPINGS = re.compile(
     r"\d{1,9}[:\t] ?"  # grep -n, cat -n
     rf"|\d{{1,9}} {{2}}(?={_STAMP_BEGIN}|<\d|(?:kernel: )?NVRM: )"  # cat -n, copied from a terminal
-    # grep, in more than one file
+    # grep in several files
     r"|[\w./+@-]{0,200}(?:\.(?:log|txt|out)|/(?:messages|syslog|kmsg|dmesg|kern))[\w.-]{0,20}:(?:\d{1,9}:)?"
     rf"|(?:[\w./+@-]{{0,200}}(?:\.(?:log|txt|out)|/(?:messages|syslog|kmsg|dmesg|kern))[\w.]{{0,20}}-)?\d{{0,9}}-?"
-    rf"(?<=-)(?={_STAMP_BEGIN}|<\d|(?:kernel: )?NVRM: )"  # grep -A and -n: a line beside the one that was found
+    rf"(?<=-)(?={_STAMP_BEGIN}|<\d|(?:kernel: )?NVRM: )"  # grep -A and -n: a context line
     r"|\"?MESSAGE\"?(?:=| : \")"  # journalctl -o export, verbose and json-pretty
     r"|\[pod/[^\]\s]{1,300}\] "  # kubectl logs --prefix
     r"|[\w.-]{1,64} {0,64}\| "  # docker compose logs
@@ -73,14 +73,14 @@ _WRAPPINGS = re.compile(
 )
 _MOST_WRAPPINGS = 3
 _COLOURS = re.compile(r"\x1b\[[0-9;]{0,20}[mK]")  # dmesg --color=always
-_BYTES = '"MESSAGE":['  # journalctl -o json, where not all of a message is printable
+_BYTES = '"MESSAGE":['  # journalctl -o json, for a message with unprintable bytes
 
 
 class LogRecord(msgspec.Struct, frozen=True):
-    """One line of a kernel log. `message` is what stands behind its prefixes, `line` the line as it was found.
+    """One line of a kernel log. `message` is the text after its prefixes, `line` the original line.
 
-    `time_s` is seconds since boot, where the line counts from there. `stamped`: a prefix of a log stands before the
-    message; `continued`: it has none, but the line before it has, whose message it goes on with.
+    `time_s` is in seconds since boot if the line counts from boot. `stamped`: the message has a log prefix.
+    `continued`: it has none, and continues the message of this earlier record.
     """
 
     line: str
@@ -92,10 +92,10 @@ class LogRecord(msgspec.Struct, frozen=True):
 
 
 def kmsg_records(text: str, wanted: Callable[[str], bool]) -> Iterator[LogRecord]:
-    """The messages with a word that is wanted in what /dev/kmsg gave: whole records, never their " KEY=value" lines.
+    """Yield the wanted messages in the content of /dev/kmsg: whole records, never their " KEY=value" lines.
 
-    The kernel writes a line end inside of a message as \\x0a there, and so it stays: what comes behind it is not the
-    begin of a message.
+    The kernel writes a line end inside a message as \\x0a there. It is kept, because the text after it is not the start
+    of a message.
     """
     for line in text.split("\n"):
         if wanted(line) and (record := _kmsg_record(line)) is not None:
@@ -103,12 +103,12 @@ def kmsg_records(text: str, wanted: Callable[[str], bool]) -> Iterator[LogRecord
 
 
 def text_records(lines: Iterable[str], wanted: Callable[[str], bool], from_kernel: bool = False) -> Iterator[LogRecord]:
-    """The lines with a word that is wanted of dmesg, syslog, journalctl (text or JSON), /dev/kmsg, or none of these.
+    """Yield the wanted lines of dmesg, syslog, journalctl (text or JSON), /dev/kmsg, or any other text.
 
-    `from_kernel`: whoever made the text left out all that the kernel did not write (journalctl -k).
+    `from_kernel`: the text only contains messages of the kernel (journalctl -k).
     """
     place = _Place()
-    # no need to look at them before a line comes that may go on with one of them
+    # only examined if a later line may continue one of them
     passed: deque[str] = deque(maxlen=_MOST_PASSED)
     for coloured in lines:
         raw = _COLOURS.sub("", coloured) if "\x1b" in coloured else coloured
@@ -132,18 +132,18 @@ def text_records(lines: Iterable[str], wanted: Callable[[str], bool], from_kerne
 
 
 class _Place:
-    """The message whose lines come at a place in a text. dmesg and journalctl indent all but the first of them."""
+    """The current message in a text, to which further lines may belong; dmesg and journalctl indent these."""
 
     def __init__(self, head: LogRecord | None = None, indent: int = 0) -> None:
         self._head = head
         self._indent = indent
 
     def record(self, raw: str, record: LogRecord) -> LogRecord | None:
-        """The next line's record, seen from here; None where it is no message (" KEY=value" of /dev/kmsg)."""
+        """The next line's record in this context; None if it is not a message (" KEY=value" of /dev/kmsg)."""
         indent = len(raw) - len(raw.lstrip(" \t"))
         head = self._head
         if head is not None and record.line and (indent > self._indent or not record.stamped):
-            # what looks like a stamp is part of the message
+            # anything in it that looks like a timestamp is part of the message
             return None if indent and _KMSG.match(head.line) else _continued(head, record.line)
         if record.stamped:
             self._head, self._indent = record, indent
@@ -160,7 +160,7 @@ def _continued(head: LogRecord, line: str) -> LogRecord:
 
 
 def read_line(line: str) -> LogRecord:
-    """One line, by itself.
+    """Parse a single line without context.
 
     >>> record = read_line("Nov 14 07:00:14 node12 kernel: [  123.5] NVRM: Xid")
     >>> record.message, record.time_s, record.origin
@@ -194,7 +194,7 @@ def read_line(line: str) -> LogRecord:
 
 
 def unwrapped(line: str) -> str:
-    """The line without what container runtimes, grep and clush put before it.
+    """The line without the prefixes of container runtimes, grep and clush.
 
     >>> unwrapped("2024-11-14T07:00:14.5Z stderr F [ 1.5] eth0: up"), unwrapped("node12: [ 1.5] eth0: up")
     ('[ 1.5] eth0: up', '[ 1.5] eth0: up')
@@ -217,7 +217,7 @@ def _kmsg_record(line: str) -> LogRecord | None:
 
 
 def first_of_kmsg(text: str) -> tuple[int, float] | None:
-    """Sequence number and seconds since boot of the first record of /dev/kmsg; None where there is no record."""
+    """Sequence number and seconds since boot of the first record in /dev/kmsg; None if there is none."""
     for line in text.split("\n"):
         if found := _KMSG.match(line):
             return int(found[2]), int(found[3]) / 1e6
@@ -225,7 +225,7 @@ def first_of_kmsg(text: str) -> tuple[int, float] | None:
 
 
 def _json_record(line: str) -> LogRecord | None:
-    """A line of `journalctl -o json`, or of Docker's json-file log; None for any other."""
+    """Parse a line of `journalctl -o json` or of Docker's json-file log; None for any other."""
     try:
         entry = msgspec.json.decode(line)
     except (msgspec.DecodeError, ValueError, RecursionError):
@@ -245,13 +245,13 @@ def _json_record(line: str) -> LogRecord | None:
         origin = "text"
     stamp = entry.get("_SOURCE_MONOTONIC_TIMESTAMP", entry.get("__MONOTONIC_TIMESTAMP"))
     time_s = int(stamp) / 1e6 if isinstance(stamp, str) and stamp.isdecimal() and len(stamp) < 20 else None
-    # as /dev/kmsg has it: a line end in a message does not begin another one
+    # as in /dev/kmsg: a line end inside a message does not begin a new one
     message = message.replace("\n", "\\x0a")[:MAX_LINE]
     return LogRecord(message, message, origin, time_s, stamped=True)
 
 
 def _text_of(value: object) -> str | None:
-    """A field of the journal: text, or a list of bytes where it is not all printable."""
+    """A field of the journal: a string, or a list of bytes if not all of it is printable."""
     if isinstance(value, list) and all(isinstance(byte, int) and 0 <= byte < 256 for byte in value):
         return bytes(value).decode("utf-8", "replace")
     return value if isinstance(value, str) else None

@@ -1,1 +1,1 @@
-"""What may be shown to strangers."""
+"""Redaction: remove from facts and texts what identifies a person, a machine or a part."""

@@ -1,6 +1,6 @@
-"""What looks like the name of a person, a machine, a part or a place in any text, and what takes its place.
+"""Patterns for names of people, machines, parts and places in any text, and their replacements.
 
-Each pattern is bounded, so that no text takes longer than in proportion to its length.
+Each pattern is bounded, so that the time is linear in the length of the text.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from functools import lru_cache
 REDACTED = "redacted"
 Replacement = str | Callable[[re.Match[str]], str]
 
-# a number with leading zeros (a VBIOS version) or with a fifth part is no address
+# numbers with leading zeros (a VBIOS version) or a fifth part are not addresses
 _OCTET = r"(?:25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)"
 _GROUPS = r"[0-9a-fA-F]{1,4}(?::[0-9a-fA-F]{1,4})"
 _PUBLIC_HOSTS = (
     r"(?:[\w-]+\.)?(?:nvidia|github|pytorch|kernel|schedmd|kubernetes|prometheus|readthedocs|python|ietf|huggingface)"
     r"\.(?:com|org|io|co)"
 )
-# domains of companies and countries under which clusters have names; `so`, `py` and `sh` are endings of files
+# top-level domains used for clusters; `so`, `py` and `sh` are excluded because they are file extensions
 _TOP = (
     "com|org|net|edu|gov|mil|int|io|ai|app|dev|cloud|local|lan|internal|intra|corp|home|cluster|arpa|eu|de|fr|uk|ch|at|nl|"
     "be|it|es|pt|pl|cz|se|no|fi|dk|ie|gr|ro|hu|jp|cn|kr|tw|hk|in|sg|au|nz|ca|us|mx|br|ar|ru|ua|il|tr|za|sa|ae"
 )
-# where a distribution, the kernel and NVIDIA put things; any other place is somebody's
+# locations used by distributions, the kernel and NVIDIA; any other may contain a private name
 _OWN_PLACES = (
     r"usr/(?:bin|sbin|lib|lib32|lib64|libexec|share|include|src)/|usr/local/cuda(?:-[\d.]+)?(?![\w.-])|etc/|sys/|"
     r"proc/(?!(?:\d{1,10}|self|thread-self)/(?:root|cwd|fd|map_files|task)/)|"
@@ -33,7 +33,7 @@ _OWN_PLACES = (
     r"var/log/(?:messages|syslog|kern\.log|dmesg|fabricmanager\.log|nvidia[\w.-]*)(?![\w./-])"
 )
 _IN_PATH = r"[\w.~@%+=:-]"
-# no place that a path leaves again by "..", and none below another process's root, is the distribution's
+# a path that leaves such a location by "..", or is below another process's root, is redacted
 _PATH = re.compile(
     rf"(?<![\w./])/(?!(?:{_OWN_PLACES})(?!(?:\S{{0,300}}/)?\.\./))[\w~@%+-][\w.~@%+-]*(?:/{_IN_PATH}+)+/?"
 )
@@ -44,7 +44,7 @@ _FILE_ENDINGS = (
     "tar|gz|zip|zst|sif|sqsh|img|ipynb|sbatch|slurm|xml"
 )
 _LIBRARY = re.compile(r".*/(lib[\w+-]+\.so[\d.]*)")
-# how the driver goes on behind the name of a process; what is judged must not be lost with the name
+# how the driver's message continues after a process name; these words are judged and must not be redacted with it
 _TAIL_OF_XID = (
     r"(?:Ch|channel|intr|engine|ESR|GPC|Graphics|MMU|MemErr|errorString|Class Error|Illegal|Out Of Range|"
     r"GPU (?:has fallen|recovery action)|[A-Z][A-Z_]{2,20} (?:Non-?)?[Ff]atal|(?:Non-?)?[Ff]atal)\b"
@@ -65,21 +65,21 @@ def _of_name(match: re.Match[str]) -> str:
     return match.group() if re.fullmatch(_PUBLIC_HOSTS, match.group(), re.IGNORECASE) else REDACTED
 
 
-# in this order: what holds a host or a path is taken before the host or the path alone
+# the order matters: patterns that contain a host or a path come before those for a host or path alone
 _SHAPES: tuple[tuple[re.Pattern[str], Replacement], ...] = (
     (re.compile(r"\b([A-Za-z][A-Za-z0-9+.-]{1,20})://([^\s'\"<>,;)]+)"), _of_url),
-    # what the word before it calls a secret, and tokens that have their kind in front
+    # values after a word like "password", and tokens with a prefix that shows their kind
     (re.compile(r"(?i)\b([\w-]{0,40}(?:password|passwd|pwd|secret|token|api[_-]?key|access[_-]?key|credential)s?[\"']?"
                 r"\s{0,4}[=:]\s{0,4}[\"']?)[^\s\"',;)]{4,}"), rf"\1{REDACTED}"),
     (re.compile(r"(?i)\b(bearer|basic) [\w.~+/=-]{8,}"), rf"\1 {REDACTED}"),
     (re.compile(r"(?<![\w-])(?:gh[pousr]_|github_pat_|glpat-|hf_|sk-|xox[bp]-|AKIA)[\w-]{12,}"), REDACTED),
     (re.compile(r"(?<![\w-])eyJ[\w-]{8,}\.[\w-]{4,}\.[\w-]*"), REDACTED),
-    (re.compile(r"\b(File \"?)[^\"\n,]{1,300}\.py\b(?=\"?, line)"), rf"\1{REDACTED}"),  # of a traceback
+    (re.compile(r"\b(File \"?)[^\"\n,]{1,300}\.py\b(?=\"?, line)"), rf"\1{REDACTED}"),  # in a traceback
     (re.compile(r"\b(pid=)('[^']*'|\d+)"), rf"\1{REDACTED}"),
-    # a name may hold commas: it ends where the driver's own words go on, else with the line
+    # a name may contain commas: it ends where the driver's message continues, otherwise with the line
     (re.compile(rf"\b((?:name|comm|exe|cmdline|cmd|task|user)=)(?!<unknown>)(?:[^\n]*(?=, {_TAIL_OF_XID})|[^\n]*)"),
      rf"\1{REDACTED}"),
-    # the kernel's own messages about a process
+    # the kernel's messages about a process
     (re.compile(r"\b(INFO: task )[^\n]{1,60}(:\d+ blocked for )"), rf"\1{REDACTED}\2"),
     (re.compile(r"\b((?:Killed|Kill) process \d+ \()[^\n]{1,60}?(\)(?: |,|$))"), rf"\1{REDACTED}\2"),
     (re.compile(r"( stuck for \d+s! \[)[^\n]{1,60}(:\d+\])"), rf"\1{REDACTED}\2"),
@@ -94,14 +94,14 @@ _SHAPES: tuple[tuple[re.Pattern[str], Replacement], ...] = (
     (_SHORT_PATH, f"/{REDACTED}"),
     (re.compile(r"(?<![\w./-])\.{1,2}/[\w.~@%+=/-]+"), REDACTED),
     (re.compile(rf"(?<![\w.@%+/-])(?:[\w.@%+-]+/)+[\w.@%+-]+\.(?:{_FILE_ENDINGS})\b"), REDACTED),
-    # a cloud's machine, disk, network card; and the host name that AWS makes of an address
+    # AWS ids of machines, disks and network cards; and host names that AWS derives from an address
     (re.compile(r"(?<![\w-])(?:(?:i|vol|eni|vpc|subnet|ami|snap|sg)-[0-9a-f]{8,17}|ip(?:-\d{1,3}){4})(?![\w-])"),
      REDACTED),
-    # ids of containers, machines, boots and images: 64, 40 or 32 digits, or the first 12
+    # ids of containers, machines, boots and images: 64, 40 or 32 hex digits, or the first 12
     (re.compile(r"(?<![0-9A-Za-z])(?:[0-9a-f]{64}|[0-9a-f]{40}|[0-9a-f]{32})(?![0-9A-Za-z])"), REDACTED),
     (re.compile(r"(?:(?<![0-9A-Za-z:.-])|(?<=docker-)|(?<=crio-)|(?<=containerd-))"
                 r"(?=[0-9]*[a-f])(?=[a-f]*[0-9])[0-9a-f]{12}(?![0-9A-Za-z:-])"), REDACTED),
-    # GUIDs of InfiniBand; a mask of reasons has leading zeros
+    # InfiniBand GUIDs; a bit mask of event reasons has leading zeros and is kept
     (re.compile(r"(?<![0-9A-Za-z])(0x)?(?!0000)[0-9a-fA-F]{16}(?![0-9A-Za-z])"), rf"\1{REDACTED}"),
     # hardware addresses with colons, dashes or dots; GUIDs in four groups
     (re.compile(r"(?<![\w:.])(?:[0-9a-fA-F]{2}(?::[0-9a-fA-F]{2}){5,19}|[0-9a-fA-F]{4}(?::[0-9a-fA-F]{4}){3})(?![\w:.])"),
@@ -111,16 +111,16 @@ _SHAPES: tuple[tuple[re.Pattern[str], Replacement], ...] = (
     (re.compile(rf"(?<![\w:.])(?:{_GROUPS}{{7}}|{_GROUPS}{{0,6}}::(?:{_GROUPS}{{0,6}})?)(?![\w:.])"), "0.0.0.0"),
     (re.compile(rf"(?<![\d.]){_OCTET}(?:\.{_OCTET}){{3}}(?!\.?\d)"), "0.0.0.0"),
     (re.compile(rf"(?i)(?<![\w./-])(?:[a-z0-9-]{{1,63}}\.){{1,8}}(?:{_TOP})(?![\w-]|\.\w)"), _of_name),
-    # a host with its port, as NCCL and as everybody else writes it
+    # a host with its port, in NCCL's notation and in the usual one
     (re.compile(r"(?<![\w./-])[A-Za-z][\w.-]{0,254}(?=<\d{2,5}>)"), REDACTED),
     (re.compile(r"(?<![\w./-])(?!(?i:gpu|rank|cuda|nvidia|sm_?)\d+:)[A-Za-z][A-Za-z0-9-]{0,62}\d(?=:\d{4,5}(?![\w.:]))"),
      REDACTED),
 )  # fmt: skip
 
 
-@lru_cache(maxsize=2048)  # a report says the same of every GPU
+@lru_cache(maxsize=2048)  # a report repeats the same text for every GPU
 def shapes_taken_out(text: str) -> str:
-    """The text without addresses, ids, mail addresses, hosts with a domain, paths, and names that lines call so."""
+    """The text without addresses, ids, mail addresses, hosts with a domain, paths, and names labelled as such."""
     for pattern, replacement in _SHAPES:
         text = pattern.sub(replacement, text)
     return text

@@ -1,4 +1,4 @@
-"""The words of a node that name a person, a machine or a part, and what such words look like anywhere."""
+"""Find the words in a node's facts that identify a person, a machine or a part, and remove them from texts."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from gpudoctor.facts.redaction.public_settings import is_public
 
 _USER = re.compile(r"/(?:home|Users)/([^/\s:;,'\"]+)")
 _CARD = re.compile(r"\b((?:en|wl|ww|ib)x)([0-9a-f]{12})\b")
-# the host name that syslog and journalctl put before the kernel's line
 _BETWEEN_NAMES = re.compile(r"[\s\[\]<>|{}\"',;=]+")
 _LIKE_A_NAME = re.compile(r"[A-Za-z].*\d|\d.*[A-Za-z]|[A-Za-z0-9][.-][A-Za-z]")
 _PLACE_IN_FILE = re.compile(r":(?:\d{1,9}:?)?$")
-# words of logs that name nobody: times, zones, callers, facilities, the program that writes
+# log words that identify nobody: times, time zones, callers, facilities, logging programs
 _OF_LOGS = re.compile(
     r"[\d:.,TZ+-]*|(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)|(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)\d{0,2}|[A-Z]{3,5}"
     r"|[TC]\d+|-|stdout|stderr|[FP]|kernel|kern|(?:kern\.)?(?:emerg|alert|crit|err|warn|notice|info|debug)|syslog(?:-ng|d)?"
     r"|imklog|rsyslogd?|meta|sequenceId|(?:kern|dmesg|syslog|messages)[.-]?(?:log|txt|out)?"
 )
+# the host name that syslog and journalctl put before the kernel's message
 _LOG_HOST = re.compile(r"^((?:\w{3} +\d+ [\d:.]+|\d{4}-\d\d-\d\dT\S+|\[ *[\d.]+\]) )(\S+)(?= kernel: )")
 _HOST = re.compile(r"([A-Za-z][A-Za-z0-9-]{2,}?)\d+")
 _HOSTS_OF_LIST = re.compile(r"([A-Za-z][A-Za-z0-9-]{1,}?)\d*\[[\d,-]+\]")
 _DOMAIN = re.compile(r"[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)*\.[A-Za-z]{2,}")
 _FILE_LIKE = re.compile(r".*[./_\d].*")
 _COMMON_PROGRAM = re.compile(r"python[\d.]*|bash|sh|java|ray|node|torchrun|srun|mpirun|--?")
-_HARMLESS = {"root", "localhost", "none", "true", "false", "ubuntu", REDACTED}  # they name nobody
+_HARMLESS = {"root", "localhost", "none", "true", "false", "ubuntu", REDACTED}  # they identify nobody
 _SYSTEM_FOLDERS = frozenset(
     ("/", "/home", "/root", "/tmp", "/var", "/var/tmp", "/dev/shm", "/usr", "/opt", "/srv", "/mnt", "/media", "/boot")
 )
 _SERVER = re.compile(
     r"(?://)?\[?([A-Za-z][\w.-]{0,253})(?:@\w+)?[:/]"
 )  # filer:/export, 10.0.0.1@tcp:/fs, //filer/share
-# what was mounted, if it names nobody: /dev/mapper/vg-lv has a name that somebody gave
+# mount sources that identify nobody; /dev/mapper/vg-lv is not one, because a user chose that name
 _PLAIN_SOURCE = re.compile(
     r"|/dev/[\w-]+|none|tmpfs|shm|overlay|rootfs|fuse|systemd-1|mountpoint-s3|s3fs|gcsfuse|JuiceFS|blobfuse2|goofys"
 )
@@ -47,13 +47,13 @@ _PUBLIC_OPTIONS = frozenset((
     "local_lock", "lookupcache", "mountproto", "nfsvers", "proto", "redirect_dir", "sec", "space_cache", "vers", "xino",
 ))  # fmt: skip
 _PLAIN_VALUE = re.compile(r"[\d.]{1,12}[kKmMgGtT%]?|on|off|none|yes|no|<hidden>")
-_LONGEST_HOST = 1024  # a list of hosts; what is longer is none, and would take its time
+_LONGEST_HOST = 1024  # also for a list of hosts; longer values are something else, and slow to match
 _SHORTEST_SECRET = 4
 _NOTHING = re.compile(r"(?!)")
 
 
 def hidden_variables(node: Node) -> list[Variable]:
-    """The variables whose values may name somebody: all whose value is not known to name nobody."""
+    """The variables whose values may be private: all that `is_public` does not recognise."""
     interfaces = [interface.name for interface in known(node.network.interfaces) or ()]
     devices = [*interfaces, *(port.device for port in known(node.network.rdma_ports) or ())]
     held = known(node.environment.variables) or ()
@@ -61,12 +61,12 @@ def hidden_variables(node: Node) -> list[Variable]:
 
 
 def is_public_source(source: str, fs_type: str) -> bool:
-    """Whether what was mounted names nobody: a disk, or a word that its file system always has."""
+    """Whether a mount source identifies nobody: a disk, or the constant source of its file system."""
     return source == fs_type or _PLAIN_SOURCE.fullmatch(source) is not None
 
 
 class PrivateNames:
-    """What to take out of texts about one node: its own words, and what looks like an address or a path."""
+    """Removes a node's private words, and anything that looks like an address or a path, from texts about the node."""
 
     def __init__(self, node: Node) -> None:
         hosts = [word for word in _hosts_of(node) if len(word) <= _LONGEST_HOST and not _is_harmless(word)]
@@ -81,12 +81,12 @@ class PrivateNames:
         self._cards: dict[str, str] = {}
 
     def add(self, word: str, stand_in: str) -> None:
-        """One more word, with what takes its place."""
+        """Add a word and its replacement."""
         self._stand_ins[word] = stand_in
         self._lowered[word] = word.lower()
 
     def taken_out(self, text: str) -> str:
-        """The text without them."""
+        """The text with all private words replaced."""
         for setting, stand_in in self._settings.items():
             text = text.replace(setting, stand_in)
         text = shapes_taken_out(_LOG_HOST.sub(rf"\1{REDACTED}", text))
@@ -94,16 +94,16 @@ class PrivateNames:
         return self._hosts.sub(REDACTED, self._own_words_replaced(text))
 
     def cards_taken_out(self, text: str) -> str:
-        """The text with other names for network interfaces that have their hardware address in theirs, each alike."""
+        """The text with stand-ins for network interfaces whose name contains their hardware address."""
         return _CARD.sub(self._card, text)
 
     def _own_words_replaced(self, text: str) -> str:
-        # most texts hold none of them, and a pattern of thousands of words is slow
+        # most texts contain none of the words, and a pattern of thousands of words is slow
         lowered = text.lower()
         held = [word for word, small in self._lowered.items() if small in lowered]
         if not held:
             return text
-        # a word with a digit in it is no word of a language: it means the same in capitals
+        # a word with a digit is not a dictionary word, so it is replaced in any case
         words = "|".join(
             f"(?i:{re.escape(word)})" if re.search(r"\d", word) else re.escape(word)
             for word in sorted(held, key=len, reverse=True)
@@ -117,12 +117,12 @@ class PrivateNames:
 
 
 def _is_harmless(word: str) -> bool:
-    # a serial has many digits; fewer are any number
+    # a serial has many digits; a shorter number may be anything
     return not word.strip() or word.lower() in _HARMLESS or (word.isdecimal() and len(word) <= 6)
 
 
 def _of_mounts(node: Node) -> Iterator[tuple[str, str]]:
-    """What a line of the mount table says of shares, buckets and users, and its stand-ins."""
+    """Yield the parts of mount table lines that identify shares, buckets and users, with their replacements."""
     for mount in known(node.storage.mounts) or ():
         if not is_public_source(mount.source, mount.fs_type):
             yield f"{mount.source} on {mount.point}", f"{REDACTED} on {mount.point}"
@@ -146,7 +146,7 @@ def _words_of(node: Node) -> Iterator[str]:
     for variable in known(node.environment.variables) or ():
         yield from _USER.findall(variable.value)
     for variable in hidden_variables(node):
-        # a plain word may be any word of a text: it is replaced beside its variable's name only
+        # a plain word may occur in any text: it is replaced only next to its variable's name
         for word in {variable.value, *re.split(r"[\s,;:=]+", variable.value)}:
             if len(word) >= _SHORTEST_SECRET and _FILE_LIKE.fullmatch(word) and not is_public("NCCL_ANY", word, ()):
                 yield word
@@ -155,7 +155,7 @@ def _words_of(node: Node) -> Iterator[str]:
     for mount in known(node.storage.mounts) or ():
         for path in (mount.point, *(path.path for path in mount.paths)):
             yield from _USER.findall(path)
-            # a folder of a single name has not the shape of a path, and may be somebody's
+            # a folder directly below / does not match the path patterns, and may have a private name
             yield "" if path in _SYSTEM_FOLDERS else path
 
 
@@ -168,17 +168,17 @@ def _hosts_of(node: Node) -> Iterator[str]:
     yield from (e.device or "" for e in known(node.kernel_log.host_events) or () if e.kind.startswith("nfs"))
     for variable in known(node.environment.variables) or ():
         if re.search("NODELIST|NODENAME|ADDR|HOST|COMM_ID", variable.name):
-            # a list is hopper[17-24,30],login1; an address may have a port
+            # a list looks like hopper[17-24,30],login1; an address may have a port
             yield from (host.partition(":")[0] for host in re.split(r",(?![^\[]*\])", variable.value))
     for event in known(node.kernel_log.events) or ():
         yield from _names_before_message(event.text)
 
 
 def _names_before_message(line: str) -> Iterator[str]:
-    """What a line of a kernel log has before the kernel's words, but stamps: hosts, pods, containers, files."""
+    """Yield the hosts, pods, containers and files before the kernel's message in a log line, without timestamps."""
     message = read_line(line).message
     hard = HARD_WORDS.search(message)
-    # behind a prefix that is not known, any word may stand before the driver's
+    # an unknown prefix may put any word before the driver's message
     begin = hard.start() if hard is not None else 0
     before = line[: len(line) - len(message) + begin]
     for word in _BETWEEN_NAMES.split(before):
@@ -190,7 +190,7 @@ def _names_before_message(line: str) -> Iterator[str]:
 
 
 def _words_of_command(command: str) -> Iterator[str]:
-    """A command line, and those of its words that are somebody's files."""
+    """Yield the command line, and the words in it that are names of the user's files."""
     if not _COMMON_PROGRAM.fullmatch(command.rpartition("/")[2]):
         yield command
     for word in command.split():
@@ -200,7 +200,7 @@ def _words_of_command(command: str) -> Iterator[str]:
 
 
 def _hosts_like(hosts: list[str]) -> re.Pattern[str]:
-    """Hosts called like these, or of their domains: `hopper18` where `hopper17.lab.example.org` is known."""
+    """A pattern for similar hosts and hosts in the same domain: `hopper18` if `hopper17.lab.example.org` is known."""
     patterns: set[str] = set()
     for name in hosts:
         host, _, domain = name.partition(".")

@@ -1,7 +1,7 @@
-"""Which values of environment variables may be shown to strangers: numbers, GPUs, the libraries' own words.
+"""Which values of environment variables are safe to publish: numbers, GPUs, and keywords of the libraries.
 
-Sites put hosts, users, paths and keys into variables of any name, so a value is hidden unless its
-variable is known here and the value has a shape that names nobody.
+Sites put hosts, users, paths and keys into variables of any name, so a value is hidden unless its variable is known
+here and the value has a form that identifies nobody.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def _list_of(words: str) -> str:
 
 _LINK_LEVELS = _words("LOC", "NVL", "PIX", "PXB", "PXN", "P2C", "C2C", "PHB", "NODE", "SYS")
 _TRANSPORTS = _words("IB", "Socket", "shm", "p2p", "cuMem", "HOST", "DEVICE")
-# Variable (a regular expression) -> shape of what may be shown. NCCL: user guide, environment variables; CUDA:
-# programming guide, same title; torch: CUDA semantics and torch.distributed; Slurm: srun(1), output variables
+# Variable -> values that may be shown, both as regular expressions. Sources: NCCL user guide, environment variables;
+# CUDA programming guide, same title; torch: CUDA semantics and torch.distributed; Slurm: srun(1), output variables
 _SHAPES: tuple[tuple[str, str], ...] = (
     (r"(?:CUDA|NVIDIA)_VISIBLE_DEVICES", _GPU_LIST),
     (r"SLURM_(?:JOB|STEP)_GPUS|CUDA_VISIBLE_GPUS", _GPU_LIST),
@@ -67,7 +67,7 @@ _SHAPES: tuple[tuple[str, str], ...] = (
 )  # fmt: skip
 _PUBLIC = tuple((re.compile(name), re.compile(shape, re.IGNORECASE)) for name, shape in _SHAPES)
 _SWITCH = re.compile(rf"{_NUMBERS}|true|false|yes|no|on|off|", re.IGNORECASE)
-# Where a plain number is the rule. A number may still name a machine: ids of hosts, groups and runs stay hidden
+# Variables that usually have a plain number. A number may still identify a machine: host, group and run ids stay hidden
 _NUMERIC = re.compile(
     r"RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|GROUP_RANK|MASTER_PORT|OMP_NUM_THREADS|COMPUTE_PROFILE|"
     r"NSIGHT_CUDA_DEBUGGER|PYTORCH_NVML_BASED_CUDA_CHECK|CUDA_.*|NCCL_.*|FI_.*|TORCH_NCCL_.*|OMPI_COMM_WORLD_.*|"
@@ -79,16 +79,16 @@ _NEVER = re.compile(
 )
 _SELECTED = re.compile(r"(?:NCCL|GLOO)_SOCKET_IFNAME|NCCL_IB_HCA")
 _ADAPTER = re.compile(r"(?:mlx\d|bnxt_re|efa|irdma|roce|rocep|ibp|rdmap|hns)[\w]{0,20}")
-# the names that SageMaker, and its local mode, give to the hosts of every job
+# the names that SageMaker, and its local mode, give the hosts of every job
 _ALGO = r"algo-\d{1,4}(?:-[a-z0-9]{5})?"
 _SAGEMAKER_HOSTS = re.compile(rf'{_ALGO}|\["{_ALGO}"(?:, ?"{_ALGO}"){{0,999}}\]')
-# every machine's name for itself
+# every machine's name and address for itself
 _LOOPBACK = re.compile(r"localhost|127\.0\.0\.1|::1")
 _INTERFACE = re.compile(r"(?:lo|docker|veth|br|bond|ib|eth|ens|eno|enp|enP|wlan|wlp)[0-9a-z]{0,12}")
 
 
 def is_public(name: str, value: str, devices: Iterable[str]) -> bool:
-    """Whether this variable's value names nobody; `devices` are the interfaces and adapters that the node shows."""
+    """Whether this variable's value identifies nobody; `devices` are the node's network interfaces and adapters."""
     if _SELECTED.fullmatch(name):
         return all(_is_device(item, devices) for item in value.strip().lstrip("^=").split(","))
     if name == "MASTER_ADDR" and _LOOPBACK.fullmatch(value.strip()):

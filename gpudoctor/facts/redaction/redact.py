@@ -1,4 +1,4 @@
-"""What may be shown to strangers: what names a person, a machine or a part is replaced, the same way everywhere."""
+"""Redact a node and texts about it: replace what identifies a person, a machine or a part, consistently everywhere."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from gpudoctor.facts.redaction.public_settings import is_public
 
 T = TypeVar("T")
 
-# GPU-, MIG- and bare UUIDs: the same one gets the same stand-in everywhere, so relations stay
+# GPU-, MIG- and bare UUIDs: each gets one stand-in everywhere, which keeps references intact
 _UUID = re.compile(r"[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}")
 _WHOLE = re.compile(rf"(?:[A-Z]{{3}}-){{0,2}}{_UUID.pattern}(?:/\d{{1,3}}){{0,2}}")
 _PREFIXED = re.compile(r"\b(GPU-|MIG-)([0-9a-fA-F][0-9a-fA-F-]*)")
 _LEADING_NUMBER = re.compile(r"\s*[+-]?\d{0,10}")
 _SECRET_KEYS = {"serial", "hostname", "user", "board_part_number", "torch_location"}
-# Words that are compared or looked up, by the shape that they have: a host may be called like one of them. What has
-# another shape is text like any other
+# Fields whose values are compared or looked up, so they are kept even if a host has the same name -> the form of valid
+# values. A value of another form is treated like any text
 _WORD = re.compile(r"[A-Za-z0-9_.*/=<>! -]{0,60}")
 _NUMBERS = re.compile(r"[0-9a-fA-Fx.:,_@|\[\]() -]{0,4096}")
 _VERSION = re.compile(r"[0-9]{1,6}(?:\.[0-9]{1,6}){0,4}(?:[a-z]{1,3}[0-9]{1,3})?(?:\+(?:cu|cpu|rocm)[0-9.]{0,6})?")
@@ -51,19 +51,19 @@ _VOCABULARY = {
 
 
 def redacted(node: Node) -> Node:
-    """The node without serials, host names, users, process names, addresses; UUIDs as consistent stand-ins.
+    """The node without serials, host names, users, process names and addresses; UUIDs become consistent stand-ins.
 
-    Kernel lines lose `pid=` and `name=`; a variable keeps its value only if that is known to name
-    nobody, and paths outside of the distribution's own lose what they lead to. Bus ids stay: they
-    name slots. The node is judged as before.
+    Kernel lines lose the values of `pid=` and `name=`; a variable keeps its value only if it is known to identify
+    nobody; paths outside the distribution's locations are replaced. Bus ids stay, since they identify slots. The
+    redacted node gets the same verdict.
     """
     return Redaction(node).node
 
 
 class Redaction:
-    """One node's secrets and their stand-ins, to take them out of everything that was said of this node.
+    """One node's private values and their stand-ins, to redact everything about this node.
 
-    `node` is the node itself without them; `of` does the same to a report, `text` to a line.
+    `node` is the redacted node; `of` redacts a report, `text` a line.
     """
 
     def __init__(self, node: Node) -> None:
@@ -78,19 +78,19 @@ class Redaction:
         self.node = self.of(node)
 
     def of(self, thing: T) -> T:
-        """A copy of a struct (facts, report, measurements) without the secrets, of the same type."""
+        """A redacted copy of a struct (facts, report, measurements), of the same type."""
         raw = self._value(msgspec.to_builtins(thing), "")
         return msgspec.convert(raw, type(thing))
 
     def text(self, text: str) -> str:
-        """Free text without the secrets."""
+        """Redacted free text."""
         return self._words.taken_out(self._uuids_taken_out(text))
 
     def _uuids_taken_out(self, text: str) -> str:
         return _UUID.sub(lambda match: self._uuid(match.group()), text)
 
     def _stand_in_of(self, uuid: str | None) -> str:
-        """The stand-in of a whole `uuid` leaf; one of another form than usual is a private word."""
+        """The stand-in for a whole `uuid` leaf; one of unusual form is also added to the private words."""
         if uuid is None:
             return ""
         if _WHOLE.fullmatch(uuid):
@@ -138,15 +138,15 @@ class Redaction:
         elif key == "variables":
             made = self._variable(raw)
         elif self._names_someone(raw, key) and isinstance(raw.get("name"), str):
-            # a desktop's program is no stray job: its name is judged, and names nobody
+            # a desktop program's name is judged (it is not a stray job) and identifies nobody
             made["name"] = (key == "processes" and system_program(raw["name"])) or REDACTED
         elif "index" in raw or "matched_by" in raw:
-            # a model's or a profile's name: a host may be called like it
+            # the name of a GPU model or a profile: keep it even if a host has the same name
             made |= {"name": shapes_taken_out(self._uuids_taken_out(raw["name"]))} if "name" in raw else {}
         return made
 
     def _names_someone(self, raw: dict[str, Any], key: str) -> bool:
-        """Whether this struct's `name` is that of a process, a host, or a file that a person named."""
+        """Whether this struct's `name` is that of a process, a host, or a user's file."""
         if key == "source":
             return raw.get("kind", "facts") != "simulated" and bool(raw.get("name"))
         return key in ("processes", "host", "scheduler")
@@ -157,7 +157,7 @@ class Redaction:
             shown = self._words.cards_taken_out(self._uuids_taken_out(value))
             return {**raw, "value": _PREFIXED.sub(self._shortened, shown)}
         if name.endswith("_VISIBLE_DEVICES"):
-            # CUDA reads it up to the first entry that it cannot follow: which one that is has to stay
+            # CUDA reads it up to the first invalid entry: keep which one that is
             entries = (_PREFIXED.sub(self._shortened, self._entry(entry)) for entry in value.split(","))
             return {**raw, "value": ",".join(entries)}
         return {**raw, "value": REDACTED if value else value}
@@ -169,7 +169,7 @@ class Redaction:
         return f"{number[0] if number else ''}{REDACTED}"
 
     def _shortened(self, match: re.Match[str]) -> str:
-        """A UUID of which only the start is written, as CUDA_VISIBLE_DEVICES takes it: it stays as clear as it was."""
+        """The stand-in for the start of a UUID, as CUDA_VISIBLE_DEVICES accepts it, with as many matches as before."""
         word, head, rest = match[0], match[1], match[2]
         if _UUID.fullmatch(rest):
             return word

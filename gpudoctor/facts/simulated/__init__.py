@@ -1,1 +1,1 @@
-"""Simulated nodes, the faults that can be put into them, and the job that they play."""
+"""Simulated nodes, the faults that can be injected into them, and their simulated training job."""

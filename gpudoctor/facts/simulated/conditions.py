@@ -1,4 +1,4 @@
-"""What a fault needs of a node before it can happen there, and the sentence that says why it cannot."""
+"""The conditions under which a fault can occur on a node, and the message for each that does not hold."""
 
 from __future__ import annotations
 
@@ -8,28 +8,24 @@ from operator import attrgetter
 from gpudoctor.facts.model.gpu import Gpu, GpuPair
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node, StorageMount
-from gpudoctor.facts.simulated.edits import Target
+from gpudoctor.facts.simulated.edits import Target, struck_gpu
 from gpudoctor.facts.simulated.host_faults import has_wide_nvme, is_local, is_remote
 
 Condition = Callable[[Node, Target], bool]
 
 
 def why_not(needs: Iterable[str], node: Node, target: Target) -> str | None:
-    """The reason of the first condition that does not hold; None where all hold."""
+    """The message of the first condition that does not hold; None if all hold."""
     return next((reason for need in needs for holds, reason in [CONDITIONS[need]] if not holds(node, target)), None)
 
 
-def _gpu(node: Node, target: Target) -> Gpu:
-    return next(gpu for gpu in node.gpus if gpu.index == target.gpu)
-
-
 def _of_gpu(test: Callable[[Gpu], bool]) -> Condition:
-    """On the target; without one, on every GPU of the node."""
+    """The test holds for the target, or for every GPU of the node if there is no target."""
 
     def holds(node: Node, target: Target) -> bool:
         if target.gpu is None:
             return bool(node.gpus) and all(test(gpu) for gpu in node.gpus)
-        return test(_gpu(node, target))
+        return test(struck_gpu(node, target))
 
     return holds
 
@@ -198,7 +194,7 @@ CONDITIONS: dict[str, tuple[Condition, str]] = {
     "not-mig": (_of_gpu(lambda g: g.settings.mig_enabled is not True), "MIG is on"),
     "idle": (_of_gpu(lambda g: g.processes == ()), "the GPU is in use already, or processes are not told"),
     "numa": (
-        lambda n, t: _ram_nodes(n) >= 2 and known(_gpu(n, t).numa_node) is not None,
+        lambda n, t: _ram_nodes(n) >= 2 and known(struck_gpu(n, t).numa_node) is not None,
         "it has one NUMA node, or hides them",
     ),
     "log": (
@@ -208,7 +204,7 @@ CONDITIONS: dict[str, tuple[Condition, str]] = {
     "efa": (_active_efa, "it has no EFA adapter"),
     "ib": (_active_ports, "it has no active InfiniBand or RoCE ports"),
     "two-ports": (lambda n, t: _ports(n) >= 2, "it has fewer than two InfiniBand or RoCE ports"),
-    # NCCL maps about 10 MB a rank in /dev/shm, and all traffic where there is no peer-to-peer (NCCL issue 342)
+    # NCCL maps about 10 MB per rank in /dev/shm, and all traffic if there is no peer-to-peer (NCCL issue 342)
     "shm-needed": (
         lambda n, t: (
             len(n.gpus) >= 7 or any(p.p2p_read not in ("OK", None) and not known(p.nvlinks) for p in _pairs(n))

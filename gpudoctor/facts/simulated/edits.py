@@ -1,4 +1,4 @@
-"""Small edits on an immutable node: the same change to one GPU, to every GPU, to every pair."""
+"""Edit an immutable node: change one GPU, every GPU, every pair, or the hops of a PCIe path."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpudoctor.facts.simulated.wiring import S, put
 
 
 class Target(msgspec.Struct, frozen=True):
-    """What a fault strikes: nothing said is the whole node; NVML indices. `seconds`: for how long, if that was said."""
+    """The target of a fault, by NVML indices; the whole node if all are None. `seconds`: the duration, if specified."""
 
     gpu: int | None = None
     other: int | None = None
@@ -41,7 +41,7 @@ def struck_gpu(node: Node, target: Target) -> Gpu:
 
 
 def put_all(struct: S, leaves: Mapping[str, Any]) -> S:
-    """A copy with the leaf at each dotted path set, as `put` sets one."""
+    """A copy with several leaves set, by dotted path; see `put`."""
     for leaf, value in leaves.items():
         struct = put(struct, leaf, value)
     return struct
@@ -52,7 +52,7 @@ def change(node: Node, target: Target, leaves: Mapping[str, Any]) -> Node:
 
 
 def each_hop(gpu: Gpu, change: Callable[[int, PcieHop], PcieHop]) -> Gpu:
-    """The GPU with its PCIe path changed; a hop is given with its place, 0 for the GPU itself."""
+    """The GPU with every hop of its PCIe path changed; `change` gets the hop's position, 0 for the GPU itself."""
     if isinstance(gpu.pcie.path, Missing):
         return gpu
     return put(gpu, "pcie.path", tuple(change(place, hop) for place, hop in enumerate(gpu.pcie.path)))

@@ -1,10 +1,14 @@
-"""The fault kit: named faults that patch a node the way the real fault would leave it."""
+"""The fault kit: named faults that change a node's facts as the real fault would.
+
+A fault in faults.yaml sets leaves by dotted path, adds log lines and variables, and applies patterns written in Python.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,22 +18,25 @@ from msgspec.structs import replace
 
 from gpudoctor.errors import UserError, nearest_names
 from gpudoctor.facts.model.gpu import Gpu
-from gpudoctor.facts.model.node import Node
+from gpudoctor.facts.model.missing import Missing, known
+from gpudoctor.facts.model.node import Environment, HostEvent, KernelEvent, Node, Variable
 from gpudoctor.facts.simulated.conditions import why_not
-from gpudoctor.facts.simulated.edits import Target
-from gpudoctor.facts.simulated.patches import patched
+from gpudoctor.facts.simulated.edits import Target, each, each_pair, on_slot, put_all
+from gpudoctor.facts.simulated.gpu_faults import GPU_PATTERNS
+from gpudoctor.facts.simulated.host_faults import HOST_PATTERNS, STORAGE_PATTERNS
+from gpudoctor.facts.simulated.link_faults import LINK_PATTERNS
 
 FAULTS_FILE = Path(__file__).parent / "faults.yaml"
+_PATTERNS = {**GPU_PATTERNS, **HOST_PATTERNS, **LINK_PATTERNS, **STORAGE_PATTERNS}
 
 
 class SimulatedFault(msgspec.Struct, frozen=True):
-    """A fault that can be tried on a node.
+    """A fault that can be injected into a node.
 
-    `kind` is what it strikes: a `gpu`, a `pair` of GPUs, a `link` of a GPU, or the `node`.
-    `check` must answer with `status` where the fault is applied (the best known rule for it);
-    `level` is the first that runs that check. `needs` are conditions on the node and the target
-    (see `simulated_conditions`). `given` says what the judge must be told for the fault to show:
-    `expect-gpus`, the number of GPUs from the configuration. `of`: what may stand behind a colon.
+    `kind`: its target, a `gpu`, a `pair` of GPUs, a `link` of a GPU, or the `node`. `check` must return `status` if the
+    fault is applied; `level` is the first one that runs that check. `needs`: conditions on the node and the target,
+    by name (see `conditions.CONDITIONS`). `given`: configuration without which the fault is not detected; `expect-gpus`
+    is the expected number of GPUs. `of`: what may follow a colon in the target.
     """
 
     name: str
@@ -44,7 +51,7 @@ class SimulatedFault(msgspec.Struct, frozen=True):
     patch: Mapping[str, Any] = {}
 
     def happens_on(self, node: Node, spec: str | None = None) -> bool:
-        """Whether it can occur on that node (on the target of `spec`, else the default one)."""
+        """Whether it can occur on the node, at the target of `spec` or the default one."""
         try:
             return why_not(self.needs, node, _target(self, node, spec)) is None
         except UserError:
@@ -68,12 +75,11 @@ def faults() -> tuple[SimulatedFault, ...]:
 
 
 def apply_faults(node: Node, specs: Iterable[str]) -> Node:
-    """The node with every fault applied in order; it says SIMULATED from then on, whatever it was.
+    """The node with every fault applied in order; its source is "simulated" from then on.
 
-    A spec is `NAME`, or `NAME@GPU` with NVML's index, `NAME@A-B` for a pair, `NAME@GPU:LINK` for a
-    link, `NAME@GPU:SECONDS` for one that lasts so long. Without a target: the last GPU, the last two
-    GPUs, link 0 of the last GPU. Raise UserError for an unknown fault, GPU, pair or link, and for a
-    fault that cannot occur there.
+    A spec is `NAME`, `NAME@GPU` with the NVML index, `NAME@A-B` for a pair, `NAME@GPU:LINK` for a link, or
+    `NAME@GPU:SECONDS` for a fault with a duration. The default target is the last GPU, the last two GPUs, or link 0 of
+    the last GPU. Raise UserError for an unknown fault, GPU, pair or link, and for a fault that cannot occur there.
     """
     specs = tuple(specs)
     for spec in specs:
@@ -93,7 +99,7 @@ def _applied(node: Node, spec: str) -> Node:
     reason = why_not(fault.needs, node, target)
     if reason is not None:
         raise UserError(f"{fault.name} cannot happen on {node.source.name or 'this node'}: {reason}")
-    return patched(node, target, fault.patch)
+    return _patched(node, target, fault.patch)
 
 
 def _target(fault: SimulatedFault, node: Node, spec: str | None) -> Target:
@@ -140,10 +146,10 @@ def _gpu(node: Node, word: str, spec: str | None) -> Gpu:
 
 
 def _seconds(spec: str | None, word: str) -> float:
-    told = re.fullmatch(r"([0-9]{1,5}(?:\.[0-9]{1,3})?)s?", word, re.ASCII)
-    if told is None or float(told[1]) <= 0:
+    found = re.fullmatch(r"([0-9]{1,5}(?:\.[0-9]{1,3})?)s?", word, re.ASCII)
+    if found is None or float(found[1]) <= 0:
         raise UserError(f"{spec}: behind the colon stand seconds, as in driver-stall@3:2.6s, not {word!r}")
-    return float(told[1])
+    return float(found[1])
 
 
 def _last_two(node: Node) -> tuple[Gpu, Gpu]:
@@ -152,6 +158,84 @@ def _last_two(node: Node) -> tuple[Gpu, Gpu]:
 
 
 def nearest(word: str, names: tuple[str, ...], where: str) -> str:
-    """The tail of a message about an unknown name: what was perhaps meant, or where to look."""
+    """The end of a message about an unknown name: similar names, or where to find all of them."""
     close = nearest_names(word, names, 3, 0.5) or [n for n in names if word and word in n][:3]
     return f"; did you mean {' or '.join(close)}?" if close else f"; see: {where}"
+
+
+def _patched(node: Node, target: Target, patch: Mapping[str, Any]) -> Node:
+    """Apply one patch from faults.yaml.
+
+    `node`, `gpu`, `gpu_if_told` (only if that leaf is known), `all` (every GPU), `pair`: dotted leaf -> value.
+    `slot`: leaf -> value for the bridge directly above the GPU and for the GPU's hop. `env`: name -> value.
+    `apply`: names in `_PATTERNS`. `log`: kernel lines, in which {bus}, {pci} and {gpu} stand for the target.
+    `host_log`: kernel lines about the host, ten minutes old.
+    """
+    node = put_all(node, patch.get("node", {}))
+    struck = {target.gpu, target.other} - {None}
+
+    def struck_gpu(gpu: Gpu) -> Gpu:
+        if gpu.index not in struck:
+            return gpu
+        if_known = {leaf: value for leaf, value in patch.get("gpu_if_told", {}).items() if _is_known(gpu, leaf)}
+        return on_slot(put_all(gpu, {**patch.get("gpu", {}), **if_known}), patch.get("slot", {}))
+
+    node = each(each(node, lambda gpu: put_all(gpu, patch.get("all", {}))), struck_gpu)
+    node = each_pair(node, lambda pair: put_all(pair, patch.get("pair", {})) if {pair.a, pair.b} == struck else pair)
+    if "env" in patch:
+        node = _with_variables(node, patch["env"])
+    events = patch.get("log", ())  # before the patterns, which may remove the GPU and its bus id
+    node = _with_log(node, target, events)
+    node = _with_host_log(node, patch.get("host_log", ()))
+    for name in patch.get("apply", ()):
+        node = _PATTERNS[name](node, target)
+    return node
+
+
+def _is_known(gpu: Gpu, leaf: str) -> bool:
+    return not isinstance(attrgetter(leaf)(gpu), Missing)
+
+
+def _with_variables(node: Node, values: Mapping[str, Any]) -> Node:
+    held = node.environment.variables
+    variables = {} if isinstance(held, Missing) else {variable.name: variable for variable in held}
+    for name, value in values.items():
+        # a value that contains a path is written as {value, path_exists}
+        given = value if isinstance(value, dict) else {"value": str(value)}
+        variables[name] = Variable(name, **given)
+    return replace(node, environment=Environment(tuple(variables[name] for name in sorted(variables))))
+
+
+def _with_log(node: Node, target: Target, rows: list[dict[str, Any]]) -> Node:
+    held = node.kernel_log.events
+    if not rows or (isinstance(held, Missing) and held.kind == "denied"):
+        return node
+    bus_id = next((gpu.bus_id for gpu in node.gpus if gpu.index == target.gpu), None)
+    words = {"bus": bus_id or "", "pci": (bus_id or "").rpartition(".")[0], "gpu": target.gpu}
+    up = known(node.host.uptime_s) or 3600.0
+    events = [
+        KernelEvent(
+            kind=row["kind"],
+            code=row.get("code"),
+            bus_id=row.get("bus_id", bus_id),
+            fatal=row.get("fatal"),
+            time_s=round(up * 0.9 + place, 6),
+            text=row["text"].format(**words),
+        )
+        for place, row in enumerate(rows)
+    ]
+    return _with_events(node, events=(*(known(held) or ()), *events))
+
+
+def _with_host_log(node: Node, rows: Iterable[dict[str, Any]]) -> Node:
+    held = node.kernel_log.host_events
+    if not rows or (isinstance(held, Missing) and held.kind == "denied"):
+        return node
+    last_s = max(0.0, (known(node.host.uptime_s) or 3600.0) - 600.0)
+    events = tuple(HostEvent(**row, first_s=last_s, last_s=last_s) for row in rows)
+    return _with_events(node, host_events=(*(known(held) or ()), *events))
+
+
+def _with_events(node: Node, **events: Any) -> Node:
+    log = replace(node.kernel_log, **events)
+    return replace(node, kernel_log=replace(log, source=known(log.source) or "simulated"))

@@ -1,4 +1,4 @@
-"""Worked patterns of faults of a GPU: what a list of leaves cannot say, because it depends on the node."""
+"""GPU faults that depend on the node, so that a list of leaves in faults.yaml cannot express them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _STALL_S = 7.0
 
 
 def _without_gpu(node: Node, target: Target) -> Node:
-    """The driver no longer counts the GPU; NVML's indices close up behind it."""
+    """The driver no longer counts the GPU; NVML renumbers the GPUs after it."""
     left = tuple(gpu for gpu in node.gpus if gpu.index != target.gpu)
     order = {gpu.index: new for new, gpu in enumerate(sorted(left, key=lambda gpu: gpu.index))}
     gpus = tuple(replace(gpu, index=order[gpu.index]) for gpu in left)
@@ -43,7 +43,7 @@ def _off_pci(node: Node, target: Target) -> Node:
 
 
 def _lost(node: Node, target: Target) -> Node:
-    """About 25 getters fail with 15; identity, PCIe, NVLink and throttle reasons keep answering old values."""
+    """About 25 getters fail with 15; identity, PCIe, NVLink and throttle reasons keep returning old values."""
     gone = Missing("GPU is lost (15)", "failed")
     calls = tuple(f"nvmlDeviceGet{what}" for what in ("Temperature", "PowerUsage", "MemoryInfo_v2", "EccMode"))
     hop = {
@@ -63,7 +63,7 @@ def _lost(node: Node, target: Target) -> Node:
 
 
 def _stall(node: Node, target: Target) -> Node:
-    """One call takes long and then answers; one that takes longer than a reader waits looks as if it hung."""
+    """One call takes long and then returns; if it takes longer than a reader waits, it looks like a hang."""
     took_s = target.seconds or _STALL_S
     if took_s > CALL.seconds:
         return _hang(node, target)
@@ -72,7 +72,7 @@ def _stall(node: Node, target: Target) -> Node:
 
 
 def _hang(node: Node, target: Target) -> Node:
-    """One call never comes back; what was to be asked after it was not asked."""
+    """One call never returns, so the calls after it were not made."""
     call = Unanswered("nvmlDeviceGetFieldValues", target.gpu, CALL.seconds)
     node = replace(node, driver=replace(node.driver, unanswered=(*node.driver.unanswered, call)))
     silent = {"missing": f"nvmlDeviceGetFieldValues did not return within {CALL.seconds:g} s", "kind": "failed"}
@@ -84,7 +84,7 @@ def _hang(node: Node, target: Target) -> Node:
 
 
 def _hot(node: Node, target: Target) -> Node:
-    """20 C above the others at the same power, still below its limits."""
+    """20 C above the other GPUs at the same power, still below the limits."""
     others = [known(gpu.thermal.gpu_c) or 30 for gpu in node.gpus if gpu.index != target.gpu]
     gpu = struck_gpu(node, target)
     now = known(gpu.thermal.gpu_c) or 30
@@ -97,7 +97,7 @@ def _hot(node: Node, target: Target) -> Node:
 
 
 def _overheated(node: Node, target: Target) -> Node:
-    """At the slowdown point: the hardware halves the clocks, and the counters grow."""
+    """At the slowdown temperature: the hardware halves the clocks, and the counters increase."""
     gpu = struck_gpu(node, target)
     thermal = gpu.thermal
     slowdown = known(thermal.slowdown_c)
@@ -116,14 +116,14 @@ def _overheated(node: Node, target: Target) -> Node:
 
 
 def _slowed(node: Node, target: Target) -> Node:
-    """Busy at half the clock: what a hardware slowdown looks like."""
+    """Busy at half the clock, as in a hardware slowdown."""
     half = (known(struck_gpu(node, target).clocks.sm_max_mhz) or 1980) // 2
     busy = {"clocks.sm_mhz": half, "clocks.graphics_mhz": half, "clocks.performance_state": 0}
     return change(node, target, busy)
 
 
 def _locked(node: Node, target: Target) -> Node:
-    """All GPUs work at full clocks but this one, which somebody locked at a fifth."""
+    """All GPUs run at full clocks except this one, whose clock is locked at a fifth."""
     for gpu in node.gpus:
         most = known(gpu.clocks.sm_max_mhz) or 1980
         clock = most // 5 if gpu.index == target.gpu else most
@@ -134,7 +134,7 @@ def _locked(node: Node, target: Target) -> Node:
 
 
 def _awake(node: Node, target: Target) -> Node:
-    """At work for the user's own job: full clocks, and a PCIe link that left its sleep."""
+    """Running the user's job: full clocks, and a PCIe link that left its power-saving state."""
     gpu = struck_gpu(node, target)
     most = known(gpu.clocks.sm_max_mhz) or 1980
     memory = known(gpu.clocks.memory_max_mhz)
@@ -166,14 +166,14 @@ def _half_power(node: Node, target: Target) -> Node:
 
 
 def _busy_slow_link(node: Node, target: Target) -> Node:
-    """Every GPU copies; the others' links woke up, this one stayed at generation 1."""
+    """Every GPU copies data; the links of the others sped up, this one stayed at generation 1."""
     for gpu in node.gpus:
         node = _awake(node, Target(gpu.index))
     return _at_generation(node, target, 1)
 
 
 def _other_model(node: Node, target: Target) -> Node:
-    """A smaller relative of the model in one slot: name, memory, PCI ids, clocks and power differ."""
+    """A smaller, similar model in one slot: name, memory, PCI ids, clocks and power differ."""
     gpu = struck_gpu(node, target)
     memory = known(gpu.memory_total_mib) or 24_576
     limit = known(gpu.power.default_limit_w) or 300.0
@@ -195,7 +195,7 @@ def _other_model(node: Node, target: Target) -> Node:
 
 
 def _leak(node: Node, target: Target) -> Node:
-    """Memory in use and nobody who owns it: what a zombie or an unseen process leaves."""
+    """Memory in use without an owner, as left by a zombie or an invisible process."""
     gpu = struck_gpu(node, target)
     total = known(gpu.memory_total_mib) or 24_576
     used = total // 2

@@ -1,4 +1,4 @@
-"""Worked patterns of faults in the driver, the host, the network, the software, and the file systems of a training."""
+"""Faults in the driver, host, network, software and file systems that a list in faults.yaml cannot express."""
 
 from __future__ import annotations
 
@@ -29,19 +29,16 @@ def _no_driver(node: Node, target: Target) -> Node:
 
 
 def _handle_denied(node: Node, target: Target) -> Node:
-    """The driver counts the GPU but gives no handle: the device file may not be opened."""
-    count, told = (
-        node.driver.device_count,
-        f"GPU {target.gpu}: nvmlDeviceGetHandleByIndex: insufficient permissions (4)",
-    )
+    """The driver counts the GPU but returns no handle: the device file may not be opened."""
+    error = f"GPU {target.gpu}: nvmlDeviceGetHandleByIndex: insufficient permissions (4)"
     node = replace(node, gpus=tuple(gpu for gpu in node.gpus if gpu.index != target.gpu))
     if not isinstance(node.pairs, Missing):
         node = replace(node, pairs=tuple(pair for pair in node.pairs if target.gpu not in (pair.a, pair.b)))
-    return replace(node, driver=replace(node.driver, device_count=count, handle_errors=(told,)))
+    return replace(node, driver=replace(node.driver, handle_errors=(error,)))
 
 
 def _far_cpus(node: Node, target: Target) -> Node:
-    """The process may run on the CPUs of the other socket only."""
+    """The process may only run on the CPUs of the other socket."""
     numa = node.host.numa_nodes
     near = known(struck_gpu(node, target).numa_node)
     if isinstance(numa, Missing):
@@ -57,7 +54,7 @@ def _span(part: str) -> int:
 
 
 def _small_ram(node: Node, target: Target) -> Node:
-    """A quarter of the 16 GiB a GPU that multi-GPU training wants: less than half the memory of any GPU here."""
+    """A quarter of the 16 GiB per GPU that multi-GPU training needs: less than half the memory of any GPU here."""
     ram = 4 * 1024 * max(len(node.gpus), 1)
     return replace(node, host=replace(node.host, ram_mib=ram, ram_available_mib=ram - 2_048))
 
@@ -69,7 +66,7 @@ def _small_cgroup(node: Node, target: Target) -> Node:
 
 
 def _port(node: Node, **leaves: Any) -> Node:
-    """The last RDMA port differs from the others."""
+    """Change the last RDMA port."""
     ports = node.network.rdma_ports
     if isinstance(ports, Missing):
         return node
@@ -119,7 +116,7 @@ HOST_PATTERNS: dict[str, Pattern] = {
 }
 
 
-# File systems, and the disks behind them.
+# File systems and their disks.
 
 
 def is_local(mount: StorageMount) -> bool:
@@ -162,7 +159,7 @@ def _no_answer(**leaves: Any) -> dict[str, Any]:
 
 
 def _not_mounted(node: Node, target: Target) -> Node:
-    """The remote file systems are gone, and their paths lie on the root."""
+    """The remote file systems are not mounted, and their paths are on the root file system."""
     mounts = known(node.storage.mounts) or ()
     lost = tuple(
         replace(path, is_mount=False, not_mounted=mount.point)

@@ -1,4 +1,4 @@
-"""Worked patterns of faults on links: NVLinks, bonds of pairs, and the bridges above a GPU."""
+"""Faults of NVLinks, of pairs of GPUs and of PCIe bridges that a list in faults.yaml cannot express."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _link_down(node: Node, target: Target) -> Node:
 
 
 def _with_links_down(node: Node, gpu: Gpu, which: range | tuple[int, ...]) -> Node:
-    """Inactive on this GPU, and on the other end where that is a GPU; the bonds lose them."""
+    """Links that are inactive on this GPU, and on the remote end if that is a GPU; pairs lose them too."""
     if isinstance(gpu.nvlinks, Missing):
         return node
     down = [link for link in gpu.nvlinks if link.link in which]
@@ -76,7 +76,7 @@ def _change_link(node: Node, target: Target, leaves: Callable[[NvLink], Mapping[
 
 
 def _fewer_pair_links(node: Node, target: Target) -> Node:
-    """Every link of both GPUs is up, yet the driver shows a thinner bond between them."""
+    """Every link of both GPUs is up, but the driver reports fewer links between them."""
 
     def thinner(pair: GpuPair) -> GpuPair:
         links = known(pair.nvlinks) or 0
@@ -87,7 +87,7 @@ def _fewer_pair_links(node: Node, target: Target) -> Node:
 
 
 def _slow_uplink(node: Node, target: Target) -> Node:
-    """The switch's link to the root port trained one generation lower: every GPU behind it suffers."""
+    """The switch's link to the root port trained one generation lower, which affects every GPU behind it."""
     path = struck_gpu(node, target).pcie.path
     if isinstance(path, Missing):
         return node
@@ -100,7 +100,7 @@ def _slow_uplink(node: Node, target: Target) -> Node:
 
 
 def _redirected(node: Node, target: Target) -> Node:
-    """Every bridge sends traffic up to the root; the GPU itself is none."""
+    """Every bridge redirects traffic to the root; the GPU itself is not a bridge."""
     return each(node, lambda gpu: each_hop(gpu, lambda place, hop: replace(hop, acs_redirect=True) if place else hop))
 
 

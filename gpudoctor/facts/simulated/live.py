@@ -1,4 +1,4 @@
-"""Live values of a node that is not here: a simulated one plays a training job, a capture stays as it was taken."""
+"""Live values for nodes from files: a simulated node runs a simulated training job, a capture stays as it is."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from gpudoctor.facts.stream.messages import Due, GpuTick, HostTick, ProcessTick,
 
 _SLOW = frozenset({"memory_mhz"})
 _PCIE = frozenset({"pcie_generation", "pcie_width", "pcie_rx_gb_s", "pcie_tx_gb_s"})
-_STORM = 1000  # a counter of so many is one that grows
+_STORM = 1000  # a counter above this keeps increasing
 _NO_JOB = SimulatedJob((), False, 1.0, 0.0, 0.0)
 _CPUS_A_RANK = 6
 _RANK_RAM_MIB = 14_336
 
 
 def ticks_of(node: Node, number: int, at_s: float, interval_s: float = 1.0) -> Tick:
-    """The tick of this number (from 0) at a Unix time; the same for the same arguments.
+    """The tick of this number (from 0) at a Unix time, deterministic.
 
-    What the facts do not hold is told as unread in the first tick. Where the facts name a driver
-    call that did not return there are no GPUs, but a silence; lost GPUs are left out.
+    Values that are not in the facts are reported as unread in the first tick. If the facts contain a driver call that
+    did not return, the tick has a silence and no GPUs. Lost GPUs are left out.
     """
     seconds = number * interval_s
     plays = node.source.kind == "simulated"
@@ -45,9 +45,9 @@ def ticks_of(node: Node, number: int, at_s: float, interval_s: float = 1.0) -> T
     for place, gpu in enumerate(gpus):
         ticks.append(_gpu(gpu, job, due(number, interval_s, place), number, interval_s, plays))
     processes = None
-    told = bool(job.ranks) or any(not isinstance(gpu.processes, Missing) for gpu in gpus)
-    if told and due(number, interval_s).slow:
-        processes = (*_held(gpus, job), *ranks_at(gpus, job, seconds))
+    has_processes = bool(job.ranks) or any(not isinstance(gpu.processes, Missing) for gpu in gpus)
+    if has_processes and due(number, interval_s).slow:
+        processes = (*_processes_in_facts(gpus, job), *ranks_at(gpus, job, seconds))
     return Tick(at_s=at_s, gpus=tuple(ticks), host=host, processes=processes)
 
 
@@ -66,7 +66,7 @@ def _silence(node: Node, begin_s: float, at_s: float) -> Silence | None:
 
 
 def _gpu(gpu: Gpu, job: SimulatedJob, now: Due, number: int, interval_s: float, plays: bool) -> GpuTick:
-    facts = _readings_told(gpu, plays)
+    facts = _readings_in_facts(gpu, plays)
     shown: Mapping[str, float | Missing] = readings_at(gpu, job, number * interval_s) if plays else facts
     unread: dict[str, Missing] = {name: value for name, value in facts.items() if isinstance(value, Missing)}
     reasons = gpu.clocks.event_reasons
@@ -98,8 +98,8 @@ def _gpu(gpu: Gpu, job: SimulatedJob, now: Due, number: int, interval_s: float, 
     )
 
 
-def _readings_told(gpu: Gpu, plays: bool) -> dict[str, float | Missing]:
-    """What the facts hold, by the names of `WATCHED`; traffic is no fact, so a capture has none."""
+def _readings_in_facts(gpu: Gpu, plays: bool) -> dict[str, float | Missing]:
+    """The facts by the names in `WATCHED`. Traffic is not in the facts, so a capture has none."""
     pcie, links = gpu.pcie.generation, gpu.nvlinks
     traffic: float | Missing = 0.0 if plays else Missing("facts do not hold traffic")
     on_pcie = pcie if isinstance(pcie, Missing) else traffic
@@ -118,8 +118,8 @@ def _readings_told(gpu: Gpu, plays: bool) -> dict[str, float | Missing]:
     }
 
 
-def _held(gpus: list[Gpu], job: SimulatedJob) -> tuple[ProcessTick, ...]:
-    """The processes of the facts; the job's own ranks stand for gpudoctor's user's."""
+def _processes_in_facts(gpus: list[Gpu], job: SimulatedJob) -> tuple[ProcessTick, ...]:
+    """The processes in the facts, without the user's own, which the job's ranks replace."""
     found = []
     for gpu in gpus:
         for process in known(gpu.processes) or ():
@@ -140,7 +140,7 @@ def _process(gpu: Gpu, process: GpuProcess) -> ProcessTick:
 
 
 def _host(node: Node) -> HostTick:
-    """As the facts have it; how busy the CPUs are is no fact."""
+    """The host from the facts, which do not contain the CPU load."""
     host = node.host
     ram, available, limit = known(host.ram_mib), known(host.ram_available_mib), known(host.memory_limit_mib)
     used = None if ram is None or available is None else float(max(0, ram - available))
@@ -150,7 +150,7 @@ def _host(node: Node) -> HostTick:
 
 
 def _host_playing(node: Node, job: SimulatedJob, seconds: float) -> HostTick:
-    """The job's share of the host on top: data loading, and its memory."""
+    """The host with the job's data loading and memory added."""
     host = _host(node)
     cpus = known(node.host.cpus_usable) or host.cpus
     if cpus is None:

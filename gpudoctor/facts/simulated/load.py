@@ -1,4 +1,4 @@
-"""Simulated nodes: packaged YAML in, the same `Node` out that a real machine would give."""
+"""Load simulated nodes: from packaged YAML to the same `Node` that a real machine would have."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def node_names() -> tuple[str, ...]:
-    """Names of the packaged nodes; files that start with `_` are parts that nodes share."""
+    """Names of the packaged nodes; files that start with `_` are shared parts."""
     return tuple(sorted(path.stem for path in FOLDER.glob("[!_]*.yaml")))
 
 
 def node_titles() -> dict[str, str]:
-    """Name -> one line on what the node is, for `gpudoctor nodes`.
+    """Name -> one-line description, for `gpudoctor nodes`.
 
     Reads only the first line of each file, which is always `title:`.
     """
@@ -46,10 +46,10 @@ def node_titles() -> dict[str, str]:
 
 
 def load_node(name: str, environ: Mapping[str, str] | None = None) -> Node:
-    """The packaged node of that name.
+    """Load the packaged node of that name. Raise UserError for an unknown name.
 
-    `environ` is the caller's environment: its CUDA_*, NCCL_* and SLURM_* variables are laid over
-    the node's own, so that a setting can be tried on it. Raise UserError for an unknown name.
+    `environ` is the caller's environment: its CUDA_*, FI_*, NCCL_* and SLURM_* variables override the node's, so that a
+    setting can be tried on it.
     """
     if name not in node_names():
         raise UserError(
@@ -72,7 +72,7 @@ def load_node(name: str, environ: Mapping[str, str] | None = None) -> Node:
     )
 
 
-# The fault kit is imported where a fault is asked for: a plain node must load fast.
+# The fault kit is only imported if a fault is requested: a plain node must load fast.
 
 
 def faults() -> tuple[SimulatedFault, ...]:
@@ -86,7 +86,7 @@ def fault_names() -> tuple[str, ...]:
 
 
 def apply_faults(node: Node, specs: Iterable[str]) -> Node:
-    """The node with every fault applied; see `simulated_faults.apply_faults` for specs and errors."""
+    """The node with every fault applied; see `fault_kit.apply_faults` for specs and errors."""
     specs = tuple(specs)
     if not specs:
         return node
@@ -104,7 +104,7 @@ def _with_callers(own: Environment, environ: Mapping[str, str] | None) -> Enviro
 
 
 def _read(name: str) -> dict[str, Any]:
-    """The YAML of a node or of a shared part, laid over the parts that it `extends`."""
+    """The YAML of a node or a shared part, merged over the parts that it `extends`."""
     body: dict[str, Any] = yaml.load((FOLDER / f"{name}.yaml").read_bytes(), Loader=_Loader)
     merged: dict[str, Any] = {}
     for part in body.pop("extends", []):
@@ -115,7 +115,7 @@ def _read(name: str) -> dict[str, Any]:
 def _laid_over(under: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in over.items():
         below = under.get(key)
-        # a Missing in YAML is a whole value, never merged into what it replaces
+        # a Missing in YAML is a complete value, never merged into what it replaces
         mergeable = isinstance(value, dict) and isinstance(below, dict) and "missing" not in value
         under[key] = _laid_over(below, value) if mergeable else value  # type: ignore[arg-type]
     return under

@@ -1,7 +1,7 @@
-"""A training job made up for a simulated node: what its GPUs would show, as a pure function of time.
+"""A simulated training job: the readings of a simulated node's GPUs as a pure function of time.
 
-A torchrun job of one rank a GPU starts at 0 s and saves a checkpoint every 90 s. A GPU that is slowed
-down makes all wait: the collectives keep their utilisation up, while power and traffic fall.
+A torchrun job with one rank per GPU starts at 0 s and saves a checkpoint every 90 s. A slow GPU makes all others wait:
+their utilisation stays high in the collectives, while power and traffic fall.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from gpudoctor.facts.nvml.error_cost import LOST
 from gpudoctor.facts.stream.messages import ProcessTick
 
 PERIOD_S, CHECKPOINT_S = 90.0, 5.0
-_POWER_S, _HEAT_S = 2.0, 25.0  # how fast power and temperature follow
+_POWER_S, _HEAT_S = 2.0, 25.0  # time constants of power and temperature
 _NOISE_S = 3.0
 _SLOWING = frozenset({"hw-slowdown", "sw-thermal", "hw-thermal", "hw-power-brake"})
 _HOT_C = 80
 _PCIE_SHARE, _NVLINK_SHARE, _MEMORY_SHARE = 0.8, 0.28, 0.74
-_FULL_CLOCK = 0.95  # of the maximum: what a busy GPU holds
+_FULL_CLOCK = 0.95  # share of the maximum clock that a busy GPU sustains
 _FIRST_PID = 4_190_000
 
 
@@ -35,7 +35,7 @@ def is_lost(gpu: Gpu) -> bool:
 
 
 class SimulatedJob(msgspec.Struct, frozen=True):
-    """The job on a node: its ranks' GPUs (NVML indices), and what the slowest of them leaves to all."""
+    """The job on a node: the GPUs of its ranks (NVML indices), and the speed that the slowest GPU permits."""
 
     ranks: tuple[int, ...]
     stalled: bool
@@ -45,10 +45,10 @@ class SimulatedJob(msgspec.Struct, frozen=True):
 
 
 def job_of(node: Node) -> SimulatedJob:
-    """The job that fits the node: on the large GPUs that a program may use as a whole."""
-    told = [gpu for gpu in node.gpus if _fits(gpu)]
-    most = max((known(gpu.memory_total_mib) or 0 for gpu in told), default=0)
-    members = [gpu for gpu in told if (known(gpu.memory_total_mib) or 0) >= most / 2]
+    """The job that fits the node: it runs on the large GPUs without MIG that compute jobs may use."""
+    usable = [gpu for gpu in node.gpus if _fits(gpu)]
+    most = max((known(gpu.memory_total_mib) or 0 for gpu in usable), default=0)
+    members = [gpu for gpu in usable if (known(gpu.memory_total_mib) or 0) >= most / 2]
     alive = [gpu for gpu in members if not is_lost(gpu)]
     return SimulatedJob(
         ranks=tuple(sorted(gpu.index for gpu in alive)),
@@ -65,7 +65,7 @@ def _fits(gpu: Gpu) -> bool:
 
 
 def _is_idle(gpu: Gpu) -> bool:
-    """Whether the facts show the GPU at rest: its clocks and its link will wake."""
+    """Whether the GPU is idle in the facts, so that its clocks and its link will speed up."""
     reasons = known(gpu.clocks.event_reasons)
     return (known(gpu.utilization.gpu_pct) or 0) < 50 if reasons is None else "idle" in reasons
 
@@ -76,7 +76,7 @@ def _limit_share(gpu: Gpu) -> float:
 
 
 def _clock_share(gpu: Gpu) -> float:
-    """Of the maximum SM clock, what the GPU holds under load."""
+    """The share of the maximum SM clock that the GPU sustains under load."""
     now, most = known(gpu.clocks.sm_mhz), known(gpu.clocks.sm_max_mhz)
     if now and most and now < 0.9 * most and (_slowing(gpu) or not _is_idle(gpu)):
         return now / most
@@ -89,25 +89,25 @@ def _slowing(gpu: Gpu) -> bool:
 
 
 def _nvlink_gb_s(gpu: Gpu) -> float:
-    """Line rate of the links that are up, each way."""
+    """Line rate of the active links per direction."""
     links = known(gpu.nvlinks) or ()
     return sum(known(link.speed_gb_s) or 0.0 for link in links if link.is_up)
 
 
 def _generation(gpu: Gpu) -> int | None:
-    """The link's generation once it is awake."""
+    """The link's generation under load."""
     now, most = known(gpu.pcie.generation), known(gpu.pcie.generation_max)
     return most if most is not None and _is_idle(gpu) else now
 
 
 def pcie_gb_s(gpu: Gpu) -> float:
-    """What the awake link carries each way, of 1e9 bytes."""
+    """PCIe bandwidth under load per direction, in 1e9 bytes per second."""
     generation, width = _generation(gpu), known(gpu.pcie.width)
     return LANE_GB_S.get(generation or 0, 0.0) * (width or 0) * _PCIE_SHARE
 
 
 def readings_at(gpu: Gpu, job: SimulatedJob, seconds: float) -> dict[str, float]:
-    """What the GPU shows so long after the job's start; an idle one of no job what its facts say."""
+    """The GPU's readings at this time after the start of the job; those in its facts if it has no rank."""
     clocks, power = gpu.clocks, gpu.power
     in_job = gpu.index in job.ranks
     saving = in_job and not job.stalled and _since_checkpoint(seconds) < 0
@@ -154,7 +154,7 @@ def readings_at(gpu: Gpu, job: SimulatedJob, seconds: float) -> dict[str, float]
 
 
 def _traffic(gpu: Gpu, job: SimulatedJob, saving: bool, swing: float, input_swing: float) -> dict[str, float]:
-    """Gradients over NVLink, else PCIe, as fast as the slowest link; data and checkpoints over PCIe."""
+    """Gradients over NVLink, or else PCIe, at the speed of the slowest link; data and checkpoints over PCIe."""
     pace = job.speed / _FULL_CLOCK
     most = pcie_gb_s(gpu)
     nvlink = 0.0 if saving else job.nvlink_gb_s * _NVLINK_SHARE * pace * (1 + swing)
@@ -171,7 +171,7 @@ def _traffic(gpu: Gpu, job: SimulatedJob, saving: bool, swing: float, input_swin
 
 
 def _full_w(gpu: Gpu, job: SimulatedJob) -> float:
-    """Power under the job once it has settled: less where the ranks wait for a slow one."""
+    """Steady-state power under the job; lower if the ranks wait for a slow one."""
     limit_w = known(gpu.power.limit_w) or 300.0
     if job.stalled:
         return limit_w * 0.4
@@ -181,7 +181,7 @@ def _full_w(gpu: Gpu, job: SimulatedJob) -> float:
 
 
 def _full_c(gpu: Gpu, full_w: float) -> float:
-    """Temperature under the job, below where the GPU would slow itself down; one that is too hot stays so."""
+    """Steady-state temperature under the job, below the slowdown limit; a GPU that is too hot stays so."""
     now_c = known(gpu.thermal.gpu_c) or 30
     if now_c >= _HOT_C:
         return now_c
@@ -192,7 +192,7 @@ def _full_c(gpu: Gpu, full_w: float) -> float:
 
 
 def events_at(gpu: Gpu, job: SimulatedJob) -> tuple[str, ...]:
-    """The clock event reasons: a GPU at work is not idle, one with a low limit is held down by it."""
+    """The clock event reasons under the job: not idle, and sw-power-cap if the power limit is low."""
     reasons = known(gpu.clocks.event_reasons) or ()
     if gpu.index not in job.ranks:
         return reasons
@@ -202,12 +202,12 @@ def events_at(gpu: Gpu, job: SimulatedJob) -> tuple[str, ...]:
 
 
 def job_memory_mib(gpu: Gpu) -> int:
-    """What a rank holds on this GPU."""
+    """The memory of a rank on this GPU."""
     return round((known(gpu.memory_total_mib) or 0) * _MEMORY_SHARE)
 
 
 def ranks_at(gpus: Sequence[Gpu], job: SimulatedJob, seconds: float) -> tuple[ProcessTick, ...]:
-    """The job's processes; nobody can take them for real ones."""
+    """The job's processes, which are named so that they cannot be mistaken for real ones."""
     shown = {gpu.index: gpu for gpu in gpus}
     return tuple(
         ProcessTick(
@@ -233,7 +233,7 @@ def _since_checkpoint(seconds: float) -> float:
 
 
 def _level(seconds: float, follows_s: float) -> float:
-    """0 (at rest) to 1 (at work) of what follows the load so slowly: up since the start, down at each checkpoint."""
+    """Response to the load with this time constant, 0 (idle) to 1: rises from the start, drops at each checkpoint."""
     begun = 1 - exp(-seconds / follows_s)
     since_s = _since_checkpoint(seconds)
     if since_s < 0:
@@ -244,7 +244,7 @@ def _level(seconds: float, follows_s: float) -> float:
 
 
 def smooth_noise(seed: str, seconds: float) -> float:
-    """0 to 1, smooth in time, the same whenever it is asked for."""
+    """Deterministic noise from 0 to 1, smooth in time."""
     place = seconds / _NOISE_S
     step = floor(place)
     low, high = (crc32(f"{seed} {at}".encode()) / 0xFFFF_FFFF for at in (step, step + 1))

@@ -1,7 +1,7 @@
-"""From the compact YAML of a simulated node to its GPUs, their PCIe paths, NVLinks and pairs.
+"""Expand the compact YAML of a simulated node into its GPUs, their PCIe paths, NVLinks and pairs.
 
-A group of GPUs shares a template; what differs stands in columns, one value per GPU. Leaves that
-no line mentions are "not supported", as a live collection that asked for everything would have it.
+A group of GPUs shares a template; values that differ are in columns, one value per GPU. Leaves that are not in the YAML
+are "not supported", as in a live collection that reads everything.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Row = dict[str, Any]
 
 
 class Wired(msgspec.Struct, frozen=True):
-    """The part of a node that hangs on its GPUs."""
+    """The part of a node that is derived from its GPUs."""
 
     gpus: tuple[Gpu, ...]
     pairs: tuple[GpuPair, ...] | Missing
@@ -32,7 +32,7 @@ class Wired(msgspec.Struct, frozen=True):
 
 
 def wire(groups: list[Row], pairs: Row, name: str, read: Callable[[str], Row]) -> Wired:
-    """Build the GPUs of every group, in NVML order; `read` gives a template by name."""
+    """Build the GPUs of every group, in NVML order; `read` loads a template by name."""
     gpus: list[Gpu] = []
     devices: list[Row] = []
     links: Row = {}
@@ -49,7 +49,7 @@ def wire(groups: list[Row], pairs: Row, name: str, read: Callable[[str], Row]) -
                 gpu = put(gpu, leaf, column[place] if isinstance(column, list) else column)
             gpu = _with_open_links(gpu, links, group.get("unlinked", 0))
             gpus.append(_with_path(gpu, group.get("path"), place, pci_class))
-            if group.get("on_bus", True):  # WSL2 shows its guests no NVIDIA device
+            if group.get("on_bus", True):  # a WSL2 guest sees no NVIDIA device on its PCI bus
                 devices.append(_pci_device(gpus[-1], pci_class))
     matrix = _matrix(pairs.get("nvlinks", 0), len(gpus))
     wired_gpus = tuple(_with_links(gpu, links, matrix[gpu.index], gpus) for gpu in gpus)
@@ -62,8 +62,7 @@ def wire(groups: list[Row], pairs: Row, name: str, read: Callable[[str], Row]) -
 def put(struct: S, path: str, value: Any) -> S:
     """A copy with the leaf at a dotted path set; the value is converted to the leaf's type.
 
-    Raise AttributeError for a path that names no leaf and msgspec.ValidationError for a value
-    that does not fit it.
+    Raise AttributeError if there is no such leaf, and msgspec.ValidationError if the value has the wrong type.
     """
     head, _, rest = path.partition(".")
     if rest:
@@ -76,7 +75,7 @@ def put(struct: S, path: str, value: Any) -> S:
 
 
 def with_unsupported(struct: S) -> S:
-    """A copy in which every leaf that nobody set is `UNSUPPORTED` instead of not read."""
+    """A copy with `UNSUPPORTED` in place of every leaf that was not read."""
     changed: dict[str, Any] = {}
     for name in struct.__struct_fields__:
         value = getattr(struct, name)
@@ -88,14 +87,14 @@ def with_unsupported(struct: S) -> S:
 
 
 def _identified(model: Gpu, index: int, bus_id: str, name: str, has_serial: bool) -> Gpu:
-    # "fa4e" and a hash of the node's name: distinct, prefixes can be tried, and nobody takes it for real
+    # "fa4e" and a hash of the node's name: unique, usable with UUID prefixes, and not mistaken for a real UUID
     uuid = f"GPU-{index:02x}fa4e00-{crc32(name.encode()) & 0xFFFF:04x}-4000-8000-{index:012x}"
     serial = f"{index + 1:013d}" if has_serial else UNSUPPORTED
     return replace(model, index=index, bus_id=bus_id, uuid=uuid, serial=serial, minor_number=index)
 
 
 def _with_path(gpu: Gpu, rows: list[Row] | None, place: int, pci_class: str) -> Gpu:
-    """The hops from the GPU up; a row of `path` is one bridge per GPU, linked like the GPU where it says no more."""
+    """Add the PCIe hops; a row of `path` is one bridge per GPU, with the GPU's link values unless it overrides them."""
     if rows is None:
         return gpu
     pcie = gpu.pcie
@@ -116,7 +115,7 @@ def _with_path(gpu: Gpu, rows: list[Row] | None, place: int, pci_class: str) -> 
 
 
 def _device_id(gpu: Gpu) -> str:
-    """sysfs shows 0x2330 where NVML packs device and vendor as 0x233010de."""
+    """The device id as in sysfs: 0x2330 for NVML's packed 0x233010de."""
     packed = known(gpu.pci_device_id)
     return packed[:6].lower() if packed else "0x0000"
 
@@ -133,14 +132,14 @@ def _pci_device(gpu: Gpu, pci_class: str) -> Row:
 
 
 def _matrix(given: int | str, count: int) -> list[list[int]]:
-    """NVLinks between each two GPUs: one number for all, or a square of numbers as text."""
+    """The number of NVLinks between each pair of GPUs, from one number for all or a matrix as text."""
     if isinstance(given, int):
         return [[0 if a == b else given for b in range(count)] for a in range(count)]
     return [[int(cell) if cell.isdigit() else 0 for cell in line.split()] for line in given.strip().splitlines()]
 
 
 def _with_links(gpu: Gpu, spec: Row, row: list[int], gpus: list[Gpu]) -> Gpu:
-    """NVLinks: `remotes` are [bus id or null, how many] per switch; without it the matrix says."""
+    """Add the NVLinks: from `remotes`, a list of [bus id or null, count] per switch, or from the matrix."""
     if not spec.get("remote_kind") or not (any(row) or "remotes" in spec):
         return gpu
     if "remotes" in spec:
@@ -164,14 +163,14 @@ def _with_links(gpu: Gpu, spec: Row, row: list[int], gpus: list[Gpu]) -> Gpu:
 
 
 def _with_open_links(gpu: Gpu, spec: Row, count: int) -> Gpu:
-    """Links that end in a connector with nothing on it: a card made for a bridge that has none."""
+    """Add inactive links: a card with an NVLink connector but without a bridge."""
     if not count:
         return gpu
     return replace(gpu, nvlinks=tuple(NvLink(link, "inactive", spec["version"], UNSUPPORTED) for link in range(count)))
 
 
 def _pair(a: Gpu, b: Gpu, nvlinks: int, spec: Row) -> GpuPair:
-    """`path` is for two GPUs of one NUMA node, `p2p` for linked pairs where `p2p_unlinked` is given."""
+    """Build a pair. `path` applies within a NUMA node; if `p2p_unlinked` is set, `p2p` applies to linked pairs only."""
     p2p: P2pStatus = spec["p2p"]
     if not nvlinks and "p2p_unlinked" in spec:
         p2p = spec["p2p_unlinked"]

@@ -1,1 +1,1 @@
-"""What `gpudoctor watch` writes line by line, and how a recording of it is read."""
+"""The line format of `gpudoctor watch`, its sources, and the reader of recordings."""

@@ -1,4 +1,4 @@
-"""Asks the driver now and then, through a process that may hang or die: what it told, or that it is silent."""
+"""Poll the driver through a child process that may hang or die."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from gpudoctor.process.pipes import LineReader, LongLineError, pipe_with_child, 
 
 LONGEST_BACKOFF_S = 60.0
 _MAX_LINE_BYTES = 16 << 20
-_MAX_STUCK = 3  # readers that sit in the kernel and cannot be ended: no more are put beside them
+_MAX_STUCK = 3  # readers that are stuck in the kernel and cannot be killed; no more are started after that
 _POLL_S = 0.02
 
 
 class DriverWatch:
-    """The driver as `gpudoctor watch` sees it. `close` must be called; it waits only for a moment.
+    """The driver as `gpudoctor watch` sees it. `close` must be called; it returns quickly.
 
-    `gpus`: NVML index and UUID of each (None where it is not known); none: all that the driver
-    counts. One reading waits for `patience_s`, then says what it waits for. A call that has not
-    returned for `call_deadline_s` (those that start a GPU: `start_deadline_s`) ends its process,
-    which is started again after `first_backoff_s`, then twice as long each time. `nvml`
-    (module:factory:argument) stands in for pynvml in tests.
+    `gpus`: NVML index and UUID (None if unknown) of each; if empty, all that the driver counts. A reading waits for at
+    most `patience_s`, then reports what it waits for. If a call has not returned after `call_deadline_s`
+    (`start_deadline_s` for calls that initialise a GPU), its process is killed and started again after
+    `first_backoff_s`, then after twice the time on each failure. `nvml` (module:factory:argument) replaces pynvml in
+    tests.
     """
 
     def __init__(
@@ -57,27 +57,27 @@ class DriverWatch:
 
     @property
     def pid(self) -> int | None:
-        """Of the process that calls the driver; None while there is none."""
+        """The id of the process that calls the driver; None while there is none."""
         return None if self._reader is None else self._reader.process.pid
 
     def read(self) -> tuple[ReaderAnswer | None, Silence | None]:
-        """What the GPUs tell now; or, after at most `patience_s`, that the driver is silent, and why."""
+        """The current answer; or, after at most `patience_s`, a Silence with the reason why there is none."""
         if self._reader is None and not self._start():
             return None, self._silence()
         reader = self._reader
         assert reader is not None
         try:
-            # once it is silent the ticks must go on in their time
+            # while the driver is silent, ticks must not be delayed
             patience_s = self._patience_s if self._silent_since_s is None else min(self._interval_s / 2, 1.0)
             answer = reader.answer(patience_s, self._call_deadline_s)
         except _EndedError as ended:
-            self._gave_up(reader, str(ended))
+            self._give_up(reader, str(ended))
             return None, self._silence()
         if answer is None:
-            self._look_at(reader)
+            self._check_calls(reader)
             return None, self._silence()
         if answer.failure is not None:
-            self._gave_up(reader, answer.failure[:MAX_WORDS])
+            self._give_up(reader, answer.failure[:MAX_WORDS])
             return None, self._silence()
         if monotonic() - reader.process.started_s > LONGEST_BACKOFF_S:
             self._failures = 0
@@ -88,7 +88,7 @@ class DriverWatch:
         """End the process."""
         if self._reader is not None:
             self._end(self._reader)
-        # one that was only slow to die is gone by now
+        # a process that was only slow to exit has ended by now
         self._stuck = [pid for pid in self._stuck if reap(pid) is None]
 
     def _start(self) -> bool:
@@ -104,8 +104,8 @@ class DriverWatch:
             return False
         return True
 
-    def _look_at(self, reader: _Reader) -> None:
-        """Why there is no answer yet; the process is given up where a call is overdue."""
+    def _check_calls(self, reader: _Reader) -> None:
+        """Record why there is no answer yet, and kill the process if a call is overdue."""
         now = monotonic()
         calls = [*reader.process.late_calls(0.0)]
         late = max(calls, key=lambda call: call.waited_s, default=None)
@@ -113,12 +113,12 @@ class DriverWatch:
             took_s = now - reader.asked_s
             self._silent(f"the reader of the driver has not answered for {took_s:.0f} s", reader.asked_s)
             if took_s > self._start_deadline_s:
-                self._gave_up(reader, f"the reader of the driver did not answer in {took_s:.0f} s")
+                self._give_up(reader, f"the reader of the driver did not answer in {took_s:.0f} s")
             return
         where = late.call if late.gpu is None else f"{late.call} on GPU {late.gpu}"
         limit_s = self._start_deadline_s if late.call in START_CALLS else self._call_deadline_s
         if late.waited_s < min(limit_s, self._call_deadline_s):
-            # many calls, each slow, or one that has only just begun
+            # many slow calls, or one that has only just begun
             took_s = now - reader.asked_s
             self._silent(f"the driver has not told all for {took_s:.0f} s (now in {where})", reader.asked_s)
             return
@@ -126,19 +126,19 @@ class DriverWatch:
         self._silent("", self._hung[1])
         if late.waited_s >= limit_s:
             self._end(reader)
-            self._put_off()
+            self._delay_start()
 
-    def _gave_up(self, reader: _Reader, words: str) -> None:
+    def _give_up(self, reader: _Reader, words: str) -> None:
         started_s = reader.asked_s
         self._end(reader)
         self._failed(words, started_s)
 
     def _failed(self, words: str, since_s: float) -> None:
         self._hung = None
-        delay_s = self._put_off()
+        delay_s = self._delay_start()
         self._silent(f"{words}; asked again in {delay_s:g} s", since_s)
 
-    def _put_off(self) -> float:
+    def _delay_start(self) -> float:
         delay_s = min(LONGEST_BACKOFF_S, self._first_backoff_s * 2.0 ** min(self._failures, 16))
         self._failures += 1
         self._next_start_s = monotonic() + delay_s
@@ -165,11 +165,11 @@ class DriverWatch:
 
 
 class _EndedError(Exception):
-    """The process ended, or said what is no answer; in words."""
+    """The process ended, or sent something that is not an answer."""
 
 
 class _Reader:
-    """The process and its two pipes; it is asked again only when it has answered."""
+    """The process and its two pipes. It gets a new request only after it has answered the last one."""
 
     def __init__(self, order: dict[str, object]) -> None:
         self.asked_s = monotonic()
@@ -180,13 +180,13 @@ class _Reader:
         self._out = LineReader(answers, _MAX_LINE_BYTES)
 
     def answer(self, patience_s: float, call_deadline_s: float) -> ReaderAnswer | None:
-        """The answer to what was asked, now or before; None where there is none in time.
+        """The answer to the pending or a new request; None if there is none within `patience_s`.
 
-        Ends its patience early where a call is overdue. Raise _EndedError.
+        Raise _EndedError if the process ended or its answer is invalid.
         """
         if not self._asked:
             self.asked_s = monotonic()
-            self.process.starved_s()  # what it wanted for before it was asked does not count
+            self.process.starved_s()  # reset: CPU starvation before the request does not count
             try:
                 write_all(self._requests, b".")
             except BrokenPipeError:
@@ -195,14 +195,14 @@ class _Reader:
         until_s = monotonic() + patience_s
         while True:
             left_s = until_s - monotonic()
-            answer = self._take(min(left_s, call_deadline_s / 2))
+            answer = self._next_answer(min(left_s, call_deadline_s / 2))
             if answer is not None:
                 self._asked = False
                 return answer
             if left_s <= 0:
                 return None
 
-    def _take(self, wait_s: float) -> ReaderAnswer | None:
+    def _next_answer(self, wait_s: float) -> ReaderAnswer | None:
         try:
             lines = self._out.lines(wait_s)
             if lines is None:
@@ -214,7 +214,7 @@ class _Reader:
             raise _EndedError(
                 f"the reader of the driver sent something that is no answer: {error}"[:MAX_WORDS]
             ) from None
-        # only now: how many lines one read takes is chance, and what the first one says is not
+        # checked last, so that an error in the first line is always reported: how many lines one read gets is random
         if lines[1:] or self._out.rest:
             raise _EndedError("the reader of the driver said more than it was asked")
         return answer
@@ -223,7 +223,7 @@ class _Reader:
         return self.process.post_mortem()[1]
 
     def end(self) -> bool:
-        """End the process; False where it sits in the kernel and will not."""
+        """End the process; False if it is stuck in the kernel."""
         for pipe in (self._requests, self._out.descriptor):
             os.close(pipe)
         ended = self.process.end()

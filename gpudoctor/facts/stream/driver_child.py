@@ -1,7 +1,7 @@
-"""The reader process of `gpudoctor watch`: asks the driver for as much as is due, each time it is told to.
+"""The reader process of `gpudoctor watch`: reads what is due from the driver on each request.
 
-One thread for all GPUs, and it is never asked again before it has answered: nothing piles up at
-the driver's lock, where the job's own processes queue too.
+It has one thread for all GPUs and gets no request before it has answered the last one, so that nothing piles up at the
+driver's lock, for which the job's processes wait too.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from gpudoctor.facts.nvml.sampler_child import GpuSampler
 from gpudoctor.facts.nvml.settings import is_mps_server, joined_kinds, process_name, running
 from gpudoctor.facts.stream.messages import Due, GpuTick, OnGpu, ReaderAnswer, WatchOrder, due
 
-_ALL_LINKS = 0xFFFF_FFFF  # as scope: the sum over a GPU's links
+_ALL_LINKS = 0xFFFF_FFFF  # scope id for the sum over a GPU's links
 _NVLINK = {"nvlink_tx_gb_s": (138, _ALL_LINKS), "nvlink_rx_gb_s": (139, _ALL_LINKS)}
 _POWER = (POWER_INSTANT, 0)
 _PCIE = {"pcie_tx_gb_s": 0, "pcie_rx_gb_s": 1}
@@ -33,7 +33,7 @@ _KIB = 1024
 
 
 class GpuWatcher(GpuSampler):
-    """Reads one GPU; what it does not have is told once and not asked for again."""
+    """Reads one GPU. What it does not support is reported once and not read again."""
 
     def __init__(self, client: NvmlClient, driver: tuple[int, ...]) -> None:
         super().__init__(client, driver)
@@ -42,7 +42,7 @@ class GpuWatcher(GpuSampler):
         self._mps: dict[int, bool] = {}
 
     def tick(self, due: Due) -> tuple[GpuTick | None, list[OnGpu] | None]:
-        """What the GPU tells now, None where it no longer answers; and its processes where they are due."""
+        """The GPU's readings (None if it no longer answers), and its processes if they are due."""
         client = self._client
         self._readings: dict[str, float] = {}
         self._unread: dict[str, Missing] = {}
@@ -69,7 +69,7 @@ class GpuWatcher(GpuSampler):
         return tick, processes
 
     def _read_fields(self) -> None:
-        """Power of this moment, and what the NVLinks carried since the last time: one call."""
+        """Read the instantaneous power and the NVLink traffic since the last time, in one call."""
         at_s = monotonic()
         fields = self._client.fields(self._wanted) if self._wanted else {}
         self._wanted = [k for k in self._wanted if not isinstance(v := fields[k], Missing) or v.kind == "failed"]
@@ -83,7 +83,7 @@ class GpuWatcher(GpuSampler):
                 continue
             before_s, before = self._carried.get(name, (at_s, 0))
             self._carried[name] = (at_s, int(total))
-            # a counter that went back was reset: what was carried since then is not known
+            # a counter that decreased was reset: the traffic since then is unknown
             if at_s > before_s and total >= before:
                 self._readings[name] = round((total - before) * _KIB / 1e9 / (at_s - before_s), 3)
 
@@ -121,7 +121,7 @@ class GpuWatcher(GpuSampler):
         return self._mps[pid]
 
     def _links(self) -> tuple[int, int] | None:
-        """How many NVLinks are up, of how many."""
+        """The number of NVLinks that are up, and of all NVLinks."""
         if "nvlinks" in self._refused:
             return None
         fields = self._client.fields([(LINK_COUNT, 0), (SWITCH_LINK_COUNT, 0)])
@@ -137,7 +137,7 @@ class GpuWatcher(GpuSampler):
 
 
 class Watcher:
-    """Reads all GPUs. Raise DriverError where the driver's library does not start."""
+    """Reads all GPUs. Raise DriverError if the driver's library does not start."""
 
     def __init__(
         self,
@@ -156,7 +156,7 @@ class Watcher:
         self._number = 0
 
     def answer(self) -> ReaderAnswer:
-        """The next answer: what is due of every GPU that answers."""
+        """The next answer, with everything that is due from every GPU that answers."""
         started_s = monotonic()
         number, self._number = self._number, self._number + 1
         ticks: list[GpuTick] = []
@@ -165,7 +165,7 @@ class Watcher:
             now = due(number, self._interval_s, place)
             watcher = self._watchers.get(index)
             if watcher is None:
-                # a GPU that gave no handle is asked again when its links would be
+                # if a GPU could not be opened, try again at the (slow) rate of the links
                 watcher = self._opened(index, uuid) if now.links else None
                 if watcher is None:
                     continue
@@ -191,12 +191,12 @@ class Watcher:
 
 
 def main(argument: str) -> None:
-    """Answer as ordered and end the process; never returns."""
+    """Run the reader with a JSON `WatchOrder`, then end the process; never returns."""
     serve_and_exit(serve, msgspec.json.decode(argument, type=WatchOrder))
 
 
 def serve(order: WatchOrder) -> None:
-    """Answer every request until the descriptor `requests` is at its end, or the driver does not start."""
+    """Answer requests until the descriptor `requests` is closed, or the driver does not start."""
     nvml, send = load(order.nvml), line_writer(order.out)
     watcher: Watcher | None = None
     trace = SharedCallTrace(order.trace).slot(0)

@@ -1,4 +1,4 @@
-"""The machine around the GPUs at one moment: CPU, memory and load, and the processes behind the pids on the GPUs."""
+"""Read the host's CPU, memory and load, and the processes behind the pids on the GPUs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MIB = 1 << 20
 
 
 class HostReader:
-    """Reads the live host; `host` are its facts, which say what limits its memory and what of it is the GPUs' own."""
+    """Reads the live host. `host` are its facts, which contain the memory limit and the NUMA nodes of GPU memory."""
 
     def __init__(self, host: Host, root: Path = Path("/")) -> None:
         self._root = root
@@ -34,7 +34,7 @@ class HostReader:
         psutil.cpu_percent(None)
 
     def read(self) -> HostTick:
-        """CPU since the last time; memory as the limit on this process counts it, where there is one."""
+        """CPU load since the last call; memory relative to the cgroup's limit if there is one."""
         memory = psutil.virtual_memory()
         total_mib, available_mib = memory.total / _MIB, memory.available / _MIB
         if self._gpu_nodes and self._ram_mib is not None:
@@ -57,7 +57,7 @@ class HostReader:
         )
 
     def _used_of_group(self) -> float | None:
-        """Without what the kernel would give back at once: pages of files that nobody used lately."""
+        """The cgroup's memory in MiB without inactive page cache, which the kernel reclaims at once."""
         assert self._group is not None
         folder = self._root / str(self._group).lstrip("/")
         used = read_int(folder / "memory.current")
@@ -81,20 +81,19 @@ _VARIABLES = frozenset({*_RANKS, "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "RAY_JOB
 
 
 class ProcessJob(msgspec.Struct, frozen=True):
-    """What holds a process, in words, and the process's rank there."""
+    """The launcher and batch job of a process as text, and its rank."""
 
     name: str | None = None
     rank: int | None = None
 
 
 def job_of(environ: Mapping[str, str] | None, group: str, commands: Iterable[str]) -> ProcessJob:
-    """The job, from the process's environment (None: may not be read), cgroup, and command lines.
+    """Derive the job from a process's environment (None if it may not be read), cgroup and command lines.
 
-    `commands` are its own and those of its ancestors, nearest first. Launcher and batch system are
-    both named: "torchrun, Slurm 4711".
+    `commands`: its command line and those of its ancestors, nearest first. The name contains launcher and batch system.
 
     >>> job_of({"RANK": "3", "TORCHELASTIC_RUN_ID": "x"}, "/slurm/uid_7/job_4711/step_0", [])
-    Job(name='torchrun, Slurm 4711', rank=3)
+    ProcessJob(name='torchrun, Slurm 4711', rank=3)
     """
     known = environ or {}
     own, *above = [*commands] or [""]
@@ -115,13 +114,13 @@ def job_of(environ: Mapping[str, str] | None, group: str, commands: Iterable[str
 
 
 class ProcessReader:
-    """Joins the driver's pids with what the system tells of them; what does not change is read once."""
+    """Looks up the driver's pids in the system; what does not change is read once per process."""
 
     def __init__(self) -> None:
         self._known: dict[int, _Known] = {}
 
     def read(self, on_gpus: Iterable[OnGpu]) -> tuple[ProcessTick, ...]:
-        """All of them; what may not be read is None. CPU in percent of one CPU, since the last time."""
+        """One tick per process on a GPU; what may not be read is None. CPU: percent of one CPU since the last call."""
         on_gpus = tuple(on_gpus)
         pids = {one.pid for one in on_gpus}
         self._known = {pid: self._same(pid) for pid in pids}
@@ -144,12 +143,12 @@ class ProcessReader:
 
     def _same(self, pid: int) -> _Known:
         known = self._known.get(pid)
-        # a pid may be another process's by now
+        # the pid may have been reused
         return known if known is not None and known.is_running() else _Known(pid)
 
 
 class _Known:
-    """One process, as far as it may be read."""
+    """One process; None is what may not be read."""
 
     def __init__(self, pid: int) -> None:
         self.name: str | None = None
@@ -183,7 +182,7 @@ class _Known:
 
 
 def _line(text: str, most: int) -> str:
-    """One line that a terminal can show: names and commands come from strangers."""
+    """At most `most` characters on one line, printable: names and commands are untrusted."""
     text = text[:most].encode("utf-8", "replace").decode()
     return "".join(c if c.isprintable() else " " for c in text)
 
@@ -205,7 +204,7 @@ def _above(process: psutil.Process) -> list[str]:
 
 
 def _environ(process: psutil.Process) -> dict[str, str] | None:
-    """The variables that name a job, and no others."""
+    """Only the variables that identify a job."""
     try:
         environ = process.environ()
     except (psutil.Error, OSError):

@@ -1,4 +1,4 @@
-"""The lines of `gpudoctor watch`: an opening with the facts, then one tick a second; and those of its driver reader."""
+"""The lines of `gpudoctor watch` (an opening with the facts, then one tick a second) and of its driver reader."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpudoctor.facts.model.node import KernelEvent, Node
 
 SCHEMA = "gpudoctor.watch/1"
 
-# what a GPU's `readings` may hold; each name carries its unit
+# the keys of a GPU's `readings`; each contains its unit
 WATCHED = (
     *("utilization_pct", "memory_used_mib", "temperature_c", "power_w", "sm_mhz", "memory_mhz"),
     *("pcie_generation", "pcie_width", "pcie_rx_gb_s", "pcie_tx_gb_s", "nvlink_rx_gb_s", "nvlink_tx_gb_s"),
@@ -20,12 +20,12 @@ WATCHED = (
 
 
 class GpuTick(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What was read of one GPU (NVML index) now; what costs more is read less often and is not in every tick.
+    """The readings of one GPU (NVML index). Expensive values are read less often and are not in every tick.
 
-    `readings` by the names of `WATCHED`; GB/s are 1e9 bytes a second, over all of the GPU's links.
-    `events`: the clock event reasons that were set; None where they were not read now. `counters`
-    (pcie_replays, ecc_corrected, ecc_uncorrected): since the driver was loaded. `links_up` of `links`:
-    NVLinks. `unread`: why something was not to be had; what is unsupported or denied is told once.
+    `readings`: by the names in `WATCHED`; GB/s are 1e9 bytes per second, over all of the GPU's links. `events`: the
+    active clock event reasons; None if not read now. `counters` (pcie_replays, ecc_corrected, ecc_uncorrected): since
+    the driver was loaded. `links_up`, `links`: NVLinks that are up, and all. `unread`: why a value could not be read;
+    unsupported or denied values are reported once.
     """
 
     gpu: int
@@ -38,9 +38,9 @@ class GpuTick(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ProcessTick(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One process on one GPU. `kind`: C compute, G graphics. None is what could not be read.
+    """One process on one GPU. `kind`: C compute, G graphics. Values that could not be read are None.
 
-    `job`: what holds it, in words: "torchrun", "Slurm 4711"; `rank` its RANK there.
+    `job`: launcher and batch job as text ("torchrun, Slurm 4711"); `rank`: its RANK there.
     """
 
     gpu: int
@@ -56,7 +56,7 @@ class ProcessTick(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class HostTick(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The host now; None is what could not be read. `cpu_pct` of all CPUs together, 0 to 100."""
+    """The host; values that could not be read are None. `cpu_pct`: of all CPUs together, 0 to 100."""
 
     cpu_pct: float | None = None
     cpus: int | None = None
@@ -66,14 +66,14 @@ class HostTick(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Silence(msgspec.Struct, frozen=True):
-    """The driver does not answer: since when (Unix time), and which call waits, or what became of its process."""
+    """The driver does not answer: since when (Unix time), and which call hangs or how the process ended."""
 
     since_s: float
     why: str
 
 
 class Opening(msgspec.Struct, frozen=True, tag="opening", tag_field="kind"):
-    """The first line, and again whenever the facts were read anew. `at_s` is Unix time; `interval_s` between ticks."""
+    """The first line, and again whenever the facts are read again. `at_s`: Unix time; `interval_s`: between ticks."""
 
     schema: Literal["gpudoctor.watch/1"]
     at_s: float
@@ -82,10 +82,10 @@ class Opening(msgspec.Struct, frozen=True, tag="opening", tag_field="kind"):
 
 
 class Tick(msgspec.Struct, frozen=True, omit_defaults=True, tag="tick", tag_field="kind"):
-    """One moment (`at_s`: Unix time); GPUs that did not answer are not in it.
+    """The readings at one moment (`at_s`: Unix time), without GPUs that did not answer.
 
-    `processes` is None where they were not read now, else all of them. `kernel` are the lines that
-    came since the last tick. `cost_ms`: how long the driver was busy with it.
+    `processes`: all of them; None if not read now. `kernel`: the events since the last tick. `cost_ms`: how long the
+    driver was busy with it.
     """
 
     at_s: float
@@ -100,15 +100,15 @@ class Tick(msgspec.Struct, frozen=True, omit_defaults=True, tag="tick", tag_fiel
 WatchLine = Opening | Tick
 
 
-# What crosses between `gpudoctor watch` and its reader of the driver: an order, then an answer to each request.
+# Messages between `gpudoctor watch` and its driver reader: an order, then an answer to each request.
 
 
 class WatchOrder(msgspec.Struct, frozen=True):
-    """What the reader is to do.
+    """The arguments of the reader process.
 
-    `requests`: a file descriptor, a byte on it asks for one answer and its end means stop; `out`: one
-    for the answers. `gpus`: NVML index and UUID (None: by its index) of each; none: all that the
-    driver counts. `nvml` names what stands in for pynvml as module:factory:argument.
+    `requests`: a file descriptor; each byte on it requests one answer, and its end means stop. `out`: the file
+    descriptor for the answers. `gpus`: NVML index and UUID (None: open by index) of each; if empty, all that the driver
+    counts. `nvml`: the replacement for pynvml as module:factory:argument.
     """
 
     requests: int
@@ -120,7 +120,7 @@ class WatchOrder(msgspec.Struct, frozen=True):
 
 
 class OnGpu(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A process (pid) on a GPU (NVML index), as the driver tells it. `kind`: C compute, G graphics, M MPS, C+G."""
+    """A process (pid) on a GPU (NVML index) from the driver. `kind`: C compute, G graphics, M MPS, C+G."""
 
     gpu: int
     pid: int
@@ -129,7 +129,7 @@ class OnGpu(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ReaderAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One line: what the GPUs told. `processes` is None where they were not asked for now.
+    """One line with the readings of all GPUs. `processes` is None if they were not due.
 
     `cost_ms`: how long the driver was busy with it. `failure`: why there will be no answers.
     """
@@ -140,14 +140,14 @@ class ReaderAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
     failure: str | None = None
 
 
-# When `gpudoctor watch` reads what: by what it costs the driver.
+# How often `gpudoctor watch` reads a value depends on its cost for the driver.
 
-# PCIe throughput blocks for 20 ms a call; listing processes costs milliseconds at the driver's lock
+# PCIe throughput blocks for 20 ms per call; listing processes holds the driver's lock for milliseconds
 PCIE_EVERY_S, SLOW_EVERY_S, LINKS_EVERY_S = 4.0, 5.0, 60.0
 
 
 class Due(msgspec.Struct, frozen=True):
-    """What is read besides what is cheap: PCIe; processes, counters and memory clock; the state of the NVLinks."""
+    """Which expensive values are read: PCIe; processes, counters and memory clock; the state of the NVLinks."""
 
     pcie: bool = True
     slow: bool = True
@@ -155,9 +155,9 @@ class Due(msgspec.Struct, frozen=True):
 
 
 def due(number: int, interval_s: float, place: int = 0) -> Due:
-    """What is due at a tick (its number, from 0) for the GPU at this place of the list.
+    """What is due at a tick (numbered from 0) for the GPU at position `place` in the list.
 
-    All at first; later the GPUs take turns with PCIe.
+    Everything is due at tick 0; after that, the GPUs take turns with PCIe.
     """
 
     def comes(every_s: float, turn: int = 0) -> bool:

@@ -1,6 +1,6 @@
-"""Recorded streams: what `gpudoctor watch > FILE` wrote, read a moment at a time.
+"""Random access to recordings that `gpudoctor watch > FILE` wrote.
 
-A day of 8 GPUs is some 150 MB: what is kept in memory is where each line starts, and its time.
+A day of 8 GPUs is about 150 MB, so only the offset and the time of each line are kept in memory.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from gpudoctor.facts.stream.messages import Opening, Tick
 
 MAX_LINE_BYTES = 16 << 20
 MAX_FILE_BYTES = 4 << 30
-# in a string its quotes would be escaped, so no fact can be taken for it
+# its quotes would be escaped inside a string, so no fact can match it
 _LINE_OF_STREAM = re.compile(rb'"kind"\s*:\s*"(?:opening|tick)"')
 
 
 class _Glance(msgspec.Struct):
-    """As much of a line as the index needs; a time that can be shown (until the year 5138)."""
+    """The part of a line that the index needs; the time is limited to what can be displayed (the year 5138)."""
 
     kind: Literal["opening", "tick"]
     at_s: Annotated[float, msgspec.Meta(ge=0, lt=1e11)]
@@ -47,13 +47,13 @@ _tick = msgspec.json.Decoder(Tick).decode
 class Recording:
     """A recorded stream, open until `close`. Its ticks are numbered from 0 to `count` - 1.
 
-    `opening` is the first one; `openings` says of each which tick follows it. `begin_s` and
-    `end_s` are the Unix times of the first and the last tick, of the opening where there is none.
-    Times never go back: a clock that was set back shows as a moment that lasts.
+    `opening` is the first opening; `openings` contains the number of the tick after each. `begin_s` and `end_s` are the
+    Unix times of the first and the last tick, or of the opening if there are no ticks. Times never decrease: if the
+    clock was set back, the last time is repeated.
     """
 
     def __init__(self, file: BinaryIO, name: str) -> None:
-        """Index the open file; raise SourceError, one line that names the file and the line."""
+        """Index the open file. Raise SourceError, one line with the file and the line number."""
         self._file = file
         self._name = name
         self._offsets = array("Q")
@@ -86,11 +86,11 @@ class Recording:
         self.end_s: float = self._times[-1] if self.count else self.opening.at_s
 
     def _seen(self, line: bytes, number: int) -> _Glance | None:
-        """None for a blank line, and for a last one that was still being written."""
+        """Index one line; None for a blank line, and for an incomplete last line."""
         if not line.strip():
             return None
         try:
-            # without its end: what was cut off before it is called so
+            # without the line end, msgspec reports a truncated line as such
             return _glance(line.rstrip())
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             if not line.endswith(b"\n"):
@@ -98,7 +98,7 @@ class Recording:
             raise _broken(self._name, number, error) from None
 
     def tick(self, number: int) -> Tick:
-        """The tick of this number. Raise IndexError outside of the recording, SourceError where it is none."""
+        """The tick of this number. Raise IndexError if there is none, SourceError if it is invalid."""
         if not 0 <= number < self.count:
             raise IndexError(number)
         try:
@@ -107,22 +107,22 @@ class Recording:
             raise _broken(self._name, self._lines[number], error) from None
 
     def time_of(self, number: int) -> float:
-        """Unix time of a tick, without reading it. Raise IndexError outside of the recording."""
+        """Unix time of a tick, without reading it. Raise IndexError if there is none."""
         if not 0 <= number < self.count:
             raise IndexError(number)
         return self._times[number]
 
     def number_at(self, at_s: float) -> int:
-        """The last tick at or before this Unix time; 0 before the first one (and where there is none)."""
+        """The number of the last tick at or before this Unix time; 0 before the first one and if there are none."""
         return max(0, bisect_right(self._times, at_s) - 1)
 
     def between(self, first: int, last: int) -> Iterator[Tick]:
-        """The ticks from number `first` to number `last`, both included, as far as there are such."""
+        """Yield the existing ticks from number `first` to `last`, both inclusive."""
         for number in range(max(0, first), min(self.count, last + 1)):
             yield self.tick(number)
 
     def opening_at(self, number: int) -> Opening:
-        """The facts that held at this tick: the last opening before it. Raise SourceError where it is none."""
+        """The last opening before this tick, whose facts apply to it. Raise SourceError if it is invalid."""
         place = max(0, bisect_right(self.openings, number) - 1)
         line = self._line(self._opening_offsets[place])
         return _checked_opening(line, self._name, self._opening_lines[place])
@@ -135,17 +135,17 @@ class Recording:
             raise _unreadable(self._name, error) from None
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._file.close()
 
 
 def is_stream(head: bytes) -> bool:
-    """Whether a file that starts with these (unpacked) bytes is a recorded stream."""
+    """Whether a file that starts with these unpacked bytes is a recorded stream."""
     return head.lstrip()[:1] == b"{" and _LINE_OF_STREAM.search(head) is not None
 
 
 def is_stream_file(path: str) -> bool:
-    """Whether this plain file, packed with gzip or not, is a recorded stream; False where it cannot be read."""
+    """Whether this regular file, gzipped or not, is a recorded stream; False if it cannot be read."""
     try:
         return _is_regular(path) and is_stream(_head(path))
     except OSError:
@@ -153,7 +153,7 @@ def is_stream_file(path: str) -> bool:
 
 
 def read_stream(path: str) -> Recording:
-    """The recorded stream in a file, plain or packed with gzip. Raise SourceError, which names file and line."""
+    """Open the recorded stream in a file, gzipped or not. Raise SourceError with the file and the line number."""
     try:
         with ExitStack() as kept:
             file = _opened(path)
@@ -171,7 +171,7 @@ def node_of_stream(data: bytes, name: str) -> Node:
 
 
 def node_of_file(path: str) -> Node:
-    """The facts in the first line of a recorded stream; what follows is not read. Raise SourceError."""
+    """The facts in the first line of a recorded stream; the rest is not read. Raise SourceError."""
     try:
         return node_of_stream(_head(path, MAX_LINE_BYTES + 1), path)
     except OSError as error:
@@ -217,7 +217,7 @@ def _is_regular(path: str) -> bool:
 
 
 def _head(path: str, size: int = HEAD_BYTES) -> bytes:
-    """The first line, or as much of it as is asked for, unpacked. Raise OSError."""
+    """The first line, unpacked, or its first `size` bytes. Raise OSError."""
     with open_plain(path) as file:
         packed = file.read(len(GZIP)) == GZIP
         file.seek(0)
@@ -231,7 +231,7 @@ def _head(path: str, size: int = HEAD_BYTES) -> bytes:
 
 
 def _opened(path: str) -> BinaryIO:
-    """The file, unpacked into one without a name where it is packed. Raise OSError, SourceError."""
+    """The open file; a gzipped one is unpacked into an unnamed temporary file. Raise OSError, SourceError."""
     if not _is_regular(path):
         raise SourceError(f"{path}: not a regular file")
     file = open_plain(path)
@@ -244,7 +244,7 @@ def _opened(path: str) -> BinaryIO:
 
 
 def _unpacked(file: BinaryIO, path: str) -> BinaryIO:
-    """The stream in a .gz; one that is still being written, or was cut off, as far as it goes."""
+    """Unpack a .gz; one that is incomplete (still being written, or cut off) as far as it goes."""
     whole: BinaryIO = tempfile.TemporaryFile()  # noqa: SIM115 - the caller closes it
     size = 0
     try:
@@ -255,7 +255,7 @@ def _unpacked(file: BinaryIO, path: str) -> BinaryIO:
                     raise SourceError(f"{path}: unpacked larger than {MAX_FILE_BYTES >> 30} GiB")
                 whole.write(part)
     except EOFError:
-        pass  # like a last line that is half written
+        pass  # handled like an incomplete last line
     except (gzip.BadGzipFile, zlib.error) as error:
         whole.close()
         raise SourceError(f"{path}: broken .gz: {error}") from None

@@ -1,6 +1,6 @@
-"""Where `gpudoctor watch` takes its lines from: this machine, a node that is not here, or a recorded stream.
+"""The sources of `gpudoctor watch`: this machine, a simulated or captured node, or a recorded stream.
 
-Each source imports what only it needs: `watch` runs for weeks, and a simulated node wants no psutil.
+Each source imports what only it needs: `watch` runs for weeks, and a simulated node does not need psutil.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ if TYPE_CHECKING:
 
 
 class StreamSource(Protocol):
-    """Where lines come from."""
+    """A source of lines."""
 
     def lines(self, at_s: float) -> Iterator[Opening | Tick]:
-        """The lines of a Unix time, facts first; none if there is no more."""
+        """Yield the lines for a Unix time, an opening first; none at the end of the stream."""
 
     def close(self) -> None: ...
 
 
 class LiveSource:
-    """This machine. `nvml_module` stands in for pynvml in tests, and `root` for /."""
+    """This machine. In tests, `nvml_module` replaces pynvml, and `root` replaces /."""
 
     def __init__(self, interval_s: float, root: Path = Path("/"), nvml_module: str | None = None) -> None:
         self._interval_s = interval_s
@@ -47,7 +47,7 @@ class LiveSource:
         self._nvml = nvml_module
         self._opened = self._read_anew = False
         self._driver: DriverWatch | None = None
-        # before the facts are read: what the kernel says meanwhile is in one of them
+        # opened before the facts are read, so that no kernel message falls between the two
         self._kernel = KernelTail(root)
         try:
             self._node = self._collect()
@@ -78,7 +78,7 @@ class LiveSource:
             yield self._opening(at_s)
         answer, silence = (None, None) if self._driver is None else self._driver.read()
         if answer is not None and not self._read_anew and _half_read(self._node):
-            # the driver hung when the facts were read, and answers now
+            # the driver hung while the facts were read, and answers now
             self._read_anew = True
             before, self._node = self._node, self._collect()
             yield self._opening(at_s)
@@ -123,7 +123,7 @@ def _half_read(node: Node) -> bool:
 
 
 class SimulatedSource:
-    """A simulated or captured node, with values made for it."""
+    """A simulated or captured node, with generated values."""
 
     def __init__(self, node: Node, interval_s: float) -> None:
         self._node = node
@@ -141,7 +141,7 @@ class SimulatedSource:
 
 
 class RecordedSource:
-    """A recorded stream, with the times it was written at."""
+    """A recorded stream, with its original times."""
 
     def __init__(self, recording: Recording) -> None:
         self._recording = recording
@@ -159,12 +159,12 @@ class RecordedSource:
 
 
 def open_source(name: str | None, faults: list[str], interval_s: float) -> StreamSource:
-    """What `--node` and `--fault` name. Raise UserError."""
+    """Open the source that `--node` and `--fault` describe. Raise UserError."""
     if name is None:
         if faults:
             raise UserError("--fault is for simulated nodes and captures: name one with --node (see: gpudoctor nodes)")
         return LiveSource(interval_s)
-    if name != "-" and not faults and Path(name).is_file() and recording.is_stream_file(name):
+    if name != "-" and not faults and recording.is_stream_file(name):
         return RecordedSource(recording.read_stream(name))
     node = source.load_source(name, stdin=sys.stdin.buffer if name == "-" and sys.stdin else None).node
     if faults:

@@ -1,1 +1,1 @@
-"""Readers of what other commands print about the host."""
+"""Readers for the output of commands about the host."""

@@ -1,4 +1,4 @@
-"""`docker inspect` and `docker info`: what a container was given of memory and limits, and the host that runs it."""
+"""`docker inspect` and `docker info`: a container's memory and limits, and the host it runs on."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ _MIB = {"Ki": 1 / 1024, "Mi": 1, "Gi": 1024, "Ti": 1024**2}
 
 
 def read_inspect(block: Block) -> Part:
-    """`docker inspect`: /dev/shm, memory limit and ulimits of the container, unless it shares the host's."""
+    """`docker inspect`: the container's /dev/shm (unless it is shared), memory limit, CPU quota and ulimits."""
+    containers = sum('"HostConfig":' in line for line in block.lines)
+    if containers > 1:
+        return Part(notes=(f"docker inspect: {containers} containers in one text: show the one that is judged",))
     numbers: dict[str, int] = {}
     leaves: dict[str, Any] = {}
     shared = False
@@ -50,7 +53,7 @@ def read_inspect(block: Block) -> Part:
 
 
 def _ulimits(text: str) -> dict[str, int]:
-    """Soft limits by name. docker prints Name, Hard and Soft of each, in this order."""
+    """Soft limits by name. Docker prints Name, Hard and Soft of each, in this order."""
     soft: dict[str, int] = {}
     name = ""
     for key, value in _ULIMIT.findall(text.partition('"Ulimits"')[2].partition("]")[0]):
@@ -62,7 +65,7 @@ def _ulimits(text: str) -> dict[str, int]:
 
 
 def read_info(block: Block) -> Part:
-    """`docker info`: kernel, system, CPUs and memory of the host."""
+    """`docker info`: kernel, operating system, CPUs and memory of the host."""
     leaves: dict[str, Any] = {}
     for line in block.lines:
         if found := _INFO_KEY.match(line):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from msgspec.structs import replace
+
 from gpudoctor.facts.captures.reader import Block, Part, TextReader
 from gpudoctor.facts.model.driver import DRIVER_VERSION, FabricManager
 from gpudoctor.facts.model.node import Node
@@ -16,7 +18,7 @@ _NOT_FOUND = re.compile(
 )
 _UNIT_MORE = re.compile(
     r"\s+[A-Z][\w /]{1,20}: |\s+[├└│]|\s+\d{2,8} /|(?:Hint|Warning|Notice): "
-    # the last lines of the unit's journal, and nothing else of a log
+    # the last lines of the unit's journal, but no other log lines
     r"|(?:[A-Z][a-z]{2} [ \d]?\d [\d:]{8}|\d{4}-\d\d-\d\dT\S{8,30}) \S+ "
     r"(?:systemd|nv-fabricmanager|nvidia-fabricmanager\S{0,20}|nvidia-persistenced)\[\d{1,10}\]: "
 )
@@ -35,8 +37,9 @@ _RESULT = re.compile(r"Result: ([a-z-]{3,30})")
 _IS_ACTIVE = re.compile(r"(active|inactive|failed|activating|deactivating|unknown)\s*$")
 _IS_ACTIVE_COMMAND = re.compile(r"systemctl is-active nvidia-fabricmanager(?:\.service)?\s*$")
 _LOG = re.compile(r"\[[A-Z][a-z]{2} [ \d]?\d \d{4} [\d:]{8}\] \[(DEBUG|INFO|NOTICE|WARNING|ERROR|CRITICAL|FATAL)\] ")
-_OWN_LINE = re.compile(r"\S+ (?:nv-fabricmanager|nvidia-fabricmanager-start\.sh)\[\d{1,10}\]: (.{1,300})")
-# Words of an error where a line has no level; fabric manager's messages, as its user guide lists them
+# linear in the length of the line because of (?<!\S)
+_OWN_LINE = re.compile(r"(?<!\S)\S+ (?:nv-fabricmanager|nvidia-fabricmanager-start\.sh)\[\d{1,10}\]: (.{1,300})")
+# Words that mark an error in a line without a level; source: the messages in the Fabric Manager user guide
 _ERROR_WORDS = re.compile(
     r"\b(?:fail(?:ed|ure)|error|abort|don't match|does ?n[o']t match|not supported|fatal|timed? ?out)\b", re.IGNORECASE
 )
@@ -45,7 +48,7 @@ _INTERFACE = re.compile(rf"interface version ({DRIVER_VERSION}) (?:don't|doesn't
 
 
 def read_service(block: Block) -> Part:
-    """`systemctl status`: the service's state and result, with the errors among its last log lines."""
+    """`systemctl status`: the service's state and result, and the errors in its last log lines."""
     service = result = None
     fabric = False
     for line in block.lines:
@@ -59,10 +62,12 @@ def read_service(block: Block) -> Part:
             result = found[1] if found else active[2]
         elif service is None and _IS_ACTIVE_COMMAND.search(block.command) and (word := _IS_ACTIVE.match(line)):
             service = word[1]
-    told = _told(block, FabricManager())
+    fabric_manager = _in_lines(block, FabricManager())
     if service is not None and service != "unknown":
-        told = _replaced(told, service, result)
-    return Part(Node(fabric_manager=told)) if told != FabricManager() else Part()
+        fabric_manager = replace(fabric_manager, service=service)
+        if result is not None:
+            fabric_manager = replace(fabric_manager, result=result)
+    return Part(Node(fabric_manager=fabric_manager)) if fabric_manager != FabricManager() else Part()
 
 
 def read_journal(block: Block) -> Part:
@@ -78,19 +83,20 @@ def read_journal(block: Block) -> Part:
         elif failed is not None:
             service, result = "failed", failed[1]
         lines.append(line)
-    told = _told(Block(lines), FabricManager())
+    fabric_manager = _in_lines(Block(lines), FabricManager())
     if service is not None:
-        told = _replaced(told, service, result)
-    return Part(Node(fabric_manager=told)) if told != FabricManager() else Part()
+        fabric_manager = replace(fabric_manager, service=service)
+    if result is not None:
+        fabric_manager = replace(fabric_manager, result=result)
+    return Part(Node(fabric_manager=fabric_manager)) if fabric_manager != FabricManager() else Part()
 
 
 def read_log(block: Block) -> Part:
-    """/var/log/fabricmanager.log: its version and its errors."""
-    told = _told(block, FabricManager(errors=()))
-    return Part(Node(fabric_manager=told))
+    """/var/log/fabricmanager.log: the version and the errors."""
+    return Part(Node(fabric_manager=_in_lines(block, FabricManager(errors=()))))
 
 
-def _told(block: Block, start: FabricManager) -> FabricManager:
+def _in_lines(block: Block, start: FabricManager) -> FabricManager:
     version = start.version
     errors: list[str] | None = None
     for line in block.lines:
@@ -102,13 +108,9 @@ def _told(block: Block, start: FabricManager) -> FabricManager:
         else:
             bad = own is not None and _ERROR_WORDS.search(own[1]) is not None
         if bad:
-            # without the name of the host, which stands before the program's
+            # without the host name, which precedes the program's name
             errors = [*(errors or []), own[1] if own is not None else line.strip()[:300]][-MOST_ERRORS:]
     return FabricManager(version=version, errors=start.errors if errors is None else tuple(errors))
-
-
-def _replaced(told: FabricManager, service: str, result: str | None) -> FabricManager:
-    return FabricManager(service, told.result if result is None else result, told.version, told.errors)
 
 
 FABRIC_MANAGER_READERS: tuple[TextReader, ...] = (

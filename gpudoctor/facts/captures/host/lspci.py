@@ -19,7 +19,7 @@ _SPEED = re.compile(r"Speed (\d{1,3}(?:\.\d)?)GT/s")
 _WIDTH = re.compile(r"Width x(\d{1,2})")
 _NUMA = re.compile(r"\s+NUMA node: (-?\d{1,4})")
 _DRIVER = re.compile(r"\s+Kernel driver in use: (\S{1,60})")
-# lspci's words for the classes that matter here, as sysfs numbers them
+# lspci's names of the relevant classes -> their numbers in sysfs
 _CLASSES = {
     "vga compatible controller": "0x030000",
     "3d controller": "0x030200",
@@ -34,7 +34,7 @@ _CLASSES = {
     "serial bus controller": "0x0c8000",
 }
 _GPU_CLASSES = ("0x0300", "0x0302")
-_DEVICE_CLASSES = (*_GPU_CLASSES, "0x0680")  # with NVSwitch; audio and USB functions of a card are left out
+_DEVICE_CLASSES = (*_GPU_CLASSES, "0x0680")  # 0x0680: NVSwitch; a card's audio and USB functions are left out
 _OF_LAPTOPS = re.compile(r"Mobile|Max-Q|Laptop")
 _WORD_OF_SPEED = re.compile(r"Speed [^,(]*(?:\(([a-z]{1,20})\))?")
 _WORD_OF_WIDTH = re.compile(r"Width x\d{1,2} ?(?:\(([a-z]{1,20})\))?")
@@ -83,7 +83,7 @@ class PciTree(msgspec.Struct):
         )
 
     def path(self, bus_id: str) -> tuple[PcieHop, ...] | Missing:
-        """From the function itself to its root port, by the bus numbers of the bridges."""
+        """The hops from the function to its root port, found by the bus numbers of the bridges."""
         function = self.functions.get(bus_id)
         if function is None or function.hop is None or function.hop.width == ABSENT:
             return ABSENT  # a plain `lspci` lists the function, but not its link
@@ -101,21 +101,21 @@ class PciTree(msgspec.Struct):
         return tuple(hops)
 
     def link(self, gpu: Gpu) -> PcieLink:
-        """The GPU's link with the way up, and with its lanes as lspci shows them if nothing else told them."""
+        """The GPU's link with its path, and with the lanes that lspci shows if no other dump contains them."""
         path = self.path(gpu.bus_id)
         link = msgspec.structs.replace(gpu.pcie, path=path)
-        if isinstance(path, Missing) or not _not_told(gpu.pcie.width):
+        if isinstance(path, Missing) or not _is_absent(gpu.pcie.width):
             return link
-        most = path[0].max_width if _not_told(gpu.pcie.width_max) else gpu.pcie.width_max
+        most = path[0].max_width if _is_absent(gpu.pcie.width_max) else gpu.pcie.width_max
         return msgspec.structs.replace(link, width=path[0].width, width_max=most)
 
 
-def _not_told(value: object) -> bool:
+def _is_absent(value: object) -> bool:
     return isinstance(value, Missing) and value.kind == "absent"
 
 
 def parse_lspci(text: str) -> PciTree:
-    """Read the dump. Raise SourceError where there is no function in it."""
+    """Read the dump. Raise SourceError if it contains no function."""
     functions: dict[str, Function] = {}
     current: Function | None = None
     body: list[str] = []
@@ -146,7 +146,7 @@ def _function(header: re.Match[str]) -> Function:
         pci_class=f"0x{number.lower()}00" if number else _CLASSES.get(words.lower(), ABSENT),
         vendor_id="0x" + ids.group(1).lower() if ids else "0x10de" if name.startswith("NVIDIA") else ABSENT,
         device_id="0x" + ids.group(2).lower() if ids else ABSENT,
-        # the GPU of a laptop is off while nothing uses it
+        # a laptop's GPU is powered off while nothing uses it
         off_bus="(rev ff)" in name and not _OF_LAPTOPS.search(name),
     )
 
@@ -156,12 +156,12 @@ def _fill(function: Function, body: list[str]) -> None:
     acs: bool | None = None
     denied = False
     for line in body:
-        told = line.strip()
-        if told.startswith(("LnkCap:", "LnkSta:")):
-            links.setdefault(told[:6], told)
-        elif told.startswith("ACSCtl:"):
-            acs = "ReqRedir+" in told or "CmpltRedir+" in told
-        elif "<access denied>" in told:
+        label = line.strip()
+        if label.startswith(("LnkCap:", "LnkSta:")):
+            links.setdefault(label[:6], label)
+        elif label.startswith("ACSCtl:"):
+            acs = "ReqRedir+" in label or "CmpltRedir+" in label
+        elif "<access denied>" in label:
             denied = True
         elif buses := _BUSES.match(line):
             function.secondary, function.subordinate = int(buses.group(2), 16), int(buses.group(3), 16)
@@ -191,13 +191,13 @@ def _fill(function: Function, body: list[str]) -> None:
 
 
 def _downgraded(line: str | None, word: re.Pattern[str]) -> bool | Missing:
-    """What lspci says itself of the link beside its figure: "downgraded", "ok", or nothing (older ones)."""
+    """What lspci prints after the link's speed or width: "downgraded", "ok", or nothing (older versions)."""
     found = word.search(line) if line is not None else None
     return {"downgraded": True, "ok": False}.get(found[1] or "", ABSENT) if found else ABSENT
 
 
 def _figure(line: str | None, pattern: re.Pattern[str], what: str, missing: Missing) -> float | Missing:
-    """The figure in a line of the link; `missing` if there is no such line."""
+    """The number in a line about the link; `missing` if there is no such line."""
     if line is None:
         return missing
     found = pattern.search(line)

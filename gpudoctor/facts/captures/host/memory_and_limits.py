@@ -1,4 +1,4 @@
-"""Memory and limits of the host: `free`, meminfo, `df`, `ulimit`, /proc/PID/limits; and the version of the driver."""
+"""Memory and limits of the host: `free`, meminfo, `df`, `ulimit`, /proc/PID/limits; and the driver's version."""
 
 from __future__ import annotations
 
@@ -16,15 +16,17 @@ _KERNEL_MODULE = re.compile(
     rf"NVRM version: .{{0,120}}?Kernel Module(?: for \w{{1,20}})?\D{{0,60}}?({DRIVER_VERSION})\b"
 )
 _MEMINFO = re.compile(r"^(MemTotal|MemAvailable|SwapTotal|SwapFree):\s+(\d{1,15}) kB", re.MULTILINE)
-_POWERS = {"k": 1, "m": 2, "g": 3, "t": 4}
+_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+# "1K-blocks", "1024-blocks", "512B-blocks"; powers of 1000 in "1MB-blocks"
+_DF_BLOCKS = re.compile(r"(\d{1,12})([KMGT]?)(B?)-blocks")
 _ODD = Missing("not understood", "failed")
 
 
 def parse_free(text: str) -> Host:
-    """RAM and swap from `free`, in whatever unit it was asked for. Raise SourceError without a Mem: line.
+    """RAM and swap from `free` in any unit. Raise SourceError if there is no Mem: line.
 
-    `free` does not print its unit (but for -h), so it is told by what a machine can have, 1 GiB
-    to 16 TiB, and, where that leaves two, by pages: bytes are all multiples of 1024, KiB of 4.
+    `free` does not print its unit (except with -h), so it is derived from plausible sizes, 1 GiB to 16 TiB, and, if two
+    units are possible, from the page size: all bytes are multiples of 1024, all KiB of 4.
     """
     columns: list[str] = []
     rows: dict[str, list[str]] = {}
@@ -49,7 +51,7 @@ def parse_free(text: str) -> Host:
 
 
 def parse_meminfo(text: str) -> Host:
-    """RAM and swap from /proc/meminfo. Raise SourceError without MemTotal."""
+    """RAM and swap from /proc/meminfo. Raise SourceError if there is no MemTotal."""
     found = {name: int(kib) // 1024 for name, kib in _MEMINFO.findall(text)}
     if "MemTotal" not in found:
         raise SourceError("no MemTotal line")
@@ -62,19 +64,33 @@ def parse_meminfo(text: str) -> Host:
 
 
 def parse_df(text: str) -> Host:
-    """The size of /dev/shm from `df`, with any of -h, -k, -m. Raise SourceError where it has no such line."""
-    unit_bytes = 1024
+    """The size of /dev/shm from `df` in any unit; absent if it is not listed, or with the inodes that -i prints.
+
+    Raise SourceError if the line for /dev/shm is incomplete.
+    """
+    unit_bytes: int | None = 1024
     for line in text.splitlines():
         words = line.split()
-        if words[:1] == ["Filesystem"] and len(words) > 3:
-            unit_bytes = 1024**2 if words[1].startswith(("1M", "1048576")) else 1024
-        elif len(words) == 6 and words[5] == "/dev/shm":
-            return Host(shm_mib=_mib(words[1], unit_bytes), shm_free_mib=_mib(words[3], unit_bytes))
-    raise SourceError("no line for /dev/shm")
+        if words[:1] == ["Filesystem"]:
+            unit_bytes = None if "Inodes" in words else _block_bytes(line)
+        elif words[-1:] == ["/dev/shm"] and unit_bytes is not None:
+            if len(words) not in (6, 7):  # -T adds a column
+                raise SourceError("no size in the line for /dev/shm")
+            return Host(shm_mib=_mib(words[-5], unit_bytes), shm_free_mib=_mib(words[-3], unit_bytes))
+    return Host()
+
+
+def _block_bytes(header: str) -> int:
+    found = _DF_BLOCKS.search(header)
+    if found is None:
+        return 1024
+    base = 1000 if found[2] and found[3] else 1024
+    unit_bytes: int = base ** _POWERS[found[2].lower()]
+    return int(found[1]) * unit_bytes
 
 
 def kernel_module_version(text: str) -> str | None:
-    """The driver's version in /proc/driver/nvidia/version; None where it is not there."""
+    """The driver's version in /proc/driver/nvidia/version; None if it is not there."""
     match = _KERNEL_MODULE.search(text)
     return match.group(1) if match else None
 
@@ -94,15 +110,15 @@ def _mib(cell: str | None, unit_bytes: int) -> int | Missing:
         return _ODD
     letter = (match.group(2) or "").lower()[:1]
     if letter:
-        unit_bytes = 1024 ** _POWERS.get(letter, 0)
+        unit_bytes = 1024 ** _POWERS.get(letter, 0)  # a B is a byte
     elif cell == "0":
         return 0
     return round(float(match.group(1)) * unit_bytes / 1024**2)
 
 
-# What a process may use.
+# Limits of a process.
 
-# the soft limit stands behind the unit and the option: "max locked memory           (kbytes, -l) 65536"
+# the soft limit follows the unit and the option: "max locked memory           (kbytes, -l) 65536"
 _ULIMIT = re.compile(
     r"(?:core file size|max locked memory|open files|max user processes|data seg size|real-time non-blocking time)"
     r"\s+\((?:[a-z0-9 -]{1,20}, )?-[A-Za-z]\)\s"
@@ -111,13 +127,16 @@ _ULIMIT_MORE = re.compile(r"[a-zA-Z][\w -]{2,40}\((?:[a-z0-9 -]{1,20}, )?-([A-Za
 _PROC = re.compile(r"Limit\s+Soft Limit\s+Hard Limit\s+Units")
 _PROC_MORE = re.compile(r"Max ([a-z -]{3,30}?)\s{2,}(unlimited|\d{1,20})\s+(?:unlimited|\d{1,20})(?:\s|$)")
 _OPTION = re.compile(r"\bulimit -(?:[HS]{1,2} ?-?)?([lnu])\s*$")
+_HARD = re.compile(r"\bulimit -\w*H(?!S)(?<!SH)")
 _VALUE = re.compile(r"(unlimited|\d{1,20})\s*$")
 _LEAVES = {"l": "memlock_kib", "n": "open_files", "u": "processes"}
 _PROC_LEAVES = {"locked memory": "memlock_kib", "open files": "open_files", "processes": "processes"}
 
 
 def read_ulimit(block: Block) -> Part:
-    """`ulimit -a`; one value alone is known by the command above it."""
+    """`ulimit -a`, or a single value if the command above it shows which limit it is. Hard limits (-H) are not used."""
+    if _HARD.search(block.command):
+        return Part()
     leaves: dict[str, Any] = {}
     option = _OPTION.search(block.command)
     for line in block.lines:
@@ -133,7 +152,7 @@ def read_ulimit(block: Block) -> Part:
 
 
 def read_proc_limits(block: Block) -> Part:
-    """/proc/self/limits, in bytes."""
+    """/proc/self/limits, which is in bytes."""
     leaves: dict[str, Any] = {}
     for line in block.lines:
         if (found := _PROC_MORE.match(line)) and (leaf := _PROC_LEAVES.get(found[1])):

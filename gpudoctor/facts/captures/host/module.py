@@ -1,4 +1,4 @@
-"""What tells of the driver's kernel module: lsmod, modinfo, dkms, modprobe, mokutil; and uname."""
+"""The driver's kernel module in the output of lsmod, modinfo, dkms, modprobe and mokutil; and uname."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _MOKUTIL = re.compile(r"SecureBoot (enabled|disabled)")
 
 
 class LoadError(msgspec.Struct, frozen=True):
-    """One row of the table: a line that fits `pattern` from its begin on tells `cause`; `source` prints it."""
+    """One row of the table: a line whose start matches `pattern` means `cause`; `source` is what prints it."""
 
     pattern: re.Pattern[str]
     cause: LoadFailureCause
@@ -46,7 +46,7 @@ def _row(cause: LoadFailureCause, source: str, pattern: str) -> LoadError:
 
 
 _KMOD = r"(?:modprobe|insmod): (?:ERROR|FATAL): .{0,120}nvidia.{0,80}"
-# What tools print that tried to load or to build the module, or to give GPUs to a container
+# Messages of tools that failed to load or build the module, or to give GPUs to a container
 LOAD_ERRORS: tuple[LoadError, ...] = (
     _row("signature-rejected", "kmod, EKEYREJECTED", _KMOD + "(?:Key was rejected|Required key not available)"),
     _row("other-kernel", "kmod, ENOEXEC", _KMOD + "(?:Exec format error|Unknown symbol|Invalid module format)"),
@@ -68,7 +68,7 @@ LOAD_ERRORS: tuple[LoadError, ...] = (
     _row("no-container-runtime", "containerd", r".{0,300}no runtime for \"nvidia\" is configured"),
     _row("no-container-runtime", "dockerd, podman", r".{0,300}unresolvable CDI devices nvidia\.com/gpu"),
 )  # fmt: skip
-# what nvidia-container-cli says of NVML while it starts a container -> nvmlInit's code
+# nvidia-container-cli's messages about NVML when it starts a container -> nvmlInit's code
 _CONTAINER_NVML = (
     (re.compile(r".{0,300}nvidia-container-cli: .{0,80}driver not loaded"), 9),
     (re.compile(r".{0,300}nvidia-container-cli: .{0,80}libnvidia-ml\.so\S{0,6}: cannot open shared object file"), 12),
@@ -89,7 +89,7 @@ _LOAD_WORDS = (
 
 
 def read_lsmod(block: Block) -> Part:
-    """`lsmod`, whole or filtered: what is loaded. A module that is not there may be behind a cut."""
+    """`lsmod`, complete or filtered: the loaded modules. A module that is not listed may have been cut off."""
     loaded = {line.split()[0] for line in block.lines if _LSMOD_MORE.match(line)}
     driver, network = Driver(), Network()
     if "nvidia" in loaded:
@@ -106,7 +106,7 @@ def read_lsmod(block: Block) -> Part:
 
 
 def read_modinfo(block: Block) -> Part:
-    """`modinfo nvidia`: the version of the module on the disk, or that there is none for this kernel."""
+    """`modinfo nvidia`: the version of the module on disk, or that there is none for this kernel."""
     for line in block.lines:
         if found := _MODINFO_VERSION.match(line):
             return Part(Node(driver=Driver(disk_version=found[1])))
@@ -114,7 +114,7 @@ def read_modinfo(block: Block) -> Part:
 
 
 def read_dkms(block: Block) -> Part:
-    """`dkms status`: for which kernels the module is built."""
+    """`dkms status`: the kernels for which the module is built."""
     builds = tuple(
         DkmsBuild(found["version"], found["kernel"], found["state"])
         for line in block.lines
@@ -124,7 +124,7 @@ def read_dkms(block: Block) -> Part:
 
 
 def read_load_errors(block: Block) -> Part:
-    """Lines of tools that could not load or build the module, or start a container with GPUs."""
+    """Messages of tools that could not load or build the module, or start a container with GPUs."""
     failures, driver = [], Driver()
     for line in block.lines:
         if row := next((row for row in LOAD_ERRORS if row.pattern.match(line)), None):
@@ -144,7 +144,7 @@ def read_load_errors(block: Block) -> Part:
 
 
 def is_load_error(line: str) -> bool:
-    """Whether it is a line of `LOAD_ERRORS`, or of nvidia-container-cli about NVML."""
+    """Whether the line matches `LOAD_ERRORS` or is from nvidia-container-cli about NVML."""
     if not any(word in line for word in _LOAD_WORDS):
         return False
     patterns = (*(row.pattern for row in LOAD_ERRORS), *(pattern for pattern, _ in _CONTAINER_NVML))
@@ -152,7 +152,7 @@ def is_load_error(line: str) -> bool:
 
 
 def read_uname(block: Block) -> Part:
-    """`uname -a`, or `uname -r` if the prompt shows that it was that."""
+    """`uname -a`, or `uname -r` if the prompt above shows that command."""
     for line in block.lines:
         if found := _UNAME.match(line):
             return Part(Node(host=Host(kernel=found["kernel"], machine=found["machine"])))

@@ -22,10 +22,10 @@ _MLXLINK_MORE = re.compile(
     r"|(?:Raw|Effective|Symbol) .{0,40}|Link Down Counter|Time Since Last Clear .{0,20})\s*:(?:\s|$)"
 )
 _MLXLINK_DEVICE = re.compile(rf"mlxlink\b.*?(?:-d|--device)[ =]{_DEVICE}")
-_KEY = re.compile(r"\s*([\w ()/.-]{1,45}?)\s*:\s*(.*?)\s*$")
+_KEY = re.compile(r"[\w ()/.-]{1,45}")
 _NUMBER = re.compile(r"(\d{1,5}(?:\.\d{1,3})?)")
 _PORT_LINE = re.compile(r"\s*[Pp]ort:?\s*(\d{1,3}):?\s*$")
-# the tools' words, and those of sysfs for the same; half a word of a text that is cut is none of them
+# the tools' words, and those of sysfs -> sysfs' words; a word that was cut off matches none of them
 _STATES = {
     "active": "ACTIVE",
     "down": "DOWN",
@@ -46,13 +46,13 @@ _PHYSICAL = {
     "linkerrorrecovery": "LinkErrorRecovery",
     "portconfigurationtraining": "PortConfigurationTraining",
 }
-# of an EFA sysfs says Unknown, and ibv_devinfo Unspecified
+# for an EFA, sysfs contains Unknown, and ibv_devinfo prints Unspecified
 _LAYERS = {"infiniband": "InfiniBand", "ethernet": "Ethernet", "unknown": "Unknown", "unspecified": "Unknown"}
 _LANES = re.compile(r"(\d{1,2})X")
 
 
 class _Ports:
-    """The ports of a text, filled leaf by leaf."""
+    """Collects the ports of a text leaf by leaf."""
 
     def __init__(self) -> None:
         self._told: dict[tuple[str, int], dict[str, Any]] = {}
@@ -68,7 +68,7 @@ class _Ports:
 
 
 def read_ibstat(block: Block) -> Part:
-    """`ibstat`: state, rate and link layer of every port, with the adapter's type and firmware."""
+    """`ibstat`: state, rate and link layer of every port; the adapter's type and firmware."""
     ports = _Ports()
     device, port = "", 0
     of_device: dict[str, Any] = {}
@@ -78,8 +78,8 @@ def read_ibstat(block: Block) -> Part:
         elif number := _PORT_LINE.match(line):
             port = int(number[1])
             ports.put(device, port, **of_device)
-        elif (told := _KEY.match(line)) and device:
-            key, value = told[1].lower(), told[2]
+        elif (told := _field(line)) and device:
+            key, value = told
             if key == "ca type" and value:
                 of_device["adapter"] = value
             elif key == "firmware version" and value:
@@ -90,15 +90,15 @@ def read_ibstat(block: Block) -> Part:
 
 
 def read_ibstatus(block: Block) -> Part:
-    """`ibstatus`: the same, with numbers before the words ("4: ACTIVE")."""
+    """`ibstatus`: like `ibstat`, with numbers before the words ("4: ACTIVE")."""
     ports = _Ports()
     place: tuple[str, int] | None = None
     for line in block.lines:
         if begin := _IBSTATUS.match(line):
             place = begin["device"], int(begin["port"])
-        elif (told := _KEY.match(line)) and place:
-            value = told[2].partition(": ")[2] or told[2]
-            ports.put(*place, **_port_leaf(told[1].lower(), value))
+        elif (told := _field(line)) and place:
+            key, value = told
+            ports.put(*place, **_port_leaf(key, value.partition(": ")[2] or value))
     return ports.part()
 
 
@@ -115,8 +115,8 @@ def read_ibv_devinfo(block: Block) -> Part:
         elif number := _PORT_LINE.match(line):
             port, speed, lanes = int(number[1]), None, None
             ports.put(device, port, **of_device)
-        elif (told := _KEY.match(line)) and device:
-            key, value = told[1].lower(), told[2]
+        elif (told := _field(line)) and device:
+            key, value = told
             if key == "fw_ver" and value:
                 of_device["firmware"] = value
             elif key == "hca_id":
@@ -133,22 +133,28 @@ def read_ibv_devinfo(block: Block) -> Part:
 
 
 def read_mlxlink(block: Block) -> Part:
-    """`mlxlink -d mlx5_0`: the state of one port; without a device of RDMA in the command it names none."""
+    """`mlxlink -d mlx5_0`: the state of one port, which only the RDMA device in the command identifies."""
     named = _MLXLINK_DEVICE.search(block.command)
     if named is None or not named["device"].startswith("mlx"):
         return Part(notes=("mlxlink: the text does not say which port it is of",))
     ports = _Ports()
     for line in block.lines:
-        if told := _KEY.match(line):
-            key, value = told[1].lower(), told[2]
+        if told := _field(line):
+            key, value = told
             if key in ("state", "physical state"):
-                key = "physical state" if key == "physical state" else "state"
                 ports.put(named["device"], 1, **_port_leaf(key, value))
     return ports.part()
 
 
+def _field(line: str) -> tuple[str, str] | None:
+    """Key, in lower case, and value; no regular expression for the value, since a line may be megabytes of blanks."""
+    key, colon, value = line.partition(":")
+    key = key.strip()
+    return (key.lower(), value.strip()) if colon and _KEY.fullmatch(key) else None
+
+
 def _port_leaf(key: str, value: str) -> dict[str, Any]:
-    """One line of a port as leaves; none for what is not kept, or cut off behind its colon."""
+    """The leaf in one line of a port; empty for a line that is not kept, or cut off after its colon."""
     word = value.split(" (")[0].strip()
     if not word:
         return {}

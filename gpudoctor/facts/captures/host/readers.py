@@ -1,4 +1,4 @@
-"""The readers of texts about the host, in the order in which a line is offered to them."""
+"""The readers of texts about the host, in the order in which they are tried on a line."""
 
 from __future__ import annotations
 
@@ -29,15 +29,16 @@ _LSPCI_BEGIN = re.compile(
     r"[A-Z0-9][^:\n]{2,60}(?:bridge|Bridge|controller|device|accelerators)[^:\n]{0,20}: "
 )
 _LSPCI_MORE = re.compile(r"(?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7] |[ \t]+\S")
-# one function, chosen by the command line
+# a single function, selected on the command line
 _LSPCI_OF_ONE = re.compile(rf"\blspci\b[^|;&]{{0,80}}? -\w{{0,6}}s *({BUS_ID})(?!\S)", re.IGNORECASE)
 _FREE = re.compile(r"[ \t]*total[ \t]+used[ \t]+free\b")
 _FREE_MORE = re.compile(r"\s*(?:Mem|Swap|Low|High|Total):|\s*-/\+ buffers")
 _MEMINFO = re.compile(r"Mem(?:Total|Free|Available):\s+\d+ kB")
 _MEMINFO_MORE = re.compile(r"[A-Z]\w*(?:\(\w+\))?:\s+\d+(?: kB)?$")
 _DF = re.compile(r"Filesystem\s.*Mounted on$")
-# one row of df without its header, as grep leaves it
+# a row of df without the header, as grep prints it
 _DF_ROW = re.compile(r"\S+\s+\d[\d.]*[KMGT]i?\s+[\d.]+[KMGT]?i?\s+[\d.]+[KMGT]?i?\s+\d+%\s+/dev/shm$")
+_DF_OF_INODES = re.compile(r"\bdf\b[^|;&]* (?:-\w*i|--inodes)")
 _DF_MORE = re.compile(r"\S.*\s\d+%\s+/\S*|\S.*\s-\s+/\S*")
 _KERNEL_MODULE = re.compile(r"NVRM version:")
 _KERNEL_MODULE_MORE = re.compile(r"GCC version:")
@@ -48,7 +49,7 @@ _ENVIRONMENT_MORE = re.compile(r"(?:export |declare -x )?[A-Za-z_]\w*=")
 
 
 def _lspci(block: Block) -> Part:
-    """Lines without the function's own, as grep leaves them, are of the one that the command names."""
+    """`lspci`; lines without a header line, as grep prints them, belong to the function in the command."""
     text, asked = block.text, _LSPCI_OF_ONE.search(block.command)
     if asked is not None and not any(map(HEADER.match, block.lines)):
         text = f"{asked[1]} PCI device: \n{text}"
@@ -57,9 +58,7 @@ def _lspci(block: Block) -> Part:
 
 
 def _df(block: Block) -> Part:
-    if not any(line.endswith(" /dev/shm") for line in block.lines):
-        return Part()
-    return Part(Node(host=parse_df(block.text)))
+    return Part() if _DF_OF_INODES.search(block.command) else Part(Node(host=parse_df(block.text)))
 
 
 def _kernel_module(block: Block) -> Part:
@@ -70,7 +69,7 @@ def _kernel_module(block: Block) -> Part:
 
 
 def _uncut(reader: TextReader) -> TextReader:
-    """The reader, without the last line of a text that ends in it with a figure: the figure may have lost digits."""
+    """The reader, ignoring a last line without a line end that ends in a digit: the number may lack its last digits."""
 
     def read(block: Block) -> Part:
         if not block.whole_end and block.lines and block.lines[-1][-1:].isdigit():

@@ -1,4 +1,4 @@
-"""How the scheduler sees the node: `scontrol show node`, `sinfo`, `kubectl describe node`."""
+"""The scheduler's view of the node: `scontrol show node`, `sinfo`, `kubectl describe node`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SET_BY = re.compile(r"\s*\[[^\]\s]{1,80}@[^\]]{1,40}\]$")
 _OS = re.compile(r"\bOS=Linux (\d{1,2}\.\d{1,3}\.\S{1,80})")
 _GRES_GPUS = re.compile(r"(?:^|,)gpu(?::[A-Za-z][\w.-]{0,60})?:(\d{1,3})(?=[,(]|$)")
 _SINFO = re.compile(r"(?:PARTITION\s.*\bSTATE\b|NODELIST\s.*\bSTATE\b|REASON\s.*\bNODELIST\b)")
-# a row has a state behind the number of nodes, or ends in the time and the list of nodes
+# a row has a state after the number of nodes, or ends in the time and the list of nodes
 _STATES = r"(?:idle|alloc|mix|drain|drng|down|fail|maint|resv|reserved|unk|comp|boot|inval|planned|plnd)[a-z]*"
 _SINFO_MORE = re.compile(
     rf"\S+\s+(?:(?:up|inact|down|drain)\s+\S+\s+)?\d{{1,6}}\s+(?:\S+\s+)?{_STATES}[*~#!%$@^+-]{{0,2}}(?:\s|$)"
@@ -35,7 +35,7 @@ _VERSION = re.compile(r"\s+Kernel Version:\s+(\S{1,80})\s*$")
 
 
 def read_scontrol(block: Block) -> Part:
-    """`scontrol show node NAME`; of more than one node nothing is kept, since it is one machine that is judged."""
+    """`scontrol show node NAME`. Output about several nodes is not used, because only one machine is judged."""
     names = {found[1] for line in block.lines if (found := _SCONTROL.match(line))}
     if len(names) > 1:
         return Part(notes=(f"scontrol: {len(names)} nodes in one text: show the one that is judged",))
@@ -58,14 +58,14 @@ def read_scontrol(block: Block) -> Part:
 
 
 def read_sinfo(block: Block) -> Part:
-    """`sinfo` in its usual forms, if all its rows are of one node."""
+    """`sinfo` in its usual forms, if all its rows are about one node."""
     header: list[str] = []
     rows: list[dict[str, str]] = []
     for line in block.lines:
         if _SINFO.match(line):
             header = line.split()
         elif header and (words := line.split()):
-            # a reason holds spaces: the columns behind it are counted from the right
+            # a reason contains spaces: the columns after it are counted from the right
             if header[0] == "REASON":
                 words = [" ".join(words[: 1 - len(header)]), *words[1 - len(header) :]]
             rows.append(dict(zip(header, words, strict=False)))
@@ -83,7 +83,13 @@ def read_sinfo(block: Block) -> Part:
 
 
 def read_kubectl(block: Block) -> Part:
-    """`kubectl describe node NAME`: GPUs that it has and gives out, and the conditions that are not well."""
+    """`kubectl describe node NAME`: its GPUs, those that can be allocated, and the conditions that are not healthy.
+
+    Output about several nodes is not used.
+    """
+    nodes = sum(line.startswith("Roles:") for line in block.lines)
+    if nodes > 1:
+        return Part(notes=(f"kubectl: {nodes} nodes in one text: show the one that is judged",))
     leaves: dict[str, Any] = {}
     host: dict[str, Any] = {}
     section = ""

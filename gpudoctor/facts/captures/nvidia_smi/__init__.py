@@ -1,1 +1,1 @@
-"""Readers of what nvidia-smi prints."""
+"""Readers for the output of nvidia-smi."""

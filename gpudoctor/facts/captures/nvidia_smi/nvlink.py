@@ -1,4 +1,4 @@
-"""`nvidia-smi -L`, the GPUs; and `nvidia-smi nvlink` with --status, -e or -R, the links of each GPU."""
+"""`nvidia-smi -L` (the GPUs), and `nvidia-smi nvlink` with --status, -e or -R (the links of each GPU)."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _ERRORS = re.compile(r"(Replay|Recovery|CRC)(?: FLIT)? Errors?:\s*(\S.{0,60})?",
 _REMOTE = re.compile(r"Remote Device ([0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7])")
 _COUNTERS = {"replay": "replay_errors", "recovery": "recovery_errors", "crc": "crc_errors"}
 _ALL_INACTIVE = Missing("nvidia-smi says that all links are inactive, but not how many there are", "absent")
-_HIDDEN = "ffff:ff:ff."  # a switch that does not show its address
+_HIDDEN = "ffff:ff:ff."  # in place of a switch's address
 
 
 class LinkDump(msgspec.Struct):
-    """One GPU of the dump. `links` by number; empty for a GPU without NVLink."""
+    """One GPU of the dump. `links` are by number; empty if the GPU has no NVLink."""
 
     index: int
     name: str
@@ -48,7 +48,7 @@ class LinkDump(msgspec.Struct):
 
 
 def begins_gpu_list(line: str) -> bool:
-    """Whether a list of GPUs by index, name and UUID may begin with this line: `nvidia-smi -L`, or `nvlink`."""
+    """Whether this line may begin a list of GPUs by index, name and UUID: `nvidia-smi -L`, or `nvlink`."""
     return _GPU.match(line.lstrip()) is not None
 
 
@@ -56,13 +56,16 @@ def goes_on_gpu_list(line: str) -> bool:
     return _MORE.match(line) is not None or begins_gpu_list(line)
 
 
-def shows_links(text: str) -> bool:
-    """Whether the list tells of NVLinks; `nvidia-smi -L` does not."""
-    return any(_LINK.match(line.strip()) or "all links are inactive" in line.lower() for line in text.splitlines())
+def shows_links(text: str, command: str) -> bool:
+    """Whether the list contains the NVLinks, or that there are none; not with `nvidia-smi -L` or `nvlink -c`."""
+    lines = [line.strip() for line in text.splitlines()]
+    if any(_LINK.match(line) or "all links are inactive" in line.lower() for line in lines):
+        return True
+    return "nvlink" in command and not any(line.startswith("Link ") for line in lines)
 
 
 def parse_gpu_list(text: str) -> SmiDump:
-    """`nvidia-smi -L`: the GPUs, and their MIG devices."""
+    """Read `nvidia-smi -L`: the GPUs and their MIG devices. Raise SourceError if a GPU is listed twice."""
     gpus: dict[int, Gpu] = {}
     current: Gpu | None = None
     for line in map(str.strip, text.splitlines()):
@@ -87,14 +90,12 @@ def parse_gpu_list(text: str) -> SmiDump:
 
 
 def parse_nvlink(text: str, *, whole_end: bool = True) -> list[LinkDump]:
-    """The GPUs in the dump's order. Raise SourceError where it names none.
+    """The GPUs in the dump's order. Raise SourceError if there is none.
 
-    Where it ends inside its last GPU, the links that a GPU of the same model has and that one does not show are
-    Missing (failed). `whole_end`: False if the last line had no end.
-
-    `--status`, `-e` and `-R` may stand in one text; what a link's lines do not tell is
-    `ABSENT`. Where nvidia-smi says only that all links are inactive, a peer of the same model
-    tells how many those are; without such a peer the links are Missing.
+    The outputs of `--status`, `-e` and `-R` may be in one text; what is not in a link's lines is `ABSENT`. If
+    nvidia-smi only reports that all links are inactive, their number is taken from a GPU of the same model; without
+    one, the links are Missing. If the dump ends inside its last GPU, the links that this GPU lacks and another one of
+    its model has are Missing (failed). `whole_end`: False if the last line had no line end.
     """
     gpus: dict[tuple[int, str], LinkDump] = {}
     current: LinkDump | None = None
@@ -139,12 +140,12 @@ def parse_nvlink(text: str, *, whole_end: bool = True) -> list[LinkDump]:
 
 
 class _Block(msgspec.Struct):
-    """A GPU's header and the lines of links below it: one option's answer for that GPU."""
+    """A GPU's header and the lines of links below it: the output of one option for that GPU."""
 
     name: str
     gpu: tuple[int, str]
     last_line: int
-    option: str | None = None  # None as long as no link tells
+    option: str | None = None  # None until the first link
     lines: int = 0
 
     def count(self, told: str, line: int) -> None:
@@ -154,9 +155,9 @@ class _Block(msgspec.Struct):
 
 
 def _mark_cut(blocks: list[_Block], gpus: dict[tuple[int, str], LinkDump]) -> None:
-    """nvidia-smi lists every link of a GPU, up or down: fewer lines than a like GPU's are a text cut off."""
+    """Mark missing links: nvidia-smi lists every link, up or down, so fewer than on a similar GPU means truncation."""
     last = blocks[-1]
-    # the remote ends of links that are down may be left out
+    # remote ends of links that are down may be omitted
     if last.option == "remote":
         return
     like = [b for b in blocks[:-1] if b.name == last.name and (last.option or b.option) == b.option]
@@ -175,9 +176,9 @@ def _mark_cut(blocks: list[_Block], gpus: dict[tuple[int, str], LinkDump]) -> No
 
 
 def merge_links(one: LinkDump, other: LinkDump) -> None:
-    """Add to `one` what `other`, a dump with another option or of another time, knows of the same links.
+    """Add to `one` the links in `other`, a dump with another option or from another time.
 
-    Of two states the one that is not active counts, of two counts the larger one.
+    If they differ, the state that is not active and the larger count are kept.
     """
     one.all_inactive = one.all_inactive or other.all_inactive
     for number, link in other.links.items():

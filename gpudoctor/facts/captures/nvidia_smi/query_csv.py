@@ -1,4 +1,4 @@
-"""`nvidia-smi --query-gpu=... --format=csv`, with or without header and units: any columns."""
+"""`nvidia-smi --query-gpu=... --format=csv` with any columns, with or without header and units."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NAME = "nvidia-smi --query-gpu"
 _QUERY = re.compile(r"--query-gpu[= ][\"']?([A-Za-z0-9_.,]+)")
 _COLUMN = re.compile(r" *([a-z][a-z0-9_]*(?:\.[a-z0-9_]+)*)(?: \[[\w/%]{1,8}\])? *$")
 _CELL = re.compile(r"[\w.]|\[(?:N/A|Not |Unknown|Insufficient|GPU |Requested)")
-# fields, and where nvidia-smi -q shows the same; source: `nvidia-smi --help-query-gpu`, drivers 390 to 610
+# field -> path of the same value in nvidia-smi -q; source: `nvidia-smi --help-query-gpu`, drivers 390 to 610
 _PATHS = {
     "name": "product_name",
     "gpu_name": "product_name",
@@ -80,7 +80,7 @@ _PATHS = {
     "reset_status.reset_required": "gpu_reset_status/reset_required",
     "reset_status.drain_and_reset_recommended": "gpu_reset_status/drain_and_reset_recommended",
 }
-# each clock has a long name and a short one
+# each clock has a long and a short name
 for _section, _long, _short in (
     ("clocks", "clocks.current", "clocks"),
     ("max_clocks", "clocks.max", "clocks.max"),
@@ -90,7 +90,7 @@ for _section, _long, _short in (
     for _clock, _abbreviation in (("graphics", "gr"), ("sm", "sm"), ("memory", "mem")):
         _PATHS[f"{_long}.{_clock}"] = _PATHS[f"{_short}.{_abbreviation}"] = f"{_section}/{_clock}"
 _ECC = re.compile(r"ecc\.errors\.(corrected|uncorrected)\.(volatile|aggregate)\.(\w+)$")
-# parts that add up to the total; registers, caches and textures are SRAM
+# these parts add up to the total; registers, caches and textures are SRAM
 _ECC_NAMES = {
     "corrected": {"total": "single_bit/total", "sram": "sram_correctable", "dram": "dram_correctable"},
     "uncorrected": {"total": "double_bit/total", "sram": "sram_uncorrectable", "dram": "dram_uncorrectable"},
@@ -108,7 +108,7 @@ def query_of(command: str) -> object:
 
 
 def begins_csv(line: str) -> bool:
-    """Whether the line is a header: field names alone, and one of them certain to be nvidia-smi's."""
+    """Whether the line is a header: only field names, at least one of them certainly from nvidia-smi."""
     if "," not in line and "." not in line:
         return False
     columns = [_COLUMN.match(cell) for cell in line.split(",")]
@@ -129,10 +129,9 @@ def _is_field(name: str) -> bool:
 
 
 def parse_csv(lines: list[str], command: str = "", *, whole_end: bool = True) -> SmiDump:
-    """The GPUs of the rows. Raise SourceError where no header and no command tells the columns.
+    """The GPUs in the rows. Raise SourceError if neither a header nor the command names the columns.
 
-    A row whose number of cells is not that of the columns is left out, with a note. A GPU that is asked for again
-    and again (-l) is told by its last row.
+    A row with the wrong number of cells is left out, with a note. If a GPU has several rows (-l), the last one counts.
     """
     rows = [row for row in csv.reader(line for line in lines if line) if row]
     queried = _QUERY.search(command)
@@ -159,7 +158,8 @@ def parse_csv(lines: list[str], command: str = "", *, whole_end: bool = True) ->
         if len(found) >= MOST_GPUS and identity not in found:
             raise SourceError(f"more than {MOST_GPUS} GPUs: not those of one machine")
         dump = GpuDump(short_bus_id(bus_id) if re.fullmatch(BUS_ID, bus_id) else "", _paths(values))
-        found[identity] = (dump, int(index) if index.isdecimal() and len(index) < 5 else len(found))
+        order = found[identity][1] if identity in found else len(found)
+        found[identity] = (dump, int(index) if index.isdecimal() and len(index) < 5 else order)
         last = identity
         top.update({name: values[name] for name in ("driver_version", "count") if name in values})
     indexed = "index" in columns
@@ -187,7 +187,7 @@ def parse_csv(lines: list[str], command: str = "", *, whole_end: bool = True) ->
     )
 
 
-# --query-remapped-rows prints some flags as numbers
+# --query-remapped-rows prints some flags as 0 or 1
 _NUMBERED_FLAGS = ("remapped_rows.pending", "remapped_rows.failure")
 _YES_NO = {"0": "No", "1": "Yes"}
 
@@ -197,7 +197,7 @@ def _other(gpus: tuple[Gpu, ...], cut: Gpu) -> Gpu | None:
 
 
 def _paths(values: dict[str, str]) -> dict[str, str]:
-    """A row under the paths of nvidia-smi -q."""
+    """The values of a row by their paths in nvidia-smi -q."""
     made: dict[str, str] = {}
     for name, text in values.items():
         if name in _PATHS:
@@ -216,7 +216,7 @@ def _paths(values: dict[str, str]) -> dict[str, str]:
 
 
 def _total_without_sram(made: dict[str, str]) -> None:
-    """The total holds the SRAM's count; the reader of -q adds the two up."""
+    """Subtract the SRAM count from the total, because the reader of -q adds the two."""
     for scope in ("volatile", "aggregate"):
         for kind, part in (("double_bit/total", "sram_uncorrectable"), ("single_bit/total", "sram_correctable")):
             total, sram = made.get(f"ecc_errors/{scope}/{kind}", ""), made.get(f"ecc_errors/{scope}/{part}", "")
@@ -225,7 +225,7 @@ def _total_without_sram(made: dict[str, str]) -> None:
 
 
 def _reasons(text: str) -> dict[str, str]:
-    """The reasons whose bits are set in `clocks_event_reasons.active`."""
+    """The bits of `clocks_event_reasons.active` as reasons by path."""
     at = "clocks_event_reasons/"
     refused = missing_word(text)
     if refused is not None or not re.fullmatch(r"0x[0-9A-Fa-f]{1,16}", text):

@@ -1,4 +1,4 @@
-"""What a text of nvidia-smi as a whole gives: the driver, its GPUs, and how it failed."""
+"""A whole dump of nvidia-smi: the driver, its GPUs, and how nvidia-smi failed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gpudoctor.facts.model.missing import NOT_READ, Missing
 from gpudoctor.facts.model.node import Driver, short_bus_id
 from gpudoctor.facts.nvml.error_cost import DUMP_HANDLE, UNKNOWN, code_in_words
 
-# what nvidia-smi prints instead of a dump -> nvmlInit's code, see Driver.init_code
+# messages of nvidia-smi in place of a dump -> nvmlInit's code, see Driver.init_code
 _INIT_FAILURES = (
     ("couldn't communicate with the NVIDIA driver", 9),
     ("Driver Not Loaded", 9),
@@ -36,17 +36,17 @@ _HANDLE = re.compile(r"^.{0,40}Unable to determine the device handle for.{0,300}
 
 T = TypeVar("T", bound=msgspec.Struct)
 CUT = Missing("the text is cut off before it", "failed")
-# by no nvidia-smi -q, whole as it may be
-_NEVER_TOLD = frozenset({"path", "profile"})
+# in no nvidia-smi -q, however complete
+_NEVER_PRINTED = frozenset({"path", "profile"})
 
 
 class SmiDump(msgspec.Struct):
-    """What one text of nvidia-smi says of the driver and its GPUs.
+    """The driver and the GPUs in one output of nvidia-smi.
 
-    A GPU whose bus id the text does not tell has the bus id "unknown-INDEX". `indexed`: the text tells the indices of
-    its GPUs; else they are counted in its order. `attached`: so many GPUs it says that there are. `ended`: nothing
-    shows that GPUs are left out of it. `name` is the form ("nvidia-smi -q"). `notes` say what a reader of the
-    report should know. `unnumbered`: GPUs of which a failure tells the bus id, and no text an index.
+    A GPU without a bus id in the text gets the bus id "unknown-INDEX". `indexed`: the text contains the indices of its
+    GPUs; otherwise they are counted in its order. `attached`: the number of GPUs that it claims. `ended`: there is no
+    sign that GPUs are missing from it. `name` is the form of the output ("nvidia-smi -q"). `notes` are shown in the
+    report. `unnumbered`: GPUs whose bus id is in an error message and whose index is nowhere.
     """
 
     driver: Driver
@@ -63,10 +63,10 @@ class SmiDump(msgspec.Struct):
 def smi_dump(
     top: dict[str, str], gpus: list[GpuDump], outside: str = "", *, cut: bool = False, selected: bool = False
 ) -> SmiDump:
-    """Put a dump together from its head, its GPUs in order, and the text around them.
+    """Build a dump from its head, its GPUs in order, and the text around them.
 
-    `cut`: it ends inside its last GPU. `selected`: it was asked for some GPUs only (-i).
-    Raise SourceError for a bus id that is none, or one that comes twice.
+    `cut`: the text ends inside its last GPU. `selected`: it was limited to some GPUs (-i).
+    Raise SourceError for an invalid bus id, or one that occurs twice.
     """
     v = Values(top)
     handle_errors = tuple(line.strip() for line in _HANDLE.findall(outside))
@@ -74,7 +74,7 @@ def smi_dump(
     notes: tuple[str, ...] = ()
     ended = not cut
     if not isinstance(attached, Missing) and len(gpus) < attached and not handle_errors:
-        # `-i 0` shows one GPU of eight and still counts eight: no ground to call seven lost, nor to pass them
+        # `-i 0` shows one GPU of eight and still counts eight: the other seven must neither count as lost nor pass
         attached = Missing(f"the dump shows {len(gpus)} of {attached} GPUs", "absent" if selected else "failed")
         ended = False
     unnamed = any(not gpu.bus_id for gpu in gpus)
@@ -102,16 +102,16 @@ def smi_dump(
 
 
 def marked_as_cut(value: T, like: T | None = None) -> T:
-    """The facts with `CUT` for what they do not tell, but what a whole one like them does not tell either.
+    """The facts with every absent leaf set to `CUT`, except those that are absent in `like`, a complete one, too.
 
-    A text that ends too early does not say what would have come: nothing of that may pass.
+    What a truncated text would have contained is unknown, so none of it may pass.
     """
     made: Any = value
     news: dict[str, Any] = {}
     for field in made.__struct_fields__:
         old, same = getattr(made, field), getattr(like, field, None)
         if old == ABSENT:
-            if field not in _NEVER_TOLD and same != ABSENT:
+            if field not in _NEVER_PRINTED and same != ABSENT:
                 news[field] = CUT
         elif isinstance(old, Fact):
             news[field] = marked_as_cut(old, same)
@@ -125,13 +125,13 @@ def _marked_as_cut(gpu: Gpu, gpus: tuple[Gpu, ...], dump: GpuDump) -> Gpu:
     gpu = marked_as_cut(gpu, whole)
     ends_in = next(reversed(dump.values), "").partition("/")[0]
     if ends_in in REASON_SECTIONS:
-        # it ends among the reasons: those that would have come may be active
+        # it ends inside the list of reasons: one of the missing ones may be active
         gpu = msgspec.structs.replace(gpu, clocks=msgspec.structs.replace(gpu.clocks, event_reasons=CUT))
     return gpu
 
 
 def init_failure(text: str) -> SmiDump | None:
-    """What nvidia-smi says of a driver that did not start, of GPUs that it could not open, or of none; else None."""
+    """A dump for nvidia-smi's errors: no driver, GPUs that could not be opened, or no GPUs; None if there are none."""
     handles = tuple(dict.fromkeys(line.strip() for line in _HANDLE.findall(text)))
     if handles:
         gpus, indexed = _lost(handles)
@@ -149,7 +149,7 @@ def init_failure(text: str) -> SmiDump | None:
 
 
 def _lost(handles: tuple[str, ...]) -> tuple[tuple[Gpu, ...], bool]:
-    """The GPUs that handle errors name by bus id, and whether these tell the indices; no more is known of them."""
+    """The GPUs named by bus id in handle errors, and whether the errors contain their indices."""
     found: dict[str, tuple[int | None, CallError]] = {}
     for line in handles:
         named = _LOST_GPU.search(line)
@@ -188,7 +188,7 @@ def _in_order(gpus: list[GpuDump]) -> tuple[Gpu, ...]:
 
 
 def time_in(text: str | Missing) -> str | Missing:
-    """nvidia-smi's clock has no zone: "Fri Aug 21 08:54:01 2026" as 2026-08-21T08:54:01."""
+    """Convert "Fri Aug 21 08:54:01 2026" to 2026-08-21T08:54:01; nvidia-smi prints no time zone."""
     if isinstance(text, Missing):
         return text
     try:

@@ -1,4 +1,4 @@
-"""One GPU of an `nvidia-smi -q` dump, XML or text, as facts: old and new names side by side."""
+"""One GPU of an `nvidia-smi -q` dump, XML or text, as facts; old and new field names are both accepted."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _VIRTUALIZATION: dict[str, Virtualization] = {
 }
 
 
-# how the GPU's registration with the fabric ended, in NVML's words: no answer to the question itself
+# the result of the GPU's registration with the fabric: its error words are the value, not a failed read
 _FABRIC_STATUS = "fabric/status"
 _COMPUTE_MODES: dict[str, ComputeMode] = {mode: mode for mode in get_args(ComputeMode)}
 
@@ -49,7 +49,7 @@ W = TypeVar("W")
 
 
 class GpuDump(msgspec.Struct):
-    """A GPU's section, flat: normalised path -> text, and the two things that repeat."""
+    """A GPU's section as normalised path -> text, and its two lists."""
 
     bus_id: str
     values: dict[str, str] = {}
@@ -58,7 +58,7 @@ class GpuDump(msgspec.Struct):
 
 
 def gpu_from(dump: GpuDump, index: int) -> Gpu:
-    """The facts of one GPU; what the section does not hold is `ABSENT`."""
+    """The facts of one GPU; values that are not in the section are `ABSENT`."""
     v = Values(dump.values)
     return Gpu(
         index=index,
@@ -181,7 +181,7 @@ def _processes(v: Values, listed: list[dict[str, str]]) -> tuple[GpuProcess, ...
 
 
 def _recovery(v: Values) -> str | Missing:
-    """The recovery action; older drivers (up to 565) tell only two flags of it."""
+    """The recovery action; drivers up to 565 only have two flags for it."""
     said = v.text("gpu_recovery_action")
     if not isinstance(said, Missing):
         action = said.lower().removesuffix(" required").replace(" ", "-")
@@ -205,7 +205,7 @@ def _one_of(word: str | Missing, words: Mapping[str, W]) -> W | Missing:
 
 
 def _pci_id(text: str | Missing) -> str | Missing:
-    """NVML's packed id, device then vendor: 0x233010de."""
+    """NVML's packed id, the device before the vendor: 0x233010de."""
     return text if isinstance(text, Missing) else "0x" + text.lower().removeprefix("0x")
 
 

@@ -1,4 +1,4 @@
-"""The parts of a GPU's `-q` section that tell of its health: errors, clocks, heat, power."""
+"""The parts of a GPU's `-q` section about its health: errors, clocks, temperatures, power."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from gpudoctor.facts.captures.nvidia_smi.values import Values
 from gpudoctor.facts.model.gpu import Clocks, Ecc, MemoryRepair, Power, Thermal, ThrottleTimes
 from gpudoctor.facts.model.missing import Missing
 
-# how the dumps name the reasons, XML (less its prefix) and text -> the names of facts
+# names of the reasons in the dumps, XML (without its prefix) and text -> names in the facts
 _REASONS = {
     "gpu_idle": "idle",
     "idle": "idle",
@@ -112,7 +112,7 @@ def clocks_of(v: Values) -> Clocks:
 
 
 def _event_reasons(v: Values) -> tuple[str, ...] | Missing:
-    """The reasons that are Active; Missing where none could be told, or one failed."""
+    """The active reasons; Missing if none could be read, or one failed."""
     section = next((name for name in REASON_SECTIONS if v.under(name)), None)
     if section is None:
         whole = v.text(*REASON_SECTIONS)
@@ -172,7 +172,7 @@ def power_of(v: Values) -> Power:
         )
 
     return Power(
-        # the average first: it is what nvmlDeviceGetPowerUsage gives
+        # the average first: it is what nvmlDeviceGetPowerUsage returns
         draw_w=watts("average_power_draw", "power_draw", "instant_power_draw", "instantaneous_power_draw"),
         limit_w=watts("enforced_power_limit", "current_power_limit", "power_limit"),
         requested_limit_w=watts("requested_power_limit", "power_limit"),

@@ -1,4 +1,4 @@
-"""`nvidia-smi -q`, whole, in part or per topic (-d): the indented text dump, drivers 390 to 610."""
+"""The indented text of `nvidia-smi -q`, complete, in part or per topic (-d), drivers 390 to 610."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from gpudoctor.facts.captures.nvidia_smi.query_gpu import GpuDump
 from gpudoctor.facts.captures.nvidia_smi.values import normal_name
 from gpudoctor.facts.nvml.error_cost import cost_of, errors_in_dump
 
-# The labels of `nvidia-smi -q`: what tells a part of a dump from prose, and a level where the indentation is lost.
-#
-# Source: dumps of drivers 390 to 610, and the man page nvidia-smi(1).
+# The labels of `nvidia-smi -q`. They distinguish a part of a dump from prose, and give the level of a line if the
+# indentation is lost. Source: dumps of drivers 390 to 610, and the man page nvidia-smi(1).
 
 HEAD_LABELS = frozenset({"timestamp", "driver_version", "cuda_version", "attached_gpus"})
-# sections of a GPU, and those inside of them
+# sections of a GPU, and the sections inside them
 _TOP = """
 mig_mode driver_model inforom_version inforom_bbx_object_flush gpu_operation_mode gpu_virtualization_mode
 gpu_reset_status ibmnpu pci clocks_throttle_reasons clocks_event_reasons clocks_event_reasons_counters
@@ -38,7 +37,7 @@ addressing_mode accounting_mode accounting_mode_buffer_size serial_number gpu_uu
 multigpu_board board_id board_part_number gpu_part_number fru_part_number module_id gsp_firmware_version
 fan_speed performance_state gpu_recovery_action compute_mode
 """
-# values that only one section has: the section, where the line of its name is lost
+# values that occur in one section only: they identify the section if the line with its name is lost
 _OF_SECTION = {
     ("temperature",): """gpu_current_temp gpu_t_limit_temp gpu_shutdown_temp gpu_slowdown_temp gpu_max_operating_temp
         memory_current_temp memory_max_operating_temp gpu_shutdown_t_limit_temp gpu_slowdown_t_limit_temp
@@ -53,7 +52,7 @@ _OF_SECTION = {
     ("fabric",): "cliqueid clusteruuid",
 }
 
-# values that stand in several sections
+# values that occur in several sections
 CHILDREN = frozenset(
     """
 graphics sm memory video total used free reserved gpu encoder decoder max current pending device_max device_current
@@ -69,7 +68,7 @@ PARENTS: dict[str, tuple[str, ...]] = {
 }
 SECTIONS = frozenset((*_TOP.split(), *_INNER))
 LABELS = frozenset((*_SINGLE.split(), *(name for names in _OF_SECTION.values() for name in names.split())))
-# where a section's own line stands if the lines are indented
+# the indent of a section's line, in spaces
 INDENTS: dict[str, int] = {
     **dict.fromkeys((*_TOP.split(), *_SINGLE.split()), 4),
     **{name: 4 + 4 * len(parents) for name, parents in _INNER.items()},
@@ -81,12 +80,12 @@ _BANNER = re.compile(r"\s*=+ ?NVSMI LOG ?=+$")
 _GPU = re.compile(r"\s*GPU ((?:[0-9A-Fa-f]{4,8}:)[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-9A-Fa-f]|\S+:\S+)$")
 _GPU_LINE = re.compile(r"[ \t]*GPU [0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7]$")
 _LABEL = re.compile(r"[ \t]+v?[A-Z][^:]{0,60}?(?: :(?: |$)|$)")
-# a figure that stands whole, at the end of a text without a line end: its unit stands behind it, or it is a word
+# a value that is complete even though the text ends without a line end: a number with its unit, or a word
 _WHOLE_VALUE = re.compile(r".*(?:\d (?:MiB|MHz|W|C|%|us|KB/s)|\dx|[A-Za-z][^\d]*)$")
 
 
 def begins_smi_text(line: str) -> bool:
-    """Whether such a dump, or a part of one, may begin with this line."""
+    """Whether a dump, or a part of one, may begin with this line."""
     if _BANNER.match(line) or _GPU_LINE.match(line):
         return True
     label, value = _split(line)
@@ -97,7 +96,7 @@ def begins_smi_text(line: str) -> bool:
 
 
 def goes_on_smi_text(line: str) -> bool:
-    """Whether this line may stand in such a dump: prose does not."""
+    """Whether this line may be part of a dump; false for prose."""
     if line[0] in " \t":
         return _LABEL.match(line) is not None and not line.endswith(".")
     label, value = _split(line)
@@ -109,12 +108,12 @@ def restarts_smi_text(line: str) -> bool:
 
 
 def parse_smi_text(text: str, *, whole_end: bool = True, selected: bool = False) -> SmiDump:
-    """Read the dump. Raise SourceError where it holds nothing of a GPU.
+    """Read the dump. Raise SourceError if it contains nothing about a GPU.
 
-    A line is "label : value" or a section's label; four spaces of indent make a level. A part of a dump without a
-    line that names its GPU is of a GPU without a bus id; each time that a section begins again, of the next one.
-    Where all indentation is lost, the sections' names tell the levels. What a dump that is cut off does not tell of
-    its last GPU is Missing (failed). `whole_end`: False if the last line had no end; `selected`: asked for with -i.
+    A line is "label : value" or a section's label; each level is indented by four spaces. A part of a dump without a
+    line that names its GPU belongs to a GPU without a bus id; whenever a section begins again, to the next one. If all
+    indentation is lost, the levels are derived from the sections' names. If the dump is cut off, what is missing from
+    its last GPU is Missing (failed). `whole_end`: False if the last line had no line end; `selected`: run with -i.
     """
     lines = text.splitlines()
     if not whole_end:
@@ -171,7 +170,7 @@ def _more(gpus: list[GpuDump], gpu: GpuDump) -> None:
 
 
 def _split(line: str) -> tuple[str, str | None]:
-    """Label and value; no value for a section. Bus ids have colons too, but none before them."""
+    """Label and value; the value of a section is None. Bus ids contain colons too, but without a space before them."""
     if line.endswith(" :"):
         return line[:-2], ""
     label, colon, value = line.partition(" : ")
@@ -179,7 +178,7 @@ def _split(line: str) -> tuple[str, str | None]:
 
 
 def _without_cut_line(lines: list[str]) -> list[str]:
-    """A last line without an end may have lost its end: it counts where what it says is whole."""
+    """The lines without the last one, unless its value is complete: without a line end, it may be cut off."""
     if not lines:
         return lines
     value = _split(lines[-1].strip())[1]
@@ -187,7 +186,7 @@ def _without_cut_line(lines: list[str]) -> list[str]:
 
 
 def _is_flat(lines: list[str]) -> bool:
-    """Whether the indentation is lost: sections and their values begin in the same column."""
+    """Whether the indentation is lost, so that sections and their values begin in the same column."""
     indents = {len(line) - len(line.lstrip()) for line in lines if line.strip() and " : " in line}
     known = sum(normal_name(line) in SECTIONS for line in lines)
     return len(indents) == 1 and known > 0
@@ -204,7 +203,7 @@ def _begins_part(name: str) -> bool:
 
 
 def _again(gpu: GpuDump, name: str) -> bool:
-    """Whether a GPU that no line names has this section already: then it is the next GPU's."""
+    """Whether a GPU without a bus id has this section already, so that it must be the next GPU's."""
     start = "/".join([*PARENTS.get(name, ()), name])
     return any(path == start or path.startswith(start + "/") for path in gpu.values)
 
@@ -217,7 +216,7 @@ def _keep(gpu: GpuDump, path: list[str], value: str | None) -> None:
             gpu.mig_devices[-1]["/".join(path[1:])] = value
     elif path[0] == "processes" and len(path) > 1:
         name = path[-1]
-        # a process starts at its instance id, or at its pid where the driver tells no instances
+        # a process starts with its instance id, or with its pid if the driver prints no instances
         if not gpu.processes or name in gpu.processes[-1]:
             gpu.processes.append({})
         if value is not None:
@@ -230,8 +229,8 @@ def _keep(gpu: GpuDump, path: list[str], value: str | None) -> None:
 def _cut(gpus: list[GpuDump]) -> bool:
     """Whether the dump ends inside its last GPU.
 
-    A whole section starts with the product's name and has processes at or near its end, but that of a lost GPU; one of
-    a topic (-d) holds what those of the GPUs before it hold.
+    Except for a lost GPU, a complete section starts with the product name and has processes at or near its end; with a
+    topic (-d), it has as many values as those of the GPUs before it.
     """
     values = gpus[-1].values
     if any(cost_of(error.code, error.call) == "gpu" for error in errors_in_dump(values.items())):

@@ -1,4 +1,4 @@
-"""`nvidia-smi -q -x`: the XML dump, schema v10 to v13 (drivers 390 to 595)."""
+"""The XML of `nvidia-smi -q -x`, schema v10 to v13 (drivers 390 to 595)."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ with lazy_imports():
     from defusedxml import ElementTree, common
 
 _ROOT = "nvidia_smi_log"
-_DEEPEST = 32  # nvidia-smi nests 7 levels; a stranger's file may nest a million
+_DEEPEST = 32  # nvidia-smi nests 7 levels deep; a hostile file may have a million
 _LISTS = {"processes/process_info": "processes", "mig_devices/mig_device": "mig_devices"}
 
 
 def parse_smi_xml(text: str, *, selected: bool = False) -> SmiDump:
-    """Read the dump. Raise SourceError, with line and column, for what is broken or hostile, or shows no GPU.
+    """Read the dump. Raise SourceError, with line and column, if it is broken or hostile, or contains no GPU.
 
-    nvidia-smi's own DOCTYPE line is allowed; entity declarations are refused and no DTD is
-    ever fetched. Text before the XML (warnings of nvidia-smi) is kept for its handle errors. What a dump that is
-    cut off does not tell of its last GPU is Missing (failed). `selected`: asked for with -i.
+    nvidia-smi's DOCTYPE line is allowed; entity declarations are refused and no DTD is ever fetched. Text before the
+    XML (warnings of nvidia-smi) is searched for handle errors. If the dump is cut off, what is missing from its last
+    GPU is Missing (failed). `selected`: run with -i.
     """
     start = min(
         (at for at in (text.find("<?xml"), text.find("<!DOCTYPE"), text.find("<" + _ROOT)) if at >= 0), default=0
@@ -63,7 +63,7 @@ def parse_smi_xml(text: str, *, selected: bool = False) -> SmiDump:
 
 
 class _Sections:
-    """An XML target that keeps no tree: values go flat into the GPU that is open."""
+    """An XML target that builds no tree: values are stored by path in the open GPU."""
 
     def __init__(self) -> None:
         self.top: dict[str, str] = {}
@@ -77,7 +77,7 @@ class _Sections:
 
     @property
     def gpu_ended(self) -> bool:
-        """Whether the last GPU's section is whole."""
+        """Whether the last GPU's section is complete."""
         return not self._in_gpu
 
     @property
@@ -125,7 +125,7 @@ class _Sections:
                 self._record = None
             return
         if self._in_gpu:
-            # an empty list of processes is an answer; any other empty element is none
+            # an empty list of processes is a value; any other empty element is not
             if text or tag == "processes":
                 self.gpus[-1].values["/".join(self._path)] = text or "None"
         elif depth == 1 and text:

@@ -1,4 +1,4 @@
-"""The readers of what nvidia-smi prints, in the order in which a line is offered to them."""
+"""The readers of nvidia-smi's output, in the order in which they are tried on a line."""
 
 from __future__ import annotations
 
@@ -34,34 +34,26 @@ from gpudoctor.facts.captures.recognise import FAILURE
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.node import Driver, short_bus_id
 
-# Single lines that nvidia-smi says beside its tables: failures of the driver, of a GPU, and of an infoROM.
+# Single lines that nvidia-smi prints besides its tables: failures of the driver, of a GPU, and of an infoROM.
 
 _BEGIN = re.compile(rf"[^|]{{0,60}}?(?:{FAILURE.pattern})")
 _MORE = re.compile(r"\s*NVML library version:|.{0,80}?(?:latest NVIDIA driver is installed|Reboot the system)")
 _INFOROM = re.compile(r"\s*(?:WARNING: )?infoROM is corrupted at gpu ", re.IGNORECASE)
 
 
-def begins_failure(line: str) -> object:
-    return _BEGIN.match(line)
-
-
-def goes_on_failure(line: str) -> object:
+def _goes_on_failure(line: str) -> object:
     return _MORE.match(line) or _BEGIN.match(line)
 
 
-def read_failure(block: Block) -> Part:
+def _failure(block: Block) -> Part:
     failure = init_failure(block.text)
     if failure is None:
         raise SourceError("not an answer of nvidia-smi")
     return Part(smi=(failure,))
 
 
-def begins_inforom(line: str) -> object:
-    return _INFOROM.match(line)
-
-
-def read_inforom(block: Block) -> Part:
-    """The GPUs of "WARNING: infoROM is corrupted at gpu 0008:00:00.0", which follows nvidia-smi's table."""
+def _inforom(block: Block) -> Part:
+    """The GPUs in "WARNING: infoROM is corrupted at gpu 0008:00:00.0", which follows nvidia-smi's table."""
     bus_ids = sorted({short_bus_id(found.group()) for line in block.lines if (found := re.search(BUS_ID, line))})
     if not bus_ids:
         raise SourceError("a corrupted infoROM, but no bus id")
@@ -74,6 +66,8 @@ _XML_ROOT = re.compile(r"\s*<nvidia_smi_log[\s>]")
 _XML_END = "</nvidia_smi_log>"
 _SELECTED = re.compile(r" (?:-i|--id)[ =]?\d")
 _WRITES = re.compile(r"p2p[-_ ]?w|write", re.IGNORECASE)
+# `topo -p2p` with n (NVLink), a (atomics) or p (prop) prints the same words for other capabilities
+_NO_ACCESS = re.compile(r"p2p[-_ ]{1,3}[nap]\b", re.IGNORECASE)
 
 
 def _selected(block: Block) -> bool:
@@ -100,14 +94,17 @@ def _matrix(block: Block) -> Part:
     text = block.text
     if not is_p2p(text):
         return Part(topology=parse_topology(text))
-    # the matrix itself does not say whether it was asked for reads or writes
-    writes = _WRITES.search(block.command if "p2p" in block.command else block.file)
+    # the matrix itself does not show whether it is about reads or writes
+    shown_by = block.command if "p2p" in block.command else block.file
+    if _NO_ACCESS.search(shown_by):
+        return Part(notes=("nvidia-smi topo -p2p: neither for reads (r) nor for writes (w), and not used",))
+    writes = _WRITES.search(shown_by)
     return Part(p2p={"p2p_write" if writes else "p2p_read": parse_p2p(text)})
 
 
 def _gpu_list(block: Block) -> Part:
     text = block.text
-    if shows_links(text) or "nvlink" in block.command:
+    if shows_links(text, block.command):
         links = tuple(parse_nvlink(text, whole_end=block.whole_end))
         return Part(links=links, notes=tuple(gpu.cut for gpu in links if gpu.cut))
     return Part(smi=(parse_gpu_list(text),))
@@ -117,8 +114,8 @@ NVIDIA_SMI_READERS: tuple[TextReader, ...] = (
     TextReader(
         "nvidia-smi -q -x", _XML.match, _XML.match, _xml, restarts=_XML_ROOT.match, until=lambda s: _XML_END in s
     ),
-    TextReader("nvidia-smi message", begins_failure, goes_on_failure, read_failure),
-    TextReader("nvidia-smi warning", begins_inforom, begins_inforom, read_inforom),
+    TextReader("nvidia-smi message", _BEGIN.match, _goes_on_failure, _failure),
+    TextReader("nvidia-smi warning", _INFOROM.match, _INFOROM.match, _inforom),
     TextReader("nvidia-smi", begins_table, goes_on_table, _table, restarts=restarts_table),
     TextReader("nvidia-smi -L or nvlink", begins_gpu_list, goes_on_gpu_list, _gpu_list),
     TextReader("nvidia-smi topo", begins_matrix, goes_on_matrix, _matrix, restarts=begins_matrix),

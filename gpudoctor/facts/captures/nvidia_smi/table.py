@@ -1,4 +1,4 @@
-"""The table that plain `nvidia-smi` prints, drivers 375 to 610: GPUs with their indices, MIG devices, processes."""
+"""The table of plain `nvidia-smi`, drivers 375 to 610: GPUs with their indices, MIG devices, processes."""
 
 from __future__ import annotations
 
@@ -54,15 +54,15 @@ def goes_on_table(line: str) -> bool:
 
 
 def restarts_table(line: str) -> bool:
-    """At its date: `nvidia-smi -l` prints one table behind the other."""
+    """Whether the line is the date before a table: `nvidia-smi -l` prints one table after the other."""
     return _DATE.match(line) is not None
 
 
 def parse_table(text: str, *, whole_end: bool = True) -> tuple[SmiDump, ...]:
-    """The tables, in their order; none where there is no row of a GPU, and nothing else of a driver.
+    """The tables in their order, without those that contain neither a GPU nor the driver's version.
 
-    Raise SourceError for two rows of one GPU. What the rows of a GPU do not hold as the text is cut off is Missing
-    (failed), and so are the processes if their list has no end. `whole_end`: False if the last line had no end.
+    Raise SourceError for two rows of one GPU. If the text is cut off, what is missing from a GPU's rows is Missing
+    (failed), and so are the processes if their list has no end. `whole_end`: False if the last line had no line end.
     """
     tables: list[_Table] = []
     for line in text.splitlines():
@@ -85,10 +85,10 @@ class _Table:
         self.has_head = False
         self._head = ""
         self._gpus: dict[int, GpuDump] = {}
-        self._rows: dict[int, int] = {}  # how many of its rows were read
+        self._rows: dict[int, int] = {}  # how many rows of each GPU were read
         self._current: int | None = None
         self._section = "gpus"
-        self._ended = True  # the section that was begun last
+        self._ended = True  # whether the last section is complete
         self._has_processes = False
 
     def add(self, line: str) -> None:
@@ -136,7 +136,7 @@ class _Table:
         assert self._current is not None
         if mig := _MIG_MODE.match(line):
             values["mig_mode/current"] = mig[1].rstrip("*")
-            if mig[1].endswith("*"):  # set, and not in effect before a reset
+            if mig[1].endswith("*"):  # a change is pending until a reset
                 values["mig_mode/pending"] = "Enabled" if mig[1].startswith("Disabled") else "Disabled"
             return
         state = _STATE.match(line)
@@ -169,7 +169,7 @@ class _Table:
             )
 
     def cut_in_line(self) -> None:
-        """Its last line has no end: what that row told may be half a word."""
+        """Drop the values of the last row, which has no line end and may be cut off inside a word."""
         self._ended = False
         if self._current is not None:
             gpu = self._gpus[self._current]
@@ -208,7 +208,7 @@ class _Table:
         )
 
     def _count(self) -> int | Missing:
-        """NVML numbers its GPUs in a row from 0: one left out is there, and shows nothing."""
+        """The number of GPUs if one is not listed: NVML's indices have no gaps, so a skipped one exists."""
         count = max(self._gpus, default=-1) + 1
         return count if count > len(self._gpus) else NOT_READ
 
@@ -219,6 +219,6 @@ class _Table:
 
 
 def _spaced(cell: str) -> str:
-    """A figure and its unit as -q has them: "87C" as "87 C"."""
+    """A number and its unit as in -q: "87C" as "87 C"."""
     found = _UNIT.match(cell)
     return f"{found[1]} {found[2]}" if found else cell

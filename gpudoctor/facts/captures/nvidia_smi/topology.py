@@ -1,4 +1,4 @@
-"""`nvidia-smi topo -m` and `topo -p2p`: how each two GPUs reach each other."""
+"""`nvidia-smi topo -m` and `topo -p2p`: the connection between each pair of GPUs."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ _P2P: tuple[P2pStatus, ...] = get_args(P2pStatus)
 _NO_SUPPORT = Missing("nvidia-smi says N/A", "unsupported")
 
 Pair = tuple[int, int]
-_Rows = dict[int, tuple[list[str], int]]  # each GPU's cells, with the number of their line
+_Rows = dict[int, tuple[list[str], int]]  # each GPU's cells, with their line number
 
 
 class GpuAffinity(msgspec.Struct, frozen=True):
-    """Where a GPU sits, by the last columns of `topo -m`."""
+    """The CPUs and NUMA node near a GPU, from the last columns of `topo -m`."""
 
     cpu_affinity: str | Missing = ABSENT
     numa_node: int | Missing | None = ABSENT
 
 
 class Topology(msgspec.Struct, frozen=True):
-    """The matrix of `topo -m`: pairs with `path` or `nvlinks`, and each GPU's place.
+    """The matrix of `topo -m`: pairs with `path` or `nvlinks`, and each GPU's affinity.
 
-    `gpus` are the indices of its columns: rows may be cut off, as `notes` say.
+    `gpus` are the indices in its columns; rows may be cut off, which `notes` report.
     """
 
     pairs: tuple[GpuPair, ...]
@@ -52,7 +52,7 @@ class Topology(msgspec.Struct, frozen=True):
 
 
 def parse_topology(text: str) -> Topology:
-    """Read `topo -m`. NIC columns are passed over. Raise SourceError where the matrix is broken."""
+    """Read `topo -m`. NIC columns are ignored. Raise SourceError if the matrix is broken."""
     columns, rows, notes = _matrix(text)
     pairs: dict[Pair, GpuPair] = {}
     for gpu, other, cell, line in _cells(columns, rows):
@@ -65,9 +65,9 @@ def parse_topology(text: str) -> Topology:
 
 
 def parse_p2p(text: str) -> dict[Pair, P2pStatus]:
-    """Read `topo -p2p r` (or w): a status for each pair, the worse where the directions differ.
+    """Read `topo -p2p r` (or w): the status of each pair, the worse one if the directions differ.
 
-    The dump does not say which of the two it is; the caller must know.
+    The dump does not show which of the two it is; the caller must know. Raise SourceError if the matrix is broken.
     """
     columns, rows, _ = _matrix(text)
     found: dict[Pair, P2pStatus] = {}
@@ -82,7 +82,7 @@ def parse_p2p(text: str) -> dict[Pair, P2pStatus]:
 
 
 def _cells(columns: list[str], rows: _Rows) -> Iterator[tuple[int, int, str, int]]:
-    """Row's GPU, column's GPU, what stands there, and in which line; without the diagonal and the NICs."""
+    """Yield the GPUs of row and column, the cell and its line number, without the diagonal and the NICs."""
     for gpu, (cells, line) in rows.items():
         for column, cell in zip(columns, cells, strict=False):
             if cell != "X" and (other := _GPU.fullmatch(column)) is not None:
@@ -90,7 +90,7 @@ def _cells(columns: list[str], rows: _Rows) -> Iterator[tuple[int, int, str, int
 
 
 def begins_matrix(line: str) -> bool:
-    """Whether this is the line of the columns, of topo -m or -p2p, with tabs or blanks between them."""
+    """Whether this is the header line of topo -m or -p2p, with tabs or blanks between the columns."""
     words = line.split()
     return bool(words) and _GPU.fullmatch(words[0]) is not None and all(_COLUMN.fullmatch(word) for word in words)
 
@@ -100,15 +100,15 @@ def goes_on_matrix(line: str) -> bool:
 
 
 def is_p2p(text: str) -> bool:
-    """Whether the matrix shows peer-to-peer statuses, not paths."""
+    """Whether the matrix contains peer-to-peer statuses instead of paths."""
     return "Status Ok" in text or _P2P_CELL.search(text) is not None
 
 
 def _matrix(text: str) -> tuple[list[str], _Rows, tuple[str, ...]]:
     """Column names, each GPU row's cells with its line number, and notes on rows that are cut off.
 
-    Cells are told apart by any run of blanks: pasted, tabs are lost, and where there is nothing between two tabs
-    nvidia-smi only aligned. The columns behind the devices are told by the look of what stands in them.
+    Cells are separated by any run of blanks: pasting turns tabs into blanks, and two tabs in a row are only alignment.
+    The columns after the devices are identified by the form of their content.
     """
     columns: list[str] = []
     devices = 0
@@ -145,7 +145,7 @@ def _matrix(text: str) -> tuple[list[str], _Rows, tuple[str, ...]]:
 
 
 def _placed(cells: list[str], columns: list[str]) -> list[str]:
-    """The cells under the columns behind the devices; "" for one that is empty."""
+    """The cells of the columns after the devices; "" for an empty one."""
     if len(cells) == len(columns):
         return cells
     made = []
@@ -175,6 +175,6 @@ def _place(cells: dict[str, str]) -> GpuAffinity:
     if numa.isdecimal():
         node = int(numa[:6])
     elif numa:
-        # "N/A": one node only; "0-1": near several. Neither names the GPU's node
+        # "N/A": there is only one node; "0-1": near several nodes. Neither identifies the GPU's node
         node = None if numa == "N/A" else ABSENT
     return GpuAffinity(cpus if _CPUS.fullmatch(cpus) else ABSENT, node)

@@ -1,4 +1,4 @@
-"""The words in which nvidia-smi says a value, and those in which it says that there is none."""
+"""How nvidia-smi prints values, and its words for values that it does not have."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _FAILED = frozenset(
 
 
 def missing_word(text: str) -> Missing | None:
-    """The Missing that a text stands for; None where the text is a value."""
+    """The Missing that a text stands for; None if the text is a value."""
     word = _bare(text)
     if word in _UNSUPPORTED:
         return Missing(f"nvidia-smi says {text.strip()}", "unsupported")
@@ -41,11 +41,11 @@ def missing_word(text: str) -> Missing | None:
 
 
 class Values:
-    """A GPU's section of a `-q` dump, flat: path of normalised names joined by "/" -> text.
+    """A GPU's section of a `-q` dump: path of normalised names joined by "/" -> text.
 
-    Every getter takes the paths under which the schemas keep one value and gives the first that
-    is known; else the first Missing that says more than absence; else `ABSENT`. A parent that is
-    "N/A" as a whole ("Remapped Rows : N/A") answers for its children.
+    Every getter takes the paths of one value in the different schemas and returns the first known value, otherwise the
+    first Missing that is not `ABSENT`, otherwise `ABSENT`. If a whole section is "N/A" ("Remapped Rows : N/A"), that
+    applies to all values in it.
     """
 
     def __init__(self, values: dict[str, str]) -> None:
@@ -62,7 +62,7 @@ class Values:
         return missing
 
     def said(self, *paths: str) -> str | Missing:
-        """Like `text`, where the words for an error are the value: how something that was tried ended."""
+        """Like `text`, but error words are returned as the value: they are the result of an operation."""
         text = self.text(*paths)
         if isinstance(text, Missing) and text.kind == "failed":
             return next(self._values[path] for path in paths if path in self._values)
@@ -91,7 +91,7 @@ class Values:
         return False if word in _FALSE else _nonsense(text)
 
     def total(self, *parts: int | Missing) -> int | Missing:
-        """The sum of the known parts; failed if one of them failed, Missing if none is known."""
+        """The sum of the known parts; failed if one part failed, Missing if none is known."""
         failed = [part for part in parts if isinstance(part, Missing) and part.kind == "failed"]
         if failed:
             return failed[0]
@@ -102,7 +102,7 @@ class Values:
         return said[0] if said else ABSENT
 
     def under(self, section: str) -> dict[str, str]:
-        """Everything below a section, by its path without that section's name."""
+        """All values below a section, by their path without the section's name."""
         start = section + "/"
         return {path[len(start) :]: text for path, text in self._values.items() if path.startswith(start)}
 
@@ -119,7 +119,7 @@ class Values:
 
 
 def normal_name(name: str) -> str:
-    """A label or tag in one spelling.
+    """A label or tag in normalised spelling.
 
     >>> normal_name("GPU T.Limit Temp"), normal_name("SRAM Uncorrectable SEC-DED")
     ('gpu_t_limit_temp', 'sram_uncorrectable_sec_ded')
