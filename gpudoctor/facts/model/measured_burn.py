@@ -1,4 +1,4 @@
-"""What repeating the load for minutes showed: figures over time and counters that grew, no verdicts."""
+"""Results of a burn, which repeats the load for minutes: figures over time and counter deltas, no verdicts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ NOT_READ_AGAIN = Missing("not read again after the load", "failed")
 
 
 def counters_of(gpu: Gpu) -> dict[str, int | Missing]:
-    """The counters that a load may make grow, by the names of `GpuCounters.growth`."""
+    """The counters that a load can increase, by the names of `GpuCounters.growth`."""
     return {
         "pcie_replays": gpu.pcie.replays,
         "ecc_corrected": gpu.ecc.corrected_volatile,
@@ -23,7 +23,7 @@ class Series(Fact, frozen=True):
     """One figure of one rank over the rounds; `rank` is None for a figure of all ranks together.
 
     `early` is the first half minute and `late` the last minute, or the first and the last value
-    where the burn was shorter than both together. `unit` is ms (less is better), GB/s or TFLOP/s.
+    if the burn was shorter than both together. `unit` is ms (less is better), GB/s or TFLOP/s.
     """
 
     metric: str
@@ -35,7 +35,7 @@ class Series(Fact, frozen=True):
 
 
 class WrongResult(Fact, frozen=True):
-    """A result that was not exactly right: in which round (counted from 0), when, and what."""
+    """A result that was not exactly right: the round (counted from 0), the time, and what was wrong."""
 
     round: int
     at_s: float
@@ -45,8 +45,8 @@ class WrongResult(Fact, frozen=True):
 class GpuCounters(Fact, frozen=True):
     """One GPU's counters, read before and after the load.
 
-    `growth` by name: pcie_replays, ecc_corrected, ecc_uncorrected; `unread`: why another one is
-    not there. `errors`: the calls after the load that a GPU which is lost or wants a reset failed.
+    `growth` by name: pcie_replays, ecc_corrected, ecc_uncorrected; `unread`: why one of them is
+    missing. `errors`: the calls after the load that failed because the GPU is lost or needs a reset.
     """
 
     index: int
@@ -60,9 +60,9 @@ class GpuCounters(Fact, frozen=True):
 class Burn(Fact, frozen=True):
     """All rounds of one burn.
 
-    `duration_s` passed from the ranks' meeting to the end of the last complete round, of which
-    there were `rounds`; `asked_s` is what was asked for. `wrong` holds the first of the results
-    that were wrong, and `wrong_count` how many there were. `counted_s` lies between the two
+    `duration_s` is the time from the rendezvous of the ranks to the end of the last of `rounds` complete rounds;
+    `asked_s` is the requested duration. `wrong` holds the first wrong results,
+    `wrong_count` is how many there were. `counted_s` is the time between the two
     readings of `counters` and of the kernel log, whose new lines are `kernel_events`.
     """
 

@@ -1,4 +1,4 @@
-"""What one rank's device computed and moved in its own memory: figures only, no verdicts."""
+"""Compute and memory rates of each rank's device: figures only, no verdicts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from gpudoctor.facts.model.missing import NOT_READ, Missing
 
 
 class Gemm(Fact, frozen=True):
-    """Matrix products of one type: `dtype` is bf16, fp16, tf32 or fp32; median over the repeats."""
+    """Matrix multiplications of one type: `dtype` is bf16, fp16, tf32 or fp32; median over the repeats."""
 
     dtype: str
     size: int
@@ -19,10 +19,10 @@ class ComputeRank(Fact, frozen=True):
     """One rank's device, all ranks working at the same time.
 
     Bandwidths count bytes read plus bytes written, GB = 1e9 bytes. `fingerprints` are the SHA-256
-    of the results of the same fixed-seed train step, one for each repeat: equal work gives equal
-    bits. `pattern_bytes` were written, read back and compared; `pattern_wrong_bytes` differed;
-    `pattern_passes` is how many patterns were. `multiprocessors` of the device: GPUs of one name that
-    differ in it compute by other algorithms.
+    of the results of the same fixed-seed train step, one per repeat: equal work gives equal
+    bits. `pattern_bytes` were written, read back and compared; `pattern_wrong_bytes` of them differed;
+    `pattern_passes` is the number of patterns. `multiprocessors` of the device: GPUs of one name that
+    differ in it use different algorithms.
     """
 
     rank: int

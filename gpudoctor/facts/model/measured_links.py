@@ -1,4 +1,4 @@
-"""What copies between host and GPUs, and between GPUs, moved: figures only, no verdicts."""
+"""Rates of copies between host and GPUs, and between GPUs: figures only, no verdicts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class HostLink(Fact, frozen=True):
 
     `alone`: no other GPU copied meanwhile; `together`: all did. `size_bytes` of one copy.
     `wrong_bytes`: how many came back changed from host to GPU to host. `near_cpus`: whether the copying
-    process ran on CPUs near the GPU (its NUMA node); Missing where nothing says which those are.
+    process ran on CPUs near the GPU (its NUMA node); Missing if those are not known.
     """
 
     rank: int
@@ -27,7 +27,7 @@ class HostLink(Fact, frozen=True):
 class PeerLink(Fact, frozen=True):
     """Copies from one rank's GPU to another's, in GB/s (1e9 bytes).
 
-    `p2p`: whether CUDA lets the two reach each other directly; else the copy goes through the host.
+    `p2p`: whether CUDA allows direct access between the two; otherwise the copy goes through the host.
     `both_ways_gb_s`: the sum of both directions at the same time. `wrong_elements` of the
     verified pattern.
     """

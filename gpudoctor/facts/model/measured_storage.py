@@ -1,4 +1,4 @@
-"""How fast data is read from the paths that training reads."""
+"""Read rates of the paths that training reads from: figures only, no verdicts."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from gpudoctor.facts.model.gpu import Fact
 from gpudoctor.facts.model.missing import NOT_READ, Missing
 
 ReadPattern = Literal["sequential", "random"]
-# how the page cache was kept out: O_DIRECT; posix_fadvise(DONTNEED) before each measurement
+# how the page cache was bypassed: O_DIRECT; posix_fadvise(DONTNEED) before each measurement
 ReadMethod = Literal["direct", "dropped"]
 
 
 class StorageRate(Fact, frozen=True):
-    """What so many readers got together, each with one read at a time. `p50_us`, `p99_us`: of one read.
+    """The rate of `readers` readers together, each with one read at a time. `p50_us`, `p99_us`: of one read.
 
-    `lost_reads`: reads that gave nothing, of files that vanished or were cut short meanwhile.
+    `lost_reads`: reads that returned nothing, from files that vanished or were truncated meanwhile.
     """
 
     pattern: ReadPattern
@@ -30,12 +30,12 @@ class StorageRate(Fact, frozen=True):
 
 
 class StorageRead(Fact, frozen=True):
-    """What was read below one path. `own_file`: a file that was written for it and has no name; else the user's files.
+    """Reads below one path. `own_file`: of an unnamed file written for the purpose; otherwise of the user's files.
 
-    `cold`: True if nothing of it came from this machine's page cache; Missing (failed) says why that cannot be known,
-    Missing (unsupported) that the file system is in RAM. `cached_gb_s` is one reader's rate from the page cache.
+    `cold`: True if nothing came from this machine's page cache; Missing (failed) if that cannot be known,
+    Missing (unsupported) if the file system is in RAM. `cached_gb_s` is one reader's rate from the page cache.
     `opens_per_s`: files opened and closed, one after another. `left_out`: what was not measured, and why.
-    `failure` is why there is less than there should be; None if all is there.
+    `failure` is why something is missing; None if the measurement is complete.
     """
 
     path: str

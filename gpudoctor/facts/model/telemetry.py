@@ -1,4 +1,4 @@
-"""What the driver showed of each GPU while the probes ran: figures only, no verdicts."""
+"""Driver readings of each GPU while the probes ran: figures only, no verdicts."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ class Spread(Fact, frozen=True):
 
 
 class GpuUnderLoad(Fact, frozen=True):
-    """One GPU while its rank was under load (`index` and `uuid` as NVML has them).
+    """One GPU while its rank was under load (`index` and `uuid` are NVML's).
 
-    `samples`: how many there were, over `sampled_s` from the first to the last: less than the probe
-    took where sampling ended before it. `readings`: by name with its unit (utilization_pct,
+    `samples`: how many were taken, over `sampled_s` from the first to the last: less than the probe
+    took if sampling ended earlier. `readings`: by name with its unit (utilization_pct,
     memory_used_mib, power_w, temperature_c, sm_mhz, memory_mhz, pcie_generation, pcie_width);
-    `unread`: why another one is not there (by the same names, and event_reasons). `event_share`:
+    `unread`: why one is missing (same names, and event_reasons). `event_share`:
     for each clock event reason that was ever set (names as in `Clocks.event_reasons`), the share
-    of the samples that showed it; `event_ms`: the growth of the driver's own timers of them, as
-    far as they lie within the probe. `counters`: growth over the probe, its edges included, of
-    pcie_replays, ecc_corrected and ecc_uncorrected, where they were read.
+    of the samples that showed it; `event_ms`: the growth of the driver's own timers for them
+    within the probe. `counters`: growth over the probe, its edges included, of
+    pcie_replays, ecc_corrected and ecc_uncorrected, if they were read.
     """
 
     index: int
@@ -41,7 +41,7 @@ class GpuUnderLoad(Fact, frozen=True):
 class Telemetry(Fact, frozen=True):
     """All GPUs under load, by probe: `during` is the probe's name ("collective", "train", ...).
 
-    `ended`: why sampling ended before the probe did, in words; None where it did not.
+    `ended`: why sampling ended before the probe did, in words; None if it did not.
     """
 
     during: str
