@@ -154,7 +154,7 @@ def _in_cache(root: Path) -> list[str] | Missing:
 def _is_for_libfabric(path: Path) -> bool | Missing:
     try:
         # O_NONBLOCK: a FIFO of that name would wait for its writer
-    """The plugins in the loader's order: LD_LIBRARY_PATH, its cache, its default folders; each once.
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:  # noqa: PTH123 - a descriptor
             plain = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
             return plain and _LIBFABRIC in file.read(_LIBRARY_BYTES)
     except OSError as error:
