@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from msgspec.structs import replace
 
 from gpudoctor.facts.deadlines import CALL, COLLECTION, START, Patience
-from gpudoctor.facts.model.gpu import Fact, Gpu, GpuPair
-from gpudoctor.facts.model.missing import NOT_READ, Missing
+from gpudoctor.facts.model.gpu import Gpu, GpuPair
+from gpudoctor.facts.model.missing import NOT_READ, Fact, Missing
 from gpudoctor.facts.model.node import Driver, Node, Source
 from gpudoctor.facts.nvml.collector_ahead import dismiss_ahead
 from gpudoctor.facts.nvml.fake_driver_context import AROUND, stand_in

@@ -12,10 +12,10 @@ from gpudoctor.checks.core.registry import Level
 from gpudoctor.errors import UserError
 from gpudoctor.facts.kernel_log.records import read_line
 from gpudoctor.facts.model.gpu import Gpu
-from gpudoctor.facts.model.measured_burn import NOT_READ_AGAIN, GpuCounters, counters_of
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import KernelEvent, KernelLog, Node
+from gpudoctor.facts.model.telemetry import NOT_READ_AGAIN, GpuCounters, counters_of
 from gpudoctor.facts.nvml.error_cost import condemning
 from gpudoctor.lazy_import import lazy_imports
 

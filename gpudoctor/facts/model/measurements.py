@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from typing import Literal
 
-from gpudoctor.facts.model.gpu import Fact
-from gpudoctor.facts.model.measured_burn import Burn
-from gpudoctor.facts.model.measured_compute import ComputeRank
-from gpudoctor.facts.model.measured_data import DataLoading
-from gpudoctor.facts.model.measured_links import HostLink, PeerLink
-from gpudoctor.facts.model.measured_storage import StorageRead
+from gpudoctor.facts.model.measured_data import DataLoading, StorageRead
+from gpudoctor.facts.model.measured_devices import ComputeRank, HostLink, PeerLink
 from gpudoctor.facts.model.measured_strategies import FrameworkView, LibraryStrategies, Strategies
-from gpudoctor.facts.model.missing import NOT_READ, Missing
+from gpudoctor.facts.model.missing import NOT_READ, Fact, Missing
 from gpudoctor.facts.model.node import Unanswered
-from gpudoctor.facts.model.telemetry import Telemetry
+from gpudoctor.facts.model.telemetry import Burn, Telemetry
 
 Device = Literal["cuda", "cpu"]
 Probe = Literal["collective", "link", "compute", "train", "strategy", "data"]

@@ -1,4 +1,4 @@
-"""A value that could not be read, and the reason."""
+"""The base of every fact, and the placeholder for a value that could not be read."""
 
 from __future__ import annotations
 
@@ -9,6 +9,10 @@ import msgspec
 T = TypeVar("T")
 
 MissingKind = Literal["absent", "unsupported", "denied", "failed"]
+
+
+class Fact(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Base of every fact: immutable; JSON leaves out the fields that were not read."""
 
 
 class Missing(msgspec.Struct, frozen=True):

@@ -11,7 +11,7 @@ from gpudoctor.facts.model.driver import Driver as Driver
 from gpudoctor.facts.model.driver import FabricManager as FabricManager
 from gpudoctor.facts.model.driver import LoadFailure as LoadFailure
 from gpudoctor.facts.model.driver import Unanswered as Unanswered
-from gpudoctor.facts.model.gpu import Fact, Gpu, GpuPair
+from gpudoctor.facts.model.gpu import Gpu, GpuPair
 from gpudoctor.facts.model.kernel_log import ApiMismatch as ApiMismatch
 from gpudoctor.facts.model.kernel_log import HostEvent as HostEvent
 from gpudoctor.facts.model.kernel_log import HostEventKind as HostEventKind
@@ -19,7 +19,7 @@ from gpudoctor.facts.model.kernel_log import KernelEvent as KernelEvent
 from gpudoctor.facts.model.kernel_log import KernelEventKind as KernelEventKind
 from gpudoctor.facts.model.kernel_log import KernelLog as KernelLog
 from gpudoctor.facts.model.kernel_log import PcieLimit as PcieLimit
-from gpudoctor.facts.model.missing import NOT_READ, Missing
+from gpudoctor.facts.model.missing import NOT_READ, Fact, Missing
 from gpudoctor.facts.model.storage import Storage as Storage
 from gpudoctor.facts.model.storage import StorageDevice as StorageDevice
 from gpudoctor.facts.model.storage import StorageMount as StorageMount

@@ -8,8 +8,7 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 
-from gpudoctor.facts.model.gpu import Fact
-from gpudoctor.facts.model.missing import NOT_READ, Missing, known
+from gpudoctor.facts.model.missing import NOT_READ, Fact, Missing, known
 from gpudoctor.facts.model.node import RdmaPort
 from gpudoctor.facts.system.network import read_network
 from gpudoctor.facts.system.sysfs import read_text
