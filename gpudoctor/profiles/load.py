@@ -152,28 +152,27 @@ def _matched(node: Node) -> Profile:
     alike = all(k == key for k in keys)
     kind = packaged().index[key].nodes.get(len(gpus)) if alike else None
     candidate = packaged().node(kind) if kind else None
-    if candidate is None or _contradiction(node, candidate) is not None:
+    if candidate is None or _contradicts(node, candidate):
         return Profile(name=key, matched_by="GPU name", gpu=model)
     return Profile(name=candidate.name, matched_by="GPU name and count", node=candidate, gpu=model)
 
 
-def _contradiction(node: Node, kind: NodeProfile) -> str | None:
-    """What contradicts this kind of node although model and count match."""
+def _contradicts(node: Node, kind: NodeProfile) -> bool:
+    """Whether something rules out this kind of node although model and count match."""
     gpus = compute_gpus(node.gpus)
     if any(known(gpu.settings.mig_enabled) for gpu in gpus):
-        return "MIG is on"
+        return True
     links = [link for gpu in gpus for link in known(gpu.nvlinks) or ()]
     joined = any(known(link.state) in ("active", "sleep") for link in links) or any(
         known(pair.nvlinks) for pair in known(node.pairs) or ()
     )
-    if kind.nvlink_topology == "pairs" and not joined:
-        return "no NVLink bridge is seen"
+    if kind.nvlink_topology == "pairs" and not joined:  # the bridge is optional
+        return True
     virtual = known(node.host.virtualization) == "vm" or any(
         known(gpu.settings.virtualization) == "passthrough" for gpu in gpus
     )
-    if kind.nvlink_topology in ("switch", "cube-mesh") and virtual and links and not joined:
-        return "a virtual machine without NVLink"
-    return None
+    # a virtual machine that was given none of the NVLinks
+    return kind.nvlink_topology in ("switch", "cube-mesh") and virtual and bool(links) and not joined
 
 
 def _packaged(name: str) -> Profile:

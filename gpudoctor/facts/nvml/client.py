@@ -99,8 +99,6 @@ def load_pynvml() -> Any:
     else:
         is_folder = hasattr(module, "__path__")
     if is_folder:
-        from gpudoctor.facts.nvml.client import unhidden
-
         module = unhidden()
         if module is not None:
             return module

@@ -42,15 +42,10 @@ def read_kernel_module(root: Path) -> Driver:
     nouveau = _nouveau(root)
     if state == "live" or (state is None and (folder.is_dir() or proc)):
         return Driver(module_loaded=True, module_version=version, nouveau_loaded=nouveau)
-    if state is None and (root / "dev/dxg").exists():
-        missing = Missing("WSL: the driver runs in Windows")
-        return Driver(module_loaded=missing, module_version=missing, nouveau_loaded=nouveau)
-    if state is None and not (root / "sys/module").is_dir() and (root / "dev/nvidiactl").exists():
-        missing = Missing("this sandbox shows no /sys/module")
-        return Driver(module_loaded=missing, module_version=missing, nouveau_loaded=nouveau)
-    if state is None and _may_be_asked(root):
-        missing = Missing("there is no /sys/module/nvidia; the driver's library was asked")
-        return Driver(module_loaded=missing, module_version=missing, nouveau_loaded=nouveau)
+    unknown = _why_unknown(root) if state is None else None
+    if unknown is not None:
+        return Driver(module_loaded=unknown, module_version=unknown, nouveau_loaded=nouveau)
+    not_called = Missing("not asked: the kernel module is not loaded")
     why = f"the kernel module is {state}" if state else "the kernel module nvidia is not loaded"
     if nouveau is True:
         why += "; nouveau is loaded instead"
@@ -60,11 +55,22 @@ def read_kernel_module(root: Path) -> Driver:
         nouveau_loaded=nouveau,
         init_code=NOT_LOADED,
         init_error=why,
-        library_version=Missing("not asked: the kernel module is not loaded"),
-        cuda_version=Missing("not asked: the kernel module is not loaded"),
-        device_count=Missing("not asked: the kernel module is not loaded"),
+        library_version=not_called,
+        cuda_version=not_called,
+        device_count=not_called,
         calls=0,
     )
+
+
+def _why_unknown(root: Path) -> Missing | None:
+    """Why /sys cannot show whether the module is loaded, so that the library is called; None if it can."""
+    if (root / "dev/dxg").exists():
+        return Missing("WSL: the driver runs in Windows")
+    if not (root / "sys/module").is_dir() and (root / "dev/nvidiactl").exists():
+        return Missing("this sandbox shows no /sys/module")
+    if _may_be_asked(root):
+        return Missing("there is no /sys/module/nvidia; the driver's library was asked")
+    return None
 
 
 def _may_be_asked(root: Path) -> bool:

@@ -26,6 +26,14 @@ from gpudoctor.facts.nvml.labels import (
 from gpudoctor.facts.nvml.memory_health import flag
 from gpudoctor.facts.system.sysfs import format_cpu_list, key_values, read_int, read_text
 
+_MASK_BITS = 64
+_MASK_WORDS = 64  # 4096 CPUs
+_NODE_SCOPE = 0
+_MAX_MIG_INSTANCES = 16
+_NO_INSTANCE = (2, 6)  # invalid argument, not found: this slot is empty
+# comm is cut at 15 characters
+_COMM_LENGTH = 15
+
 
 def read_identity(client: NvmlClient, root: Path, bus_id: str) -> dict[str, Any]:
     """The leaves of `Gpu` that identify the board, by name."""
@@ -66,15 +74,6 @@ def _minor_number(client: NvmlClient, root: Path, bus_id: str) -> int | Missing:
     text = read_text(root / "proc/driver/nvidia/gpus" / bus_id / "information")
     minor = "" if isinstance(text, Missing) else key_values(text).get("Device Minor", "")
     return int(minor) if minor.isdecimal() else client.number(0, 4096, "nvmlDeviceGetMinorNumber")
-
-
-_MASK_BITS = 64
-_MASK_WORDS = 64  # 4096 CPUs
-_NODE_SCOPE = 0
-_MAX_MIG_INSTANCES = 16
-_NO_INSTANCE = (2, 6)  # invalid argument, not found: this slot is empty
-# comm is cut at 15 characters
-_COMM_LENGTH = 15
 
 
 def read_settings(client: NvmlClient, confidential: bool | Missing) -> Settings:

@@ -104,7 +104,7 @@ class StorageReader:
             # a project quota shows as less space below a folder: keep it apart
             key = (mount.point, held.total_bytes, held.error)
             held = found.get(key, held)
-            found[key] = _with_path(held, own)
+            found[key] = replace(held, paths=(*held.paths, own))
         return tuple(found.values())
 
     def _resolved(self, path: str, status: PathStatus | Missing) -> str:
@@ -170,10 +170,6 @@ def _space(status: PathStatus | Missing) -> dict[str, Any]:
         if status.inodes
         else Missing("it has no fixed number of them", "unsupported"),
     }
-
-
-def _with_path(mount: StorageMount, path: StoragePath) -> StorageMount:
-    return replace(mount, paths=(*mount.paths, path))
 
 
 def _storage_class(mount: Mount, devices: Sequence[StorageDevice]) -> StorageClass:
