@@ -19,8 +19,7 @@ from typing import Any
 
 import msgspec
 
-from gpudoctor.facts.model.measured_compute import ComputeRank, Gemm
-from gpudoctor.facts.model.measured_links import HostLink, PeerLink
+from gpudoctor.facts.model.measured_devices import ComputeRank, Gemm, HostLink, PeerLink
 from gpudoctor.facts.model.measurements import (
     Collective,
     Launch,

@@ -13,8 +13,8 @@ from gpudoctor.acceptance.run import AcceptanceRun
 from gpudoctor.facts.captures import SourceError
 from gpudoctor.facts.captures.nvidia_smi.query_dump import SmiDump
 from gpudoctor.facts.captures.nvidia_smi.query_xml import parse_smi_xml
-from gpudoctor.facts.model.gpu import Fact, Gpu, GpuProcess
-from gpudoctor.facts.model.missing import Missing, known
+from gpudoctor.facts.model.gpu import Gpu, GpuProcess
+from gpudoctor.facts.model.missing import Fact, Missing, known
 from gpudoctor.facts.model.node import Node
 
 # Two readings of one GPU, leaf by leaf: gpudoctor's, taken before and after, and nvidia-smi's between them.

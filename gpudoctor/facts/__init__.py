@@ -1,1 +1,1 @@
-"""What is true of a node. Readers read; they never judge."""
+"""Facts about a node, and their readers. Readers never judge."""

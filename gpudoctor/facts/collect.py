@@ -1,4 +1,4 @@
-"""Reads the live machine: the driver in a child process under deadlines, everything else beside it."""
+"""Reads the live machine: the driver in a child process with deadlines, everything else meanwhile in this one."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from msgspec.structs import replace
 
 from gpudoctor.facts.deadlines import CALL, COLLECTION, START, Patience
-from gpudoctor.facts.model.gpu import Fact, Gpu, GpuPair
-from gpudoctor.facts.model.missing import NOT_READ, Missing
+from gpudoctor.facts.model.gpu import Gpu, GpuPair
+from gpudoctor.facts.model.missing import NOT_READ, Fact, Missing
 from gpudoctor.facts.model.node import Driver, Node, Source
 from gpudoctor.facts.nvml.collector_ahead import dismiss_ahead
 from gpudoctor.facts.nvml.fake_driver_context import AROUND, stand_in
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Fact)
 _Told = tuple[Driver, tuple[Gpu, ...], "tuple[GpuPair, ...] | Missing"]
 
-# what the parent waits beyond the deadline for its own listener
+# how long the parent waits for its own listener thread beyond the deadline
 _SLACK_S = 1.0
 
 
@@ -46,16 +46,16 @@ def collect_live(
     start_deadline_s: float = START.seconds,
     data: Sequence[str] = (),
 ) -> Node:
-    """The facts of this machine, never later than the deadline for the driver.
+    """The facts of this machine, returned no later than the deadline for the driver.
 
-    The driver is called only in a collector process. A call that runs longer than
+    The driver is called only in a collector process. A call that takes longer than
     `call_deadline_s` (nvmlInit and the handle lookup: `start_deadline_s`) becomes an `Unanswered`;
-    what was read before stays, and the leaves that were not reached are Missing (failed) and name
-    that call. Neither pynvml nor torch is imported here. `progress` gets a line for people now
-    and then. `nvml_module`, as module:factory:argument, stands in for pynvml in tests. Under
-    `gpudoctor fake-driver` the node is the one that is played, and SIMULATED. On any exception in
-    this process (one raised by a signal handler) the collector is ended before it goes on, and
-    `on_interrupt` gets what was known until then. `data` are absolute paths that training reads from.
+    what was read before is kept, and the leaves that were not reached are Missing (failed) and name
+    that call. Neither pynvml nor torch is imported here. `progress` gets an occasional line for the
+    user. `nvml_module`, as module:factory:argument, replaces pynvml in tests. Under
+    `gpudoctor fake-driver` the node is the simulated one, and marked SIMULATED. On any exception in
+    this process (such as one raised by a signal handler) the collector is ended first, and
+    `on_interrupt` gets what was known so far. `data` are absolute paths that training reads from.
     """
     played = stand_in(os.environ) if root == Path("/") else None
     if played is not None:
@@ -69,7 +69,7 @@ def collect_live(
     if driver.module_loaded is not False:
         try:
             collector = nvml_collector.Collector(root, nvml_module)
-        except OSError as error:  # no more processes or files may be opened, or Python itself is gone
+        except OSError as error:  # a limit on processes or open files, or the Python binary was removed
             told = _complete(
                 nvml_collector.CollectorResult(f"the collector could not be started: {error.strerror or error}"), driver
             )
@@ -85,7 +85,7 @@ def collect_live(
             around |= played.around()
         if collector is not None:
             collector.wait(deadline_s + _SLACK_S)
-    except BaseException as error:  # noqa: BLE001 - raised again below, once what was known is told
+    except BaseException as error:  # noqa: BLE001 - raised again below, after `on_interrupt`
         stop = error
     words = None if stop is None else f"interrupted by {str(stop) or type(stop).__name__}"
     if collector is not None:
@@ -103,7 +103,7 @@ def collect_live(
 
 
 def _read_host(root: Path, deadline_s: float, into: dict[str, Any], data: Sequence[str]) -> None:
-    """What the readers of everything but the driver tell, by the names that `Node` has for it; the slow one last."""
+    """Add everything but the driver to `into`, by the field names of `Node`; the slow reader comes last."""
     with storage.StorageReader(root, os.environ, data) as paths:
         into["pci"] = pci.read_pci(root)
         into["host"] = live_host.read_host(root)
@@ -142,7 +142,7 @@ def _notes(driver: Driver) -> tuple[str, ...]:
 
 
 def _complete(collected: CollectorResult, read_before: Driver) -> _Told:
-    """What the collector told, with a reason in every place that it did not come to."""
+    """What the collector sent, with a reason in every leaf that it did not reach."""
     driver = collected.driver or read_before
     why = {call.gpu: call.words for call in reversed(collected.unanswered)}
     failure = collected.failure or "the collector did not come to it"
@@ -157,7 +157,7 @@ def _complete(collected: CollectorResult, read_before: Driver) -> _Told:
     driver = replace(
         driver,
         handle_errors=tuple(f"index {index}: {words}" for index, words in sorted(collected.handle_errors.items())),
-        # no word of the driver: whoever judges must not take it for one
+        # not an answer of the driver: checks must not take it for one
         unread_handles=tuple(f"GPU {index}: {why.get(index, failure)}" for index in unread),
         unanswered=collected.unanswered,
     )
@@ -172,7 +172,7 @@ def _complete(collected: CollectorResult, read_before: Driver) -> _Told:
 
 
 def fill(fact: F, reason: Missing) -> F:
-    """A copy in which every leaf that nobody read carries the reason."""
+    """A copy in which every leaf that was not read holds the reason."""
     changed: dict[str, Any] = {}
     for name in fact.__struct_fields__:
         value = getattr(fact, name)

@@ -1,6 +1,6 @@
-"""How long the driver, and what is built on it, may take: one table, each number with its source.
+"""Deadlines for the driver and what depends on it: one table, each number with its source.
 
-A limit here says when to give up waiting. What is merely slow is judged by the checks, and never fails.
+A deadline is when we give up waiting. Answers that are merely slow are judged by the checks, and never fail.
 """
 
 from __future__ import annotations
@@ -9,21 +9,21 @@ from typing import NamedTuple
 
 
 class Deadline(NamedTuple):
-    """Seconds, and why so many."""
+    """Seconds, and the reason for that number."""
 
     seconds: float
     source: str
 
 
 class Patience(NamedTuple):
-    """When a reader of the driver gives up, in seconds: on all of it, on one call, on a call that starts a GPU."""
+    """When a reader of the driver gives up, in seconds: on the whole, on one call, on a call that wakes a GPU."""
 
     whole_s: float
     call_s: float
     start_s: float
 
 
-# A sleeping GPU is started in these calls, one GPU after another behind one lock of the driver
+# These calls wake a sleeping GPU, one GPU after another, holding one lock of the driver
 START_CALLS = frozenset(
     {
         "nvmlInit",

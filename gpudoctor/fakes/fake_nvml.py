@@ -1,4 +1,4 @@
-"""A driver made of facts: pynvml's functions, answered from a `Node`, with scripted faults."""
+"""A fake of the module pynvml, which answers from a `Node`, with scripted faults."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from gpudoctor.facts.simulated.load import apply_faults
 from gpudoctor.fakes.installed import replace_functions
 from gpudoctor.fakes.pynvml_answers import FakeHandle, NvmlAnswers
 
-# what a driver of the 470 branch does not have
+# functions that a driver of the 470 branch does not have
 ABSENT_IN_470 = (
     "nvmlDeviceGetMemoryInfo_v2",
     "nvmlDeviceGetGpuFabricInfo*",
@@ -41,7 +41,7 @@ ABSENT_IN_470 = (
     "nvmlSystemGetConfComputeState",
 )
 LAST_FIELD_IN_470 = 160
-# what the library answers before nvmlInit, and after an nvmlInit that failed
+# functions that the library answers before nvmlInit, and after an nvmlInit that failed
 _BEFORE_INIT = ("nvmlInit", "nvmlInitWithFlags", "nvmlErrorString", "nvmlSystemGetNVMLVersion")
 _VERSION = re.compile(r"_v\d+$")
 
@@ -49,7 +49,7 @@ _VERSION = re.compile(r"_v\d+$")
 def load(source: Node | str | Path, faults: Iterable[str] = ()) -> Node:
     """The facts of `source`, which is a `Node` or anything that `--node` takes, with faults of the fault kit applied.
 
-    The caller's environment is not laid over a simulated node: a test gives the same everywhere.
+    The caller's environment variables are not added to a simulated node, so tests give the same result everywhere.
     Raise UserError, one line, for a source that cannot be read and for a fault that is unknown or
     cannot happen there.
     """
@@ -58,11 +58,11 @@ def load(source: Node | str | Path, faults: Iterable[str] = ()) -> Node:
 
 
 class ScriptedFault(msgspec.Struct, frozen=True):
-    """One thing that goes wrong in calls whose name matches `call` (a glob; with or without NVML's _v2, _v3).
+    """A fault in calls whose name matches `call` (a glob; with or without NVML's _v2, _v3).
 
-    `gpu`: only on this one. `field`: only this value of nvmlDeviceGetFieldValues. `from_call`:
-    from the n-th such call on. Then: answer NVML's error `code`, or `value` instead of the true
-    one; hang for ever; wait `delay_s` before answering; crash the process.
+    `gpu`: only for this GPU. `field`: only for this value of nvmlDeviceGetFieldValues. `from_call`:
+    from the n-th such call on. The call then returns NVML's error `code`, or `value` instead of the true
+    one; or hangs; or waits `delay_s` before it answers; or crashes the process.
     """
 
     call: str
@@ -77,7 +77,7 @@ class ScriptedFault(msgspec.Struct, frozen=True):
 
 
 class Script(msgspec.Struct, frozen=True):
-    """A fake driver as a file: see `from_file`."""
+    """The arguments of `FakeNvml` in a file: see `from_file`."""
 
     node: Node
     faults: tuple[ScriptedFault, ...] = ()
@@ -86,18 +86,18 @@ class Script(msgspec.Struct, frozen=True):
 
 
 class FakeNvml:
-    """Stands in for the module pynvml; constants, structs and errors are pynvml's own.
+    """Replaces the module pynvml; constants, structs and errors are pynvml's own.
 
     `source` is a `Node` or anything that `--node` takes: the name of a simulated node, a file of
     facts, a capture. `faults` are scripted ones (`ScriptedFault`) and names of the fault kit ("gpu-lost@2"),
-    which change the facts first; a call that the facts say did not return hangs. `absent` are
-    globs of functions this driver does not have, `last_field` the highest field id it knows.
+    which change the facts first; a call that did not return according to the facts hangs. `absent` are
+    globs of functions that this driver does not have, `last_field` the highest field id it knows.
 
-    Use it as it is where code takes the module as an argument; `install` (or `with`) puts it into
+    Pass it to code that takes the module as an argument; `install` (or `with`) puts it into
     pynvml itself. `node` are the facts it answers from. `calls` counts calls by (name, GPU),
     `unknown` names functions that the fake does not know and answered with
     NVMLError_FunctionNotFound. Raise UserError for a source that cannot be read, for an
-    unknown fault and for one that would never strike.
+    unknown fault and for one that would have no effect.
     """
 
     def __init__(
@@ -128,11 +128,10 @@ class FakeNvml:
         self._let_go = threading.Event()
 
     def install(self) -> FakeNvml:
-        """Answer pynvml's own module-level functions until `uninstall`, for every caller in this process.
+        """Replace pynvml's module-level functions until `uninstall`, for every caller in this process.
 
-        From then on it minds nvmlInit as the library does: calls before it raise
-        NVMLError_Uninitialized. Names that were imported out of pynvml before (`from pynvml import
-        nvmlInit`) and child processes are out of its reach.
+        While installed, calls before nvmlInit raise NVMLError_Uninitialized, as in the library. It does not
+        reach names that were imported from pynvml before (`from pynvml import nvmlInit`) or child processes.
         """
         if self._restore is None:
             self._sessions = 0
@@ -140,7 +139,7 @@ class FakeNvml:
         return self
 
     def uninstall(self) -> None:
-        """Put pynvml back as it was. Calls that hang in a thread end with NVMLError_Timeout."""
+        """Restore pynvml. Calls that hang in a thread end with NVMLError_Timeout."""
         if self._restore is not None:
             self._restore()
             self._restore = None
@@ -154,15 +153,15 @@ class FakeNvml:
         self.uninstall()
 
     def __getattr__(self, name: str) -> Any:
-        real = getattr(pynvml, name)  # AttributeError as the real module has it
+        real = getattr(pynvml, name)  # the same AttributeError as the real module
         if not name.startswith("nvml") or not callable(real) or isinstance(real, type):
             return real
         return self.function(name, real)
 
     def function(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
-        """What stands in for this function of pynvml; takes its arguments by position or by name."""
+        """The replacement for this function of pynvml; takes its arguments by position or by name."""
 
-        @wraps(real)  # so that what it replaces is still known where one fake is put over another
+        @wraps(real)  # `unwrap` finds the real function if one fake is installed over another
         def asked(*args: Any, **named: Any) -> Any:
             return self._call(name, signature(real).bind(*args, **named).args if named else args)
 
@@ -176,7 +175,7 @@ class FakeNvml:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_UNINITIALIZED)
         if any(fnmatchcase(name, pattern) for pattern in self._absent):
             raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
-        # the newer form of one function goes by an argument
+        # an argument selects the newer version of this function
         if name == "nvmlDeviceGetMemoryInfo" and args[1:] and "nvmlDeviceGetMemoryInfo_v2" in self._absent:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
         for fault in self._matching(name, gpu):
@@ -207,7 +206,7 @@ class FakeNvml:
         return found
 
     def _strike(self, fault: ScriptedFault) -> Any:
-        """What the fault answers; None where the true answer follows."""
+        """The fault's answer; None if the true answer follows."""
         if fault.delay_s:
             threading.Event().wait(fault.delay_s)
         if fault.hang:
@@ -220,7 +219,7 @@ class FakeNvml:
         return fault.value
 
     def _fields(self, handle: FakeHandle, wanted: list[Any]) -> Any:
-        """Each wanted one is (field id, scope), or a field id alone."""
+        """The values of `wanted`, of which each is (field id, scope) or a field id."""
         values = (pynvml.c_nvmlFieldValue_t * len(wanted))()
         striking = [
             fault
@@ -250,7 +249,7 @@ class FakeNvml:
 
 
 def _refuse_idle(fault: ScriptedFault, node: Node) -> None:
-    """Raise UserError for a fault that would never strike: the test would pass without it."""
+    """Raise UserError for a fault that would have no effect: the test would pass without it."""
     asked = f"Fault({fault.call!r}{'' if fault.gpu is None else f', gpu={fault.gpu}'})"
     names = [name for name, real in vars(pynvml).items() if name.startswith("nvml") and isfunction(real)]
     if not any(_is_named(name, fault.call) for name in names):
@@ -267,7 +266,7 @@ def _refuse_idle(fault: ScriptedFault, node: Node) -> None:
 
 
 def _is_named(name: str, call: str) -> bool:
-    """Whether the function is one that a fault's `call` means."""
+    """Whether a fault's `call` matches the function, with or without its version suffix."""
     return fnmatchcase(name, call) or _VERSION.sub("", name) == call
 
 
@@ -278,7 +277,7 @@ def _gpu_of(name: str, args: tuple[Any, ...]) -> int | None:
 
 
 def _recorded(node: Node) -> tuple[ScriptedFault, ...]:
-    """The calls that did not return when the facts were read: they will not return here either."""
+    """Faults for the calls that did not return when the facts were read, so that they do not return here either."""
     unknown: int = pynvml.NVML_ERROR_UNKNOWN
     return tuple(
         ScriptedFault(call.call, call.gpu, hang=True)
@@ -289,12 +288,12 @@ def _recorded(node: Node) -> tuple[ScriptedFault, ...]:
 
 
 def from_file(path: str) -> FakeNvml:
-    """The fake driver that a `Script` in a JSON file describes: for another process."""
+    """The fake driver described by a `Script` in a JSON file, for another process."""
     script = msgspec.json.decode(Path(path).read_bytes(), type=Script)
     return FakeNvml(script.node, script.faults, script.absent, script.last_field)
 
 
 def write_script(path: Path, script: Script) -> str:
-    """Write the script; the result is what `collect_live(nvml_module=...)` takes."""
+    """Write the script; return the argument for `collect_live(nvml_module=...)`."""
     path.write_bytes(msgspec.json.encode(script))
     return f"gpudoctor.fakes.fake_nvml:from_file:{path}"

@@ -1,4 +1,4 @@
-"""Puts a fake driver into the module pynvml, below every program that calls it."""
+"""Puts a fake driver into the module pynvml, for all code in this process."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any, Protocol
 
 import pynvml
 
-# how pynvml finds a function of the library, and the library
+# pynvml's functions that look up a function of the library, and load the library
 _POINTER, _LIBRARY = "_nvmlGetFunctionPointer", "_LoadNvmlLibrary"
 
 
 class InstalledDriver(Protocol):
-    """What answers instead of the library."""
+    """The fake that answers instead of the library."""
 
     unknown: set[str]
 
@@ -21,12 +21,12 @@ class InstalledDriver(Protocol):
 
 
 def replace_functions(driver: InstalledDriver) -> Callable[[], None]:
-    """Have pynvml answered by `driver`; what is returned puts it back as it was.
+    """Have `driver` answer pynvml's functions; return a function that restores them.
 
-    Replaced is every function that calls the library itself. Those that only call others
-    (nvmlDeviceGetPciInfo) stay as they are and so reach the replaced ones.
+    Replaces every function that calls the library directly. Those that only call others
+    (nvmlDeviceGetPciInfo) are left and so call the replaced ones.
     """
-    # before anything is replaced: an older binding may lack a name
+    # collected before anything is replaced: an older binding may lack a name
     own = {name: real for name, real in vars(pynvml).items() if _calls_library(name, real)}
     fakes: dict[str, Any] = {name: driver.function(name, real) for name, real in own.items()}
 
@@ -34,7 +34,7 @@ def replace_functions(driver: InstalledDriver) -> Callable[[], None]:
         driver.unknown.add(name)
         raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
 
-    # whatever still asks for the library finds an old one that lacks the function
+    # any other access to the library sees an old one that lacks the function
     fakes |= {_POINTER: pointer, _LIBRARY: lambda: None}
     before = {name: getattr(pynvml, name) for name in fakes}
     vars(pynvml).update(fakes)
@@ -44,5 +44,5 @@ def replace_functions(driver: InstalledDriver) -> Callable[[], None]:
 def _calls_library(name: str, real: Any) -> bool:
     if not name.startswith("nvml") or not isfunction(real):
         return False
-    # nvmlInit goes by another function; whoever scripts or counts its calls means this name
+    # nvmlInit calls another function, but faults and call counts use this name
     return name == "nvmlInit" or _POINTER in unwrap(real).__code__.co_names

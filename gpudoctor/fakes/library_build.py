@@ -1,4 +1,4 @@
-"""Builds the driver library from its C source, once for each compiler and driver branch."""
+"""Builds the fake driver library from its C source, once for each compiler and driver branch."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _BUILD_DEADLINE_S = 60.0
 
 
 def library_folder(branch: int, private: Path, environ: Mapping[str, str]) -> Path:
-    """A folder that holds the library of this branch: in the cache, or in `private` where that cannot be used.
+    """A folder with the library of this branch: in the cache, or in `private` if that cannot be used.
 
-    A cache is used only if nobody but this user and root could have put a library there: programs load it.
-    Raise UserError where there is no compiler, or where it cannot build the library.
+    A cache is used only if no one but this user and root could have put a library there, since programs load it.
+    Raise UserError if there is no compiler, or if it cannot build the library.
     """
     compiler = find_compiler(environ)
     key = _key(compiler, branch)
@@ -41,13 +41,13 @@ def library_folder(branch: int, private: Path, environ: Mapping[str, str]) -> Pa
             if library.is_file():
                 return library.parent
             number, made = tempfile.mkstemp(dir=library.parent, prefix=".build-")
-        except OSError:  # no such place, read-only, full: the next one
+        except OSError:  # does not exist, read-only, full: try the next one
             continue
         os.close(number)
         try:
             _compile(compiler, branch, made)
-            Path(made).chmod(0o644)  # the linker's would follow the umask
-            # two that build at once both put the same library there, each at one stroke
+            Path(made).chmod(0o644)  # the linker's mode depends on the umask
+            # concurrent builds replace the same library atomically
             os.replace(made, library)  # noqa: PTH105 - a name, not a Path
         except OSError:
             continue
@@ -58,7 +58,7 @@ def library_folder(branch: int, private: Path, environ: Mapping[str, str]) -> Pa
 
 
 def find_compiler(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """The words that start the C compiler: $CC, else cc, gcc or clang. Raise UserError where there is none."""
+    """The command of the C compiler: $CC, else cc, gcc or clang. Raise UserError if there is none."""
     path = environ.get("PATH")
     asked = environ.get("CC", "").strip()
     if asked:

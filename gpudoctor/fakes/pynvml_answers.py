@@ -1,5 +1,5 @@
 # ruff: noqa: N802, N815 - the names are NVML's own
-"""What pynvml's functions return about a `Node`: the table's rows in the types that pynvml has for them."""
+"""The answers of pynvml's functions about a `Node`: the table's rows as pynvml's types."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from gpudoctor.fakes.table_gpu import UNKNOWN_BYTES
 from gpudoctor.fakes.table_links import ALL_LINKS, FIELD_VALUES
 from gpudoctor.fakes.table_node import MIG_IDS, add_node
 
-# pynvml's name -> the library's, where they differ
+# pynvml's name -> the library's, if they differ
 _LIBRARY_NAMES = {
     "nvmlSystemGetCudaDriverVersion_v2": "nvmlSystemGetCudaDriverVersion",
     "nvmlDeviceGetTemperatureV1": "nvmlDeviceGetTemperature",
     "nvmlDeviceGetNvLinkRemotePciInfo": "nvmlDeviceGetNvLinkRemotePciInfo_v2",
 }
-# functions whose answer is a struct of pynvml's
+# functions that return a struct of pynvml
 _STRUCTS = {
     "nvmlDeviceGetMemoryInfo": "c_nvmlMemory_t",
     "nvmlDeviceGetMemoryInfo_v2": "c_nvmlMemory_v2_t",
@@ -36,13 +36,13 @@ _STRUCTS = {
     "nvmlDeviceGetAttributes_v2": "c_nvmlDeviceAttributes",
     "nvmlSystemGetConfComputeState": "c_nvmlConfComputeSystemState_t",
 }
-# functions whose answer is a handle
+# functions that return a handle
 _HANDLES = (
     "nvmlDeviceGetHandleByIndex",
     "nvmlDeviceGetMigDeviceHandleByIndex",
     "nvmlDeviceGetDeviceHandleFromMigDeviceHandle",
 )
-# functions that the table holds only of nodes with MIG instances, NVLinks or several GPUs
+# functions that are in the table only for nodes with MIG instances, NVLinks or several GPUs
 _NOT_ON_EVERY_NODE = frozenset(
     {
         "nvmlDeviceGetNvLinkState",
@@ -54,9 +54,9 @@ _NOT_ON_EVERY_NODE = frozenset(
         "nvmlDeviceGetMaxMigDeviceCount",
     }
 )
-# NVML's return codes for leaves that are Missing: what no source holds is not supported by a driver
+# NVML's return codes for leaves that are Missing; absent values are reported as not supported
 _CODES = {"unsupported": 3, "absent": 3, "denied": 4, "failed": 999}
-# the return codes of a lookup that finds nothing; of all other functions it is _NOT_SUPPORTED
+# the return codes of a lookup that finds nothing; for all other functions it is _NOT_SUPPORTED
 _ERROR_WITHOUT_ROW = {
     "nvmlDeviceGetHandleByIndex": 2,
     "nvmlDeviceGetHandleByUUID": 6,
@@ -76,15 +76,15 @@ class FakeHandle(msgspec.Struct, frozen=True):
 
     @property
     def device(self) -> int:
-        """Its number in the table."""
+        """The device number in the table."""
         return self.index if self.instance is None else (self.index + 1) * MIG_IDS + self.instance
 
 
 class NvmlAnswers:
-    """`to` answers a function by its name, `field` a field value; pynvml.NVMLError as the driver would raise it.
+    """`to` finds the answer to a function, `field` a field value; both raise pynvml.NVMLError like the driver.
 
-    Traffic is no fact, and may be set: `pcie_kb_s` by counter (0 sent, 1 received), `nvlink_kib` in all by GPU and
-    field id.
+    Traffic is not in the facts and may be set: `pcie_kb_s` by counter (0 sent, 1 received), `nvlink_kib` in total by
+    GPU and field id.
     """
 
     def __init__(self, node: Node) -> None:
@@ -96,7 +96,7 @@ class NvmlAnswers:
         add_node(self._table, node)
 
     def to(self, name: str) -> Callable[..., Any] | None:
-        """What answers this function of pynvml; None if the fake does not know it."""
+        """The replacement for this function of pynvml; None if the fake does not know it."""
         own: Callable[..., Any] | None = getattr(self, name, None) if name.startswith("nvml") else None
         if own is not None:
             return own
@@ -116,7 +116,7 @@ class NvmlAnswers:
         return int(row.values[1])
 
     def _answer(self, function: str, *args: Any) -> Any:
-        """The table's answer as pynvml gives it: a number, text, list or struct, or 0 for what it filled."""
+        """The table's answer as pynvml returns it: a number, text, list or struct, or 0 if it filled an argument."""
         into = args[-1]._obj if args and hasattr(args[-1], "_obj") else None
         key = args if into is None else args[:-1]
         version = self._table.versions.get(function) if into is None else getattr(into, "version", None)
@@ -133,7 +133,7 @@ class NvmlAnswers:
         return values if len(values) > 1 else values[0] if values else None
 
     def _row(self, function: str, *key: Any) -> TableRow:
-        """Raise NVMLError if the answer is one."""
+        """The row of the answer; raise NVMLError if it is an error."""
         places = tuple(part.device if isinstance(part, FakeHandle) else part for part in key) or (SYSTEM,)
         row = self._table.find(function, *places) or self._table.find("*", places[0])
         if row is None:
@@ -159,11 +159,11 @@ class NvmlAnswers:
             SimpleNamespace(pid=pid, usedGpuMemory=None if used == UNKNOWN_BYTES else used) for pid, used, *_ in each
         ]
 
-    # functions that take their arguments in a way of their own, or that the C library does not have
+    # functions with special arguments, or that the C library does not have
 
     def nvmlInit(self) -> None:
         driver = self.node.driver
-        # a machine without a driver: nobody asked the library, and there is none
+        # a machine without a driver: the library was not called, and does not exist
         nothing = 12 if driver.module_loaded is False and isinstance(driver.library_version, Missing) else 0
         code = nothing if isinstance(driver.init_code, Missing) else driver.init_code
         if code:
@@ -198,7 +198,7 @@ class NvmlAnswers:
         return FakeHandle(found.index)
 
     def nvmlDeviceQueryDrainState(self, place: Any) -> int:
-        # text or bytes, by the version of the binding
+        # text or bytes, depending on the version of the binding
         bus_id = place.busId if isinstance(place.busId, str) else place.busId.decode()
         return int(short_bus_id(bus_id) in (known(self.node.driver.drained_gpus) or ()))
 
@@ -206,7 +206,7 @@ class NvmlAnswers:
         return self._answer("nvmlDeviceGetMemoryInfo_v2" if version else "nvmlDeviceGetMemoryInfo", handle)
 
     def nvmlDeviceGetModuleId(self, handle: FakeHandle, into: Any = None) -> int:
-        """Given a reference, pynvml fills it and gives the return code instead of raising it."""
+        """With a reference, pynvml fills it and returns the return code instead of raising it."""
         try:
             module = int(self._answer("nvmlDeviceGetModuleId", handle))
         except pynvml.NVMLError as error:
@@ -248,7 +248,7 @@ def _plain(value: Any) -> int | str:
 
 
 def _code_of(leaf: Missing) -> int:
-    """The return code that left this leaf Missing: the one in its reason if that failed, else one of its kind."""
+    """The return code for a Missing leaf: the one in its reason if it failed, else the one for its kind."""
     code = code_named(leaf.reason) if leaf.kind == "failed" else 0
     if code in words.ERROR_WORDS and code and words.missing_for(code, "").kind == "failed":
         return code

@@ -1,4 +1,4 @@
-"""Runs a program in front of a driver that answers as a simulated or captured node does: `gpudoctor fake-driver`."""
+"""Runs a program with a fake driver that answers like a simulated or captured node: `gpudoctor fake-driver`."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from gpudoctor.process.spawn import Child
 NOT_FOUND = 127
 NOT_EXECUTABLE = 126
 _PASSED_ON = (*ENDING_SIGNALS, signal.SIGUSR1, signal.SIGUSR2)
-# longer than any deadline for a call; a driver that never answers is the fault driver-hang
+# longer than any deadline for a call; for a driver that never answers there is the fault driver-hang
 LONGEST_CALL_LATENCY_MS = 60_000
 
 
 class FakeDriverRequest(msgspec.Struct, frozen=True):
-    """Which program sees the driver of which node. `call_latency`: milliseconds that every call takes, as typed."""
+    """Which program sees the driver of which node. `call_latency`: milliseconds per call, as typed by the user."""
 
     node: str
     faults: tuple[str, ...]
@@ -39,10 +39,10 @@ class FakeDriverRequest(msgspec.Struct, frozen=True):
 
 
 def run_program(request: FakeDriverRequest) -> int:
-    """Run the program; give its exit code, 128 + n if signal n ended it.
+    """Run the program; return its exit code, 128 + n if signal n ended it.
 
-    127: there is no such program, 126: it cannot be started, as shells have it. Raise UserError for a node that cannot
-    be read, and if the library cannot be built.
+    As in shells, 127 means that there is no such program, and 126 that it cannot be started. Raise UserError for a node
+    that cannot be read, and if the library cannot be built.
     """
     latency_ms = _call_latency_ms(request.call_latency)
     if VARIABLE in os.environ:
@@ -86,14 +86,14 @@ def _environment(environ: Mapping[str, str], libraries: Path, private: Path) -> 
 
 
 def _run(program: Sequence[str], environ: dict[str, str]) -> int:
-    """Start it and wait for its end, passing on what signals come."""
+    """Start the program and wait for its end; pass signals on to it."""
     wanted = (*_PASSED_ON, signal.SIGCHLD)
-    # from here on signals wait until they are asked for: none is lost between the start and the wait
+    # blocked, so that no signal is lost between the start and the wait
     before = signal.pthread_sigmask(signal.SIG_BLOCK, wanted)
     try:
         return _wait(_start(program, environ, before), wanted)
     except FileNotFoundError as error:
-        # a script's interpreter may be what is missing
+        # perhaps the interpreter of a script is missing
         say(f"error: {program[0]}: {error.strerror or error}")
         return NOT_FOUND
     except OSError as error:
@@ -108,7 +108,7 @@ def _start(program: Sequence[str], environ: dict[str, str], mask: set[signal.Sig
 
     def in_child() -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        # it must not outlive us: its driver's answers lie in our folder
+        # it must not outlive us: its driver reads the answers in our folder
         die_with_parent(parent, signal.SIGTERM)
 
     return Child(program, stdin=None, stdout=None, stderr=None, env=environ, new_session=False, in_child=in_child)
@@ -122,10 +122,10 @@ def _wait(process: Child, wanted: tuple[signal.Signals, ...]) -> int:
             code = process.poll()
             if code is not None:
                 return code if code >= 0 else 128 - code
-        elif info.si_code <= 0:  # sent by a process, to us alone perhaps
+        elif info.si_code <= 0:  # sent by a process, perhaps only to us
             process.send(info.si_signo)
         elif info.si_signo == signal.SIGINT:
-            # from the terminal: the program got it too. In a call that hangs it hears nothing but this
+            # from the terminal: the program got it too, but Python handles SIGINT only after a call that hangs
             asked_to_end += 1
             if asked_to_end > 1:
                 process.send(signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""One GPU: every getter of it, but field values and links."""
+"""The table's rows of one GPU: all getters except field values and links."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _KINDS = {"Compute": "C", "Graphics": "G", "MPSCompute": "M"}
 
 
 def version_of(size: int, number: int) -> int:
-    """What a versioned struct of that size says in its first number."""
+    """The version number in the first field of a struct of that size."""
     return size | number << 24
 
 
 def add_gpu(table: NvmlTable, gpu: Gpu) -> None:
-    """Everything but field values, NVLinks and MIG instances."""
+    """Add everything but field values, NVLinks and MIG instances."""
     _add_identity(table, gpu)
     _add_memory(table, gpu)
     _add_state(table, gpu)
@@ -66,7 +66,7 @@ PCI_INFO = "16s5I32s"
 
 
 def pci_info(bus_id: str, device_id: int = 0, subsystem_id: int = 0) -> tuple[Any, ...]:
-    """nvmlPciInfo_t of a bus id, by the form PCI_INFO. One that cannot be understood stays a text with zeros."""
+    """nvmlPciInfo_t of a bus id, in the format PCI_INFO. One that cannot be parsed is kept as text, with zeros."""
     domain, _, rest = bus_id.partition(":")
     bus, _, device = rest.partition(":")
     try:
@@ -108,7 +108,7 @@ def _add_state(table: NvmlTable, gpu: Gpu) -> None:
     for name, number in numbers.items():
         table.put(f"nvmlDeviceGet{name}", me, "I", number)
     table.put("nvmlDeviceGetUtilizationRates", me, "2I", busy.gpu_pct, busy.memory_pct)
-    # no fact: a node that nobody uses
+    # not in the facts: assume an idle GPU
     idle = busy.gpu_pct if isinstance(busy.gpu_pct, Missing) else 0
     for name in ("Encoder", "Decoder"):
         table.put(f"nvmlDeviceGet{name}Utilization", me, "2I", idle, _SAMPLE_PERIOD_US)

@@ -1,4 +1,4 @@
-"""What NVML answers about field values, each by its own id and some by a link, and about NVLinks and the fabric."""
+"""The table's rows of field values, NVLinks and the fabric."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _UNSIGNED, _SIGNED = 3, 5  # NVML_VALUE_TYPE_*
 ALL_LINKS = 0xFFFF_FFFF
 
 
-# field ids -> the leaf that they hold
+# field id -> leaf of `Gpu`
 _FIELDS = {
     1: "ecc.enabled",
     2: "ecc.pending",
@@ -51,9 +51,9 @@ _SLOWED_TIMES = {74: "throttle_times.sw_power_cap_us", 75: _HOT[0], 76: "throttl
 
 
 def _slowed_times(driver: tuple[int, ...]) -> dict[int, str]:
-    """The fields that count time slowed down, by the nvml.h of that driver: those of _HOT came with 575, and moved.
+    """The ids of throttle time fields in nvml.h of that driver: those of _HOT came with 575 and changed later.
 
-    On 570, and again from 580.82 on, 251 to 253 are NVML_FI_PWR_SMOOTHING_*, which no GPU of ours has.
+    On 570, and again from 580.82 on, 251 to 253 are NVML_FI_PWR_SMOOTHING_*, which no simulated GPU has.
     """
     if driver < (575,):
         return _SLOWED_TIMES
@@ -62,7 +62,7 @@ def _slowed_times(driver: tuple[int, ...]) -> dict[int, str]:
 
 
 def add_fields(table: NvmlTable, gpu: Gpu, driver: tuple[int, ...]) -> None:
-    """All fields that the facts know; any other id is not supported."""
+    """Add all fields that are in the facts; any other id is not supported."""
     table.put(FIELD_VALUES, gpu.index, "")
     links = known(gpu.nvlinks) or ()
     for field, value in _device_fields(gpu, driver).items():
@@ -73,7 +73,7 @@ def add_fields(table: NvmlTable, gpu: Gpu, driver: tuple[int, ...]) -> None:
         for field in (138, 139):
             _add_field(table, gpu, field, link.link, 0)
     if links:
-        # traffic is no fact: nothing was carried
+        # traffic is not in the facts: none
         for field in (138, 139):
             _add_field(table, gpu, field, ALL_LINKS, 0)
 
@@ -119,7 +119,7 @@ _COMPLETED = 3
 
 
 def add_links(table: NvmlTable, gpu: Gpu) -> None:
-    """State, version and far end of each NVLink, and the fabric in its three forms."""
+    """Add state, version and remote end of each NVLink, and the fabric in its three versions."""
     _add_fabric(table, gpu)
     if isinstance(gpu.nvlinks, Missing):
         return

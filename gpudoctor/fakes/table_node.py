@@ -1,4 +1,4 @@
-"""What NVML would answer about a `Node`, call by call, in NVML's own numbers and structs (nvml.h)."""
+"""The table of NVML's answers about a `Node`, call by call, in NVML's numbers and structs (nvml.h)."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from gpudoctor.fakes.table_links import add_fields, add_links
 _NOT_LOADED = 9
 MIG_IDS = 1000
 _WORTH_PLAYING_S = 1.0
-# our readers call these by pynvml's name, which stands for several of the library
+# our readers use pynvml's name, which stands for several functions of the library
 _OTHER_NAMES = {"nvmlDeviceGetMemoryInfo": ("nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMemoryInfo_v2")}
 
 
 def answers_of(node: Node, call_latency_ms: float = 0.0) -> bytes:
-    """The table for the C library: see `NvmlTable.written`. A call that did not return in the facts never does.
+    """The table for the C library: see `NvmlTable.written`. A call that did not return in the facts never returns.
 
-    The time that waking the GPUs took is shared out among them, and a slowest call of a second or more is
+    The time that waking the GPUs took is divided among them, and a slowest call of a second or more is
     as slow again.
     """
     table = NvmlTable()
@@ -33,7 +33,7 @@ def answers_of(node: Node, call_latency_ms: float = 0.0) -> bytes:
     for call in node.driver.unanswered:
         name = re.sub(r"(RunningProcesses)_v[23]$", r"\1", call.call)
         for each in _OTHER_NAMES.get(name, (name,)) if _is_name(name) else ():
-            # what crashed the driver's library is not crashed again: it fails
+            # a call that crashed the driver's library fails instead
             table.refuse(each, SYSTEM if call.gpu is None else call.gpu, NEVER if call.hangs else UNKNOWN)
     add_node(table, node)
     table.latency(call_latency_ms)
@@ -41,7 +41,7 @@ def answers_of(node: Node, call_latency_ms: float = 0.0) -> bytes:
 
 
 def add_node(table: NvmlTable, node: Node) -> None:
-    """All that the driver of this node answers."""
+    """Add all answers of this node's driver."""
     _add_driver(table, node.driver, node)
     for gpu in node.gpus:
         _add_errors(table, gpu)
@@ -57,7 +57,7 @@ def add_node(table: NvmlTable, node: Node) -> None:
 
 
 def branch_of(node: Node) -> int:
-    """The driver's branch (535), which decides what functions the library has; 999, all, where it is not known."""
+    """The driver's branch (535), which decides what functions the library has; 999 (all) if it is not known."""
     version = _version(node.driver)
     return version[0] if version and version[0] > 0 else UNKNOWN
 
@@ -75,7 +75,7 @@ def _add_waits(table: NvmlTable, node: Node) -> None:
 
 
 def _is_name(call: str) -> bool:
-    # facts may come from a stranger, and a line of the table must stay one
+    # facts may be untrusted, and a name must not add lines to the table
     return call.isascii() and call.isidentifier()
 
 
@@ -121,10 +121,10 @@ def _add_driver(table: NvmlTable, driver: Driver, node: Node) -> None:
 
 
 def _add_errors(table: NvmlTable, gpu: Gpu) -> None:
-    """The calls that failed in the facts fail; a GPU that is lost or wants a reset says so to every other call."""
+    """Calls that failed in the facts fail again; a GPU that is lost or needs a reset fails all other calls too."""
     table.put("device", gpu.index, "")
     for error in gpu.errors:
-        # a field's own error stands in its leaf: "nvmlDeviceGetFieldValues(82)"
+        # the error of a single field, "nvmlDeviceGetFieldValues(82)", is in its leaf
         if _is_name(error.call):
             table.refuse(error.call, gpu.index, error.code)
     for error in condemning(gpu)[:1]:

@@ -1,4 +1,4 @@
-"""How long a burn lasts, and what its GPUs counted meanwhile."""
+"""The duration of a burn, and the counter deltas of its GPUs."""
 
 from __future__ import annotations
 
@@ -12,17 +12,15 @@ from gpudoctor.checks.core.registry import Level
 from gpudoctor.errors import UserError
 from gpudoctor.facts.kernel_log.records import read_line
 from gpudoctor.facts.model.gpu import Gpu
-from gpudoctor.facts.model.measured_burn import NOT_READ_AGAIN, GpuCounters, counters_of
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import KernelEvent, KernelLog, Node
+from gpudoctor.facts.model.telemetry import NOT_READ_AGAIN, GpuCounters, counters_of
 from gpudoctor.facts.nvml.error_cost import condemning
 from gpudoctor.lazy_import import lazy_imports
 
 with lazy_imports():
     from gpudoctor.facts import collect
-
-# What grew between two readings of one node: pure functions, no verdicts.
 
 _GONE = Missing("the driver did not show this GPU any more after the load", "failed")
 
@@ -53,9 +51,9 @@ def _of_gpu(before: Gpu, after: Gpu | None) -> GpuCounters:
 
 
 def new_events(before: KernelLog, after: KernelLog, read_s: float | None = None) -> tuple[KernelEvent, ...] | Missing:
-    """What the kernel logged between two readings; Missing where they do not compare.
+    """The events that the kernel logged between two readings; Missing if the readings cannot be compared.
 
-    `read_s`: seconds since boot at the first reading. Lines that came later and are gone make the answer Missing.
+    `read_s`: seconds since boot at the first reading. The result is Missing if later lines were overwritten.
     """
     if isinstance(after.events, Missing):
         return after.events
@@ -79,7 +77,7 @@ def _all_timed(*logs: tuple[KernelEvent, ...]) -> bool:
 
 
 def _identity(event: KernelEvent) -> tuple[float | None, str]:
-    """The kernel's stamp and its message: the same line bears other prefixes in the journal."""
+    """The kernel's timestamp and message; the prefixes of a line are different in the journal."""
     if event.time_s is None:
         return None, event.text
     return round(event.time_s, 6), read_line(event.text).message
@@ -90,16 +88,16 @@ _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600}
 
 
 def burn_duration_s(asked: str | None, level: Level, usual_s: float) -> float | None:
-    """How long a burn lasts: as `--duration` says, else `usual_s`; None at every other level.
+    """How long a burn lasts: `--duration`, else `usual_s`; None at every other level.
 
-    Takes plain seconds, 90s, 10m, 1h. Raise UserError for nonsense, and for a duration of no burn.
+    Takes plain seconds, 90s, 10m, 1h. Raise UserError for an invalid duration, and for one without a burn.
     """
     if asked is None:
         return usual_s if level == "burn" else None
     if level != "burn":
         raise UserError(f"--duration {asked}: only --level burn lasts as long as it is told to; this is {level}")
     number, unit = (asked[:-1], asked[-1]) if asked[-1:] in ("s", "m", "h") else (asked, "")
-    # no float(): it takes nan, 1e9 and 1_0
+    # float() alone would accept nan, 1e9 and 1_0
     if not re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,3})?", number):
         raise UserError(f"--duration {asked!r}: write it as 10m, 90s, 1h or in seconds")
     duration_s = float(number) * _SECONDS[unit]
@@ -111,7 +109,7 @@ def burn_duration_s(asked: str | None, level: Level, usual_s: float) -> float | 
 def count_again(
     node: Node, measured: Measurements, deadline_s: float, progress: Callable[[str], None] | None
 ) -> Measurements:
-    """After a burn of this machine's GPUs: what their counters and the kernel log say now, against `node`."""
+    """After a burn, read the GPUs' counters and the kernel log of this machine again and compare them with `node`."""
     burn = measured.burn
     if burn is None or burn.counters != NOT_READ_AGAIN:
         return measured

@@ -1,4 +1,4 @@
-"""Which GPUs may be put under load, and which rank has which; else why none may."""
+"""Which GPUs may be put under load and which rank gets which; or why there is none."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ CPU_RANKS = 2
 
 
 class LoadRequest(msgspec.Struct, frozen=True):
-    """What may be loaded and how, as the options of the same names say it.
+    """What may be loaded and how, from the options of the same names.
 
-    `data` are absolute paths that data can be read from, none where the user named none; `need_gb_s` is the rate that
+    `data` are absolute paths to read data from, empty if the user named none; `need_gb_s` is the rate that
     each GPU must be fed at.
     """
 
@@ -41,7 +41,7 @@ class LoadRequest(msgspec.Struct, frozen=True):
 
 
 def devices_to_load(node: Node, request: LoadRequest) -> tuple[Backend, tuple[Gpu, ...]] | Missing:
-    """Where ranks may run that no check asks for: on these GPUs, on none (gloo), or why nowhere.
+    """The backend and GPUs for ranks outside of a check: no GPUs with gloo, Missing if no rank may run.
 
     Raise UserError for options that contradict the node.
     """
@@ -55,7 +55,7 @@ def devices_to_load(node: Node, request: LoadRequest) -> tuple[Backend, tuple[Gp
 
 
 def backend_for(node: Node, asked: Backend | Literal["auto"]) -> Backend | None:
-    """What ranks talk with on this node; None if no rank can run. Raise UserError if what was asked contradicts it."""
+    """The communication backend on this node; None if no rank can run. Raise UserError if `asked` contradicts it."""
     live = node.source.kind == "live"
     if asked == "nccl" and not live:
         raise UserError(
@@ -70,7 +70,7 @@ def backend_for(node: Node, asked: Backend | Literal["auto"]) -> Backend | None:
 
 
 def why_no_devices(node: Node) -> str:
-    """Why there is nothing to load, in words."""
+    """Why there is no device to load, for a message."""
     if node.source.kind == "live":
         return "no GPU to load; --backend gloo measures CPU ranks"
     kind = {"simulated": "simulated node", "facts": "node read from a facts file"}.get(node.source.kind, "capture")
@@ -78,7 +78,7 @@ def why_no_devices(node: Node) -> str:
 
 
 def gpus_to_load(node: Node, request: LoadRequest, workers: LocalWorkers | None) -> tuple[Gpu, ...] | Missing:
-    """The GPU of each rank, in rank order, or why none may be put under load."""
+    """The GPU of each rank, in rank order, or why no GPU may be put under load."""
     in_scope = _in_scope(node, request)
     fit = tuple(gpu for gpu in in_scope if _unfit(gpu) is None)
     if not fit:
@@ -99,10 +99,10 @@ def gpus_to_load(node: Node, request: LoadRequest, workers: LocalWorkers | None)
 
 
 def seated_gpus(node: Node, visible: Sequence[str | None]) -> tuple[Gpu, ...] | str:
-    """The GPU of each rank, from CUDA_VISIBLE_DEVICES of each process; else why they have not one each, in words.
+    """The GPU of each rank, from CUDA_VISIBLE_DEVICES of each process; or why they do not have one each.
 
-    srun may give every task a GPU of its own, while torchrun shows all of them to all: there the
-    n-th process has the n-th.
+    srun may bind one GPU to every task, while torchrun shows all of them to all processes: there the
+    n-th process gets the n-th.
     """
     order = node.environment.get("CUDA_DEVICE_ORDER")
     indices: list[int] = []
@@ -119,7 +119,7 @@ def seated_gpus(node: Node, visible: Sequence[str | None]) -> tuple[Gpu, ...] | 
 
 
 def refused_frameworks(node: Node, loaded: tuple[Gpu, ...], *, force: bool) -> dict[str, Missing]:
-    """Why no framework may be asked, where one opens more than the GPUs `loaded`: it opens all that CUDA shows."""
+    """Why no framework may be started: each opens all GPUs that CUDA shows, not only those in `loaded`."""
     seen = resolve(node.environment.get("CUDA_VISIBLE_DEVICES"), node.gpus, node.environment.get("CUDA_DEVICE_ORDER"))
     passed_over = {gpu.index for gpu in loaded} | set(() if seen.unresolved or seen.order_uncertain else seen.hidden)
     others = tuple(gpu for gpu in node.gpus if gpu.index not in passed_over)
@@ -133,10 +133,10 @@ def _in_scope(node: Node, request: LoadRequest) -> tuple[Gpu, ...]:
 
 
 def _unfit(gpu: Gpu) -> str | None:
-    """Why no rank can sit on this GPU, in words; what is wrong with it is for its own checks to say."""
+    """Why no rank can run on this GPU; what is wrong with the GPU is reported by other checks."""
     if known(gpu.settings.mig_enabled) is True:
         return f"GPU {gpu.index} is divided by MIG: NCCL and DDP want whole GPUs"
-    # CUDA is told by UUID which GPU a rank gets
+    # a rank's GPU is selected by UUID (CUDA_VISIBLE_DEVICES)
     return None if known(gpu.uuid) else f"GPU {gpu.index} tells no UUID"
 
 
@@ -147,7 +147,7 @@ def _as_many_as_asked(gpus: tuple[Gpu, ...], request: LoadRequest) -> tuple[Gpu,
 
 
 def _danger(node: Node, gpus: tuple[Gpu, ...]) -> str | None:
-    """Why any load would only hang, or go against what the user set, in words."""
+    """Why any load would hang, or contradict the user's settings."""
     if node.driver.unanswered:
         return f"the driver does not answer ({node.driver.unanswered[0].call})"
     for gpu in gpus:
@@ -160,7 +160,7 @@ def _danger(node: Node, gpus: tuple[Gpu, ...]) -> str | None:
 
 
 def _busy(gpus: tuple[Gpu, ...]) -> str | None:
-    """The first GPU that somebody else computes on, in words."""
+    """The first GPU that another process computes on, for a message."""
     for gpu in gpus:
         use = use_of_gpu(gpu)
         for process in use.others:

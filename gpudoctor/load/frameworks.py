@@ -1,4 +1,4 @@
-"""What the chosen checks want measured apart from the ranks, and when: after them, since both want the GPUs alone."""
+"""Parts that are measured after the ranks and in other processes, because both need the GPUs for themselves."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from gpudoctor.facts.model.missing import Missing
 if TYPE_CHECKING:
     from gpudoctor.probes.runner.plan import ProbePlan
 
-# the check that needs a part, and the part's name in Measurements and its not_run
+# the check that needs a part -> the part's name in Measurements and its not_run
 PARTS = {"env.frameworks": "frameworks", "strategy.deepspeed": "deepspeed", "strategy.tensorflow": "tensorflow"}
-# the parts that --inject desync=RANK must be seen by
+# the parts in which --inject desync=RANK can happen
 DESYNCED = ("deepspeed", "tensorflow")
-# as long as their imports may take, from a cold network disk, and some seconds to open CUDA on 8 GPUs
+# the time that imports may take from a cold network disk, and some seconds to open CUDA on 8 GPUs
 VIEWS_DEADLINE_S = 120.0
-# for two CPU ranks DeepSpeed takes 16 s of CPU time, TensorFlow 15 s for each of its two; many times that where busy
+# for two CPU ranks DeepSpeed takes 16 s of CPU time, TensorFlow 15 s for each; many times that on a busy machine
 DEEPSPEED_DEADLINE_S = 240.0
 TENSORFLOW_DEADLINE_S = 240.0
 
@@ -39,16 +39,16 @@ def with_parts(
     on_interrupt: Callable[[Measurements], None],
     refused: dict[str, Missing] | None = None,
 ) -> Measurements:
-    """The measurements of the ranks and of these parts, or why there are none of them.
+    """Measure these parts and add them, or the reasons why they did not run, to the measurements of the ranks.
 
-    `plan` says on which devices. `on_interrupt` gets what there is when an exception (a signal's) ends it.
+    `plan` has the devices. `on_interrupt` gets the measurements so far if an exception (of a signal) ends it.
     `refused`: parts that may not be run, and why.
     """
     others = {name: why for name, why in measured.not_run.items() if name not in PARTS.values()}
     left_out = {part: Missing("not asked for") for part in PARTS.values() if part not in parts}
     measured = msgspec.structs.replace(measured, not_run=others | left_out)
     hung = next((problem.text for problem in measured.problems if problem.kind == "timeout"), None)
-    if hung is not None and plan.backend == "nccl":  # what hangs in a GPU's driver would only be more
+    if hung is not None and plan.backend == "nccl":  # one more process would hang in the driver too
         refused = dict.fromkeys(parts, Missing(f"not tried: {hung}", "failed"))
     try:
         for part in parts:
@@ -62,8 +62,8 @@ def with_parts(
 
 
 def without_parts(measured: Measurements, why: Missing) -> Measurements:
-    """The measurements where nothing is run apart from the ranks, with the reason."""
-    # CPU ranks, which the reason may end with, are no way to ask a framework for GPUs
+    """The measurements with the reason why no part was run."""
+    # drop the hint at CPU ranks: they cannot show which GPUs a framework sees
     of_gpus = Missing(why.reason.partition("; --backend gloo")[0], why.kind)
     return _noted(measured, dict.fromkeys(PARTS.values(), why) | {"frameworks": of_gpus})
 

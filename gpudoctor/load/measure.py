@@ -1,4 +1,4 @@
-"""Runs the probes that the chosen checks need, if the node allows it: the decision between facts and probes."""
+"""Runs the probes that the chosen checks need, if the node allows it."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from gpudoctor.probes.runner.local_workers import LocalWorkers
     from gpudoctor.probes.runner.plan import ProbePlan
 
-# From when all ranks have met (what comes before: probes/runner/deadlines.py). A healthy standard run ends in about
-# half a minute, a full one in about one, so that a few times as long means that something hangs. A burn adds its
-# duration: the last repetition may begin at its end.
+# Counted from the rendezvous of the ranks (before that: probes/runner/deadlines.py). A healthy standard run takes about
+# half a minute, a full one about one minute, so several times as long means that something hangs. A burn adds its
+# duration, since the last repetition may begin at its end.
 RUN_DEADLINE_S: dict[Level, float] = {"standard": 120.0, "full": 300.0, "burn": 300.0}
 PROBE_DEADLINE_S: dict[Level, float] = {"standard": 60.0, "full": 120.0, "burn": 120.0}
 # a probe on CPU ranks takes 3 s, at level full up to 20; many times that on a busy machine
@@ -42,7 +42,7 @@ CPU_PROBE_DEADLINE_S: dict[Level, float] = {"standard": 30.0, "full": 180.0, "bu
 
 
 def run_limit_s(level: Level) -> float:
-    """The longest that the ranks of one round of this level can take on a node of 8 GPUs, import of torch included."""
+    """The longest time for one round of ranks of this level on a node of 8 GPUs, including the import of torch."""
     if level not in RUN_DEADLINE_S:
         return 0.0
     probes = ("collective", "train") if level == "standard" else PROBES
@@ -60,15 +60,15 @@ def measure(
     duration_s: float | None = None,
     workers: LocalWorkers | None = None,
 ) -> Measurements:
-    """Run the probes that the chosen checks need, where that may be done; else say why not.
+    """Run the probes that the chosen checks need; if they may not run, the result has the reason.
 
-    `duration_s`: again and again for so long (level burn). `workers`: the processes that an engine
-    has started on this node; they host the ranks but the first. Raise UserError for options that
-    contradict the node (NCCL on a simulated one) or the engine.
+    `duration_s`: repeat them for this long (level burn). `workers`: the processes that a launcher
+    has started on this node; they run all ranks but the first. Raise UserError for options that
+    contradict the node (NCCL on a simulated one) or the launcher.
     """
     wanted, parts = _wanted(checks, level), parts_wanted(checks, level)
     if workers is not None and not workers.gather():
-        workers = None  # the engine's variables were inherited: it started one process, which called gpudoctor
+        workers = None  # the launcher's variables were inherited from a process that then called gpudoctor
     if workers is not None and request.ranks not in (None, workers.ranks):
         raise UserError(
             f"--ranks {request.ranks}: {workers.engine} started {workers.ranks} ranks here; leave --ranks out"
@@ -133,7 +133,7 @@ def _probed(
             plan,
             deadline_s=RUN_DEADLINE_S[level] + (plan.duration_s or 0.0),
             probe_deadline_s=limits_s[level],
-            progress=progress if lines is None else None,  # the lines say it of each rank
+            progress=progress if lines is None else None,  # the lines show each rank
             on_interrupt=lambda partial: on_interrupt(sampled.added_to(partial)),
             on_message=hear,
             workers=workers,
@@ -146,14 +146,14 @@ def _probed(
 
 
 def puts_load(checks: tuple[Check, ...], level: Level) -> bool:
-    """Whether these checks want ranks at all, whatever the node is."""
+    """Whether these checks need ranks at all, whatever the node is."""
     return bool(_wanted(checks, level)) or any(c.id == "env.torch" and _within(c, level) for c in checks)
 
 
 def _wanted(checks: tuple[Check, ...], level: Level) -> tuple[Probe, ...]:
     in_ranks = tuple(c for c in checks if c.id not in PARTS)
     wanted = tuple(probe for probe in PROBES if any(c.domain == probe and _within(c, level) for c in in_ranks))
-    # what a burn repeats, where nothing is named, is everything that loads the node
+    # if no probe is chosen, a burn repeats everything that loads the node
     repeated = tuple(probe for probe in PROBES if probe not in ONCE)
     return wanted or (repeated if any(c.domain == "burn" and _within(c, level) for c in checks) else ())
 
@@ -165,19 +165,19 @@ def _within(check: Check, level: Level) -> bool:
 def _why_not(
     node: Node, checks: tuple[Check, ...], wanted: tuple[str, ...], level: Level, backend: Backend | None
 ) -> str | None:
-    """Why no rank is to be started at all, in words; None if some are."""
+    """Why no rank is started at all; None if some are."""
     if LEVELS.index(level) < LEVELS.index("standard"):
         return f"level {level} puts no load on the node"
     if not wanted and not any(c.id == "env.torch" for c in checks):
         return "not asked for"
     if backend is None:
         return why_no_devices(node)
-    # what torch sees of GPUs is worth a start of its own; what CPU ranks see of it is not
+    # ranks on GPUs are started just to see torch's view of them; CPU ranks are not
     return "not asked for" if backend == "gloo" and not wanted else None
 
 
 def not_run(why: Missing) -> Measurements:
-    """What is known of every probe where none ran: the reason."""
+    """Measurements without any probe, with the reason for each."""
     return without_parts(Measurements(not_run=dict.fromkeys((*PROBES, "torch"), why)), why)
 
 

@@ -1,4 +1,4 @@
-"""The paths that training reads: the values of `--data` and `--need`, and having the paths read if a check wants it."""
+"""The paths that training reads: the values of `--data` and `--need`, and reading the paths if a check needs it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import msgspec
 
 from gpudoctor.checks.core.registry import LEVELS, Check, Level
 from gpudoctor.errors import UserError
-from gpudoctor.facts.model.measured_storage import StorageRead
+from gpudoctor.facts.model.measured_data import StorageRead
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node
@@ -20,12 +20,12 @@ from gpudoctor.facts.system.mounts import PSEUDO, Mount, mount_of, read_mounts
 from gpudoctor.facts.system.path_status import PathStatus, ask_paths
 from gpudoctor.load.devices import LoadRequest
 
-MAX_PATHS = 32  # each costs a thread of the process that asks, and seconds at level full
+MAX_PATHS = 32  # each costs a thread of the process that checks them, and seconds at level full
 _RATE = re.compile(r"\s*(\d{1,9}(?:\.\d{1,9})?)\s*([kMGT]i?)?B/s\s*", re.IGNORECASE)
 _BITS = re.compile(r"\d\s*[KMGT]i?b/s|bit|bps")  # an eighth of as many bytes
 _FACTORS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 _MOST_GB_S = 1e4
-# what is wrong with the name that was given; other errors are what a broken mount answers, and are judged
+# errors of a wrong path; other errors come from a broken mount, and are judged by a check
 _WRONG_NAME = {
     errno.ENOENT: "is not there",
     errno.ENOTDIR: "is not there",
@@ -38,13 +38,13 @@ _WRONG_NAME = {
 
 
 def absolute_paths(paths: Sequence[str]) -> tuple[str, ...]:
-    """The paths as absolute ones, each once; asks nothing of what they name. Raise UserError."""
+    """The distinct absolute paths, without accessing the file system. Raise UserError."""
     made: dict[str, None] = {}
     for path in paths:
         if not path or "\0" in path:
             raise UserError(f"--data {path!r}: a path is wanted")
         try:
-            made[os.path.abspath(os.path.expanduser(path))] = None  # noqa: PTH100, PTH111 - no look at the file system
+            made[os.path.abspath(os.path.expanduser(path))] = None  # noqa: PTH100, PTH111 - no access to the path
         except OSError:
             raise UserError(f"--data {path}: the working directory is gone; name an absolute path") from None
     if len(made) > MAX_PATHS:
@@ -55,11 +55,11 @@ def absolute_paths(paths: Sequence[str]) -> tuple[str, ...]:
 def refuse_unreadable(paths: Sequence[str]) -> None:
     """Raise UserError, one line, for a path that no data can be read from.
 
-    That is a name that is not there, is not for this user, or is no file and no folder; a file of the kernel's own
-    (/proc, /sys); a file of 0 bytes. A mount that is broken or does not answer is not refused here: that is a finding.
+    That is a path that does not exist, may not be read by this user, or is neither file nor folder; a kernel file
+    (/proc, /sys); a file of 0 bytes. A mount that is broken or does not answer is not refused: that is a finding.
     """
     answers = ask_paths(paths)
-    mounts = read_mounts()  # by now: to look at a path mounts it, if autofs waits there
+    mounts = read_mounts()  # afterwards: the query may have triggered automounts
     for path, status in zip(paths, answers, strict=True):
         if isinstance(status, PathStatus) and (why := _why_not(status, mounts)) is not None:
             raise UserError(f"--data {path}: {why}")
@@ -97,7 +97,7 @@ def _why_not(status: PathStatus, mounts: tuple[Mount, ...] | Missing) -> str | N
 
 READ = "storage.read"
 _FEW_READERS = (1, 4)
-# more data loader workers than that nobody starts on a node, and each is a process here
+# more than the usual number of data loader workers on a node; each is a process here
 _MOST_READERS = 64
 
 
@@ -110,7 +110,7 @@ def with_storage(
     progress: Callable[[str], None] | None,
     environ: Mapping[str, str] = os.environ,
 ) -> Measurements:
-    """The measurements with what each path of `--data` gave, without any a file in TMPDIR; else with why not."""
+    """The measurements with read rates of each path of `--data`, or of a file in TMPDIR; or with why there are none."""
     if not any(check.id == READ and LEVELS.index(check.level) <= LEVELS.index(level) for check in checks):
         return measured
     if node.source.kind != "live" and request.backend != "gloo":
@@ -130,7 +130,7 @@ def with_storage(
 
 
 def _readers(node: Node) -> tuple[int, ...]:
-    """1, 4, and as many as there are CPUs for them, ascending."""
+    """The numbers of readers to measure, ascending: 1, 4, and one per usable CPU."""
     live = node.source.kind == "live"
     cpus = known(node.host.cpus_usable) if live else None
     usable = len(os.sched_getaffinity(0)) if cpus is None else cpus
@@ -140,7 +140,7 @@ def _readers(node: Node) -> tuple[int, ...]:
 
 
 def _silent_paths(node: Node) -> dict[str, Missing]:
-    """The paths on mounts that do not answer: to read there would only be one more process that hangs."""
+    """The paths on mounts that do not answer or are broken: a process that reads there would hang too."""
     found: dict[str, Missing] = {}
     for mount in known(node.storage.mounts) or ():
         if node.source.kind == "live" and mount.error is not None:

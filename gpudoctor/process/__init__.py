@@ -1,5 +1,5 @@
-"""The only place that starts, talks to and ends processes. Nothing of the node is read here, and nothing judged.
+"""The only place that starts, talks to and ends processes. It reads and judges nothing of the node.
 
-`spawn` and `forked` start them, `die_with_parent` ties them to the process that started them, `ending` ends them
-without fail, `pipes` carries lines, `command` runs a program to its end.
+`spawn` and `forked` start processes, `die_with_parent` ends them with the process that started them, `ending` ends
+them reliably, `pipes` transfers lines, `command` runs a program to its end.
 """

@@ -1,6 +1,7 @@
-"""A child whose pipes an event loop reads.
+"""A child process whose pipes are read by an asyncio event loop.
 
-Not asyncio's subprocesses: their watcher waits for the child, and one that sits in a driver call does not end.
+asyncio's own subprocesses cannot be used: their watcher waits for the child, and a child stuck in a driver call never
+ends.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from typing import IO, Any
 from gpudoctor.process.spawn import DEVNULL, PIPE, Child
 
 _POLL_S = 0.02
-_DEATH_S = 0.05  # what a killed process is waited for; the screen must not stand still for longer
-_REST_S = 1.0  # what it wrote last lies in its pipes already
+_DEATH_S = 0.05  # how long to wait for a killed process: the event loop, and so the screen, is blocked meanwhile
+_REST_S = 1.0  # how long to read on after its end: its last output is already in the pipes
 
 
 class AsyncChild(Child):
@@ -27,14 +28,14 @@ class AsyncChild(Child):
         self._timers: list[asyncio.TimerHandle] = []
 
     async def read_into(self, out: asyncio.BaseProtocol, err: asyncio.BaseProtocol) -> None:
-        """Have the loop read both pipes from here on."""
+        """Have the running loop read both pipes from now on."""
         for protocol, pipe in ((out, self._process.stdout), (err, self._process.stderr)):
             await self._connect(asyncio.get_running_loop().connect_read_pipe, protocol, pipe)
 
     async def hear(self, out: Callable[[bytes], None], err: Callable[[bytes], None]) -> None:
-        """Have both takers hear what comes until it has ended, and then what is left.
+        """Pass the output to `out` and `err` until the child has ended and its pipes are read.
 
-        Not until the pipes end: what it started may run on and hold them.
+        Does not wait for the end of the pipes: processes that the child started may keep them open.
         """
         heard = asyncio.Event(), asyncio.Event()
         await self.read_into(Taker(out, heard[0].set), Taker(err, heard[1].set))
@@ -44,14 +45,14 @@ class AsyncChild(Child):
                 await asyncio.wait_for(one.wait(), _REST_S)
 
     async def writer(self) -> asyncio.StreamWriter:
-        """A stream to its standard input."""
+        """A writer to its standard input."""
         loop = asyncio.get_running_loop()
         protocol = asyncio.StreamReaderProtocol(asyncio.StreamReader())
         transport = await self._connect(loop.connect_write_pipe, protocol, self._process.stdin)
         return asyncio.StreamWriter(transport, protocol, None, loop)
 
     async def exit_status(self, limit_s: float | None = None) -> int | None:
-        """The exit status, -n for signal n; None if it still runs after so long."""
+        """The exit status, -n for signal n; None if it is still running after the limit."""
         loop = asyncio.get_running_loop()
         began_s = loop.time()
         while (status := self.poll()) is None:
@@ -61,24 +62,24 @@ class AsyncChild(Child):
         return status
 
     def send_later(self, delay_s: float, number: int, *, group: bool = False) -> None:
-        """Send a signal unless it has ended by then; without a running loop, never."""
+        """Send a signal after a delay unless it has ended by then; does nothing without a running loop."""
         with suppress(RuntimeError):
             timer = asyncio.get_running_loop().call_later(delay_s, lambda: self._send_and_reap(number, group))
             self._timers.append(timer)
 
     def kill_now(self) -> None:
-        """Kill its group; one that is stuck in the driver is left to the kernel."""
+        """Kill its process group; does not wait for a process that is stuck in the driver."""
         if self.poll() is None:
             self._send_and_reap(signal.SIGKILL, group=True)
 
     def stop_reading(self) -> None:
-        """Let go of the pipes."""
+        """Close the pipes."""
         for transport in self._transports:
             transport.close()
         self._transports.clear()
 
     def cancel_timers(self) -> None:
-        """Send nothing later."""
+        """Cancel all signals of `send_later`."""
         for timer in self._timers:
             timer.cancel()
 
@@ -95,7 +96,7 @@ class AsyncChild(Child):
 
 
 class Taker(asyncio.Protocol):
-    """Hands on what a pipe tells, and its end."""
+    """Passes on the data of a pipe, and its end."""
 
     def __init__(self, take: Callable[[bytes], None], ended: Callable[[], None]) -> None:
         self._take, self._ended = take, ended

@@ -39,10 +39,10 @@ def run_command(
     *,
     with_stderr: bool = False,
 ) -> Completed:
-    """Run a program and take its output. Raise CommandLateError, and OSError if it cannot be started.
+    """Run a program and return its output. Raise CommandLateError, and OSError if it cannot be started.
 
-    Stdin is closed, stderr is dropped unless it is wanted, and the program has its own process group, which is ended
-    in every case. The deadline counts from the start; what a program wrote before it was over is not returned, since
+    Stdin is empty, stderr is dropped unless requested, and the program has its own process group, which is always
+    ended. The deadline counts from the start; the output of a program that is late is not returned, since
     half an answer misleads.
     """
     give_up_s = monotonic() + deadline_s
@@ -76,7 +76,7 @@ def run_command(
 
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Have what a signal's handler raises wait for the end of the block: inside Popen it would lose the process."""
+    """Delay signals until the end of the block: a handler that raises inside Popen would lose the process."""
     came: list[int] = []
     handlers: dict[int, Callable[[int, FrameType | None], Any]] = {}
     if threading.current_thread() is threading.main_thread():
@@ -95,7 +95,7 @@ def _uninterrupted() -> Iterator[None]:
 
 
 def _end(process: Child) -> None:
-    # the group too: a program that ended may have left children that hold the pipe
+    # the group too: a program that ended may have left children that keep the pipe open
     for number in (signal.SIGTERM, signal.SIGKILL):
         send_signal(process.pid, number, group=True)
         if process.ends_within(_GRACE_S) is not None and (number == signal.SIGKILL or not _group_lives(process.pid)):

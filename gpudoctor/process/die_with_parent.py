@@ -1,7 +1,6 @@
-"""Processes that do not outlive the one that starts them, however that one ends.
+"""Processes that do not outlive the process that starts them, however that one ends.
 
-The first thing that such a process does is to ask the kernel for a signal at its parent's end: what it imports later
-may take long, or never end.
+Such a process first asks the kernel for a signal when its parent dies, because later imports may take long or hang.
 """
 
 from __future__ import annotations
@@ -22,53 +21,53 @@ _PR_SET_CHILD_SUBREAPER = 36
 def dependent_python(
     module: str, function: str, *arguments: str, sent: int = signal.SIGKILL, python: str | None = None
 ) -> list[str]:
-    """As `own_python`; the process gets the signal `sent` when this process dies."""
+    """Like `own_python`, but the process gets the signal `sent` when this process dies."""
     words = (str(os.getpid()), str(int(sent)), module, function, *arguments)
     return own_python(__name__, "begin", *words, python=python)
 
 
 def dependent_program(argv: Sequence[str]) -> list[str]:
-    """The command line of any program that is to get SIGTERM when this process dies."""
+    """The command line of a program that gets SIGTERM when this process dies."""
     return dependent_python(__name__, "be_program", *argv, sent=signal.SIGTERM)
 
 
 def dependent_gpudoctor(argv: Sequence[str], python: str | None = None) -> list[str]:
-    """The same for a `gpudoctor` with these arguments, in this Python; `python`: as for `own_python`."""
+    """The same for `gpudoctor` with these arguments, in this Python; `python`: as for `own_python`."""
     return dependent_python(__name__, "be_gpudoctor", *argv, sent=signal.SIGTERM, python=python)
 
 
 def begin(parent: str, sent: str, module: str, function: str, *arguments: str) -> None:
-    """In the child: call the function, as if it had been started with these arguments alone."""
+    """In the child: call the function with these arguments, which also replace those in sys.argv."""
     die_with_parent(int(parent), int(sent))
     sys.argv[1:] = arguments
     getattr(import_module(module), function)(*arguments)
 
 
 def be_program(*argv: str) -> None:
-    """In the child: never returns; raises OSError if there is no such program."""
+    """In the child: run the program; never returns. Raise OSError if there is no such program."""
     os.execvp(argv[0], argv)
 
 
 def be_gpudoctor(*argv: str) -> None:
-    """In the child: ends it."""
+    """In the child: run gpudoctor and end the process."""
     sys.argv = ["gpudoctor", *argv]
     sys.exit(import_module("gpudoctor.__main__").run())
 
 
 def die_with_parent(parent: int | None = None, sent: int = signal.SIGKILL) -> None:
-    """Have the kernel send `sent` to this process when its parent ends; if `parent` is not its parent now, end now."""
+    """Have the kernel send `sent` to this process when its parent ends; end it now if `parent` is not its parent."""
     _prctl(_PR_SET_PDEATHSIG, int(sent))
     if parent is not None and os.getppid() != parent:
         leave(1)
 
 
 def adopt_orphans() -> bool:
-    """Become the parent of whatever the processes started here leave behind; False if the system does not allow it."""
+    """Become the parent of orphaned descendants (a subreaper); False if the system does not allow it."""
     return _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def _prctl(option: int, value: int) -> bool:
-    import ctypes  # only where it is called: who merely starts a process does without
+    import ctypes  # here: not needed by processes that only start others
 
     try:
         return bool(ctypes.CDLL(None).prctl(option, value, 0, 0, 0) == 0)

@@ -1,4 +1,4 @@
-"""How a process that was started here is ended without fail, and how an ending is called."""
+"""Ending processes that were started here, and describing how they ended."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from contextlib import suppress
 from time import monotonic
 from typing import NoReturn
 
-ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # what people and service managers send
+ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # sent by users and service managers
 
 
 class RunningProcess(ABC):
-    """A process that this one has started. No signal is sent once it was reaped: its number may be another's."""
+    """A process that this one has started. No signal is sent after it was reaped, since its pid may be reused."""
 
     pid: int
 
     @property
     @abstractmethod
     def returncode(self) -> int | None:
-        """The exit status, -n for signal n, as far as it is known; asks nobody."""
+        """The exit status, -n for signal n, if already known; makes no system call."""
 
     @abstractmethod
     def ends_within(self, limit_s: float) -> int | None:
-        """The exit status, -n for signal n; None if it still runs after so long."""
+        """The exit status, -n for signal n; None if it is still running after the limit."""
 
     @abstractmethod
     def abandon(self) -> None:
-        """Wait no more for a process that sits in the kernel and cannot be killed: it counts as killed."""
+        """Stop waiting for a process that is stuck in the kernel and cannot be killed: it counts as killed."""
 
     def poll(self) -> int | None:
-        """The exit status, or None while it runs."""
+        """The exit status, or None while it is running."""
         return self.ends_within(0.0)
 
     def send(self, number: int, *, group: bool = False) -> bool:
@@ -44,12 +44,12 @@ class RunningProcess(ABC):
         return True
 
     def end(self, grace_s: float, *, group: bool = True) -> bool:
-        """End it by SIGTERM, or else SIGKILL, and wait for so long after each; False if it had to be abandoned."""
+        """End it by SIGTERM, then SIGKILL, waiting `grace_s` after each; False if it had to be abandoned."""
         try:
             for number in (signal.SIGTERM, signal.SIGKILL):
                 if not self.send(number, group=group) or self.ends_within(grace_s) is not None:
                     return True
-        except BaseException:  # the handler of a signal has raised: nobody waits here again
+        except BaseException:  # a signal handler has raised: the process must not be left running
             self.send(signal.SIGKILL, group=group)
             raise
         self.abandon()
@@ -57,7 +57,7 @@ class RunningProcess(ABC):
 
 
 def kill_all(processes: Sequence[RunningProcess], limit_s: float, *, group: bool = True) -> None:
-    """Kill them, then wait for all of them together; what is left then sits in the kernel and is abandoned."""
+    """Kill the processes, wait for all of them together, and abandon those that are stuck in the kernel."""
     for process in processes:
         process.send(signal.SIGKILL, group=group)
     give_up_s = monotonic() + limit_s
@@ -67,13 +67,13 @@ def kill_all(processes: Sequence[RunningProcess], limit_s: float, *, group: bool
 
 
 def send_signal(pid: int, number: int, *, group: bool = False) -> None:
-    """Send a signal to a process or a process group; one that is gone or another user's is left alone."""
+    """Send a signal to a process or a process group; ignore one that has ended or belongs to another user."""
     with suppress(ProcessLookupError, PermissionError):
         (os.killpg if group else os.kill)(pid, number)
 
 
 def leave(status: int = 0) -> NoReturn:
-    """End this process without taking anything down: libraries take time for it, and may hang or abort."""
+    """End this process without cleanup: the exit handlers of libraries take time, and may hang or abort."""
     try:
         if sys.stderr is not None:
             sys.stderr.flush()
@@ -90,7 +90,7 @@ def signal_name(number: int) -> str:
 
 
 def ending_words(status: int | None) -> str:
-    """How a process ended, from its `returncode`: "exit code 2", "killed by SIGSEGV"."""
+    """How a process ended, by its `returncode`: "exit code 2", "killed by SIGSEGV"."""
     if status is None:
         return "it did not end"
     return f"exit code {status}" if status >= 0 else f"killed by {signal_name(-status)}"

@@ -1,4 +1,4 @@
-"""Processes that are forked and run on in this program: for what was imported or read once, for all of them."""
+"""Forked processes that continue in this program, and so share what it has imported or read."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from gpudoctor.process.ending import RunningProcess, leave
 class ForkedProcess(RunningProcess):
     """A forked child that runs a function and never returns into the caller's code. Raise OSError if fork fails.
 
-    It is in a `new_session` if that is wanted. `run` ends the process, or else it ends with status 0, and with 1 and a
-    traceback if `run` raises.
+    With `new_session` it leads a session. It ends with status 0 when `run` returns, and with 1 and a traceback if `run`
+    raises.
     """
 
     def __init__(self, run: Callable[[], object], *, new_session: bool = False) -> None:
@@ -47,9 +47,9 @@ class ForkedProcess(RunningProcess):
 
 
 def reap(pid: int = -1) -> tuple[int, int] | None:
-    """The pid and exit status of a child that has ended, of any if none is named; None if it still runs. Never waits.
+    """The pid and exit status of a child that has ended, or of any child; None if it is still running. Never waits.
 
-    A child that is not ours any more has the status 0: whoever started this process has it ignore SIGCHLD.
+    The status is 0 if it is no longer our child, as when this process was started with SIGCHLD ignored.
     """
     try:
         ended, status = os.waitpid(pid, os.WNOHANG)
@@ -65,7 +65,7 @@ def _be_child(run: Callable[[], object], new_session: bool) -> NoReturn:
             os.setsid()
         run()
         status = 0
-    except BaseException:  # noqa: BLE001 - the last words of a process
+    except BaseException:  # noqa: BLE001 - the process ends here
         import traceback
 
         traceback.print_exc()

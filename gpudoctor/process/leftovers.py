@@ -1,4 +1,4 @@
-"""Processes that others have left behind: found, ended and counted."""
+"""Finds and ends processes that other processes have left behind."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _PAUSE_S = 0.2
 
 
 def end_leftovers() -> tuple[int, ...]:
-    """Kill and reap every child that there is, and give those that have not ended (yet).
+    """Kill and reap all children; return those that have not ended (yet).
 
-    To be called only while no process that this one itself waits for runs, after `adopt_orphans`. A process that is
+    Call it after `adopt_orphans`, and only while this process waits for no child. A process that is
     stuck in the driver cannot be killed, and each run would add one.
     """
     children = _children()
@@ -30,20 +30,20 @@ def end_leftovers() -> tuple[int, ...]:
 
 
 def marked_processes(variable: str, value: str) -> dict[int, str]:
-    """The processes of this machine that were started with this environment variable, by pid, with their names."""
+    """The processes of this machine that were started with this environment variable: pid -> name."""
     found: dict[int, str] = {}
     wanted = f"{variable}={value}".encode()
     for folder in Path("/proc").iterdir():
         if not folder.name.isdecimal() or int(folder.name) == os.getpid():
             continue
-        with suppress(OSError):  # it ended meanwhile, or is another user's
+        with suppress(OSError):  # it has ended, or belongs to another user
             if wanted in (folder / "environ").read_bytes().split(b"\0"):
                 found[int(folder.name)] = (folder / "comm").read_text(encoding="utf-8", errors="replace").strip()
     return found
 
 
 def end_marked(variable: str, value: str, limit_s: float) -> None:
-    """End what carries the mark: first by SIGTERM, then by SIGKILL until nothing is left or the limit is reached."""
+    """End all `marked_processes`: first by SIGTERM, then by SIGKILL, until none is left or the limit is reached."""
     began_s = monotonic()
     number = signal.SIGTERM
     while (left := marked_processes(variable, value)) and monotonic() - began_s < limit_s:
@@ -53,7 +53,7 @@ def end_marked(variable: str, value: str, limit_s: float) -> None:
 
 
 def send_signals(pids: Iterable[int], number: int) -> None:
-    """Send all of them a signal; those that are gone are left alone."""
+    """Send a signal to all of them; ignore those that have ended."""
     for pid in pids:
         send_signal(pid, number)
 

@@ -1,4 +1,4 @@
-"""What processes say to each other: whole lines over pipes, bounded in length and time; and memory that they share."""
+"""Communication between processes: whole lines over pipes, bounded in length and time, and shared anonymous files."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from contextlib import contextmanager
 from time import monotonic
 from typing import Literal
 
-TURN_S = 0.2  # a signal that came just before a wait does not end it: nobody waits for longer at a stretch
+TURN_S = 0.2  # longest single wait: a signal that arrives just before a wait does not interrupt it
 _READ_BYTES = 1 << 16
 
 
 class LongLineError(ValueError):
-    """A line has no end within the limit."""
+    """A line is longer than the limit."""
 
 
 class DisturbedError(Exception):
-    """What is watched beside the pipes has something to say, or is gone."""
+    """The descriptor that is watched in addition to the pipes can be read, or was closed."""
 
 
 @contextmanager
 def pipe_with_child(child: Literal["reads", "writes"]) -> Iterator[tuple[int, int]]:
-    """Our end and the child's end of a new pipe, to start the child in the block: then its end is closed here.
+    """Our end and the child's end of a new pipe; the block starts the child, then the child's end is closed here.
 
-    Ours is left open, unless the block raises. Raise OSError.
+    Our end stays open, unless the block raises. Raise OSError.
     """
     reader, writer = os.pipe()
     ours, theirs = (reader, writer) if child == "writes" else (writer, reader)
@@ -41,7 +41,7 @@ def pipe_with_child(child: Literal["reads", "writes"]) -> Iterator[tuple[int, in
 def write_all(descriptor: int, data: bytes) -> None:
     """Write everything, even if the kernel takes it in parts or the other side made the pipe non-blocking.
 
-    Raise OSError; BrokenPipeError if nobody reads.
+    Raise OSError; BrokenPipeError if the other end is closed.
     """
     left = memoryview(data)
     while left:
@@ -52,7 +52,7 @@ def write_all(descriptor: int, data: bytes) -> None:
 
 
 def ready(descriptors: Iterable[int], wait_s: float) -> list[int]:
-    """Those that can be read, or have ended; none if that takes longer."""
+    """The descriptors that can be read or have ended; empty after `wait_s`."""
     poll = select.poll()  # not select(): that takes no descriptor above 1023
     for descriptor in descriptors:
         poll.register(descriptor, select.POLLIN)
@@ -60,7 +60,7 @@ def ready(descriptors: Iterable[int], wait_s: float) -> list[int]:
 
 
 class LineReader:
-    """Lines from a pipe. One that has no end after `max_bytes` raises LongLineError; `cut`: its beginning is lost."""
+    """Lines from a pipe. A line longer than `max_bytes` raises LongLineError; with `cut` it loses its beginning."""
 
     def __init__(self, descriptor: int, max_bytes: int | None = None, *, cut: bool = False) -> None:
         self.descriptor = descriptor
@@ -69,7 +69,7 @@ class LineReader:
         self._cut = cut
 
     def lines(self, wait_s: float) -> list[bytes] | None:
-        """Those that have come, without their ends; none if none is whole in time; None at the end of the pipe."""
+        """The lines that have arrived, without newlines; empty if none is complete in time; None at the pipe's end."""
         end_s = monotonic() + wait_s
         while ready([self.descriptor], left_s := end_s - monotonic()):
             found = self.read()
@@ -78,12 +78,12 @@ class LineReader:
         return []
 
     def read(self) -> list[bytes] | None:
-        """The same, to be called when the pipe is ready."""
+        """Like `lines`, to be called when the pipe is ready."""
         data = os.read(self.descriptor, _READ_BYTES)
         return self.split(data) if data else None
 
     def split(self, data: bytes) -> list[bytes]:
-        """The lines that this data ends."""
+        """The lines that this data completes."""
         *lines, self.rest = (self.rest + data).split(b"\n")
         if self._max_bytes is not None and len(self.rest) > self._max_bytes:
             if not self._cut:
@@ -110,10 +110,10 @@ def read_to_end(
     over: Callable[[], bool] | None = None,
     watched: int | None = None,
 ) -> bool:
-    """Give each pipe's data to its taker until all have ended; False at the deadline (monotonic).
+    """Pass each pipe's data to its taker until all have ended; False at the deadline (monotonic).
 
-    A taker that returns True wants no more of its pipe. `over` is asked while nothing comes: True ends the reading as
-    well. Raise DisturbedError if `watched` can be read.
+    A taker that returns True stops the reading of its pipe. `over` is called while no data comes: True ends the
+    reading as well. Raise DisturbedError if `watched` can be read.
     """
     still_open = set(takers)
     while still_open:
@@ -133,7 +133,7 @@ def read_to_end(
 
 
 class Bounded(bytearray):
-    """Takes what comes, up to a limit, and drops the rest."""
+    """Keeps data up to a limit, and drops the rest."""
 
     def __init__(self, max_bytes: int) -> None:
         super().__init__()
@@ -145,9 +145,9 @@ class Bounded(bytearray):
 
 
 def anonymous_file(size_bytes: int = 0) -> int:
-    """The descriptor of a file of zeroes, which processes share. Raise OSError.
+    """The descriptor of a file of zeroes that processes can share. Raise OSError.
 
-    It has no name, so nothing is left behind, and what is written to it needs no reader.
+    It has no name, so nothing is left behind, and unlike a pipe it needs no reader.
     """
     try:
         descriptor = os.memfd_create("gpudoctor", 0)
@@ -165,12 +165,12 @@ def anonymous_file(size_bytes: int = 0) -> int:
 
 
 def content(descriptor: int, max_bytes: int | None = None) -> bytes:
-    """What was written, from its beginning; where the writer stands does not change."""
+    """The content from the beginning; does not move the writer's file offset."""
     size_bytes = os.fstat(descriptor).st_size
     return os.pread(descriptor, size_bytes if max_bytes is None else min(size_bytes, max_bytes), 0)
 
 
 def tail(descriptor: int, max_bytes: int = 1 << 16) -> str:
-    """The end of what was written, as text."""
+    """The end of the content, as text."""
     begin = max(0, os.fstat(descriptor).st_size - max_bytes)
     return os.pread(descriptor, max_bytes, begin).decode("utf-8", "replace")

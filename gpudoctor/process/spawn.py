@@ -16,11 +16,11 @@ Stream = int | IO[bytes] | None
 
 
 class Child(RunningProcess):
-    """A program that was started, without a shell. Raise OSError if it cannot be started.
+    """A program that was started without a shell. Raise OSError if it cannot be started.
 
-    It leads a session and process group of its own, so that Ctrl-C in the terminal is this process's to handle and
-    its group can be ended as one; `new_session=False`: it belongs to ours. A stream that is None is inherited.
-    `in_child` is called before the program begins.
+    It leads a new session and process group, so that Ctrl-C in the terminal reaches only this process, and
+    its group can be ended as one; with `new_session=False` it stays in ours. A stream that is None is inherited.
+    `in_child` is called in the child before the program starts.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Child(RunningProcess):
             return None
 
     def wait(self) -> int:
-        """The exit status, however long that takes; an exception meanwhile kills it."""
+        """Wait for the exit status without a limit; an exception meanwhile kills the process."""
         try:
             return self._process.wait()
         except BaseException:
@@ -91,12 +91,12 @@ class Child(RunningProcess):
             self._process.returncode = -signal.SIGKILL
 
     def close_stdin(self) -> None:
-        """Its standard input ends."""
+        """Close its standard input."""
         if self._process.stdin is not None:
             self._process.stdin.close()
 
     def close(self) -> None:
-        """Let go of its pipes."""
+        """Close its pipes."""
         for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
             if stream is not None:
                 stream.close()

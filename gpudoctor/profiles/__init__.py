@@ -1,1 +1,1 @@
-"""What is expected of a kind of node: YAML, every number with its source."""
+"""Expected values for kinds of nodes and GPU models: YAML, every number with its source."""

@@ -1,4 +1,4 @@
-"""Finds the profile that a node is judged against: packaged, matched by what the GPUs are, or the user's own."""
+"""Finds the profile that a node is judged against: a packaged one, matched by the GPUs, or the user's."""
 
 from __future__ import annotations
 
@@ -19,45 +19,44 @@ from gpudoctor.profiles.profile import NO_PROFILE, GpuModel, NodeProfile, Profil
 with lazy_imports():
     from gpudoctor import yaml_file
 
-# The packaged profiles as the program reads them: one JSON document, made of the YAML files that people edit.
-#
-# Importing a YAML parser takes longer than judging a node, and every run would pay for it.
+# The packaged profiles are read from one JSON document, generated from the YAML files that people edit: importing a
+# YAML parser takes longer than judging a node.
 
 FOLDER = Path(__file__).parent
 DOCUMENT = FOLDER / "packaged.json"
 
 
 class IndexEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A line of names.yaml: NVML names of a model, and the node kinds made of so many of it."""
+    """A line of names.yaml: NVML names of a GPU model, and the node kind for each number of GPUs."""
 
     names: tuple[str, ...]
     nodes: dict[int, str] = {}
 
 
 class Packaged(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """All that is packaged: the index by GPU model, and each model and node kind as JSON by its key."""
+    """All packaged profiles: the index by GPU model, and each model and node kind as JSON by its key."""
 
     index: Mapping[str, IndexEntry]
     models: Mapping[str, msgspec.Raw]
     nodes: Mapping[str, msgspec.Raw]
 
     def model(self, key: str) -> GpuModel:
-        """Raise KeyError where it is not packaged."""
+        """Raise KeyError if it is not packaged."""
         return msgspec.json.decode(self.models[key], type=GpuModel)
 
     def node(self, name: str) -> NodeProfile:
-        """Raise KeyError where it is not packaged."""
+        """Raise KeyError if it is not packaged."""
         return msgspec.json.decode(self.nodes[name], type=NodeProfile)
 
 
 @cache
 def packaged() -> Packaged:
-    """What DOCUMENT holds."""
+    """The content of DOCUMENT."""
     return msgspec.json.decode(DOCUMENT.read_bytes(), type=Packaged)
 
 
 def packaged_from_yaml() -> str:
-    """What DOCUMENT is to hold, from the YAML files; a test keeps both alike."""
+    """Generate the text of DOCUMENT from the YAML files; a test compares it with the file."""
     import json
 
     import yaml
@@ -84,9 +83,9 @@ def profile_for(node: Node, wanted: str | None = None) -> Profile:
     """The profile to judge `node` against.
 
     `wanted` is a packaged name (a node kind or a GPU model), the path of a YAML file, or None
-    or "auto": then the GPU's name says the model, and model and count the kind of node. A node
-    kind is left out where anything speaks against it (MIG, no bridge, links hidden by a VM):
-    a profile must not make an odd node look broken. Raise UserError for a name or file that
+    or "auto": then the GPU's name determines the model, and model and count the kind of node. A node
+    kind is not used if anything contradicts it (MIG, no bridge, links hidden by a VM):
+    a profile must not make an unusual node look broken. Raise UserError for a name or file that
     cannot be used.
     """
     if wanted is None or wanted == "auto":
@@ -116,10 +115,10 @@ def gpu_models() -> dict[str, GpuModel]:
 
 @cache
 def model_key(product_name: str, memory_mib: int | None = None) -> str | None:
-    """The key of the GPU model that NVML calls so; None for one that is not packaged.
+    """The key of the GPU model with this NVML name; None if it is not packaged.
 
-    The whole name must match, whatever its case: "L4" is not "L40S", and a MIG or vGPU name is
-    no model. Where several models carry one name, the memory decides (3 % tolerance).
+    The whole name must match, ignoring case: "L4" is not "L40S", and the name of a MIG device or vGPU
+    matches no model. If several models have the same name, the memory decides (3 % tolerance).
     """
     vendorless = _VENDOR.fullmatch(product_name.strip())
     name = vendorless.group(2) if vendorless else product_name
@@ -132,7 +131,7 @@ def model_key(product_name: str, memory_mib: int | None = None) -> str | None:
 
 
 def _matches(pattern: str, name: str) -> bool:
-    # the literal start is compared first: compiling sixty expressions costs more than reading them
+    # compare the literal prefix first: compiling sixty expressions takes longer than reading them
     literal = re.split(r"[\\(\[.?*+|]", pattern, maxsplit=1)[0]
     if not name.lower().startswith(literal.lower()):
         return False
@@ -153,28 +152,27 @@ def _matched(node: Node) -> Profile:
     alike = all(k == key for k in keys)
     kind = packaged().index[key].nodes.get(len(gpus)) if alike else None
     candidate = packaged().node(kind) if kind else None
-    if candidate is None or _contradiction(node, candidate) is not None:
+    if candidate is None or _contradicts(node, candidate):
         return Profile(name=key, matched_by="GPU name", gpu=model)
     return Profile(name=candidate.name, matched_by="GPU name and count", node=candidate, gpu=model)
 
 
-def _contradiction(node: Node, kind: NodeProfile) -> str | None:
-    """What speaks against this kind of node although model and count fit."""
+def _contradicts(node: Node, kind: NodeProfile) -> bool:
+    """Whether something rules out this kind of node although model and count match."""
     gpus = compute_gpus(node.gpus)
     if any(known(gpu.settings.mig_enabled) for gpu in gpus):
-        return "MIG is on"
+        return True
     links = [link for gpu in gpus for link in known(gpu.nvlinks) or ()]
     joined = any(known(link.state) in ("active", "sleep") for link in links) or any(
         known(pair.nvlinks) for pair in known(node.pairs) or ()
     )
-    if kind.nvlink_topology == "pairs" and not joined:
-        return "no NVLink bridge is seen"
+    if kind.nvlink_topology == "pairs" and not joined:  # the bridge is optional
+        return True
     virtual = known(node.host.virtualization) == "vm" or any(
         known(gpu.settings.virtualization) == "passthrough" for gpu in gpus
     )
-    if kind.nvlink_topology in ("switch", "cube-mesh") and virtual and links and not joined:
-        return "a virtual machine without NVLink"
-    return None
+    # a virtual machine that was given none of the NVLinks
+    return kind.nvlink_topology in ("switch", "cube-mesh") and virtual and bool(links) and not joined
 
 
 def _packaged(name: str) -> Profile:
@@ -190,7 +188,7 @@ def _packaged(name: str) -> Profile:
 
 
 class _UserProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A profile file: a packaged model's key or a model of one's own, a node kind, or both."""
+    """A profile file: the key of a packaged model or a model, a node kind, or both."""
 
     name: str | None = None
     gpu: str | GpuModel | None = None

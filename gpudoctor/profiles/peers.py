@@ -1,4 +1,4 @@
-"""Which GPUs of a node are each other's peers: the second yardstick beside the profile."""
+"""Peers: the GPUs of a node that are compared with each other, in addition to the profile."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ T = TypeVar("T")
 
 
 def compute_gpus(gpus: Sequence[Gpu]) -> tuple[Gpu, ...]:
-    """The GPUs less those that only drive a display beside bigger ones.
+    """The GPUs without those that only drive a display.
 
-    A GPU counts as display-only when a display is active on it and it has less than half the
-    memory of the largest of them (a T400 beside an A100).
+    A GPU counts as display-only if a display is active on it and it has less than half the
+    memory of the largest GPU (a T400 next to an A100).
     """
     largest = max((known(gpu.memory_total_mib) or 0 for gpu in gpus), default=0)
 
@@ -28,7 +28,7 @@ def compute_gpus(gpus: Sequence[Gpu]) -> tuple[Gpu, ...]:
 
 
 def majority(values: Iterable[T]) -> T | None:
-    """The value more than half share; None without one. Values must be hashable.
+    """The value that more than half of them have; None if there is none. Values must be hashable.
 
     >>> majority([16, 16, 8])
     16

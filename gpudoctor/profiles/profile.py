@@ -1,4 +1,4 @@
-"""What a GPU model and a kind of node should look like, as typed data."""
+"""Expected values of a GPU model and of a kind of node, as typed data."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import msgspec
 
 
 class Expectation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Base of everything a profile may say; an unknown key in YAML is an error."""
+    """Base of everything in a profile; an unknown key in YAML is an error."""
 
 
 class NvlinkSpec(Expectation, frozen=True):
     """NVLinks of a GPU model. `kind`: switch (all links must be up), mesh, or bridge (optional).
 
-    `gb_s_per_link` is one direction, nominal; `raw_gb_s` what nvidia-smi prints a link;
-    `effective_gb_s` what NCCL's own model counts on.
+    `gb_s_per_link` is nominal, in one direction; `raw_gb_s` is what nvidia-smi prints per link;
+    `effective_gb_s` is what NCCL's bandwidth model assumes.
     """
 
     links: int
@@ -29,9 +29,9 @@ class NvlinkSpec(Expectation, frozen=True):
 class GpuModel(Expectation, frozen=True):
     """One GPU model. `patterns` match NVML's product name, anchored, case-insensitive.
 
-    Fields named in `uncertain` may raise a warn at most, never a fail. None: do not judge.
-    `bf16_tflops` and `fp16_tflops` are the data sheet's dense rates; `achieved_bf16_tflops` is the best that
-    anybody measured. `inline_ecc`: with ECC on, its check bits take a part of the memory bandwidth (GDDR).
+    Fields named in `uncertain` cause a warn at most, never a fail. None: do not judge.
+    `bf16_tflops` and `fp16_tflops` are the data sheet's dense rates; `achieved_bf16_tflops` is the best published
+    measurement. `inline_ecc`: with ECC on, its check bits use a part of the memory bandwidth (GDDR).
     """
 
     name: str
@@ -54,7 +54,7 @@ class GpuModel(Expectation, frozen=True):
 
 
 class BusbwRow(Expectation, frozen=True):
-    """Expected all_reduce bus bandwidth for so many ranks, at large messages."""
+    """Expected all_reduce bus bandwidth for this number of ranks, at large message sizes."""
 
     ranks: int
     busbw_gb_s: float
@@ -65,8 +65,7 @@ class BusbwRow(Expectation, frozen=True):
 class NodeProfile(Expectation, frozen=True):
     """A kind of node. Matched by the GPU model's key, the number of GPUs, and their wiring.
 
-    `size_factor` is the fraction of the large-message figure that a healthy node reaches at
-    a message size, as MiB -> fraction.
+    `size_factor`: message size in MiB -> fraction of the large-message bandwidth that a healthy node reaches.
     """
 
     name: str
@@ -83,7 +82,7 @@ class NodeProfile(Expectation, frozen=True):
 
 
 class Profile(Expectation, frozen=True):
-    """What this node is judged against. Either part may be None: then peers and maxima judge."""
+    """What this node is judged against. Without one of the parts, checks compare with peers and the GPUs' maxima."""
 
     name: str
     matched_by: str

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from gpudoctor.facts.model.measured_burn import Burn, Series
-from gpudoctor.facts.model.measured_compute import ComputeRank
+from gpudoctor.facts.model.measured_devices import ComputeRank
 from gpudoctor.facts.model.measurements import Measurements, Training
 from gpudoctor.facts.model.missing import Missing, known
+from gpudoctor.facts.model.telemetry import Burn, Series
 from gpudoctor.report.tables.links import (
     RateMatrix,
     both_ways_matrix,

@@ -1,6 +1,6 @@
-"""A fake NVIDIA driver for tests: your GPU code against healthy and broken nodes, on a machine without a GPU.
+"""A fake NVIDIA driver for tests: run your GPU code against healthy and broken nodes, on a machine without a GPU.
 
-`FakeNvml` stands in for pynvml, `ScriptedFault` is one scripted misbehaviour of it, `load` gives the facts of a node.
+`FakeNvml` replaces pynvml, `Fault` is a scripted fault of it, `load` returns the facts of a node.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 __all__ = ["FakeNvml", "Fault", "load"]
 
 
-# on demand: pytest imports this package in every run of every project that has gpudoctor installed
+# lazy: pytest imports this package in every run of every project that has gpudoctor installed
 def __getattr__(name: str) -> Any:
     if name in __all__:
         from gpudoctor.fakes import fake_nvml

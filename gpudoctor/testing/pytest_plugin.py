@@ -1,7 +1,7 @@
-"""The pytest plugin: a fake NVIDIA driver in pynvml's place for one test, on a machine without a GPU.
+"""The pytest plugin: replaces pynvml by a fake NVIDIA driver for one test, on a machine without a GPU.
 
-Loaded by pytest in every project that has gpudoctor installed: it imports nothing of gpudoctor
-until a test asks for a node.
+pytest loads it in every project that has gpudoctor installed, so it imports nothing of gpudoctor
+until a test uses it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def fake_nvml(request: pytest.FixtureRequest) -> Iterator[FakeNvml]:
 
 @pytest.fixture(autouse=True)
 def _gpu_node_marker(request: pytest.FixtureRequest) -> None:
-    """A marked test need not name the fixture."""
+    """A marked test need not request the fixture `fake_nvml`."""
     if request.node.get_closest_marker("gpu_node") is not None:
         request.getfixturevalue("fake_nvml")
 
@@ -58,7 +58,7 @@ def gpu_node() -> Iterator[Callable[..., Node]]:
 
 
 def _made(*args: Any, **named: Any) -> FakeNvml:
-    """The fake driver of a marker's or a call's arguments; one clear line ends the test where they are wrong."""
+    """The fake driver for the arguments of a marker or call; wrong ones fail the test with one clear line."""
     from gpudoctor.errors import UserError
     from gpudoctor.fakes.fake_nvml import FakeNvml
 
@@ -70,5 +70,5 @@ def _made(*args: Any, **named: Any) -> FakeNvml:
         return FakeNvml(asked.get("source", DEFAULT_NODE), asked.get("faults", ()))
     except UserError as error:
         why = f"gpu_node: {error}"
-    # not inside `except`, whose error pytest would show as well
+    # not inside `except`: pytest would also show that error
     return pytest.fail(why, pytrace=False)

@@ -19,10 +19,10 @@ from gpudoctor.checks.core.registry import Level, registry
 from gpudoctor.errors import UserError
 from gpudoctor.facts import collect
 from gpudoctor.facts.model.gpu import Gpu, PcieLink
-from gpudoctor.facts.model.measured_burn import Burn
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import KernelEvent, KernelLog, Node, Source
+from gpudoctor.facts.model.telemetry import Burn
 from gpudoctor.facts.simulated.load import load_node
 from gpudoctor.load.burn import burn_duration_s, count_again
 from gpudoctor.load.measure import CPU_PROBE_DEADLINE_S, RUN_DEADLINE_S

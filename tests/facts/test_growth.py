@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from gpudoctor.facts.model.gpu import CallError, Ecc, Gpu, PcieLink
-from gpudoctor.facts.model.measured_burn import GpuCounters
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import KernelEvent, KernelLog, Node
+from gpudoctor.facts.model.telemetry import GpuCounters
 from gpudoctor.load.burn import counter_growth, new_events
 
 

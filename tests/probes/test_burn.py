@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from gpudoctor.facts.model.measured_burn import NOT_READ_AGAIN, Burn, Series
-from gpudoctor.facts.model.measured_compute import ComputeRank, Gemm
-from gpudoctor.facts.model.measured_links import HostLink, PeerLink
+from gpudoctor.facts.model.measured_devices import ComputeRank, Gemm, HostLink, PeerLink
 from gpudoctor.facts.model.measurements import Measurements, Probe
 from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.model.telemetry import NOT_READ_AGAIN, Burn, Series
 from gpudoctor.probes.runner import messages
 from gpudoctor.probes.runner.launch import ProbePlan
 from gpudoctor.probes.runner.messages import CollectiveSample, Finished, PairSample, Phase, StepBlock, TrainSample

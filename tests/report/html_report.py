@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from gpudoctor.facts.model.measured_burn import Burn, GpuCounters, Series, WrongResult
 from gpudoctor.facts.model.measurements import Collective, PairBandwidth, ProbeProblem, Training, TrainRank
 from gpudoctor.facts.model.node import KernelEvent, Node
-from gpudoctor.facts.model.telemetry import Spread
+from gpudoctor.facts.model.telemetry import Burn, GpuCounters, Series, Spread, WrongResult
 from gpudoctor.facts.simulated.load import apply_faults, load_node
 from gpudoctor.report.judge import Question, judge
 from gpudoctor.report.model import Report, Run, SourceSummary

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from gpudoctor.facts.model.measured_burn import Burn, GpuCounters, Series, WrongResult
 from gpudoctor.facts.model.measurements import Launch, Measurements
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import KernelEvent
-from gpudoctor.facts.model.telemetry import Spread
+from gpudoctor.facts.model.telemetry import Burn, GpuCounters, Series, Spread, WrongResult
 from gpudoctor.report.text_figures import figure_lines
 
 

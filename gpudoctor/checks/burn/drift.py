@@ -13,8 +13,8 @@ from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE
 from gpudoctor.checks.core.under_load import load_of, median, percent
 from gpudoctor.checks.train.straggler import causes, shared_with
-from gpudoctor.facts.model.measured_burn import Burn, Series
 from gpudoctor.facts.model.missing import known
+from gpudoctor.facts.model.telemetry import Burn, Series
 
 DRIFT = "burn.drift"
 _RULE = "SuperBench's rule for a run against an earlier one of its own"

@@ -12,7 +12,7 @@ from gpudoctor.checks.core.peer_ranks import by_model, silent
 from gpudoctor.checks.core.probe_outcome import judged_outcome, on_gpus, problems_of, rank_subject, ranks_in_words
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE
-from gpudoctor.facts.model.measured_compute import ComputeRank
+from gpudoctor.facts.model.measured_devices import ComputeRank
 from gpudoctor.facts.model.missing import known
 from gpudoctor.profiles.peers import majority
 

@@ -12,7 +12,7 @@ from gpudoctor.checks.core.probe_outcome import on_gpus, rank_gpu, ranks_in_word
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE
 from gpudoctor.checks.nvlink.link_state import model_of
-from gpudoctor.facts.model.measured_compute import ComputeRank
+from gpudoctor.facts.model.measured_devices import ComputeRank
 
 GEMM = "compute.gemm"
 

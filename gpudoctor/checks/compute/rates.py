@@ -12,7 +12,7 @@ from gpudoctor.checks.core.case import Case, Limit
 from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, skip, unknown, warn
 from gpudoctor.checks.core.peer_ranks import reasons, set_slower, silent, strangers
 from gpudoctor.checks.core.probe_outcome import not_judged, not_measured, rank_gpu, rank_subject
-from gpudoctor.facts.model.measured_compute import ComputeRank
+from gpudoctor.facts.model.measured_devices import ComputeRank
 
 _LOOK = (
     Advice("Look at its clocks, temperature and power.", "gpudoctor check gpu -v"),

@@ -8,8 +8,8 @@ import msgspec
 
 from gpudoctor.facts.captures import ABSENT
 from gpudoctor.facts.captures.nvidia_smi.query_dump import CUT
-from gpudoctor.facts.model.gpu import Ecc, Fact, MemoryRepair
-from gpudoctor.facts.model.missing import NOT_READ, Missing
+from gpudoctor.facts.model.gpu import Ecc, MemoryRepair
+from gpudoctor.facts.model.missing import NOT_READ, Fact, Missing
 from gpudoctor.facts.model.node import Variable
 
 T = TypeVar("T")

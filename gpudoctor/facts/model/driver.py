@@ -1,11 +1,10 @@
-"""The NVIDIA driver: how it was loaded, what it answers, and the services beside it. Data only."""
+"""The NVIDIA driver and Fabric Manager: how they were loaded and what they answered. Data only."""
 
 from __future__ import annotations
 
 from typing import Literal
 
-from gpudoctor.facts.model.gpu import Fact
-from gpudoctor.facts.model.missing import NOT_READ, Missing
+from gpudoctor.facts.model.missing import NOT_READ, Fact, Missing
 
 _DID_NOT_RETURN = "did not return"
 
@@ -15,7 +14,7 @@ DRIVER_VERSION = r"\d{3}\.\d{1,3}(?:\.\d{1,3})?"
 
 
 class Unanswered(Fact, frozen=True):
-    """A driver call that did not return before its deadline, or in which the process died: then `reason` says how."""
+    """A driver call that did not return before its deadline, or during which the process died (`reason`: how)."""
 
     call: str
     gpu: int | None
@@ -24,12 +23,12 @@ class Unanswered(Fact, frozen=True):
 
     @property
     def hangs(self) -> bool:
-        """Whether it did not return; else the process died in it."""
+        """Whether the call did not return; otherwise the process died in it."""
         return self.reason == _DID_NOT_RETURN
 
     @property
     def words(self) -> str:
-        """What happened, with the GPU, as people read it."""
+        """What happened, with the GPU, for a message."""
         where = "" if self.gpu is None else f" on GPU {self.gpu}"
         if self.hangs:
             return f"{self.call}{where} {self.reason} in {self.waited_s:.1f} s"
@@ -48,12 +47,12 @@ LoadFailureCause = Literal[
 
 
 class LoadFailure(Fact, frozen=True):
-    """Why the driver is not there, as a tool or the kernel log says it; `text` is the line itself.
+    """Why the driver did not load, according to a tool or the kernel log; `text` is the line itself.
 
     Causes: `signature-rejected`, Secure Boot does not trust the module's key; `other-kernel`, the module was built for
     another kernel; `other-driver`, nouveau or vfio holds the devices; `build-failed`, DKMS did not build it or has no
-    headers; `no-container-runtime`, the container engine knows no NVIDIA runtime; `device-denied`, the device cgroup or
-    the permissions of /dev/nvidia*; `refused`, the module says that no device is for it.
+    headers; `no-container-runtime`, the container engine has no NVIDIA runtime; `device-denied`, the device cgroup or
+    the permissions of /dev/nvidia*; `refused`, the module found no device that it supports.
     """
 
     cause: LoadFailureCause
@@ -61,7 +60,7 @@ class LoadFailure(Fact, frozen=True):
 
 
 class DkmsBuild(Fact, frozen=True):
-    """One line of `dkms status` for the NVIDIA module. `kernel` is None where it was added, but built for none."""
+    """One line of `dkms status` for the NVIDIA module. `kernel` is None if it was added but built for no kernel."""
 
     version: str
     kernel: str | None
@@ -72,18 +71,18 @@ class Driver(Fact, frozen=True):
     """The NVIDIA driver: kernel module, user library, and how they answered.
 
     `init_code` is nvmlInit's return code (0 success, 9 driver not loaded, 12 library not
-    found, 18 library and kernel module differ ...); `init_error` its words. `device_count` is
-    what the driver says; `gpus` of the node may be fewer where handles failed. A capture that
-    shows GPUs implies a loaded driver: readers of captures set `init_code` 0. `handle_errors` is
-    what the driver answered instead of giving a handle; `unread_handles` names the GPUs whose handle
-    did not come in time, with the reason, which is no word of the driver. `denied_gpus` are
+    found, 18 library and kernel module differ ...); `init_error` its text. `device_count` is
+    the driver's; `gpus` of the node may be fewer if handles failed. A capture that
+    shows GPUs implies a loaded driver: readers of captures set `init_code` 0. `handle_errors` are
+    the errors that the driver returned instead of a handle; `unread_handles` names the GPUs whose handle
+    did not come in time, with our reason, not the driver's. `denied_gpus` are
     bus ids of GPUs that it does not show and whose device files this process may not open. `drained_gpus` are bus
-    ids of GPUs that it hides since an operator took them from use (nvidia-smi drain).
-    `init_s` is nvmlInit's time, `start_s` the time from its begin until the last GPU had given its
-    handle: without persistence mode the GPUs are woken in it. `slowest_call` is the slowest of the
-    others. `binding_hidden_by` is the package that other Python programs get instead of NVIDIA's
-    own binding ("pynvml 11.5.0"); None if nothing is in front of it. `disk_version` is the module's that lies on the
-    disk (modinfo), which a `modprobe` would load. `load_failures` and `dkms` are what other tools say of its loading.
+    ids of GPUs that it hides because an operator drained them (nvidia-smi drain).
+    `init_s` is the duration of nvmlInit, `start_s` the time from its start until the last GPU returned its
+    handle: without persistence mode the GPUs are woken in that time. `slowest_call` is the slowest of the
+    others. `binding_hidden_by` is the package that other Python programs import instead of NVIDIA's
+    own binding ("pynvml 11.5.0"); None if nothing shadows it. `disk_version` is the version of the module on disk
+    (modinfo), which `modprobe` would load. `load_failures` and `dkms` are what other tools report about loading it.
     """
 
     module_loaded: bool | Missing = NOT_READ
@@ -113,7 +112,7 @@ class Driver(Fact, frozen=True):
 class FabricManager(Fact, frozen=True):
     """The service nvidia-fabricmanager, which NVSwitch nodes need for any CUDA program.
 
-    `service` is systemd's word (active, inactive, failed, activating, not-found); `result` says how it ended
+    `service` is systemd's state (active, inactive, failed, activating, not-found); `result` is how it ended
     (exit-code, signal, ...). `errors` are the error lines of its log, oldest first.
     """
 

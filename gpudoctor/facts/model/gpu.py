@@ -1,116 +1,30 @@
-"""One GPU and what hangs on it. Units are in the names; a leaf that is not known is `Missing`."""
+"""One GPU: its links, memory, clocks, power and settings. Units are in the names; an unknown leaf is `Missing`."""
 
 from __future__ import annotations
 
 from typing import Literal
 
-import msgspec
-
-from gpudoctor.facts.model.missing import NOT_READ, Missing
-
-
-class Fact(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Base of every fact: immutable, and written to JSON without the leaves nobody read."""
+from gpudoctor.facts.model.links import Fabric as Fabric
+from gpudoctor.facts.model.links import GpuPair as GpuPair
+from gpudoctor.facts.model.links import LinkState as LinkState
+from gpudoctor.facts.model.links import NvLink as NvLink
+from gpudoctor.facts.model.links import P2pStatus as P2pStatus
+from gpudoctor.facts.model.links import PathKind as PathKind
+from gpudoctor.facts.model.links import PcieHop as PcieHop
+from gpudoctor.facts.model.links import PcieLink as PcieLink
+from gpudoctor.facts.model.missing import NOT_READ, Fact, Missing
 
 
 class CallError(Fact, frozen=True):
-    """A driver call that answered with an error that may cost the whole GPU (15, 16, 999); see `error_cost`."""
+    """A driver call that returned an error which may condemn the whole GPU (15, 16, 999); see `error_cost`."""
 
     call: str
     code: int
     name: str
 
 
-class PcieHop(Fact, frozen=True):
-    """One device on the way from the GPU up to its root port, as sysfs shows it.
-
-    Speeds are GT/s a lane (2.5, 5, 8, 16, 32, 64). `acs_redirect` is true where ACS request or
-    completion redirect is on for a bridge (it sends peer-to-peer traffic through the root).
-    `*_downgraded` is lspci's own word for a link below what this device can do, told where its maximum is not.
-    """
-
-    bus_id: str
-    vendor_id: str | Missing = NOT_READ
-    device_id: str | Missing = NOT_READ
-    pci_class: str | Missing = NOT_READ
-    speed_gt_s: float | Missing = NOT_READ
-    max_speed_gt_s: float | Missing = NOT_READ
-    width: int | Missing = NOT_READ
-    max_width: int | Missing = NOT_READ
-    aer_correctable: int | Missing = NOT_READ
-    aer_nonfatal: int | Missing = NOT_READ
-    aer_fatal: int | Missing = NOT_READ
-    acs_redirect: bool | Missing = NOT_READ
-    width_downgraded: bool | Missing = NOT_READ
-    speed_downgraded: bool | Missing = NOT_READ
-
-
-class PcieLink(Fact, frozen=True):
-    """The GPU's own PCIe link.
-
-    `generation_max` is what GPU and slot together can do (NVML MaxPcieLinkGeneration);
-    `device_generation_max` the GPU alone; `host_generation_max` the slot. `path` runs from the
-    GPU itself (first) to the root port (last); the GPU alone where the bridges are hidden (VM).
-    """
-
-    generation: int | Missing = NOT_READ
-    generation_max: int | Missing = NOT_READ
-    device_generation_max: int | Missing = NOT_READ
-    host_generation_max: int | Missing = NOT_READ
-    width: int | Missing = NOT_READ
-    width_max: int | Missing = NOT_READ
-    replays: int | Missing = NOT_READ
-    replay_rollovers: int | Missing = NOT_READ
-    path: tuple[PcieHop, ...] | Missing = NOT_READ
-
-
-LinkState = Literal["active", "inactive", "sleep", "disabled"]
-
-
-class NvLink(Fact, frozen=True):
-    """One NVLink. `speed_gb_s` is the raw line rate a direction as nvidia-smi prints it.
-
-    `remote_bus_id` is None for a switch that hides its address (FFFFFFFF:FF:FF.0).
-    Error counters are lifetime counts since driver load.
-    """
-
-    link: int
-    state: LinkState | Missing = NOT_READ
-    version: str | Missing = NOT_READ
-    speed_gb_s: float | Missing = NOT_READ
-    remote_kind: Literal["gpu", "switch", "cpu"] | Missing = NOT_READ
-    remote_bus_id: str | Missing | None = NOT_READ
-    crc_errors: int | Missing = NOT_READ
-    replay_errors: int | Missing = NOT_READ
-    recovery_errors: int | Missing = NOT_READ
-
-    @property
-    def is_up(self) -> bool:
-        """Whether it carries data, or would at once: a link that sleeps wakes by itself."""
-        return self.state in ("active", "sleep")
-
-
-class Fabric(Fact, frozen=True):
-    """NVSwitch fabric as the GPU sees it. Unsupported on nodes without one.
-
-    `state`: not-started, in-progress, completed. `status`: the NVML return name in words
-    ("success", "insufficient resources", ...). Health values as nvidia-smi words them, in
-    lower case ("full", "degraded", "healthy", "unhealthy", "limited capacity").
-    """
-
-    state: str | Missing = NOT_READ
-    status: str | Missing = NOT_READ
-    clique_id: int | Missing = NOT_READ
-    cluster_uuid: str | Missing = NOT_READ
-    health_summary: str | Missing = NOT_READ
-    health_bandwidth: str | Missing = NOT_READ
-    route_unhealthy: bool | Missing = NOT_READ
-    access_timeout_recovery: bool | Missing = NOT_READ
-    incorrect_configuration: str | Missing = NOT_READ
-
-
 class Ecc(Fact, frozen=True):
-    """ECC mode and counters. Volatile counts restart with the driver; aggregate ones are for life."""
+    """ECC mode and counters. Volatile counts restart with the driver; aggregate ones cover the GPU's lifetime."""
 
     enabled: bool | Missing = NOT_READ
     pending: bool | Missing = NOT_READ
@@ -126,7 +40,7 @@ class Ecc(Fact, frozen=True):
 class MemoryRepair(Fact, frozen=True):
     """Row remapping (Ampere and newer) and page retirement (Volta and older).
 
-    `banks_*_spare` is the remap histogram: memory banks by how many spare rows they have left.
+    `banks_*_spare` is the remap histogram: how many memory banks have that many spare rows left.
     """
 
     remapped_corrected: int | Missing = NOT_READ
@@ -147,10 +61,10 @@ class MemoryRepair(Fact, frozen=True):
 
 
 class Clocks(Fact, frozen=True):
-    """Clocks in MHz, and why they are what they are.
+    """Clocks in MHz, and what currently limits them.
 
     `event_reasons` are names of set bits (see `EVENT_REASONS`); unknown bits appear as "0x...".
-    `locked_*` and `application_*` are settings.
+    `application_*` are settings, `default_*` their defaults.
     """
 
     graphics_mhz: int | Missing = NOT_READ
@@ -167,7 +81,7 @@ class Clocks(Fact, frozen=True):
     event_reasons: tuple[str, ...] | Missing = NOT_READ
 
 
-# nvmlClocksEventReasons*; bit -> the name used in facts
+# nvmlClocksEventReasons* (nvml.h): bit -> name in facts
 EVENT_REASONS: dict[int, str] = {
     0x1: "idle",
     0x2: "application-clocks",
@@ -194,8 +108,8 @@ class ThrottleTimes(Fact, frozen=True):
 class Thermal(Fact, frozen=True):
     """Temperatures and limits in Celsius.
 
-    Newer GPUs tell a margin to the slowdown point instead of absolute limits: `margin_c` is
-    what is left now (T.Limit), `*_margin_c` where each measure starts on that same scale
+    Newer GPUs report a margin to the slowdown point instead of absolute limits: `margin_c` is
+    what is left now (T.Limit), `*_margin_c` is where each measure starts on that same scale
     (0 or below).
     """
 
@@ -223,7 +137,7 @@ class Power(Fact, frozen=True):
 
 
 class MigInstance(Fact, frozen=True):
-    """One MIG device as CUDA would see it."""
+    """One MIG device as CUDA sees it."""
 
     uuid: str | Missing = NOT_READ
     profile: str | Missing = NOT_READ
@@ -237,7 +151,7 @@ ComputeMode = Literal["default", "exclusive-thread", "prohibited", "exclusive-pr
 
 
 class Settings(Fact, frozen=True):
-    """What an operator may have set on the GPU."""
+    """Modes and settings of the GPU that an operator can change."""
 
     persistence: bool | Missing = NOT_READ
     compute_mode: ComputeMode | Missing = NOT_READ
@@ -252,7 +166,7 @@ class Settings(Fact, frozen=True):
 
 
 class GpuProcess(Fact, frozen=True):
-    """A process on the GPU. `kind` is C compute, G graphics, C+G both, M MPS."""
+    """A process on the GPU. `kind` is C compute, G graphics, C+G both, M MPS client; `is_own`: gpudoctor started it."""
 
     pid: int
     name: str | Missing = NOT_READ
@@ -262,7 +176,7 @@ class GpuProcess(Fact, frozen=True):
     is_own: bool = False
 
 
-# the desktop's, which draws the screen; MPS, which hands the GPU out; and DCGM, which only watches
+# desktop programs; MPS, which shares the GPU out; and DCGM, which only monitors
 # fmt: off
 SYSTEM_PROGRAMS = (
     "xorg", "xwayland", "gnome-shell", "gnome-remote", "kwin", "plasmashell", "mutter", "sddm", "gdm", "lightdm",
@@ -273,9 +187,9 @@ SYSTEM_PROGRAMS = (
 
 
 def system_program(name: str) -> str | None:
-    """Which of SYSTEM_PROGRAMS a process of this name (or path) is; None for any other.
+    """The entry of SYSTEM_PROGRAMS that a process name (or path) belongs to; None for any other.
 
-    After the name "-", "_", "." or a version may follow, and a letter may not.
+    The entry may be followed by "-", "_", "." or a version, but not by a letter.
 
     >>> system_program("/usr/lib/xorg/Xorg"), system_program("kwin_x11"), system_program("swayformer")
     ('xorg', 'kwin', None)
@@ -290,7 +204,7 @@ def _is_program(program: str, known: str) -> bool:
 
 
 class Utilization(Fact, frozen=True):
-    """Busy shares in percent over the driver's last sample period."""
+    """Utilization in percent over the driver's last sample period."""
 
     gpu_pct: int | Missing = NOT_READ
     memory_pct: int | Missing = NOT_READ
@@ -299,11 +213,11 @@ class Utilization(Fact, frozen=True):
 class Gpu(Fact, frozen=True):
     """One GPU. `index` is NVML's; `bus_id` is sysfs form (0000:18:00.0, lower case).
 
-    `errors` are calls that failed with 15 (lost), 16 (reset required) or 999 (unknown); `error_cost` says
+    `errors` are calls that failed with 15 (lost), 16 (reset required) or 999 (unknown); `error_cost` decides
     what they cost.
     `recovery_action`: one of `facts.nvml.labels.RECOVERY_ACTIONS`, or the raw value as "value N" for
     one this version does not know.
-    `inforom_corrupted` is what the driver says of the board's own store of settings and counters.
+    `inforom_corrupted`: whether the checksum of the infoROM, the board's store of settings and counters, is wrong.
     """
 
     index: int
@@ -345,25 +259,3 @@ class Gpu(Fact, frozen=True):
     @property
     def label(self) -> str:
         return f"GPU {self.index} ({self.bus_id})"
-
-
-# Best to worst; NV# is kept apart, as `GpuPair.nvlinks`.
-PathKind = Literal["PIX", "PXB", "PHB", "NODE", "SYS"]
-P2pStatus = Literal["OK", "CNS", "GNS", "TNS", "DR", "NS", "U"]
-
-
-class GpuPair(Fact, frozen=True):
-    """How two GPUs reach each other; `a` and `b` are NVML indices, a < b.
-
-    `path` is the PCIe relation, Missing where the matrix shows NV# instead. `nvlinks` counts
-    the links of the shown bond (through switches, all of them). `p2p_read` and `p2p_write` are
-    nvidia-smi's words: OK; CNS chipset, GNS GPU, TNS topology not supported; DR disabled by a
-    registry key; NS not supported; U unknown.
-    """
-
-    a: int
-    b: int
-    path: PathKind | Missing = NOT_READ
-    nvlinks: int | Missing = NOT_READ
-    p2p_read: P2pStatus | Missing = NOT_READ
-    p2p_write: P2pStatus | Missing = NOT_READ

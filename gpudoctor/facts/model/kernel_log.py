@@ -1,11 +1,10 @@
-"""What a kernel log says: errors of GPUs and switches, events of the machine around them. Data only."""
+"""Events from a kernel log: errors of GPUs and switches, and events of the machine around them. Data only."""
 
 from __future__ import annotations
 
 from typing import Literal
 
-from gpudoctor.facts.model.gpu import Fact
-from gpudoctor.facts.model.missing import NOT_READ, Missing
+from gpudoctor.facts.model.missing import NOT_READ, Fact, Missing
 
 KernelEventKind = Literal[
     "xid", "sxid", "off-bus", "gsp", "aer", "iommu-fault", "pcie-bandwidth", "nvlink", "rm", "unclear", "gap"
@@ -13,7 +12,7 @@ KernelEventKind = Literal[
 
 
 class PcieLimit(Fact, frozen=True):
-    """What the kernel says at boot of a device behind a slower link: rates in Gb/s, the speed in GT/s a lane."""
+    """The kernel's boot message about a device behind a slower link: rates in Gb/s, speed in GT/s per lane."""
 
     at_bus_id: str
     available_gbit_s: float
@@ -23,12 +22,12 @@ class PcieLimit(Fact, frozen=True):
 
 
 class KernelEvent(Fact, frozen=True):
-    """One kernel log line that speaks of a GPU, a switch or its link; `text` is the line itself.
+    """One kernel log line about a GPU, a switch or its link; `text` is the line itself.
 
-    `code` is the Xid or SXid number. `fatal` is what an SXid line says of itself. `bus_id` in
-    sysfs form, None also where the line hides it. `time_s` is seconds since boot. `caused_by` is the earlier
+    `code` is the Xid or SXid number. `fatal`: whether an SXid line calls itself fatal. `bus_id` is in
+    sysfs form, and None if the line hides it. `time_s` is seconds since boot. `caused_by` is the earlier
     Xid that an Xid names as its cause. `limit` comes with kind "pcie-bandwidth". Kind "unclear" is a line with the
-    driver's words in a place where a user's may stand; "gap" stands for lines that were overwritten before they
+    driver's message in a place where text from a user can appear; "gap" marks lines that were overwritten before they
     could be read.
     """
 
@@ -69,11 +68,11 @@ HostEventKind = Literal[
 
 
 class HostEvent(Fact, frozen=True):
-    """What the kernel log says of the machine around the GPUs: `count` lines of a kind and device, as one.
+    """An event of the machine around the GPUs: `count` kernel log lines of one kind and device, merged.
 
     `device` is what the line names: the bus id of a network adapter or another PCI function in sysfs form, a disk, an
     NFS server, a CPU; None if none. `text` is the last of the messages, without the log's prefixes; `first_s` and
-    `last_s` are when the first and the last came, in seconds since boot.
+    `last_s` are the times of the first and the last, in seconds since boot.
     """
 
     kind: HostEventKind
@@ -85,7 +84,7 @@ class HostEvent(Fact, frozen=True):
 
 
 class ApiMismatch(Fact, frozen=True):
-    """The versions of a program's driver library and of the kernel module that refused it, as the module tells them."""
+    """The versions of a program's driver library and of the kernel module that refused it, as the module logs them."""
 
     library: str
     module: str
@@ -94,12 +93,12 @@ class ApiMismatch(Fact, frozen=True):
 class KernelLog(Fact, frozen=True):
     """Kernel log lines since boot that matter here. `source` is where they were read.
 
-    `truncated`: lines since boot (or since the driver was loaded) are missing, and `gap` says which and why.
-    `starts_s`: seconds since boot of the first line, if those before it are gone. `quoted`: so many lines were
-    passed over, since the driver's words stand in them as a user's (the name of a program, of a file).
-    `forgeable`: nothing says which lines are the kernel's own, so that a user could have written events.
-    `host_events` are those of the machine itself. `api_mismatch` is the last one that the module told of; the
-    library's version in it comes from the program, so that any user can choose it.
+    `truncated`: lines since boot (or since the driver was loaded) are missing; `gap`: which and why.
+    `starts_s`: seconds since boot of the first line, if those before it were lost. `quoted`: the number of lines that
+    were skipped because the driver's message appears in them inside a user's text (the name of a program or file).
+    `forgeable`: nothing shows which lines are the kernel's own, so a user could have written events.
+    `host_events` are those of the machine itself. `api_mismatch` is the last one that the module logged; the
+    library's version in it comes from the program, so any user can choose it.
     """
 
     events: tuple[KernelEvent, ...] | Missing = NOT_READ

@@ -1,18 +1,61 @@
-"""What a real torch DataLoader gave on every rank, by its number of workers: figures only, no verdicts."""
+"""How fast training data arrives: reads of the user's paths, and a real torch DataLoader on every rank. No verdicts."""
 
 from __future__ import annotations
 
 from typing import Literal
 
-from gpudoctor.facts.model.gpu import Fact
-from gpudoctor.facts.model.missing import NOT_READ, Missing
+from gpudoctor.facts.model.missing import NOT_READ, Fact, Missing
+
+ReadPattern = Literal["sequential", "random"]
+# how the page cache was bypassed: O_DIRECT; posix_fadvise(DONTNEED) before each measurement
+ReadMethod = Literal["direct", "dropped"]
+
+
+class StorageRate(Fact, frozen=True):
+    """The rate of `readers` readers together, each with one read at a time. `p50_us`, `p99_us`: of one read.
+
+    `lost_reads`: reads that returned nothing, from files that vanished or were truncated meanwhile.
+    """
+
+    pattern: ReadPattern
+    readers: int
+    block_bytes: int
+    gb_s: float
+    reads: int
+    seconds: float
+    p50_us: float
+    p99_us: float
+    lost_reads: int = 0
+
+
+class StorageRead(Fact, frozen=True):
+    """Reads below one path. `own_file`: of an unnamed file written for the purpose; otherwise of the user's files.
+
+    `cold`: True if nothing came from this machine's page cache; Missing (failed) if that cannot be known,
+    Missing (unsupported) if the file system is in RAM. `cached_gb_s` is one reader's rate from the page cache.
+    `opens_per_s`: files opened and closed, one after another. `left_out`: what was not measured, and why.
+    `failure` is why something is missing; None if the measurement is complete.
+    """
+
+    path: str
+    own_file: bool = False
+    files: int = 0
+    bytes_found: int = 0
+    method: ReadMethod | Missing = NOT_READ
+    cold: bool | Missing = NOT_READ
+    rates: tuple[StorageRate, ...] = ()
+    cached_gb_s: float | Missing = NOT_READ
+    opens_per_s: float | Missing = NOT_READ
+    open_p99_us: float | Missing = NOT_READ
+    left_out: tuple[str, ...] = ()
+    failure: Missing | None = None
 
 
 class LoaderRates(Fact, frozen=True):
-    """What the loaders of all ranks gave at the same time; GB = 1e9 bytes.
+    """Rates of the loaders of all ranks running at the same time; GB = 1e9 bytes.
 
-    `slowest_rank_gb_s`: of the rank that got least, which the others wait for. `first_batch_s`: from the making of the
-    loader to its first batch, of the slowest rank. `shm_bytes`: the most by which the use of /dev/shm grew meanwhile.
+    `slowest_rank_gb_s`: of the slowest rank, which the others wait for. `first_batch_s`: from creating the
+    loader to its first batch, of the slowest rank. `shm_bytes`: the peak increase of the use of /dev/shm meanwhile.
     """
 
     samples_per_s: float
@@ -23,9 +66,9 @@ class LoaderRates(Fact, frozen=True):
 
 
 class LoaderStep(Fact, frozen=True):
-    """The loaders with `workers` worker processes on each rank (num_workers); without `rates` `not_run` says why.
+    """The loaders with `workers` worker processes per rank (num_workers); without `rates`, `not_run` is the reason.
 
-    `shm_needed_bytes`: what the batches on their way hold of /dev/shm: workers x prefetch_factor x batch x ranks.
+    `shm_needed_bytes`: /dev/shm taken by the batches in flight: workers x prefetch_factor x batch x ranks.
     """
 
     workers: int
@@ -43,15 +86,15 @@ class LoaderCopies(Fact, frozen=True):
 
 
 class DataLoading(Fact, frozen=True):
-    """All that was tried. `paths`: as named by the user; none: files made for it, which the page cache holds.
+    """All steps of the data probe. `paths`: given by the user; if none, files created for it, held by the page cache.
 
-    `files` were chosen of `paths`, `batch` is in samples, `sample_bytes` the mean size of one: a file, or a piece of
-    a large one. `cpus`: how many CPUs the workers of each rank could run on, in rank order, of `cpus_total` that the
-    machine has; `cpuset_cpus`: how many the cgroup lets its processes have. `shm_bytes` and `shm_free_bytes`: /dev/shm
-    before the first step. Of `samples` that were asked for, `unreadable` could not be read; `unreadable_why`: one of
-    the reasons, without a name. `empty_files`: files of 0 bytes, which were left out. `no_copies` says why there are
-    no `copies`. `perhaps_in_ram`: why what was read may have come from RAM, Missing (unsupported) if it did; None if
-    nothing tells so. `socket_name_bytes`: how long the name of the socket is that a training's workers make in TMPDIR.
+    `files` were chosen from `paths`, `batch` is in samples, `sample_bytes` the mean size of one: a file, or a piece of
+    a large one. `cpus`: how many CPUs the workers of each rank could run on, in rank order, of the machine's
+    `cpus_total`; `cpuset_cpus`: how many the cgroup allows its processes. `shm_bytes` and `shm_free_bytes`: /dev/shm
+    before the first step. Of the `samples` requested, `unreadable` could not be read; `unreadable_why`: one of
+    the reasons, without a name. `empty_files`: files of 0 bytes, which were left out. `no_copies`: why there are
+    no `copies`. `perhaps_in_ram`: why the data may have come from RAM, Missing (unsupported) if it did; None if
+    nothing suggests it. `socket_name_bytes`: length of the socket name that a training's workers create in TMPDIR.
     """
 
     device: Literal["cuda", "cpu"]

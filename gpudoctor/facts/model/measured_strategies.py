@@ -1,15 +1,14 @@
-"""What ten steps of one small transformer gave under each parallel strategy: figures only, no verdicts."""
+"""Ten steps of one small transformer under each parallel strategy: figures only, no verdicts."""
 
 from __future__ import annotations
 
 from typing import Literal
 
-from gpudoctor.facts.model.gpu import Fact
-from gpudoctor.facts.model.missing import NOT_READ, Missing
+from gpudoctor.facts.model.missing import NOT_READ, Fact, Missing
 
 
 class StrategyShape(Fact, frozen=True):
-    """The small transformer: `batch` is that of all ranks together, in sequences of `sequence` tokens."""
+    """The small transformer: `batch` is the global batch, in sequences of `sequence` tokens."""
 
     layers: int
     width: int
@@ -20,10 +19,10 @@ class StrategyShape(Fact, frozen=True):
 
 
 class StrategyMemory(Fact, frozen=True):
-    """What one rank held, in bytes, counted from the storages of its tensors.
+    """Memory of one rank in bytes, counted from the storages of its tensors.
 
     `activations_bytes`: the most that autograd kept for the backward pass at any time of one step. `peak_bytes`:
-    torch's own peak (`torch.cuda.max_memory_allocated`); Missing on CPU ranks, where torch counts nothing.
+    torch's own peak (`torch.cuda.max_memory_allocated`); Missing on CPU ranks, for which torch does not count.
     """
 
     parameters_bytes: int
@@ -36,14 +35,14 @@ class StrategyMemory(Fact, frozen=True):
 class StrategyRank(Fact, frozen=True):
     """One rank under one strategy.
 
-    `losses`: of the part of the batch whose loss this rank computed, one a step; empty where it computes none (all
-    but the last stage of a pipeline), None in it where the loss was not finite. `weights_error`: the worst of
+    `losses`: of the part of the batch whose loss this rank computed, one per step; empty if it computes none (all
+    but the last stage of a pipeline), with None for a loss that was not finite. `weights_error`: the maximum of
     |found - expected| / RMS(expected) over the elements of every tensor that it held at the end, RMS of that
-    tensor; None: it was not finite. `compared`: how many elements that were; `worst_weight` the tensor's name.
-    `expected_losses`: beside each of `losses`, that of the same sequences on one rank alone; empty where this rank's
-    part of the batch is not one of as many parts as there are ranks.
-    `step_ms`: median of the steps but the first and those that were counted. `communicated_bytes`: the sizes of the
-    tensors given to collectives and sends in one step; Missing where they could not be counted.
+    tensor; None: it was not finite. `compared`: the number of elements; `worst_weight`: the tensor's name.
+    `expected_losses`: for each of `losses`, the loss of the same sequences on one rank alone; empty if the batch is
+    not split into as many parts as there are ranks.
+    `step_ms`: median of the steps, without the first and those that were counted. `communicated_bytes`: the sizes of
+    the tensors given to collectives and sends in one step; Missing if they could not be counted.
     """
 
     rank: int
@@ -58,10 +57,10 @@ class StrategyRank(Fact, frozen=True):
 
 
 class StrategyRun(Fact, frozen=True):
-    """One variant of a strategy on all ranks that came through it, in rank order.
+    """One variant of a strategy on all ranks that completed it, in rank order.
 
     `strategy` is the check's ("fsdp"), `variant` what was run ("fsdp", "fsdp-bf16"). `missing_weights`: names
-    of tensors that no rank held at the end. `figures`: what only this strategy has, by name with unit ("bubble_share").
+    of tensors that no rank held at the end. `figures`: those of this strategy only, by name with unit ("bubble_share").
     """
 
     strategy: str
@@ -73,7 +72,7 @@ class StrategyRun(Fact, frozen=True):
 
 
 class StrategyReference(Fact, frozen=True):
-    """The same steps on one rank alone. Losses: one a step; none where a GPU has no bf16. Time and memory: of fp32."""
+    """The same steps on one rank alone. Losses: one per step; none if a GPU has no bf16. Time and memory: of fp32."""
 
     parameters: int
     losses: tuple[float | None, ...]
@@ -83,7 +82,7 @@ class StrategyReference(Fact, frozen=True):
 
 
 class Strategies(Fact, frozen=True):
-    """All that was tried. `not_run`: for a strategy (not a variant) why there is no figure, as in Measurements."""
+    """All strategies that were run. `not_run`: why a strategy (not a variant) has no figure, as in Measurements."""
 
     device: Literal["cuda", "cpu"]
     world_size: int
@@ -94,20 +93,20 @@ class Strategies(Fact, frozen=True):
     not_run: dict[str, Missing] = {}
 
 
-# What the frameworks installed beside each other see of the GPUs: asked in child processes, judged elsewhere.
+# Which GPUs each installed framework sees, queried in child processes
 
 Framework = Literal["torch", "tensorflow", "jax"]
 FRAMEWORKS: tuple[Framework, ...] = ("torch", "tensorflow", "jax")
 
 
 class FrameworkView(Fact, frozen=True):
-    """What one framework says of the GPUs in a fresh process with the caller's own environment.
+    """The GPUs that one framework lists in a fresh process with the caller's environment.
 
-    `gpu_build`: whether this build can use NVIDIA GPUs at all. `gpus`: how many it lists; `error` is what it said
-    when it could not open them. `uuids` in its order, where it tells them (torch alone does). `held_back`: a
-    setting of the caller's that keeps it from the GPUs, as NAME=VALUE. `complaints`: what its libraries wrote
-    about CUDA where it lists none. `left_out`: of each GPU that it opens and leaves out by a rule of its own, its
-    own line (TensorFlow: too few multiprocessors, too old).
+    `gpu_build`: whether this build can use NVIDIA GPUs at all. `gpus`: how many it lists; `error` is its message
+    when it could not open them. `uuids` in its order, if it reports them (only torch does). `held_back`: a
+    setting of the caller that keeps it from the GPUs, as NAME=VALUE. `complaints`: what its libraries wrote
+    about CUDA if it lists none. `left_out`: its message about each GPU that it opens but does not use
+    (TensorFlow: too few multiprocessors, too old).
     """
 
     framework: Framework
@@ -122,7 +121,7 @@ class FrameworkView(Fact, frozen=True):
 
 
 class LibraryStrategies(Fact, frozen=True):
-    """What the strategies of a library beside torch gave: `strategies` as those of torch, by variant."""
+    """Results of the strategies of a library other than torch: `strategies` like those of torch, by variant."""
 
     library: str
     version: str

@@ -1,33 +1,26 @@
-"""What a probe learnt. A measurement is one more fact: no verdicts here, and no torch."""
+"""Results of the probes. A measurement is one more fact: no verdicts here, and no torch."""
 
 from __future__ import annotations
 
 from typing import Literal
 
-from gpudoctor.facts.model.gpu import Fact
-from gpudoctor.facts.model.measured_burn import Burn
-from gpudoctor.facts.model.measured_compute import ComputeRank
-from gpudoctor.facts.model.measured_data import DataLoading
-from gpudoctor.facts.model.measured_links import HostLink, PeerLink
-from gpudoctor.facts.model.measured_storage import StorageRead
+from gpudoctor.facts.model.measured_data import DataLoading, StorageRead
+from gpudoctor.facts.model.measured_devices import ComputeRank, HostLink, PeerLink
 from gpudoctor.facts.model.measured_strategies import FrameworkView, LibraryStrategies, Strategies
-from gpudoctor.facts.model.missing import NOT_READ, Missing
+from gpudoctor.facts.model.missing import NOT_READ, Fact, Missing
 from gpudoctor.facts.model.node import Unanswered
-from gpudoctor.facts.model.telemetry import Telemetry
+from gpudoctor.facts.model.telemetry import Burn, Telemetry
 
 Device = Literal["cuda", "cpu"]
 Probe = Literal["collective", "link", "compute", "train", "strategy", "data"]
 # in the order in which they run
 PROBES: tuple[Probe, ...] = ("collective", "link", "compute", "train", "strategy", "data")
 
-ONCE: frozenset[Probe] = frozenset({"strategy", "data"})  # a burn does not repeat them: they hardly load the GPUs
+ONCE: frozenset[Probe] = frozenset({"strategy", "data"})  # not repeated by a burn: they hardly load the GPUs
 
 
 class RankInfo(Fact, frozen=True):
-    """One process of the run. `uuid` is the GPU it sat on; None for a CPU rank.
-
-    `pid`s are not kept: they mean nothing later.
-    """
+    """One process of the run. `uuid` is that of its GPU; None for a CPU rank."""
 
     rank: int
     device: Device
@@ -37,14 +30,14 @@ class RankInfo(Fact, frozen=True):
 
 
 class ProbeProblem(Fact, frozen=True):
-    """Something that kept a probe from its answer, in the words of the person who must act.
+    """Something that kept a probe from finishing, described for the person who must act.
 
     `kind`: `timeout` (a rank did not come back), `crash` (a rank died), `error` (a rank
-    reported an error), `out-of-memory`, `refused` (a GPU took no process: by its
-    compute mode, or though it should have).
+    reported an error), `out-of-memory`, `refused` (a GPU accepted no process, because of its
+    compute mode or for no visible reason).
     `phase` is what the rank was doing: "start", "import torch", "join", "all_reduce of 64 MiB",
-    "train step 12". `waiting` are the ranks that were held up by it. `output` holds the last
-    lines the rank wrote to stderr.
+    "train step 12". `waiting` are the ranks that it held up. `output` holds the last
+    lines that the rank wrote to stderr.
     """
 
     probe: Literal["launch", "collective", "link", "compute", "train", "strategy", "data"]
@@ -59,7 +52,7 @@ class ProbeProblem(Fact, frozen=True):
 class Launch(Fact, frozen=True):
     """How the ranks were run. `method` is fork-server or fresh-interpreters.
 
-    `import_s`: until every rank had torch; `start_s`: until all had met; `total_s`: until all was over.
+    `import_s`: until every rank had imported torch; `start_s`: until the rendezvous of all; `total_s`: until the end.
     """
 
     backend: Literal["nccl", "gloo"]
@@ -72,7 +65,7 @@ class Launch(Fact, frozen=True):
 
 
 class TorchView(Fact, frozen=True):
-    """What torch itself says, asked inside the ranks.
+    """What torch reports inside the ranks.
 
     `visible_uuids` as torch lists them (GPU-... or MIG-...); empty on a CPU-only build.
     """
@@ -91,7 +84,7 @@ class Collective(Fact, frozen=True):
 
     `size_bytes` is nccl-tests' size column; `algbw_gb_s` = size / time, `busbw_gb_s` by
     nccl-tests' factor (all_reduce: 2(n-1)/n); GB = 1e9 bytes. `time_us` is the median over
-    iterations of the slowest rank. `wrong_elements` per rank; `wrong_ranks` are those whose
+    iterations of the slowest rank. `wrong_ranks` are those whose
     result was not exactly right, `missing_ranks` those whose contribution was not in the sum.
     """
 
@@ -111,7 +104,7 @@ class PairBandwidth(Fact, frozen=True):
     """Send and receive between two ranks at the same time, while the others idle; `a` < `b` are ranks.
 
     `busbw_gb_s` is that of one direction (nccl-tests' sendrecv: size / time; GB = 1e9 bytes);
-    `time_us` the median over batches of the slower of the two, of the better pass where there were
+    `time_us` the median over batches of the slower of the two, of the better pass if there were
     several. `wrong_ranks` are those of the two that did not receive exactly what was sent.
     """
 
@@ -126,15 +119,15 @@ class PairBandwidth(Fact, frozen=True):
 
 
 class TrainRank(Fact, frozen=True):
-    """What one rank did in the DDP train; times are medians over the measured steps, in ms.
+    """One rank of the DDP train; times are medians over the measured steps, in ms.
 
-    `compute_ms`: forward and backward where no rank waits for another. `lateness_ms`: how much
-    later than the first rank it came to the collective; `last_in_share`: share of the steps in
-    which it came last. `wait_ms`: time it waited there for others. `data_ms`: fetching a batch.
-    `host_ms`: enqueueing the work. `loss_first` and `loss_last` are None where they were not
-    finite (JSON has no NaN). The second block repeats the measurement (reproducibility).
+    `compute_ms`: forward and backward while no rank waits for another. `lateness_ms`: how much
+    later than the first rank it reached the collective; `last_in_share`: share of the steps in
+    which it was last. `wait_ms`: time it waited there for others. `data_ms`: fetching a batch.
+    `host_ms`: enqueueing the work. `loss_first` and `loss_last` are None if they were not
+    finite (JSON has no NaN). `compute_again_ms` repeats the measurement (reproducibility).
     `nonfinite_step`: the first real step whose loss was not finite here; NaN spreads to all ranks
-    with the next gradient, so that the rank with the smallest one is where it began.
+    with the next gradient, so it began on the rank with the smallest one.
     `cycles_ms`: compute time in each comparison of the ranks: a block of steps on a GPU; on CPU
     ranks one turn over all cores (`Training.rotated`). `slowest_data_share`: share of the steps in
     which its batch came last. `solo_compute_ms`: the same compute while all others idle.
@@ -161,7 +154,7 @@ class TrainRank(Fact, frozen=True):
 
 
 class BucketStep(Fact, frozen=True):
-    """The plain DDP step with gradient buckets of this size; mean of one step, in ms."""
+    """The plain DDP step with gradient buckets of this size; mean step time in ms."""
 
     bucket_cap_mb: float
     step_ms: float
@@ -181,12 +174,12 @@ class Swap(Fact, frozen=True):
 class Training(Fact, frozen=True):
     """The DDP sanity train.
 
-    `steady_step_ms`: a plain step, back to back with others, as a user's train runs it; `samples_per_s`
-    of all ranks follows from it. `solo_step_ms` is the same step on one rank alone while the others wait idle; Missing
-    where that was not run. `rotated`: the CPU ranks took turns on the same cores, so that a
-    difference in compute time is the rank's and not its core's. `contribution_ok`: the 2^r code
-    of every rank was in the sum. `clock_invariant_ok`: lateness + wait was the same on all ranks, without which arrival
-    times say nothing.
+    `steady_step_ms`: a plain step, back to back with others, as a user's training runs it; `samples_per_s`
+    of all ranks follows from it. `solo_step_ms` is the same step on one rank while the others idle; Missing
+    if that was not run. `rotated`: the CPU ranks took turns on the same cores, so that a
+    difference in compute time comes from the rank and not from its core. `contribution_ok`: the 2^r code
+    of every rank was in the sum. `clock_invariant_ok`: lateness + wait was the same on all ranks; if not, the arrival
+    times mean nothing.
     """
 
     device: Device
@@ -208,18 +201,18 @@ class Training(Fact, frozen=True):
 
 
 class Measurements(Fact, frozen=True):
-    """All that the probes of one run learnt.
+    """Results of all probes of one run.
 
-    `not_run` says for each probe (those of `PROBES`, "torch", and "peer" for the copies between
+    `not_run` holds for each probe (those of `PROBES`, "torch", and "peer" for the copies between
     GPUs, which are a part of "link"; and a collective that torch's backend lacks) why there is no figure, as
-    the reason a check will give: `absent` where it was not asked for or torch is not
-    installed, `failed` where it was tried. A probe in neither place was never thought of.
-    Of a probe that ran in several rounds (level burn) these are the figures of the last complete
-    one; but what says whether a result was right is the worst of all rounds. `burn` has the course.
-    `unanswered` are the driver calls of the sampler that never returned; "telemetry" in `not_run` says
+    the reason that a check reports: `absent` if it was not requested or torch is not
+    installed, `failed` if it was tried. A probe without figures and without a reason was never considered.
+    For a probe that ran in several rounds (level burn) these are the figures of the last complete
+    one, but correctness of results is the worst of all rounds. `burn` has the figures over time.
+    `unanswered` are the driver calls of the sampler that never returned; "telemetry" in `not_run` is
     why there was no sampler. Further keys of `not_run`: "deepspeed", "tensorflow", "frameworks", "storage", and
-    "frameworks.NAME" for one framework that gave no answer.
-    `data_need_gb_s` is no measurement: the rate that each GPU must be fed at, as the user said; None: nobody said.
+    "frameworks.NAME" for one framework that did not answer.
+    `data_need_gb_s` is not measured: the rate that each GPU must be fed at, given by the user; None if not given.
     """
 
     launch: Launch | None = None

@@ -1,4 +1,4 @@
-"""A value that could not be read, and why."""
+"""The base of every fact, and the placeholder for a value that could not be read."""
 
 from __future__ import annotations
 
@@ -11,12 +11,16 @@ T = TypeVar("T")
 MissingKind = Literal["absent", "unsupported", "denied", "failed"]
 
 
-class Missing(msgspec.Struct, frozen=True):
-    """Stands where a value would be; carries the reason in words and the kind for the judge.
+class Fact(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Base of every fact: immutable; JSON leaves out the fields that were not read."""
 
-    Kinds: `absent`, the source does not hold it (a capture without that section, a device that
-    is not there); `unsupported`, this model or driver does not have it; `denied`, no permission
-    to read it; `failed`, it was asked for and the answer was an error, a timeout or nonsense.
+
+class Missing(msgspec.Struct, frozen=True):
+    """Takes the place of a value that could not be read: `missing` is the reason, `kind` is for the checks.
+
+    Kinds: `absent`, the source does not contain it (a capture without that section, a device that
+    does not exist); `unsupported`, this model or driver does not have it; `denied`, no permission
+    to read it; `failed`, the read returned an error, timed out or gave an impossible value.
     Checks turn the first three into `skip` and `failed` into `unknown`; none is ever a pass.
     """
 
@@ -33,5 +37,5 @@ UNSUPPORTED = Missing("not supported by this GPU or driver", "unsupported")
 
 
 def known(value: T | Missing) -> T | None:
-    """The value, or None where it is Missing: for callers that need no reason."""
+    """The value, or None if it is Missing: for callers that do not need the reason."""
     return None if isinstance(value, Missing) else value

@@ -1,4 +1,4 @@
-"""A node and everything known about it: the one shape that every source gives."""
+"""A node and everything known about it: the one data structure that every source produces."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpudoctor.facts.model.driver import Driver as Driver
 from gpudoctor.facts.model.driver import FabricManager as FabricManager
 from gpudoctor.facts.model.driver import LoadFailure as LoadFailure
 from gpudoctor.facts.model.driver import Unanswered as Unanswered
-from gpudoctor.facts.model.gpu import Fact, Gpu, GpuPair
+from gpudoctor.facts.model.gpu import Gpu, GpuPair
 from gpudoctor.facts.model.kernel_log import ApiMismatch as ApiMismatch
 from gpudoctor.facts.model.kernel_log import HostEvent as HostEvent
 from gpudoctor.facts.model.kernel_log import HostEventKind as HostEventKind
@@ -19,7 +19,7 @@ from gpudoctor.facts.model.kernel_log import KernelEvent as KernelEvent
 from gpudoctor.facts.model.kernel_log import KernelEventKind as KernelEventKind
 from gpudoctor.facts.model.kernel_log import KernelLog as KernelLog
 from gpudoctor.facts.model.kernel_log import PcieLimit as PcieLimit
-from gpudoctor.facts.model.missing import NOT_READ, Missing
+from gpudoctor.facts.model.missing import NOT_READ, Fact, Missing
 from gpudoctor.facts.model.storage import Storage as Storage
 from gpudoctor.facts.model.storage import StorageDevice as StorageDevice
 from gpudoctor.facts.model.storage import StorageMount as StorageMount
@@ -29,10 +29,10 @@ SourceKind = Literal["live", "facts", "capture", "simulated"]
 
 
 class Source(Fact, frozen=True):
-    """Where the facts come from. `faults` names the simulated faults; `notes` are said in reports.
+    """Where the facts come from. `faults` names the simulated faults; reports print the `notes`.
 
     `kind` is kept when facts are written to a file and read again: a simulated node stays
-    SIMULATED however often it is copied. `files` are the dumps a capture was put together from.
+    SIMULATED however often it is copied. `files` are the dumps that a capture was assembled from.
     """
 
     kind: SourceKind = "facts"
@@ -46,7 +46,7 @@ class Source(Fact, frozen=True):
 class PciDevice(Fact, frozen=True):
     """An NVIDIA function on the PCI bus. `pci_class` 0x0300xx VGA, 0x0302xx 3D, 0x0680xx NVSwitch.
 
-    `off_bus`: its configuration space answers nothing but ones (`rev ff`).
+    `off_bus`: its configuration space reads all ones (`rev ff`).
     """
 
     bus_id: str
@@ -60,7 +60,7 @@ class PciDevice(Fact, frozen=True):
 class PciBus(Fact, frozen=True):
     """NVIDIA devices on the bus, whether the driver shows them or not; and the IOMMU.
 
-    `iommu` is off, passthrough or translated, judged by groups and their domain type.
+    `iommu` is off, passthrough or translated, derived from the groups and their domain type.
     """
 
     nvidia_devices: tuple[PciDevice, ...] | Missing = NOT_READ
@@ -68,7 +68,7 @@ class PciBus(Fact, frozen=True):
 
 
 class NumaNode(Fact, frozen=True):
-    """A NUMA node. `is_gpu_memory`: HBM that Grace shows as a CPU-less node; it is not RAM."""
+    """A NUMA node. `is_gpu_memory`: HBM that appears as a node without CPUs (Grace, POWER9); it is not RAM."""
 
     node: int
     memory_mib: int | Missing = NOT_READ
@@ -80,11 +80,11 @@ class Host(Fact, frozen=True):
     """The machine around the GPUs.
 
     `ram_mib` is RAM without GPU memory; `memory_limit_mib`, `cpu_quota` and the ulimits are
-    None where there is no limit. `virtualization` is none, vm (with the hypervisor in
+    None if there is no limit. `virtualization` is none, vm (with the hypervisor in
     `hypervisor`) or container (`container` names the engine). `cpus_usable` are those that
     this process may run on (affinity), before the quota. `cpu_governor` "powersave" is slow
     under acpi-cpufreq but the normal, dynamic one under `cpu_scaling_driver` intel_pstate and
-    amd-pstate-epp. Different CPUs' different words are joined by commas.
+    amd-pstate-epp. If CPUs differ, their values are joined by commas.
     """
 
     hostname: str | Missing = NOT_READ
@@ -119,7 +119,7 @@ class Host(Fact, frozen=True):
 
 
 class Variable(Fact, frozen=True):
-    """An environment variable. `path_exists` is set where the value names a file."""
+    """An environment variable. `path_exists` is set if the value names a file."""
 
     name: str
     value: str
@@ -127,12 +127,12 @@ class Variable(Fact, frozen=True):
 
 
 class Environment(Fact, frozen=True):
-    """The variables that steer CUDA, NCCL, torchrun and the scheduler; nothing else is kept."""
+    """The variables that control CUDA, NCCL, torchrun and the scheduler; nothing else is kept."""
 
     variables: tuple[Variable, ...] | Missing = NOT_READ
 
     def get(self, name: str) -> str | None:
-        """The value, or None where it is unset or the environment is not known."""
+        """The value; None if it is unset or the environment is not known."""
         found = self.variable(name)
         return found.value if found else None
 
@@ -148,14 +148,14 @@ class Environment(Fact, frozen=True):
 
 
 class NcclNetPlugin(Fact, frozen=True):
-    """A network plugin of NCCL (libnccl-net*.so). `libfabric`: it is aws-ofi-nccl, the one for libfabric."""
+    """A network plugin of NCCL (libnccl-net*.so). `libfabric`: whether it is aws-ofi-nccl, the one for libfabric."""
 
     path: str
     libfabric: bool | Missing = NOT_READ
 
 
 class Software(Fact, frozen=True):
-    """What a training run would be built on. Read from files, never by importing torch.
+    """The Python packages that a training run would use. Read from files, never by importing torch.
 
     `nccl_net_plugins` are those that the dynamic loader finds, in its order.
     """
@@ -179,11 +179,11 @@ class Interface(Fact, frozen=True):
 
 
 class RdmaPort(Fact, frozen=True):
-    """A port of an InfiniBand, RoCE or EFA adapter. `link_layer`: InfiniBand, Ethernet; Unknown of an EFA.
+    """A port of an InfiniBand, RoCE or EFA adapter. `link_layer`: InfiniBand, Ethernet; Unknown for EFA.
 
-    `rate_gbit_s` is the active rate, `max_rate_gbit_s` what the port could do where that is
+    `rate_gbit_s` is the active rate, `max_rate_gbit_s` the port's maximum if it is
     known. `interface` is the RoCE port's network interface. `adapter` is the type (MT4129), `firmware` its version,
-    `driver` the kernel's (mlx5_core, efa).
+    `driver` the kernel driver (mlx5_core, efa).
     The counters count since the driver was loaded: `link_downed`, `link_recoveries` (link_error_recovery),
     `symbol_errors` (symbol_error), `receive_errors` (port_rcv_errors).
     """
@@ -208,9 +208,10 @@ class RdmaPort(Fact, frozen=True):
 
     @property
     def is_efa(self) -> bool:
-        """Whether it is an Elastic Fabric Adapter of AWS: no InfiniBand, and no use to NCCL without a plugin.
+        """Whether it is an AWS Elastic Fabric Adapter: not InfiniBand, and useless to NCCL without a plugin.
 
-        Without the driver's name (in a paste) by its own: efa_0, or rdmap16s27 with a link layer that is neither.
+        If the driver is not known (in a paste), the device name decides: efa_0, or rdmap16s27 with a link layer that is
+        neither InfiniBand nor Ethernet.
         """
         if isinstance(self.driver, str):
             return self.driver == "efa"
@@ -221,7 +222,7 @@ class RdmaPort(Fact, frozen=True):
 class Network(Fact, frozen=True):
     """Interfaces, RDMA ports, and the two ways GPUDirect RDMA can work.
 
-    `peermem_registered`: the InfiniBand core knows nvidia_peermem, without which a loaded module does nothing.
+    `peermem_registered`: nvidia_peermem is registered with the InfiniBand core; a loaded module does nothing without.
     """
 
     interfaces: tuple[Interface, ...] | Missing = NOT_READ
@@ -232,11 +233,11 @@ class Network(Fact, frozen=True):
 
 
 class Scheduler(Fact, frozen=True):
-    """How Slurm or Kubernetes see this node, as `scontrol show node` and `kubectl describe node` print it.
+    """How Slurm or Kubernetes sees this node, as `scontrol show node` and `kubectl describe node` print it.
 
-    `gpus_configured` is Gres or Capacity, `gpus_allocatable` what may be given out now. `state` is Slurm's word in
-    lower case ("idle+drain") or "ready", "not-ready", "unschedulable"; `reason` why. `conditions` are those that
-    are not well.
+    `gpus_configured` is Gres or Capacity, `gpus_allocatable` what can be allocated now. `state` is Slurm's in
+    lower case ("idle+drain") or "ready", "not-ready", "unschedulable"; `reason` why. `conditions` are the unhealthy
+    ones.
     """
 
     kind: Literal["slurm", "kubernetes"] | Missing = NOT_READ
@@ -249,7 +250,7 @@ class Scheduler(Fact, frozen=True):
 
 
 class Node(Fact, frozen=True):
-    """One machine. Immutable; GPUs are ordered by bus id and keep NVML's index."""
+    """One machine. GPUs are ordered by bus id and keep NVML's index."""
 
     schema: Literal["gpudoctor.facts/1"] = "gpudoctor.facts/1"
     source: Source = Source()
@@ -268,14 +269,14 @@ class Node(Fact, frozen=True):
 
 
 def to_json(node: Node) -> bytes:
-    """The node as one JSON document; `from_json` gives the same node back."""
+    """The node as one JSON document, which `from_json` reads back as an equal node."""
     body = msgspec.json.encode(node)
-    # omit_defaults leaves the schema out; a file must say what it is
+    # omit_defaults leaves the schema out, but a file must carry it
     return b'{"schema":"gpudoctor.facts/1"' + (b"," + body[1:] if len(body) > 2 else b"}")
 
 
 def from_json(data: bytes | str) -> Node:
-    """Raise msgspec.ValidationError or msgspec.DecodeError with the place where it is wrong."""
+    """Read a node. Raise msgspec.ValidationError or msgspec.DecodeError, which name the wrong place."""
     return msgspec.json.decode(data, type=Node)
 
 
@@ -287,5 +288,5 @@ def short_bus_id(bus_id: str) -> str:
     """
     domain, _, rest = bus_id.strip().lower().rpartition(":")
     domain, _, bus = domain.rpartition(":")
-    # virtual roots (VMD) have domains of five digits, NVML pads all to eight
+    # virtual roots (VMD) have domains of five digits; NVML pads all domains to eight
     return f"{domain.lstrip('0'):0>4}:{bus}:{rest}"

@@ -6,10 +6,9 @@ import msgspec
 
 
 def sagemaker_hosts(text: str | None) -> list[str]:
-    """The names in the JSON list, each once, algo-2 before algo-10; none if it is not set or is no such list.
+    """The distinct names in the JSON list, algo-2 before algo-10; empty if it is unset or not a list of strings.
 
-    Sorted, since the list may have another order on each host.
-
+    They are sorted because the order of the list may differ between hosts.
     Source: SageMaker Training Toolkit, ENVIRONMENT_VARIABLES.md.
 
     >>> sagemaker_hosts('["algo-10","algo-2"]')

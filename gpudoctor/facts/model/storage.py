@@ -1,11 +1,10 @@
-"""What training reads from and writes to: file systems, the devices behind them, the ways to a GPU."""
+"""The storage of a training: file systems, the devices behind them, and GPUDirect Storage. Data only."""
 
 from __future__ import annotations
 
 from typing import Literal
 
-from gpudoctor.facts.model.gpu import Fact
-from gpudoctor.facts.model.missing import NOT_READ, Missing
+from gpudoctor.facts.model.missing import NOT_READ, Fact, Missing
 
 StorageClass = Literal[
     "nvme",  # local, and on the PCIe bus
@@ -13,18 +12,18 @@ StorageClass = Literal[
     "raid",  # several local disks as one: md, device mapper, ZFS, btrfs over several
     "network",  # one server: NFS, SMB
     "parallel",  # many servers: Lustre (FSx), GPFS, BeeGFS, WekaFS, CephFS
-    "object",  # FUSE before an object store: s3fs, gcsfuse, JuiceFS, Mountpoint
-    "fuse",  # another file system of a user's process
-    "overlay",  # layers of a container's image, and what was written over them
+    "object",  # FUSE in front of an object store: s3fs, gcsfuse, JuiceFS, Mountpoint
+    "fuse",  # another file system in user space
+    "overlay",  # the layers of a container image and its writable layer
     "memory",  # tmpfs
     "other",
 ]
 
 
 class StorageDevice(Fact, frozen=True):
-    """A disk behind a file system, as /sys/block has it. Widths in lanes, speeds in GT/s, of an NVMe disk's own link.
+    """A disk behind a file system, as in /sys/block. Widths in lanes and speeds in GT/s of an NVMe disk's own link.
 
-    `slot_*` are those of the bridge above it. `controller_state` is the NVMe controller's: "live" if all is well.
+    `slot_*` are those of the bridge above it. `controller_state` is the NVMe controller's: "live" if it works.
     """
 
     name: str
@@ -41,10 +40,10 @@ class StorageDevice(Fact, frozen=True):
 
 
 class StoragePath(Fact, frozen=True):
-    """A path that training uses. `roles` say why it is looked at: "--data", "working directory", HOME, HF_HOME ...
+    """A path that training uses. `roles`: what it is used for: "--data", "working directory", HOME, HF_HOME ...
 
-    `is_mount`: it is the top of its file system, and no folder in it. `not_mounted`: the place in /etc/fstab that
-    is to be mounted above it and is not.
+    `is_mount`: it is the top of its file system, not a folder in it. `not_mounted`: a mount point at or above it that
+    /etc/fstab declares and that is not mounted.
     """
 
     path: str
@@ -55,12 +54,12 @@ class StoragePath(Fact, frozen=True):
 
 
 class StorageMount(Fact, frozen=True):
-    """One file system, and the paths of interest on it that have the same space.
+    """One file system, and the paths of interest on it that share the same space.
 
-    Space in bytes and inodes is what statvfs gives this user; `inodes` is None if the file system has no fixed number.
-    `read_only` is the mount's, `system_read_only` the file system's own: a kernel that met an error sets that alone.
-    `error` is what a mount that is broken answered (ESTALE ...), None if it did well; a mount that did not answer has
-    Missing in all that stat tells. `options` are the mount's and the file system's, as /proc/self/mountinfo has them.
+    Space in bytes and inodes is what statvfs returns to this user; `inodes` is None if there is no fixed number.
+    `read_only` is the mount's flag, `system_read_only` the file system's: the kernel sets only the latter on an error.
+    `error` is the error of a broken mount (ESTALE ...), None if there was none; if a mount did not answer, all values
+    from stat are Missing. `options` are those of mount and file system in /proc/self/mountinfo.
     """
 
     point: str
@@ -82,9 +81,9 @@ class StorageMount(Fact, frozen=True):
 class Storage(Fact, frozen=True):
     """The file systems of the paths of interest, and GPUDirect Storage (reads from disks into GPU memory).
 
-    `nvidia_fs_loaded`: the kernel module that cuFile reads through; without it cuFile copies through RAM, and says so
-    in its log alone. `cufile_config` is the file that cuFile reads, `cufile_compat_mode` whether that lets it fall
-    back so. `page_cache_bytes` is the RAM that holds files now.
+    `nvidia_fs_loaded`: the kernel module that cuFile reads through; without it cuFile copies through RAM and reports
+    that only in its log. `cufile_config` is the file that configures cuFile, `cufile_compat_mode` whether it allows
+    that fallback. `page_cache_bytes` is the current size of the page cache.
     """
 
     mounts: tuple[StorageMount, ...] | Missing = NOT_READ

@@ -1,1 +1,1 @@
-"""Everything that comes from the NVIDIA driver: one client, a reader for each section, collector and sampler."""
+"""Everything read from the NVIDIA driver: one client, a reader per section, the collector and sampler processes."""

@@ -1,7 +1,7 @@
-"""What crosses between the collector process and its parent: messages, and breadcrumbs.
+"""What passes between the collector process and its parent: messages, and the call trace.
 
-A breadcrumb says which driver call a thread of the collector is in; it lies in shared memory, so
-that it can be read when the collector no longer answers.
+The call trace names the driver call that each thread of the collector is in. It is in shared memory, so
+the parent can read it when the collector no longer answers.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ SIZE_BYTES = SLOTS * _SLOT_BYTES
 
 
 class CollectorMessage(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One line from the collector. A driver or GPU that comes again replaces what came before.
+    """One line from the collector. A driver or GPU that is sent again replaces the earlier one.
 
-    `done`: no more will come of this GPU. `handle_error`: index and words. `end`: all was said.
+    `done`: this GPU is complete. `handle_error`: index and message. `end`: this is the last line.
     """
 
     driver: Driver | None = None
@@ -51,7 +51,7 @@ class InFlight(msgspec.Struct, frozen=True):
 
 
 class Slot:
-    """What one thread does now; satisfies `client.CallTrace`."""
+    """The call that one thread is in; satisfies `client.CallTrace`."""
 
     def __init__(self, memory: mmap.mmap, slot: int) -> None:
         self._memory = memory
@@ -62,7 +62,7 @@ class Slot:
         name = call.encode()[:_NAME_BYTES]
         start = self._place + _HEAD.size
         self._memory[start : start + len(name)] = name
-        # the start goes in with the head, last: a reader that sees it sees the name too
+        # the head with the start time is written last: a reader that sees it also sees the name
         number = -1 if gpu is None else gpu
         _HEAD.pack_into(self._memory, self._place, monotonic(), get_ident(), number, len(name))
 
@@ -74,7 +74,7 @@ class Slot:
 
 
 class SharedCallTrace:
-    """The shared memory as both sides see it."""
+    """The call trace in shared memory, for both processes."""
 
     def __init__(self, fd: int) -> None:
         self._memory = mmap.mmap(fd, SIZE_BYTES)
@@ -92,7 +92,7 @@ class SharedCallTrace:
             if started == _FINISHED:
                 continue
             name = self._memory[place + _HEAD.size : place + _HEAD.size + min(length, _NAME_BYTES)]
-            # a slot that changed while it was read belongs to a thread that gets on
+            # a slot that changed while it was read belongs to a thread that makes progress
             if started == _BETWEEN_CALLS or _HEAD.unpack_from(self._memory, place)[0] != started:
                 between += 1
                 continue

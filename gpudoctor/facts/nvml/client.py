@@ -1,4 +1,4 @@
-"""The client to the driver: the only module that imports pynvml, with one `call` through which every call goes."""
+"""The NVML client: the only module that imports pynvml; every driver call goes through `NvmlClient.call`."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from gpudoctor.facts.nvml.labels import FUNCTION_NOT_FOUND, error_word, missing_
 from gpudoctor.lazy_import import lazy_imports
 
 with lazy_imports():
-    # half as many modules again as reading the driver takes, and only a pynvml that hides another one asks for them
+    # imports half as many modules again as reading the driver, and only a shadowed nvidia-ml-py needs it
     from importlib import metadata
 
 # NVML_VALUE_TYPE_* -> the member of the union that holds the value
 _MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
 _FIELD_VALUES = "nvmlDeviceGetFieldValues"
-# a field id that an older driver has never heard of
+# the code for a field id that an older driver does not know
 _UNKNOWN_FIELD = 2
 
-# a reading beyond is none: NVML marks what it does not know by all bits set
+# a larger reading is invalid: NVML sets all bits of values that it does not know
 MAX_COUNT = (1 << 62) - 1
 MAX_MHZ = 20_000
 MAX_MW = 10_000_000
@@ -36,7 +36,7 @@ Fields = Mapping[tuple[int, int], int | Missing]
 
 
 class CallTrace(Protocol):
-    """Where a caller leaves word of what it is doing, so that someone outside can tell if it never returns."""
+    """Records the driver call that a thread is in, so that another process can name a call that never returns."""
 
     def enter(self, call: str, gpu: int | None) -> None: ...
 
@@ -46,7 +46,7 @@ class CallTrace(Protocol):
 
 
 class NoCallTrace:
-    """For callers nobody watches."""
+    """Records nothing: for callers that are not watched."""
 
     def enter(self, call: str, gpu: int | None) -> None:
         pass
@@ -59,7 +59,7 @@ class NoCallTrace:
 
 
 class _Start:
-    """A call that starts a GPU: it holds a lock of the driver, and what is asked after it began waits behind it."""
+    """A call that wakes a GPU: it holds a lock of the driver, so calls made after it began wait behind it."""
 
     def __init__(self) -> None:
         self.began_s = monotonic()
@@ -67,14 +67,14 @@ class _Start:
 
 
 def _own_s(started_s: float, starts: list[_Start]) -> float:
-    """How long the call that began then, and ends now, took by itself: after those that it may have waited behind."""
+    """How long a call that began then and ends now took by itself, without waiting behind calls that wake GPUs."""
     now_s = monotonic()
     ends = [now_s if start.ended_s is None else start.ended_s for start in starts if start.began_s < started_s]
     return now_s - max((started_s, *ends))
 
 
 class DriverError(Exception):
-    """A driver call answered with an error; `code` is NVML's, None where the answer could not be decoded."""
+    """A driver call returned an error; `code` is NVML's, or None if the answer could not be decoded."""
 
     def __init__(self, call: str, code: int | None, words: str) -> None:
         super().__init__(f"{call}: {words}")
@@ -88,9 +88,9 @@ class DriverError(Exception):
 
 
 def load_pynvml() -> Any:
-    """NVIDIA's own binding; importing it loads no driver library.
+    """NVIDIA's own binding, nvidia-ml-py; importing it loads no driver library.
 
-    Not the folder of an older package of its name, unless that is all there is.
+    An older package of the same name, which is a folder, is used only if nvidia-ml-py is not installed.
     """
     module = sys.modules.get("pynvml")
     if module is None:
@@ -99,8 +99,6 @@ def load_pynvml() -> Any:
     else:
         is_folder = hasattr(module, "__path__")
     if is_folder:
-        from gpudoctor.facts.nvml.client import unhidden
-
         module = unhidden()
         if module is not None:
             return module
@@ -112,10 +110,10 @@ def load_pynvml() -> Any:
 class NvmlClient:
     """Calls the driver for one thread: `gpu` and its `handle`, or None for calls about the system.
 
-    `errors` gathers the answers that may cost the whole GPU (15, 16, 999; see `error_cost`). A function that
-    this driver said it does not have is not called again by this client, but by those of other GPUs.
-    Doors made by `for_gpu` share the knowledge of the GPUs that are being started, and nothing else.
-    `slowest_call` and `slowest_s` are of the calls that start no GPU.
+    `errors` collects the errors that may condemn the whole GPU (15, 16, 999; see `error_cost`). A function that
+    the driver does not have is not called again by this client; clients of other GPUs try it themselves.
+    Clients made by `for_gpu` share only the list of calls that are waking GPUs.
+    `slowest_call` and `slowest_s` are of the calls that wake no GPU.
     """
 
     def __init__(self, nvml: Any, trace: CallTrace | None = None, gpu: int | None = None) -> None:
@@ -131,17 +129,17 @@ class NvmlClient:
         self._starts: list[_Start] = []
 
     def for_gpu(self, gpu: int, trace: CallTrace | None = None) -> NvmlClient:
-        """A client for the thread that reads one GPU."""
+        """A new client for the thread that reads one GPU."""
         client = NvmlClient(self.nvml, trace, gpu)
         client._starts = self._starts
         return client
 
     def close(self) -> None:
-        """This thread makes no more calls."""
+        """Mark in the call trace that this thread makes no more calls."""
         self._trace.finish()
 
     def call(self, name: str, *args: Any) -> Any:
-        """What the driver answers; raise DriverError where it answers with an error."""
+        """The driver's answer. Raise DriverError if it returns an error."""
         function = getattr(self.nvml, name, None)
         if function is None or (name, len(args)) in self._absent:
             raise DriverError(name, FUNCTION_NOT_FOUND, error_word(FUNCTION_NOT_FOUND))
@@ -153,12 +151,12 @@ class NvmlClient:
         started = monotonic()
         try:
             answer = function(*args)
-            # bindings before nvidia-ml-py 11.515 tell text as bytes
+            # bindings before nvidia-ml-py 11.515 return text as bytes
             return answer.decode() if isinstance(answer, bytes) else answer
         except self.nvml.NVMLError as error:
             code = int(error.value)
             if code == FUNCTION_NOT_FOUND:
-                # by the number of arguments: pynvml calls another function for another one of them
+                # keyed by the number of arguments too: pynvml uses it to choose the library function
                 self._absent.add((name, len(args)))
             raise DriverError(name, code, error_word(code)) from None
         except UnicodeDecodeError as error:
@@ -171,11 +169,11 @@ class NvmlClient:
                 self.slowest_call, self.slowest_s = name, took_s
 
     def ask(self, name: str, *args: Any) -> Any:
-        """Like `call` with the GPU's handle in front; an error becomes Missing; one that may cost the GPU is noted."""
+        """Like `call` with the GPU's handle first; errors become Missing, and those that may cost the GPU are noted."""
         return self.ask_of(self.handle, name, *args)
 
     def ask_of(self, handle: Any, name: str, *args: Any) -> Any:
-        """Like `ask`, of another handle of this GPU (a MIG instance) or of none (a call about the system)."""
+        """Like `ask`, for another handle of this GPU (a MIG instance) or for none (a call about the system)."""
         try:
             return self.call(name, *(() if handle is None else (handle,)), *args)
         except DriverError as error:
@@ -183,7 +181,7 @@ class NvmlClient:
             return error.missing
 
     def first(self, *names: str) -> Any:
-        """The answer of the first function that this driver has: newest name first."""
+        """The answer of the first of these functions that this driver has: newest name first."""
         answer: Any = missing_for(FUNCTION_NOT_FOUND, "")
         for name in names:
             try:
@@ -196,15 +194,15 @@ class NvmlClient:
         return answer
 
     def number(self, low: int, high: int, name: str, *args: Any) -> int | Missing:
-        """The answer of a getter of one number, `failed` where it is outside of what can be."""
+        """The answer of a getter that returns one number; Missing (failed) if it is outside [low, high]."""
         answer: int | Missing = in_range(self.ask(name, *args), low, high, name)
         return answer
 
     def fields(self, wanted: Sequence[tuple[int, int]]) -> Fields:
-        """Many (field id, scope) in one driver call; each value has its own return code.
+        """Read many (field id, scope) in one driver call; each value has its own return code.
 
-        An id this driver does not know is unsupported. 15 and 16 of a single field are noted as those
-        of a call are; 999 of a single field costs that field alone, and stands in its leaf.
+        An id that this driver does not know is unsupported. 15 and 16 of a single field are noted like those
+        of a call; 999 of a single field costs only that field, and is in its leaf.
         """
         try:
             values = self.call(_FIELD_VALUES, self.handle, list(wanted))
@@ -230,7 +228,7 @@ class NvmlClient:
         return Missing(f"{name} answered {answer!r} of type {kind}, no whole number", "failed")
 
     def note(self, error: DriverError) -> None:
-        """Keep an error that may cost the GPU; others are the caller's to deal with."""
+        """Keep an error that may condemn the GPU; others are left to the caller."""
         self._note(error.call, error.code)
 
     def _note(self, name: str, code: int | None) -> None:
@@ -241,9 +239,9 @@ class NvmlClient:
 
 
 def in_range(value: Any, low: float, high: float, source: str) -> Any:
-    """The number, or Missing with the raw reading where it is outside [low, high].
+    """The number, or Missing with the raw reading if it is outside [low, high].
 
-    NVML marks what it does not know by all bits set, and broken sensors read 0 or 255.
+    NVML sets all bits of values that it does not know, and broken sensors read 0 or 255.
     """
     if isinstance(value, Missing):
         return value
@@ -253,7 +251,7 @@ def in_range(value: Any, low: float, high: float, source: str) -> Any:
 
 
 def prefer(value: Any, fallback: Any) -> Any:
-    """The value, else the fallback; where both are Missing the one that is a failure is kept."""
+    """The value, or else the fallback; if both are Missing, the one that is a failure."""
     if not isinstance(value, Missing):
         return value
     if isinstance(fallback, Missing) and value.kind != "unsupported":
@@ -261,17 +259,17 @@ def prefer(value: Any, fallback: Any) -> Any:
     return fallback
 
 
-# NVIDIA's own Python binding where an older package of its name hides it.
+# nvidia-ml-py if an older package of the same name shadows it
 
 _NAME = "gpudoctor_nvidia_ml_py"
 
 
 def unhidden() -> Any:
-    """The module of the distribution nvidia-ml-py, by its path and under a name of our own; None where it is not there.
+    """The module of the distribution nvidia-ml-py, loaded by path under another name; None if it is not installed.
 
     Packages `pynvml` up to 11.5.0 are a folder of that name, which Python prefers to nvidia-ml-py's
-    pynvml.py beside it. They answer bytes, or lack what newer drivers tell. What other programs get
-    from `import pynvml` is left as it is; `hidden_by` of the module says in words what hides it.
+    pynvml.py beside it. They return bytes, or lack functions of newer drivers. `import pynvml` of
+    other programs is not changed; the attribute `hidden_by` of the module names what shadows it.
     """
     if _NAME in sys.modules:
         return sys.modules[_NAME]
@@ -290,7 +288,7 @@ def unhidden() -> Any:
 
 
 def hider() -> str:
-    """The package that is in front, as "pynvml 11.5.0"."""
+    """The package that shadows nvidia-ml-py, such as "pynvml 11.5.0"."""
     try:
         return f"pynvml {metadata.version('pynvml')}"
     except metadata.PackageNotFoundError:

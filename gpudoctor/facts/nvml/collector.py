@@ -1,4 +1,4 @@
-"""Starts the collector process, listens to it, and ends it without fail."""
+"""Starts the collector process, reads its messages, and always ends it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _TICK_S = 0.05
 _MOMENT_S = 0.01
 _TURN_S = 0.2
 _SLACK_S = 0.5
-MOST_STARVED, MOST_STARVED_S = 2.0, 30.0  # how much a deadline grows at most: times itself, and seconds
+MOST_STARVED, MOST_STARVED_S = 2.0, 30.0  # CPU starvation extends a deadline by at most this factor, and seconds
 _MAX_LINE_BYTES = 16 << 20
 _UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, LongLineError)
 
@@ -31,10 +31,10 @@ Progress = Callable[[str], None]
 
 
 class CollectorResult:
-    """What came from the collector, and how it ended.
+    """What the collector sent, and how it ended.
 
-    `unanswered` are the calls that did not return; `failure` says in words why the rest is
-    missing, None where all was said.
+    `unanswered` are the calls that did not return; `failure` is why the rest is
+    missing, None if the collector finished.
     """
 
     def __init__(self, failure: str | None = None) -> None:
@@ -62,16 +62,16 @@ class CollectorResult:
 
 
 class Collector:
-    """The process, in its own session and process group, and a thread that listens to it.
+    """The process, in its own session and process group, and a thread that reads its messages.
 
-    `end` must be called; it waits only for a moment for a process that will not die. Raise OSError
-    where the process cannot be started.
+    `end` must be called; it waits only briefly for a process that cannot be killed. Raise OSError
+    if the process cannot be started.
     """
 
     def __init__(self, root: Path, nvml: str | None = None) -> None:
         self._starting_until_s = 0.0
         self._collected = CollectorResult()
-        # not Thread.join: a signal's exception in it takes the thread for one that has ended
+        # not Thread.join: an exception from a signal handler inside it marks the thread as ended
         self._heard = Event()
         ahead = take_ahead(root, nvml)
         if ahead is not None:
@@ -84,11 +84,11 @@ class Collector:
         self._pipe = LineReader(pipe, _MAX_LINE_BYTES)
 
     def listen(self, patience: Patience, progress: Progress | None = None) -> None:
-        """Take messages until the end, the deadline, or until every thread that is left sits in a hung call.
+        """Take messages until the end, the deadline, or until every remaining thread is in a hung call.
 
-        Deadlines count from the start of the process, and only the time in which the machine let it run: a
-        node full of work is no sick driver. They grow by at most `MOST_STARVED` times the deadline, and
-        `MOST_STARVED_S`. Where no thread can be started, this one listens before it goes on.
+        Deadlines count from the start of the process, without the time in which the machine did not let it run: a
+        busy node is not a broken driver. They grow by at most `MOST_STARVED` times the deadline, and
+        `MOST_STARVED_S`. If no thread can be started, this method blocks and reads the messages itself.
         """
 
         def listen() -> None:
@@ -103,14 +103,14 @@ class Collector:
             listen()
 
     def wait(self, limit_s: float) -> None:
-        """Until all was said, or nothing more will be; longer than the limit only where the deadline has grown."""
+        """Wait until no more messages will come; longer than the limit only if starvation extended the deadline."""
         end_s = monotonic() + limit_s + _most_starved_s(limit_s)
-        # in short turns: a signal that came just before a wait does not end it, and nothing runs its handler
+        # in short turns: a signal that arrives just before a wait does not interrupt it, so its handler would not run
         while not self._heard.wait(_TURN_S) and monotonic() < end_s:
             pass
 
     def end(self, patience: Patience, interrupted: str | None = None) -> CollectorResult:
-        """End the process and its group; what it told. `interrupted`: why it was not let finish, in words."""
+        """End the process and its group, and return what it sent. `interrupted`: why it was not allowed to finish."""
         was_over = self._heard.is_set()
         self._process.starved_s()
         now = monotonic()
@@ -135,9 +135,9 @@ class Collector:
             calls, between = self._process.calls()
             hung = self._hung(calls, now, patience)
             over = now - self._process.started_s > patience.whole_s + starved_s
-            # where every thread that has not finished sits in a hung call, nothing more will come
+            # if every thread that has not finished is in a hung call, nothing more will come
             if over or (not between and calls and len(hung) == len(calls)):
-                # what was written until now is still taken
+                # take what was written so far
                 with suppress(*_UNREADABLE):
                     while monotonic() < now + _SLACK_S and self._take(collected, _MOMENT_S):
                         pass
@@ -150,7 +150,7 @@ class Collector:
             try:
                 open_still = self._take(collected, _TICK_S) is not None
             except _UNREADABLE as error:
-                # whoever wrote it: nothing that follows can be trusted
+                # whatever wrote it (a library may print): nothing that follows can be trusted
                 collected.failure = f"the collector sent something that is no message: {error}"[:MAX_WORDS]
                 return
             if not open_still and not collected.ended:
@@ -160,7 +160,7 @@ class Collector:
             collected.failure = f"a reader stopped early: {self._process.last_words()}"
 
     def _hung(self, calls: tuple[InFlight, ...], now: float, patience: Patience) -> tuple[InFlight, ...]:
-        """The calls that are out for longer than they may take, the time left out in which they waited for a start."""
+        """The calls that have exceeded their deadline, not counting the time they waited for a GPU to wake."""
         if any(call.call in START_CALLS and now - call.started_s <= patience.start_s for call in calls):
             self._starting_until_s = now
         return tuple(
@@ -174,7 +174,7 @@ class Collector:
         )
 
     def _take(self, collected: CollectorResult, wait_s: float) -> bool | None:
-        """Take what the pipe holds; False where nothing came in time, None at its end."""
+        """Take what is in the pipe; False if nothing came in time, None at its end."""
         lines = self._pipe.lines(wait_s)
         for line in lines or ():
             collected.take(msgspec.json.decode(line, type=CollectorMessage))
@@ -188,12 +188,12 @@ class Collector:
         now: float,
         patience: Patience,
     ) -> None:
-        # a start that has not had all of its time is told too: whoever judges knows how long it may take
+        # also report starts that are within their own deadline: the checks know how long a start may take
         starting = (call for call in calls if call.call in START_CALLS and now - call.started_s > patience.call_s)
         told = sorted({*hung, *starting}, key=lambda call: call.slot)
         collected.unanswered = _unanswered(told, now)
         if not collected.unanswered:
-            # no call is to blame: a slow disk, a machine without a moment to spare, a short deadline
+            # no call is to blame: a slow disk, an overloaded machine, a short deadline
             collected.failure = f"the collector did not finish in {patience.whole_s:g} s{_busy(calls)}"
             return
         collected.failure = collected.unanswered[0].words
@@ -208,7 +208,7 @@ def _unanswered(calls: Iterable[InFlight], now: float) -> tuple[Unanswered, ...]
 
 
 def _busy(calls: tuple[InFlight, ...]) -> str:
-    """The call that is out for longest, in words."""
+    """The call that has been running longest, for a message."""
     if not calls:
         return ""
     first = min(calls, key=lambda call: call.started_s)

@@ -1,7 +1,7 @@
-"""A collector process that is forked before this one has imported its checks: both import at once.
+"""A collector process that is forked before this process imports its checks, so that both import in parallel.
 
-It makes no driver call, loads no driver library and reads nothing of the machine until it is handed its order. What
-it needs before that, and this process needs too, is imported before the fork, once for both.
+It calls no driver, loads no driver library and reads nothing of the machine until it gets its order. Modules that
+both processes need are imported before the fork, once for both.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from gpudoctor.process.forked import ForkedProcess
 from gpudoctor.process.pipes import anonymous_file, write_all
 
 _GRACE_S = 0.3
-_F_SETPIPE_SZ = 1031  # Linux's
-_PIPE_BYTES = 1 << 20  # more than 16 GPUs tell: it need not wait for anybody to listen
+_F_SETPIPE_SZ = 1031  # <linux/fcntl.h>
+_PIPE_BYTES = 1 << 20  # holds the messages of more than 16 GPUs: the collector need not wait for a reader
 
 
 class ForkedCollector:
-    """The process that waits for its order, to read below a root with pynvml or what stands in for it.
+    """A forked process that waits for its order: a root to read below, and pynvml or its replacement.
 
-    `pipe`, `trace` and `errors` are as those of a collector that was started in another way, and whoever takes them
-    closes them. `ordered` says what was ordered, `ordered_s` when (monotonic). Raise OSError where it cannot be forked.
+    `pipe`, `trace` and `errors` are like those of a collector that was not forked; the one that takes the process
+    closes them. `ordered` is the order, `ordered_s` its time (monotonic). Raise OSError if it cannot be forked.
     """
 
     def __init__(self) -> None:
@@ -47,13 +47,13 @@ class ForkedCollector:
                 fcntl(out, _F_SETPIPE_SZ, _PIPE_BYTES)
             self.process = ForkedProcess(lambda: _collect(orders, out, memory, self.errors, parent), new_session=True)
             ours.pop_all()
-        # in the child's numbers, which stay the same
+        # descriptor numbers in the child, which are the same
         self._order = {"pipe": out, "trace": memory, "parent_pid": parent}
         self.ordered: tuple[str, str | None] | None = None
         self.ordered_s = 0.0
 
     def send(self, root: Path, nvml: str | None) -> None:
-        """Have it read the driver; whether it has ended before shows at its end of the pipe."""
+        """Have it read the driver. If it has already ended, the reader of the pipe will notice."""
         self.ordered, self.ordered_s = (str(root), nvml), monotonic()
         order = msgspec.json.encode({**self._order, "root": str(root), "nvml": nvml})
         with suppress(BrokenPipeError):
@@ -61,11 +61,11 @@ class ForkedCollector:
         os.close(self._orders)
 
     def dismiss(self) -> None:
-        """End it, with an order or without."""
+        """End it, whether it has an order or not."""
         self.trace.close()
         for fd in (self.pipe, self.errors, *(() if self.ordered else (self._orders,))):
             os.close(fd)
-        kill_all([self.process], _GRACE_S, group=False)  # no longer: it may sit in a driver call that nothing ends
+        kill_all([self.process], _GRACE_S, group=False)  # wait no longer: it may be stuck in a driver call
 
 
 def _kept(fd: int, stack: ExitStack) -> int:
@@ -77,27 +77,24 @@ _waiting: ForkedCollector | None = None
 
 
 def start_ahead() -> None:
-    """Fork the process where that is safe: this one must have a single thread. Else, and on any failure, do nothing."""
+    """Fork the process if that is safe: this one must have a single thread. Otherwise, and on failure, do nothing."""
     global _waiting
     try:
         if len(os.listdir("/proc/self/task")) != 1:  # noqa: PTH208 - names, not Paths
             return
         _waiting = ForkedCollector()
-    except OSError:  # not Linux; no more processes or files may be opened: who needs a collector will say so
+    except OSError:  # not Linux, or a limit on processes or files: `Collector` reports it if one is needed
         return
 
 
 def order_ahead(root: Path, nvml: str | None = None) -> None:
-    """Let the process, if there is one, read the driver now: `take_ahead` finds what it has told until then.
-
-    The first order is the one that counts.
-    """
+    """Let the process, if there is one, start to read the driver now. Later orders are ignored."""
     if _waiting is not None and _waiting.ordered is None:
         _waiting.send(root, nvml)
 
 
 def take_ahead(root: Path, nvml: str | None) -> ForkedCollector | None:
-    """The process, once; it has its order. None where there is none, or it was ordered to read something else."""
+    """The process with its order, once; None if there is none, or if it was ordered to read something else."""
     global _waiting
     ahead, _waiting = _waiting, None
     if ahead is not None and ahead.ordered is None:
@@ -109,7 +106,7 @@ def take_ahead(root: Path, nvml: str | None) -> ForkedCollector | None:
 
 
 def dismiss_ahead() -> None:
-    """End the process where nobody has taken it."""
+    """End the process if it was not taken."""
     global _waiting
     ahead, _waiting = _waiting, None
     if ahead is not None:
@@ -117,7 +114,7 @@ def dismiss_ahead() -> None:
 
 
 def _collect(orders: int, pipe: int, memory: int, errors: int, parent: int) -> None:
-    """In the child: import, wait for the order, read the driver as `collector_child` does; ends the process."""
+    """In the child: import, wait for the order, read the driver like `collector_child`, and end the process."""
     null = os.open(os.devnull, os.O_RDWR)
     for fd, stream in ((null, 0), (null, 1), (errors, 2)):
         os.dup2(fd, stream)
@@ -125,7 +122,7 @@ def _collect(orders: int, pipe: int, memory: int, errors: int, parent: int) -> N
         sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
     for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - names, not Paths
         if int(name) not in (0, 1, 2, orders, pipe, memory):
-            with suppress(OSError):  # the listing's own
+            with suppress(OSError):  # the descriptor of the listing itself
                 os.close(int(name))
     from gpudoctor.facts.nvml.collector_child import wait_for_order
 

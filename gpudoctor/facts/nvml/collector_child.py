@@ -1,4 +1,4 @@
-"""The collector process: the only one that calls the driver, and so the only one a driver can hang or kill."""
+"""The collector process. Only it calls the driver, so a driver can hang or crash nothing else."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ T = TypeVar("T")
 
 
 class CollectorOrder(msgspec.Struct, frozen=True):
-    """What the parent asks for: file descriptors of the pipe and the call trace, its pid, and where to read.
+    """What the parent orders: descriptors of the pipe and the call trace, its pid, and the root to read below.
 
-    `nvml` names what stands in for pynvml as module:factory:argument; None is the real one.
+    `nvml` names a replacement for pynvml as module:factory:argument; None is the real one.
     """
 
     pipe: int
@@ -39,7 +39,7 @@ class CollectorOrder(msgspec.Struct, frozen=True):
 
 
 class _Sender:
-    """Writes each thing that was read as one JSON line; a `Listener` of `read_nvml`."""
+    """Writes each result as one JSON line; the `ReadingListener` of `read_nvml`."""
 
     def __init__(self, order: CollectorOrder) -> None:
         self._trace = SharedCallTrace(order.trace)
@@ -72,16 +72,16 @@ def main(argument: str) -> None:
 
 
 def serve_and_exit(serve: Callable[[T], None], order: T) -> NoReturn:
-    """Do as ordered and end the process, which calls the driver."""
-    faulthandler.enable(all_threads=True)  # its report names the thread that crashed
+    """Run `serve` and end the process without cleanup, since a driver call may hang."""
+    faulthandler.enable(all_threads=True)  # the report names the thread that crashed
     serve(order)
     leave()
 
 
 def wait_for_order(orders: int, parent_pid: int) -> None:
-    """Import the driver's binding meanwhile, then do as `main`; end where the parent has no order for it."""
+    """Import the driver's binding, then wait for an order and run `main`; end if the parent sends none."""
     die_with_parent(parent_pid)
-    with suppress(ImportError):  # whoever needs it says so
+    with suppress(ImportError):  # `serve` reports it
         load_pynvml()
     argument = b""
     while part := os.read(orders, 1 << 16):
@@ -92,7 +92,7 @@ def wait_for_order(orders: int, parent_pid: int) -> None:
 
 
 def serve(order: CollectorOrder) -> None:
-    """Read NVML and send all of it, the end included."""
+    """Read NVML and send everything, the end message included."""
     nvml = load(order.nvml) if order.nvml else None
     sender = _Sender(order)
     driver = read_nvml(sender, nvml, Path(order.root), own_pid=order.parent_pid)
@@ -100,13 +100,13 @@ def serve(order: CollectorOrder) -> None:
 
 
 def line_writer(descriptor: int) -> Callable[[msgspec.Struct], None]:
-    """What writes a message as one JSON line."""
+    """A function that writes a message as one JSON line."""
     encode = msgspec.json.Encoder().encode
     return lambda message: write_all(descriptor, encode(message) + b"\n")
 
 
 def load(spec: str | None) -> Any:
-    """What module:factory:argument makes; without a spec pynvml."""
+    """The object that module:factory:argument creates; pynvml without a spec."""
     if spec is None:
         return load_pynvml()
     module, factory, argument = spec.split(":", 2)

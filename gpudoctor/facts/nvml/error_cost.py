@@ -1,4 +1,4 @@
-"""What an error of the driver costs: one value, one GPU, or the node. One rule, live and for dumps."""
+"""What a driver error costs: one value, one GPU, or the node. The same rule for live reads and dumps."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from gpudoctor.facts.model.missing import Missing
 Cost = Literal["value", "gpu", "node"]
 
 LOST, RESET_REQUIRED, UNKNOWN = 15, 16, 999
-# what the driver says of hardware where it gives no handle: no power, no interrupts, lost, needs a reset, unknown;
+# errors of the handle lookup that concern hardware: no power, no interrupts, lost, needs a reset, unknown;
 # source: nvml.h, nvmlDeviceGetHandleByIndex
 _NO_HANDLE = frozenset({8, 11, LOST, RESET_REQUIRED, UNKNOWN})
 _HANDLE = "nvmlDeviceGetHandleByIndex"
 _DUMP = "nvidia-smi -q: "
 DUMP_HANDLE = "nvidia-smi: device handle"
-# nvmlReturn_t in the words of nvidia-smi
+# nvmlReturn_t as nvidia-smi prints it
 _WORDS = {"gpu is lost": LOST, "gpu requires reset": RESET_REQUIRED, "unknown error": UNKNOWN}
-# and those in which it says that it could not open a GPU at all
+# and as nvidia-smi prints it when it could not open a GPU at all
 _HANDLE_WORDS = {
     **_WORDS,
     "insufficient permissions": 4,
@@ -31,7 +31,7 @@ _HANDLE_WORDS = {
 _CODE = re.compile(r"\((\d{1,3})\)$")
 _VERSION = re.compile(r"_v\d+$")
 
-# what any working GPU answers, by the call that asks for it and the section of `nvidia-smi -q` that shows it
+# what every working GPU answers, by driver call and by section of `nvidia-smi -q`
 _CORE: Mapping[str, str] = {
     "nvmlDeviceGetName": "name",
     "product_name": "name",
@@ -50,9 +50,9 @@ _QUESTIONS = frozenset(_CORE.values())
 def cost_of(code: int, call: str) -> Cost:
     """What this code (nvmlReturn_t) costs as the answer to a call, or to a field of a dump ("nvidia-smi -q: ...").
 
-    15 and 16 cost the GPU, whatever was asked. 999 costs the value that it answers, as all others do:
-    healthy GPUs answer single calls with it (WSL2 the utilisation, others the addressing mode), and
-    `condemning` says when it costs more. A GPU that gets no handle is gone where the code speaks of
+    15 and 16 cost the GPU, whatever the call. 999 costs the value, like all other codes:
+    healthy GPUs return it for single calls (WSL2 for the utilisation, others for the addressing mode);
+    `condemning` decides when it costs more. A GPU without a handle is lost if the code concerns
     its hardware. An nvmlInit that fails costs the node.
     """
     if call.startswith("nvmlInit"):
@@ -63,14 +63,14 @@ def cost_of(code: int, call: str) -> Cost:
 
 
 def is_kept(code: int) -> bool:
-    """Whether a reader keeps this error with the GPU: alone or with others like it, it may cost all of it."""
+    """Whether a reader keeps this error with the GPU: alone or with others like it, it may cost the GPU."""
     return code in (LOST, RESET_REQUIRED, UNKNOWN)
 
 
 def condemning(gpu: Gpu) -> tuple[CallError, ...]:
-    """The errors for which nothing that this GPU tells can be believed; none where its readings stand.
+    """The errors that make all readings of this GPU unreliable; none if its readings are valid.
 
-    999 condemns only where all core questions are answered so: name, memory, clocks, temperature
+    999 condemns a GPU only if it is the answer to all core queries: name, memory, clocks, temperature
     and utilisation.
     """
     grave = tuple(error for error in gpu.errors if cost_of(error.code, error.call) == "gpu")
@@ -82,7 +82,7 @@ def condemning(gpu: Gpu) -> tuple[CallError, ...]:
 
 
 def core_question(call: str) -> str | None:
-    """Which of the core questions a call or a field of a dump asks; None for all others."""
+    """The core query that a call or a field of a dump belongs to; None for all others."""
     section = call.removeprefix(_DUMP).partition("/")[0]
     return _CORE.get(_VERSION.sub("", section))
 
@@ -97,7 +97,7 @@ def _answers(gpu: Gpu) -> bool:
 
 
 def code_in_words(words: str) -> int | None:
-    """The code that a driver's or nvidia-smi's line ends with or names: "GPU is lost (15)", "...: Unknown Error"."""
+    """The code that a line of the driver or nvidia-smi ends with or names: "GPU is lost (15)", "...: Unknown Error"."""
     told = _CODE.search(words)
     if told:
         return int(told[1])
@@ -106,16 +106,16 @@ def code_in_words(words: str) -> int | None:
 
 
 def no_handle_cost(words: str) -> Cost:
-    """What it costs that a GPU could not be opened, by `Driver.handle_errors`; a value where the words tell no code.
+    """What an entry of `Driver.handle_errors` costs; a value if it contains no code.
 
-    A line names the call that failed where it was not the one for the handle itself.
+    The entry names the call that failed unless it was the handle lookup itself.
     """
     code, call = code_in_words(words), re.search(r"\bnvmlDeviceGet\w+", words)
     return "value" if code is None else cost_of(code, call[0] if call else _HANDLE)
 
 
 def errors_in_dump(values: Iterable[tuple[str, str]]) -> tuple[CallError, ...]:
-    """The errors to keep among a GPU's (path, text) in an `nvidia-smi -q` dump: one for each code and core question."""
+    """The errors to keep among a GPU's (path, text) in an `nvidia-smi -q` dump: one for each code and core query."""
     found: dict[tuple[int, str], CallError] = {}
     for path, text in values:
         bare = text.strip().strip("[]").strip()

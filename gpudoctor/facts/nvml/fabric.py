@@ -1,7 +1,7 @@
-"""The NVSwitch fabric as NVML tells it.
+"""The NVSwitch fabric, read from NVML.
 
-The structs are nvml.h's own, laid out here: those of pynvml before 12.570 are of a wrong size,
-and the names differ from one release to the next.
+The structs of nvml.h are declared here: those of pynvml before 12.570 have a wrong size,
+and their names differ between releases.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _COMMON: list[tuple[str, Any]] = [
     ("clusterUuid", c_uint8 * _UUID_BYTES),
     ("status", c_uint),
     ("cliqueId", c_uint32),
-    ("state", c_uint8),  # one byte and padding, not the 32 bits that pynvml has
+    ("state", c_uint8),  # one byte and padding; pynvml declares 32 bits
 ]
 
 
@@ -51,7 +51,7 @@ _FORMS: tuple[tuple[str, type[Structure], int], ...] = (
 
 
 def read_fabric(client: NvmlClient) -> Fabric:
-    """The newest form that the driver knows; every leaf unsupported where there is no fabric."""
+    """The fabric, by the newest struct that the driver knows; every leaf is unsupported if there is no fabric."""
     missing = UNSUPPORTED
     for call, made, version in _FORMS:
         info = made(version=version) if version else made()
@@ -77,7 +77,7 @@ def _fabric(info: Any) -> Fabric:
     bandwidth = {1: "degraded", 2: "full"}.get(mask & 3)
     return Fabric(
         state=word(info.state, FABRIC_STATES),
-        # the status means something only once the state is completed
+        # the status is valid only once the state is completed
         status=error_word(info.status) if done else not_done,
         clique_id=info.cliqueId if done else not_done,
         cluster_uuid="-".join((cluster[:8], cluster[8:12], cluster[12:16], cluster[16:20], cluster[20:]))

@@ -1,7 +1,7 @@
-"""Has `gpudoctor fake-driver` put a driver library of its own before this process? Then the node is SIMULATED.
+"""Detects that this process runs under `gpudoctor fake-driver`: then the node is SIMULATED.
 
-The library answers NVML's calls. What a driver shows outside of it (its kernel module in /sys, the
-GPUs on the PCI bus, the kernel log) and the machine around it come from the same facts.
+The fake library answers NVML calls. What a driver shows elsewhere (its kernel module in /sys, the
+GPUs on the PCI bus, the kernel log) and the rest of the machine come from the same facts.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from gpudoctor.facts.model.node import Node, from_json, to_json
 
 VARIABLE = "GPUDOCTOR_FAKE_DRIVER"
 _NODE, _ROOT = "node.json", "root"
-# what a node has around its driver
+# the fields of a node that do not come from its driver
 AROUND = ("pci", "host", "environment", "software", "network", "fabric_manager", "storage", "kernel_log")
 _NOTE = "read through the library of gpudoctor fake-driver"
 
 
 class FakeDriverContext(msgspec.Struct, frozen=True):
-    """The node whose driver is played, and the folder that stands for / to those who look for its kernel module."""
+    """The node whose driver is simulated, and the folder used as / to look for its kernel module."""
 
     node: Node
     root: Path
 
     def around(self) -> dict[str, Any]:
-        """What is not the driver's to tell, by the names that `Node` has for it."""
+        """The facts that do not come from the driver, by field name of `Node`."""
         return {name: getattr(self.node, name) for name in AROUND}
 
     def placed(self, read: Node) -> Node:
-        """The node as it was read, with what the driver does not tell of its GPUs, and the truth about its source."""
+        """The node that was read, with the facts about its GPUs that NVML does not have, marked as simulated."""
         told = {gpu.bus_id: gpu for gpu in self.node.gpus}
         gpus = tuple(_completed(gpu, told.get(gpu.bus_id)) for gpu in read.gpus)
         played = self.node.source
@@ -48,7 +48,7 @@ class FakeDriverContext(msgspec.Struct, frozen=True):
 
 
 def _completed(gpu: Gpu, told: Gpu | None) -> Gpu:
-    """With the way on the PCI bus, and whose the processes are: they do not run on this machine."""
+    """Add the PCIe path, and names and users of the processes, which do not run on this machine."""
     if told is None:
         return gpu
     slot = replace(gpu.pcie, path=told.pcie.path, host_generation_max=told.pcie.host_generation_max)
@@ -65,16 +65,16 @@ def _completed(gpu: Gpu, told: Gpu | None) -> Gpu:
 
 
 def root_of(environ: Mapping[str, str]) -> Path:
-    """Where the driver's kernel module is to be looked for, before `stand_in` has read what is played."""
+    """The root below which to look for the driver's kernel module; usable before `stand_in` has read the node."""
     name = environ.get(VARIABLE)
     return Path("/") if name is None else Path(name) / _ROOT
 
 
 def stand_in(environ: Mapping[str, str]) -> FakeDriverContext | None:
-    """None where the driver is this machine's own.
+    """The context of the fake driver; None if the driver is this machine's own.
 
-    Raise UserError where the variable names a folder that cannot be read: falling back to this
-    machine would report it in the place of another.
+    Raise UserError if the variable names a folder that cannot be read: falling back to this
+    machine would report it in place of the simulated one.
     """
     name = environ.get(VARIABLE)
     if name is None:
@@ -92,7 +92,7 @@ def stand_in(environ: Mapping[str, str]) -> FakeDriverContext | None:
 
 
 def write_stand_in(folder: Path, node: Node) -> None:
-    """Lay down in an empty folder what `stand_in` reads. Raise OSError."""
+    """Write into an empty folder what `stand_in` reads. Raise OSError."""
     (folder / _NODE).write_bytes(to_json(node))
     root = folder / _ROOT
     (root / "proc").mkdir(parents=True)

@@ -1,7 +1,7 @@
-"""One GPU as NVML tells it, in sections that each fill some leaves of `Gpu`.
+"""One GPU read from NVML, in sections that each fill some leaves of `Gpu`.
 
-At most 61 driver calls a GPU, and five more for each MIG instance: what has a field id is taken
-in one nvmlDeviceGetFieldValues, getters that it made superfluous are called only where it fails.
+At most 61 driver calls per GPU, and five more per MIG instance: everything with a field id is read
+in one nvmlDeviceGetFieldValues; the getters that it replaces are called only if it fails.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from gpudoctor.facts.nvml.settings import (
 
 MIB_SHIFT = 20
 
-# NVML field ids (nvml.h); all but those of `throttle_fields` stable since they came
+# NVML field ids (nvml.h); all but those of `throttle_fields` have never changed
 ECC_CURRENT, ECC_PENDING = 1, 2
 RETIRED_SBE, RETIRED_DBE, RETIRED_PENDING = 29, 30, 31
 POLICY_POWER, POLICY_THERMAL, POLICY_SYNC_BOOST = 74, 75, 76
@@ -51,7 +51,7 @@ _DEVICE_FIELDS = (
 
 
 class System(msgspec.Struct, frozen=True):
-    """What the GPU readers must know of the whole: the driver's version, and where and who we are."""
+    """What the GPU readers need to know about the node: driver version, confidential compute, root, own pid."""
 
     driver_version: tuple[int, ...] = ()
     confidential: bool | Missing = NOT_READ
@@ -60,9 +60,9 @@ class System(msgspec.Struct, frozen=True):
 
 
 def read_gpu(client: NvmlClient, gpu: Gpu, system: System, on_part: Callable[[Gpu], None]) -> Gpu:
-    """Fill the GPU section by section; `on_part` gets what is known after each, so a hang costs one section.
+    """Fill the GPU section by section; `on_part` gets the GPU after each, so that a hang costs one section.
 
-    One getter that fails costs its own leaf and no other.
+    A getter that fails costs only its own leaf.
     """
     gpu = replace(gpu, **read_identity(client, system.root, gpu.bus_id))
     gpu = replace(gpu, errors=tuple(client.errors))
@@ -93,7 +93,7 @@ def read_gpu(client: NvmlClient, gpu: Gpu, system: System, on_part: Callable[[Gp
 
 
 def read_memory(client: NvmlClient) -> dict[str, Any]:
-    """Version 2 counts what the driver keeps for itself apart; older drivers put it into `used`."""
+    """The memory leaves. Version 2 of the struct has reserved memory apart; older drivers count it as used."""
     version = getattr(client.nvml, "nvmlMemory_v2", None)
     info = client.ask("nvmlDeviceGetMemoryInfo", version) if version else UNSUPPORTED
     if isinstance(info, Missing):
@@ -122,7 +122,7 @@ def read_memory(client: NvmlClient) -> dict[str, Any]:
 
 
 def _pcie(client: NvmlClient, fields: Fields) -> PcieLink:
-    """`host_generation_max` is not NVML's to tell: the hops in /sys show what the slot can do."""
+    """`host_generation_max` is not in NVML: the hops in /sys show what the slot can do."""
     replays = in_range(fields[PCIE_REPLAY, 0], 0, MAX_COUNT, "PCIe replay counter")
     if isinstance(replays, Missing):
         replays = prefer(replays, client.number(0, 0xFFFF_FFFE, "nvmlDeviceGetPcieReplayCounter"))
@@ -152,10 +152,10 @@ def _clocks(client: NvmlClient) -> Clocks:
     application = mhz("nvmlDeviceGetApplicationsClock", graphics)
 
     def setting(call: str, clock: int) -> int | Missing:
-        # deprecated in newer drivers: one refusal speaks for all four
+        # deprecated in newer drivers: if the first is refused, so are all four
         return application if isinstance(application, Missing) else mhz(call, clock)
 
-    # 32 is NVML's own "unknown", which a healthy GPU may answer
+    # 32 is NVML_PSTATE_UNKNOWN, which a healthy GPU may return
     state = client.ask("nvmlDeviceGetPerformanceState")
     reasons = client.first("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons")
     return Clocks(
@@ -175,7 +175,7 @@ def _clocks(client: NvmlClient) -> Clocks:
 
 
 def event_reasons(mask: int | Missing) -> tuple[str, ...] | Missing:
-    """Names of the bits that are set; a bit this version does not know is "0x..."."""
+    """Names of the set bits; an unknown bit becomes "0x..."."""
     if isinstance(mask, Missing):
         return mask
     bits = (1 << place for place in range(mask.bit_length()) if mask >> place & 1)
@@ -183,10 +183,10 @@ def event_reasons(mask: int | Missing) -> tuple[str, ...] | Missing:
 
 
 def throttle_fields(driver: tuple[int, ...]) -> tuple[int, ...]:
-    """The ids of SW thermal, HW thermal and power brake; none where the driver has none that are sure.
+    """The field ids of SW thermal, HW thermal and power brake; none if they are not certain for this driver.
 
-    By nvml.h of each driver: on 570 the ids 251-253 are power smoothing's. They are these counters from 575 to
-    580.65, and power smoothing's again from 580.82 on, where the counters are 269-271.
+    According to nvml.h of each driver: on 570 the ids 251-253 are for power smoothing. They are these counters from 575
+    to 580.65, and for power smoothing again from 580.82 on, where the counters are 269-271.
     """
     if driver >= (580, 82):
         return (269, 270, 271)
@@ -194,7 +194,7 @@ def throttle_fields(driver: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def throttle_times(fields: Fields, driver: tuple[int, ...]) -> ThrottleTimes:
-    """Nanoseconds in NVML. Before 575 there is one counter for all thermal slowdowns: it stands in `sw_thermal_us`."""
+    """Throttle times; NVML has nanoseconds. Before 575 one counter covers all thermal slowdowns: `sw_thermal_us`."""
 
     def us(field: int) -> int | Missing:
         time_ns = in_range(fields[field, 0], 0, MAX_COUNT, f"throttle time (field {field})")
@@ -211,21 +211,21 @@ def throttle_times(fields: Fields, driver: tuple[int, ...]) -> ThrottleTimes:
 
 
 def _thermal(client: NvmlClient, fields: Fields) -> Thermal:
-    """Absolute limits are asked for unless the GPU tells what is left and where slowdown begins on that scale.
+    """Absolute limits are read unless the GPU reports both the margin that is left and the margin of the slowdown.
 
-    Both are needed: drivers 535 to 565 have the margins of the limits (fields 193-196), and the call for
-    what is left came with NVML 12.8.
+    Both are needed: drivers 535 to 565 have the margins of the limits (fields 193-196), but the call for
+    the margin that is left came with NVML 12.8.
     """
 
     def margin(field: int) -> int | Missing:
         value = fields[field, 0]
         if not isinstance(value, Missing) and value >= 1 << 31:
-            value -= 1 << (32 if value < 1 << 32 else 64)  # a negative number told as an unsigned one
+            value -= 1 << (32 if value < 1 << 32 else 64)  # a negative number, returned as unsigned
         value = in_range(value, -200, 200, f"temperature margin (field {field})")
         return value if isinstance(value, Missing) else int(value)
 
     memory = fields[MEMORY_TEMP, 0]
-    # boards without the sensor answer 0
+    # boards without the sensor return 0
     memory = UNSUPPORTED if memory == 0 else in_range(memory, -50, 200, "memory temperature (field 82)")
     slowdown = margin(MARGIN_SLOWDOWN)
     gpu_c = client.number(-50, 200, "nvmlDeviceGetTemperature", 0)
@@ -252,7 +252,7 @@ def _thermal(client: NvmlClient, fields: Fields) -> Thermal:
 
 
 def _power(client: NvmlClient, fields: Fields) -> Power:
-    """Fields since driver 530; before that, and for what a field does not tell, one getter each. NVML says mW."""
+    """Field values since driver 530; before that, and for fields that fail, one getter each. NVML has mW."""
 
     def watts(value: Any, source: str, low: int = 1) -> float | Missing:
         value = in_range(value, low, MAX_MW, source)

@@ -1,4 +1,4 @@
-"""Is the NVIDIA kernel module there? Told from files alone, before anything touches the driver."""
+"""Whether the NVIDIA kernel module is loaded, from files alone, before anything calls the driver."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpudoctor.facts.system.sysfs import read_text
 
 NOT_LOADED = 9
 _LIBRARY = "libnvidia-ml.so.1"
-# where distributions put the driver's library
+# where distributions install the driver's library
 _OWN_FOLDERS = (
     f"/usr/lib/{os.uname().machine}-linux-gnu/",
     "/usr/lib64/",
@@ -25,13 +25,13 @@ _OWN_FOLDERS = (
 
 
 def read_kernel_module(root: Path) -> Driver:
-    """`module_loaded`, `module_version` and `nouveau_loaded`; code 9 where the module is not there.
+    """`module_loaded`, `module_version` and `nouveau_loaded`; `init_code` 9 if the module is not loaded.
 
-    As root and without the module, nvmlInit looks for nvidia-modprobe and makes device nodes, so
+    As root and without the module, nvmlInit runs nvidia-modprobe and creates device nodes, so
     it must not be called then. WSL has no module but /dev/dxg, a sandbox that shows no /sys/module
     at all (gVisor) may have /dev/nvidiactl, and NVIDIA's nvml-mock, Tegra and some container
-    runtimes have a library that works without /sys/module/nvidia: there the library is asked,
-    and whether the module is loaded stays Missing.
+    runtimes have a library that works without /sys/module/nvidia: in these cases the library is called,
+    and `module_loaded` is Missing.
     """
     folder = root / "sys/module/nvidia"
     state = known(read_text(folder / "initstate"))
@@ -42,15 +42,10 @@ def read_kernel_module(root: Path) -> Driver:
     nouveau = _nouveau(root)
     if state == "live" or (state is None and (folder.is_dir() or proc)):
         return Driver(module_loaded=True, module_version=version, nouveau_loaded=nouveau)
-    if state is None and (root / "dev/dxg").exists():
-        missing = Missing("WSL: the driver runs in Windows")
-        return Driver(module_loaded=missing, module_version=missing, nouveau_loaded=nouveau)
-    if state is None and not (root / "sys/module").is_dir() and (root / "dev/nvidiactl").exists():
-        missing = Missing("this sandbox shows no /sys/module")
-        return Driver(module_loaded=missing, module_version=missing, nouveau_loaded=nouveau)
-    if state is None and _may_be_asked(root):
-        missing = Missing("there is no /sys/module/nvidia; the driver's library was asked")
-        return Driver(module_loaded=missing, module_version=missing, nouveau_loaded=nouveau)
+    unknown = _why_unknown(root) if state is None else None
+    if unknown is not None:
+        return Driver(module_loaded=unknown, module_version=unknown, nouveau_loaded=nouveau)
+    not_called = Missing("not asked: the kernel module is not loaded")
     why = f"the kernel module is {state}" if state else "the kernel module nvidia is not loaded"
     if nouveau is True:
         why += "; nouveau is loaded instead"
@@ -60,18 +55,29 @@ def read_kernel_module(root: Path) -> Driver:
         nouveau_loaded=nouveau,
         init_code=NOT_LOADED,
         init_error=why,
-        library_version=Missing("not asked: the kernel module is not loaded"),
-        cuda_version=Missing("not asked: the kernel module is not loaded"),
-        device_count=Missing("not asked: the kernel module is not loaded"),
+        library_version=not_called,
+        cuda_version=not_called,
+        device_count=not_called,
         calls=0,
     )
 
 
-def _may_be_asked(root: Path) -> bool:
-    """Whether the library that would be loaded may know of a driver that /sys does not show, and changes nothing.
+def _why_unknown(root: Path) -> Missing | None:
+    """Why /sys cannot show whether the module is loaded, so that the library is called; None if it can."""
+    if (root / "dev/dxg").exists():
+        return Missing("WSL: the driver runs in Windows")
+    if not (root / "sys/module").is_dir() and (root / "dev/nvidiactl").exists():
+        return Missing("this sandbox shows no /sys/module")
+    if _may_be_asked(root):
+        return Missing("there is no /sys/module/nvidia; the driver's library was asked")
+    return None
 
-    One that is not the distribution's own is made for this place; with a device node, or for a user
-    who can make none, nvmlInit changes nothing but where it can start nvidia-modprobe.
+
+def _may_be_asked(root: Path) -> bool:
+    """Whether the library that would be loaded may know a driver that /sys does not show, without side effects.
+
+    A library outside of the distribution's folders was put there for this environment. With a device node, or for a
+    user who cannot create one, nvmlInit has no side effects unless it can run nvidia-modprobe.
     """
     library = _library(root)
     if library is None or _loads_modules(root):
@@ -81,7 +87,7 @@ def _may_be_asked(root: Path) -> bool:
 
 
 def _loads_modules(root: Path) -> bool:
-    """Whether nvmlInit, called by this user, would find an nvidia-modprobe that loads the module."""
+    """Whether nvmlInit, called by this user, would find an nvidia-modprobe that can load the module."""
     try:
         mode = (root / "usr/bin/nvidia-modprobe").stat().st_mode
     except OSError:
@@ -90,7 +96,7 @@ def _loads_modules(root: Path) -> bool:
 
 
 def _library(root: Path) -> Path | None:
-    """Where the dynamic loader would find libnvidia-ml.so.1 (ld.so(8)), as a path below the root; None: nowhere."""
+    """Where the dynamic loader (ld.so(8)) would find libnvidia-ml.so.1, without the root; None if nowhere."""
     named = [f"{folder}/{_LIBRARY}" for folder in os.environ.get("LD_LIBRARY_PATH", "").split(":")]
     try:
         cache = (root / "etc/ld.so.cache").read_bytes()

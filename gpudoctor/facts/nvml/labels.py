@@ -1,4 +1,4 @@
-"""NVML's numbers in words, as nvidia-smi says them; numbers this version does not know keep their value."""
+"""Labels for NVML's numbers, as nvidia-smi prints them; unknown numbers keep their value."""
 
 from __future__ import annotations
 
@@ -138,12 +138,12 @@ P2P_STATUS: Mapping[int, str] = {0: "OK", 1: "CNS", 2: "GNS", 3: "TNS", 4: "DR",
 
 
 def error_word(code: int) -> str:
-    """NVML's return code in words."""
+    """The label of an NVML return code."""
     return ERROR_WORDS.get(code, f"error {code}")
 
 
 def missing_for(code: int, call: str) -> Missing:
-    """The Missing that a return code of a call stands for: 3 and 13 unsupported, 4 denied, all others failed."""
+    """The Missing for a return code: 3, 13, 22, 25 and 26 are unsupported, 4 is denied, all others are failed."""
     if code in _UNSUPPORTED:
         return UNSUPPORTED
     reason = f"{call}: {error_word(code)} ({code})"
@@ -151,12 +151,12 @@ def missing_for(code: int, call: str) -> Missing:
 
 
 def word(value: int | Missing, words: Mapping[int, str]) -> str | Missing:
-    """The word for a number, or "value N" for one that is newer than this version."""
+    """The label for a number, or "value N" if this version does not know it."""
     return value if isinstance(value, Missing) else words.get(value, f"value {value}")
 
 
 def known_word(value: int | Missing, words: Mapping[int, str], call: str) -> str | Missing:
-    """Like `word`, for leaves that only take words of a closed list: others become `failed` with the raw number."""
+    """Like `word`, for leaves with a fixed set of labels: other numbers become `failed`, with the raw number."""
     if isinstance(value, Missing):
         return value
     return words.get(value) or Missing(f"{call} said {value}, which this version does not know", "failed")

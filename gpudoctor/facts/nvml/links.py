@@ -1,4 +1,4 @@
-"""NVLinks, and how two GPUs reach each other, as NVML tells them."""
+"""NVLinks, and how two GPUs reach each other, read from NVML."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from gpudoctor.facts.nvml.labels import (
 LinkEnd = Literal["gpu", "switch", "cpu"]
 
 _MAX_LINKS = 36
-# field ids that take the link as scope (driver 525 and newer)
+# field ids with the link as scope (driver 525 and newer)
 _REPLAY, _RECOVERY, _CRC, _SPEED, _STATE, _VERSION = 161, 162, 163, 164, 165, 166
 # Blackwell counts these instead
 _RECEIVE_ERRORS, _RECOVERY_EVENTS = 208, 215
-# older drivers: one id a link; links 0-5 and 6-11 start at two places
+# older drivers: one id per link; first id of links 0-5 and of links 6-11
 _OLD_SPEED, _OLD_CRC, _OLD_REPLAY, _OLD_RECOVERY = (84, 132), (32, 96), (46, 108), (53, 114)
 _INVALID_ARGUMENT = 2
 _HIDDEN = "ffffffff"
@@ -35,12 +35,12 @@ _UP = ("active", "sleep")
 
 
 def read_links(client: NvmlClient, count: Any, switch_links: Any) -> tuple[NvLink, ...] | Missing:
-    """All links of one GPU; unsupported where it has none.
+    """All links of one GPU; unsupported if it has none.
 
-    State, version, speed and errors of all links are one call of field values. The remote end
-    has no field: it costs a call for each link that is up, and only where links may lead to
-    GPUs. `switch_links` (field 147, which nvidia-smi's matrix is built on) counts the links that
-    are up and lead to a switch: where that is all of them, no address is asked for.
+    State, version, speed and errors of all links are read in one call for field values. The remote end
+    has no field: it costs a call per link that is up, and is read only if links may lead to
+    GPUs. `switch_links` (field 147, which nvidia-smi's matrix is based on) counts the links that
+    are up and lead to a switch: if those are all, no address is read.
     """
     count = _link_count(client, count)
     if isinstance(count, Missing):
@@ -55,7 +55,7 @@ def read_links(client: NvmlClient, count: Any, switch_links: Any) -> tuple[NvLin
     up = [link for link in numbers if states[link] in _UP]
     version: Any = UNSUPPORTED
     if up and isinstance(fields[_VERSION, up[0]], Missing):
-        # older drivers: all links of a GPU are of one version, so one call is enough
+        # older drivers: all links of a GPU have the same version, so one call is enough
         version = client.ask("nvmlDeviceGetNvLinkVersion", up[0])
     ends = _remote_ends(client, up, switch_links)
     links = []
@@ -87,7 +87,7 @@ def _link_count(client: NvmlClient, count: Any) -> int | Missing:
             try:
                 client.call("nvmlDeviceGetNvLinkState", client.handle, link)
             except DriverError as error:
-                # "not supported" and "invalid argument": there is no such link
+                # "not supported" or "invalid argument": there is no such link
                 if error.missing.kind == "unsupported" or error.code == _INVALID_ARGUMENT:
                     break
                 client.note(error)
@@ -107,7 +107,7 @@ def _state(client: NvmlClient, value: Any, link: int) -> LinkState | Missing:
 
 
 def _older_fields(client: NvmlClient, fields: Fields, numbers: range) -> Fields:
-    """What older drivers and Blackwell hold under other ids, under the ids of today; nothing where all was told."""
+    """Values that older drivers and Blackwell have under other ids, by the usual ids; unsupported for all others."""
     elsewhere: dict[tuple[int, int], list[tuple[int, int]]] = {}
     for kind, places in ((_SPEED, _OLD_SPEED), (_CRC, _OLD_CRC), (_REPLAY, _OLD_REPLAY), (_RECOVERY, _OLD_RECOVERY)):
         for link in numbers:
@@ -140,7 +140,7 @@ def _link_version(value: Any, is_up: bool, state: LinkState | Missing) -> str | 
 
 
 def _speed(value: Any, is_up: bool, state: LinkState | Missing) -> float | Missing:
-    """MB/s in NVML; GB/s as nvidia-smi prints them."""
+    """The speed in GB/s, as nvidia-smi prints it; NVML has MB/s."""
     if not is_up and (isinstance(value, Missing) or value == 0):
         return _not_up(state)
     value = in_range(value, 1, 1_000_000, "NVLink speed")
@@ -157,7 +157,7 @@ def _remote_ends(client: NvmlClient, up: list[int], switch_links: Any) -> dict[i
     to_switch = known(switch_links)
     if up and to_switch is not None and to_switch >= len(up):
         return dict.fromkeys(up, ("switch", Missing("not asked: the link leads to a switch")))
-    # field 147 is 0: no switch. Only POWER9 has CPUs at the end of an NVLink
+    # if field 147 is 0 there is no switch, and only POWER9 has CPUs at the end of an NVLink
     direct = to_switch == 0 and platform.machine() != "ppc64le"
     return {link: _remote_end(client, link, direct) for link in up}
 
@@ -178,7 +178,7 @@ def _remote_end(client: NvmlClient, link: int, direct: bool) -> tuple[LinkEnd | 
 
 
 def read_pair(client: NvmlClient, one: Gpu, other: Gpu, handles: tuple[Any, Any]) -> GpuPair:
-    """Three calls a pair; `handles` belong to `one` and `other`, in that order."""
+    """How two GPUs reach each other, in three calls; `handles` are those of `one` and `other`."""
     if other.index < one.index:
         one, other, handles = other, one, handles[::-1]
     ancestor = _pair_call(client, "nvmlDeviceGetTopologyCommonAncestor", *handles)
@@ -195,7 +195,7 @@ def read_pair(client: NvmlClient, one: Gpu, other: Gpu, handles: tuple[Any, Any]
 
 
 def _pair_call(client: NvmlClient, name: str, *args: Any) -> Any:
-    # not `ask`: an error of a pair must not taint the GPU whose thread happens to ask
+    # not `ask`: an error of a pair must not count against the GPU whose thread makes the call
     try:
         return client.call(name, *args)
     except DriverError as error:
@@ -203,7 +203,7 @@ def _pair_call(client: NvmlClient, name: str, *args: Any) -> Any:
 
 
 def count_links(one: Gpu, other: Gpu) -> int | Missing:
-    """Links between two GPUs that are up: those that name the other end, or through a switch as many as both have."""
+    """Links between two GPUs that are up: those that lead to the other GPU, else the links to switches both have."""
     ways = []
     for gpu, far in ((one, other), (other, one)):
         if isinstance(gpu.nvlinks, Missing):
@@ -223,7 +223,7 @@ def count_links(one: Gpu, other: Gpu) -> int | Missing:
 
 
 def _unread_end(link: NvLink) -> Missing | None:
-    """Why this link cannot be counted; None where it can (or is not up)."""
+    """Why this link cannot be counted; None if it can be counted, or is not up."""
     if isinstance(link.state, Missing):
         return None if link.state.kind == "unsupported" else link.state
     if not link.is_up or link.remote_kind == "switch":

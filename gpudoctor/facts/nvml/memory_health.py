@@ -1,4 +1,4 @@
-"""ECC, row remapping, page retirement, infoROM and the recovery action, as NVML tells them."""
+"""ECC, row remapping, page retirement, infoROM and the recovery action, read from NVML."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _CORRUPTED_INFOROM = 14  # nvmlReturn_t, nvml.h
 
 
 def read_ecc(client: NvmlClient, fields: Fields) -> Ecc:
-    """Mode and totals from field values, else from their getters; nothing more is asked where ECC is unsupported."""
+    """Mode and totals from field values, else from their getters; no more calls if ECC is unsupported."""
     enabled, pending = flag(fields[1, 0], "ECC mode"), flag(fields[2, 0], "pending ECC mode")
     if isinstance(enabled, Missing):
         mode = client.ask("nvmlDeviceGetEccMode")
@@ -44,7 +44,7 @@ def read_ecc(client: NvmlClient, fields: Fields) -> Ecc:
 
 
 def _sram(client: NvmlClient) -> tuple[Any, Any, Any]:
-    """Uncorrected errors in SRAM (volatile, aggregate) and whether their threshold is passed (driver 550 and newer)."""
+    """Uncorrected SRAM errors (volatile, aggregate) and whether their threshold is exceeded (driver 550 and newer)."""
     call = "nvmlDeviceGetSramEccErrorStatus"
     made = getattr(client.nvml, "c_nvmlEccSramErrorStatus_v1_t", None)
     answer: Any = UNSUPPORTED
@@ -68,7 +68,7 @@ def _sram(client: NvmlClient) -> tuple[Any, Any, Any]:
 
 
 def read_memory_repair(client: NvmlClient, fields: Fields) -> MemoryRepair:
-    """Counts and flags from field values; histogram, repair status and unrepairable flag cost a call each."""
+    """Row remapping and page retirement. Histogram, repair status and unrepairable flag cost a call each."""
 
     def count(field: int) -> int | Missing:
         told: int | Missing = in_range(fields[field, 0], 0, 1 << 31, f"field {field}")
@@ -78,7 +78,7 @@ def read_memory_repair(client: NvmlClient, fields: Fields) -> MemoryRepair:
     histogram: Any = UNSUPPORTED
     repair: Any = UNSUPPORTED
     unrepairable: Any = UNSUPPORTED
-    # GPUs without row remapping retire pages, and have nothing of the rest
+    # GPUs without row remapping retire pages, and have none of the rest
     if not isinstance(remapped, Missing) or remapped.kind != "unsupported":
         histogram = client.ask("nvmlDeviceGetRowRemapperHistogram")
         repair = client.ask("nvmlDeviceGetRepairStatus")
@@ -108,7 +108,7 @@ def read_memory_repair(client: NvmlClient, fields: Fields) -> MemoryRepair:
 
 
 def read_inforom(client: NvmlClient) -> bool | Missing:
-    """Whether the infoROM is corrupted: the driver reads it, and answers 14 if its checksum is wrong."""
+    """Whether the infoROM is corrupted: the driver reads it, and returns 14 if its checksum is wrong."""
     try:
         client.call("nvmlDeviceValidateInforom", client.handle)
     except DriverError as error:
@@ -120,11 +120,11 @@ def read_inforom(client: NvmlClient) -> bool | Missing:
 
 
 def read_recovery_action(fields: Fields) -> str | Missing:
-    """Field 230 (driver 565 and newer) in words."""
+    """The label of field 230 (driver 565 and newer)."""
     return word(fields[230, 0], RECOVERY_ACTIONS)
 
 
 def flag(value: Any, what: str) -> bool | Missing:
-    """NVML's 0 or 1 as a bool; anything else is `failed`, since it is neither yes nor no."""
+    """NVML's 0 or 1 as a bool; any other number is `failed`."""
     value = in_range(value, 0, 1, what)
     return value if isinstance(value, Missing) else bool(value)

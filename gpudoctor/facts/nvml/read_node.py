@@ -1,4 +1,4 @@
-"""The whole node through NVML: one thread per GPU, every finding handed on as soon as it is there."""
+"""Reads the whole node through NVML: one thread per GPU, each result passed on as soon as it is known."""
 
 from __future__ import annotations
 
@@ -22,13 +22,11 @@ from gpudoctor.facts.nvml.links import read_pair
 from gpudoctor.facts.system.pci import BUS_ID
 from gpudoctor.facts.system.sysfs import key_values, list_names, present, read_text
 
-# Which of the machine's GPUs a device cgroup or a file's mode keeps from this process.
-
 _GPUS = "proc/driver/nvidia/gpus"
 
 
 def read_driven_gpus(root: Path) -> tuple[str, ...] | Missing:
-    """Bus ids of the GPUs that the kernel module drives, whether it shows them or not."""
+    """Bus ids of the GPUs that the kernel module drives, whether NVML shows them or not."""
     names = list_names(root / _GPUS)
     if isinstance(names, Missing):
         return names
@@ -36,11 +34,11 @@ def read_driven_gpus(root: Path) -> tuple[str, ...] | Missing:
 
 
 def read_denied_gpus(root: Path, shown: Container[str]) -> tuple[str, ...] | Missing:
-    """Bus ids of GPUs that the kernel module drives, are not `shown`, and whose /dev/nvidiaN may not be opened.
+    """Bus ids of GPUs that the kernel module drives, that NVML does not show, and whose /dev/nvidiaN may not be opened.
 
-    access(2) asks for permission only, the control group's included, and never opens the file: that would
-    start the GPU, or hang on a broken one. The kernel module may take its locks to write `information`, so
-    this belongs into the collector process.
+    access(2) checks only the permission, including the device cgroup, and never opens the file: that would
+    wake the GPU, or hang on a broken one. The kernel module may take its locks to produce `information`, so
+    this must run in the collector process.
     """
     names = list_names(root / _GPUS)
     if isinstance(names, Missing):
@@ -53,34 +51,34 @@ def read_denied_gpus(root: Path, shown: Container[str]) -> tuple[str, ...] | Mis
         text = read_text(root / _GPUS / name / "information")
         minor = "" if isinstance(text, Missing) else key_values(text).get("Device Minor", "")
         file = root / "dev" / f"nvidia{minor}"
-        # the driver's library opens it for both
+        # the driver's library opens it for reading and writing
         if minor.isdecimal() and present(file) and not os.access(file, os.R_OK | os.W_OK):
             denied.append(bus_id)
     return tuple(denied)
 
 
 _LIBRARY_NOT_FOUND = 12
-_MOST_GPUS = 1024  # no machine has so many
+_MOST_GPUS = 1024  # more than any machine has
 _INIT, _COUNT, _HANDLE = "nvmlInit", "nvmlDeviceGetCount", "nvmlDeviceGetHandleByIndex"
 
 
 class ReadingListener(Protocol):
-    """Hears what was read, from any thread, as soon as it is known."""
+    """Receives what was read as soon as it is known, from any thread."""
 
     def driver(self, driver: Driver) -> None:
-        """The driver as far as it is known; called again whenever more is."""
+        """The driver as far as it is known; called again whenever more is known."""
 
     def gpu(self, gpu: Gpu, done: bool) -> None:
-        """One GPU as far as it is known; `done` when no more will come."""
+        """One GPU as far as it is known; `done`: it is complete."""
 
     def handle_error(self, index: int, words: str) -> None:
-        """The driver counts this GPU but gives no handle for it."""
+        """The driver counts this GPU but returned no handle for it."""
 
     def pairs(self, pairs: tuple[GpuPair, ...]) -> None:
-        """Pairs of GPUs that are both done; each pair comes once."""
+        """Pairs of GPUs that are both done; each pair is passed once."""
 
     def trace(self, slot: int) -> CallTrace:
-        """Where thread `slot` (0 the first, then one per GPU) leaves word of its calls."""
+        """The call trace of thread `slot`: 0 is the first thread, then one per GPU."""
 
 
 def read_nvml(
@@ -89,9 +87,9 @@ def read_nvml(
     root: Path = Path("/"),
     own_pid: int = 0,
 ) -> Driver:
-    """Everything NVML tells, to the listener; returns the driver with its statistics.
+    """Pass everything that NVML has to the listener; return the driver with its statistics.
 
-    `nvml` is a module with pynvml's functions (default: pynvml). It is not called where the
+    `nvml` is a module with pynvml's functions (default: pynvml). It is not called if the
     kernel module is not loaded. `own_pid`: processes that descend from it are gpudoctor's own.
     """
     driver = read_kernel_module(root)
@@ -111,7 +109,7 @@ def read_nvml(
     node = _Readers(listener, client, system)
     node.run(count)
     driver = replace(driver, start_s=node.started_s - began_s, **_statistics(node.clients))
-    # what is said already stays said if the kernel module does not answer for a GPU that it does not show
+    # sent before each step that may hang in the kernel module, so that the rest is not lost
     listener.driver(driver)
     driver = replace(driver, denied_gpus=read_denied_gpus(root, node.bus_ids))
     listener.driver(driver)
@@ -119,9 +117,9 @@ def read_nvml(
 
 
 def _drained(client: NvmlClient, root: Path, shown: Container[str]) -> tuple[str, ...] | Missing:
-    """GPUs that an operator took from use: the driver hides them from every process that starts later.
+    """GPUs that an operator drained: the driver hides them from every process that starts later.
 
-    One that gives no answer counts as not drained: it is missing for another reason.
+    A GPU whose query fails counts as not drained: it is missing for another reason.
     """
     driven = read_driven_gpus(root)
     if isinstance(driven, Missing):
@@ -160,7 +158,7 @@ def _initialise(client: NvmlClient, driver: Driver) -> Driver:
 
 
 def _why_not_loadable() -> str:
-    """The loader's own words, which pynvml drops: "cannot open", "file too short" (an empty library)."""
+    """The loader's message, which pynvml drops: "cannot open", "file too short" (an empty library)."""
     try:
         CDLL("libnvidia-ml.so.1")
     except OSError as error:
@@ -169,14 +167,14 @@ def _why_not_loadable() -> str:
 
 
 def _nvml_version(client: NvmlClient) -> str | Missing:
-    """The library's version where nvmlInit failed: NVML 12.535.104.05 is of driver 535.104.05."""
+    """The library's version after a failed nvmlInit: NVML 12.535.104.05 belongs to driver 535.104.05."""
     version = client.ask_of(None, "nvmlSystemGetNVMLVersion")
     return version if isinstance(version, Missing) else str(version).partition(".")[2]
 
 
 def _system(client: NvmlClient, driver: Driver) -> tuple[Driver, int]:
     cuda = client.ask_of(None, "nvmlSystemGetCudaDriverVersion_v2")
-    # a thread is started for each: a count that cannot be must not become millions of them
+    # a thread is started per GPU: an impossible count must not start millions
     count = in_range(client.ask_of(None, _COUNT), 0, _MOST_GPUS, _COUNT)
     driver = replace(
         driver,
@@ -209,10 +207,10 @@ def _statistics(clients: list[NvmlClient]) -> dict[str, Any]:
 
 
 class _Readers:
-    """The threads, one per GPU, and the list of those that are done.
+    """The threads, one per GPU, and the GPUs that are done.
 
-    Whoever finishes asks for the pairs with all that finished before: every pair is asked once,
-    and nobody waits for a GPU that hangs.
+    A thread that finishes reads the pairs with all GPUs that finished before: every pair is read once,
+    and no thread waits for a GPU that hangs.
     """
 
     def __init__(self, listener: ReadingListener, client: NvmlClient, system: System) -> None:
@@ -220,7 +218,7 @@ class _Readers:
         self.system = system
         self.clients = [client]
         self.bus_ids: set[str] = set()
-        self.started_s = monotonic()  # when the last GPU had given its handle
+        self.started_s = monotonic()  # when the last GPU returned its handle
         self._done: list[tuple[Gpu, Any]] = []
         self._lock = threading.Lock()
 

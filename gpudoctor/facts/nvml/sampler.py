@@ -1,7 +1,7 @@
-"""Watches GPUs while something else loads them: starts the sampling process, and ends it without fail.
+"""Samples GPUs while something else loads them: starts the sampling process, and always ends it.
 
-What it says lies in memory that this process can read at any time: nothing waits for anything, and
-whatever happens to the sampler, what it had sampled stays.
+The samples are in shared memory that this process can read at any time, so neither process waits for the other, and
+samples survive whatever happens to the sampler.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gpudoctor.facts.nvml.spawn import MAX_WORDS, DriverProcess
 from gpudoctor.process.pipes import anonymous_file, content, pipe_with_child
 
 INTERVAL_S = 0.2
-_MOST_TICKS = 5000  # a long load is sampled more seldom: 5000 samples of 8 GPUs are some 10 MB
+_MOST_TICKS = 5000  # a long load is sampled less often: 5000 samples of 8 GPUs are some 10 MB
 _TICK_S = 0.05
 _SLACK_S = 1.0
 
@@ -35,7 +35,7 @@ class Sampler:
 
     `gpus` are NVML indices and UUIDs. A call that has not returned for `call_deadline_s` when the
     sampler is stopped counts as unanswered, and the process is abandoned. `nvml` (module:factory:argument)
-    stands in for pynvml in tests. Raise OSError where the process cannot be started.
+    replaces pynvml in tests. Raise OSError if the process cannot be started.
     """
 
     def __init__(
@@ -61,13 +61,13 @@ class Sampler:
         return self._process.pid
 
     def recording(self) -> SampleRecording:
-        """What was sampled until now, or, after `stop`, all of it."""
+        """The samples so far, or all of them after `stop`."""
         return self._final or self._recorded()
 
     def stop(self, patience_s: float | None = None) -> None:
-        """Have it take a last sample, and end it; at once where it is at rest, else when its call is overdue.
+        """Have it take a last sample, and end it; if it is in a call, wait until that returns or is overdue.
 
-        `patience_s`: where there is no time to wait for a call that is late.
+        `patience_s`: a shorter limit, for callers that have no time to wait for a late call.
         """
         if self._final is not None:
             return
@@ -87,7 +87,7 @@ class Sampler:
             self._process.close()
 
     def _wait(self, patience_s: float) -> tuple[tuple[Unanswered, ...], str | None]:
-        """Until the process has ended; else the calls that are to blame, and words."""
+        """Wait until the process has ended; return the calls that did not return, and why sampling failed."""
         limit = monotonic() + patience_s
         while self._process.ends_within(_TICK_S) is None:
             unanswered = self._process.late_calls(self._call_deadline_s, START.seconds)
@@ -103,7 +103,7 @@ class Sampler:
         return SampleRecording(self._gpus, samples, failure or words, unanswered)
 
     def _read(self) -> tuple[list[Sample], str | None, bool]:
-        """The samples until now, why there will be no more, and whether all was said."""
+        """The samples so far, why there will be no more, and whether the sampler has finished."""
         indices = {index for index, _ in self._gpus}
         decoder = msgspec.json.Decoder(SamplerLine)
         samples: list[Sample] = []
@@ -111,7 +111,7 @@ class Sampler:
             try:
                 said = decoder.decode(line)
             except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-                # whoever wrote it: nothing that follows can be trusted
+                # whatever wrote it: nothing that follows can be trusted
                 return samples, f"the sampler wrote something that is no sample: {error}"[:MAX_WORDS], True
             if said.sample is not None and said.sample.gpu in indices:
                 samples.append(said.sample)

@@ -1,6 +1,6 @@
-"""The sampling process: asks the driver for a little, again and again, and sleeps most of the time.
+"""The sampling process: makes a few driver calls at intervals, and sleeps most of the time.
 
-One thread for all GPUs: several would only queue at the driver's lock, where the ranks queue too.
+One thread for all GPUs: several would only queue for the driver's lock, which the ranks need too.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from gpudoctor.process.pipes import ready
 
 _ECC_CORRECTED, _ECC_UNCORRECTED = 3, 4  # NVML field ids: volatile totals
 _COUNTER_FIELDS = {"pcie_replays": PCIE_REPLAY, "ecc_corrected": _ECC_CORRECTED, "ecc_uncorrected": _ECC_UNCORRECTED}
-# what one call answers, by the names of `READINGS`
+# readings that take one call, by the names of `READINGS`
 _ASK: dict[str, Callable[[NvmlClient], float | Missing]] = {
     "utilization_pct": lambda client: read_utilization(client).gpu_pct,
     "sm_mhz": lambda client: client.number(0, MAX_MHZ, "nvmlDeviceGetClockInfo", 1),
@@ -61,18 +61,18 @@ _TIMERS = {
     "hw-thermal": "hw_thermal_us",
     "hw-power-brake": "hw_power_brake_us",
 }
-# The driver is there for the ranks: four times as long as a tick took. But a train of 3 s is watched too, five times
-# of which train.utilization wants, where 8 GPUs answer 6 calls each in 10 ms: then it rests for a fifth of a tick.
-# It has one call in the driver at a time, so that a rank's own waits for one of them at most.
+# The ranks need the driver more: rest four times as long as a round took. But a training run of 3 s is sampled too, and
+# train.utilization needs five rounds of it even if each of 8 GPUs takes 10 ms for each of 6 calls: there the rest
+# shrinks to a fifth of a round. Only one call is in the driver at a time, so a rank waits for at most one.
 _REST, _LEAST_REST = 4.0, 0.2
 _PERIOD_S = 0.55
 
 
 class SampleOrder(msgspec.Struct, frozen=True):
-    """What the parent asks for.
+    """What the parent orders.
 
-    `out`: a file descriptor for the lines; `stop`: one whose end means stop; `gpus`: NVML index and
-    UUID of each. `nvml` names what stands in for pynvml as module:factory:argument.
+    `out`: a file descriptor for the lines; `stop`: a descriptor that ends when sampling should stop; `gpus`: NVML index
+    and UUID of each. `nvml` names a replacement for pynvml as module:factory:argument.
     """
 
     out: int
@@ -84,7 +84,7 @@ class SampleOrder(msgspec.Struct, frozen=True):
 
 
 class GpuSampler:
-    """Reads one GPU, cheaply; what it does not have is not asked for again, and what changes slowly is in turn."""
+    """Samples one GPU cheaply: unsupported readings are not tried again, and slow ones are read in turn."""
 
     def __init__(self, client: NvmlClient, driver: tuple[int, ...]) -> None:
         self._client = client
@@ -99,7 +99,7 @@ class GpuSampler:
         self._turn = 0
 
     def sample(self, whole: bool) -> Sample:
-        """What changes fast, and in turn one of what changes slowly; the `whole` tells all of it."""
+        """The fast readings, and one of the slow ones in turn, or all of them if `whole`."""
         client, gpu = self._client, self._client.gpu or 0
         self._readings: dict[str, float] = {}
         self._unread: dict[str, Missing] = {}
@@ -124,7 +124,7 @@ class GpuSampler:
         return Sample(at_s, gpu, self._readings, events, timers_ms, self._counted, self._unread)
 
     def _take(self, name: str, ask: Callable[[], float | Missing] | None = None) -> None:
-        """Read it, by `ask` or as the table above says, unless it was refused before."""
+        """Read it, by `ask` or by the table above, unless it was refused before."""
         if name in self._refused:
             return
         value = _ASK[name](self._client) if ask is None else ask()
@@ -139,7 +139,7 @@ class GpuSampler:
             self._refused.add(name)
 
     def _power(self, instant_mw: Any) -> float | Missing:
-        """The power of this moment; older drivers tell only the mean of a second."""
+        """The current power; older drivers have only the mean over a second."""
         value = in_range(instant_mw, 0, MAX_MW, f"power (field {POWER_INSTANT})")
         if isinstance(value, Missing):
             value = prefer(value, self._client.number(0, MAX_MW, "nvmlDeviceGetPowerUsage"))
@@ -176,10 +176,10 @@ def sample_until(
     interval_s: float,
     trace: CallTrace | None = None,
 ) -> None:
-    """Sample the GPUs (NVML index and UUID) until `stopped(seconds)` says so after waiting so long.
+    """Sample the GPUs (NVML index and UUID) until `stopped(seconds)`, which waits that long, returns true.
 
-    A whole sample of each comes first and last, so that counters can be compared. It begins anew after
-    `interval_s`; where the driver is slow, it rests as the constants above say.
+    The first and last sample of each GPU are whole ones, so that counters can be compared. A round starts every
+    `interval_s`, or later if the driver is slow (see `_rest_s`).
     """
     client = NvmlClient(nvml, trace)
     try:
@@ -221,7 +221,7 @@ def sample_until(
 
 
 def _rest_s(busy_s: float, interval_s: float) -> float:
-    """How long to leave the driver alone after it was busy for so long."""
+    """How long to leave the driver alone after a round that took `busy_s`."""
     fair_s = min(busy_s * _REST, max(_PERIOD_S - busy_s, busy_s * _LEAST_REST))
     return max(interval_s - busy_s, fair_s)
 
@@ -232,7 +232,7 @@ def main(argument: str) -> None:
 
 
 def serve(order: SampleOrder) -> None:
-    """Sample until the descriptor `stop` is at its end."""
+    """Sample until the pipe `stop` is closed."""
 
     def stopped(wait_s: float) -> bool:
         return bool(ready([order.stop], wait_s))

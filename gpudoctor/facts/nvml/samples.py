@@ -1,4 +1,4 @@
-"""What the sampler reads of each GPU at one moment, and what many such moments amount to."""
+"""The samples that the sampler takes of each GPU, and their summary over a period."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ READINGS = (
 )
 COUNTERS = ("pcie_replays", "ecc_corrected", "ecc_uncorrected")
 EVENTS = "event_reasons"
-# what each name stands for in a sample, and so what can be missing from a summary
+# everything that a sample can hold, and so everything that can be missing from a summary
 NAMES = (*READINGS, EVENTS, *COUNTERS)
 
 
 class Sample(msgspec.Struct, frozen=True, omit_defaults=True):
     """One GPU at `at_s` (CLOCK_MONOTONIC).
 
-    `events`: the clock event reasons that were set; None where they were not asked for.
-    `timers_ms`: the driver's timers of them since it was loaded. `counters`: since the driver was
-    loaded. `unread`: why something was not to be had; what is unsupported or denied is told once,
-    and not asked for again.
+    `events`: the clock event reasons that were set; None if they were not read.
+    `timers_ms`: the driver's timers for them since it was loaded. `counters`: since the driver was
+    loaded. `unread`: why a reading is missing; one that is unsupported or denied is listed once,
+    and not read again.
     """
 
     at_s: float
@@ -40,7 +40,7 @@ class Sample(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class SamplerLine(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One line of the sampler: a sample; why there will be none; or the end, with its slowest call."""
+    """One line of the sampler: a sample, or why there will be none, or the end with the slowest call."""
 
     sample: Sample | None = None
     failure: str | None = None
@@ -51,9 +51,9 @@ class SamplerLine(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class SampleRecording:
-    """All samples of one run, as far as they came.
+    """The samples of one run.
 
-    `failure` says why there are not more, None where sampling went on to the end; `unanswered`
+    `failure` is why there are not more, None if sampling went on to the end; `unanswered`
     are the driver calls that never returned.
     """
 
@@ -72,17 +72,17 @@ class SampleRecording:
             self._samples[sample.gpu].append(sample)
 
     def telemetry(self, during: str, begin_s: float, end_s: float) -> Telemetry:
-        """What was sampled from `begin_s` to `end_s` (CLOCK_MONOTONIC), under the probe's name."""
+        """Summary of the samples from `begin_s` to `end_s` (CLOCK_MONOTONIC) under the probe's name."""
         last_s = max((samples[-1].at_s for samples in self._samples.values() if samples), default=begin_s)
         ended = self.failure if last_s < end_s else None
         return Telemetry(during, round(end_s - begin_s, 3), self.between(begin_s, end_s), ended)
 
     def between(self, begin_s: float, end_s: float) -> tuple[GpuUnderLoad, ...]:
-        """Every GPU in any window of time, summarised; GPUs that were not sampled in it have 0 samples."""
+        """Summary of every GPU over a time window; GPUs that were not sampled in it have 0 samples."""
         return tuple(self._summary(index, begin_s, end_s) for index in self._samples)
 
     def series(self, gpu: int, name: str) -> list[tuple[float, float]]:
-        """(CLOCK_MONOTONIC, value) of one reading of one GPU (NVML index), in the order of time."""
+        """(CLOCK_MONOTONIC, value) of one reading of one GPU (NVML index), in chronological order."""
         return [(sample.at_s, sample.readings[name]) for sample in self._samples[gpu] if name in sample.readings]
 
     def _summary(self, index: int, begin_s: float, end_s: float) -> GpuUnderLoad:
@@ -109,7 +109,7 @@ class SampleRecording:
         )
 
     def _unread(self, index: int, seen: set[str], begin_s: float, end_s: float) -> dict[str, Missing]:
-        """Why something was not read, or was no longer to be had at the end of the window."""
+        """Why something was not read, or was no longer available at the end of the window."""
         unread: dict[str, Missing] = {}
         for sample in self._samples[index]:
             if sample.at_s > end_s:
@@ -123,7 +123,7 @@ class SampleRecording:
 
 
 def _growth(samples: Sequence[Sample], begin_s: float, end_s: float) -> dict[str, int]:
-    """Growth of the counters, from the last reading before the window to the first one after it."""
+    """Counter deltas, from the last reading before the window to the first one after it."""
     grown = {}
     for name in COUNTERS:
         told = [(sample.at_s, sample.counters[name]) for sample in samples if name in sample.counters]
@@ -131,13 +131,13 @@ def _growth(samples: Sequence[Sample], begin_s: float, end_s: float) -> dict[str
             continue
         before = [count for at_s, count in told if at_s <= begin_s] or [told[0][1]]
         after = [count for at_s, count in told if at_s >= end_s] or [told[-1][1]]
-        # a counter that went back was reset: what it shows came after that
+        # a counter that went back was reset: its value was counted after that
         grown[name] = after[0] - before[-1] if after[0] >= before[-1] else after[0]
     return grown
 
 
 def _time_in(samples: Sequence[Sample]) -> dict[str, float]:
-    """Growth of the driver's timers between the first and the last reading of each."""
+    """Growth of the driver's timers between their first and last readings."""
     first: dict[str, float] = {}
     last: dict[str, float] = {}
     for sample in samples:

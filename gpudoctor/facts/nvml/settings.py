@@ -1,4 +1,4 @@
-"""Which board a GPU is, what is set on it, which processes run on it and which CPUs are near it, as NVML tells it."""
+"""Identity, settings, processes and CPU affinity of a GPU, read from NVML."""
 
 from __future__ import annotations
 
@@ -26,9 +26,17 @@ from gpudoctor.facts.nvml.labels import (
 from gpudoctor.facts.nvml.memory_health import flag
 from gpudoctor.facts.system.sysfs import format_cpu_list, key_values, read_int, read_text
 
+_MASK_BITS = 64
+_MASK_WORDS = 64  # 4096 CPUs
+_NODE_SCOPE = 0
+_MAX_MIG_INSTANCES = 16
+_NO_INSTANCE = (2, 6)  # invalid argument, not found: this slot is empty
+# comm is cut at 15 characters
+_COMM_LENGTH = 15
+
 
 def read_identity(client: NvmlClient, root: Path, bus_id: str) -> dict[str, Any]:
-    """The leaves of `Gpu` that say which board this is, by name."""
+    """The leaves of `Gpu` that identify the board, by name."""
     capability = client.ask("nvmlDeviceGetCudaComputeCapability")
     return {
         "uuid": client.ask("nvmlDeviceGetUUID"),
@@ -45,9 +53,9 @@ def read_identity(client: NvmlClient, root: Path, bus_id: str) -> dict[str, Any]
 
 
 def _module_id(client: NvmlClient) -> int | Missing:
-    """Into a number of our own, by reference: pynvml's default one is shared between threads.
+    """Passes its own number by reference, because pynvml's default argument is shared between threads.
 
-    Given a reference every pynvml answers NVML's return code; before 12.570 it knows no other way.
+    With a reference every pynvml returns NVML's return code; before 12.570 it requires one.
     """
     call, told = "nvmlDeviceGetModuleId", c_uint()
     code = client.ask(call, byref(told))
@@ -62,23 +70,14 @@ def _module_id(client: NvmlClient) -> int | Missing:
 
 
 def _minor_number(client: NvmlClient, root: Path, bus_id: str) -> int | Missing:
-    """From /proc where it can be read, which costs no driver call: "Device Minor: 	 0"."""
+    """From /proc if possible, which costs no driver call: "Device Minor: 	 0"."""
     text = read_text(root / "proc/driver/nvidia/gpus" / bus_id / "information")
     minor = "" if isinstance(text, Missing) else key_values(text).get("Device Minor", "")
     return int(minor) if minor.isdecimal() else client.number(0, 4096, "nvmlDeviceGetMinorNumber")
 
 
-_MASK_BITS = 64
-_MASK_WORDS = 64  # 4096 CPUs
-_NODE_SCOPE = 0
-_MAX_MIG_INSTANCES = 16
-_NO_INSTANCE = (2, 6)  # invalid argument, not found: this slot is empty
-# comm is cut at 15 characters
-_COMM_LENGTH = 15
-
-
 def read_settings(client: NvmlClient, confidential: bool | Missing) -> Settings:
-    """Modes of the GPU; MIG instances cost five calls each and are asked for only where MIG is on."""
+    """Modes of the GPU; MIG instances cost five calls each and are read only if MIG is on."""
     mig = client.ask("nvmlDeviceGetMigMode")
     now, later = (mig, mig) if isinstance(mig, Missing) else mig
     enabled = flag(now, "nvmlDeviceGetMigMode")
@@ -136,7 +135,7 @@ def _mig_instance(client: NvmlClient, handle: Any) -> MigInstance:
 
 
 def read_processes(client: NvmlClient, root: Path, own_pid: int) -> tuple[GpuProcess, ...] | Missing:
-    """Processes by pid; names and users from /proc. MPS clients are asked for only where an MPS server is seen."""
+    """Processes by pid; names and users from /proc. MPS clients are read only if an MPS server is seen."""
     compute = running(client, "Compute")
     if isinstance(compute, Missing):
         return compute
@@ -154,7 +153,7 @@ def read_processes(client: NvmlClient, root: Path, own_pid: int) -> tuple[GpuPro
 
 
 def joined_kinds(lists: Mapping[str, Mapping[int, int | Missing]]) -> list[tuple[int, str, int | Missing]]:
-    """Each pid of the lists by kind (C, G, M), in their order, with its kinds ("C+G") and its memory in MiB."""
+    """Each pid of the lists by kind (C, G, M), in numeric order, with its kinds ("C+G") and its memory in MiB."""
     found = []
     for pid in sorted({pid for pids in lists.values() for pid in pids}):
         own = {kind: pids[pid] for kind, pids in lists.items() if pid in pids}
@@ -163,13 +162,13 @@ def joined_kinds(lists: Mapping[str, Mapping[int, int | Missing]]) -> list[tuple
 
 
 def is_mps_server(name: str | Missing) -> bool:
-    """Whether a process of this name hands the GPU out to the clients of MPS."""
+    """Whether a process of this name is the MPS server, which shares the GPU among its clients."""
     return isinstance(name, str) and name.startswith("nvidia-cuda-mps")
 
 
 def running(client: NvmlClient, kind: str) -> dict[int, int | Missing] | Missing:
-    """MiB of each process (pid) of a kind: Compute, Graphics, MPSCompute."""
-    # never the name without a version: pynvml answers it with an error of another kind
+    """Memory in MiB of each process (pid) of a kind: Compute, Graphics, MPSCompute."""
+    # never the name without a version: pynvml raises another kind of error for it
     call = f"nvmlDeviceGet{kind}RunningProcesses"
     answer = client.first(f"{call}_v3", f"{call}_v2")
     if isinstance(answer, Missing):
@@ -182,7 +181,7 @@ def running(client: NvmlClient, kind: str) -> dict[int, int | Missing] | Missing
 
 
 def process_name(root: Path, pid: int) -> str | Missing:
-    """What the process is called: its program's name, whole where the kernel cut it."""
+    """The name of the process's program, from its command line if the kernel truncated it."""
     folder = root / "proc" / str(pid)
     try:
         comm = (folder / "comm").read_text(encoding="utf-8", errors="replace").strip()
@@ -207,7 +206,7 @@ def _user(root: Path, pid: int) -> str | Missing:
 
 
 def _ancestors(root: Path, pid: int) -> set[int]:
-    """The process itself and those it descends from."""
+    """The process and its ancestors."""
     line: set[int] = set()
     while pid > 0 and pid not in line:
         line.add(pid)
@@ -221,10 +220,10 @@ def _ancestors(root: Path, pid: int) -> set[int]:
 
 
 def read_numa_node(client: NvmlClient, device: Path) -> int | Missing | None:
-    """The NUMA node nearest to the GPU; None where the firmware or the driver names none.
+    """The NUMA node nearest to the GPU; None if neither the firmware nor the driver has one.
 
     From the GPU's folder in /sys, else from the driver. Not nvmlDeviceGetNumaNodeId, which on
-    Grace is the node that the GPU's own memory forms.
+    Grace is the node of the GPU's own memory.
     """
     node = read_int(device / "numa_node")
     if not isinstance(node, Missing):

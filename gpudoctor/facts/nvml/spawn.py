@@ -1,4 +1,4 @@
-"""Starts a child process that may call the driver, sees what became of it, and ends it without fail."""
+"""Starts a child process that may call the driver, finds out how it ended, and always ends it."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal
 
 
 class DriverProcess:
-    """The process, in its own session and process group, with the call trace and what it writes to stderr.
+    """The process, in its own session and process group, with its call trace and stderr.
 
-    `name` is how words call it, `errors` the memory behind its stderr, `started_s` monotonic time. `end` and then
-    `close` must be called; `end` waits only for a moment for a process that will not die.
+    `name` is used in messages, `errors` is the anonymous file behind its stderr, `started_s` monotonic time. `end` and
+    then `close` must be called; `end` waits only briefly for a process that cannot be killed.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class DriverProcess:
     def start(cls, name: str, module: str, order: Mapping[str, object], pass_fds: Sequence[int]) -> DriverProcess:
         """Run `main` of a module of gpudoctor.facts with the order as JSON. Raise OSError if it cannot be started.
 
-        `trace`, a file descriptor, is added to the order.
+        The descriptor of the call trace is added to the order as `trace`.
         """
         started_s = monotonic()
         with ExitStack() as opened, ExitStack() as kept:
@@ -67,15 +67,15 @@ class DriverProcess:
         return self._process.pid
 
     def ends_within(self, wait_s: float) -> int | None:
-        """The exit status, or None where it still runs after so long."""
+        """The exit status, or None if it is still running after `wait_s`."""
         return self._process.ends_within(wait_s)
 
     def post_mortem(self, wait_s: float = GRACE_S) -> tuple[tuple[Unanswered, ...], str]:
-        """Why it ended before it had said all: the calls it died in, and words.
+        """Why it ended before it had finished: the calls it died in, and a message.
 
-        Only a crash is told of the driver's calls, and SIGKILL in one of them: so ends the kernel a caller in
-        whose name the driver's module went wrong (Linux, page_fault_oops). A process that is
-        still on its way out after `wait_s` (writing a core, or inside the driver) counts as crashed.
+        Only crashes are blamed on driver calls, and SIGKILL during one: the kernel kills the caller that way
+        when the driver's module faults (Linux, page_fault_oops). A process that is
+        still exiting after `wait_s` (writing a core, or inside the driver) counts as crashed.
         """
         status = self.ends_within(wait_s)
         if self._told_to_end:
@@ -88,7 +88,7 @@ class DriverProcess:
         return (), how or f"the {self.name} ended with status {status}: {self.last_words()}"
 
     def _guilty(self, calls: tuple[InFlight, ...], how: str) -> tuple[Unanswered, ...]:
-        """The call it died in; where nobody knows which of several, one of them for no GPU, and all in words."""
+        """The call it died in; if it may be any of several, the last one without a GPU, and all in the message."""
         now = monotonic()
         if not calls:
             return (Unanswered(self.name, None, now - self.started_s, how),)
@@ -104,19 +104,19 @@ class DriverProcess:
         return (Unanswered(last.call, None, waited_s, f"{how} in one of {where}"[:MAX_WORDS]),)
 
     def starved_s(self, meant_s: float | None = None) -> float:
-        """How long it has wanted for a CPU since its start; `meant_s`: the time meant to pass between two looks."""
+        """How long it has waited for a CPU since its start; `meant_s`: the intended time between two calls."""
         return self._starvation.look(meant_s)
 
     def calls(self) -> tuple[tuple[InFlight, ...], int]:
-        """The trace; a call has begun later by as much as the process wanted for a CPU in it (by the last look)."""
+        """The call trace, with start times moved later by the CPU starvation during the call (as of the last look)."""
         calls, between = self.trace.read()
         since = self._starvation.since
         return tuple(replace(call, started_s=call.started_s + since(call.started_s)) for call in calls), between
 
     def late_calls(self, call_deadline_s: float, start_deadline_s: float | None = None) -> tuple[Unanswered, ...]:
-        """The calls that have not returned for longer than the deadline, the want of a CPU left out.
+        """The calls that have not returned within the deadline, not counting CPU starvation.
 
-        `start_deadline_s`: for calls that start a GPU, where that is another one.
+        `start_deadline_s`: another deadline for calls that wake a GPU.
         """
         starting_s = call_deadline_s if start_deadline_s is None else start_deadline_s
         self.starved_s()
@@ -128,18 +128,18 @@ class DriverProcess:
         )
 
     def last_words(self) -> str:
-        """The last line that it wrote to stderr."""
+        """The last line of its stderr."""
         return tail(self._errors).strip().rpartition("\n")[2][:MAX_WORDS] or "it said nothing"
 
     def close(self) -> None:
-        """Let go of the memory, once nobody looks."""
+        """Release call trace and stderr; they cannot be read any more."""
         os.close(self._errors)
         self.trace.close()
 
     def end(self) -> bool:
-        """End the process and its group; True where nothing is left of it."""
-        if self._process.returncode is not None:  # already reaped: its number may be another's
+        """End the process and its group; True if it has ended."""
+        if self._process.returncode is not None:  # already reaped: its pid may belong to another process
             return True
         self._told_to_end = True
-        # one that has said all ends by itself; one that sits in the kernel is freed by our end, or the driver's
+        # one that has finished ends by itself; one that is stuck in the kernel goes when we end, or the driver returns
         return self._process.end(GRACE_S)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gpudoctor.facts.model.gpu import Gpu, GpuProcess
-from gpudoctor.facts.model.measured_burn import counters_of
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node
+from gpudoctor.facts.model.telemetry import counters_of
 from gpudoctor.facts.simulated.training_job import (
     SimulatedJob,
     events_at,

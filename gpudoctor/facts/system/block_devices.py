@@ -1,4 +1,4 @@
-"""The disks behind a file system, as /sys has them: through partitions, md and device mapper down to the hardware."""
+"""The disks behind a file system, from /sys: through partitions, md and device mapper down to the hardware."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from gpudoctor.facts.system.mounts import Mount
 from gpudoctor.facts.system.pci import BUS_ID, read_path
 from gpudoctor.facts.system.sysfs import list_names, present, read_int, read_match, read_text
 
-_DEVICE = re.compile(r"[1-9]\d{0,5}:\d{1,7}")  # 0:N is of no block device: the file system made it up
+_DEVICE = re.compile(r"[1-9]\d{0,5}:\d{1,7}")  # 0:N is not a block device: the file system made it up
 _NAME = re.compile(r"/dev/([\w!.-]{1,64})")
 _CONTROLLER = re.compile(r"nvme\d+")
 _CHOSEN = re.compile(r"\[([\w-]{1,32})\]")  # none [mq-deadline] kyber
 RAM_DISK = re.compile(r"z?ram\d{1,7}")  # by name
-_MAX_DEPTH = 6  # partition, LVM, dm-crypt, md, multipath: nobody has more
+_MAX_DEPTH = 6  # partition, LVM, dm-crypt, md, multipath: real stacks are not deeper
 
 
 def read_devices(mount: Mount, root: Path) -> tuple[StorageDevice, ...] | Missing:
-    """The disks of a mount, by name; Missing (absent) for a file system that has none, or does not tell."""
+    """The disks of a mount, by name; Missing (absent) for a file system that has none, or does not name them."""
     folder = _folder(mount, root)
     if folder is None:
         return Missing(f"{mount.fs_type} tells no block device of its own", "absent")
@@ -35,7 +35,7 @@ def read_devices(mount: Mount, root: Path) -> tuple[StorageDevice, ...] | Missin
 def _folder(mount: Mount, root: Path) -> Path | None:
     if _DEVICE.fullmatch(mount.device) and present(root / "sys/dev/block" / mount.device):
         return _real(root / "sys/dev/block" / mount.device)
-    # btrfs has a device number of its own making, and names a disk as its source
+    # btrfs makes up its device number, but names a disk as its source
     named = _NAME.fullmatch(mount.source)
     path = root / "sys/class/block" / named[1] if named is not None else None
     return _real(path) if path is not None and present(path) else None
@@ -80,10 +80,10 @@ def _device(folder: Path, root: Path) -> StorageDevice:
 
 
 def _pci_function(folder: Path) -> tuple[Path, str] | None:
-    """The folder of an NVMe disk's controller, and its bus id; None if it is on none, or on several (multipath)."""
+    """The folder of an NVMe disk's controller, and its bus id; None if it has none, or several (multipath)."""
     above = [parent for parent in folder.parents if _CONTROLLER.fullmatch(parent.name)]
     if not above:
-        # native multipath: the disk lies in its subsystem, beside links to its controllers
+        # native multipath: the disk's folder is in its subsystem, next to links to its controllers
         names = known(list_names(folder.parent)) or ()
         above = [_real(folder.parent / name) for name in names if _CONTROLLER.fullmatch(name)]
     if len(above) != 1:

@@ -1,4 +1,4 @@
-"""Limits of memory, CPU time and CPUs that control groups, version 1 and 2, put on this process."""
+"""Limits on memory, CPU time and CPUs that control groups, version 1 and 2, impose on this process."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _UNLIMITED_BYTES = 1 << 62
 
 
 class CgroupLimit(msgspec.Struct, frozen=True):
-    """The smallest limit on the way up from this process's group, and the file that sets it; None: no limit."""
+    """The smallest limit of this process's group and its ancestors, and the file that sets it; None: no limit."""
 
     value: float | Missing | None
     source: str | Missing
 
 
 class _Hierarchy(msgspec.Struct, frozen=True):
-    """A mounted hierarchy: which controllers, where, which group is its top, and this process's group in it."""
+    """A mounted hierarchy: its controllers, mount point, the group mounted there, and this process's group."""
 
     controllers: frozenset[str]
     mount: str
@@ -38,7 +38,7 @@ def read_memory_limit(root: Path) -> CgroupLimit:
 
 
 def read_cpu_quota(root: Path) -> CgroupLimit:
-    """CPUs worth of time, from cpu.max or cpu.cfs_quota_us."""
+    """CPU time as a number of CPUs, from cpu.max or cpu.cfs_quota_us."""
     return _smallest(root, "cpu", {2: _quota_v2, 1: _quota_v1})
 
 
@@ -51,7 +51,7 @@ def read_cpuset(root: Path) -> int | Missing:
         if "cpuset" not in hierarchy.controllers:
             continue
         name = "cpuset.cpus.effective" if hierarchy.version == 2 else "cpuset.effective_cpus"
-        for folder in _way_up(hierarchy):  # a group whose controller is not enabled has what the next one above has
+        for folder in _way_up(hierarchy):  # a group without the controller has the CPUs of the next group above
             text = read_text(root / folder.lstrip("/") / name)
             if not isinstance(text, Missing) and text.strip():
                 cpus = parse_cpu_list(text)
@@ -74,7 +74,7 @@ def _smallest(root: Path, controller: str, readers: dict[int, _Reader]) -> Cgrou
         for folder in _way_up(hierarchy):
             limit, name = readers[hierarchy.version](root / folder.lstrip("/"))
             if isinstance(limit, Missing):
-                # the top group of version 2 has no limit files, nor has one whose controller is not enabled
+                # no limit files in the root group of version 2, or in a group whose controller is not enabled
                 unread = unread if limit.kind == "absent" else limit
             elif limit is not None:
                 limits.append((limit, f"{folder.rstrip('/')}/{name}"))
@@ -86,7 +86,7 @@ def _smallest(root: Path, controller: str, readers: dict[int, _Reader]) -> Cgrou
 
 
 def _hierarchies(root: Path, groups: str) -> Iterator[_Hierarchy]:
-    """Join /proc/self/cgroup (which group) with /proc/self/mountinfo (where it is to be seen)."""
+    """Join /proc/self/cgroup (which group) with /proc/self/mountinfo (where it is mounted)."""
     mounts = _mounts(root)
     for line in groups.splitlines():
         number, _, rest = line.partition(":")
@@ -103,7 +103,7 @@ def _hierarchies(root: Path, groups: str) -> Iterator[_Hierarchy]:
 
 
 def _mounts(root: Path) -> dict[str, tuple[str, str]]:
-    """`cgroup2` or a version 1 controller -> mount point and the group that is seen there."""
+    """`cgroup2` or a version 1 controller -> mount point and the group that is mounted there."""
     found: dict[str, tuple[str, str]] = {}
     for mount in known(read_mounts(root)) or ():
         if mount.fs_type in ("cgroup", "cgroup2"):
@@ -115,8 +115,8 @@ def _mounts(root: Path) -> dict[str, tuple[str, str]]:
 def _way_up(hierarchy: _Hierarchy) -> Iterator[str]:
     """The folders from this process's group to the mount point.
 
-    A container may see the host's group name while only its own group is mounted: what is above
-    the mounted group is cut off, and a group outside of it leaves the mount point alone.
+    A container may see the host's group name while only its own group is mounted: groups above
+    the mounted group are not visible, and for a group outside of it only the mount point is left.
     """
     group, top = PurePosixPath(hierarchy.group), PurePosixPath(hierarchy.top)
     inside = group.relative_to(top) if group.is_relative_to(top) else PurePosixPath()

@@ -1,4 +1,4 @@
-"""A program's answer as a fact: what it said, or why that is missing."""
+"""The output of a program as a fact, or the reason why it is missing."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from gpudoctor.process.command import run_command as run_to_end
 def run_command(
     argv: Sequence[str], deadline_s: float, max_bytes: int = 4 << 20, environ: Mapping[str, str] | None = None
 ) -> Completed | Missing:
-    """As `process.command`, in the C locale, so that words do not depend on the user's.
+    """Like `process.command`, in the C locale, so that messages do not depend on the user's.
 
-    Missing if the program is not there, not allowed or not done in time.
+    Missing if the program is not installed, not allowed or not finished in time.
     """
     environ = {**(os.environ if environ is None else environ), "LC_ALL": "C", "LANG": "C"}
     try:

@@ -1,4 +1,4 @@
-"""The variables that steer CUDA, NCCL, libfabric, launchers and the scheduler; and the name of this node."""
+"""The variables that control CUDA, NCCL, libfabric, launchers and the scheduler; and the name of this node."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _NAMES = frozenset((
 ))
 # fmt: on
 _SECRET = re.compile(r"TOKEN|KEY|SECRET|PASS|PWD|CREDENTIAL|AUTH", re.IGNORECASE)
-# Variables that name a file to be read; the libraries may also be bare names that the loader looks up
+# Variables that name a file; the libraries may also be bare names that the loader looks up
 _FILES = frozenset({"NCCL_TOPO_FILE", "NCCL_GRAPH_FILE", "NCCL_CONF_FILE"})
 _LIBRARIES = frozenset({"NCCL_NET_PLUGIN", "NCCL_TUNER_PLUGIN", "NCCL_PROFILER_PLUGIN", "CUDA_INJECTION64_PATH"})
 _MAX_VALUE = 4096
@@ -34,9 +34,9 @@ _ASSIGNMENT = re.compile(r"(?:export |declare -x )?([A-Za-z_][A-Za-z0-9_.%()]*)=
 
 
 def read_environment(environ: Mapping[str, str], root: Path = Path("/")) -> Environment:
-    """The variables of interest, by name; `path_exists` is set where one names a file.
+    """The variables of interest, by name; `path_exists` is set if one names a file.
 
-    Names that smell of a secret are never kept. A value longer than 4096 characters is cut.
+    Variables whose name suggests a secret are never kept. Values are truncated to 4096 characters.
     """
     return Environment(variables=_kept(environ.items(), root))
 
@@ -44,7 +44,7 @@ def read_environment(environ: Mapping[str, str], root: Path = Path("/")) -> Envi
 def parse_env_text(text: str) -> Environment:
     """A captured `env`, `export -p` or /proc/PID/environ; a line without NAME= continues the value above it.
 
-    The files that variables name are another machine's, so `path_exists` stays None.
+    The files that variables name are on another machine, so `path_exists` stays None.
     """
     variables: dict[str, str] = {}
     last: str | None = None
@@ -92,20 +92,18 @@ def _path_exists(name: str, value: str, root: Path) -> bool | None:
     return None
 
 
-# The name of this node, by which reports, metrics and schedulers know it.
-
 NODE_NAME_VARIABLE = "GPUDOCTOR_NODE_NAME"
 
 
 def node_name(environment: Mapping[str, str] | None = None) -> str:
-    """What GPUDOCTOR_NODE_NAME says, else the hostname.
+    """The name of this node in reports and metrics: GPUDOCTOR_NODE_NAME, else the hostname.
 
-    A pod without the host's network has a hostname of its own; its manifest gives the node's name in the variable
+    The hostname of a pod without the host's network is not the node's; its manifest sets the variable
     (Kubernetes' downward API, spec.nodeName).
     """
     return given_node_name(os.environ if environment is None else environment) or socket.gethostname()
 
 
 def given_node_name(environment: Mapping[str, str]) -> str | None:
-    """What GPUDOCTOR_NODE_NAME says; None if it is not set or empty. Bytes that are not UTF-8 become `?`."""
+    """The value of GPUDOCTOR_NODE_NAME; None if it is unset or empty. Bytes that are not UTF-8 become `?`."""
     return environment.get(NODE_NAME_VARIABLE, "").strip().encode("utf-8", "replace").decode() or None

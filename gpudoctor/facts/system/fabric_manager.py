@@ -1,4 +1,4 @@
-"""The service nvidia-fabricmanager, without asking systemd: its control group, its unit file, its log."""
+"""The service nvidia-fabricmanager, without calling systemd: from its control group, unit file and log."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ UNIT = "nvidia-fabricmanager.service"
 _LOG = "var/log/fabricmanager.log"
 # systemd.unit(5), "Unit File Load Path"
 _UNIT_FOLDERS = ("etc/systemd/system", "run/systemd/system", "usr/lib/systemd/system", "lib/systemd/system")
-# control groups of version 2, of both versions side by side, and of version 1
+# control groups of version 2, of both versions in parallel, and of version 1
 _SLICES = tuple(f"sys/fs/cgroup/{mount}system.slice" for mount in ("", "unified/", "systemd/"))
 _MAX_LOG = 1 << 18
 _MOST_ERRORS = 20
-# the first line of every start; source: Fabric Manager user guide, log file
+# the first line after every start; source: Fabric Manager user guide, log file
 _STARTED = re.compile(r"Fabric Manager version (\d[\d.]*\d)")
 _ERROR = re.compile(r"\[ERROR\]|\[CRITICAL\]|\[FATAL\]")
 
 
 def read_fabric_manager(root: Path) -> FabricManager:
-    """`service` is active, inactive (a service that failed too: only systemd tells them apart) or not-found.
+    """State, version and errors. `service` is active, inactive or not-found; a failed service is inactive too.
 
-    Missing (absent) if the services of the machine are not to be seen from here, as in a container.
+    `service` is Missing (absent) if the services of the machine are not visible, as in a container.
     """
     version, errors = _read_log(root / _LOG)
     return FabricManager(service=_service(root), version=version, errors=errors)
@@ -55,7 +55,7 @@ def _read_log(path: Path) -> tuple[str | Missing, tuple[str, ...] | Missing]:
 
 
 def parse_fabric_manager_log(text: str) -> tuple[str | Missing, tuple[str, ...]]:
-    """The version that started last, and the last errors since then."""
+    """The version that was started last, and the last errors since then."""
     lines = text.splitlines()
     starts = [number for number, line in enumerate(lines) if _STARTED.search(line)]
     version: str | Missing = Missing("the log does not tell the version", "absent")

@@ -26,7 +26,7 @@ _NUMBER = re.compile(r"\d{1,15}(?:\.\d{1,15})?")
 
 
 def read_host(root: Path) -> Host:
-    """Every fact of `Host`; a fact that cannot be read is Missing and costs no other."""
+    """Every fact of `Host`; one that cannot be read is Missing and does not affect the others."""
     machine = _machine(root)
     nodes = read_numa_nodes(root, machine)
     meminfo = root / "proc/meminfo"
@@ -76,13 +76,13 @@ def _is_this_machine(root: Path) -> bool:
 
 
 def _hostname(root: Path) -> str | Missing:
-    """The node's name where one was given: in a pod the kernel's is the pod's."""
+    """GPUDOCTOR_NODE_NAME if set, because the kernel's name in a pod is the pod's."""
     given = given_node_name(os.environ) if _is_this_machine(root) else None
     return given or read_text(root / "proc/sys/kernel/hostname")
 
 
 def _machine(root: Path) -> str | Missing:
-    """/proc names the architecture only since Linux 6.1; for the running kernel uname does."""
+    """/proc has the architecture only since Linux 6.1; uname has that of the running kernel."""
     if _is_this_machine(root):
         return os.uname().machine
     return read_text(root / "proc/sys/kernel/arch")
@@ -112,7 +112,7 @@ def _first_number(path: Path) -> float | Missing:
 
 
 def _gpu_memory_mib(nodes: tuple[NumaNode, ...] | Missing) -> int | Missing:
-    """Memory of the GPU-memory nodes; not known where one of them is not."""
+    """Memory of the GPU-memory nodes; Missing if that of any of them is."""
     if isinstance(nodes, Missing):
         return 0
     total = 0
@@ -135,7 +135,7 @@ def _without_gpu_memory(memory_mib: int | Missing, gpu_memory_mib: int | Missing
 def _cpus(root: Path) -> tuple[int | Missing, frozenset[int] | Missing]:
     """How many CPUs are online, and those that this process may run on.
 
-    The kernel's Cpus_allowed_list may name CPUs that are not there, so it is cut to the online ones.
+    The kernel's Cpus_allowed_list may name CPUs that do not exist, so only online ones are kept.
     """
     text = read_text(root / "sys/devices/system/cpu/online")
     online = parse_cpu_list(text) if isinstance(text, str) else None
@@ -159,12 +159,12 @@ def _cpus(root: Path) -> tuple[int | Missing, frozenset[int] | Missing]:
 
 
 def _one_of_all_cpus(root: Path, attribute: str) -> str | Missing:
-    """A cpufreq attribute of every CPU: the one value, or the different ones joined by commas."""
+    """A cpufreq attribute of all CPUs: the common value, or the different ones joined by commas."""
     folder = root / "sys/devices/system/cpu"
     names = list_names(folder)
     if isinstance(names, Missing):
         return names
-    # CPUs that change clocks together share a policy: far fewer files than CPUs on some machines
+    # CPUs that change clocks together share a policy: some machines have far fewer policies than CPUs
     policies = list_names(folder / "cpufreq")
     paths = (
         [folder / "cpufreq" / name for name in policies if name.startswith("policy")]
@@ -191,7 +191,7 @@ def _shared_memory(root: Path) -> tuple[int | Missing, int | Missing]:
 
 
 def _ulimit(root: Path, name: str, unit: int = 1) -> int | Missing | None:
-    """The soft limit of this process, which is the one in force; None where it is unlimited."""
+    """The soft limit of this process, which is the effective one; None if it is unlimited."""
     text = read_text(root / "proc/self/limits")
     if isinstance(text, Missing):
         return text

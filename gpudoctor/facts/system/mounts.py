@@ -1,4 +1,4 @@
-"""The mount table of this process (/proc/self/mountinfo): which file system a path lies on. Touches no mount."""
+"""The mount table of this process (/proc/self/mountinfo): which file system a path is on. Accesses no mount."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ import msgspec
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.system.sysfs import read_text
 
-# File systems that hold no data of anybody: the kernel makes up what is read
+# File systems without user data: the kernel generates their content
 PSEUDO = frozenset((
     "autofs", "binfmt_misc", "bpf", "cgroup", "cgroup2", "configfs", "debugfs", "devpts", "devtmpfs", "efivarfs",
     "fusectl", "hugetlbfs", "mqueue", "nsfs", "proc", "pstore", "rpc_pipefs", "securityfs", "selinuxfs", "smackfs",
     "sysfs", "tracefs",
 ))  # fmt: skip
-# those that are no disk's, and answer without a server or a user's process: of the others any may be silent but the
-# disk of "/", without which no program could run
+# file systems without a disk that answer without a server or a user-space process. Any other may hang, except
+# the disk of "/", without which no program could run
 _OWN = frozenset((*(PSEUDO - {"autofs"}), "aufs", "overlay", "ramfs", "rootfs", "tmpfs"))
-# those that lie on disks and have a device number of their own: a pool that was suspended is silent as a dead disk is
+# on disks, but with made-up device numbers: a suspended pool hangs like a dead disk
 _POOLS = ("bcachefs", "btrfs", "zfs")
 _OCTAL = re.compile(r"\\([0-7]{3})")
-_MOST_LINKS = 40  # as many as the kernel follows
+_MOST_LINKS = 40  # as in the kernel (MAXSYMLINKS)
 _MAX_BYTES = 16 << 20  # a node of many containers has thousands of mounts
 
 
 class Mount(msgspec.Struct, frozen=True):
     """One line of mountinfo: `device` is major:minor, `source` what was mounted.
 
-    `options` are those of this mount, `system_options` those of the file system, whatever mounts of it there are.
+    `options` are those of this mount, `system_options` those of the file system, shared by all its mounts.
 
-    `top` is the folder of the file system that is seen at `point`: not "/" of a bind mount or a btrfs subvolume.
-    `number` is the mount's own, `below` that of the mount which `point` lies on; 0 if they are not known.
+    `top` is the folder of the file system that is mounted at `point`: not "/" for a bind mount or a btrfs subvolume.
+    `number` is the mount id, `below` that of the mount which `point` is on; 0 if they are not known.
     """
 
     point: str
@@ -49,7 +49,7 @@ class Mount(msgspec.Struct, frozen=True):
 
 
 def read_mounts(root: Path = Path("/")) -> tuple[Mount, ...] | Missing:
-    """All mounts in the order in which they were made; a line of another form is left out."""
+    """All mounts in the order in which they were made; lines that cannot be parsed are left out."""
     text = read_text(root / "proc/self/mountinfo", _MAX_BYTES)
     if isinstance(text, Missing):
         return text
@@ -57,18 +57,18 @@ def read_mounts(root: Path = Path("/")) -> tuple[Mount, ...] | Missing:
 
 
 def mount_of(path: str, mounts: Sequence[Mount]) -> Mount | None:
-    """The mount that an absolute path without links lies on; None if the table has none.
+    """The mount that an absolute path without symbolic links is on; None if the table has none.
 
-    A walk down from the root, as the kernel walks: a mount below a folder that something else was mounted over later
-    is in the table, and not on the way.
+    Walks down from the root like the kernel: a mount that was later hidden by a mount above it is still in the table,
+    but not on the path.
     """
     above = [mount for mount in mounts if _lies_in(path, mount.point)]
     numbers = {mount.number for mount in above}
-    # what they lie on is not seen by this process: its root, and what a container was given
+    # their parent mount is not visible to this process: its root, and volumes of a container
     begins = [mount for mount in above if mount.below not in numbers or mount.below == mount.number]
     found, ways = None, begins
     while ways:
-        # the one that the walk meets first, of equals the last made
+        # the one nearest to the root; of several at one point, the last one made
         found = min(reversed(ways), key=lambda mount: len(mount.point))
         above.remove(found)
         further = len(found.point)
@@ -77,15 +77,15 @@ def mount_of(path: str, mounts: Sequence[Mount]) -> Mount | None:
 
 
 def may_hang(path: str, mounts: Sequence[Mount] | Missing) -> bool:
-    """Whether a look at `path` may never return, since it leads through a mount that may be silent.
+    """Whether a stat of `path` may never return, because it leads through a mount that may hang.
 
-    That is one that a server, a user's process or the automounter answers for, or another disk than that of "/", which
-    may be dying. Goes there step by step, along symbolic links, and stops before the first such mount; a link of /proc
-    may lead to the mounts of another container, which this table does not have.
+    Such a mount is served by a server, a user-space process or the automounter, or is on another disk than "/", which
+    may be failing. Follows the path step by step, with symbolic links, and stops before the first such mount. A link in
+    /proc may lead to the mounts of another container, which are not in this table, so it counts as one.
     """
     if isinstance(mounts, Missing) or not path.startswith("/"):
         return True
-    # of two at one point the last one is seen
+    # of two mounts at one point the last one is visible
     at = {mount.point: mount for mount in mounts}
     top = at.get("/")
     disk = top.device if top is not None and (top.fs_type in _POOLS or not top.device.startswith("0:")) else None
@@ -99,14 +99,14 @@ def may_hang(path: str, mounts: Sequence[Mount] | Missing) -> bool:
         name = ahead.pop()
         if name in ("", "."):
             continue
-        if not _is_text(name):  # the table has it in other letters
+        if not _is_text(name):  # the table was decoded with replacement characters
             return True
         above, here = here, here.rpartition("/")[0] if name == ".." else f"{here}/{name}"
         if name == ".." or silent.get(here):
             continue
         try:
-            link = os.readlink(here)  # noqa: PTH115 - a path of bytes that are no text stays what it is
-        except (OSError, ValueError):  # no link, or nothing there; ValueError: a NUL in the path
+            link = os.readlink(here)  # noqa: PTH115 - keeps bytes that are not text as they are
+        except (OSError, ValueError):  # not a link, or does not exist; ValueError: a NUL in the path
             continue
         if any(_lies_in(here, point) for point in procs):
             return True
@@ -119,7 +119,7 @@ def may_hang(path: str, mounts: Sequence[Mount] | Missing) -> bool:
 
 
 def _is_text(name: str) -> bool:
-    """Whether all its bytes are UTF-8."""
+    """Whether all its bytes were UTF-8."""
     return not any("\udc80" <= letter <= "\udcff" for letter in name)
 
 
@@ -151,5 +151,5 @@ def _options(text: str) -> tuple[str, ...]:
 
 
 def without_escapes(text: str) -> str:
-    """A name of the mount table or of /etc/fstab, in which blanks and the like are written in octal: getmntent(3)."""
+    """Decode the octal escapes for blanks and the like in the mount table and /etc/fstab: getmntent(3)."""
     return _OCTAL.sub(lambda match: chr(int(match[1], 8)), text)

@@ -1,4 +1,4 @@
-"""Network interfaces, InfiniBand and RoCE ports, and the ways to GPUDirect RDMA."""
+"""Network interfaces, RDMA ports, and the support for GPUDirect RDMA."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _NUMBERED = re.compile(r"^\d+:\s*(\S.*)$")  # 4: ACTIVE
 _KERNEL = re.compile(r"(\d+)\.(\d+)")
 _DRIVER_MAJOR = re.compile(r"\b(\d{3})\.\d+")
 _PEERMEM = ("nvidia_peermem", "nv_peer_mem")
-# the modules that take peers: MLNX_OFED's, and Ubuntu's own kernel's
+# the modules with which peers register: MLNX_OFED's, and that of Ubuntu's kernel
 PEER_CORES = ("ib_core", "ib_uverbs")
-# Linux 5.12 brought DMA-BUF to RDMA; NVIDIA's driver exports it since 515, in its open kernel module only
+# RDMA supports DMA-BUF since Linux 5.12; NVIDIA's driver since 515, in its open kernel module only
 # (NVIDIA GPU Operator documentation, "GPUDirect RDMA": prerequisites of DMA-BUF)
 _DMABUF_KERNEL = (5, 12)
 _DMABUF_DRIVER = 515
@@ -28,8 +28,8 @@ _MAX_GIDS = 256
 def read_network(root: Path) -> Network:
     """Interfaces by name, RDMA ports by device and port.
 
-    A machine without RDMA devices has an empty `rdma_ports`. States come without the kernel's
-    number: ACTIVE, DOWN; LinkUp, Polling, Disabled. `max_rate_gbit_s` is not to be had from sysfs.
+    A machine without RDMA devices has an empty `rdma_ports`. States are without the kernel's
+    number: ACTIVE, DOWN; LinkUp, Polling, Disabled. `max_rate_gbit_s` is not in sysfs.
     """
     return Network(
         interfaces=_interfaces(root),
@@ -58,7 +58,7 @@ def _interfaces(root: Path) -> tuple[Interface, ...] | Missing:
 
 
 def _interface_speed(interface: Path) -> float | Missing:
-    """Gbit/s. Where there is none, reading it is an error or gives -1; that is no fault of the interface."""
+    """Speed in Gbit/s. If there is none, reading it fails or returns -1, which is no fault of the interface."""
     speed = read_int(interface / "speed")
     # 4294967295 is the kernel's SPEED_UNKNOWN, unsigned
     if not isinstance(speed, Missing) and 0 < speed < 0xFFFFFFFF:
@@ -74,7 +74,7 @@ def _rdma_ports(root: Path) -> tuple[RdmaPort, ...] | Missing:
     folder = root / "sys/class/infiniband"
     devices = list_names(folder)
     if isinstance(devices, Missing):
-        # without the folder there is no RDMA; without /sys/class nobody can tell
+        # without this folder there is no RDMA; without /sys/class it is not known
         return () if devices.kind == "absent" and present(root / "sys/class") else devices
     ports: list[RdmaPort] = []
     for device in devices:
@@ -121,10 +121,10 @@ def _rate(path: Path) -> float | Missing:
 
 
 def _interface_of(behind: Path, port: Path) -> str | Missing:
-    """The network interface of the port: named by its GIDs (RoCE), or the device's only one (IPoIB)."""
+    """The network interface of the port: that of its GIDs (RoCE), or the device's only one (IPoIB)."""
     folder = port / "gid_attrs/ndevs"
     names = list_names(folder)
-    # an unused GID answers EINVAL; the used ones come first
+    # reading an unused GID fails with EINVAL; the used ones come first
     for name in () if isinstance(names, Missing) else sorted(names, key=lambda n: (len(n), n))[:_MAX_GIDS]:
         interface = read_text(folder / name)
         if isinstance(interface, str) and interface:
@@ -145,9 +145,9 @@ def _peermem_loaded(root: Path) -> bool | Missing:
 
 
 def _peermem_registered(root: Path) -> bool | Missing:
-    """Whether the InfiniBand core holds the module: its own list of peers, else the modules that use its symbols.
+    """Whether the module is registered with the InfiniBand core: in its list of peers, else among its holders.
 
-    Source: NCCL's net_ib.cc looks at the same list, which MLNX_OFED's ib_core makes.
+    Source: NCCL's net_ib.cc checks the same list, which MLNX_OFED's ib_core creates.
     """
     if not present(root / "sys/module"):
         return Missing("/sys/module: not there", "absent")
@@ -159,7 +159,7 @@ def _peermem_registered(root: Path) -> bool | Missing:
 
 
 def _dmabuf_supported(root: Path) -> bool | Missing:
-    """Whether an RDMA adapter could map GPU memory without nvidia_peermem: kernel and driver can both do it."""
+    """Whether an RDMA adapter can map GPU memory without nvidia_peermem: both kernel and driver support it."""
     release = read_text(root / "proc/sys/kernel/osrelease")
     if isinstance(release, Missing):
         return release

@@ -1,4 +1,4 @@
-"""How a node is reached by others: its name, its addresses, and the interfaces that NCCL and gloo are told to use."""
+"""How other nodes reach this one: its name and addresses, and the interfaces set for NCCL and gloo."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 
-from gpudoctor.facts.model.gpu import Fact
-from gpudoctor.facts.model.missing import NOT_READ, Missing, known
+from gpudoctor.facts.model.missing import NOT_READ, Fact, Missing, known
 from gpudoctor.facts.model.node import RdmaPort
 from gpudoctor.facts.system.network import read_network
 from gpudoctor.facts.system.sysfs import read_text
@@ -18,7 +17,7 @@ from gpudoctor.lazy_import import lazy_imports
 with lazy_imports():
     import psutil
 
-_RESOLVER_LIMIT_S = 5.0  # a name server that does not answer is tried for half a minute and longer
+_RESOLVER_LIMIT_S = 5.0  # the resolver itself gives up on a dead name server only after half a minute or more
 SETTINGS = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_IB_HCA", "NCCL_IB_DISABLE")
 
 
@@ -34,9 +33,9 @@ class LocalInterface(Fact, frozen=True):
 class Reach(Fact, frozen=True):
     """How this node is reached.
 
-    `resolved`: the addresses that the node's own resolver gives for its hostname. `settings`: those of
-    `SETTINGS` that are in the environment. `boot_id` is the kernel's: two processes with the same one
-    and the same hostname are on one machine.
+    `resolved`: the addresses that the node's resolver returns for its hostname. `settings`: those of
+    `SETTINGS` that are in the environment. `boot_id` is the kernel's: two processes with the same boot id
+    and hostname are on one machine.
     """
 
     hostname: str
@@ -53,7 +52,7 @@ class Reach(Fact, frozen=True):
 
 
 def read_reach(root: Path, environment: Mapping[str, str]) -> Reach:
-    """Ask kernel and resolver; interfaces not from /sys, which may be another network namespace's."""
+    """Query kernel and resolver; interfaces are not read from /sys, which may show another network namespace."""
     hostname = socket.gethostname()
     return Reach(
         hostname=hostname,
@@ -76,7 +75,7 @@ def _resolved(hostname: str) -> tuple[str, ...] | Missing:
         else:
             answers.append(tuple(dict.fromkeys(str(entry[4][0]).partition("%")[0] for entry in found)))
 
-    # a resolver cannot be interrupted, only left behind
+    # a resolver call cannot be interrupted, only abandoned
     asking = threading.Thread(target=ask, daemon=True)
     asking.start()
     asking.join(_RESOLVER_LIMIT_S)
@@ -106,7 +105,7 @@ def _interfaces() -> tuple[LocalInterface, ...] | Missing:
 
 
 def own_addresses() -> list[str]:
-    """IPv4 and global IPv6 addresses of this machine that others may reach, IPv4 first; none of loopback."""
+    """IPv4 and global IPv6 addresses of this machine that others may reach, IPv4 first; no loopback addresses."""
     interfaces = _interfaces()
     if isinstance(interfaces, Missing):
         return []

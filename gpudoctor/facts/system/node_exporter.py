@@ -1,4 +1,4 @@
-"""Which folders the node_exporter of this machine reads metrics from."""
+"""The folders from which this machine's node_exporter reads metrics."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.system.sysfs import list_names, read_text
 from gpudoctor.facts.system.virtualization import engine_of
 
-# the name that the kernel keeps is cut to 15 bytes. Debian's package renames the program and builds a folder in;
-# elsewhere there is none: `node_exporter --help`, --collector.textfile.directory
+# comm (15 bytes) -> built-in folder. Debian's package renames the program and builds a folder in;
+# others have none: `node_exporter --help`, --collector.textfile.directory
 BUILT_IN_BY_COMM = {"node_exporter": "", "prometheus-node": "/var/lib/prometheus/node-exporter"}
 _FOLDER, _OFF, _ON = "--collector.textfile.directory", "--no-collector.textfile", "--collector.textfile"
 _ALL_OFF = "--collector.disable-defaults"
-_MAX_ARGUMENTS = 1 << 14  # any user may start a program of that name
+_MAX_ARGUMENTS = 1 << 14  # any user can start a program of that name
 
 
 class NodeExporter(msgspec.Struct, frozen=True):
-    """One that runs: the folders whose .prom files it reads; a name may be a pattern (`/var/lib/*/metrics`)."""
+    """A running node_exporter and the folders whose .prom files it reads; these may be globs (`/var/lib/*/metrics`)."""
 
     pid: int
     folders: tuple[str, ...]
 
 
 def read_node_exporters(root: Path) -> tuple[NodeExporter, ...]:
-    """Those that see the folders that this process sees: none of a container, none that may not be asked."""
+    """Those in the same file system namespace: not in a container, and readable by this user."""
     return tuple(_running(root / "proc"))
 
 
 def _running(proc: Path) -> Iterator[NodeExporter]:
     names = list_names(proc)
     for pid in () if isinstance(names, Missing) else filter(str.isdecimal, names):
-        # never the arguments of just any process: the kernel makes who asks wait while that one hangs in a driver
+        # never read the arguments of other processes: that read blocks while such a process hangs in a driver
         comm = _comm(f"{proc}/{pid}/comm")
         if comm not in BUILT_IN_BY_COMM:
             continue
@@ -43,12 +43,12 @@ def _running(proc: Path) -> Iterator[NodeExporter]:
         if isinstance(arguments, Missing) or (isinstance(cgroups, str) and engine_of(cgroups)):
             continue
         folders = textfile_folders(arguments.split("\0")[1:], BUILT_IN_BY_COMM[comm])
-        if all(folder.startswith("/") for folder in folders):  # others begin where it was started
+        if all(folder.startswith("/") for folder in folders):  # others depend on its working directory
             yield NodeExporter(int(pid), folders)
 
 
 def _comm(path: str) -> str:
-    """The name of a process; "" if it has ended. A node has thousands: nothing is spent on each that can be spared."""
+    """The name of a process; "" if it has ended. Uses bare system calls since a node has thousands of processes."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except OSError:
@@ -62,7 +62,7 @@ def _comm(path: str) -> str:
 
 
 def textfile_folders(arguments: list[str], built_in: str) -> tuple[str, ...]:
-    """The folders that node_exporter reads when it is started so; `built_in` is what it reads by itself."""
+    """The folders that node_exporter reads with these arguments; `built_in` is its default folder, "" if none."""
     folders: list[str] = []
     is_on = _ALL_OFF not in arguments
     for position, argument in enumerate(arguments):

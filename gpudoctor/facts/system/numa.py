@@ -11,15 +11,15 @@ from gpudoctor.facts.system.sysfs import key_values, list_names, present, read_t
 
 _NODE = re.compile(r"node(\d+)")
 _NUMA_STATUS = re.compile(r"^Node:\s*(\d+)", re.MULTILINE)
-# Grace joins Hopper and Blackwell by NVLink-C2C, POWER9 joins Volta by NVLink; nothing else shows HBM as a node
+# Grace connects to Hopper and Blackwell by NVLink-C2C, POWER9 to Volta by NVLink; no others show HBM as a node
 _COHERENT_MACHINES = ("aarch64", "ppc64le")
 
 
 def read_numa_nodes(root: Path, machine: str | Missing) -> tuple[NumaNode, ...] | Missing:
     """The nodes by number.
 
-    A node without CPUs is GPU memory where the NVIDIA driver names it in a GPU's `numa_status`, or
-    where the machine is one that can join GPU memory coherently (aarch64, ppc64le) and the driver
+    A node without CPUs is GPU memory if the NVIDIA driver names it in a GPU's `numa_status`, or
+    if the machine can attach GPU memory coherently (aarch64, ppc64le) and the driver
     is loaded. A node without CPUs on any other machine is ordinary memory (CXL, persistent memory).
     """
     names = list_names(root / "sys/devices/system/node")
@@ -45,7 +45,7 @@ def read_numa_nodes(root: Path, machine: str | Missing) -> tuple[NumaNode, ...] 
 
 
 def gpu_memory_free_mib(root: Path, nodes: tuple[NumaNode, ...]) -> int:
-    """Free memory of the GPU-memory nodes: the kernel counts it as available."""
+    """Free memory of the GPU-memory nodes, which the kernel includes in MemAvailable."""
     total = 0
     for node in nodes:
         if node.is_gpu_memory:
@@ -56,7 +56,7 @@ def gpu_memory_free_mib(root: Path, nodes: tuple[NumaNode, ...]) -> int:
 
 
 def read_meminfo_mib(path: Path, key: str) -> int | Missing:
-    """One line of a meminfo file (kB there) in MiB."""
+    """One line of a meminfo file in MiB (the file has kB)."""
     text = read_text(path)
     if isinstance(text, Missing):
         return text

@@ -1,4 +1,4 @@
-"""What the kernel says of paths of the user. A dead mount blocks whoever looks: a child with a deadline asks there."""
+"""stat and statvfs of the user's paths. A dead mount blocks the caller, so a child with a deadline calls them."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from gpudoctor.process.ending import kill_all
 from gpudoctor.process.pipes import LineReader, pipe_with_child
 from gpudoctor.process.spawn import Child
 
-# enough for a process that only reads; one that a dead mount holds is given up
+# enough for a process that only reads; one that is blocked by a dead mount is abandoned
 _KILL_GRACE_S = 0.2
 
 
 class PathStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """What stat and statvfs gave for one path; `error` is the errno of the first of them that failed, else None.
+    """The result of stat and statvfs for one path; `error` is the errno of the first that failed, else None.
 
-    With ENOENT the rest is that of the nearest folder above which is there.
-    `resolved` is the path without symbolic links. `free_bytes` and `inodes_free` are those that this user may take;
-    `inodes` is 0 where the file system has no fixed number. `readable` and `writable` are access(2)'s word.
+    With ENOENT the rest describes the nearest existing parent folder.
+    `resolved` is the path without symbolic links. `free_bytes` and `inodes_free` are what this user may use;
+    `inodes` is 0 if the file system has no fixed number. `readable` and `writable` come from access(2).
     """
 
     place: int
@@ -46,7 +46,7 @@ class PathStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PathQuestion:
-    """A question about paths that is on its way; `answers` waits for what comes of it, once. Never raises."""
+    """A query for the status of paths, started at once; `answers` waits for the result, once. Never raises."""
 
     def __init__(self, paths: Sequence[str], deadline_s: float | None = None) -> None:
         self._paths = tuple(paths)
@@ -56,7 +56,7 @@ class PathQuestion:
         self._process: Child | None = None
         self._found: dict[int, PathStatus] = {}
         mounts = read_mounts()
-        # the disk of "/" and the kernel answer: a process would cost more than the answer
+        # only the disk of "/" and the kernel are involved: a process would cost more than the calls
         if not any(may_hang(path, mounts) for path in self._paths):
             every = enumerate(self._paths)
             self._found = {
@@ -73,7 +73,7 @@ class PathQuestion:
             self._failure = Missing(f"no process could be started to ask: {error.strerror or error}", "failed")
 
     def answers(self) -> tuple[PathStatus | Missing, ...]:
-        """The status of each path in order; Missing (failed) for those that did not answer within the deadline."""
+        """The status of each path, in order; Missing (failed) for one that did not answer within the deadline."""
         found = self._found
         try:
             ended = self._process is None
@@ -81,7 +81,7 @@ class PathQuestion:
                 lines = self._pipe.lines(left_s)
                 ended = lines is None
                 for line in lines or ():
-                    # a path that is not UTF-8 has lone surrogates, which msgspec takes from no JSON text
+                    # a path that is not UTF-8 has lone surrogates, which msgspec does not accept in JSON
                     status = msgspec.convert(json.loads(line), PathStatus)
                     found[status.place] = status
         finally:
@@ -90,7 +90,7 @@ class PathQuestion:
         return tuple(found.get(place, late) for place in range(len(self._paths)))
 
     def close(self) -> None:
-        """End the process that asks."""
+        """End the child process."""
         if self._process is not None:
             kill_all([self._process], _KILL_GRACE_S)
             os.close(self._pipe.descriptor)

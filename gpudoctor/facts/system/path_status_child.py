@@ -1,6 +1,6 @@
-"""A process that asks the kernel about paths of the user, one thread a path: a dead mount blocks its own thread only.
+"""A process that calls stat and statvfs on the user's paths, one thread per path: a dead mount blocks only its thread.
 
-Only the standard library is imported: at level quick somebody waits for it.
+Imports only the standard library, since `check --level quick` waits for it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _KINDS = {
 
 
 def answer(descriptor: str, paths: str) -> None:
-    """Write one JSON line a path to the pipe, each as soon as it is known; `paths` is a JSON list."""
+    """Write one JSON line per path to the pipe, each as soon as it is known; `paths` is a JSON list."""
     asked = json.loads(paths)
     writing = threading.Lock()
     threads = [
@@ -39,7 +39,7 @@ def answer(descriptor: str, paths: str) -> None:
 
 
 def status_of(path: str) -> dict[str, object]:
-    """What a `PathStatus` says of the path, less its place; never raises, and hangs where a mount does."""
+    """The fields of a `PathStatus` except `place`; never raises, and hangs if the mount does."""
     try:
         return _status(path)
     except FileNotFoundError:
@@ -50,12 +50,12 @@ def status_of(path: str) -> dict[str, object]:
 
 def _answer_one(descriptor: int, writing: threading.Lock, place: int, path: str) -> None:
     line = json.dumps({"place": place, **status_of(path)}).encode() + b"\n"
-    with writing, suppress(BrokenPipeError):  # whoever asked is gone
+    with writing, suppress(BrokenPipeError):  # the parent has closed its end
         write_all(descriptor, line)
 
 
 def _of_nearest(path: str) -> dict[str, object]:
-    """The status of the nearest folder above that is there: a cache that nobody has written yet will lie there."""
+    """The status of the nearest existing parent folder, where a cache that does not exist yet will be created."""
     while (path := os.path.dirname(path)) != "/":  # noqa: PTH120
         with suppress(OSError):
             return _status(path)
@@ -67,7 +67,7 @@ def _status(path: str) -> dict[str, object]:
     kind = _KINDS.get(stat.S_IFMT(seen.st_mode), "special file")
     space = os.statvfs(path)
     return {
-        # resolved last: stat has told a loop of links from a name that is not there
+        # after stat, which tells a loop of links from a missing file
         "resolved": os.path.realpath(path),
         "kind": kind,
         "size_bytes": seen.st_size if kind == "file" else None,

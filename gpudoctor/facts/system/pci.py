@@ -1,4 +1,4 @@
-"""The PCI bus as sysfs shows it: NVIDIA devices, and every hop from a GPU up to the root."""
+"""The PCI bus from sysfs: NVIDIA devices, and every hop from a GPU up to the root port."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ DEVICES = "sys/bus/pci/devices"
 BUS_ID = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-1][0-9a-f]\.[0-7]")
 
 _NVIDIA = 0x10DE
-# VGA, 3D controller, and "other bridge", which is what an NVSwitch calls itself
+# VGA, 3D controller, and "other bridge", the class of an NVSwitch
 _CLASSES = ("0x0300", "0x0302", "0x0680")
-# PCIe base specification, Link Capabilities "Maximum Link Width"; a device that does not answer reads 63
+# PCIe base specification, Link Capabilities "Maximum Link Width"; it reads 63 from a device that does not answer
 _WIDTHS = (1, 2, 4, 8, 12, 16, 32)
 _SPEED = re.compile(r"(\d+(?:\.\d+)?) GT/s")
 # PCIe base specification: extended capability 0x000D, control register at +6
@@ -30,8 +30,8 @@ _ACS_COMPLETION_REDIRECT = 0x8
 def read_pci(root: Path) -> PciBus:
     """NVIDIA's display, 3D and NVSwitch functions on the bus, by bus id, and the state of the IOMMU.
 
-    Audio, USB and UCSI functions of a graphics card are left out. `driver` is None where none is
-    bound; `numa_node` is None where the firmware names none (-1).
+    Audio, USB and UCSI functions of a graphics card are left out. `driver` is None if none is
+    bound; `numa_node` is None if the firmware names none (-1).
     """
     devices = _nvidia_devices(root)
     return PciBus(nvidia_devices=devices, iommu=_iommu(root, devices))
@@ -40,8 +40,8 @@ def read_pci(root: Path) -> PciBus:
 def read_path(root: Path, bus_id: str) -> tuple[PcieHop, ...] | Missing:
     """Every PCIe device from the GPU (first) up to the root port (last).
 
-    Where a hypervisor or a container hides the bridges, the GPU is the only hop; a link that such a
-    lone device does not describe is `unsupported`. `bus_id` may be in NVML's or sysfs' form.
+    If a hypervisor or a container hides the bridges, the GPU is the only hop; link values that such a
+    device does not have are `unsupported`. `bus_id` may be in NVML's or sysfs' form.
     """
     bus_id = short_bus_id(bus_id)
     link = root / DEVICES / bus_id
@@ -83,7 +83,7 @@ def _nvidia_devices(root: Path) -> tuple[PciDevice, ...] | Missing:
 
 
 def read_numa_node(device: Path) -> int | Missing | None:
-    """The NUMA node of a device's sysfs folder; None where the firmware names none (-1)."""
+    """The NUMA node of a device's sysfs folder; None if the firmware names none (-1)."""
     node = read_int(device / "numa_node")
     return None if isinstance(node, int) and node < 0 else node
 
@@ -91,7 +91,7 @@ def read_numa_node(device: Path) -> int | Missing | None:
 def _iommu(
     root: Path, devices: tuple[PciDevice, ...] | Missing
 ) -> Literal["off", "passthrough", "translated"] | Missing:
-    """Judged by the groups that hold NVIDIA devices; without such devices, by all groups."""
+    """The mode of the groups that contain NVIDIA devices; without such devices, of all groups."""
     if isinstance(devices, Missing):
         return devices
     groups_folder = root / "sys/kernel/iommu_groups"
@@ -103,7 +103,7 @@ def _iommu(
     own = [link_name(root / DEVICES / device.bus_id / "iommu_group") for device in devices]
     groups = {name for name in own if isinstance(name, str)} if devices else set(names)
     if not groups:
-        return "off"  # there is an IOMMU, but none of its groups holds a GPU
+        return "off"  # there is an IOMMU, but none of its groups contains a GPU
     kinds = {group: read_text(groups_folder / group / "type") for group in sorted(groups)}
     for kind in kinds.values():
         if isinstance(kind, str) and kind.startswith("DMA"):
@@ -111,7 +111,7 @@ def _iommu(
     for group, kind in kinds.items():
         if isinstance(kind, Missing):
             return kind
-        # a device handed to a guest (vfio) is unmanaged or blocked, which says nothing of this kernel's own use
+        # a device passed to a guest (vfio) is unmanaged or blocked, independent of how this kernel uses the IOMMU
         if kind not in ("identity", "unmanaged", "blocked"):
             return Missing(f"IOMMU group {group} has the type {kind[:40]!r}", "failed")
     return "passthrough"
@@ -130,7 +130,7 @@ def _hop(device: Path, *, is_gpu: bool, alone: bool) -> PcieHop:
         aer_correctable=_aer_total(device / "aer_dev_correctable"),
         aer_nonfatal=_aer_total(device / "aer_dev_nonfatal"),
         aer_fatal=_aer_total(device / "aer_dev_fatal"),
-        # every configuration read from a GPU that left the bus waits for a timeout, and it redirects nothing
+        # not read from GPUs: one that fell off the bus makes every configuration read wait for a timeout
         acs_redirect=Missing("not a bridge", "unsupported") if is_gpu else _acs_redirect(device / "config"),
     )
 
@@ -157,7 +157,7 @@ def _width(path: Path, alone: bool) -> int | Missing:
 
 
 def _aer_total(path: Path) -> int | Missing:
-    """The TOTAL_ERR_* line where the kernel gives one, else the sum of the counters."""
+    """The TOTAL_ERR_* line if the kernel has one, else the sum of the counters."""
     text = read_text(path)
     if isinstance(text, Missing):
         return text
@@ -174,9 +174,9 @@ def _aer_total(path: Path) -> int | Missing:
 
 
 def _acs_redirect(config: Path) -> bool | Missing:
-    """Whether ACS sends peer-to-peer traffic up; a bridge without the capability does not.
+    """Whether ACS redirects peer-to-peer traffic upstream; a bridge without the capability does not.
 
-    The kernel shows the first 64 bytes to everyone and the rest to root only; the extended
+    The kernel shows the first 64 bytes to all users and the rest only to root; the extended
     capabilities start at byte 256.
     """
     try:

@@ -1,4 +1,4 @@
-"""Versions of Python, torch, its CUDA and NCCL, and NCCL's plugins, read from files: importing torch takes seconds."""
+"""Versions of Python, torch, its CUDA and NCCL, and NCCL's plugins, from files: importing torch takes seconds."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _MAX_BYTES = 1 << 20
 
 
 def read_software(search_path: Sequence[str] | None = None) -> Software:
-    """What `import torch` would find on the search path (default: this interpreter's).
+    """The torch that `import torch` would find on the search path (default: this interpreter's).
 
-    `torch_cuda` is None for a CPU-only build. NCCL comes from the nvidia-nccl package, else from
+    `torch_cuda` is None for a CPU-only build. The version of NCCL comes from the nvidia-nccl package, else from
     the name of the library file; every copy of libnccl is listed in `nccl_copies`, since two of
-    them in one process make NCCL fail in odd ways.
+    them in one process make NCCL fail in unpredictable ways.
     """
     folders = [Path(entry or ".") for entry in (sys.path if search_path is None else search_path)]
     python = ".".join(str(part) for part in sys.version_info[:3])
@@ -50,7 +50,7 @@ def read_software(search_path: Sequence[str] | None = None) -> Software:
 
 
 def _assigned(text: str, name: str) -> str | None:
-    """The text that a line assigns: name = '1.2', name: Optional[str] = '1.2'; None where it is None or not there."""
+    """The string assigned to a name: name = '1.2', name: Optional[str] = '1.2'; None for anything else."""
     found = re.search(rf"^{name}\s*(?::[^=\n]+)?=\s*['\"]([^'\"\n]+)['\"]", text, re.MULTILINE)
     return found.group(1) if found else None
 
@@ -69,12 +69,12 @@ def _nccl_version(folders: list[Path], copies: list[Path], cuda: str | None) -> 
         return Missing("a CPU-only build of PyTorch has no NCCL")
     if copies:
         return Missing(f"{copies[0].name} does not tell its version")
-    # older builds and NVIDIA's own link NCCL into torch
+    # older builds and NVIDIA's containers link NCCL statically into torch
     return Missing("no NCCL library beside PyTorch: it may be linked into it")
 
 
 def _nccl_copies(torch: Path, folders: list[Path]) -> list[Path]:
-    """libnccl beside torch, in the nvidia packages, and where LD_LIBRARY_PATH leads; each file once."""
+    """libnccl in torch's folder, in the nvidia packages, and in LD_LIBRARY_PATH; each file once."""
     places = [torch / "lib", *(folder / "nvidia/nccl/lib" for folder in folders)]
     places += [Path(entry) for entry in os.environ.get("LD_LIBRARY_PATH", "").split(":") if entry]
     found: dict[Path, Path] = {}
@@ -92,17 +92,17 @@ def _read(path: Path) -> str:
         return ""
 
 
-# NCCL's network plugins: which of them the dynamic loader would find.
+# NCCL's network plugins
 
 # NCCL user guide, NCCL_NET_PLUGIN: libnccl-net.so, or libnccl-net-NAME.so
 _FILE = re.compile(r"libnccl-net(?:-[\w.-]+)?\.so(?:\.\d+)*")
 _CACHED = re.compile(rb"(/[^\0]{1,4000}/libnccl-net(?:-[\w.-]+)?\.so(?:\.\d+)*)\0")
 _CACHE = "etc/ld.so.cache"
 _CACHE_BYTES = 16 << 20
-# what aws-ofi-nccl begins each of its messages with (its nccl_ofi_log.h)
+# the prefix of each log message of aws-ofi-nccl (nccl_ofi_log.h)
 _LIBFABRIC = b"NET/OFI "
 _LIBRARY_BYTES = 64 << 20
-# ld.so(8): what is searched without a cache
+# ld.so(8): searched without a cache
 _DEFAULT_FOLDERS = (
     "/lib64",
     "/usr/lib64",
@@ -114,10 +114,10 @@ _DEFAULT_FOLDERS = (
 
 
 def read_nccl_net_plugins(root: Path, environment: Mapping[str, str]) -> tuple[NcclNetPlugin, ...] | Missing:
-    """The plugins in the loader's own order: LD_LIBRARY_PATH, its cache, its default folders; each once.
+    """The plugins in the loader's order: LD_LIBRARY_PATH, its cache, its default folders; each once.
 
-    A path in NCCL_NET_PLUGIN comes first. No library is loaded: which one is for libfabric is told by its strings.
-    Missing (failed, denied) if the cache is there and cannot be read: a plugin may be in it.
+    A path in NCCL_NET_PLUGIN comes first. No library is loaded: the one for libfabric is recognised by its strings.
+    Missing (failed, denied) if the cache exists but cannot be read: a plugin may be in it.
     """
     named = environment.get("NCCL_NET_PLUGIN", "")
     found = [named] if named.startswith("/") and present(root / named.lstrip("/")) else []
@@ -139,12 +139,12 @@ def _in_folder(root: Path, folder: str) -> list[str]:
 
 
 def _in_cache(root: Path) -> list[str] | Missing:
-    """The paths that end in such a name, among the strings of the cache that ldconfig wrote."""
+    """Existing paths of plugins among the strings of the loader's cache (ldconfig(8))."""
     try:
         with (root / _CACHE).open("rb") as file:
             text = file.read(_CACHE_BYTES)
     except FileNotFoundError:
-        return []  # musl, and images that were never given one
+        return []  # musl, and images without a cache
     except OSError as error:
         return missing_from(error, f"/{_CACHE}")
     paths = [match[1].decode("utf-8", "replace") for match in _CACHED.finditer(text)]
@@ -153,7 +153,7 @@ def _in_cache(root: Path) -> list[str] | Missing:
 
 def _is_for_libfabric(path: Path) -> bool | Missing:
     try:
-        # without waiting for the writer of a FIFO of that name
+        # O_NONBLOCK: a FIFO of that name would wait for its writer
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:  # noqa: PTH123 - a descriptor
             plain = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
             return plain and _LIBFABRIC in file.read(_LIBRARY_BYTES)

@@ -1,4 +1,4 @@
-"""The file systems that training uses: what they are, what room they have, which disks lie behind them."""
+"""The file systems that training uses: type, free space, and the disks behind them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gpudoctor.facts.system.sysfs import key_values, present, read_text
 
 DATA = "--data"
 WORKING_DIRECTORY = "working directory"
-# what programs write to, and where data sets and models are kept
+# where programs write, and where data sets and models are stored
 _VARIABLES = (
     *("HOME", "TMPDIR", "XDG_CACHE_HOME", "HF_HOME", "HF_HUB_CACHE", "HF_DATASETS_CACHE", "TORCH_HOME"),
     *("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "SLURM_TMPDIR", "SCRATCH"),
@@ -36,10 +36,10 @@ _CLASSES: dict[str, StorageClass] = {
     **dict.fromkeys(("tmpfs", "ramfs"), "memory"),
 }  # fmt: skip
 _OBJECT_SOURCES = re.compile(r"(?i)mountpoint-s3|s3fs|gcsfuse|juicefs|goofys|blobfuse2|rclone|geesefs")
-_LAYERS = ("lowerdir", "upperdir", "workdir", "datadir")  # long, and of no use to whoever reads it
+_LAYERS = ("lowerdir", "upperdir", "workdir", "datadir")  # long, and of no use in a report
 _MAX_OPTIONS, _MAX_OPTION = 40, 120
 _COMPAT = re.compile(r'"allow_compat_mode"\s*:\s*(true|false)')
-# what a mount answers whose server, disk or process is gone; other errors are about the name alone
+# errors of a mount whose server, disk or process is lost; other errors concern only the path
 _BROKEN = frozenset((
     errno.ESTALE, errno.EIO, errno.ENOTCONN, errno.ESHUTDOWN, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ETIMEDOUT,
     errno.ECONNREFUSED, errno.ECONNABORTED, errno.ECONNRESET, errno.EREMOTEIO, errno.ENODEV, errno.ENXIO, errno.EUCLEAN,
@@ -48,15 +48,15 @@ _AT_BOOT = ("noauto", "x-systemd.automount")
 
 
 class StorageReader:
-    """Reads the facts of storage: the question about the paths is on its way from the start, for `read` to wait for.
+    """Reads the facts of storage: the query for the paths starts at once, and `read` waits for it.
 
-    `data` are absolute paths that the user named. To be used in a `with` block, which ends the process that asks.
+    `data` are absolute paths that the user named. To be used in a `with` block, which ends the query's process.
     """
 
     def __init__(self, root: Path, environ: Mapping[str, str], data: Sequence[str] = ()) -> None:
         self._root = root
         self._environ = environ
-        # without a mount table nothing would become of the answers
+        # without a mount table the answers could not be used
         has_table = not isinstance(read_mounts(root), Missing)
         self._roles = _paths_of_interest(environ, data) if has_table else {}
         prefix = "" if root == Path("/") else str(root)
@@ -69,9 +69,9 @@ class StorageReader:
         self._question.close()
 
     def read(self) -> Storage:
-        """The facts; what does not answer within its deadline is Missing."""
+        """The facts; those of a path that does not answer within its deadline are Missing."""
         answers = self._question.answers()
-        mounts = read_mounts(self._root)  # by now: to look at a path mounts it, if autofs waits there
+        mounts = read_mounts(self._root)  # again: the query may have triggered automounts
         config = self._environ.get("CUFILE_ENV_PATH_JSON") or "/etc/cufile.json"
         return Storage(
             mounts=mounts if isinstance(mounts, Missing) else self._of_paths(mounts, answers),
@@ -101,10 +101,10 @@ class StorageReader:
                 not_mounted=next(declared_above, None),
             )
             held = self._held(mount, status)
-            # a quota of a project shows as less space below a folder: that is told apart
+            # a project quota shows as less space below a folder: keep it apart
             key = (mount.point, held.total_bytes, held.error)
             held = found.get(key, held)
-            found[key] = _with_path(held, own)
+            found[key] = replace(held, paths=(*held.paths, own))
         return tuple(found.values())
 
     def _resolved(self, path: str, status: PathStatus | Missing) -> str:
@@ -130,13 +130,13 @@ class StorageReader:
 
 
 def _paths_of_interest(environ: Mapping[str, str], data: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Path -> why it is looked at; what the user named comes first."""
+    """Path -> its roles; the paths that the user named come first."""
     found: dict[str, tuple[str, ...]] = dict.fromkeys(data, (DATA,))
     named = [(WORKING_DIRECTORY, _working_directory()), *((name, environ.get(name, "")) for name in _VARIABLES)]
     if not environ.get("TMPDIR"):
         named.append(("TMPDIR", "/tmp"))
     for role, path in named:
-        if os.path.isabs(path) and "\0" not in path:  # noqa: PTH117 - not looked at
+        if os.path.isabs(path) and "\0" not in path:  # noqa: PTH117 - only the text
             path = os.path.normpath(path)
             found[path] = (*found.get(path, ()), role)
     return found
@@ -144,7 +144,7 @@ def _paths_of_interest(environ: Mapping[str, str], data: Sequence[str]) -> dict[
 
 def _working_directory() -> str:
     try:
-        return os.getcwd()  # noqa: PTH109 - a word for the kernel, no look at the file system
+        return os.getcwd()  # noqa: PTH109 - does not access the file system
     except OSError:  # it was removed
         return ""
 
@@ -172,10 +172,6 @@ def _space(status: PathStatus | Missing) -> dict[str, Any]:
     }
 
 
-def _with_path(mount: StorageMount, path: StoragePath) -> StorageMount:
-    return replace(mount, paths=(*mount.paths, path))
-
-
 def _storage_class(mount: Mount, devices: Sequence[StorageDevice]) -> StorageClass:
     if (by_type := _CLASSES.get(mount.fs_type)) is not None:
         return by_type
@@ -197,7 +193,7 @@ def _options(mount: Mount) -> tuple[str, ...]:
 
 
 def _declared_mounts(root: Path) -> tuple[str, ...]:
-    """The places in /etc/fstab that are mounted at boot, but the root."""
+    """The mount points in /etc/fstab that are mounted at boot, without the root."""
     text = read_text(root / "etc/fstab")
     return tuple(_declared("" if isinstance(text, Missing) else text))
 
@@ -213,7 +209,7 @@ def _declared(text: str) -> Iterator[str]:
 
 
 def _lies_below(path: str, point: str, mounted: str) -> bool:
-    """Whether a path lies at or below a declared place that is itself below what is mounted there."""
+    """Whether a path is at or below a declared mount point that is itself below the mount the path is on."""
     return (path == point or path.startswith(f"{point}/")) and len(point) > len(mounted.rstrip("/"))
 
 
@@ -229,12 +225,12 @@ def _compat_mode(config: Path) -> bool | Missing:
     text = read_text(config)
     if isinstance(text, Missing):
         return text
-    # JSON with comments, which no parser takes; a line that is a comment says nothing
+    # JSON with comments, which JSON parsers reject: drop comment lines and search
     lines = (line for line in text.splitlines() if not line.lstrip().startswith("//"))
     said = _COMPAT.search("\n".join(lines))
     return said[1] == "true" if said else Missing("the file says nothing of allow_compat_mode", "absent")
 
 
 def _text(path: str) -> str:
-    """Bytes that are not UTF-8 stand as lone surrogates in it, which JSON cannot hold."""
+    """Replace lone surrogates (bytes that are not UTF-8), which JSON cannot hold."""
     return path.encode("utf-8", "replace").decode()

@@ -1,4 +1,4 @@
-"""Reading /sys and /proc: a value, or Missing with the kind that is true."""
+"""Reading /sys and /proc: a value, or Missing with the right kind."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gpudoctor.facts.model.missing import Missing
 
-# The rest (EINVAL, ENXIO, EIO ...) is what a driver answers for an attribute that it cannot give now
+# Drivers return others (EINVAL, ENXIO, EIO ...) for an attribute that is not available now
 _ABSENT = {errno.ENOENT, errno.ENOTDIR, errno.ENODEV}
 _DENIED = {errno.EACCES, errno.EPERM}
 _MAX_BYTES = 1 << 20
@@ -17,7 +17,7 @@ _MAX_DIGITS = 5  # the largest machines have some thousand CPUs
 
 
 def missing_from(error: OSError, what: str) -> Missing:
-    """The Missing for a failed read: absent where the file is not, denied without permission, else failed."""
+    """The Missing for a failed read: absent if the file does not exist, denied without permission, else failed."""
     if error.errno in _ABSENT:
         return Missing(f"{what}: not there", "absent")
     if error.errno in _DENIED:
@@ -26,12 +26,12 @@ def missing_from(error: OSError, what: str) -> Missing:
 
 
 def present(path: Path) -> bool:
-    """Whether there is anything of that name; False too where it may not be looked for."""
+    """Whether the path exists, even as a broken link; False also without permission to look."""
     return os.path.lexists(path)
 
 
 def read_text(path: Path, max_bytes: int = _MAX_BYTES) -> str | Missing:
-    """The file's text without surrounding blanks; bytes that are not UTF-8 become U+FFFD."""
+    """The file's text without surrounding whitespace; bytes that are not UTF-8 become U+FFFD."""
     try:
         with path.open("rb") as file:
             return file.read(max_bytes).decode("utf-8", "replace").strip()
@@ -40,7 +40,7 @@ def read_text(path: Path, max_bytes: int = _MAX_BYTES) -> str | Missing:
 
 
 def read_int(path: Path) -> int | Missing:
-    """The file's one number, decimal or 0x...; other text is `failed` and quoted in the reason."""
+    """The number in the file, decimal or 0x...; other text is `failed` and quoted in the reason."""
     text = read_text(path)
     if isinstance(text, Missing):
         return text
@@ -51,7 +51,7 @@ def read_int(path: Path) -> int | Missing:
 
 
 def read_match(path: Path, pattern: re.Pattern[str]) -> str | Missing:
-    """The first group of what is found in the file's text; text without it is `failed` and quoted in the reason."""
+    """The first group of the pattern's first match; text without a match is `failed` and quoted in the reason."""
     text = read_text(path)
     if isinstance(text, Missing):
         return text
@@ -68,7 +68,7 @@ def list_names(path: Path) -> tuple[str, ...] | Missing:
 
 
 def link_name(path: Path) -> str | Missing | None:
-    """The last part of what a symbolic link points to; None where there is no link."""
+    """The last component of a symbolic link's target; None if there is no link."""
     try:
         return os.path.basename(os.readlink(path))  # noqa: PTH115, PTH119 - Path would normalise the target
     except OSError as error:
@@ -78,7 +78,7 @@ def link_name(path: Path) -> str | Missing | None:
 
 
 def key_values(text: str) -> dict[str, str]:
-    """Lines `Key:  value` as /proc/meminfo and /proc/self/status have them; other lines are left out.
+    """The pairs of lines `Key:  value` as in /proc/meminfo and /proc/self/status; other lines are left out.
 
     >>> key_values("MemTotal:   16 kB")
     {'MemTotal': '16 kB'}
@@ -88,7 +88,7 @@ def key_values(text: str) -> dict[str, str]:
 
 
 def parse_cpu_list(text: str) -> frozenset[int] | None:
-    """The numbers of a kernel list such as 0-3,8; None where it is not one.
+    """The numbers in a kernel list such as 0-3,8; None if the text is not one.
 
     >>> sorted(parse_cpu_list("0-2,8"))
     [0, 1, 2, 8]
@@ -100,7 +100,7 @@ def parse_cpu_list(text: str) -> frozenset[int] | None:
         first, dash, last = part.partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()):
             return None
-        # a list from a stranger's file must not fill the memory
+        # a list from an untrusted file must not fill the memory
         if len(first) > _MAX_DIGITS or len(last) > _MAX_DIGITS:
             return None
         cpus.update(range(int(first), int(last or first) + 1))
@@ -108,7 +108,7 @@ def parse_cpu_list(text: str) -> frozenset[int] | None:
 
 
 def format_cpu_list(cpus: frozenset[int]) -> str:
-    """The kernel's way to write a set of numbers.
+    """A set of numbers as a kernel list.
 
     >>> format_cpu_list(frozenset({0, 1, 2, 8}))
     '0-2,8'

@@ -1,4 +1,4 @@
-"""Whether this is a container, a virtual machine or bare metal, and whose."""
+"""Whether this is a container, a virtual machine or bare metal, and which engine or hypervisor."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _FLAGS = re.compile(r"^flags\s*:(.*)$", re.MULTILINE)
 
 
 class Virtualization(msgspec.Struct, frozen=True):
-    """`kind` says container inside a virtual machine too; `hypervisor` is then still named."""
+    """`kind` is container also for one inside a virtual machine, whose `hypervisor` is still set."""
 
     kind: Literal["none", "vm", "container"] | Missing
     hypervisor: str | Missing
@@ -50,10 +50,7 @@ class Virtualization(msgspec.Struct, frozen=True):
 
 
 def read_virtualization(root: Path) -> Virtualization:
-    """Look for a container's marks first, then for a hypervisor's.
-
-    A hypervisor that does not give its name is "unnamed".
-    """
+    """Look for the traces of a container, then of a hypervisor. A hypervisor without a name is "unnamed"."""
     container = _container(root)
     hypervisor = _hypervisor(root)
     kind: Literal["none", "vm", "container"] | Missing
@@ -71,7 +68,7 @@ def read_virtualization(root: Path) -> Virtualization:
 
 
 def _container(root: Path) -> str | None:
-    """The engine's name, or None where nothing speaks of one."""
+    """The name of the container engine; None outside of a container."""
     variables = {**_variables(root / "proc/1/environ"), **_variables(root / "proc/self/environ")}
     if "KUBERNETES_SERVICE_HOST" in variables or present(root / "var/run/secrets/kubernetes.io"):
         return "kubernetes"
@@ -89,7 +86,7 @@ def _container(root: Path) -> str | None:
 
 
 def engine_of(cgroups: str) -> str | None:
-    """The container engine that made the control groups of a process (the text of its /proc/PID/cgroup)."""
+    """The container engine that created the control groups of a process (the text of its /proc/PID/cgroup)."""
     return next((engine for hint, engine in _CGROUP_HINTS if hint in cgroups), None)
 
 
@@ -102,11 +99,11 @@ def _variables(path: Path) -> dict[str, str]:
 
 
 def _hypervisor(root: Path) -> str | Missing | None:
-    """On x86 the CPU says whether there is one; elsewhere only the firmware's strings do."""
+    """The hypervisor's name; None on bare metal. On x86 the CPU flags decide, elsewhere only firmware strings can."""
     capabilities = read_text(root / "proc/xen/capabilities")
     if isinstance(capabilities, str) and "control_d" in capabilities:
-        return None  # the domain that owns the machine
-    # the first CPU says it all, and hundreds of them take the kernel a while to write
+        return None  # Xen's control domain (dom0)
+    # the first CPU is enough, and the kernel takes a while to write hundreds of them
     cpuinfo = read_text(root / "proc/cpuinfo", max_bytes=1 << 14)
     if isinstance(cpuinfo, Missing):
         return cpuinfo
@@ -115,7 +112,7 @@ def _hypervisor(root: Path) -> str | Missing | None:
     if flags is not None:
         return (name or _NO_NAME) if "hypervisor" in flags[1].split() else None
     product = read_text(root / "sys/class/dmi/id/product_name")
-    # clouds put their names on bare metal too (m7g.metal)
+    # clouds put their names into the firmware of bare metal too (m7g.metal)
     return None if isinstance(product, str) and ".metal" in product else name
 
 

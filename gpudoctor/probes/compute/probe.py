@@ -8,7 +8,7 @@ from statistics import median
 import msgspec
 import torch
 
-from gpudoctor.facts.model.measured_compute import ComputeRank, Gemm
+from gpudoctor.facts.model.measured_devices import ComputeRank, Gemm
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.probes.compute.exactness import fingerprints
 from gpudoctor.probes.compute.memory_pattern import check_memory

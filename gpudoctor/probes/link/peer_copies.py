@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import torch
 
-from gpudoctor.facts.model.measured_links import PeerLink
+from gpudoctor.facts.model.measured_devices import PeerLink
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.probes.runner.device import copies_ms, free_bytes, numbered, out_of_memory, power_of_two, timing_event
 from gpudoctor.probes.runner.rank import Rank

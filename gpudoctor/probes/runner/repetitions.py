@@ -8,12 +8,10 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from gpudoctor.facts.model.gpu import Fact
-from gpudoctor.facts.model.measured_burn import Series, WrongResult
-from gpudoctor.facts.model.measured_compute import ComputeRank
+from gpudoctor.facts.model.measured_devices import ComputeRank
 from gpudoctor.facts.model.measurements import Collective, Measurements, Probe, Training, TrainRank
-from gpudoctor.facts.model.missing import Missing
-from gpudoctor.facts.model.telemetry import Spread
+from gpudoctor.facts.model.missing import Fact, Missing
+from gpudoctor.facts.model.telemetry import Series, Spread, WrongResult
 from gpudoctor.probes.runner.stalls import rank_list
 
 # Drift is the last minute against the first half minute: probes.md of the design's reference, section 5.2

@@ -8,9 +8,9 @@ from typing import TypeVar
 
 import msgspec
 
-from gpudoctor.facts.model.measured_burn import Burn
 from gpudoctor.facts.model.measurements import Measurements, Probe
 from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.model.telemetry import Burn
 from gpudoctor.probes.collective.merge import merged_collectives, merged_pairs
 from gpudoctor.probes.data.merge import merged_loading
 from gpudoctor.probes.runner import messages

@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from gpudoctor.facts.model.measured_storage import ReadMethod
+from gpudoctor.facts.model.measured_data import ReadMethod
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.system.block_devices import RAM_DISK, read_devices
 from gpudoctor.facts.system.mounts import Mount, mount_of, read_mounts

@@ -8,7 +8,7 @@ from time import monotonic
 
 import msgspec
 
-from gpudoctor.facts.model.measured_storage import StorageRead
+from gpudoctor.facts.model.measured_data import StorageRead
 from gpudoctor.facts.model.missing import NOT_READ, Missing
 from gpudoctor.probes.storage.messages import (
     FilesFound,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from gpudoctor.facts.model.measured_storage import ReadMethod, StorageRate
+from gpudoctor.facts.model.measured_data import ReadMethod, StorageRate
 from gpudoctor.facts.model.missing import Missing
 
 SEQUENTIAL_BYTES = 1 << 20

@@ -13,7 +13,7 @@ from time import monotonic
 
 import msgspec
 
-from gpudoctor.facts.model.measured_storage import ReadMethod, ReadPattern
+from gpudoctor.facts.model.measured_data import ReadMethod, ReadPattern
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.probes.storage import page_cache
 from gpudoctor.probes.storage.cold import cold, held_in_ram, mount_below

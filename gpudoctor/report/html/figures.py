@@ -7,10 +7,9 @@ from functools import partial
 from xml.etree.ElementTree import Element
 
 from gpudoctor.checks.core.finding import Status
-from gpudoctor.facts.model.measured_burn import Burn, GpuCounters, Series
 from gpudoctor.facts.model.measurements import Collective, Measurements, ProbeProblem, Training
 from gpudoctor.facts.model.missing import Missing, known
-from gpudoctor.facts.model.telemetry import Telemetry
+from gpudoctor.facts.model.telemetry import Burn, GpuCounters, Series, Telemetry
 from gpudoctor.report.html.charts import Bar, lines_by_size, stacked_bars
 from gpudoctor.report.html.elements import Child, element, lines, section, table
 from gpudoctor.report.html.matrices import bandwidths

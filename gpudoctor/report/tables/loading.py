@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpudoctor.facts.model.measured_storage import StorageRead
+from gpudoctor.facts.model.measured_data import StorageRead
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.missing import known
 from gpudoctor.report.tables.table import Column, Table, cell

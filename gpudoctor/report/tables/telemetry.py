@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from gpudoctor.checks.core.under_load import event_share, percent
-from gpudoctor.facts.model.measured_burn import GpuCounters, WrongResult
-from gpudoctor.facts.model.telemetry import GpuUnderLoad, Telemetry
+from gpudoctor.facts.model.telemetry import GpuCounters, GpuUnderLoad, Telemetry, WrongResult
 from gpudoctor.report.tables.table import NOT_KNOWN, Column, Table
 from gpudoctor.units import MIB, gib_text
 

@@ -10,11 +10,10 @@ import pytest
 from gpudoctor.checks.core.finding import Status
 from gpudoctor.checks.core.runner import CheckResult
 from gpudoctor.facts.model.gpu import CallError, GpuProcess, PcieLink
-from gpudoctor.facts.model.measured_burn import Burn, GpuCounters, Series
 from gpudoctor.facts.model.measurements import Launch, Measurements, ProbeProblem, RankInfo
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import KernelEvent, KernelLog, Node
-from gpudoctor.facts.model.telemetry import GpuUnderLoad, Spread, Telemetry
+from gpudoctor.facts.model.telemetry import Burn, GpuCounters, GpuUnderLoad, Series, Spread, Telemetry
 from tests.checks.one_check import gpu, gpus, judge, uuid_of, words
 
 DRIFT, COUNTERS = "burn.drift", "burn.counters"

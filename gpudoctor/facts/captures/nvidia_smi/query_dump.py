@@ -13,8 +13,8 @@ from gpudoctor.facts.captures.nvidia_smi.query_gpu import GpuDump, gpu_from
 from gpudoctor.facts.captures.nvidia_smi.query_health import REASON_SECTIONS
 from gpudoctor.facts.captures.nvidia_smi.values import Values
 from gpudoctor.facts.model.driver import DRIVER_VERSION
-from gpudoctor.facts.model.gpu import CallError, Fact, Gpu
-from gpudoctor.facts.model.missing import NOT_READ, Missing
+from gpudoctor.facts.model.gpu import CallError, Gpu
+from gpudoctor.facts.model.missing import NOT_READ, Fact, Missing
 from gpudoctor.facts.model.node import Driver, short_bus_id
 from gpudoctor.facts.nvml.error_cost import DUMP_HANDLE, UNKNOWN, code_in_words
 
