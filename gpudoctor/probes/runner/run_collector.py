@@ -1,4 +1,4 @@
-"""What a run has brought so far, and what it adds up to."""
+"""Collects the messages of a run and turns them into measurements and problems."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from gpudoctor.probes.runner.stalls import RankState, failure_problems, rank_lis
 
 INSTALL_TORCH = "PyTorch is not installed: pip install 'gpudoctor-cli[torch]'"
 
-_TAIL_BYTES = 1 << 20  # with NCCL_DEBUG=INFO of the user's, warnings may stand far from the end
+_TAIL_BYTES = 1 << 20  # if the user set NCCL_DEBUG=INFO, warnings may be far from the end
 _LAST_LINES = 5
 _WARNINGS = 10
-_STILL_S = 1.0  # a rank that makes no move for so long hangs; one that does is only slow
+_STILL_S = 1.0  # after a timeout, a rank that makes no move for this long hangs; one that moves is only slow
 
 
 class RunCollector:
-    """Takes in the messages of one run; `measurements()` is what they amount to, finished or not."""
+    """Collects the messages of one run; `measurements()` may be called at any time, finished or not."""
 
     def __init__(
         self,
@@ -68,18 +68,18 @@ class RunCollector:
 
     @property
     def running(self) -> list[str]:
-        """The probes that some rank has begun and not all have finished; in a later repetition, with its number."""
+        """Probes that some rank has begun and not all have finished; from the second repetition on with its number."""
         return self._run_progress.running
 
     @property
     def stage(self) -> Stage:
-        """What all ranks have not yet behind them: torch, the others, or the rest."""
+        """The stage that not all ranks have completed yet: importing torch, the rendezvous, or the probes."""
         if self._method is None or any(state.phase in ("start", "import torch") for state in self._states):
             return "import"
         return "join" if isinstance(self._start_s, Missing) else "run"
 
     def waited_for(self) -> str:
-        """What goes on, in words, for whoever watches: the ranks that are behind, and how long the run has lasted."""
+        """What the run is waiting for, as text for the user: the ranks that are behind, and the time elapsed."""
         self._look()
         passed = f"{time.monotonic() - self._began:.0f} s"
         if self._method is None:
@@ -91,7 +91,7 @@ class RunCollector:
 
     @property
     def broken(self) -> bool:
-        """Whether the run cannot come to its end any more, or is at it."""
+        """Whether the run can no longer complete, or has completed."""
         return (
             self._starter_ended
             or self._cannot_start is not None
@@ -102,7 +102,7 @@ class RunCollector:
         )
 
     def take(self, rank: int, message: messages.AnyMessage) -> None:
-        """Take in one message of a rank, or of the starter of rank n (-1 - n)."""
+        """Process one message of a rank, or of the starter of rank n (-1 - n)."""
         match message:
             case messages.Phase(probe=probe, text=text):
                 self._enter(self._states[rank], probe, text)
@@ -134,14 +134,14 @@ class RunCollector:
                 self._no_torch = message
 
     def garbled(self, rank: int) -> None:
-        """A line could not be read: whatever the process does now, its figures are not to be had."""
+        """Note that a line could not be parsed: this process's figures are lost, whatever it does next."""
         if rank < 0:
             self._starter_ended = True
         elif self._states[rank].trouble is None:
             self._states[rank].trouble = messages.RankFailure("error", "its report could not be read", blocked=False)
 
     def pipe_ended(self, rank: int) -> None:
-        """A process closed its pipe: it is gone, or nearly."""
+        """Note that a process closed its pipe: it has ended, or is about to."""
         lost = [state for state in map(self._states.__getitem__, self._started_by(rank)) if state.status is None]
         if rank < 0 and lost:
             self._starter_ended = True
@@ -150,13 +150,13 @@ class RunCollector:
                 state.trouble = state.trouble or messages.RankFailure("error", text, blocked=False)
 
     def _started_by(self, source: int) -> list[int]:
-        """The ranks of a starter: all of them, but one where an engine has started a process for each."""
+        """The ranks of a starter: all of them, or one if a launch engine started one process per rank."""
         if source >= 0:
             return []
         return [-1 - source] if self._plan.engine else list(range(self._plan.ranks))
 
     def time_out(self, limit_s: float) -> None:
-        """Note which ranks hang; to be called while the ranks are still as they were."""
+        """Note which ranks hang; to be called before any of them is ended."""
         self._look()
         if self._method is None:
             text = f"importing torch did not end within {limit_s:g} s"
@@ -170,7 +170,7 @@ class RunCollector:
         self._problems += failure_problems(self._states) or (problem,)
 
     def conclude(self) -> None:
-        """Note why the run ended early, if it did; to be called before the ranks are ended."""
+        """Note why the run ended early, if it did; to be called before any rank is ended."""
         self._look()
         if self._problems or self._no_torch is not None or self._cannot_run is not None:
             return
@@ -187,13 +187,13 @@ class RunCollector:
             self._problems.append(ProbeProblem("launch", "crash", text, phase="start", output=output))
 
     def note_stuck(self, stuck: bool) -> None:
-        """Report that a process could not be ended: the mark of a driver that hangs."""
+        """Report that a process could not be ended, which is typical of a hanging driver."""
         if stuck:
             text = "a rank could not be ended by SIGKILL: it is stuck in the kernel, most likely in the GPU driver"
             self._problems.append(ProbeProblem("launch", "timeout", text, phase="end"))
 
     def measurements(self) -> Measurements:
-        """Everything that was learnt."""
+        """All measurements so far, with the problems and the reasons for what is missing."""
         found = self._run_progress.measured()
         have: dict[Probe, bool] = {
             "collective": bool(found.collectives),
@@ -252,12 +252,12 @@ class RunCollector:
         views = [self._views[rank] for rank in sorted(self._views)]
         if self._plan.backend == "gloo":
             return views[0]
-        # Each rank was given its GPU by UUID, and for link copies the others too: torch sees what all of them saw.
+        # Each rank sees its own GPU by UUID, and for link copies the others too: merge what the ranks saw.
         unread = [view.visible_uuids for view in views if isinstance(view.visible_uuids, Missing)]
         opened = [uuid for view in views if not isinstance(view.visible_uuids, Missing) for uuid in view.visible_uuids]
         seen = tuple(dict.fromkeys(opened))
         counts = [view.device_count for view in views]
-        # without UUIDs: each saw its own, or one saw what all did
+        # without UUIDs: each rank saw its own GPU, or all ranks saw the same ones
         count = max(counts) if max(counts) > 1 else sum(counts)
         return TorchView(
             torch=views[0].torch,
@@ -303,7 +303,7 @@ class RunCollector:
 
 
 def nothing_started(plan: ProbePlan, why: str) -> Measurements:
-    """The measurements if this machine could not start a single rank."""
+    """The measurements of a run that could not start a single rank."""
     text = f"no rank could be started: {why}"
     not_run: dict[str, Missing] = {probe: Missing("not asked for") for probe in PROBES if probe not in plan.probes}
     for name in ("torch", *plan.probes):
@@ -313,7 +313,7 @@ def nothing_started(plan: ProbePlan, why: str) -> Measurements:
 
 
 def _stopped(pid: int) -> bool:
-    """Whether somebody has stopped the process; proc(5), the third field of stat."""
+    """Whether a signal has stopped the process; proc(5), the third field of stat."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][:1] in ("T", "t")
     except OSError:
@@ -321,7 +321,7 @@ def _stopped(pid: int) -> bool:
 
 
 def _evidence(path: Path) -> tuple[str, ...]:
-    """NCCL's warnings, errors of CUDA, and the last lines of what a process wrote; empty where it wrote nothing."""
+    """NCCL's warnings, CUDA errors and the last lines of a process's output; empty if it wrote nothing."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))

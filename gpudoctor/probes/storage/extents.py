@@ -1,4 +1,4 @@
-"""Whether a file's bytes lie on a disk: no disk is asked for holes, nor for room that was only set aside."""
+"""Whether a file's bytes are on a disk: reading holes or merely preallocated space does not touch the disk."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import struct
 from collections.abc import Iterator
 from itertools import islice
 
-_STAT_BLOCK_BYTES = 512  # stat(2): whatever the file system's own blocks are
-_MOST_EXTENTS = 1000  # of one file
+_STAT_BLOCK_BYTES = 512  # unit of st_blocks whatever the file system's block size; stat(2)
+_MOST_EXTENTS = 1000  # examined of one file
 # linux/fiemap.h: the ioctl, `struct fiemap`, `struct fiemap_extent`, and two of its flags
 _FIEMAP = 0xC020660B
 _QUESTION = struct.Struct("=QQIIII")
@@ -20,9 +20,9 @@ _EXTENTS_A_CALL = 200
 
 
 def mostly_holes(path: str, of_file: os.stat_result) -> bool:
-    """Whether more of a file is holes, or room that fallocate(2) has set aside, than data. Raise OSError.
+    """Whether more than half of a file is holes or space preallocated by fallocate(2). Raises OSError.
 
-    A file system that tells no extents (NFS, FUSE) is believed if the file takes half its size on the disk.
+    On a file system that reports no extents (NFS, FUSE), a file that occupies half its size on disk counts as data.
     """
     size = of_file.st_size
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -48,7 +48,7 @@ def _is_mostly_holes(written: Iterator[tuple[int, int]], size: int) -> bool:
 
 
 def _told_by_fiemap(descriptor: int, size: int) -> Iterator[tuple[int, int]]:
-    """Where data begins and ends, less what was never written. Raise OSError if the file system has no such answer."""
+    """Begin and end of each extent of written data. Raises OSError if the file system does not support FIEMAP."""
     begin = 0
     while begin < size:
         answer = bytearray(_QUESTION.size + _EXTENTS_A_CALL * _EXTENT.size)
@@ -73,7 +73,7 @@ def _told_by_lseek(descriptor: int) -> Iterator[tuple[int, int]]:
             begin = os.lseek(descriptor, end, os.SEEK_DATA)
             end = os.lseek(descriptor, begin, os.SEEK_HOLE)
         except OSError as error:
-            if error.errno != errno.ENXIO:  # no data from there on; a file system that knows of no holes says otherwise
+            if error.errno != errno.ENXIO:  # ENXIO: no more data; other errors: SEEK_DATA is not supported
                 raise
             return
         yield begin, end

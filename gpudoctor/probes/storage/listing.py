@@ -1,4 +1,4 @@
-"""The user's own files below a path: which of them are read. Nothing is opened for writing."""
+"""Selects the user's files to read below a path. Nothing is opened for writing."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ _FILES_S = 3.0
 
 
 class DataFile(msgspec.Struct, frozen=True):
-    """A file as readers open it, and its size."""
+    """The path by which readers open a file, and its size."""
 
     path: str
     size_bytes: int
 
 
 class Listing(msgspec.Struct):
-    """Files to read, and what was met beside them.
+    """Files to read, and what else was found.
 
-    `empty`: files of 0 bytes. `small`, `holes`, `elsewhere`: whether there were files too small, files that are mostly
-    holes, or folders and files of other file systems. `refused`: what one answered that may not be read.
+    `empty`: number of files of 0 bytes. `small`, `holes`, `elsewhere`: whether there were files too small, files that
+    are mostly holes, or folders and files on other file systems. `refused`: the error of a path that is not readable.
     """
 
     files: list[DataFile] = msgspec.field(default_factory=list)
@@ -41,7 +41,7 @@ class Listing(msgspec.Struct):
     refused: str | None = None
 
     def left_out(self, least_bytes: int) -> tuple[str, ...]:
-        """What was met that is not read, and why."""
+        """What was found but is not read, and why."""
         reasons = (
             (self.small, f"files there are smaller than {short_size(least_bytes)}"),
             (self.empty > 0, "files there have 0 bytes"),
@@ -57,11 +57,11 @@ class Listing(msgspec.Struct):
 
 
 def listed(paths: Iterable[str], least_bytes: int = 1) -> Listing:
-    """Regular files at and below these paths, each on its path's own file system, evenly over at most 50 000 names.
+    """Regular files at and below these paths, on the same file system as each path, evenly over at most 50 000 names.
 
-    Looks for 5 seconds and gives 4096 files at most. Links are followed, since caches of models and data sets are made
-    of them; a file of several names counts once: read by its second name it would come from the page cache. Raise
-    OSError if a path cannot be looked up.
+    Takes at most 5 seconds and returns at most 4096 files. Links are followed, since caches of models and data sets
+    consist of them. A file with several names counts once: read by its second name it would come from the page cache.
+    Raises OSError if a path cannot be looked up.
     """
     found = Listing()
     names = _names(paths, found)
@@ -78,12 +78,12 @@ def listed(paths: Iterable[str], least_bytes: int = 1) -> Listing:
 
 
 def _names(paths: Iterable[str], found: Listing) -> list[tuple[str, int]]:
-    """Names and devices, breadth first, so that a limit leaves out what lies deepest."""
+    """Names and devices, breadth first, so that a limit omits the deepest ones."""
     names: list[tuple[str, int]] = []
     folders: deque[tuple[str, int]] = deque()
     seen: set[tuple[int, int]] = set()
     for path in paths:
-        top = os.stat(path)  # noqa: PTH116 - many of them: as plain as can be
+        top = os.stat(path)  # noqa: PTH116 - pathlib is slow for many paths
         (folders if stat.S_ISDIR(top.st_mode) else names).append((path, top.st_dev))
         seen.add((top.st_dev, top.st_ino))
     give_up_s = monotonic() + _NAMES_S
@@ -102,13 +102,13 @@ def _names(paths: Iterable[str], found: Listing) -> list[tuple[str, int]]:
                     elif below not in seen:
                         seen.add(below)
                         folders.append((entry.path, device))
-        except OSError as error:  # this folder is not for us, or gone; others may be
+        except OSError as error:  # this folder is not readable, or has vanished; others may be readable
             found.refused = error.strerror or str(error)
     return names
 
 
 def _folder(entry: os.DirEntry[str]) -> tuple[int, int] | None:
-    """Device and inode of a folder; None of anything else, links that lead nowhere included."""
+    """Device and inode of a folder; None for anything else, including dangling links."""
     try:
         if not entry.is_dir():
             return None
@@ -119,7 +119,7 @@ def _folder(entry: os.DirEntry[str]) -> tuple[int, int] | None:
 
 
 def _take(path: str, device: int, least_bytes: int, seen: set[tuple[int, int]], found: Listing) -> None:
-    """Add a file to what was found, or why it is not read. Raise OSError."""
+    """Add a file to the listing, or note why it is not read. Raises OSError."""
     file = os.stat(path)  # noqa: PTH116
     if not stat.S_ISREG(file.st_mode):
         return

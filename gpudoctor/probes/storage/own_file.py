@@ -1,4 +1,4 @@
-"""A file without a name, made to be read if the user names none."""
+"""Creates an unnamed file to read, if the user names no data."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SHARE_OF_FREE = 20
 
 
 class NothingToReadError(Exception):
-    """There is no file to read, and none could be made; the text says why. `tried`: it was tried and went wrong."""
+    """There is no file to read; the text gives the reason. `tried`: creating one was attempted and failed."""
 
     def __init__(self, text: str, *, tried: bool = False) -> None:
         super().__init__(text)
@@ -25,9 +25,9 @@ class NothingToReadError(Exception):
 
 
 def made_in(folder: str) -> DataFile:
-    """A new file without a name, of up to 512 MiB of noise, on the disk by now: it is gone with this process.
+    """Create an unnamed file of up to 512 MiB of random bytes, synced to disk, which disappears with this process.
 
-    Written for 4 seconds at most, and at most a twentieth of what is free. Raise OSError, NothingToReadError.
+    Writes for at most 4 seconds, and at most a twentieth of the free space. Raises OSError, NothingToReadError.
     """
     try:
         space = os.statvfs(folder)
@@ -52,18 +52,18 @@ def made_in(folder: str) -> DataFile:
 def _without_name(folder: str) -> int:
     try:
         return os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
-    except OSError:  # NFS, FUSE, old kernels
+    except OSError:  # NFS, FUSE and old kernels have no O_TMPFILE
         descriptor, path = tempfile.mkstemp(prefix=".gpudoctor-", dir=folder)
         os.unlink(path)  # noqa: PTH108
         return descriptor
 
 
 def _fill(descriptor: int, size_bytes: int) -> int:
-    """Write noise, on the disk after each 32 MiB: nothing is left to be written while it is read. Raise OSError."""
-    noise = os.urandom(_SYNC_BYTES)  # no disk makes it smaller
+    """Write random bytes, synced after each 32 MiB so that nothing is written back during reads. Raises OSError."""
+    noise = os.urandom(_SYNC_BYTES)  # incompressible
     written, give_up_s = 0, monotonic() + _WRITE_S
     while written < size_bytes and monotonic() < give_up_s:
-        # begun elsewhere each time: no two pieces are alike
+        # rotated each time, so that no two pieces are equal
         turn = written // _SYNC_BYTES * 4099
         write_all(descriptor, noise[turn:] + noise[:turn])
         os.fdatasync(descriptor)

@@ -1,6 +1,6 @@
-"""The process that reads one path: it lists or makes files, has readers read them, and says what it finds on the way.
+"""The process that reads one path: it lists or creates files, starts readers, and reports each result.
 
-A path that hangs holds this process alone; whoever waits for it ends it with its readers.
+A path that hangs blocks only this process; the parent ends it with its readers.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from gpudoctor.process.pipes import write_all
 from gpudoctor.units import short_size
 
 _PATTERNS: tuple[ReadPattern, ...] = ("sequential", "random")
-_MOST_WAIT_S = 3.0  # for one read of each of the readers, if they share what one reader got
-_LEAST_FILE_BYTES = 4096  # below a page there is nothing to read
+_MOST_WAIT_S = 3.0  # estimate for one read by each reader, if they share the bandwidth that one reader got
+_LEAST_FILE_BYTES = 4096  # files smaller than a page are not worth measuring
 _CACHED_BYTES = 64 << 20
 _OPENS_S = 0.3
 
 
 def begin(descriptor: str, order: str) -> None:
-    """Read as the order (JSON) says, and answer on the pipe. Ends the process."""
+    """Execute the order (JSON) and answer on the pipe. Ends the process."""
     asked = msgspec.json.decode(order, type=ReadOrder)
 
     def say(answer: ReadAnswer) -> None:
@@ -55,7 +55,7 @@ def begin(descriptor: str, order: str) -> None:
     try:
         _read(asked, say)
     except (NothingToReadError, ReadersStuckError) as error:
-        # a name that is not UTF-8 has lone surrogates, which no JSON takes
+        # a name that is not UTF-8 has lone surrogates, which JSON cannot represent
         words = str(error).encode("utf-8", "replace").decode()
         untried = isinstance(error, NothingToReadError) and not error.tried
         say(ReadFailure(Missing(words, "absent" if untried else "failed")))
@@ -94,7 +94,7 @@ def _read(order: ReadOrder, say: Callable[[ReadAnswer], None]) -> None:
             if method == "dropped":
                 page_cache.drop(file.path for file in files)
                 stayed.append(page_cache.resident_share(witness))
-            # another beginning each time: what the last measurement read may lie in a cache of the disk or server
+            # start elsewhere each time: what the last measurement read may be in a cache of the disk or server
             at = len(pieces) * (turn * len(order.readers) + step) // (2 * len(order.readers))
             shifted = [*pieces[at:], *pieces[:at]]
             rate = read_at_once(files, shifted, pattern, readers, method, order.seconds, order.most_bytes)
@@ -119,7 +119,7 @@ def _to_read(path: str, say: Callable[[ReadAnswer], None]) -> list[DataFile]:
 
 
 def _method(file: DataFile) -> ReadMethod:
-    """Whether a read with O_DIRECT comes back; many file systems take the flag and then no read. Raise OSError."""
+    """ "direct" if a read with O_DIRECT works; many file systems accept the flag but no such read. Raises OSError."""
     try:
         descriptor = os.open(file.path, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
     except OSError as error:
@@ -136,15 +136,15 @@ def _method(file: DataFile) -> ReadMethod:
 
 
 def _cached_gb_s(path: str) -> float | Missing:
-    """One reader's rate for what it has just read: what a second epoch gets if the data fits into RAM."""
+    """One reader's rate for data it has just read, which a second epoch gets if the data fits into RAM."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError as error:  # it vanished
+    except OSError as error:  # the file has vanished
         return Missing(f"opening it again: {error.strerror or error}", "failed")
     try:
         size = min(os.fstat(descriptor).st_size, _CACHED_BYTES)
         buffer = bytearray(min(size, 1 << 20))
-        # into the cache first, as much as comes in a second
+        # fill the cache first, for at most a second
         give_up_s, offset = monotonic() + 1.0, 0
         while offset < size and monotonic() < give_up_s:
             offset += os.preadv(descriptor, [buffer], offset) or size

@@ -1,4 +1,4 @@
-"""DistributedDataParallel; gradient accumulation under it (four small batches, one step); ZeRO stage 1 with it."""
+"""DistributedDataParallel: plain, with gradient accumulation (four micro-batches per step), and with ZeRO stage 1."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SPOILT_BEFORE = 4
 
 
 def run_ddp(rank: Rank, bench: Bench) -> None:
-    """Train with the rank's part of the batch at once, then in micro-batches."""
+    """Train with the rank's part of the batch as a whole, then in micro-batches."""
     _train(rank, bench, "ddp", 1)
     _train(rank, bench, "ddp-accumulation", MICRO_BATCHES)
 
@@ -36,7 +36,7 @@ def _train(rank: Rank, bench: Bench, name: str, micro_batches: int) -> None:
         loss = torch.zeros((), device=rank.device)
         for micro in range(micro_batches):
             tokens, targets = bench.part(number, rank.number * micro_batches + micro, rank.world_size * micro_batches)
-            # gradients are exchanged once, with the last micro-batch
+            # gradients are exchanged only once, with the last micro-batch
             with nullcontext() if micro == micro_batches - 1 else ddp.no_sync():
                 part = loss_of(ddp(tokens), targets) / micro_batches
                 torch.autograd.backward(part)
@@ -65,6 +65,6 @@ def run_zero1(rank: Rank, bench: Bench) -> None:
 
 
 def wrapped(rank: Rank, model: torch.nn.Module) -> DistributedDataParallel:
-    """The model in DDP; the gradients are views of the buckets, so that they are there once."""
+    """The model in DDP; gradients are views of the buckets, so they are stored only once."""
     devices = [0] if rank.on_gpu else None
     return DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True)
