@@ -61,6 +61,7 @@ def test_a_rank_with_other_weights_shows_in_its_checksum(three_faults: Measureme
         ("slow-rank=1:1", "a number over 1"),
         ("hang-rank=0:lunch", "known: join, all_reduce"),
         ("hang-rank=x:train", "hang-rank=RANK:PHASE"),
+        pytest.param(f"hang-rank={'1' * 5000}:train", "hang-rank=RANK:PHASE", id="more digits than int() takes"),
         ("wrong-sum=0:now", "wrong-sum=RANK"),
         ("wrong-sum=2", "ranks 0 to 1"),
         ("oom=1:train", "oom=RANK"),

@@ -47,7 +47,8 @@ def chosen_files(paths: Iterable[str]) -> DataFiles | Missing:
     chosen = tuple((file.path, file.size_bytes) for file in found.files if _is_text(file.path))
     if chosen:
         return DataFiles(chosen, empty=found.empty)
-    return Missing(f"what --data names holds nothing to load: {found.why_none(1)}", "failed")
+    why = "names of files there are not UTF-8" if found.files else found.why_none(1)
+    return Missing(f"what --data names holds nothing to load: {why}", "failed")
 
 
 def made_files(folder: Path) -> DataFiles | Missing:

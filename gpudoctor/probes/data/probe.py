@@ -87,7 +87,8 @@ def _loading(rank: Rank, files: DataFiles, perhaps_in_ram: Missing | None) -> Da
     return DataLoading(
         device="cuda" if rank.on_gpu else "cpu",
         world_size=rank.world_size,
-        paths=() if files.made else rank.job.data,
+        # JSON cannot represent a name that is not UTF-8
+        paths=() if files.made else tuple(path.encode("utf-8", "replace").decode() for path in rank.job.data),
         files=len(files.files),
         batch=BATCH,
         sample_bytes=files.mean_sample_bytes,

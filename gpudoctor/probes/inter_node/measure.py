@@ -1,4 +1,7 @@
-"""One rank while nodes are measured against each other: it joins one process group after the other."""
+"""One rank while nodes are measured against each other: it joins one process group after the other.
+
+Every exception becomes an answer, since a rank that just died would not give its reason.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from gpudoctor.probes.inter_node.rank import AllReduceTimes, InterNodeFailure, Opened, Rendezvous
-from gpudoctor.probes.runner.torch_errors import FAILURES, in_one_line, too_old
+from gpudoctor.probes.runner.torch_errors import in_one_line, too_old
 
 _OPERATIONS = {"nccl": 4, "gloo": 1}  # per timing, so that launching and waiting for a GPU is a small part of it
 _FEWEST_TIMES, _MOST_TIMES = 2, 20
@@ -44,14 +47,14 @@ class InterNodeRank:
             listener = _listening(self._address)
         except OSError as error:
             return InterNodeFailure(f"its address {self._address} cannot be listened on: {error.strerror or error}")
-        except FAILURES as error:
+        except Exception as error:  # noqa: BLE001 - see above
             return InterNodeFailure(in_one_line(error))
         try:
             port = listener.getsockname()[1]
             self._store = _dist.TCPStore(
                 self._address, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
             )
-        except FAILURES as error:
+        except Exception as error:  # noqa: BLE001 - see above
             return InterNodeFailure(in_one_line(error))
         return Opened(int(self._store.port), str(torch.__version__))
 
@@ -61,7 +64,7 @@ class InterNodeRank:
             self._join(rendezvous)
             times = self._measure(rendezvous)
             dist.destroy_process_group()
-        except FAILURES as error:
+        except Exception as error:  # noqa: BLE001 - see above
             return InterNodeFailure(in_one_line(error))
         return times
 

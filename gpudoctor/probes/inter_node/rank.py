@@ -65,7 +65,7 @@ def run_inter_node_rank(answers: str) -> NoReturn:
     own_stdout_to_stderr()
     try:
         from gpudoctor.probes.inter_node.measure import InterNodeRank
-    except (ImportError, OSError) as error:
+    except Exception as error:  # noqa: BLE001 - a broken installation of torch may raise anything
         name = getattr(error, "name", None)
         text = "PyTorch is not installed" if name == "torch" else f"PyTorch does not load: {error}"
         _send(fd, InterNodeFailure(text.splitlines()[0], absent=True))

@@ -87,5 +87,5 @@ def _tasks_per_node(text: str) -> list[int]:
 
 
 def number_of(text: str | None) -> int | None:
-    """The number in an engine's variable; None if it is unset, not a number, or longer than 10 digits."""
+    """The number in a text, such as an engine's variable; None if it is not a number of at most 10 digits."""
     return int(text) if text is not None and text.isascii() and text.isdigit() and len(text) <= 10 else None

@@ -10,7 +10,7 @@ import msgspec
 from gpudoctor.errors import UserError
 from gpudoctor.facts.model.measurements import Device, Probe
 from gpudoctor.probes.plan_verification.messages import VerificationOrder
-from gpudoctor.probes.runner.launch_engine import Engine
+from gpudoctor.probes.runner.launch_engine import Engine, number_of
 
 InjectionKind = Literal[
     "hang-rank",
@@ -131,9 +131,9 @@ def parse_injection(text: str, ranks: int) -> Injection:
     number, colon, detail = rest.partition(":")
     shape = _SHAPES[kind]
     well_formed = shape == "[FACTOR]" or bool(colon) == (shape is not None)
-    if not equals or not (number.isascii() and number.isdigit()) or not well_formed:
+    rank = number_of(number)
+    if not equals or rank is None or not well_formed:
         raise UserError(f"--inject {text}: write it as {_spelling(kind)}")
-    rank = int(number)
     if rank >= ranks:
         raise UserError(f"--inject {text}: there is no rank {rank}; this run has ranks 0 to {ranks - 1}")
     if shape == "PHASE" and detail not in _PHASES:

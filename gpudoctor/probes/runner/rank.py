@@ -23,7 +23,7 @@ from gpudoctor.probes.runner import messages
 from gpudoctor.probes.runner.messages import RankJob, Where
 from gpudoctor.probes.runner.plan import Injection, InjectionKind
 from gpudoctor.probes.runner.progress_board import ProgressBoard
-from gpudoctor.probes.runner.torch_errors import FAILURES, UnusableTorchError, require_usable, torch_view, trouble
+from gpudoctor.probes.runner.torch_errors import UnusableTorchError, require_usable, torch_view, trouble
 from gpudoctor.process.ending import leave, send_signal
 from gpudoctor.process.pipes import write_all
 
@@ -157,7 +157,7 @@ def run_rank(order: dict[str, Any]) -> NoReturn:
     except UnusableTorchError as error:
         rank.send(messages.UnusableTorch(str(error)))
         leave()
-    except FAILURES as error:
+    except Exception as error:  # noqa: BLE001 - a rank that just died would be blamed on its GPU
         traceback.print_exc()
         rank.send(trouble(error, rank.waiting))
         leave(1)

@@ -107,22 +107,6 @@ def require_usable(rank: Rank, view: TorchView) -> None:
         raise UnusableTorchError(text) from error
 
 
-# What torch raises, and what our code raises on a torch that differs from the ones we know. All of it is sent
-# to the parent, since a rank that just dies would be blamed on its GPU.
-FAILURES = (
-    RuntimeError,
-    ValueError,
-    OSError,
-    ImportError,
-    AttributeError,
-    TypeError,
-    LookupError,
-    ArithmeticError,
-    AssertionError,
-    MemoryError,
-    torch.cuda.DeferredCudaCallError,
-)
-
 _OF_OTHERS_MIB = 2000.0  # the driver itself keeps up to 1.5 GB
 _OF_CUDA_MIB = 3000.0  # what the CUDA context and NCCL hold besides torch's allocator, if the error does not state it
 _OWN_USE = re.compile(r"this process has ([0-9.]+) (MiB|GiB) memory in use")

@@ -15,7 +15,7 @@ from gpudoctor.facts.model.missing import Missing
 from gpudoctor.probes.runner.error_texts import meaning_of
 from gpudoctor.probes.runner.messages import StrategyLeftOut, StrategyShared
 from gpudoctor.probes.runner.rank import Rank
-from gpudoctor.probes.runner.torch_errors import FAILURES, in_one_line
+from gpudoctor.probes.runner.torch_errors import in_one_line
 from gpudoctor.probes.strategies.bench import Bench
 from gpudoctor.probes.strategies.checkpointing import run_checkpointing
 from gpudoctor.probes.strategies.ddp import run_ddp, run_zero1
@@ -70,7 +70,7 @@ def run_strategies(rank: Rank) -> None:
             lacking: Missing | None = None
             try:
                 strategy.run(rank, bench)
-            except FAILURES as failure:
+            except Exception as failure:  # whatever it is, the other strategies can still run
                 error, lacking = failure, _own_failure(rank, failure)
                 if lacking is None:
                     raise
