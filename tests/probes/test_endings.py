@@ -389,8 +389,10 @@ def test_an_exception_of_any_class_in_a_rank_is_no_crash_of_its_gpu(
 
 
 def test_one_rank_has_nobody_to_reduce_with_but_can_train() -> None:
-    found = measure(ProbePlan("gloo", ranks=1))
-    assert found.not_run["collective"].reason == "one rank has nobody to reduce with"
+    found = measure(ProbePlan("gloo", ranks=1, probes=("collective", "train", "strategy")))
+    assert found.not_run["collective"] == Missing("one rank has nobody to reduce with")
+    assert found.not_run["strategy"] == Missing("one rank has nobody to divide the work with")
+    assert found.strategies is None
     assert found.training is not None
     first, last = found.training.ranks[0].loss_first, found.training.ranks[0].loss_last
     assert first is not None

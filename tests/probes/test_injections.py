@@ -26,7 +26,7 @@ def test_the_factor_of_slow_data_may_be_left_out(text: str, factor: float | None
 @pytest.fixture(scope="module")
 def three_faults() -> Measurements:
     """Faults that do not meddle with one another, in one run."""
-    return measure(ProbePlan("gloo", ranks=2, inject=("wrong-sum=0", "slow-rank=1:4", "desync=1")))
+    return measure(ProbePlan("gloo", ranks=2, inject=("wrong-sum=0", "slow-rank=1:3", "desync=1")))
 
 
 def test_wrong_sums_are_pinned_on_the_rank_that_has_them(three_faults: Measurements) -> None:

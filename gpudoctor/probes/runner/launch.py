@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from gpudoctor.facts.model.measurements import Measurements
+from gpudoctor.facts.model.measurements import PROBES, Measurements, ProbeProblem
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.system.path_status import ask_paths
 from gpudoctor.probes.runner.deadlines import Limits
@@ -26,7 +26,7 @@ from gpudoctor.probes.runner.messages import AnyMessage, RankJob
 from gpudoctor.probes.runner.plan import ProbePlan, checked, injections_of
 from gpudoctor.probes.runner.progress_board import ProgressBoard
 from gpudoctor.probes.runner.rank_starter_client import end, order_for, start
-from gpudoctor.probes.runner.run_collector import RunCollector, nothing_started
+from gpudoctor.probes.runner.run_collector import RunCollector
 from gpudoctor.process.pipes import LineReader, ready
 from gpudoctor.process.spawn import Child
 
@@ -95,7 +95,7 @@ def run_probes(
             collector.note_stuck(children.stuck)
             return collector.measurements()
     except _CannotStartError as error:
-        return nothing_started(plan, str(error))
+        return _nothing_started(plan, str(error))
 
 
 def _job_of(plan: ProbePlan, folder: Path, limits: Limits) -> RankJob:
@@ -271,3 +271,13 @@ def _watch(
                 collector.take(rank, message)
                 if on_message is not None:
                     on_message(rank, message)
+
+
+def _nothing_started(plan: ProbePlan, why: str) -> Measurements:
+    """The measurements of a run that could not start a single rank."""
+    text = f"no rank could be started: {why}"
+    not_run: dict[str, Missing] = {probe: Missing("not asked for") for probe in PROBES if probe not in plan.probes}
+    for name in ("torch", *plan.probes):
+        not_run[name] = Missing(text, "failed")
+    problem = ProbeProblem("launch", "error", text, phase="start")
+    return Measurements(problems=(problem,), not_run=not_run, injected=plan.inject)

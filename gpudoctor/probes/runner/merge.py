@@ -1,13 +1,13 @@
-"""Merges the train samples of all ranks: pure functions, without torch."""
+"""Merges what all ranks report of torch and of their training: pure functions, without torch."""
 
 from __future__ import annotations
 
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
-from gpudoctor.facts.model.measurements import BucketStep, Device, Training, TrainRank
+from gpudoctor.facts.model.measurements import BucketStep, Device, TorchView, Training, TrainRank
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.probes.runner.messages import TrainSample
 
@@ -18,6 +18,31 @@ INVARIANT_MS = 0.3
 
 _NOT_MEASURED = Missing("not measured", "failed")
 _ENDS = 3  # losses averaged at the beginning and at the end
+
+
+def merged_torch_view(views: Mapping[int, TorchView], backend: Literal["nccl", "gloo"]) -> TorchView | None:
+    """The view of torch in all ranks, by rank; None if no rank has reported one.
+
+    A GPU rank sees its own GPU by UUID, and for link copies the others too, so what the ranks saw is merged.
+    """
+    row = [views[rank] for rank in sorted(views)]
+    if not row or backend == "gloo":
+        return row[0] if row else None
+    unread = [view.visible_uuids for view in row if isinstance(view.visible_uuids, Missing)]
+    opened = [uuid for view in row if not isinstance(view.visible_uuids, Missing) for uuid in view.visible_uuids]
+    seen = tuple(dict.fromkeys(opened))
+    counts = [view.device_count for view in row]
+    # without UUIDs: each rank saw its own GPU, or all ranks saw the same ones
+    count = max(counts) if max(counts) > 1 else sum(counts)
+    return TorchView(
+        torch=row[0].torch,
+        cuda=row[0].cuda,
+        nccl=row[0].nccl,
+        cuda_available=all(view.cuda_available for view in row),
+        device_count=len(seen) if seen and not unread else count,
+        visible_uuids=unread[0] if unread else seen,
+        error=next((view.error for view in row if view.error is not None), None),
+    )
 
 
 def merged_training(samples: Mapping[int, TrainSample], world_size: int, device: Device) -> Training | None:

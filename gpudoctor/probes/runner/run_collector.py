@@ -10,7 +10,6 @@ from pathlib import Path
 import msgspec
 
 from gpudoctor.facts.model.measurements import (
-    PROBES,
     Launch,
     Measurements,
     Probe,
@@ -21,6 +20,7 @@ from gpudoctor.facts.model.measurements import (
 from gpudoctor.facts.model.missing import NOT_READ, Missing
 from gpudoctor.probes.runner import messages
 from gpudoctor.probes.runner.deadlines import Stage
+from gpudoctor.probes.runner.merge import merged_torch_view
 from gpudoctor.probes.runner.plan import ProbePlan
 from gpudoctor.probes.runner.progress_board import ProgressBoard
 from gpudoctor.probes.runner.run_progress import RunProgress
@@ -206,7 +206,7 @@ class RunCollector:
         return msgspec.structs.replace(
             found,
             launch=self._launch(),
-            torch_view=self._torch_view(),
+            torch_view=merged_torch_view(self._views, self._plan.backend),
             problems=tuple(self._problems),
             not_run=self._not_run(have) | found.not_run | self._not_offered,
             injected=self._plan.inject,
@@ -246,34 +246,11 @@ class RunCollector:
         total_s = time.monotonic() - self._began
         return Launch(self._plan.backend, self._plan.ranks, ranks, self._method, self._start_s, total_s, self._import_s)
 
-    def _torch_view(self) -> TorchView | None:
-        if not self._views:
-            return None
-        views = [self._views[rank] for rank in sorted(self._views)]
-        if self._plan.backend == "gloo":
-            return views[0]
-        # Each rank sees its own GPU by UUID, and for link copies the others too: merge what the ranks saw.
-        unread = [view.visible_uuids for view in views if isinstance(view.visible_uuids, Missing)]
-        opened = [uuid for view in views if not isinstance(view.visible_uuids, Missing) for uuid in view.visible_uuids]
-        seen = tuple(dict.fromkeys(opened))
-        counts = [view.device_count for view in views]
-        # without UUIDs: each rank saw its own GPU, or all ranks saw the same ones
-        count = max(counts) if max(counts) > 1 else sum(counts)
-        return TorchView(
-            torch=views[0].torch,
-            cuda=views[0].cuda,
-            nccl=views[0].nccl,
-            cuda_available=all(view.cuda_available for view in views),
-            device_count=len(seen) if seen and not unread else count,
-            visible_uuids=unread[0] if unread else seen,
-            error=next((view.error for view in views if view.error is not None), None),
-        )
-
     def _not_run(self, have: dict[Probe, bool]) -> dict[str, Missing]:
         reasons: dict[str, Missing] = {probe: self._reason(probe) for probe, done in have.items() if not done}
         if self._no_torch is not None:
             return {"torch": self._lack_of_torch(self._no_torch), **reasons}
-        if self._torch_view() is None:
+        if not self._views:
             return {"torch": Missing(self._why(None), "failed"), **reasons}
         return reasons
 
@@ -300,16 +277,6 @@ class RunCollector:
             return "the ranks brought no figures"
         text = self._problems[0].text
         return text if probe is None or self._run_progress.began(probe) else f"not reached: {text}"
-
-
-def nothing_started(plan: ProbePlan, why: str) -> Measurements:
-    """The measurements of a run that could not start a single rank."""
-    text = f"no rank could be started: {why}"
-    not_run: dict[str, Missing] = {probe: Missing("not asked for") for probe in PROBES if probe not in plan.probes}
-    for name in ("torch", *plan.probes):
-        not_run[name] = Missing(text, "failed")
-    problem = ProbeProblem("launch", "error", text, phase="start")
-    return Measurements(problems=(problem,), not_run=not_run, injected=plan.inject)
 
 
 def _stopped(pid: int) -> bool:

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 
 import msgspec
 
+from gpudoctor.probes.runner.merge import median_deviation
 from gpudoctor.probes.runner.rank import Rank
 from gpudoctor.probes.train.steps import Train
 
@@ -59,10 +60,8 @@ def precise_enough(cycles_ms: Sequence[Sequence[float]]) -> bool:
         if not others:
             return True
         ratios = [math.log(own / statistics.median(usual)) for own, *usual in zip(mine, *others, strict=True)]
-        middle = statistics.median(ratios)
-        deviation = statistics.median(abs(ratio - middle) for ratio in ratios)
         # MAD x 1.4826 estimates the standard deviation, and that of a median of n is 1.25 x as large / sqrt(n)
-        if 1.4826 * deviation * 1.25 / math.sqrt(len(ratios)) > _PRECISION:
+        if 1.4826 * median_deviation(ratios) * 1.25 / math.sqrt(len(ratios)) > _PRECISION:
             return False
     return True
 
@@ -83,7 +82,7 @@ def _common_cores(rank: Rank) -> list[int]:
     try:
         usable = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, usable)  # allowed at all?
-    except (AttributeError, OSError):  # not Linux; forbidden
+    except OSError:
         usable = []
     known = zlib.crc32(repr(usable).encode())
     if rank.smallest(known) != -rank.smallest(-known) or not usable:
@@ -95,9 +94,8 @@ def _common_cores(rank: Rank) -> list[int]:
 @contextmanager
 def _own_affinity() -> Iterator[None]:
     """Restore this thread's CPU affinity afterwards."""
-    before = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set[int]()
+    before = os.sched_getaffinity(0)
     try:
         yield
     finally:
-        if before:
-            os.sched_setaffinity(0, before)
+        os.sched_setaffinity(0, before)
