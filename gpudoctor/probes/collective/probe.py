@@ -144,12 +144,12 @@ def _run_sweep(rank: Rank, kind: type[Operation], sweep: Sweep, largest: int) ->
     for size in sizes:
         rank.phase(f"{kind.name} of {size_text(size)}")
         if size == sizes[-1]:
-            rank.stumble(kind.name)
+            rank.fail_if_injected(kind.name)
         contributions = contributions_to_the_sum(rank) if kind is AllReduce and size == sizes[0] else None
         pace = _measure(rank, kind(rank, size), sweep, contributions)
         left_s = sweep.box_s - (time.monotonic() - began)
         if size != sizes[-1] and not rank.from_rank_zero(left_s > 0 and (pace.once_s < _SLOW_S or not rank.on_gpu)):
-            rank.stumble(kind.name)  # faults are injected in the largest size, which turned out to be this one
+            rank.fail_if_injected(kind.name)  # faults are injected in the largest size, which turned out to be this one
             return
 
 
@@ -192,12 +192,12 @@ def _batch_s(rank: Rank, operation: Operation, operations: int) -> float:
 def _run_pairs(rank: Rank, sweep: _PairSweep, largest: int) -> None:
     """Send and receive between two ranks while all others are idle, pair by pair until time is up."""
     began = time.monotonic()
-    stumbled = False
+    fault_done = False
     for pair in sweep.passes * list(chain.from_iterable(rounds_of(rank.world_size))):
         rank.phase(f"sendrecv of ranks {pair[0]} and {pair[1]}")
-        if rank.number in pair and not stumbled:
-            rank.stumble("pairs")
-            stumbled = True
+        if rank.number in pair and not fault_done:
+            rank.fail_if_injected("pairs")
+            fault_done = True
         _measure_pair(rank, pair, min(sweep.size_bytes, largest), sweep.batch_s)
         if not rank.from_rank_zero(time.monotonic() - began < sweep.box_s):
             return

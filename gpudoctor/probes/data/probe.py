@@ -185,8 +185,8 @@ def _worker_counts(rank: Rank) -> Iterator[int]:
 
 
 def _step(files: DataFiles, rank: Rank, workers: int, for_s: float, seen: Seen, needed: int) -> LoaderStep:
-    stumble = (lambda data: rank.stumble("data")) if workers else _unused
-    rate = loader_rate(files, rank.number, workers, for_s, seen, use=stumble)
+    use = (lambda data: rank.fail_if_injected("data")) if workers else _unused
+    rate = loader_rate(files, rank.number, workers, for_s, seen, use=use)
     if isinstance(rate, Missing):
         return LoaderStep(workers, None, rate, needed)
     gb_s = rate.bytes_per_s / 1e9

@@ -12,7 +12,7 @@ from torch import nn
 from gpudoctor.probes.plan_verification.messages import VerificationOrder
 from gpudoctor.probes.runner.rank import Rank
 from gpudoctor.probes.runner.torch_errors import UnusableTorchError
-from gpudoctor.probes.strategies.ddp import wrapped
+from gpudoctor.probes.strategies.ddp import ddp_model
 from gpudoctor.probes.strategies.memory import local_part
 from gpudoctor.probes.strategies.pipeline_steps import Stages
 from gpudoctor.probes.strategies.tensor_matmuls import TensorParallelRanks
@@ -62,7 +62,7 @@ class Built:
         if order.sharded:
             _shard(self.inner, order, position.mesh["data"])
         elif order.data > 1 and order.tensor * order.pipeline == 1:
-            self.model = wrapped(rank, self.inner)
+            self.model = ddp_model(rank, self.inner)
         else:
             self.by_hand = order.data > 1
         self.optimizer = _optimizer(order, self.inner, on_gpu=rank.on_gpu and not order.offload)

@@ -42,7 +42,7 @@ class ProgressBoard:
             os.close(descriptor)
         self._cells = memoryview(self._memory).cast("q")
 
-    def standing(self, rank: int) -> BoardEntry:
+    def entry(self, rank: int) -> BoardEntry:
         moves, step, blocked = self._cells[rank * _FIELDS : (rank + 1) * _FIELDS]
         return BoardEntry(moves, step, bool(blocked))
 

@@ -23,7 +23,7 @@ from gpudoctor.probes.runner import messages
 from gpudoctor.probes.runner.messages import RankJob, Where
 from gpudoctor.probes.runner.plan import Injection, InjectionKind
 from gpudoctor.probes.runner.progress_board import ProgressBoard
-from gpudoctor.probes.runner.torch_errors import UnusableTorchError, require_usable, torch_view, trouble
+from gpudoctor.probes.runner.torch_errors import UnusableTorchError, rank_failure, require_usable, torch_view
 from gpudoctor.process.ending import leave, send_signal
 from gpudoctor.process.pipes import write_all
 
@@ -80,7 +80,7 @@ class Rank:
     @property
     def moves(self) -> int:
         """This rank's count of moves on the progress board."""
-        return self._board.standing(self.number).moves
+        return self._board.entry(self.number).moves
 
     def level(self, moves: int) -> None:
         """Set the count of moves to the value that all ranks agreed on, because one of them may have skipped some."""
@@ -126,7 +126,7 @@ class Rank:
         """The injected fault of that kind in this rank, if any."""
         return next((i for i in self.job.injections if i.kind == kind and i.rank == self.number), None)
 
-    def stumble(self, phase: str) -> None:
+    def fail_if_injected(self, phase: str) -> None:
         """Hang, die or run out of memory here if that fault is injected in this phase."""
         for injection in self.job.injections:
             if injection.rank != self.number or injection.phase != phase:
@@ -159,7 +159,7 @@ def run_rank(order: dict[str, Any]) -> NoReturn:
         leave()
     except Exception as error:  # noqa: BLE001 - a rank that just died would be blamed on its GPU
         traceback.print_exc()
-        rank.send(trouble(error, rank.waiting))
+        rank.send(rank_failure(error, rank.waiting))
         leave(1)
     _leave(rank)
 
@@ -223,7 +223,7 @@ def _join(rank: Rank) -> None:
     rank.send(messages.TorchSeen(view))
     require_usable(rank, view)
     rank.phase("join")
-    rank.stumble("join")
+    rank.fail_if_injected("join")
     with rank.blocked():
         timeout = datetime.timedelta(seconds=rank.job.group_timeout_s)
         # A file store needs no port that another run could hold, and no host name to resolve.

@@ -85,8 +85,8 @@ class RunCollector:
         if self._method is None:
             return f"waits for torch to be imported: {passed}"
         unfinished = [state for state in self._states if not state.left and state.status is None] or self._states
-        least = min(state.standing.moves for state in unfinished)
-        behind = [state for state in unfinished if state.standing.moves == least]
+        least = min(state.progress.moves for state in unfinished)
+        behind = [state for state in unfinished if state.progress.moves == least]
         return f"waits for {rank_list(state.number for state in behind)} in {behind[0].doing}: {passed}"
 
     @property
@@ -98,7 +98,7 @@ class RunCollector:
             or self._no_torch is not None
             or self._cannot_run is not None
             or all(state.left for state in self._states)
-            or any(state.died or state.trouble is not None for state in self._states)
+            or any(state.died or state.failure is not None for state in self._states)
         )
 
     def take(self, rank: int, message: messages.AnyMessage) -> None:
@@ -117,7 +117,7 @@ class RunCollector:
             case messages.Left():
                 self._states[rank].left = True
             case messages.RankFailure():
-                self._states[rank].trouble = message
+                self._states[rank].failure = message
             case messages.UnusableTorch(text=text):
                 self._cannot_run = text
             case messages.Exited(rank=ended, status=status):
@@ -137,8 +137,8 @@ class RunCollector:
         """Note that a line could not be parsed: this process's figures are lost, whatever it does next."""
         if rank < 0:
             self._starter_ended = True
-        elif self._states[rank].trouble is None:
-            self._states[rank].trouble = messages.RankFailure("error", "its report could not be read", blocked=False)
+        elif self._states[rank].failure is None:
+            self._states[rank].failure = messages.RankFailure("error", "its report could not be read", blocked=False)
 
     def pipe_ended(self, rank: int) -> None:
         """Note that a process closed its pipe: it has ended, or is about to."""
@@ -147,7 +147,7 @@ class RunCollector:
             self._starter_ended = True
             for state in lost if self._plan.engine else ():
                 text = f"the process that {self._plan.engine} started for it is gone"
-                state.trouble = state.trouble or messages.RankFailure("error", text, blocked=False)
+                state.failure = state.failure or messages.RankFailure("error", text, blocked=False)
 
     def _started_by(self, source: int) -> list[int]:
         """The ranks of a starter: all of them, or one if a launch engine started one process per rank."""
@@ -162,10 +162,10 @@ class RunCollector:
             text = f"importing torch did not end within {limit_s:g} s"
             self._problems.append(ProbeProblem("launch", "timeout", text, phase="import torch"))
             return
-        before = [state.standing.moves for state in self._states]
+        before = [state.progress.moves for state in self._states]
         time.sleep(_STILL_S)
         self._look()
-        moving = [state.standing.moves for state in self._states] != before
+        moving = [state.progress.moves for state in self._states] != before
         problem = slow_problem(self._states, limit_s) if moving else timeout_problem(self._states, limit_s)
         self._problems += failure_problems(self._states) or (problem,)
 
@@ -232,7 +232,7 @@ class RunCollector:
     def _look(self) -> None:
         for state in self._states:
             state.stopped = state.status is None and state.number in self._pids and _stopped(self._pids[state.number])
-            state.standing = self._board.standing(state.number)
+            state.progress = self._board.entry(state.number)
             state.output = _evidence(self._folder / f"rank-{state.number}.stderr")
 
     def _launch(self) -> Launch | None:

@@ -82,7 +82,7 @@ class Sampled:
         if self._sampler is not None and not isinstance(self._sampler, Missing):
             self._sampler.stop(patience_s)
 
-    def added_to(self, measured: Measurements) -> Measurements:
+    def with_telemetry(self, measured: Measurements) -> Measurements:
         """The measurements with the telemetry sampled during each probe so far."""
         if self._sampler is None:
             return measured

@@ -113,7 +113,7 @@ _OWN_USE = re.compile(r"this process has ([0-9.]+) (MiB|GiB) memory in use")
 _MIB = {"MiB": 1.0, "GiB": 1024.0}
 
 
-def trouble(error: Exception, blocked: bool) -> RankFailure:
+def rank_failure(error: Exception, blocked: bool) -> RankFailure:
     """Classify an error by its text; `blocked`: it was raised while the rank waited for others.
 
     An error of the rank's own GPU often surfaces in a call that also waits for the other ranks. Only an

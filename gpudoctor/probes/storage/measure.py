@@ -67,14 +67,14 @@ def _read_path(
     except OSError as error:
         return _failed(read, f"no process could be started to read: {error.strerror or error}")
     try:
-        return _heard(read, LineReader(ours), process, progress, silence_s)
+        return _collect_answers(read, LineReader(ours), process, progress, silence_s)
     finally:
         # ends its readers too, which are in its process group; a process blocked by a dead mount is abandoned
         kill_all([process], _KILL_GRACE_S)
         os.close(ours)
 
 
-def _heard(
+def _collect_answers(
     read: StorageRead, pipe: LineReader, process: Child, progress: Callable[[str], None] | None, silence_s: float
 ) -> StorageRead:
     doing, give_up_s = "start", monotonic() + WHOLE_S

@@ -104,7 +104,7 @@ def read_at_once(
         kill_all(processes, 1.0, group=False)
         for descriptor in (go, begin, *answers):
             os.close(descriptor)
-    return _added_up([_told(bytes(answer)) for answer in answers.values()], pattern, readers)
+    return _summed([_decoded(bytes(answer)) for answer in answers.values()], pattern, readers)
 
 
 def _run_of(pieces: Sequence[Piece], place: int, readers: int) -> Sequence[Piece]:
@@ -112,7 +112,7 @@ def _run_of(pieces: Sequence[Piece], place: int, readers: int) -> Sequence[Piece
     return pieces[place * each : (place + 1) * each]
 
 
-class _Told(msgspec.Struct, frozen=True):
+class _ReaderResult(msgspec.Struct, frozen=True):
     begin_s: float = 0.0
     end_s: float = 0.0
     read_bytes: int = 0
@@ -122,18 +122,18 @@ class _Told(msgspec.Struct, frozen=True):
     error: str | None = None
 
 
-def _told(answer: bytes) -> _Told:
+def _decoded(answer: bytes) -> _ReaderResult:
     try:
-        return msgspec.json.decode(answer, type=_Told)
+        return msgspec.json.decode(answer, type=_ReaderResult)
     except msgspec.DecodeError:
-        return _Told(error="a reader ended without an answer")
+        return _ReaderResult(error="a reader ended without an answer")
 
 
-def _added_up(told: Sequence[_Told], pattern: ReadPattern, readers: int) -> StorageRate:
-    error = next((each.error for each in told if each.error), None)
+def _summed(results: Sequence[_ReaderResult], pattern: ReadPattern, readers: int) -> StorageRate:
+    error = next((each.error for each in results if each.error), None)
     if error is not None:
         raise ReadersStuckError(error)
-    did = [each for each in told if each.reads]
+    did = [each for each in results if each.reads]
     total, reads = sum(each.read_bytes for each in did), sum(each.reads for each in did)
     if not total:
         raise ReadersStuckError("not one byte was read")
@@ -146,7 +146,7 @@ def _added_up(told: Sequence[_Told], pattern: ReadPattern, readers: int) -> Stor
         block_bytes=min(block, -(-total // reads)),
         gb_s=total / seconds / 1e9,
         reads=reads,
-        lost_reads=sum(each.lost for each in told),
+        lost_reads=sum(each.lost for each in results),
         seconds=seconds,
         p50_us=times[len(times) // 2],
         p99_us=times[min(len(times) - 1, len(times) * 99 // 100)],
@@ -181,12 +181,12 @@ def _be_reader(pipe: int, go: int, task: _Task, pieces: Sequence[Piece]) -> None
                 break
     except OSError as failed:
         error = f"reading {task.files[piece.file].path}: {failed.strerror or failed}"
-    told = {
+    result = {
         "begin_s": begin_s, "end_s": now_s, "read_bytes": read_bytes, "times_us": times, "reads": reads, "lost": lost,
         "error": error,
     }  # fmt: skip
     # json: a path that is not UTF-8 has lone surrogates, which msgspec cannot encode
-    write_all(pipe, json.dumps(told).encode())
+    write_all(pipe, json.dumps(result).encode())
 
 
 def _again(pieces: Sequence[Piece]) -> Iterator[Piece]:

@@ -27,7 +27,7 @@ from gpudoctor.probes.strategies.transformer import Transformer, loss_of
 
 Step = Callable[[int], "torch.Tensor | None"]
 
-_STUMBLES_AT = 5
+_FAULT_STEP = 5
 _ONE_PROCESS = Missing("one process does it all")
 _OF_THREADS = Missing("DataParallel computes in threads, in which nothing is counted")
 _KEPT_COUNTED_AT, _TRAFFIC_COUNTED_AT = STEPS - 2, STEPS - 1  # counting takes time, so these steps are not timed
@@ -120,8 +120,8 @@ class Bench:
             torch.cuda.reset_peak_memory_stats()
         for number in range(STEPS):
             rank.step(number + 1)
-            if number == _STUMBLES_AT:
-                rank.stumble("strategy")
+            if number == _FAULT_STEP:
+                rank.fail_if_injected("strategy")
             with ExitStack() as around:
                 if number == _KEPT_COUNTED_AT:
                     around.enter_context(kept.counting())

@@ -11,7 +11,7 @@ import torch
 
 from gpudoctor.probes.runner.rank import Rank
 from gpudoctor.probes.strategies.bench import Bench, Variant
-from gpudoctor.probes.strategies.ddp import wrapped
+from gpudoctor.probes.strategies.ddp import ddp_model
 from gpudoctor.probes.strategies.memory import KeptForBackward
 from gpudoctor.probes.strategies.model import build_optimizer, train_step
 from gpudoctor.probes.strategies.transformer import Transformer, loss_of
@@ -24,7 +24,7 @@ def run_checkpointing(rank: Rank, bench: Bench) -> None:
     model = bench.model()
     model.recompute = _recomputed(rank)
     with rank.blocked():
-        ddp = wrapped(rank, model)
+        ddp = ddp_model(rank, model)
     optimizer = build_optimizer(model.parameters())
     bench.train(
         Variant("checkpointing", figures=figures, own_part=True),
@@ -84,10 +84,10 @@ def _recomputed(rank: Rank) -> Callable[..., torch.Tensor]:
     call: Callable[..., torch.Tensor] = functools.partial(checkpoints.checkpoint, use_reentrant=False)
     if rank.injected("wrong-recompute") is None:
         return call
-    return lambda block, *given: call(_spoilt_when_repeated(block), *given)
+    return lambda block, *given: call(_wrong_when_repeated(block), *given)
 
 
-def _spoilt_when_repeated(block: torch.nn.Module) -> Callable[..., torch.Tensor]:
+def _wrong_when_repeated(block: torch.nn.Module) -> Callable[..., torch.Tensor]:
     """The fault wrong-recompute: on this rank the recomputed values differ from the first ones."""
     calls: list[bool] = []
 

@@ -12,7 +12,7 @@ from gpudoctor.probes.strategies.bench import Bench, Variant
 from gpudoctor.probes.strategies.model import MICRO_BATCHES, OPTIMIZER_OPTIONS, build_optimizer, train_step
 from gpudoctor.probes.strategies.transformer import loss_of
 
-_SPOILT_BEFORE = 4
+_DESYNC_STEP = 4
 
 
 def run_ddp(rank: Rank, bench: Bench) -> None:
@@ -25,11 +25,11 @@ def _train(rank: Rank, bench: Bench, name: str, micro_batches: int) -> None:
     bench.begin_variant()
     model = bench.model()
     with rank.blocked():
-        ddp = wrapped(rank, model)
+        ddp = ddp_model(rank, model)
     optimizer = build_optimizer(model.parameters())
 
     def step(number: int) -> torch.Tensor:
-        if number == _SPOILT_BEFORE and rank.injected("desync"):
+        if number == _DESYNC_STEP and rank.injected("desync"):
             with torch.no_grad():
                 next(model.parameters()).view(-1)[0] += 1e-3
         optimizer.zero_grad()
@@ -53,7 +53,7 @@ def run_zero1(rank: Rank, bench: Bench) -> None:
 
     model = bench.model()
     with rank.blocked():
-        ddp = wrapped(rank, model)
+        ddp = ddp_model(rank, model)
         optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, **OPTIMIZER_OPTIONS)
 
     bench.train(
@@ -64,7 +64,7 @@ def run_zero1(rank: Rank, bench: Bench) -> None:
     )
 
 
-def wrapped(rank: Rank, model: torch.nn.Module) -> DistributedDataParallel:
+def ddp_model(rank: Rank, model: torch.nn.Module) -> DistributedDataParallel:
     """The model in DDP; gradients are views of the buckets, so they are stored only once."""
     devices = [0] if rank.on_gpu else None
     return DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True)

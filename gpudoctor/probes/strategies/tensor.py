@@ -16,7 +16,7 @@ from gpudoctor.probes.strategies.transformer import Transformer
 # Split by columns (outputs) and by rows (inputs); each pair needs one sum over the ranks.
 COLUMNS = ("attention.query", "attention.key", "attention.value", "mlp.up")
 ROWS = ("attention.out", "mlp.down")
-SPOILED = "up.weight"  # of the first layer, by the fault wrong-shard
+_WRONG_SHARD = "up.weight"  # of the first layer, by the fault wrong-shard
 
 
 def run_tensor(rank: Rank, bench: Bench) -> None:
@@ -29,7 +29,7 @@ def run_tensor(rank: Rank, bench: Bench) -> None:
         split_blocks(model, mesh)
         split_head(model, mesh)
     if rank.injected("wrong-shard"):
-        spoil_shard(model, bench.model(), rank.number, rank.world_size)
+        inject_wrong_shard(model, bench.model(), rank.number, rank.world_size)
     optimizer = build_optimizer(split_and_whole(model), fused=True)
     figures = {"shards": float(rank.world_size)}
     wrong = wrong_shards(model, bench.model(), rank.number, rank.world_size)
@@ -95,9 +95,9 @@ def part_of(name: str, whole: torch.Tensor, index: int, shards: int) -> torch.Te
     return whole
 
 
-def spoil_shard(model: Transformer, original: Transformer, index: int, shards: int) -> None:
+def inject_wrong_shard(model: Transformer, original: Transformer, index: int, shards: int) -> None:
     """The fault wrong-shard: this rank holds its neighbour's part of one matrix."""
-    name = next(name for name, _ in model.named_parameters() if name.endswith(SPOILED))
+    name = next(name for name, _ in model.named_parameters() if name.endswith(_WRONG_SHARD))
     neighbours = part_of(name, original.get_parameter(name).detach(), (index + 1) % shards, shards)
     local_part(model.get_parameter(name)).detach().copy_(neighbours)
 

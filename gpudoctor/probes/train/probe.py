@@ -109,7 +109,7 @@ def run_training(rank: Rank) -> None:
     steady_step_ms = train.steady_step_ms(_STEADY_STEPS)
     # Read before rank 0 works alone, which would raise its peak above the others'.
     memory_peak_mib = torch.cuda.max_memory_allocated() / 2**20 if rank.on_gpu else None
-    train.spoil()
+    train.inject_desync()
     turns = _turns(rank, train, [statistics.median(block.compute_ms) for block in blocks])
     rank.phase("train alone")
     solo_compute_ms = train.solo_compute_ms(_SOLO_STEPS)

@@ -126,7 +126,7 @@ class Work:
         """One forward and backward; `with_others`: the backward exchanges gradients. Returns the loss."""
         if with_others:
             # Before the work: in a DDP step the other ranks do not wait for anything after the backward.
-            self._dawdle(batch)
+            self._slow_down(batch)
         start_ns = self._rank.clock_ns()
         with torch.autocast(batch[0].device.type, dtype=torch.bfloat16, enabled=self._bfloat16):
             loss = mse_loss(module(batch[0]).float(), batch[1])
@@ -134,7 +134,7 @@ class Work:
         if (self._slowness or self._data_slowness) and not with_others:
             self._rank.synchronize()
             self._usual_s = (self._rank.clock_ns() - start_ns) / 1e9
-            self._dawdle(batch)
+            self._slow_down(batch)
         return loss.detach()
 
     def delay_data(self) -> None:
@@ -142,7 +142,7 @@ class Work:
         if self._data_slowness:
             time.sleep(max(_SLOW_DATA_LEAST_S, self._data_slowness * self._usual_s))
 
-    def _dawdle(self, batch: Batch) -> None:
+    def _slow_down(self, batch: Batch) -> None:
         end_ns = self._rank.clock_ns() + self._slowness * self._usual_s * 1e9
         while self._rank.clock_ns() < end_ns:
             if self._rank.on_gpu:

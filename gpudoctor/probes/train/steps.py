@@ -27,7 +27,7 @@ BLOCKS = 2
 STEPS_PER_BLOCK = 15
 DEFAULT_BUCKET_MB = 25  # DDP's own
 _CHECKED_SAMPLES = 256
-_STUMBLES_AT = 5
+_FAULT_STEP = 5
 
 
 class Train:
@@ -132,7 +132,7 @@ class Train:
         self._rank.barrier()
         return found_ms
 
-    def spoil(self) -> None:
+    def inject_desync(self) -> None:
         """Change one weight of this rank, if desync is injected."""
         if self._rank.injected("desync"):
             with torch.no_grad():
@@ -145,8 +145,8 @@ class Train:
 
     def _measured_step(self) -> tuple[float, float, float, int, int, float]:
         rank = self._rank
-        if self._step == _STUMBLES_AT:
-            rank.stumble("train")
+        if self._step == _FAULT_STEP:
+            rank.fail_if_injected("train")
         fetched = time.monotonic_ns()
         batch = self._fetch()
         rank.synchronize()
