@@ -23,7 +23,7 @@ from gpudoctor.facts.system.path_status import ask_paths
 from gpudoctor.probes.runner.deadlines import Limits
 from gpudoctor.probes.runner.local_workers import LocalWorkers
 from gpudoctor.probes.runner.messages import AnyMessage, RankJob
-from gpudoctor.probes.runner.plan import ProbePlan, checked, injections_of
+from gpudoctor.probes.runner.plan import Injection, ProbePlan, checked
 from gpudoctor.probes.runner.progress_board import ProgressBoard
 from gpudoctor.probes.runner.rank_starter_client import end, order_for, start
 from gpudoctor.probes.runner.run_collector import RunCollector
@@ -73,14 +73,14 @@ def run_probes(
     `on_message` receives each message of a rank when it arrives (-1 is the starter).
     Raises UserError if the plan is invalid.
     """
-    checked(plan)
+    injections = checked(plan)
     try:
         if workers is not None and workers.missing:
             who = f"{'processes' if len(workers.missing) > 1 else 'process'} {', '.join(map(str, workers.missing))}"
             raise _CannotStartError(f"{workers.engine} started {workers.ranks} processes here, and {who} did not come")
         limits = Limits(plan, deadline_s, probe_deadline_s)
         with _private_folder() as (folder, life):
-            job = _job_of(plan, folder, limits)
+            job = _job_of(plan, folder, limits, injections)
             with _needed():
                 board = ProgressBoard(folder / "board", plan.ranks)
             collector = RunCollector(plan, folder, board, progress)
@@ -98,7 +98,7 @@ def run_probes(
         return _nothing_started(plan, str(error))
 
 
-def _job_of(plan: ProbePlan, folder: Path, limits: Limits) -> RankJob:
+def _job_of(plan: ProbePlan, folder: Path, limits: Limits, injections: tuple[Injection, ...]) -> RankJob:
     return RankJob(
         backend=plan.backend,
         world_size=plan.ranks,
@@ -109,7 +109,7 @@ def _job_of(plan: ProbePlan, folder: Path, limits: Limits) -> RankJob:
         gpu_bus_ids=tuple(bus_id for _, _, bus_id in plan.gpus),
         level=plan.level,
         duration_s=plan.duration_s,
-        injections=injections_of(plan),
+        injections=injections,
         verification=plan.verification,
         strategies=plan.strategies,
         data=plan.data,

@@ -225,10 +225,9 @@ class VerificationSample(RankMessage, frozen=True):
 
 
 class Finished(RankMessage, frozen=True):
-    """The rank has finished one probe in this repetition (counted from 0)."""
+    """The rank has finished one probe in this repetition."""
 
     probe: Probe
-    round: int = 0
 
 
 class Left(RankMessage, frozen=True):

@@ -172,7 +172,7 @@ def _run_repetitions(rank: Rank, probes: dict[str, Callable[[Rank], None]]) -> N
         for probe in job.probes:
             if probe not in ONCE or not repetition:
                 probes[probe](rank)
-            rank.send(messages.Finished(probe, repetition))
+            rank.send(messages.Finished(probe))
         if job.duration_s is None or not job.probes:
             return
         # One clock decides for all: a rank that began another repetition alone would wait forever.

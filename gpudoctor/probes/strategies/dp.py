@@ -19,15 +19,14 @@ def run_dp(rank: Rank, bench: Bench) -> None:
     """
     rank.barrier()
     devices = list(range(torch.cuda.device_count()))
-    if rank.number != 0:
-        rank.phase("dp step")  # all ranks must make the same moves, or the parent cannot tell which one is behind
-    elif len(devices) < rank.world_size:
-        rank.phase("dp step")
+    if rank.number == 0 and len(devices) >= rank.world_size:
+        _train(rank, bench, devices)
+        return
+    rank.phase("dp step")  # all ranks must make the same moves, or the parent cannot tell which one is behind
+    if rank.number == 0:
         # a device cgroup hides the other GPUs, or they are MIG instances, of which CUDA allows a process only one
         why = f"it wants all {rank.world_size} GPUs in one process, and this one was given {len(devices)}"
         rank.send(StrategyLeftOut("dp", Missing(why, "denied")))
-    else:
-        _train(rank, bench, devices)
 
 
 def _train(rank: Rank, bench: Bench, devices: list[int]) -> None:

@@ -24,65 +24,8 @@ from gpudoctor.probes.train.steps import BLOCKS, DEFAULT_BUCKET_MB, STEPS_PER_BL
 
 # Relative to the middle rank. Below the 1.10 that is judged: an unnecessary swap costs only a second
 _SUSPICIOUS = 1.07
-_STEPS = 15
-_WARM_UP = 5
-
-
-def swap_suspect(rank: Rank, shape: Shape, model: nn.Module, batch: int, own_ms: float) -> Swap | None:
-    """Let the slowest and the middle rank compute on each other's GPU: is the GPU slow, or the process and its CPUs?
-
-    None if no rank stands out, if a rank sees only its own GPU, or for a single rank.
-    """
-    if not rank.on_gpu or rank.world_size < 2:
-        return None
-    if rank.smallest(torch.cuda.device_count()) < rank.world_size:
-        return None
-    times_ms = [theirs for [theirs] in rank.gathered([own_ms])]
-    order = sorted(range(rank.world_size), key=times_ms.__getitem__)
-    suspect, partner = order[-1], order[(len(order) - 1) // 2]
-    if times_ms[suspect] < _SUSPICIOUS * times_ms[partner]:
-        return None
-    rank.phase(f"swap GPUs of ranks {suspect} and {partner}")
-    other = {suspect: partner, partner: suspect}.get(rank.number)
-    swapped_ms = 0.0
-    rank.barrier()
-    if other is not None:
-        # a GPU in exclusive mode, or a full one, accepts no second process: then there is no result
-        with suppress(RuntimeError):
-            swapped_ms = _compute_ms(rank, shape, model, batch, device_of(rank.number, other))
-    rank.barrier()
-    found = [theirs for [theirs] in rank.gathered([swapped_ms])]
-    if not (found[suspect] and found[partner]):
-        return None
-    return Swap(
-        suspect=suspect,
-        partner=partner,
-        suspect_ms=times_ms[suspect],
-        partner_ms=times_ms[partner],
-        suspect_on_partners_gpu_ms=found[suspect],
-        partner_on_suspects_gpu_ms=found[partner],
-    )
-
-
-def _compute_ms(rank: Rank, shape: Shape, model: nn.Module, batch: int, device: torch.device) -> float:
-    cuda: Any = torch.cuda  # not annotated everywhere
-    with cuda.device(device):
-        there = copy.deepcopy(model).to(device)
-        data = Data(shape, batch, rank.world_size, device).first_batch_of(rank.number)
-        work, times_ms = Work(rank, shape), []
-        for _ in range(_WARM_UP + _STEPS):
-            start, end = timing_event(), timing_event()
-            start.record()
-            work(there, data)
-            end.record()
-            end.synchronize()
-            times_ms.append(float(start.elapsed_time(end)))
-            there.zero_grad()
-        del there, data
-        torch.cuda.empty_cache()
-    return statistics.median(times_ms[_WARM_UP:])
-
-
+_SWAP_STEPS = 15
+_SWAP_WARM_UP = 5
 _WARM_UP_GPU, _WARM_UP_CPU = 8, 3  # DDP rebuilds its buckets, libraries initialise themselves
 _STEADY_STEPS = 30
 _SOLO_STEPS = 10
@@ -148,6 +91,61 @@ def _turns(rank: Rank, train: Train, block_medians_ms: list[float]) -> CoreTurns
         return CoreTurns(tuple(block_medians_ms), rotated=False)
     rank.phase("compare ranks")
     return take_turns(rank, train)
+
+
+def swap_suspect(rank: Rank, shape: Shape, model: nn.Module, batch: int, own_ms: float) -> Swap | None:
+    """Let the slowest and the middle rank compute on each other's GPU: is the GPU slow, or the process and its CPUs?
+
+    None if no rank stands out, if a rank sees only its own GPU, or for a single rank.
+    """
+    if not rank.on_gpu or rank.world_size < 2:
+        return None
+    if rank.smallest(torch.cuda.device_count()) < rank.world_size:
+        return None
+    times_ms = [theirs for [theirs] in rank.gathered([own_ms])]
+    order = sorted(range(rank.world_size), key=times_ms.__getitem__)
+    suspect, partner = order[-1], order[(len(order) - 1) // 2]
+    if times_ms[suspect] < _SUSPICIOUS * times_ms[partner]:
+        return None
+    rank.phase(f"swap GPUs of ranks {suspect} and {partner}")
+    other = {suspect: partner, partner: suspect}.get(rank.number)
+    swapped_ms = 0.0
+    rank.barrier()
+    if other is not None:
+        # a GPU in exclusive mode, or a full one, accepts no second process: then there is no result
+        with suppress(RuntimeError):
+            swapped_ms = _compute_ms(rank, shape, model, batch, device_of(rank.number, other))
+    rank.barrier()
+    found = [theirs for [theirs] in rank.gathered([swapped_ms])]
+    if not (found[suspect] and found[partner]):
+        return None
+    return Swap(
+        suspect=suspect,
+        partner=partner,
+        suspect_ms=times_ms[suspect],
+        partner_ms=times_ms[partner],
+        suspect_on_partners_gpu_ms=found[suspect],
+        partner_on_suspects_gpu_ms=found[partner],
+    )
+
+
+def _compute_ms(rank: Rank, shape: Shape, model: nn.Module, batch: int, device: torch.device) -> float:
+    cuda: Any = torch.cuda  # not annotated everywhere
+    with cuda.device(device):
+        there = copy.deepcopy(model).to(device)
+        data = Data(shape, batch, rank.world_size, device).first_batch_of(rank.number)
+        work, times_ms = Work(rank, shape), []
+        for _ in range(_SWAP_WARM_UP + _SWAP_STEPS):
+            start, end = timing_event(), timing_event()
+            start.record()
+            work(there, data)
+            end.record()
+            end.synchronize()
+            times_ms.append(float(start.elapsed_time(end)))
+            there.zero_grad()
+        del there, data
+        torch.cuda.empty_cache()
+    return statistics.median(times_ms[_SWAP_WARM_UP:])
 
 
 def _bucket_steps(rank: Rank, shape: Shape, model: nn.Module, data: Data) -> tuple[BucketStep, ...]:
