@@ -134,12 +134,12 @@ def _probed(
             deadline_s=RUN_DEADLINE_S[level] + (plan.duration_s or 0.0),
             probe_deadline_s=limits_s[level],
             progress=progress if lines is None else None,  # the lines show each rank
-            on_interrupt=lambda partial: on_interrupt(sampled.added_to(partial)),
+            on_interrupt=lambda partial: on_interrupt(sampled.with_telemetry(partial)),
             on_message=hear,
             workers=workers,
             on_wait=progress,
         )
-    measured = sampled.added_to(measured)
+    measured = sampled.with_telemetry(measured)
     if progress is not None:
         progress("")
     return measured

@@ -1,1 +1,1 @@
-"""Facts that take work: the only rooms that import torch, and only inside rank processes."""
+"""Measurements under load. The only packages that import torch, and only inside rank processes."""

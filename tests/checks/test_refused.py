@@ -38,7 +38,7 @@ def refused(*ranks: int, phase: str = "ask torch") -> tuple[ProbeProblem, ...]:
     for number in ranks:
         meaning = meaning_of(BUSY)
         assert meaning is not None
-        states[number].trouble = RankFailure(meaning.kind, f"{meaning.plain} ({BUSY})", blocked=False)
+        states[number].failure = RankFailure(meaning.kind, f"{meaning.plain} ({BUSY})", blocked=False)
     return failure_problems(states)
 
 
@@ -88,8 +88,8 @@ def test_a_gpu_that_is_set_so_does_not_hide_one_that_is_broken() -> None:
 
 def test_a_refusal_does_not_hide_the_crash_of_another_gpu() -> None:
     broken, closed = RankState(6), RankState(0)
-    broken.trouble = RankFailure("crash", "uncorrectable ECC error encountered", blocked=False)
-    closed.trouble = RankFailure("refused", BUSY, blocked=False)
+    broken.failure = RankFailure("crash", "uncorrectable ECC error encountered", blocked=False)
+    closed.failure = RankFailure("refused", BUSY, blocked=False)
     assert [(p.kind, p.rank) for p in failure_problems([closed, broken])] == [("crash", 6), ("refused", 0)]
 
 
@@ -126,7 +126,7 @@ def test_what_cuda_says_is_never_harmless(text: str, kind: str) -> None:
     assert meaning is not None
     assert meaning.kind == kind
     state = RankState(0, phase="ask torch")
-    state.trouble = RankFailure(meaning.kind, text, blocked=False)
+    state.failure = RankFailure(meaning.kind, text, blocked=False)
     status = judge(CORRECT, eight(0), on_gpus(failure_problems([state]))).status
     assert status is (Status.UNKNOWN if kind == "error" else Status.FAIL)
 
@@ -134,5 +134,5 @@ def test_what_cuda_says_is_never_harmless(text: str, kind: str) -> None:
 def test_words_that_nobody_knows_are_unknown() -> None:
     text = "CUDA error: unknown error"
     assert meaning_of(text) is None
-    state = RankState(0, trouble=RankFailure("error", text, blocked=False))
+    state = RankState(0, failure=RankFailure("error", text, blocked=False))
     assert judge(CORRECT, eight(0), on_gpus(failure_problems([state]))).status is Status.UNKNOWN

@@ -53,14 +53,17 @@ def test_files_are_loaded_by_workers_and_a_core_that_they_all_share_is_named_wit
             os.fsync(file.fileno())  # what is not on the disk yet comes from RAM, and feeds no GPU
     (data / "empty.jpg").touch()
     (data / "closed.jpg").symlink_to("/proc/self/mem")  # of another file system
+    latin_1 = tmp_path / os.fsdecode(b"donn\xe9es")  # its files are left out, and its name in the report is not UTF-8
+    latin_1.mkdir()
+    (latin_1 / "0.jpg").write_bytes(b"x")
     cpu = str(min(os.sched_getaffinity(0)))
-    command = (*CHECK, "--ranks", "2", "--data", str(data), "--need", "1kB/s")
+    command = (*CHECK, "--ranks", "2", "--data", str(data), "--data", str(latin_1), "--need", "1kB/s")
     code, check, measured = checked("taskset", "-c", cpu, *command)
     loading = measured["data_loading"]
     if "perhaps_in_ram" in loading:
         pytest.skip(f"on this file system no rate is known: {loading['perhaps_in_ram']}")
     assert (code, check["status"]) == (0, "warn")
-    assert loading["paths"] == [str(data)]
+    assert loading["paths"] == [str(data), f"{tmp_path}/donn?es"]
     assert (loading["files"], loading["empty_files"]) == (40, 1)
     assert "unreadable" not in loading, "0, which is left out"
     assert loading["cpus"] == [1, 1]

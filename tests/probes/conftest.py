@@ -15,6 +15,9 @@ import pytest
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.probes.runner.launch import ProbePlan, run_probes
 
+# torch in the process of these tests: as in a rank, its threads would mostly wait for each other
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # Far more than a run needs, for the sake of a loaded machine; only runs that hang wait for a deadline.
 DEADLINE_S = 120.0
 # A rank that is ended obeys in 2 s; where the machine stalls it may take a multiple. One that is left stays for ever.

@@ -74,7 +74,7 @@ class Run:
         self.now_s = at_s
         for rank, sample in enumerate(samples):
             self.outcome.take(rank, sample)
-            self.outcome.take(rank, Finished(probe, number))
+            self.outcome.take(rank, Finished(probe))
 
     def round(self, number: int, at_s: float, **changed: tuple[messages.AnyMessage, ...]) -> None:
         """A whole round that ends at `at_s`; in it `changed` stands for what two sound ranks would say."""
@@ -262,9 +262,9 @@ def test_a_probe_of_a_later_round_is_another_thing_that_runs_with_its_own_deadli
     assert run.outcome.running == []
     run.outcome.take(0, Phase("collective", "all_reduce"))
     assert run.outcome.running == ["collective, round 2"]
-    run.outcome.take(0, Finished("collective", 1))
+    run.outcome.take(0, Finished("collective"))
     assert run.outcome.running == ["collective, round 2"]  # rank 1 is in it
-    run.outcome.take(1, Finished("collective", 1))
+    run.outcome.take(1, Finished("collective"))
     assert run.outcome.running == []
 
 
@@ -278,7 +278,7 @@ def test_a_rank_that_is_heard_ahead_of_the_others_is_in_the_next_round(run: Run)
     ):
         run.outcome.take(0, Phase(probe, probe))  # type: ignore[arg-type]
         run.outcome.take(0, samples)
-        run.outcome.take(0, Finished(probe, 1))  # type: ignore[arg-type]
+        run.outcome.take(0, Finished(probe))  # type: ignore[arg-type]
     run.outcome.take(0, Phase("collective", "all_reduce"))
     run.outcome.take(0, collective(us=1.0))
     assert run.outcome.running == [*(f"{probe}, round 2" for probe in PROBES), "collective, round 3"]
@@ -290,7 +290,7 @@ def test_a_rank_that_is_heard_ahead_of_the_others_is_in_the_next_round(run: Run)
         ("train", train()),
     ):
         run.outcome.take(1, samples)
-        run.outcome.take(1, Finished(probe, 1))  # type: ignore[arg-type]
+        run.outcome.take(1, Finished(probe))  # type: ignore[arg-type]
     assert run.burn.rounds == 2
     assert [c.time_us for c in run.measured.collectives] == [1000.0]
 

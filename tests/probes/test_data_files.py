@@ -56,6 +56,10 @@ def test_where_there_is_nothing_to_read_the_reason_is_given(tmp_path: Path) -> N
     if (tmp_path / "sparse").stat().st_blocks == 0:
         assert "most of a file is holes" in reason(tmp_path / "sparse")
     assert "No such file" in reason(tmp_path / "gone")
+    latin_1 = tmp_path / os.fsdecode(b"donn\xe9es")
+    latin_1.mkdir()
+    (latin_1 / "0.jpg").write_bytes(b"x")
+    assert reason(latin_1).endswith("names of files there are not UTF-8")
     (tmp_path / "only").mkdir()
     (tmp_path / "only" / "proc").symlink_to("/proc")
     assert "on other file systems" in reason(tmp_path / "only")

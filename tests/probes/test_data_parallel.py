@@ -58,7 +58,7 @@ class CpuRank(Moves):
     def step(self, number: int) -> None:
         self.made.append(f"step {number}")
 
-    def stumble(self, phase: str) -> None:
+    def fail_if_injected(self, phase: str) -> None:
         assert phase == "strategy"
 
     def synchronize(self) -> None: ...

@@ -45,7 +45,7 @@ def test_a_rank_that_has_left_neither_hangs_nor_waits() -> None:
 def test_a_rank_that_died_explains_the_errors_of_those_that_waited_for_it() -> None:
     dead, held_up = _state(1, 11), _state(0, 12)
     dead.status = -9
-    held_up.trouble = RankFailure("error", "Connection closed by peer", blocked=True)
+    held_up.failure = RankFailure("error", "Connection closed by peer", blocked=True)
     [problem] = failure_problems([held_up, dead])
     assert (problem.kind, problem.rank, problem.waiting) == ("crash", 1, (0,))
     assert "SIGKILL" in problem.text
@@ -53,8 +53,8 @@ def test_a_rank_that_died_explains_the_errors_of_those_that_waited_for_it() -> N
 
 def test_a_rank_that_failed_by_itself_explains_those_that_failed_while_waiting() -> None:
     full, held_up = _state(1, 11), _state(0, 12)
-    full.trouble = RankFailure("out-of-memory", "CUDA out of memory", blocked=False)
-    held_up.trouble = RankFailure("error", "Connection reset by peer", blocked=True)
+    full.failure = RankFailure("out-of-memory", "CUDA out of memory", blocked=False)
+    held_up.failure = RankFailure("error", "Connection reset by peer", blocked=True)
     [problem] = failure_problems([held_up, full])
     assert (problem.kind, problem.rank, problem.waiting) == ("out-of-memory", 1, (0,))
 
@@ -101,7 +101,7 @@ def test_a_watchdog_that_ends_a_process_says_what_it_met() -> None:
 
 def test_a_gpus_own_error_explains_those_that_failed_while_waiting_for_it() -> None:
     broken, held_up = _state(3, 12), _state(0, 12)
-    broken.trouble = RankFailure("crash", "the GPU stopped in the middle of the work", blocked=False)
-    held_up.trouble = RankFailure("error", "NCCL: remote process exited", blocked=True)
+    broken.failure = RankFailure("crash", "the GPU stopped in the middle of the work", blocked=False)
+    held_up.failure = RankFailure("error", "NCCL: remote process exited", blocked=True)
     [problem] = failure_problems([held_up, broken])
     assert (problem.kind, problem.rank, problem.waiting) == ("crash", 3, (0,))

@@ -317,13 +317,17 @@ def test_without_torch_every_probe_says_how_to_install_it(tmp_path: Path) -> Non
     assert found.launch is None
 
 
+@pytest.mark.parametrize(
+    "error", ["ImportError('libcudnn.so.9: cannot open')", "ValueError('numpy.dtype size changed')"]
+)
 def test_a_torch_that_does_not_load_is_a_failure_and_not_an_absence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    error: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "torch.py").write_text("raise ImportError('libcudnn.so.9: cannot open shared object file')\n")
+    (tmp_path / "torch.py").write_text(f"raise {error}\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     found = measure(ProbePlan("gloo", 2))
-    assert "libcudnn.so.9" in found.not_run["torch"].reason
+    assert found.problems == ()
+    assert found.not_run["torch"].reason == f"torch does not load: {error.split(chr(39))[1]}"
     assert {found.not_run[name].kind for name in ("torch", "collective", "train")} == {"failed"}
 
 
@@ -359,9 +363,36 @@ def test_an_import_that_does_not_end_has_a_limit_of_its_own(
     assert problem.text.startswith("importing torch did not end within 2 s")
 
 
+_FAILING_PROBE = """
+import sys
+if "rank_starter" in " ".join(sys.orig_argv):
+    from gpudoctor.probes.runner import rank_starter
+    load = rank_starter._import_torch
+    def import_torch(job):
+        load(job)
+        from gpudoctor.probes.collective import probe
+        def fail(rank):
+            rank.phase("choose sizes", "collective")
+            raise EOFError  # as a DataLoader whose worker is gone: neither an OSError nor a RuntimeError
+        probe.run_collectives = fail
+    rank_starter._import_torch = import_torch
+"""
+
+
+def test_an_exception_of_any_class_in_a_rank_is_no_crash_of_its_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(_FAILING_PROBE)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    [problem] = measure(ProbePlan("gloo", 1, probes=("collective",))).problems
+    assert (problem.kind, problem.text) == ("error", "rank 0 failed in choose sizes: EOFError")
+
+
 def test_one_rank_has_nobody_to_reduce_with_but_can_train() -> None:
-    found = measure(ProbePlan("gloo", ranks=1))
-    assert found.not_run["collective"].reason == "one rank has nobody to reduce with"
+    found = measure(ProbePlan("gloo", ranks=1, probes=("collective", "train", "strategy")))
+    assert found.not_run["collective"] == Missing("one rank has nobody to reduce with")
+    assert found.not_run["strategy"] == Missing("one rank has nobody to divide the work with")
+    assert found.strategies is None
     assert found.training is not None
     first, last = found.training.ranks[0].loss_first, found.training.ranks[0].loss_last
     assert first is not None

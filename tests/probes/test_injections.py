@@ -26,7 +26,7 @@ def test_the_factor_of_slow_data_may_be_left_out(text: str, factor: float | None
 @pytest.fixture(scope="module")
 def three_faults() -> Measurements:
     """Faults that do not meddle with one another, in one run."""
-    return measure(ProbePlan("gloo", ranks=2, inject=("wrong-sum=0", "slow-rank=1:4", "desync=1")))
+    return measure(ProbePlan("gloo", ranks=2, inject=("wrong-sum=0", "slow-rank=1:3", "desync=1")))
 
 
 def test_wrong_sums_are_pinned_on_the_rank_that_has_them(three_faults: Measurements) -> None:
@@ -61,6 +61,7 @@ def test_a_rank_with_other_weights_shows_in_its_checksum(three_faults: Measureme
         ("slow-rank=1:1", "a number over 1"),
         ("hang-rank=0:lunch", "known: join, all_reduce"),
         ("hang-rank=x:train", "hang-rank=RANK:PHASE"),
+        pytest.param(f"hang-rank={'1' * 5000}:train", "hang-rank=RANK:PHASE", id="more digits than int() takes"),
         ("wrong-sum=0:now", "wrong-sum=RANK"),
         ("wrong-sum=2", "ranks 0 to 1"),
         ("oom=1:train", "oom=RANK"),

@@ -210,10 +210,10 @@ def test_a_burn_is_also_told_as_a_whole(driver: Callable[..., Node], monkeypatch
     plan = ProbePlan("nccl", ranks=8, gpus=gpus, duration_s=60.0)
     with sampling(plan) as watched:
         trained(plan, on_message=watched.take)
-    assert [t.during for t in watched.added_to(Measurements()).telemetry] == ["train", "burn"]
+    assert [t.during for t in watched.with_telemetry(Measurements()).telemetry] == ["train", "burn"]
 
 
 def test_cpu_ranks_have_nothing_to_sample() -> None:
     with sampling(ProbePlan("gloo", ranks=2)) as watched:
         pass
-    assert watched.added_to(Measurements()) == Measurements()
+    assert watched.with_telemetry(Measurements()) == Measurements()

@@ -22,10 +22,9 @@ from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.system.mounts import Mount
 from gpudoctor.probes.storage import page_cache
 from gpudoctor.probes.storage.cold import cold, may_stay_in_ram
-from gpudoctor.probes.storage.extents import mostly_holes
-from gpudoctor.probes.storage.listing import DataFile, listed
+from gpudoctor.probes.storage.listing import DataFile, listed, mostly_holes
 from gpudoctor.probes.storage.measure import PathToRead, read_paths
-from gpudoctor.probes.storage.own_file import NothingToReadError, made_in
+from gpudoctor.probes.storage.read_child import NothingToReadError, made_in
 from gpudoctor.probes.storage.readers import ReadersStuckError, pieces_of, read_at_once
 from gpudoctor.process.leftovers import marked_processes
 
@@ -123,7 +122,7 @@ def test_holes_and_room_set_aside_are_not_taken_for_a_disk(tmp_path: Path) -> No
 def test_where_no_extents_are_told_holes_are_asked_for_by_lseek(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpudoctor.probes.storage.extents._FIEMAP", 0)
+    monkeypatch.setattr("gpudoctor.probes.storage.listing._FIEMAP", 0)
     with (tmp_path / "sparse").open("wb") as file:
         file.truncate(MIB)
     (tmp_path / "whole").write_bytes(os.urandom(MIB))
@@ -174,7 +173,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_a_file_of_our_own_has_no_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpudoctor.probes.storage.own_file._OWN_BYTES", 64 * MIB)
+    monkeypatch.setattr("gpudoctor.probes.storage.read_child._OWN_BYTES", 64 * MIB)
     own = made_in(str(folder))
     try:
         assert own.size_bytes == 64 * MIB

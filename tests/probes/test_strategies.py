@@ -175,13 +175,6 @@ def test_two_ranks_split_tensors_rightly_and_say_why_they_do_not_split_three_way
     assert judged(run, "strategy.tensor").status is not Status.FAIL
 
 
-def test_weights_that_one_rank_changes_by_itself_are_caught_by_ddp() -> None:
-    found = strategies("ddp", inject=("desync=1",))
-    result = judged(found, "strategy.ddp")
-    assert result.status is Status.FAIL
-    assert found.injected == ("desync=1",)
-
-
 def test_a_rank_that_dies_in_a_strategy_is_named_with_it() -> None:
     found = strategies("zero1", inject=("die-rank=1:strategy",))
     [problem] = found.problems
@@ -189,12 +182,6 @@ def test_a_rank_that_dies_in_a_strategy_is_named_with_it() -> None:
     assert problem.phase == "zero1 step 6"
     assert problem.waiting in ((0,), ())  # rank 0 may be told of it before it waits
     assert judged(found, "strategy.zero1").status is Status.UNKNOWN
-
-
-def test_one_rank_has_nobody_to_divide_the_work_with() -> None:
-    found = strategies(ranks=1)
-    assert found.strategies is None
-    assert judged(found, "strategy.ddp").status is Status.SKIP
 
 
 def test_what_an_older_torch_cannot_shard_is_said_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -311,7 +298,7 @@ def test_a_strategy_that_fails_is_told_and_the_next_one_runs(tmp_path: Path) -> 
         assert len(sample["missing_weights"]) > 10
     assert "raised" not in {message["type"] for message in (*zero, *one)}
     # who has made fewer moves would be taken for the one that hangs
-    standings = [ProgressBoard(tmp_path / "board", 2).standing(number) for number in (0, 1)]
+    standings = [ProgressBoard(tmp_path / "board", 2).entry(number) for number in (0, 1)]
     assert standings[0].moves == standings[1].moves > 10
 
 

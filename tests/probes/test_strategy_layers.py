@@ -48,24 +48,37 @@ def failures(found: Measurements, check_id: str) -> list[Finding]:
 
 
 @pytest.fixture(scope="module")
-def four_ranks() -> Measurements:
-    """Faults that do not meddle with one another, and strategies that have none."""
+def two_faulty_ranks() -> Measurements:
+    """Faults that do not interfere with each other."""
     plan = ProbePlan(
         "gloo",
-        ranks=4,
+        ranks=2,
         probes=("strategy",),
         level="full",
-        strategies=("fsdp", "fsdp1", "checkpointing", "tensor", "pipeline", "3d"),
-        inject=("wrong-shard=2", "skip-all-gather=1", "wrong-recompute=3"),
+        strategies=("ddp", "fsdp", "fsdp1", "checkpointing", "tensor"),
+        inject=("desync=1", "wrong-shard=1", "skip-all-gather=1", "wrong-recompute=1"),
     )
     return run_probes(plan, deadline_s=DEADLINE_S, probe_deadline_s=DEADLINE_S)
 
 
-def test_a_rank_with_a_wrong_shard_is_named_by_the_check_of_tensor_parallelism(four_ranks: Measurements) -> None:
-    run = run_of(strategies_of(four_ranks), "tensor")
-    assert run.figures == {"shards": 4.0, "wrong_shards_rank_2": 1.0}
+@pytest.fixture(scope="module")
+def four_ranks() -> Measurements:
+    plan = ProbePlan("gloo", ranks=4, probes=("strategy",), level="full", strategies=("tensor", "pipeline", "3d"))
+    return run_probes(plan, deadline_s=DEADLINE_S, probe_deadline_s=DEADLINE_S)
+
+
+def test_weights_that_one_rank_changes_by_itself_are_caught_by_ddp(two_faulty_ranks: Measurements) -> None:
+    assert failures(two_faulty_ranks, "strategy.ddp") != []
+    assert "desync=1" in two_faulty_ranks.injected
+
+
+def test_a_rank_with_a_wrong_shard_is_named_by_the_check_of_tensor_parallelism(
+    two_faulty_ranks: Measurements,
+) -> None:
+    run = run_of(strategies_of(two_faulty_ranks), "tensor")
+    assert run.figures == {"shards": 2.0, "wrong_shards_rank_1": 1.0}
     assert weights_error(run) > 1e-2
-    assert [finding.subject.label for finding in failures(four_ranks, "strategy.tensor")] == ["rank 2"]
+    assert [finding.subject.label for finding in failures(two_faulty_ranks, "strategy.tensor")] == ["rank 1"]
 
 
 def test_tensor_parallelism_sums_twice_forward_and_twice_backward_in_each_layer(four_ranks: Measurements) -> None:
@@ -78,19 +91,21 @@ def test_tensor_parallelism_sums_twice_forward_and_twice_backward_in_each_layer(
 
 
 @pytest.mark.parametrize("strategy", ["fsdp", "fsdp1"])
-def test_a_gather_that_one_rank_skips_is_caught_by_the_check_of_fsdp(four_ranks: Measurements, strategy: str) -> None:
-    tried = strategies_of(four_ranks)
+def test_a_gather_that_one_rank_skips_is_caught_by_the_check_of_fsdp(
+    two_faulty_ranks: Measurements, strategy: str
+) -> None:
+    tried = strategies_of(two_faulty_ranks)
     assert weights_error(run_of(tried, strategy)) > 1e-3
     first = [rank.losses[3] for rank in run_of(tried, strategy).ranks]
     assert all(loss is not None for loss in first)
-    assert [finding.subject.label for finding in failures(four_ranks, f"strategy.{strategy}")] == ["rank 1"]
+    assert [finding.subject.label for finding in failures(two_faulty_ranks, f"strategy.{strategy}")] == ["rank 1"]
 
 
-def test_a_rank_that_computes_something_else_again_is_named_and_no_other(four_ranks: Measurements) -> None:
-    run = run_of(strategies_of(four_ranks), "checkpointing")
-    assert [run.figures[f"error_rank_{rank}"] == 0.0 for rank in range(4)] == [True, True, True, False]
+def test_a_rank_that_computes_something_else_again_is_named_and_no_other(two_faulty_ranks: Measurements) -> None:
+    run = run_of(strategies_of(two_faulty_ranks), "checkpointing")
+    assert [run.figures[f"error_rank_{rank}"] == 0.0 for rank in range(2)] == [True, False]
     assert weights_error(run) > 1e-3, "its gradients went to all ranks"
-    assert [finding.subject.label for finding in failures(four_ranks, "strategy.checkpointing")] == ["rank 3"]
+    assert [finding.subject.label for finding in failures(two_faulty_ranks, "strategy.checkpointing")] == ["rank 1"]
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])

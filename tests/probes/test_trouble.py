@@ -14,7 +14,7 @@ from gpudoctor.probes.runner import messages, torch_errors  # noqa: E402
 from gpudoctor.probes.runner.messages import RankFailure, RankJob  # noqa: E402
 from gpudoctor.probes.runner.progress_board import ProgressBoard  # noqa: E402
 from gpudoctor.probes.runner.rank import Rank  # noqa: E402
-from gpudoctor.probes.runner.torch_errors import trouble  # noqa: E402
+from gpudoctor.probes.runner.torch_errors import rank_failure  # noqa: E402
 
 _NCCL_SHM = """NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:77, unhandled system error
 ncclSystemError: System call (e.g. socket, malloc) or external library call failed or device error.
@@ -47,7 +47,7 @@ Error while creating shared memory segment /dev/shm/nccl-A1b2C3 (size 9637888), 
     ],
 )
 def test_an_error_is_sorted_and_told_in_its_most_telling_line(text: str, kind: str, words: str) -> None:
-    found = trouble(RuntimeError(text), blocked=False)
+    found = rank_failure(RuntimeError(text), blocked=False)
     assert (found.kind, found.blocked) == (kind, False)
     assert words in found.text
     assert "NCCLUtils" not in found.text
@@ -70,7 +70,7 @@ def _gpu_with_1_gib_free(monkeypatch: pytest.MonkeyPatch, *, reserved_gib: float
 def test_memory_that_a_rank_used_up_by_itself_is_its_own_doing(monkeypatch: pytest.MonkeyPatch) -> None:
     _gpu_with_1_gib_free(monkeypatch)
     error = torch.cuda.OutOfMemoryError(_FULL.format(who=_SELF.format(gib=77.4)))
-    assert trouble(error, blocked=True) == RankFailure(
+    assert rank_failure(error, blocked=True) == RankFailure(
         "out-of-memory",
         "CUDA out of memory. Tried to allocate 2.00 GiB. It has a total capacity of 79.11 GiB of which 1.02 GiB "
         "is free.",
@@ -81,7 +81,7 @@ def test_memory_that_a_rank_used_up_by_itself_is_its_own_doing(monkeypatch: pyte
 def test_memory_that_others_hold_is_not_the_nodes_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     _gpu_with_1_gib_free(monkeypatch)
     stranger = "Process 4711 has 70.00 GiB memory in use. "
-    found = trouble(torch.cuda.OutOfMemoryError(_FULL.format(who=stranger + _SELF.format(gib=7.5))), blocked=False)
+    found = rank_failure(torch.cuda.OutOfMemoryError(_FULL.format(who=stranger + _SELF.format(gib=7.5))), blocked=False)
     assert found.kind == "error"
     assert found.text.startswith("70.5 GiB of the GPU's memory are held by others (CUDA out of memory.")
 
@@ -91,15 +91,15 @@ def test_where_torch_does_not_say_what_it_holds_its_allocator_does(
     reserved_gib: float, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _gpu_with_1_gib_free(monkeypatch, reserved_gib=reserved_gib)
-    assert trouble(RuntimeError("NCCL error: x\nLast error:\nCuda failure 2 'out of memory'"), False).kind == kind
+    assert rank_failure(RuntimeError("NCCL error: x\nLast error:\nCuda failure 2 'out of memory'"), False).kind == kind
 
 
 def test_a_host_without_memory_is_told_as_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     _gpu_with_1_gib_free(monkeypatch)
-    assert trouble(MemoryError(), blocked=True).text == "the host has no memory left (MemoryError)"
+    assert rank_failure(MemoryError(), blocked=True).text == "the host has no memory left (MemoryError)"
     with pytest.raises(RuntimeError) as caught:
         torch.empty(1 << 50, dtype=torch.uint8)
-    found = trouble(caught.value, blocked=False)
+    found = rank_failure(caught.value, blocked=False)
     assert found.kind == "out-of-memory"
     assert found.text.startswith("the host has no memory left (err == 0. DefaultCPUAllocator: can't allocate")
 
@@ -137,7 +137,7 @@ def test_a_host_without_memory_is_told_as_the_host(monkeypatch: pytest.MonkeyPat
     ],
 )
 def test_what_hardware_did_is_told_from_what_software_did(text: str, kind: str, words: str) -> None:
-    found = trouble(RuntimeError(text), blocked=True)
+    found = rank_failure(RuntimeError(text), blocked=True)
     assert found.kind == kind
     assert words in found.text
     assert found.blocked is (kind == "error"), "what a GPU did shows where its rank waits, and is not the others' doing"
@@ -226,4 +226,4 @@ def test_why_cuda_does_not_start_is_told_and_not_only_that_it_counts_no_gpu(
     monkeypatch.setattr(torch.cuda, "nccl", SimpleNamespace(version=lambda: (2, 27, 5)), raising=False)
     with pytest.raises(RuntimeError, match="802") as caught:
         torch_errors.require_usable(one_gpu, torch_errors.torch_view(one_gpu))
-    assert trouble(caught.value, blocked=False).kind == "crash"
+    assert rank_failure(caught.value, blocked=False).kind == "crash"

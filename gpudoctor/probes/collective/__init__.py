@@ -1,1 +1,1 @@
-"""Collectives over all ranks: right and how fast."""
+"""Collectives over all ranks: correctness and bandwidth."""

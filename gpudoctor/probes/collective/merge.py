@@ -1,4 +1,4 @@
-"""Which ranks exchange data with which, and the samples of the collectives put together: no torch."""
+"""The order in which pairs of ranks are measured, and merging of the collectives' samples. No torch."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ Pair = tuple[int, int]
 
 
 def rounds_of(count: int) -> list[list[Pair]]:
-    """Every two of `count` ranks or nodes once, in rounds in which nobody is twice: a round-robin tournament.
+    """Every pair of `count` ranks or nodes once, in rounds of disjoint pairs: a round-robin tournament.
 
-    Circle method: count - 1 rounds of count / 2 pairs; with an odd count as many rounds, in each of which another one
-    pauses. Pairs one after the other: whenever time is up, each rank had as many as the others, or one less.
+    Circle method: count - 1 rounds of count / 2 pairs; for an odd count, count rounds in each of which another one
+    pauses. If the pairs run in this order and time runs out, all ranks have had equally many pairs, or one less.
 
     >>> rounds_of(4)
     [[(0, 3), (1, 2)], [(0, 2), (1, 3)], [(0, 1), (2, 3)]]
@@ -34,7 +34,7 @@ def rounds_of(count: int) -> list[list[Pair]]:
 
 
 def busbw_factor(op: str, world_size: int) -> float:
-    """What algbw is multiplied by to get busbw; nccl-tests, doc/PERFORMANCE.md. KeyError for what it does not have.
+    """The factor busbw / algbw of nccl-tests, doc/PERFORMANCE.md. Raises KeyError for an operation not listed there.
 
     >>> busbw_factor("all_reduce", 4), busbw_factor("all_gather", 4), busbw_factor("sendrecv", 4)
     (1.5, 0.75, 1.0)
@@ -51,9 +51,9 @@ def busbw_factor(op: str, world_size: int) -> float:
 
 
 def merged_collectives(samples: Mapping[int, Sequence[CollectiveSample]], world_size: int) -> tuple[Collective, ...]:
-    """One Collective for each operation and size that every rank delivered.
+    """One Collective per operation and size that every rank delivered.
 
-    The time of a batch is that of its slowest rank; algbw = size / time, busbw = algbw x nccl-tests' factor.
+    A batch takes as long as its slowest rank; algbw = size / time, busbw = algbw x nccl-tests' factor.
     """
     if len(samples) < world_size:
         return ()
@@ -81,7 +81,7 @@ def _collective(row: Sequence[CollectiveSample], world_size: int) -> Collective:
 
 
 def merged_pairs(samples: Mapping[int, Sequence[PairSample]]) -> tuple[PairBandwidth, ...]:
-    """One PairBandwidth for each pair that both its ranks delivered: the figures of the better pass, by rank.
+    """One PairBandwidth per pair that both ranks delivered, with the figures of the faster pass.
 
     A result that was wrong in any pass stays wrong.
     """

@@ -1,4 +1,4 @@
-"""The collectives themselves, each with data that shows a rank left out, doubled or out of place."""
+"""The collective operations, each with data that reveals a rank left out, counted twice or out of place."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ from gpudoctor.probes.runner.rank import Rank
 
 FLOAT_BYTES = 4
 
-# A prime: no chunk is a multiple of it, so that chunks in the wrong order differ.
+# A prime: no chunk's length is a multiple of it, so chunks in the wrong order differ.
 _PERIOD = 1021
 _EVERY_SENDER_BYTES = 1 << 20
-_NEVER_SENT = -1.0  # shares hold no negative number: what a rank did not receive shows
+_NEVER_SENT = -1.0  # shares hold no negative number, so what a rank did not receive is visible
 
 _dist: Any = dist  # not annotated everywhere
-# torch 2.13 renamed them, and warns of the old names
+# torch 2.13 renamed them and warns about the old names
 _all_gather = getattr(_dist, "all_gather_single", None) or _dist.all_gather_into_tensor
 _reduce_scatter = getattr(_dist, "reduce_scatter_single", None) or _dist.reduce_scatter_tensor
 
 
 class NotOfferedError(Exception):
-    """This torch's backend does not have the operation; nothing is wrong with the node."""
+    """This torch's backend lacks the operation; nothing is wrong with the node."""
 
 
 class Operation:
     """One collective in float32 on buffers of one size.
 
-    `size_bytes` is nccl-tests' size column (all_gather, reduce_scatter and all_to_all: the whole
-    buffer, of all ranks), rounded down to what divides among the ranks. A rank's part is never less
-    than one number. `enqueue` raises NotOfferedError where the backend lacks the operation.
+    `size_bytes` is nccl-tests' size column (for all_gather, reduce_scatter and all_to_all the buffer of
+    all ranks together), rounded down to a multiple of the number of ranks; a rank's part has at least one
+    number. `enqueue` raises NotOfferedError if the backend lacks the operation.
     """
 
     name = ""
 
     def __init__(self, rank: Rank, size_bytes: int) -> None:
         self._rank = rank
-        self._count = max(1, size_bytes // FLOAT_BYTES // rank.world_size)  # of one rank's part
+        self._count = max(1, size_bytes // FLOAT_BYTES // rank.world_size)  # elements of one rank's part
         self._total = self._count * rank.world_size
 
     @property
@@ -48,15 +48,15 @@ class Operation:
         return self._total * FLOAT_BYTES
 
     def refresh(self) -> None:
-        """Make the buffers what they were before the first call."""
+        """Reset the buffers to their state before the first call."""
         raise NotImplementedError
 
     def enqueue(self) -> None:
-        """Start the operation once; on a GPU it may not be done on return."""
+        """Start the operation once; on a GPU it may still run on return."""
         raise NotImplementedError
 
     def timed_s(self, times: int) -> float:
-        """Seconds for so many operations, enqueued back to back and waited for once, as nccl-tests does."""
+        """Seconds for `times` operations, enqueued back to back and waited for once, as nccl-tests does."""
         with self._rank.blocked():
             start = time.monotonic_ns()
             for _ in range(times):
@@ -65,7 +65,7 @@ class Operation:
             return (time.monotonic_ns() - start) / 1e9
 
     def wrong_elements(self) -> int:
-        """Run it once on fresh buffers; how many elements of this rank's result are not exactly right."""
+        """Run it once on fresh buffers; the number of elements of this rank's result that are not exactly right."""
         return self._run_once()
 
     def _run_once(self) -> int:
@@ -86,7 +86,7 @@ class Operation:
 
 
 class AllReduce(Operation):
-    """Every rank gets the sum of all; in place."""
+    """Every rank gets the sum over all ranks; in place."""
 
     name = "all_reduce"
 
@@ -97,7 +97,7 @@ class AllReduce(Operation):
         self._buffer = torch.empty_like(self._mine)
 
     def refresh(self) -> None:
-        # Summing in place grows the numbers each time: afresh for every batch, so that they stay finite.
+        # Summing in place makes the numbers grow, so they are reset for every batch to stay finite.
         self._buffer.copy_(self._mine)
 
     def enqueue(self) -> None:
@@ -110,7 +110,7 @@ class AllReduce(Operation):
 
 
 class AllGather(Operation):
-    """Every rank gets the parts of all, in the order of the ranks."""
+    """Every rank gets the parts of all ranks, in rank order."""
 
     name = "all_gather"
 
@@ -138,7 +138,7 @@ class AllGather(Operation):
 
 
 class ReduceScatter(Operation):
-    """Every rank gets its own part of the sum of all."""
+    """Every rank gets its own part of the sum over all ranks."""
 
     name = "reduce_scatter"
 
@@ -166,7 +166,7 @@ class ReduceScatter(Operation):
 
 
 class Broadcast(Operation):
-    """Every rank gets what rank 0 has; verified with other senders too, small messages with every one."""
+    """Every rank gets rank 0's buffer; verified with other senders too, small messages with every sender."""
 
     name = "broadcast"
 
@@ -191,7 +191,7 @@ class Broadcast(Operation):
     def _run_once_from(self, sender: int) -> int:
         self._sender = sender
         wrong = self._run_once()
-        self._sender = 0  # the one that is timed
+        self._sender = 0  # the sender that is timed
         return wrong
 
     def _count_wrong(self) -> int:
@@ -199,7 +199,7 @@ class Broadcast(Operation):
 
 
 class AllToAll(Operation):
-    """Every rank sends another part of its buffer to each rank."""
+    """Every rank sends a different part of its buffer to each rank."""
 
     name = "all_to_all"
 
@@ -229,9 +229,9 @@ class AllToAll(Operation):
 
 
 class SendRecv(Operation):
-    """A rank sends to one and receives from one: the next and the one before it, in a ring of all ranks.
+    """A rank sends to one rank and receives from one; by default the next and the previous in a ring of all ranks.
 
-    Between two, `target` and `source` are the same rank. Size and figure are those of one direction.
+    For a pair, `target` and `source` are the same rank. Size and time are those of one direction.
     """
 
     name = "sendrecv"
@@ -260,12 +260,12 @@ class SendRecv(Operation):
 
 
 def share(rank_number: int, count: int, device: torch.device, start: int = 0) -> torch.Tensor:
-    """What one rank gives from position `start` on: whole numbers, another sequence on each rank."""
+    """The elements a rank contributes, from position `start` on: whole numbers, a different sequence on each rank."""
     return _repeated(_period_of(rank_number, device), count, start)
 
 
 def exact_sum(world_size: int, count: int, device: torch.device, start: int = 0) -> torch.Tensor:
-    """What the sum of all shares must be; exact in float32 for any number of ranks in one node."""
+    """The sum of all ranks' shares; exact in float32 for any number of ranks in one node."""
     period = torch.stack([_period_of(r, device) for r in range(world_size)]).sum(0)
     return _repeated(period, count, start)
 
@@ -284,11 +284,11 @@ def _differing(found: torch.Tensor, right: torch.Tensor) -> int:
 
 
 def _first_offered(forms: list[Callable[[], None]]) -> None:
-    """Call the first form that the backend has; gloo lacks some, and not the same in every torch."""
+    """Call the first form that the backend has; gloo lacks some, and which ones depends on the torch version."""
     while True:
         try:
             forms[0]()
-        except RuntimeError as error:  # refused before anything was sent, and so by all ranks alike
+        except RuntimeError as error:  # refused before anything is sent, and so by all ranks alike
             if "support" not in str(error):
                 raise
             if len(forms) == 1:

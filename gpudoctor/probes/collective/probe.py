@@ -1,4 +1,4 @@
-"""The collective probe: are the results right on every rank, and how fast do they come."""
+"""The collective probe: correctness of the results on every rank, and bandwidth."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from gpudoctor.units import GIB, MIB, size_text
 _CODED_RANKS_MAX = 24  # 2^0 + ... + 2^23 is exact in float32
 _BFLOAT_RANKS_MAX = 8  # 255 is exact in bfloat16
 _OPERATIONS_MAX, _BATCHES_MIN, _BATCHES_MAX = 20, 3, 15
-_SLOW_S = 0.05  # no larger size after one where an operation took so long: over PCIe 256 MiB may take 90 ms
+_SLOW_S = 0.05  # no larger size follows one whose operation took this long: over PCIe 256 MiB may take 90 ms
 
 
 class Sweep(msgspec.Struct, frozen=True):
-    """The sizes of one operation, from small to large, and the time that it may take.
+    """The sizes of one operation, ascending, and its time budget.
 
-    `size_s` is for the batches of one size, `batch_s` for one batch; after `box_s` no size is begun.
+    `size_s`: for all batches of one size; `batch_s`: for one batch; after `box_s` no further size begins.
     """
 
     sizes: tuple[int, ...]
@@ -54,9 +54,9 @@ _GPU_OTHER = Sweep((_SMALL, 64 * MIB, 256 * MIB), size_s=0.4, batch_s=0.05, box_
 
 
 class _PairSweep(msgspec.Struct, frozen=True):
-    """How every two ranks are measured; after `box_s` no pair is begun.
+    """How every pair of ranks is measured; after `box_s` no further pair begins.
 
-    `passes` over all pairs: what disturbed one pass does not disturb the other, and the better one counts.
+    `passes` over all pairs: a disturbance in one pass does not affect the other, and the faster one counts.
     """
 
     size_bytes: int
@@ -71,14 +71,14 @@ _PAIR_BATCHES = 3
 
 
 class Contributions(msgspec.Struct, frozen=True):
-    """Whether every rank's share was in the sum, exactly once; and whose was not."""
+    """Whether every rank's share was in the sum exactly once, and whose was not."""
 
     ok: bool
     missing_ranks: tuple[int, ...] = ()
 
 
 class Pace(msgspec.Struct, frozen=True):
-    """How many operations a batch and how many batches; `once_s` is what one operation took at first."""
+    """Operations per batch and number of batches; `once_s`: the time of one operation in the trial."""
 
     operations: int
     batches: int
@@ -86,11 +86,11 @@ class Pace(msgspec.Struct, frozen=True):
 
 
 def run_collectives(rank: Rank) -> None:
-    """Measure all_reduce in float32, and at level full the other collectives and every pair; nothing for one rank."""
+    """Measure all_reduce in float32, at level full also the other collectives and every pair; nothing for one rank."""
     if rank.world_size == 1:
         return
     rank.phase("choose sizes", "collective")
-    # two buffers, what the result is compared with, and room for NCCL's own
+    # two buffers, the expected result, and room for NCCL's own buffers
     largest = rank.smallest(int(torch.cuda.mem_get_info()[0]) // 4) if rank.on_gpu else GIB
     everything = rank.job.level in FULL_LEVELS
     if rank.on_gpu:
@@ -100,7 +100,7 @@ def run_collectives(rank: Rank) -> None:
     if everything:
         _run_others(rank, largest)
     if rank.on_gpu:
-        torch.cuda.empty_cache()  # the probes that follow fit themselves to the memory that is free
+        torch.cuda.empty_cache()  # the next probes choose their sizes by the free memory
 
 
 def _run_others(rank: Rank, largest: int) -> None:
@@ -113,10 +113,10 @@ def _run_others(rank: Rank, largest: int) -> None:
 
 
 def contributions_to_the_sum(rank: Rank) -> Contributions | None:
-    """Every rank r gives 2^r: the sum tells exactly whose share is missing or doubled.
+    """All-reduce 2^r from every rank r: the bits of the sum show exactly whose share is missing or doubled.
 
-    Equal results on all ranks do not prove that every rank took part; this does. None where
-    there are too many ranks for the code.
+    Equal results on all ranks do not prove that every rank took part; this does. None if there are too many ranks
+    for the code to be exact.
     """
     if rank.world_size > _CODED_RANKS_MAX:
         return None
@@ -138,18 +138,18 @@ def contributions_to_the_sum(rank: Rank) -> Contributions | None:
 
 
 def _run_sweep(rank: Rank, kind: type[Operation], sweep: Sweep, largest: int) -> None:
-    """One operation at one size after the other, as long as time, memory and the speed of the links allow."""
+    """Measure one operation at increasing sizes, as far as time, memory and the speed of the links allow."""
     began = time.monotonic()
     sizes = [size for size in sweep.sizes if size <= largest]
     for size in sizes:
         rank.phase(f"{kind.name} of {size_text(size)}")
         if size == sizes[-1]:
-            rank.stumble(kind.name)
+            rank.fail_if_injected(kind.name)
         contributions = contributions_to_the_sum(rank) if kind is AllReduce and size == sizes[0] else None
         pace = _measure(rank, kind(rank, size), sweep, contributions)
         left_s = sweep.box_s - (time.monotonic() - began)
         if size != sizes[-1] and not rank.from_rank_zero(left_s > 0 and (pace.once_s < _SLOW_S or not rank.on_gpu)):
-            rank.stumble(kind.name)  # injected in the largest size, which this one turned out to be
+            rank.fail_if_injected(kind.name)  # faults are injected in the largest size, which turned out to be this one
             return
 
 
@@ -175,7 +175,7 @@ def _measure(rank: Rank, operation: Operation, sweep: Sweep, contributions: Cont
 
 
 def _pace(rank: Rank, operation: Operation, sweep: Sweep) -> Pace:
-    """What fits the time that one size may take; the same on all ranks."""
+    """The number of operations and batches that fit the time budget of one size; the same on all ranks."""
     once_s = max(1, rank.from_rank_zero(int(_batch_s(rank, operation, 2) / 2 * 1e9))) / 1e9
     operations = max(1, min(_OPERATIONS_MAX, int(sweep.batch_s / once_s)))
     batches = max(_BATCHES_MIN, min(_BATCHES_MAX, int(sweep.size_s / (operations * once_s))))
@@ -190,14 +190,14 @@ def _batch_s(rank: Rank, operation: Operation, operations: int) -> float:
 
 
 def _run_pairs(rank: Rank, sweep: _PairSweep, largest: int) -> None:
-    """Send and receive between two ranks while all others idle, one pair after the other until time is up."""
+    """Send and receive between two ranks while all others are idle, pair by pair until time is up."""
     began = time.monotonic()
-    stumbled = False
+    fault_done = False
     for pair in sweep.passes * list(chain.from_iterable(rounds_of(rank.world_size))):
         rank.phase(f"sendrecv of ranks {pair[0]} and {pair[1]}")
-        if rank.number in pair and not stumbled:
-            rank.stumble("pairs")
-            stumbled = True
+        if rank.number in pair and not fault_done:
+            rank.fail_if_injected("pairs")
+            fault_done = True
         _measure_pair(rank, pair, min(sweep.size_bytes, largest), sweep.batch_s)
         if not rank.from_rank_zero(time.monotonic() - began < sweep.box_s):
             return
@@ -212,7 +212,7 @@ def _measure_pair(rank: Rank, pair: Pair, size_bytes: int, batch_s: float) -> No
         once_ns = int(operation.timed_s(2) / 2 * 1e9)
     else:
         _stand_by(rank, 2)
-    # the slower of the two decides, and everybody must know: moves are counted
+    # the slower rank of the pair decides; all ranks take part, since all must make the same moves
     operations = max(1, min(_OPERATIONS_MAX, int(batch_s * 1e9 / max(1, -rank.smallest(-once_ns)))))
     if rank.number not in pair:
         _stand_by(rank, _PAIR_BATCHES + 1)
@@ -231,7 +231,7 @@ def _measure_pair(rank: Rank, pair: Pair, size_bytes: int, batch_s: float) -> No
 
 
 def _stand_by(rank: Rank, moves: int) -> None:
-    """Be ahead by the moves that the pair makes: where the two hang, they must be the ones that are behind."""
+    """Make the pair's moves in advance: if the pair hangs, it must be the pair that is behind."""
     for _ in range(moves):
         with rank.blocked():
             pass

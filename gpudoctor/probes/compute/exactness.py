@@ -1,7 +1,7 @@
-"""The same train step, repeated: equal work on equal devices must give equal bits.
+"""Repeats the same train step: equal work on equal devices must give equal bits.
 
-A device that computes wrong without an error corrupts a training unseen. The step needs no other
-rank, its data come from the CPU, and torch is set to use deterministic algorithms only.
+A device that computes wrong results without raising an error corrupts a training silently. The step needs no other
+rank, its data come from the CPU, and torch uses deterministic algorithms only.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gpudoctor.probes.runner.rank import Rank
 
 REPEATS = 5
 _SEED = 40
-_STEPS = 2  # an error of the first spreads to all of the second
+_STEPS = 2  # an error in the first step spreads to the whole second step
 _LEARNING_RATE = 0.05
 
 
@@ -29,7 +29,7 @@ class _Task(msgspec.Struct, frozen=True):
 
 
 def fingerprints(rank: Rank) -> tuple[str, ...]:
-    """SHA-256 over the outputs, losses and gradients of each step of a short train, one for each repeat."""
+    """SHA-256 over the outputs, losses and gradients of every step of a short train, one per repeat."""
     task = _task(rank)
     # Not a generator on the device: GPUs of different models give different numbers for one seed.
     generator = torch.Generator().manual_seed(_SEED)
@@ -37,7 +37,7 @@ def fingerprints(rank: Rank) -> tuple[str, ...]:
     start = [torch.randn(shape, generator=generator) / shape[0] ** 0.5 for shape in shapes]
     data = torch.randn(task.batch, task.inputs, generator=generator)
     before = torch.get_deterministic_debug_mode()
-    # as use_deterministic_algorithms(True), which would import torch's compiler besides: seconds
+    # as use_deterministic_algorithms(True), which would also import torch's compiler for seconds
     torch.set_deterministic_debug_mode("error")
     try:
         found = []
@@ -51,7 +51,7 @@ def fingerprints(rank: Rank) -> tuple[str, ...]:
 
 
 def _task(rank: Rank) -> _Task:
-    """The same on all ranks, so that the one with the least memory decides."""
+    """The task's sizes and dtype; the same on all ranks, so the GPU with the least memory decides."""
     if not rank.on_gpu:
         return _Task(128, 64, 256, torch.float32)
     small = rank.smallest(free_bytes(rank) >> 20) < 2048

@@ -1,4 +1,4 @@
-"""Patterns written to most of a device's memory, and read back: does every cell keep what it was given."""
+"""Writes patterns to most of a device's memory and reads them back, to check that every cell keeps its value."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _TIME_BOX_S = 6.0
 _CPU_BYTES, _CPU_CHUNK = 64 * MIB, 16 * MIB
 _LARGEST_CHUNK = 512 * MIB
 
-# Every second bit, then the others, so that each cell held both values between unlike neighbours
+# Alternating bits and their inverse, so that each cell holds both values next to neighbours of the other value
 _FIVES = 0x5555_5555_5555_5555
 _WORDS = (_FIVES, ~_FIVES)
 
 
 class Pattern(msgspec.Struct, frozen=True):
-    """How many bytes held how many patterns, and how many of them, counted in each pass, came back changed."""
+    """Bytes tested, bytes that came back changed (counted in each pass), and number of patterns written."""
 
     covered_bytes: int
     wrong_bytes: int
@@ -31,7 +31,7 @@ class Pattern(msgspec.Struct, frozen=True):
 
 
 def check_memory(rank: Rank) -> Pattern:
-    """Write each pattern to all of the memory taken, then compare: 0x55..., 0xAA..., and each word's own number.
+    """Write each pattern to all allocated memory, then compare: 0x55..., 0xAA..., and each word's own number.
 
     After the time box no further pattern begins; the first always runs.
     """
@@ -50,7 +50,7 @@ def check_memory(rank: Rank) -> Pattern:
 
 
 def _chunks(rank: Rank) -> list[torch.Tensor]:
-    """Most of the free memory, less what comparing a chunk takes; where another takes it meanwhile, less."""
+    """Allocate most of the free memory, less what comparing a chunk needs; less if another process allocates it."""
     if not rank.on_gpu:
         count, size = _CPU_BYTES // _CPU_CHUNK, _CPU_CHUNK
     else:
@@ -76,7 +76,7 @@ def _constant(word: int) -> _Write:
 
 
 def _own_number(chunk: torch.Tensor, number: int) -> None:
-    """Every word of all chunks gets another value, so that a cell written to a wrong address shows."""
+    """Give every word of all chunks a different value, so that a write to a wrong address is visible."""
     first = number * len(chunk)
     torch.arange(first, first + len(chunk), out=chunk)
 

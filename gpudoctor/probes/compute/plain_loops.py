@@ -1,7 +1,7 @@
-"""The loops that anyone would write by hand to measure a GPU with torch: what the probes' figures are compared with.
+"""Plain benchmark loops, as anyone would write them with torch, for comparison with the probes' figures.
 
-A process of its own, started by the acceptance run; `main` gets the order as JSON. On purpose it shares no code with
-the probes: a mistake of theirs must not be made here again. torch is imported in that process only.
+Runs in a separate process of the acceptance run; `main` gets the order as JSON. It deliberately shares no code with
+the probes, so that it cannot repeat their mistakes. torch is imported in that process only.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 LOOPS = __name__
-NOTHING_TO_RUN_ON = 3  # their exit code where there is no torch, or it sees none of the GPUs; all others are failures
+NOTHING_TO_RUN_ON = 3  # exit code if there is no torch or it sees too few GPUs; all other codes are failures
 _BATCH_S = 0.05
 _WARM_UP, _TIMED = 4, 16
 _LOAD_SIZE = 4096
@@ -26,13 +26,13 @@ _CPU_COPY_BYTES = 8 << 20
 
 
 class LoadOrder(msgspec.Struct, frozen=True, tag="load"):
-    """Matrix products without end on these GPUs (none: on one CPU thread), until stdin ends."""
+    """Endless matrix products on these GPUs (none: on one CPU thread), until stdin ends."""
 
     uuids: tuple[str, ...]
 
 
 class HostCopies(msgspec.Struct, frozen=True):
-    """Pinned copies of so many bytes on one GPU, from these CPUs (none: any)."""
+    """Pinned copies of `size_bytes` to and from one GPU, from these CPUs (none: any)."""
 
     gpu: int
     size_bytes: int
@@ -40,9 +40,9 @@ class HostCopies(msgspec.Struct, frozen=True):
 
 
 class LoopOrder(msgspec.Struct, frozen=True, tag="loops"):
-    """Figures of these GPUs (none: of the CPU): square products of `size`, copies in device memory, host copies.
+    """Measure these GPUs (none: the CPU): square products of `size`, copies in device memory, host copies.
 
-    `gpu` of the host copies counts in `uuids`.
+    `gpu` of the host copies is an index into `uuids`.
     """
 
     uuids: tuple[str, ...]
@@ -53,7 +53,7 @@ class LoopOrder(msgspec.Struct, frozen=True, tag="loops"):
 
 
 class PlainFigures(msgspec.Struct, frozen=True):
-    """What the loops measured, in the order of `uuids`; medians."""
+    """Medians of what the loops measured, in the order of `uuids`."""
 
     gemm_tflops: tuple[float, ...]
     copy_gb_s: tuple[float, ...]
@@ -62,9 +62,9 @@ class PlainFigures(msgspec.Struct, frozen=True):
 
 
 def main(argument: str) -> None:
-    """Do as the order says; figures are JSON on stdout. Exit 3 where there is no torch or no GPU to use."""
+    """Execute the order; prints figures as JSON. Exits with 3 if there is no torch or no GPU to use."""
     order = msgspec.json.decode(argument, type=LoadOrder | LoopOrder)
-    if order.uuids:  # before CUDA starts: device i of torch is uuids[i]
+    if order.uuids:  # before CUDA starts, so that torch's device i is uuids[i]
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(order.uuids)
     try:
         import torch
@@ -108,7 +108,7 @@ def _figures(torch: Any, devices: list[Any], order: LoopOrder) -> PlainFigures:
     h2d, d2h, held = [], [], []
     for host in order.host:
         pinned = _pinned(torch, host)
-        held.append(pinned)  # torch would give it, once freed, to the next GPU, which may be near another socket
+        held.append(pinned)  # once freed, torch would reuse it for the next GPU, which may be near another socket
         there = torch.empty_like(pinned, device=devices[host.gpu])
         h2d.append(_copied(torch, there, pinned, devices[host.gpu]))
         d2h.append(_copied(torch, pinned, there, devices[host.gpu]))
@@ -139,7 +139,7 @@ def _copies(torch: Any, devices: list[Any], seconds: float) -> list[float]:
 
 
 def _timed(torch: Any, devices: list[Any], work: Callable[[int], object], seconds: float) -> list[float]:
-    """Seconds of one piece of work on each device, all at the same time; the first third only warms up."""
+    """Seconds per call of `work` on each device, all at the same time; the first third only warms up."""
     if not devices:
         began = time.perf_counter()
         for _ in range(10):
@@ -171,7 +171,7 @@ def _timed(torch: Any, devices: list[Any], work: Callable[[int], object], second
 
 
 def _pinned(torch: Any, host: HostCopies) -> Any:
-    """Pinned memory near the CPUs of this order."""
+    """Pinned memory allocated on the order's CPUs."""
     allowed = os.sched_getaffinity(0)
     if near := allowed & set(host.cpus):
         os.sched_setaffinity(0, near)
@@ -182,7 +182,7 @@ def _pinned(torch: Any, host: HostCopies) -> Any:
 
 
 def _copied(torch: Any, target: Any, source: Any, device: Any) -> float:
-    """GB/s, one copy after the other."""
+    """Median GB/s of single copies."""
     times_s = []
     with torch.cuda.device(device):
         for lap in range(_WARM_UP + _TIMED):

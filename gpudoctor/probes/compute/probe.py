@@ -19,11 +19,11 @@ from gpudoctor.probes.runner.rank import Rank
 from gpudoctor.units import MIB
 
 _SEED = 30
-_TENSOR_CORES, _BFLOAT16 = 70, 80  # the compute capability that they came with, times 10
+_TENSOR_CORES, _BFLOAT16 = 70, 80  # the compute capability that introduced them, times 10
 
 
 class _Kind(msgspec.Struct, frozen=True):
-    """One type of matrix product; `precision` is torch's word for what float32 products may use."""
+    """One type of matrix product; `precision`: argument of torch.set_float32_matmul_precision."""
 
     name: str
     dtype: torch.dtype
@@ -65,7 +65,7 @@ def run_compute(rank: Rank) -> None:
 
 
 def _kinds(rank: Rank) -> tuple[_Kind, ...]:
-    """What every GPU of the run has, since all ranks have to do the same; the first is the one that is judged."""
+    """The types that every GPU of the run supports, since all ranks must do the same; the first is the judged one."""
     if not rank.on_gpu:
         return (_Kind("fp32", torch.float32, "highest", 0.1),)
     major, minor = torch.cuda.get_device_capability()
@@ -81,7 +81,7 @@ def _gemm(rank: Rank, kind: _Kind) -> Gemm:
     rank.phase(f"{kind.name} matrix products")
     size = _gemm_size(rank, kind)
     generator = torch.Generator(device=rank.device).manual_seed(_SEED)
-    # normal, not constant: what the chip draws, and so its clock, depends on the bits that flip
+    # normally distributed, not constant: power draw, and so the clock, depends on how many bits flip
     left, right = (torch.randn(size, size, generator=generator, device=rank.device).to(kind.dtype) for _ in range(2))
     result = torch.empty_like(left)
     before = torch.get_float32_matmul_precision()
@@ -95,7 +95,7 @@ def _gemm(rank: Rank, kind: _Kind) -> Gemm:
 
 
 def _gemm_size(rank: Rank, kind: _Kind) -> int:
-    """8192, or what fits: drawing a matrix takes a float32 copy of it besides the three of the product."""
+    """8192, or less if memory is short: drawing a matrix takes a float32 copy besides the product's three matrices."""
     if not rank.on_gpu:
         return 256
     size, free = 8192, rank.smallest(free_bytes(rank))
@@ -105,9 +105,9 @@ def _gemm_size(rank: Rank, kind: _Kind) -> int:
 
 
 def _laps_ms(rank: Rank, work: Callable[[], object], seconds: float) -> list[float]:
-    """How long one piece of work takes, from batches of it over so many seconds, all ranks at the same time.
+    """Time of one call of `work` in ms, from batches over `seconds`, on all ranks at the same time.
 
-    The first third is discarded: a cold GPU is faster, one that was idle has yet to raise its clocks.
+    The first third is discarded: a cold GPU is faster, and an idle one has yet to raise its clocks.
     """
     work()
     batch_s, fewest = (0.05, 6) if rank.on_gpu else (0.01, 3)
@@ -127,7 +127,7 @@ def _laps_ms(rank: Rank, work: Callable[[], object], seconds: float) -> list[flo
 
 
 def _memory_rates(rank: Rank) -> tuple[float | Missing, float | Missing]:
-    """GB/s of a copy (one read, one write) and a triad (two reads, one write) in the device's own memory."""
+    """GB/s of a copy (one read, one write) and a triad (two reads, one write) in device memory."""
     limit = rank.smallest(free_bytes(rank)) // 5 if rank.on_gpu else 8 * MIB
     size = power_of_two(1024 * MIB, limit)
     try:
@@ -135,7 +135,7 @@ def _memory_rates(rank: Rank) -> tuple[float | Missing, float | Missing]:
     except torch.cuda.OutOfMemoryError as error:
         why = Missing(f"no memory for three buffers of {size // MIB} MiB: {error}".splitlines()[0], "failed")
         for _ in range(2):
-            rank.barrier()  # the others' laps begin with one each
+            rank.barrier()  # the other ranks wait at the start of both measurements
         return why, why
     seconds = 0.3 if rank.on_gpu else 0.05
     copy_ms = median(_laps_ms(rank, lambda: target.copy_(source), seconds))

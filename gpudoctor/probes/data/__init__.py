@@ -1,1 +1,1 @@
-"""What feeds the GPUs: a real torch DataLoader over the files of a data set."""
+"""Input pipeline: a real torch DataLoader over the files of a data set."""

@@ -1,4 +1,4 @@
-"""A torch DataLoader over files: its data set, its workers, and the rate at which it gives batches."""
+"""A torch DataLoader over files: its data set, its workers, and the rate at which it delivers batches."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ SHM = "/dev/shm"
 _BATCH_LIMIT_S = 30.0
 _WARM_UP_S = 1.0
 _LEAST_BATCHES = 2
-_MANY = 1 << 40  # samples that a loader may be asked for: more than any run takes
+_MANY = 1 << 40  # length of the sampler: more samples than any run takes
 _PIDS = re.compile(r" \(pid(?:\(s\))? [\d, ]+\)")
 
 _torchs: Any = torchs  # not annotated everywhere
 
 
 class LoadedBatch(NamedTuple):
-    """What a worker hands over: the bytes of its samples one after the other, and what became of them.
+    """A worker's batch: the bytes of all its samples concatenated, and counts of what was read.
 
-    `cpus`: how many CPUs the process that read them may run on.
+    `why`: why a sample is unreadable. `cpus`: number of CPUs the reading process may run on.
     """
 
     data: torch.Tensor
@@ -49,7 +49,7 @@ class LoadedBatch(NamedTuple):
 
 
 class LoaderRate(NamedTuple):
-    """What one rank's loader gave in a while; `shm_bytes`: the most by which the use of /dev/shm grew."""
+    """The rate of one rank's loader; `shm_bytes`: the largest growth in the use of /dev/shm meanwhile."""
 
     samples_per_s: float
     bytes_per_s: float
@@ -58,7 +58,7 @@ class LoaderRate(NamedTuple):
 
 
 class Seen:
-    """What became of all samples that this rank asked for; `cpus`: the fewest that a process which read any had."""
+    """Totals over all samples that this rank requested; `cpus`: the fewest CPUs of any process that read them."""
 
     def __init__(self) -> None:
         self.samples = self.unreadable = 0
@@ -73,7 +73,7 @@ class Seen:
 
 
 class _Samples(_torchs.Dataset):  # type: ignore[misc]
-    """A sample: the bytes of a file, or a piece of a large one, or why there are none."""
+    """A sample is the bytes of a file, or of a random piece of a large file; a str: why it could not be read."""
 
     def __init__(self, files: DataFiles) -> None:
         self._files = files
@@ -88,7 +88,7 @@ class _Samples(_torchs.Dataset):  # type: ignore[misc]
         found = bytearray(length)
         try:
             with open(path, "rb") as file:  # noqa: PTH123 - the name is text
-                if not self._files.made:  # what another step has read is to come from storage again
+                if not self._files.made:  # what another step has read must come from storage again
                     page_cache.drop_range(file.fileno(), begin, length)
                 file.seek(begin)
                 if file.readinto(found) != length:
@@ -106,17 +106,17 @@ def _collated(samples: list[torch.Tensor | str]) -> LoadedBatch:
 
 
 def counted(samples: list[torch.Tensor | str]) -> LoadedBatch:
-    """A batch without its bytes, which takes nothing of /dev/shm."""
+    """Collate a batch without its bytes, which needs no /dev/shm."""
     return _collated(samples)._replace(data=torch.empty(0, dtype=torch.uint8))
 
 
 def _begin_worker(rank_pid: int, _worker: int) -> None:
-    die_with_parent(rank_pid)  # torch's own watch looks at its parent every 5 s only
+    die_with_parent(rank_pid)  # torch itself checks the parent only every 5 s
 
 
 def socket_name_bytes(tmpdir: Path) -> int | Missing:
-    """How long the name is of a socket that multiprocessing makes in TMPDIR."""
-    # torch has imported it; this module may start no process, and so does not
+    """The length of the path of a socket that multiprocessing creates in TMPDIR."""
+    # looked up, not imported, since this package must not import multiprocessing; torch already has
     if hasattr(sys.modules.get("multiprocessing.util"), "_get_base_temp_dir"):
         return Missing("this Python turns to another folder if the name of TMPDIR is too long")
     return len(os.fsencode(tmpdir / "pymp-12345678" / "listener-12345678"))
@@ -124,9 +124,9 @@ def socket_name_bytes(tmpdir: Path) -> int | Missing:
 
 @contextmanager
 def short_sockets(folder: Path) -> Iterator[None]:
-    """Have the sockets by which workers hand over batches lie in this folder, by a name that is short enough.
+    """Put the sockets through which workers hand over batches into this folder, under a short path.
 
-    Where TMPDIR has a long name batches are lost, and the loader waits for ever: see `socket_name_bytes`.
+    If TMPDIR has a long path, batches are lost and the loader waits forever: see `socket_name_bytes`.
     """
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     before = tempfile.tempdir
@@ -147,7 +147,7 @@ def batches(
     pin: bool = False,
     collate: Callable[[list[torch.Tensor | str]], LoadedBatch] = _collated,
 ) -> Iterator[Iterator[LoadedBatch]]:
-    """The batches of a loader in random order, without end; the workers are gone afterwards."""
+    """Endless batches of a loader in random order; the workers have ended when the block is left."""
     draw = torch.Generator().manual_seed(rank)
     options: dict[str, Any] = {}
     if workers:
@@ -155,7 +155,7 @@ def batches(
             "timeout": _BATCH_LIMIT_S,
             "prefetch_factor": PREFETCH,
             "worker_init_fn": functools.partial(_begin_worker, os.getpid()),
-            "multiprocessing_context": "fork",  # Linux's own up to Python 3.13: it is what trainings use
+            "multiprocessing_context": "fork",  # the default on Linux up to Python 3.13, and what trainings use
         }
     data = _Samples(files)
     sampler = _torchs.RandomSampler(data, replacement=True, num_samples=_MANY, generator=draw)
@@ -167,7 +167,7 @@ def batches(
         yield given
     finally:
         if workers:
-            given._shutdown_workers()  # what its __del__ calls: here it is known when they end
+            given._shutdown_workers()  # as its __del__ does, but at a known time
 
 
 def loader_rate(
@@ -180,9 +180,9 @@ def loader_rate(
     pin: bool = False,
     use: Callable[[torch.Tensor], object],
 ) -> LoaderRate | Missing:
-    """How fast a loader gives batches for so many seconds, once those are gone that were prepared ahead; or why not.
+    """Measure a loader for `for_s` seconds, after its prefetched batches are used up; Missing: why it failed.
 
-    `use` is called with the bytes of each batch (a copy to the GPU); `seen` takes in every batch.
+    `use` is called with the bytes of each batch (a copy to the GPU); every batch is counted in `seen`.
     """
     shm_before, shm_most = shm_used_bytes(), 0
     began_s = monotonic()
@@ -209,7 +209,7 @@ def loader_rate(
 
 
 def shm_used_bytes() -> int | None:
-    """How much of /dev/shm is in use, by anybody; None if it cannot be read."""
+    """Bytes of /dev/shm in use by all processes; None if they cannot be read."""
     try:
         space = os.statvfs(SHM)
     except OSError:

@@ -1,4 +1,4 @@
-"""What the loaders of all ranks gave, put together: pure functions, without torch."""
+"""Merges the loader figures of all ranks: pure functions, without torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpudoctor.facts.model.measured_data import DataLoading, LoaderCopies, Loade
 
 
 def merged_loading(found: Mapping[int, DataLoading], world_size: int) -> DataLoading | None:
-    """The figures of all ranks, which loaded at the same time; None unless every rank delivered."""
+    """The loading of all ranks, which ran at the same time; None unless every rank delivered."""
     if len(found) < world_size:
         return None
     row = [found[rank] for rank in range(world_size)]
@@ -38,7 +38,7 @@ def _step(of_ranks: Sequence[LoaderStep]) -> LoaderStep:
         gb_s=sum(each.gb_s for each in rates),
         slowest_rank_gb_s=min(each.slowest_rank_gb_s for each in rates),
         first_batch_s=max(each.first_batch_s for each in rates),
-        shm_bytes=max(shm) if shm else rates[0].shm_bytes,  # each rank sees what all of them use
+        shm_bytes=max(shm) if shm else rates[0].shm_bytes,  # each rank sees the use by all of them
     )
     return msgspec.structs.replace(of_ranks[0], rates=together)
 

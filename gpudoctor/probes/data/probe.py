@@ -1,4 +1,4 @@
-"""Loads the user's files by a real DataLoader on every rank at the same time, with more workers step by step."""
+"""The data probe: a real DataLoader on every rank at the same time, with increasing numbers of workers."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _CPU_RANKS = Missing("CPU ranks have no GPU to copy to")
 
 
 class _SharedFiles(msgspec.Struct, frozen=True):
-    """What rank 0 has found for all ranks: the files, or why there are none; why they may come from RAM."""
+    """Rank 0's result for all ranks: the files, or why there are none; and why they might be served from RAM."""
 
     files: DataFiles | None = None
     why: Missing | None = None
@@ -54,7 +54,7 @@ class _SharedFiles(msgspec.Struct, frozen=True):
 
 
 def run_data(rank: Rank) -> None:
-    """Measure the loaders of all ranks together, and send one LoaderSample; or rank 0 says why there is nothing."""
+    """Measure the loaders of all ranks together and send one LoaderSample each; otherwise rank 0 sends the reason."""
     rank.phase("look for files to load", "data")
     shared = _shared_files(rank)
     with short_sockets(Path(rank.job.folder)):
@@ -87,7 +87,8 @@ def _loading(rank: Rank, files: DataFiles, perhaps_in_ram: Missing | None) -> Da
     return DataLoading(
         device="cuda" if rank.on_gpu else "cpu",
         world_size=rank.world_size,
-        paths=() if files.made else rank.job.data,
+        # JSON cannot represent a name that is not UTF-8
+        paths=() if files.made else tuple(path.encode("utf-8", "replace").decode() for path in rank.job.data),
         files=len(files.files),
         batch=BATCH,
         sample_bytes=files.mean_sample_bytes,
@@ -109,7 +110,7 @@ def _loading(rank: Rank, files: DataFiles, perhaps_in_ram: Missing | None) -> Da
 
 
 def _shared_files(rank: Rank) -> _SharedFiles:
-    """The files that rank 0 has found or made, on every rank the same."""
+    """The files that rank 0 has found or generated, the same on every rank."""
     shared = Path(rank.job.folder) / "data.json"
     if rank.number == 0:
         found = look_in_time(rank.job.data) if rank.job.data else _as_shared(made_files(Path(rank.job.folder) / "data"))
@@ -119,7 +120,7 @@ def _shared_files(rank: Rank) -> _SharedFiles:
 
 
 def look_in_time(paths: Sequence[str], limit_s: float = 20.0) -> _SharedFiles:
-    """What a forked process finds there: one that a dead mount holds is given up, as this one could not be."""
+    """Look for files in a forked process, which can be abandoned if a dead mount blocks it."""
     answer = Bounded(_MOST_ANSWER_BYTES)
     with pipe_with_child("writes") as (ours, theirs):
         process = ForkedProcess(partial(_look, theirs, paths))
@@ -145,10 +146,10 @@ def _look(pipe: int, paths: Sequence[str]) -> None:
 
 
 def _perhaps_in_ram(files: DataFiles) -> Missing | None:
-    """By the largest file of each file system, which tells most; a doubt comes before what is known to be in RAM."""
+    """Check the largest file of each file system; an uncertain case takes precedence over data known to be in RAM."""
     largest: dict[int, str] = {}
     for path, _ in sorted(files.files, key=lambda file: file[1]):
-        with suppress(OSError):  # it vanished
+        with suppress(OSError):  # the file has vanished
             largest[os.stat(path).st_dev] = path  # noqa: PTH116 - many of them
     reasons = [why for file in largest.values() if (why := may_stay_in_ram(file)) is not None]
     return min(reasons, key=lambda why: why.kind != "failed", default=None)
@@ -159,7 +160,7 @@ def _as_shared(found: DataFiles | Missing) -> _SharedFiles:
 
 
 def _first_batch(rank: Rank, files: DataFiles) -> Missing | None:
-    """Why no batch comes at all, on any rank; by workers, which can be given up where storage does not answer."""
+    """Why a rank gets no batch, or None. Read by a worker, which can be abandoned if storage does not answer."""
     rank.phase("first batch of a data loader")
     why: Missing | None = None
     seen = Seen()
@@ -174,7 +175,7 @@ def _first_batch(rank: Rank, files: DataFiles) -> Missing | None:
 
 
 def _worker_counts(rank: Rank) -> Iterator[int]:
-    """0, 2, 4, 8 ... as many as the usable CPUs give each rank, 2 at least; on every rank the same."""
+    """0, 2, 4, 8 ... up to a rank's share of the usable CPUs, but at least 2; the same on every rank."""
     most = min(_MOST_WORKERS, max(2, rank.smallest(len(os.sched_getaffinity(0))) // rank.world_size))
     workers = 2
     yield 0
@@ -184,8 +185,8 @@ def _worker_counts(rank: Rank) -> Iterator[int]:
 
 
 def _step(files: DataFiles, rank: Rank, workers: int, for_s: float, seen: Seen, needed: int) -> LoaderStep:
-    stumble = (lambda data: rank.stumble("data")) if workers else _unused
-    rate = loader_rate(files, rank.number, workers, for_s, seen, use=stumble)
+    use = (lambda data: rank.fail_if_injected("data")) if workers else _unused
+    rate = loader_rate(files, rank.number, workers, for_s, seen, use=use)
     if isinstance(rate, Missing):
         return LoaderStep(workers, None, rate, needed)
     gb_s = rate.bytes_per_s / 1e9
@@ -198,7 +199,7 @@ def _step(files: DataFiles, rank: Rank, workers: int, for_s: float, seen: Seen, 
 
 
 def _copies(rank: Rank, files: DataFiles, steps: list[LoaderStep], for_s: float, seen: Seen) -> LoaderCopies | Missing:
-    """The way to the GPU with memory that is not pinned and that is, with as many workers as gave most on rank 0."""
+    """Rates of loading and copying to the GPU, pageable and pinned, with the fastest number of workers on rank 0."""
     rates = {step.workers: step.rates.gb_s for step in steps if step.rates is not None}
     workers = rank.from_rank_zero(max(rates, key=lambda count: rates[count], default=0))
     rank.phase(f"data loader with {workers} workers a rank, to the GPU")
@@ -215,11 +216,11 @@ def _copies(rank: Rank, files: DataFiles, steps: list[LoaderStep], for_s: float,
 
 
 def _unused(data: torch.Tensor) -> None:
-    """What a step does with a batch: nothing."""
+    """A step without copies does nothing with a batch."""
 
 
 def _to_device(rank: Rank, data: torch.Tensor) -> None:
-    data.to(rank.device, non_blocking=True)  # of pageable memory it blocks all the same
+    data.to(rank.device, non_blocking=True)  # from pageable memory it blocks anyway
 
 
 def _shm() -> tuple[int | Missing, int | Missing]:

@@ -1,1 +1,1 @@
-"""What runs in processes of its own: other frameworks, and strategies of other libraries."""
+"""Work that needs separate processes: other frameworks, and the strategies of other libraries."""

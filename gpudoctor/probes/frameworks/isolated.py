@@ -1,4 +1,4 @@
-"""Runs isolated processes beside the ranks, reads their answers, and ends them without fail."""
+"""Runs isolated processes besides the ranks, reads their answers, and always ends them."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from gpudoctor.process.ending import kill_all, send_signal, signal_name
 from gpudoctor.process.pipes import TURN_S, LineReader, anonymous_file, pipe_with_child, ready, tail
 from gpudoctor.process.spawn import Child
 
-_GRACE_S = 1.0  # after one of several failed: the time for the others to report why
+_GRACE_S = 1.0  # after one of several failed: time for the others to report why
 ENDED_WITH_OTHERS = "was ended with the others"
 _KILL_GRACE_S = 10.0  # a driver takes seconds to release a GPU
 
 
 class IsolatedProcess(msgspec.Struct, frozen=True):
-    """One process to start: `name` for texts, its task, and its environment on top of ours (None: taken out)."""
+    """One process to start: its name in messages, its task, and changes to the environment (None removes)."""
 
     name: str
     task: Task
@@ -30,9 +30,9 @@ class IsolatedProcess(msgspec.Struct, frozen=True):
 
 
 class IsolatedResult(msgspec.Struct):
-    """What one process answered; `failure` is None if it came to its end.
+    """The answers of one process; `failure` is None if it completed.
 
-    `output`: its last lines on stderr. `loaded`: it came through its import, or was in none.
+    `output`: its last lines on stderr. `loaded`: it was not in the middle of an import when it ended.
     """
 
     answers: list[AnyAnswer] = []
@@ -91,13 +91,13 @@ class _Process:
                 self.answers.append(answer)
 
     def kill(self) -> None:
-        """End its whole group, which may outlive it, once; nothing that it does at its end is of use."""
+        """Kill its process group, once."""
         if not self.killed:
             self.killed = True
             send_signal(self.process.pid, signal.SIGKILL, group=True)
 
     def result(self, limit_s: float) -> IsolatedResult:
-        """To be called once it was ended."""
+        """The result; valid after the process has ended."""
         output = _last_lines(self.errors)
         failure: Missing | None = None
         if self.broken is not None:
@@ -129,12 +129,12 @@ def run_isolated(
     together: bool,
     python: str | None = None,
 ) -> list[IsolatedResult]:
-    """Start each process and read their answers until all are done; the result of each, in the same order.
+    """Start all processes and read their answers until all are done; returns their results in the same order.
 
-    `import_deadline_s`: a shorter one for a process that does "import ..."; one that hangs there ends the run.
-    Never raises for what a process does, nor if none can be started: that is the `failure` of its result.
-    `together`: they wait for each other, so that one that fails ends the run. Whatever happens here (a signal
-    handler that raises too), every process and its group has been killed when this returns or raises.
+    `import_deadline_s`: a shorter deadline while a process reports "import ..."; one that hangs there ends the run.
+    `together`: the processes wait for each other, so a failure of one ends the run.
+    Never raises for what a process does or if none can be started: that is the `failure` of its result. When this
+    returns or raises, for example from a signal handler, every process and its group has been killed.
     """
     processes: list[_Process] = []
     try:
@@ -147,7 +147,7 @@ def run_isolated(
         import_s = min(deadline_s, import_deadline_s or deadline_s)
         _listen(processes, deadline_s, import_s, together)
         for process in processes:
-            # one whose pipe has ended is on its way out by itself, and how it ends is worth knowing
+            # a process that closed its pipe is about to exit by itself, and its exit status is wanted
             if process.ended:
                 process.process.ends_within(_GRACE_S)
         _end(processes)
@@ -182,7 +182,7 @@ def _listen(processes: Sequence[_Process], deadline_s: float, import_s: float, t
 def _end(processes: Sequence[_Process]) -> None:
     for process in processes:
         process.kill()
-    # one that sits in the driver is left behind: the kernel will let it go when it can
+    # a process stuck in the driver is left behind: it ends when the kernel releases it
     kill_all([process.process for process in processes], _KILL_GRACE_S)
 
 

@@ -1,7 +1,7 @@
-"""A process of its own for what cannot live in the ranks: frameworks that abort at exit, or want CUDA to themselves.
+"""The isolated process, for what cannot run in the ranks: frameworks that abort at exit or need CUDA exclusively.
 
-Its orders and answers are one JSON line each. Until its task begins only the standard library and msgspec are imported
-here, and the shapes of what it measures.
+Its order and its answers are one JSON line each. Until its task begins, it imports only the standard library, msgspec
+and the model of the measurements.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from gpudoctor.process.pipes import write_all
 
 
 class ViewTask(msgspec.Struct, frozen=True, tag=True):
-    """Report what a framework sees."""
+    """Report the devices that a framework sees."""
 
     framework: Framework
 
@@ -33,9 +33,9 @@ class ViewTask(msgspec.Struct, frozen=True, tag=True):
 class TensorflowTask(msgspec.Struct, frozen=True, tag=True):
     """Train under one of TensorFlow's strategies.
 
-    `replicas` in this one process (mirrored); or this is worker `worker` of those on `ports` of the loopback
-    interface. `on_gpu`: on the GPUs that CUDA_VISIBLE_DEVICES shows, else on the CPU.
-    `desync`: the replica or worker that drifts away, to see it caught.
+    Either `replicas` in this process (mirrored), or worker `worker` of those on `ports` of the loopback interface.
+    `on_gpu`: on the GPUs in CUDA_VISIBLE_DEVICES, otherwise on the CPU.
+    `desync`: the replica or worker whose weights are changed by that injected fault.
     """
 
     shape: StrategyShape
@@ -51,7 +51,7 @@ Task = ViewTask | TensorflowTask
 
 
 class IsolatedOrder(msgspec.Struct, frozen=True):
-    """All that an isolated process receives at its start; it answers on the file descriptor."""
+    """Everything an isolated process is given at its start; it answers on the descriptor `fd`."""
 
     fd: int
     task: Task
@@ -62,26 +62,26 @@ class IsolatedAnswer(msgspec.Struct, frozen=True, tag=True):
 
 
 class Doing(IsolatedAnswer, frozen=True):
-    """What it begins to do."""
+    """The process begins this step."""
 
     text: str
 
 
 class FrameworkDevices(IsolatedAnswer, frozen=True):
-    """What a framework sees."""
+    """The devices that a framework sees."""
 
     view: FrameworkView
 
 
 class Reference(IsolatedAnswer, frozen=True):
-    """The same steps without any strategy, in the library of this version."""
+    """The same steps without a strategy, and the library's version."""
 
     version: str
     reference: StrategyReference
 
 
 class Trained(IsolatedAnswer, frozen=True):
-    """One replica or rank under one strategy; `missing_weights`: tensors that it should hold and does not."""
+    """One replica or rank under one strategy; `missing_weights`: tensors that it lacks."""
 
     variant: str
     rank: StrategyRank
@@ -90,21 +90,21 @@ class Trained(IsolatedAnswer, frozen=True):
 
 
 class IsolatedFailure(IsolatedAnswer, frozen=True):
-    """It cannot go on. `unsupported`: this version of the library does not offer it; nothing is wrong with the node."""
+    """The process cannot go on. `unsupported`: this library version lacks a feature; nothing is wrong with the node."""
 
     text: str
     kind: Literal["unsupported", "failed"] = "failed"
 
 
 class Done(IsolatedAnswer, frozen=True):
-    """It has sent everything; what happens to the process afterwards does not count."""
+    """The process has sent everything; how it ends afterwards is irrelevant."""
 
 
 AnyAnswer = Doing | FrameworkDevices | Reference | Trained | IsolatedFailure | Done
 
 
 class AnswerWriter:
-    """Writes answers to the parent, each at once and whole."""
+    """Writes answers to the parent, each immediately and completely."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -113,21 +113,18 @@ class AnswerWriter:
         try:
             write_all(self._fd, msgspec.json.encode(answer) + b"\n")
         except BrokenPipeError:
-            leave(1)  # the parent is gone
+            leave(1)  # the parent has ended
 
     def doing(self, text: str) -> None:
         self.send(Doing(text))
 
 
 def begin(argument: str) -> NoReturn:
-    """Do what the order (JSON) asks, and end without tearing anything down.
-
-    The exits of these libraries abort or hang.
-    """
+    """Execute the order (JSON), and exit without any teardown, in which these libraries abort or hang."""
     order = msgspec.json.decode(argument, type=IsolatedOrder)
     answers = AnswerWriter(order.fd)
 
-    # Not `except`: whatever a library raises is sent once; first of all, since it may have closed stderr.
+    # A hook instead of `except`: it gets every exception once. Send first, since the library may have closed stderr.
     def send_and_leave(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         unsupported = issubclass(kind, NotImplementedError)
         answers.send(IsolatedFailure(_in_words(error), "unsupported" if unsupported else "failed"))
@@ -149,7 +146,7 @@ def begin(argument: str) -> NoReturn:
 
 
 def _in_words(error: BaseException) -> str:
-    # what JSON cannot carry (half of a surrogate pair) must not cost the message
+    # JSON cannot represent lone surrogates, which must not cost the message
     text = str(error).encode(errors="replace").decode()
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__

@@ -1,6 +1,6 @@
-"""What isolated processes measure: what each framework sees, and the strategies of other libraries.
+"""Measurements outside the ranks: the devices each framework sees, and the strategies of other libraries.
 
-This process never imports any of them; whether one is installed is seen from its files.
+This process never imports any of them; it looks for their files to find out whether they are installed.
 """
 
 from __future__ import annotations
@@ -40,52 +40,52 @@ INSTALL = {
     "tensorflow": "pip install 'gpudoctor-cli[tensorflow]'",
 }
 _NAMES = {"torch": "PyTorch", "deepspeed": "DeepSpeed", "tensorflow": "TensorFlow", "jax": "JAX"}
-# Keras, which TensorFlow imports, would leave ~/.keras behind; under a file it can make nothing, and goes on
+# Keras, which TensorFlow imports, would create ~/.keras; under /dev/null it cannot, and goes on without it
 _LEAVES_NOTHING: Mapping[str, str | None] = {"KERAS_HOME": "/dev/null"}
-# tensorflow/core/common_runtime/gpu/gpu_device.cc, GetValidDeviceIds: at level INFO, which many switch off
+# tensorflow/core/common_runtime/gpu/gpu_device.cc, GetValidDeviceIds: logged at INFO, which many users disable
 _LEFT_OUT = "Ignoring visible gpu device"
 _VERBOSE: Mapping[str, str | None] = {**_LEAVES_NOTHING, "TF_CPP_MIN_LOG_LEVEL": "0"}
-# importing a framework from a cold network disk takes many times the usual 2 s
+# importing a framework from a cold network disk takes many times as long as the usual 2 s
 IMPORT_DEADLINE_S = 90.0
-# what TensorFlow would do differently from run to run, or from a user's settings
+# settings that would make TensorFlow behave differently from run to run or from user to user
 _TENSORFLOW_ENVIRON: Mapping[str, str | None] = {
     **_LEAVES_NOTHING,
     "TF_CONFIG": None,
     "TF_CPP_MIN_LOG_LEVEL": "1",
     "TF_ENABLE_ONEDNN_OPTS": "0",
     "TF_FORCE_GPU_ALLOW_GROWTH": "true",
-    "TF_GRPC_REUSE_PORT": "1",  # this process holds the ports, so that nobody takes them before the workers do
+    "TF_GRPC_REUSE_PORT": "1",  # this process holds the ports, so that no other takes them before the workers do
     "TF_NUM_INTRAOP_THREADS": "1",
-    # its workers would look for each other through a proxy
+    # its workers would connect to each other through a proxy
     **dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "grpc_proxy", "all_proxy"), None),
 }
 
 
 def missing_library(name: str) -> Missing | None:
-    """Why a library cannot be used, with the line that installs it; None where it is installed."""
+    """Why a library cannot be used, with the command that installs it; None if it is installed."""
     found = importlib.util.find_spec(name)
     if found is not None and _in_working_directory(str(found.origin)):
         found = PathFinder.find_spec(name, sys.path[1:])
-    if found is not None and found.origin is not None:  # a folder that happens to be called so has none
+    if found is not None and found.origin is not None:  # None for a plain folder of the same name
         return None
     install = INSTALL.get(name)
     return Missing(f"{_NAMES[name]} is not installed" + (f": {install}" if install else ""))
 
 
 def _in_working_directory(origin: str) -> bool:
-    """Whether only `python -m gpudoctor` finds it, which searches there first; the processes that we start do not."""
+    """Whether only `python -m gpudoctor` finds it, which searches there first, unlike the processes that we start."""
     try:
         here = os.getcwd()  # noqa: PTH109
     except OSError:
-        return False  # it was removed
+        return False  # the directory was removed
     return sys.path[0] == here and origin.startswith(f"{here}{os.sep}")
 
 
 def framework_views(deadline_s: float, python: str | None = None) -> Measurements:
-    """Ask each framework that is installed, all at the same time, each in a process of its own.
+    """Ask all installed frameworks at the same time, each in a separate process.
 
-    Of the Measurements only `frameworks` and `not_run` are filled: "frameworks" where none is installed,
-    "frameworks.NAME" for one that gave no answer.
+    Of the Measurements only `frameworks` and `not_run` are filled, the latter with "frameworks" if none is installed,
+    and with "frameworks.NAME" for one that gave no answer.
     """
     installed = [name for name in FRAMEWORKS if missing_library(name) is None]
     if not installed:
@@ -114,9 +114,9 @@ def _with_complaints(view: FrameworkView, output: Sequence[str]) -> FrameworkVie
 
 
 def deepspeed_strategies(plan: ProbePlan, deadline_s: float, progress: Callable[[str], None] | None) -> Measurements:
-    """ZeRO 1, 2 and 3 on ranks of their own; `deepspeed` or not_run["deepspeed"] is filled, and nothing else.
+    """ZeRO 1, 2 and 3 on separate ranks; fills only `deepspeed` or not_run["deepspeed"].
 
-    `plan` says on which devices; what else it asks for is left out.
+    Of `plan` only the devices and the desync fault are used.
     """
     why = missing_library("torch") or missing_library("deepspeed")
     if why is not None:
@@ -134,7 +134,7 @@ def deepspeed_strategies(plan: ProbePlan, deadline_s: float, progress: Callable[
     found = measured.strategies
     failure = next((Missing(problem.text, "failed") for problem in measured.problems), None)
     if found is not None and failure is not None:
-        found = msgspec.structs.replace(found, not_run={"deepspeed": failure})  # some stages may have figures
+        found = msgspec.structs.replace(found, not_run={"deepspeed": failure})  # earlier stages may have figures
     if found is None or not found.runs:
         own_reason = found.not_run.get("deepspeed") if found is not None else None
         failure = failure or own_reason or measured.not_run.get("strategy")
@@ -151,9 +151,9 @@ def deepspeed_strategies(plan: ProbePlan, deadline_s: float, progress: Callable[
 def tensorflow_strategies(
     plan: ProbePlan, deadline_s: float, progress: Callable[[str], None] | None, python: str | None = None
 ) -> Measurements:
-    """MirroredStrategy in one process, then MultiWorkerMirroredStrategy in one process a rank.
+    """MirroredStrategy in one process, then MultiWorkerMirroredStrategy in one process per rank.
 
-    `tensorflow` or not_run["tensorflow"] is filled, and nothing else; `deadline_s` is for each of the two.
+    Fills only `tensorflow` or not_run["tensorflow"]; `deadline_s` applies to each of the two.
     """
     why = missing_library("tensorflow")
     if why is not None:
@@ -170,7 +170,7 @@ def tensorflow_strategies(
     one = TensorflowTask(shape, STEPS, on_gpu, plan.ranks, desync=desync)
     [mirrored] = run([IsolatedProcess("MirroredStrategy", one, _environ(uuids))])
     if mirrored.failure is not None and not mirrored.loaded:
-        return Measurements(not_run={"tensorflow": mirrored.failure})  # nor would it load in the others
+        return Measurements(not_run={"tensorflow": mirrored.failure})  # it would not load in the workers either
     report("TensorFlow's MultiWorkerMirroredStrategy")
     with ExitStack() as held:
         try:
@@ -191,17 +191,17 @@ def tensorflow_strategies(
 
 
 def shape_for(world_size: int) -> StrategyShape:
-    """A transformer that `world_size` divides the batch of; small, since most of the time is building its graph."""
+    """A transformer with a batch divisible by `world_size`; small, since building its graph takes most of the time."""
     return StrategyShape(layers=1, width=32, heads=4, vocabulary=64, sequence=16, batch=4 * world_size)
 
 
 def _environ(uuids: Sequence[str]) -> Mapping[str, str | None]:
-    # by UUID: CUDA counts in another order than the driver
+    # by UUID, since CUDA and the driver number GPUs differently
     return {**_TENSORFLOW_ENVIRON, "CUDA_VISIBLE_DEVICES": ",".join(uuids) or "-1"}
 
 
 def _port(held: ExitStack) -> int:
-    """A free port of the loopback interface, held for as long as the stack is: only who reuses ports may bind it."""
+    """A free loopback port, held until the stack is closed; only sockets with SO_REUSEPORT may bind it meanwhile."""
     holder = held.enter_context(socket.socket())
     holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     holder.bind(("127.0.0.1", 0))
@@ -221,7 +221,7 @@ def _merged(plan: ProbePlan, shape: StrategyShape, results: Mapping[str, Sequenc
         references += [answer for answer in answers if isinstance(answer, Reference)]
         failures = [each.failure for each in processes if each.failure is not None]
         if failures or len(ranks) != plan.ranks:
-            # one that says itself why tells more than one that hung, and that more than one that waited for it
+            # best the reason of a process that failed, then of one that hung, last of one that waited for another
             failures.sort(key=lambda each: (ENDED_WITH_OTHERS in each.reason, "did not leave" in each.reason))
             not_run[variant] = (failures or [Missing("not every replica answered", "failed")])[0]
         else:

@@ -1,4 +1,4 @@
-"""The small transformer and its optimizer in plain TensorFlow: Keras 3 does not fit under several workers."""
+"""The small transformer and its optimizer in plain TensorFlow: Keras 3 does not support several workers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import tensorflow as tf
 from gpudoctor.facts.model.measured_strategies import StrategyShape
 
 LEARNING_RATE = 1e-3
-# With Adam's usual 1e-8 a gradient that is nothing but rounding makes a step of full length: a false alarm
+# With Adam's default of 1e-8 a gradient of mere rounding errors makes a step of full length: a false alarm
 EPSILON = 1e-3
 _BETA_1, _BETA_2 = 0.9, 0.999
 _SEED = 31
@@ -21,7 +21,7 @@ Weights = dict[str, Any]  # name to tf.Variable
 
 
 def initial_weights(shape: StrategyShape) -> dict[str, Any]:
-    """Name to array, fp32: equal in every process."""
+    """The initial weights by name, fp32; equal in every process."""
     random = np.random.RandomState(_SEED)
     width = shape.width
 
@@ -39,7 +39,7 @@ def initial_weights(shape: StrategyShape) -> dict[str, Any]:
 def batch_of(shape: StrategyShape, step: int, part: int = 0, parts: int = 1) -> tuple[Any, Any]:
     """Tokens and targets, (batch / parts, sequence) int32 each: part `part` of the batch of a step (from 0).
 
-    The target is a fixed function of the token, which even ten steps begin to learn.
+    The target is a fixed function of the token, so that even ten steps begin to learn it.
     """
     random = np.random.RandomState(_SEED + 1 + step)
     tokens = random.randint(shape.vocabulary, size=(shape.batch, shape.sequence)).astype(np.int32)
@@ -50,7 +50,7 @@ def batch_of(shape: StrategyShape, step: int, part: int = 0, parts: int = 1) -> 
 
 def loss_of(shape: StrategyShape, weights: Weights, tokens: Any, targets: Any) -> Any:
     """The mean cross entropy over all tokens of (batch, sequence): a scalar."""
-    # products with one-hot rows, not lookups: gradients stay whole tensors, which every strategy reduces alike
+    # products with one-hot rows instead of lookups keep gradients dense, so that every strategy reduces them alike
     hidden = tf.matmul(tf.one_hot(tokens, shape.vocabulary), weights["embed"]) + weights["place"]
     for layer in range(shape.layers):
         hidden += _attention(shape, {n: weights[f"{layer}.{n}"] for n in ("query", "key", "value", "out")}, hidden)
@@ -65,7 +65,7 @@ def _norm(hidden: Any) -> Any:
 
 
 def _attention(shape: StrategyShape, weights: Weights, hidden: Any) -> Any:
-    """Causal attention of (batch, sequence, width), without biases: the key's has no gradient but rounding."""
+    """Causal attention on (batch, sequence, width), without biases: the gradient of the key's is mere rounding."""
     normed, head_width = _norm(hidden), shape.width // shape.heads
 
     def heads(name: str) -> Any:
@@ -79,7 +79,7 @@ def _attention(shape: StrategyShape, weights: Weights, hidden: Any) -> Any:
 
 
 class Adam:
-    """Adam with bias correction (arXiv:1412.6980, algorithm 1), on variables made where it is made."""
+    """Adam with bias correction (arXiv:1412.6980, algorithm 1); `variable` creates its state in the current scope."""
 
     def __init__(self, weights: Weights, variable: Callable[[Any], Any]) -> None:
         self.first = {name: variable(np.zeros(weight.shape, np.float32)) for name, weight in weights.items()}
@@ -87,7 +87,7 @@ class Adam:
 
     @staticmethod
     def update(weight: Any, gradient: Any, first: Any, second: Any, step: Any) -> None:
-        """One step (from 1) of one tensor."""
+        """Update one tensor in step `step`, counted from 1."""
         first.assign(_BETA_1 * first + (1 - _BETA_1) * gradient)
         second.assign(_BETA_2 * second + (1 - _BETA_2) * tf.square(gradient))
         mean, square = first / (1 - tf.pow(_BETA_1, step)), second / (1 - tf.pow(_BETA_2, step))

@@ -1,6 +1,6 @@
 """Ten steps under MirroredStrategy (devices of this process) or MultiWorkerMirroredStrategy (several processes).
 
-Runs in a process of its own, in which nothing else was imported before.
+Runs in a separate process that has imported nothing else before.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from gpudoctor.probes.frameworks.isolated_child import AnswerWriter, Reference, 
 from gpudoctor.probes.runner.merge import finite
 
 MIRRORED, MULTI_WORKER = "mirrored", "multi-worker"
-DRIFT = 0.01  # what --inject desync adds to a weight of one replica
+DRIFT = 0.01  # added to a weight of one replica by --inject desync
 _CPU_PEAK = Missing("CPU ranks have no memory of their own")
 _NO_ACTIVATIONS = Missing("TensorFlow does not tell it", "unsupported")
 
 
 def train(task: TensorflowTask, answers: AnswerWriter) -> None:
-    """Run the steps alone and under the strategy, and send what each replica of this process had at the end."""
+    """Run the steps alone and under the strategy, and send the results of each replica of this process."""
     several = bool(task.ports)
     if several:
         workers = [f"127.0.0.1:{port}" for port in task.ports]
         place = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": task.worker}}
         os.environ["TF_CONFIG"] = json.dumps(place)
     answers.doing("import tensorflow")
-    gc.disable()  # a third of the import is garbage collection that finds nothing, and this process lives for seconds
+    gc.disable()  # a third of the import time is garbage collection that finds nothing; this process lives for seconds
     import tensorflow as tf
 
-    # TF32 is on by default in TensorFlow: it would be compared with tolerances of fp32
+    # TensorFlow enables TF32 by default, which would exceed the tolerances for fp32
     tf.config.experimental.enable_tensor_float_32_execution(False)
     variant = MULTI_WORKER if several else MIRRORED
     answers.doing(f"set up {variant}")
@@ -72,7 +72,7 @@ def _multi_worker(tf: Any, task: TensorflowTask) -> Any:
 
 
 def _alone(tf: Any, task: TensorflowTask) -> tuple[dict[str, Any], StrategyReference]:
-    """The final weights by name and the figures of the same steps on the whole batch in this process."""
+    """The same steps on the whole batch in this process: final weights by name, and figures."""
     from gpudoctor.probes.frameworks.tensorflow_model import Adam, batch_of, initial_weights, loss_of
 
     with tf.device("/gpu:0" if task.on_gpu else "/cpu:0"):
@@ -106,7 +106,7 @@ def _alone(tf: Any, task: TensorflowTask) -> tuple[dict[str, Any], StrategyRefer
 
 
 def _under(tf: Any, task: TensorflowTask, strategy: Any, replicas: int, expected: dict[str, Any]) -> list[StrategyRank]:
-    """What each replica of this process had at the end."""
+    """Train under the strategy: the result of each replica of this process."""
     from gpudoctor.probes.frameworks.tensorflow_model import Adam, batch_of, initial_weights, loss_of
 
     with strategy.scope():
@@ -137,7 +137,7 @@ def _under(tf: Any, task: TensorflowTask, strategy: Any, replicas: int, expected
 
         return strategy.experimental_distribute_values_from_function(part)
 
-    if task.on_gpu:  # else the peak would be that of the steps alone
+    if task.on_gpu:  # otherwise the peak would include the steps alone
         for place in range(len(tf.config.list_logical_devices("GPU"))):
             tf.config.experimental.reset_memory_stats(f"GPU:{place}")
     losses: list[list[float | None]] = []
@@ -167,14 +167,14 @@ def _under(tf: Any, task: TensorflowTask, strategy: Any, replicas: int, expected
                 memory=StrategyMemory(held, held, slots, _NO_ACTIVATIONS, peak),
                 step_ms=statistics.median(times_ms[1:]),
                 worst_weight=worst,
-                communicated_bytes=held,  # what all_reduce was given: every gradient, fp32
+                communicated_bytes=held,  # the input of all_reduce: every gradient in fp32
             )
         )
     return ranks
 
 
 def _weights_error(found: dict[str, Any], expected: dict[str, Any]) -> tuple[float | None, str | None]:
-    """The worst |found - expected| / RMS(expected) over all tensors, None where it is not finite, and the tensor."""
+    """The maximum of |found - expected| / RMS(expected) over all tensors (None if not finite), and the tensor."""
     errors = {}
     for name, wanted in expected.items():
         off = float(abs(found[name] - wanted).max() / math.sqrt(float((wanted.astype("float64") ** 2).mean())))

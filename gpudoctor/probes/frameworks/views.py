@@ -1,4 +1,4 @@
-"""What torch, TensorFlow and JAX see of the GPUs; runs in a process of its own for each."""
+"""The GPUs that torch, TensorFlow and JAX see; runs in a separate process for each."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CPU_BUILD = Missing("this build is for the CPU")
 
 
 def view_of(framework: Framework, answers: AnswerWriter) -> None:
-    """Ask the framework and send what it sees; the caller sends what it raises."""
+    """Query the framework and send its view; exceptions are the caller's to report."""
     answers.doing(f"import {framework}")
     view = {"torch": _torch, "tensorflow": _tensorflow, "jax": _jax}[framework](answers)
     answers.send(FrameworkDevices(view))
@@ -30,11 +30,11 @@ def _torch(answers: AnswerWriter) -> FrameworkView:
     answers.doing("count the GPUs")
     cuda: Any = torch.cuda  # not annotated everywhere
     try:
-        cuda.init()  # counting alone does not open CUDA: it may ask NVML
+        cuda.init()  # counting alone does not open CUDA, it may use NVML
     except (RuntimeError, AssertionError, cuda.DeferredCudaCallError) as failure:
         return FrameworkView("torch", version, True, cuda.device_count(), _NO_UUIDS, error=_first_line(failure))
     found = []
-    with suppress(RuntimeError, AssertionError):  # some versions count with NVML, which shows more than CUDA opens
+    with suppress(RuntimeError, AssertionError):  # some versions count by NVML, which lists more GPUs than CUDA opens
         for number in range(cuda.device_count()):
             found.append(getattr(cuda.get_device_properties(number), "uuid", None))
     uuids = tuple(text if (text := str(uuid)).startswith(("GPU-", "MIG-")) else f"GPU-{uuid}" for uuid in found)
@@ -48,12 +48,12 @@ def _tensorflow(answers: AnswerWriter) -> FrameworkView:
     if not tf.test.is_built_with_cuda():
         return _cpu_build("tensorflow", version)
     answers.doing("count the GPUs")
-    # makes no context on a GPU, and takes none of its memory
+    # creates no context on a GPU and uses none of its memory
     return FrameworkView("tensorflow", version, True, len(tf.config.list_physical_devices("GPU")), _NO_UUIDS)
 
 
 def _jax(answers: AnswerWriter) -> FrameworkView:
-    # else its first look takes three quarters of the memory of every GPU
+    # otherwise its first query allocates three quarters of the memory of every GPU
     os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
     import jax
 
@@ -85,7 +85,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _has_cuda_plugin() -> bool:
-    """CUDA comes to JAX as a plug-in package, in older ones inside jaxlib."""
+    """Whether JAX has CUDA: as a plug-in package, in older versions inside jaxlib."""
     from importlib.metadata import entry_points
     from importlib.util import find_spec
 

@@ -1,1 +1,1 @@
-"""What ranks measure between nodes."""
+"""Measurements between nodes, made by ranks."""

@@ -1,4 +1,7 @@
-"""What one rank does while nodes are measured against each other: it joins one process group after the other."""
+"""One rank while nodes are measured against each other: it joins one process group after the other.
+
+Every exception becomes an answer, since a rank that just died would not give its reason.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +14,17 @@ import torch
 import torch.distributed as dist
 
 from gpudoctor.probes.inter_node.rank import AllReduceTimes, InterNodeFailure, Opened, Rendezvous
-from gpudoctor.probes.runner.torch_errors import FAILURES, in_one_line, too_old
+from gpudoctor.probes.runner.torch_errors import in_one_line, too_old
 
-_OPERATIONS = {"nccl": 4, "gloo": 1}  # a time: launching and waiting for a GPU is then a small part of it
+_OPERATIONS = {"nccl": 4, "gloo": 1}  # per timing, so that launching and waiting for a GPU is a small part of it
 _FEWEST_TIMES, _MOST_TIMES = 2, 20
 _dist: Any = dist
 
 
 class InterNodeRank:
-    """A rank, and the store for the groups that its node is the first of.
+    """A rank, and the store of the groups in which its node comes first.
 
-    The store has no authentication, so it listens on `address` only: where the other nodes of the job reach this one.
+    The store has no authentication, so it listens only on `address`, at which the job's other nodes reach this one.
     """
 
     def __init__(self, backend: str, address: str) -> None:
@@ -31,7 +34,7 @@ class InterNodeRank:
         torch.set_num_threads(1)
 
     def open(self) -> Opened | InterNodeFailure:
-        """Look whether this torch can do it, and open the store on a port that is free."""
+        """Check that this torch can do it, and open the store on a free port."""
         why_old = too_old(str(torch.__version__))
         if why_old is not None:
             return InterNodeFailure(why_old, absent=True)
@@ -44,24 +47,24 @@ class InterNodeRank:
             listener = _listening(self._address)
         except OSError as error:
             return InterNodeFailure(f"its address {self._address} cannot be listened on: {error.strerror or error}")
-        except FAILURES as error:
+        except Exception as error:  # noqa: BLE001 - see above
             return InterNodeFailure(in_one_line(error))
         try:
             port = listener.getsockname()[1]
             self._store = _dist.TCPStore(
                 self._address, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
             )
-        except FAILURES as error:
+        except Exception as error:  # noqa: BLE001 - see above
             return InterNodeFailure(in_one_line(error))
         return Opened(int(self._store.port), str(torch.__version__))
 
     def measure(self, rendezvous: Rendezvous) -> AllReduceTimes | InterNodeFailure:
-        """Join, measure, leave. After a failure this process is of no more use: threads of the group may be left."""
+        """Join, measure, leave. After a failure this process must not be reused: threads of the group may remain."""
         try:
             self._join(rendezvous)
             times = self._measure(rendezvous)
             dist.destroy_process_group()
-        except FAILURES as error:
+        except Exception as error:  # noqa: BLE001 - see above
             return InterNodeFailure(in_one_line(error))
         return times
 
@@ -81,10 +84,10 @@ class InterNodeRank:
     def _measure(self, rendezvous: Rendezvous) -> AllReduceTimes:
         data = torch.empty(rendezvous.size_bytes // 4, dtype=torch.float32, device=self._device)
         token = torch.zeros(1, device=self._device)
-        right = self._sum_is_right(data, rendezvous)  # the first operations open connections, too
+        right = self._sum_is_right(data, rendezvous)  # the first operations also open the connections
         data.zero_()
         once = torch.tensor([self._timed(data, token)], device=self._device)
-        dist.all_reduce(once, op=dist.ReduceOp.MAX)  # all must agree how often
+        dist.all_reduce(once, op=dist.ReduceOp.MAX)  # all ranks must repeat it equally often
         times = max(_FEWEST_TIMES, min(_MOST_TIMES, int(rendezvous.box_s / max(1e-6, float(once.item())))))
         seconds = [self._timed(data, token) for _ in range(times)]
         right = self._sum_is_right(data, rendezvous) and right
@@ -101,7 +104,7 @@ class InterNodeRank:
         return time.perf_counter() - began
 
     def _sum_is_right(self, data: torch.Tensor, rendezvous: Rendezvous) -> bool:
-        """Small whole numbers: every order of adding them gives the same bits."""
+        """Whether a sum of small whole numbers is exact; these give the same bits in any order of addition."""
         data.fill_(float(rendezvous.rank + 1))
         dist.all_reduce(data)
         expected = float(rendezvous.size * (rendezvous.size + 1) // 2)
@@ -113,5 +116,5 @@ class InterNodeRank:
 
 
 def _listening(address: str) -> socket.socket:
-    # torch's own store listens on every address, whatever host it is given
+    # torch's store would listen on every address, whatever host it is given
     return socket.create_server((address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET)

@@ -1,4 +1,4 @@
-"""A rank that measures between nodes, before it has torch: orders come on stdin, answers go to a pipe."""
+"""A rank for measurements between nodes, before it imports torch: orders come on stdin, answers go to a pipe."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from gpudoctor.process.pipes import write_all
 class RankGroup(msgspec.Struct, frozen=True):
     """A process group of `size` ranks that measures all_reduce.
 
-    `key` is the group's own, `host` and `port` where its store is. `box_s` is how long to
-    measure, `limit_s` how long anything in it may take.
+    `key`: unique prefix in the store at `host` and `port`. `box_s`: how long to measure; `limit_s`: timeout of every
+    operation of the group.
     """
 
     key: str
@@ -29,20 +29,20 @@ class RankGroup(msgspec.Struct, frozen=True):
 
 
 class Rendezvous(RankGroup, frozen=True, kw_only=True):
-    """Join the group as number `rank`, and all_reduce in it."""
+    """Join the group as rank `rank`, and measure all_reduce in it."""
 
     rank: int
 
 
 class Opened(msgspec.Struct, frozen=True, tag=True):
-    """torch is there, and a store for rendezvous listens on `port` of this node."""
+    """torch is usable, and a store for rendezvous listens on `port` of this node."""
 
     port: int
     torch: str
 
 
 class AllReduceTimes(msgspec.Struct, frozen=True, tag=True):
-    """One rank's time of each all_reduce, in seconds; `size_bytes` of each; `right`: the sums were, exactly."""
+    """One rank's time of each all_reduce of `size_bytes`, in seconds; `right`: the sums were exactly correct."""
 
     seconds: tuple[float, ...]
     size_bytes: int
@@ -50,7 +50,7 @@ class AllReduceTimes(msgspec.Struct, frozen=True, tag=True):
 
 
 class InterNodeFailure(msgspec.Struct, frozen=True, tag=True):
-    """It could not be done; one line. `absent`: torch is not there or unusable, which is no fault of the node."""
+    """It failed, explained in one line. `absent`: torch is missing or unusable, which is no fault of the node."""
 
     text: str
     absent: bool = False
@@ -60,12 +60,12 @@ Answer = Opened | AllReduceTimes | InterNodeFailure
 
 
 def run_inter_node_rank(answers: str) -> NoReturn:
-    """Open the store, then serve one rendezvous a line of stdin until it ends; each answer goes to the descriptor."""
+    """Open the store, then serve one rendezvous per line of stdin; `answers`: descriptor for the answers."""
     fd = int(answers)
     own_stdout_to_stderr()
     try:
         from gpudoctor.probes.inter_node.measure import InterNodeRank
-    except (ImportError, OSError) as error:
+    except Exception as error:  # noqa: BLE001 - a broken installation of torch may raise anything
         name = getattr(error, "name", None)
         text = "PyTorch is not installed" if name == "torch" else f"PyTorch does not load: {error}"
         _send(fd, InterNodeFailure(text.splitlines()[0], absent=True))
@@ -80,7 +80,7 @@ def run_inter_node_rank(answers: str) -> NoReturn:
 
 
 def own_stdout_to_stderr() -> None:
-    """What torch or NCCL prints must not come among reports."""
+    """Redirect stdout to stderr: output of torch or NCCL must not get into reports."""
     os.dup2(2, 1)
 
 

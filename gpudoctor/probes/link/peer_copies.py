@@ -1,7 +1,7 @@
 """Copies from this rank's GPU to each of the others: one way, both ways at once, and verified.
 
-Each rank sees the GPUs of all (rank_starter.py), its own first, and copies while the others wait. That
-takes a context of every rank on every GPU, some hundred MiB each, which stay until the rank ends.
+Each rank sees the GPUs of all ranks, its own first (rank_starter.py), and copies while the others wait. That
+needs a context of every rank on every GPU, some hundred MiB each, which stay until the rank ends.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from gpudoctor.probes.runner.torch_errors import in_one_line
 from gpudoctor.units import MIB
 
 _LARGEST = 256 * MIB
-_LARGEST_BY_HOST = 64 * MIB  # without peer-to-peer, where each copy takes several ms
+_LARGEST_BY_HOST = 64 * MIB  # without peer-to-peer each copy takes several ms
 _WARM_UP, _MOST, _FEWEST = 2, 16, 3
-_ALL_PAIRS_S = 12.0  # what the copies of all pairs together may take
+_ALL_PAIRS_S = 12.0  # time budget for the copies of all pairs together
 _SMALLEST = MIB
 
 _cuda: Any = torch.cuda  # not annotated everywhere
@@ -37,7 +37,7 @@ class _Pair(msgspec.Struct, frozen=True):
 
 
 def measure_peers(rank: Rank) -> tuple[tuple[PeerLink, ...], Missing | None]:
-    """This rank's copies to every other GPU; or why there are none, on any rank."""
+    """This rank's copies to every other GPU, and why some or all of them are missing."""
     if rank.world_size == 1:
         return (), Missing("one GPU: there is no other to copy to")
     rank.phase("open the other GPUs")
@@ -57,7 +57,7 @@ def measure_peers(rank: Rank) -> tuple[tuple[PeerLink, ...], Missing | None]:
                 try:
                     links.append(_link(rank, target, free, give_s))
                 except RuntimeError as error:
-                    # without NVSwitch a GPU maps eight peers at most: how CUDA is made, and no fault
+                    # without NVSwitch a GPU maps at most eight peers: a limit of CUDA, not a fault
                     if "peer mapping resources" not in str(error):
                         raise
                     no_mapping = Missing(f"CUDA maps no more peers on one GPU: {in_one_line(error)}", "unsupported")
@@ -66,7 +66,7 @@ def measure_peers(rank: Rank) -> tuple[tuple[PeerLink, ...], Missing | None]:
 
 
 def device_of(rank_number: int, target: int) -> torch.device:
-    """Another rank's GPU as this rank's torch counts: its own is 0, the others follow in the order of ranks.
+    """Another rank's GPU in this rank's torch numbering: its own is 0, the others follow in rank order.
 
     >>> [device_of(2, other).index for other in (0, 1, 3)]
     [1, 2, 3]
@@ -75,7 +75,7 @@ def device_of(rank_number: int, target: int) -> torch.device:
 
 
 def _open_others(rank: Rank) -> Missing | None:
-    """Make this rank's context on the other GPUs; a GPU in exclusive mode refuses, which is no fault."""
+    """Create this rank's context on the other GPUs; why not, if a GPU refuses (exclusive mode), which is no fault."""
     seen = torch.cuda.device_count()
     if seen < rank.world_size:
         return Missing(f"this process may open {seen} of the {rank.world_size} GPUs only", "denied")
@@ -106,7 +106,7 @@ def _link(rank: Rank, target: int, free: int, give_s: float) -> PeerLink:
     _wait(rank, there)
     gb_s, copies = _one_way(pair, give_s)
     _wait(rank, there)
-    # made where it has to arrive: what is compared has not come over the link
+    # the expected pattern is generated on the target GPU, so it has not crossed the link itself
     wrong = int((pair.there != numbered(len(pair.there), rank.number, there)).sum())
     if rank.number < target:
         both: float | Missing = _both_ways(rank, pair, there, copies)
@@ -114,14 +114,14 @@ def _link(rank: Rank, target: int, free: int, give_s: float) -> PeerLink:
         both = Missing("measured from the other end")
     link = PeerLink(rank.number, target, pair.size_bytes, gb_s, both, p2p, wrong)
     del pair
-    torch.cuda.empty_cache()  # on both GPUs: the next rank wants them
+    torch.cuda.empty_cache()  # on both GPUs, for the next rank
     return link
 
 
 def _pair(rank: Rank, there: torch.device, size: int) -> _Pair:
     while True:
         count = size // 4
-        here: torch.Tensor | None = None  # what a failed try had is given back first
+        here: torch.Tensor | None = None  # releases the buffer of a failed attempt first
         try:
             here = torch.empty(count, dtype=torch.int32, device=rank.device)
             return _Pair(here, torch.empty(count, dtype=torch.int32, device=there), size)
@@ -137,7 +137,7 @@ def _wait(rank: Rank, there: torch.device) -> None:
 
 
 def _one_way(pair: _Pair, give_s: float) -> tuple[float, int]:
-    """GB/s, the median of the copies, and how many there were; torch copies on the source's current stream."""
+    """GB/s (the median of the copies) and their number; torch copies on the source's current stream."""
     trial_ms = copies_ms(pair.there, pair.here, _WARM_UP)
     copies = max(_FEWEST, min(_MOST, int(give_s * 1e3 / max(trial_ms[-1], 1e-3))))
     return float(pair.size_bytes / median(copies_ms(pair.there, pair.here, copies)) / 1e6), copies
@@ -146,8 +146,8 @@ def _one_way(pair: _Pair, give_s: float) -> tuple[float, int]:
 def _both_ways(rank: Rank, pair: _Pair, there: torch.device, copies: int) -> float | Missing:
     """GB/s of both directions together, until the slower one is done.
 
-    torch makes a copy wait for the current streams of both its devices: each direction has a pair
-    of streams to itself, or the two would take turns.
+    torch makes a copy wait for the current streams of both its devices, so each direction has its own pair of
+    streams; otherwise the two would take turns.
     """
     try:
         back_from = torch.empty_like(pair.there)

@@ -1,4 +1,4 @@
-"""Copies between host and GPU and between GPUs: how fast, and is every byte right."""
+"""The link probe: bandwidth and correctness of copies between host and GPU and between GPUs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gpudoctor.probes.runner.messages import LinkSample
 from gpudoctor.probes.runner.rank import Rank
 from gpudoctor.units import MIB
 
-# nvbandwidth's method: some copies to warm up, then as many as are timed, and their median
+# nvbandwidth's method: warm-up copies, then the timed ones, of which the median counts
 _WARM_UP, _TIMED = 4, 16
 _LARGEST, _SMALLEST = 256 * MIB, 16 * MIB
 
@@ -42,7 +42,7 @@ def run_links(rank: Rank) -> None:
 
 
 class _Buffers(msgspec.Struct, frozen=True):
-    """What is copied from the host, where it goes on the GPU, and where it comes back to."""
+    """Host buffer that is copied, its target on the GPU, and the host buffer it returns to."""
 
     sent: torch.Tensor
     device: torch.Tensor
@@ -61,7 +61,7 @@ def _host_link(rank: Rank, near: bool | Missing) -> HostLink:
     for turn in range(rank.world_size):
         if turn == rank.number:
             alone = _rates(buffers)
-        rank.barrier()  # on the CPU: the others' GPUs are idle meanwhile
+        rank.barrier()  # on the CPU, so that the other GPUs are idle meanwhile
     assert alone is not None
     together: _Rates | None = None
     if rank.world_size > 1:
@@ -69,7 +69,7 @@ def _host_link(rank: Rank, near: bool | Missing) -> HostLink:
         rank.barrier()
         together = _rates(buffers)
     rank.phase("verify copies")
-    # the GPU first gets other bytes, so that what comes back has made both ways
+    # the GPU buffer is cleared first, so that matching bytes must have gone both ways
     buffers.device.zero_()
     buffers.device.copy_(buffers.sent)
     buffers.returned.zero_()
@@ -90,8 +90,8 @@ def _host_link(rank: Rank, near: bool | Missing) -> HostLink:
 
 
 def _buffers(rank: Rank) -> _Buffers:
-    """As large as GPU and host memory allow, and equally large on all ranks."""
-    # a tenth of what is free: two pinned buffers a rank, and pinned memory cannot be swapped out
+    """Buffers as large as GPU and host memory allow, equally large on all ranks."""
+    # a tenth of the free memory: each rank has two pinned buffers, and pinned memory cannot be swapped out
     of_host = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 10 // rank.world_size
     size = max(_SMALLEST, power_of_two(_LARGEST, rank.smallest(min(of_host, free_bytes(rank) // 4))))
     while True:
@@ -130,9 +130,9 @@ def _copy_gb_s(target: torch.Tensor, source: torch.Tensor) -> float:
 
 @contextmanager
 def _near_its_gpu(rank: Rank) -> Iterator[bool | Missing]:
-    """Run on the CPUs next to this rank's GPU, so that the pinned memory is there too; says whether that can be.
+    """Run on the CPUs next to this rank's GPU, so that pinned memory is local to it; yields whether that is possible.
 
-    From another socket the figure would be that of the way between the sockets.
+    From another socket the figure would be that of the link between the sockets.
     """
     allowed = os.sched_getaffinity(0)
     near = _near_cpus(rank)

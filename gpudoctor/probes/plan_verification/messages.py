@@ -1,4 +1,4 @@
-"""What `gpudoctor plan --try` asks of the ranks, and what each of them reports."""
+"""The order of `gpudoctor plan --try` to the ranks, and the figures each of them reports."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpudoctor.probes.strategies.transformer_shape import TransformerShape
 class VerificationOrder(msgspec.Struct, frozen=True):
     """A few steps of one strategy on data x tensor x pipeline ranks; tensor ranks are nearest to each other.
 
-    `layers_of_stages` says how many layers each pipeline stage has. A step is `micro_batches` of `micro_batch`
+    `layers_of_stages`: number of layers of each pipeline stage. A step is `micro_batches` of `micro_batch`
     sequences of `seq` tokens on each data-parallel rank. `sharded`: by FSDP over the data-parallel ranks.
     """
 
@@ -33,13 +33,13 @@ class VerificationOrder(msgspec.Struct, frozen=True):
 
 
 class VerificationFigures(msgspec.Struct, frozen=True):
-    """What one rank measured. Bytes of tensors, never what the process holds.
+    """One rank's figures. Bytes are those of tensors, not of the process.
 
-    `weights`, `gradients` (at the end of the backward pass), `optimizer`: what their tensors store here.
-    `peak_bytes`: the most that tensors held at one time in a step, all of these and activations included.
-    `step_s`: each step after the first. `gflops`: of matrix products of this model's sizes, alone on this rank;
-    `allreduce_gb_s`: bus bandwidth of an all_reduce of the gradients' size (1e9 bytes); None on one rank.
-    `losses`: of each step, on the ranks of the last stage; None where it was not finite.
+    `weights_bytes`, `gradients_bytes` (at the end of the backward pass), `optimizer_bytes`: stored on this rank.
+    `peak_bytes`: maximum held by tensors in a step, including all of these and activations.
+    `step_s`: times of the steps measured. `gflops`: speed of matrix products of this model's sizes, 1e9 FLOP/s.
+    `allreduce_gb_s`: bus bandwidth of an all_reduce of the gradients' size, 1e9 bytes/s; None on one rank.
+    `losses`: of each step, on the ranks of the last stage; None if not finite.
     """
 
     parameters: int

@@ -1,4 +1,4 @@
-"""Plan verification on one rank: a few steps of the strategy, the memory of its tensors and the time of a step."""
+"""Plan verification on one rank: a few steps of the strategy, the memory of its tensors and the step time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gpudoctor.probes.strategies.memory import LiveBytes, optimizer_tensors
 from gpudoctor.probes.strategies.pipeline_steps import SendRecvPipeline
 from gpudoctor.probes.strategies.transformer import loss_of
 
-_SETTLED = 2  # steps until optimizer states are there and DDP has ordered its buckets
+_SETTLED = 2  # steps until the optimizer states exist and DDP has ordered its buckets
 _PRODUCTS = 8
 _EXCHANGES = 4
 _LARGEST_EXCHANGE_BYTES = 256 << 20
@@ -28,10 +28,11 @@ _SEED = 53
 
 
 def run_verification(rank: Rank, order: VerificationOrder) -> None:
-    """Train as `order` says, and send one VerificationSample.
+    """Train as ordered, and send one VerificationSample.
 
-    Two steps settle, one is looked at for its memory (the counting takes time), the rest are timed. Gradients of
-    a tied embedding are not exchanged between the first and the last stage: the cost is verified, not learning.
+    The first two steps warm up, memory is counted in the third (counting takes time), and the rest are timed.
+    Gradients of a tied embedding are not exchanged between the first and the last stage: the verification is about
+    cost, not about learning.
     """
     rank.phase("measure products")
     gflops = _gflops(rank, order)
@@ -44,7 +45,7 @@ def run_verification(rank: Rank, order: VerificationOrder) -> None:
 
 
 def _measured(rank: Rank, order: VerificationOrder, position: RankPosition) -> VerificationFigures:
-    """Memory and times of the train; the rates of the ranks are left open."""
+    """Memory and times of the training, without `gflops` and `allreduce_gb_s`."""
     rank.phase("build the model")
     at_first = torch.cuda.memory_allocated() if rank.on_gpu else 0
     live = None if rank.on_gpu else LiveBytes()
@@ -91,7 +92,7 @@ def _loss_parallel(order: VerificationOrder) -> AbstractContextManager[Any]:
 
 
 class _Train:
-    """Steps on the same made-up tokens."""
+    """Steps on the same random tokens."""
 
     def __init__(self, rank: Rank, order: VerificationOrder, position: RankPosition, built: Built) -> None:
         self._order, self._position, self._built = order, position, built
@@ -105,7 +106,7 @@ class _Train:
             built.model,
             "1f1b",
             order.micro_batches,
-            # bf16-true: nothing is fp32, the loss as little as the rest
+            # bf16-true: nothing is fp32, not even the loss
             functools.partial(loss_of, tp=position.tp, wide=order.precision != "bf16-true"),
             (order.seq // order.tensor, order.model.hidden),
             dtype=built.inner.compute_dtype,
@@ -113,7 +114,7 @@ class _Train:
         )
 
     def step(self) -> int:
-        """One optimizer step; gives the bytes of all gradients when the backward pass was over."""
+        """Take one optimizer step; returns the bytes of all gradients at the end of the backward pass."""
         self._built.zero_grad()
         mean_loss = self._pipeline(self._tokens, self._targets)
         if mean_loss is not None:
@@ -124,7 +125,7 @@ class _Train:
         return gradients
 
     def _exchange(self) -> None:
-        """Average gradients over data-parallel ranks, and add up those that sequence parallelism has divided."""
+        """Average gradients over data-parallel ranks, and sum those that sequence parallelism has divided."""
         built, order = self._built, self._order
         parameters = list(built.inner.parameters())
         if built.by_hand:
@@ -138,7 +139,7 @@ class _Train:
 
 
 def _gflops(rank: Rank, order: VerificationOrder) -> float:
-    """The speed of products as large as those of the model's layers, while every rank does the same: 1e9 FLOP/s."""
+    """Speed of products of the sizes of the model's layers, while every rank does the same; in 1e9 FLOP/s."""
     model, tokens = order.model, order.micro_batch * order.seq
     width = max(model.ffn // order.tensor, 1)
     left = torch.ones(tokens, model.hidden, device=rank.device, dtype=DTYPES[order.precision])
@@ -154,7 +155,10 @@ def _gflops(rank: Rank, order: VerificationOrder) -> float:
 
 
 def _all_reduce_gb_s(rank: Rank, order: VerificationOrder) -> float | None:
-    """Bus bandwidth, 2 (n-1)/n of the bytes, of all ranks with as much as the model has gradients: 1e9 bytes/s."""
+    """Bus bandwidth of an all_reduce over all ranks of the gradients' size, in 1e9 bytes/s; None on one rank.
+
+    As in nccl-tests, 2 (n-1)/n of the bytes count.
+    """
     n = rank.world_size
     if n == 1:
         return None

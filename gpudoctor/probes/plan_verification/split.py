@@ -12,7 +12,7 @@ from torch import nn
 from gpudoctor.probes.plan_verification.messages import VerificationOrder
 from gpudoctor.probes.runner.rank import Rank
 from gpudoctor.probes.runner.torch_errors import UnusableTorchError
-from gpudoctor.probes.strategies.ddp import wrapped
+from gpudoctor.probes.strategies.ddp import ddp_model
 from gpudoctor.probes.strategies.memory import local_part
 from gpudoctor.probes.strategies.pipeline_steps import Stages
 from gpudoctor.probes.strategies.tensor_matmuls import TensorParallelRanks
@@ -23,9 +23,9 @@ _SEED = 47
 
 
 class RankPosition:
-    """The position of this rank among data x tensor x pipeline ranks, and its groups.
+    """The position of this rank among data x tensor x pipeline ranks, and its process groups.
 
-    Tensor-parallel ranks are nearest to each other, then data, then pipeline, as Megatron-LM lays them out.
+    Tensor-parallel ranks are nearest to each other, then data, then pipeline, as in Megatron-LM.
     """
 
     def __init__(self, rank: Rank, order: VerificationOrder) -> None:
@@ -42,7 +42,7 @@ class RankPosition:
 
 
 class Built:
-    """The model as it is called, the module within, its optimizer, and how it computes."""
+    """The wrapped model, the module inside it, its optimizer, and the context of its forward pass."""
 
     def __init__(self, rank: Rank, order: VerificationOrder, position: RankPosition) -> None:
         self._order, self._device = order, rank.device
@@ -58,23 +58,23 @@ class Built:
         if not order.offload:
             self.inner.to(rank.device)
         self.model: Any = self.inner
-        self.by_hand = False  # whether gradients are to be averaged over the data-parallel ranks here
+        self.by_hand = False  # whether the caller must average gradients over the data-parallel ranks
         if order.sharded:
             _shard(self.inner, order, position.mesh["data"])
         elif order.data > 1 and order.tensor * order.pipeline == 1:
-            self.model = wrapped(rank, self.inner)
+            self.model = ddp_model(rank, self.inner)
         else:
             self.by_hand = order.data > 1
         self.optimizer = _optimizer(order, self.inner, on_gpu=rank.on_gpu and not order.offload)
 
     def zero_grad(self) -> None:
-        """Free the gradients; DDP that accumulates keeps them, or it would hold them twice until it exchanges them."""
+        """Free the gradients; zero them if DDP accumulates, which would hold them twice until it exchanges them."""
         accumulates = self._order.micro_batches > 1 and self.model is not self.inner
         self.optimizer.zero_grad(set_to_none=not accumulates)
 
     @contextmanager
     def forward_context(self, microbatch: int) -> Iterator[None]:
-        """Around a forward pass: autocast if weights are fp32 and products are not; DDP reduces the last one only."""
+        """Around a forward pass: autocast if only the weights are fp32; DDP reduces only with the last microbatch."""
         order = self._order
         with ExitStack() as contexts:
             if self.model is not self.inner and microbatch < order.micro_batches - 1:
@@ -85,7 +85,7 @@ class Built:
 
 
 def stored_bytes(tensors: Iterator[torch.Tensor | None]) -> int:
-    """Bytes of what these tensors hold here; one that is there twice counts once."""
+    """Bytes that these tensors store on this rank; a tensor that occurs twice counts once."""
     found = {id(t): local_part(t) for t in tensors if t is not None}
     return sum(part.numel() * part.element_size() for part in found.values())
 
@@ -101,7 +101,8 @@ def _shard(model: Transformer, order: VerificationOrder, mesh: Any) -> None:
         options["mp_policy"] = MixedPrecisionPolicy(DTYPES[order.precision], torch.float32)
     if order.offload:
         options["offload_policy"] = CPUOffloadPolicy()
-    # embedding and head by themselves, as torchtitan does: else both would be whole all the time; tied, they are one
+    # separate units for embedding and head, as in torchtitan: otherwise both would be gathered all the time; if tied,
+    # they are one tensor
     if model.embedding is not None and not order.model.tied:
         fully_shard(model.embedding, **options)
     for layer in model.blocks.values():
@@ -121,7 +122,7 @@ def _optimizer(order: VerificationOrder, model: nn.Module, *, on_gpu: bool) -> t
 
 
 def _recomputation(order: VerificationOrder) -> Any:
-    """What calls a layer so that it keeps less; None if it keeps all."""
+    """The function that calls a layer with recomputation; None if the layer keeps everything."""
     if order.recompute == "none":
         return None
     from functools import partial

@@ -1,1 +1,1 @@
-"""What every probe shares: launching ranks, what they say, their deadlines, and their end. No probe lives here."""
+"""What every probe shares: launching ranks, their messages, deadlines and shutdown. No probe lives here."""

@@ -1,4 +1,4 @@
-"""How long ranks may take before they measure, in seconds: what the one table of deadlines says, for a run of ranks."""
+"""How long ranks may take, in seconds: the deadlines of facts/deadlines.py applied to a run of ranks."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ PEER_CONTEXT = Deadline(
 
 
 class Limits:
-    """When to give up on a run: on its import of torch, on the meeting of its ranks, on each probe, and on the whole.
+    """When to give up on a run: on the import of torch, the rendezvous of the ranks, each probe, and the whole.
 
-    `run_s` counts from when all ranks have met, `probe_s` from when the first begins a probe. CPU ranks meet in a
-    moment, which `run_s` bounds too.
+    `run_s` counts from the end of the rendezvous, `probe_s` from when the first rank begins a probe. The rendezvous
+    of CPU ranks takes a moment, and is bounded by `run_s` too.
     """
 
     def __init__(self, plan: ProbePlan, run_s: float, probe_s: float) -> None:
         on_gpus = plan.backend == "nccl"
         strategies = "strategy" in plan.probes or plan.verification is not None
         import_s = TORCH_IMPORT.seconds + (STRATEGY_IMPORT.seconds if strategies else 0.0)
-        # every rank opens every other GPU: 56 contexts on 8 of them
+        # every rank opens every other GPU: 56 contexts on 8 GPUs
         contexts = plan.ranks * (plan.ranks - 1) if on_gpus and "link" in plan.probes else 0
         self._contexts_s = PEER_CONTEXT.seconds * contexts
         self._probe_s = probe_s
@@ -44,11 +44,11 @@ class Limits:
 
     @property
     def whole_s(self) -> float:
-        """The longest that a run can take."""
+        """The longest a run can take."""
         return sum(self._stages_s.values())
 
     def at(self, now_s: float, stage: Stage, running: Iterable[str]) -> tuple[float, float]:
-        """When (on the clock of `now_s`) what goes on now is given up, and of how many seconds that is the end."""
+        """The next deadline on the clock of `now_s`, and the limit in seconds that it comes from."""
         limits = [(self._ends.setdefault(stage, now_s + self._stages_s[stage]), self._stages_s[stage])]
         for probe in running:
             probe_s = self._probe_s + (self._contexts_s if probe.partition(",")[0] == "link" else 0.0)

@@ -1,4 +1,4 @@
-"""This rank's device: how much memory a probe may take on it, and how long work on it took."""
+"""This rank's device: memory a probe may use on it, and the time that work on it takes."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ _cuda: Any = torch.cuda  # not annotated everywhere
 
 
 def free_bytes(rank: Rank) -> int:
-    """What is free on this rank's GPU, what torch keeps in store included."""
+    """Free memory of this rank's GPU, after torch has released its cached blocks."""
     give_back(rank)
     return int(torch.cuda.mem_get_info()[0])
 
 
 def give_back(rank: Rank) -> None:
-    """Return to the GPU what torch keeps for later: the next probe, or another rank, may need it."""
+    """Return torch's cached memory to the GPU, for the next probe or another rank."""
     gc.collect()
     if rank.on_gpu:
         torch.cuda.empty_cache()
 
 
 def out_of_memory(error: RuntimeError) -> bool:
-    """Whether there was no room: torch says so by a class of its own for a GPU, by words for pinned memory."""
+    """Whether memory ran out: torch has an exception class for a GPU, but only a text for pinned memory."""
     return isinstance(error, torch.cuda.OutOfMemoryError) or "out of memory" in str(error).lower()
 
 
@@ -45,16 +45,16 @@ def power_of_two(limit: int, share_of: int) -> int:
 
 
 def numbered(count: int, seed: int, device: torch.device) -> torch.Tensor:
-    """A pattern of int32 that any device makes alike: each element tells where it belongs, and from whom it is."""
-    # odd, so that no two positions within 2^32 are equal; it wraps around as two's complement does
+    """An int32 pattern, equal on every device: each element identifies its position and, by `seed`, its sender."""
+    # an odd factor, so that no two positions within 2^32 are equal; the product wraps as two's complement does
     return torch.arange(count, dtype=torch.int32, device=device) * 0x61C88647 + seed
 
 
 class Lap(msgspec.Struct, frozen=True):
-    """Milliseconds of work on the device, until the host had given all work out, and until it was done.
+    """Milliseconds the device worked, until the host had enqueued everything, and until all was done.
 
-    A GPU works from beginning to end. A CPU rank works while it has a core: what the machine
-    gives to others meanwhile is no slowness of the rank.
+    A GPU works from beginning to end. A CPU rank works only while it has a core: time that other
+    processes had the core is not slowness of the rank.
     """
 
     worked_ms: float
@@ -85,23 +85,23 @@ class Stopwatch:
 
 
 def ms_since(start_ns: int) -> float:
-    """Milliseconds since a time of CLOCK_MONOTONIC."""
+    """Milliseconds since a reading of CLOCK_MONOTONIC."""
     return (time.monotonic_ns() - start_ns) / 1e6
 
 
 def add_bytes(digest: hashlib._Hash, tensor: torch.Tensor) -> None:
-    """Add a tensor's bytes, straight from memory: torch gives them out only through numpy, which may be missing."""
+    """Add a tensor's bytes, read from memory: torch exposes them only through numpy, which may be missing."""
     values = tensor.cpu().contiguous()
     digest.update((ctypes.c_char * values.nbytes).from_address(values.data_ptr()))
 
 
 def timing_event() -> Any:
-    """A CUDA event that can be asked how long after another one it came."""
+    """A CUDA event that records its time."""
     return _cuda.Event(enable_timing=True)
 
 
 def copies_ms(target: torch.Tensor, source: torch.Tensor, copies: int) -> list[float]:
-    """How long each of some copies took, all given out at once, with an event between any two."""
+    """Time of each of `copies` copies in ms, all enqueued at once with an event between any two."""
     marks = [timing_event() for _ in range(copies + 1)]
     marks[0].record()
     for mark in marks[1:]:

@@ -1,9 +1,9 @@
-"""What the words of an error of CUDA, NCCL or torch mean for the one who must act.
+"""Classifies the error texts of CUDA, NCCL and torch, and explains them in plain words.
 
-The words are those of cudaGetErrorString, NCCL's "Last error" and torch, which stay the same for
-years; whatever is not known here stays an `error` in the library's own words, and is never a pass.
-`crash` is for what a sound GPU does not do to work that runs everywhere else. `refused` is for a GPU
-that takes no new process: whether it was told to or is broken, its compute mode and its users tell.
+The texts are those of cudaGetErrorString, NCCL's "Last error" and torch, which stay the same for
+years. An unknown text stays an `error` in the library's own words, and is never a pass.
+`crash`: a healthy GPU does not do this to work that runs everywhere else. `refused`: the GPU accepts no new
+process; whether it is configured so or broken follows from its compute mode and its users.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ Kind = Literal["crash", "error", "out-of-memory", "refused"]
 
 
 class Meaning(msgspec.Struct, frozen=True):
-    """What an error is, and in plain words what happened."""
+    """The kind of an error, and in plain words what happened."""
 
     kind: Kind
     plain: str
 
 
-# Each with its source; a number is that of cudaError_t in the CUDA Runtime API ("Data types used by CUDA Runtime").
-# The first that is found counts: what names the hardware stands before what any failure may bring about.
+# (text, source, kind, meaning). A number is that of cudaError_t in the CUDA Runtime API ("Data types used by CUDA
+# Runtime"). The first match counts: texts that name the hardware come before those that any failure may cause.
 _WORDS: tuple[tuple[str, str, Kind, str], ...] = (
     ("ecc error", "214", "crash", "the GPU met an error in its memory that ECC cannot correct"),
     ("nvlink error", "220", "crash", "an NVLink of the GPU failed in the middle of the work"),
@@ -67,13 +67,13 @@ _WORDS: tuple[tuple[str, str, Kind, str], ...] = (
 
 
 def meaning_of(text: str) -> Meaning | None:
-    """What these words mean; None where they are not known: unknown, not harmless."""
+    """The meaning of an error text; None if it is unknown, which does not mean harmless."""
     whole = text.lower()
     return next((Meaning(kind, plain) for words, _, kind, plain in _WORDS if words in whole), None)
 
 
 def telling_line(lines: tuple[str, ...]) -> tuple[str, Meaning] | None:
-    """The first line of a process's last words that says why it ended, with what it means."""
+    """The first line of a process's output that explains why it ended, with its meaning."""
     for line in lines:
         if "NCCL WARN" not in line and (meaning := meaning_of(line)) is not None:
             return line.strip(), meaning

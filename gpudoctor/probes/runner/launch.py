@@ -1,8 +1,8 @@
-"""Starts the ranks, reads what they learn, and ends them without fail.
+"""Starts the ranks, reads their messages, and always ends them.
 
-This process never imports torch and never touches CUDA: a driver that hangs must not hang gpudoctor.
-Between it and the ranks stands the starter (rank_starter.py), which reaps them; every process has a
-parent-death signal, and a guardian removes the run's directory, however this process ends.
+This process never imports torch and never touches CUDA: a hanging driver must not hang gpudoctor.
+The ranks are children of the starter (rank_starter.py), which reaps them. Every process has a
+parent-death signal, and a guardian removes the run's directory however this process ends.
 """
 
 from __future__ import annotations
@@ -17,32 +17,32 @@ from pathlib import Path
 
 import msgspec
 
-from gpudoctor.facts.model.measurements import Measurements
+from gpudoctor.facts.model.measurements import PROBES, Measurements, ProbeProblem
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.system.path_status import ask_paths
 from gpudoctor.probes.runner.deadlines import Limits
 from gpudoctor.probes.runner.local_workers import LocalWorkers
 from gpudoctor.probes.runner.messages import AnyMessage, RankJob
-from gpudoctor.probes.runner.plan import ProbePlan, checked, injections_of
+from gpudoctor.probes.runner.plan import Injection, ProbePlan, checked
 from gpudoctor.probes.runner.progress_board import ProgressBoard
 from gpudoctor.probes.runner.rank_starter_client import end, order_for, start
-from gpudoctor.probes.runner.run_collector import RunCollector, nothing_started
+from gpudoctor.probes.runner.run_collector import RunCollector
 from gpudoctor.process.pipes import LineReader, ready
 from gpudoctor.process.spawn import Child
 
 __all__ = ["ProbePlan", "run_probes"]
 
-_FAILURE_GRACE_S = 1.0  # after one rank failed: the time for the others to notice and say so
+_FAILURE_GRACE_S = 1.0  # after one rank failed: time for the others to notice and report it
 _TURN_S = 0.5
-_SPARE_DESCRIPTORS = 4  # what removing a directory takes
-_SAY_EVERY_S = 10.0  # what is waited for, where nothing has begun since
+_SPARE_DESCRIPTORS = 4  # needed to remove a directory
+_SAY_EVERY_S = 10.0  # between two calls of on_wait
 
 
 OnMessage = Callable[[int, AnyMessage], None]
 
 
 class _CannotStartError(Exception):
-    """The machine lacks what the ranks need before they can start: disk, processes, file descriptors."""
+    """The machine lacks something the ranks need to start: disk space, processes, file descriptors."""
 
 
 def run_probes(
@@ -57,28 +57,30 @@ def run_probes(
     on_message: OnMessage | None = None,
     on_wait: Callable[[str], None] | None = None,
 ) -> Measurements:
-    """Run the plan's probes in rank processes and return what was learnt.
+    """Run the plan's probes in rank processes and return the measurements.
 
-    What goes wrong in a rank is a problem in the Measurements, never an exception. `deadline_s`
-    bounds the run from when all ranks have met, `probe_deadline_s` each probe; importing torch and
-    meeting have limits of their own (deadlines.py), since a cold disk or sleeping GPUs may take
-    minutes. Ending ranks that do not obey may take 2 s more, or 11 s where the driver does not let
-    one go. `progress` is called with each phase that begins, `on_wait` with what is waited for where
-    nothing has begun for a while. `python` is another interpreter for the ranks than ours. `workers`: the processes
-    that an engine has started on this node; they host the ranks but the first. On any exception in
-    this process (KeyboardInterrupt, one raised by a signal handler) the ranks are ended and the
-    private directory is removed before it goes on; `on_interrupt` gets what was learnt until then.
-    `on_message` hears what each rank says, when it comes (-1 is the starter).
-    Raises UserError where the plan itself is wrong.
+    Whatever goes wrong in a rank becomes a problem in the Measurements, never an exception.
+    On any exception in this process (KeyboardInterrupt, one raised by a signal handler) the ranks are
+    ended and the private directory is removed before it propagates.
+
+    `deadline_s` bounds the run from the rendezvous of the ranks on, `probe_deadline_s` each probe. The import of
+    torch and the rendezvous have separate limits (deadlines.py): a cold disk or sleeping GPUs may take minutes.
+    Ending ranks that ignore SIGTERM may take 2 s more, or 11 s if the driver does not release one.
+    `progress` is called with each phase that begins, `on_wait` about every 10 s with what the run is waiting for.
+    `python`: an interpreter for the ranks other than ours.
+    `workers`: processes that a launch engine started on this node; they host all ranks but the first.
+    `on_interrupt` receives the measurements so far if an exception ends the run.
+    `on_message` receives each message of a rank when it arrives (-1 is the starter).
+    Raises UserError if the plan is invalid.
     """
-    checked(plan)
+    injections = checked(plan)
     try:
         if workers is not None and workers.missing:
             who = f"{'processes' if len(workers.missing) > 1 else 'process'} {', '.join(map(str, workers.missing))}"
             raise _CannotStartError(f"{workers.engine} started {workers.ranks} processes here, and {who} did not come")
         limits = Limits(plan, deadline_s, probe_deadline_s)
         with _private_folder() as (folder, life):
-            job = _job_of(plan, folder, limits)
+            job = _job_of(plan, folder, limits, injections)
             with _needed():
                 board = ProgressBoard(folder / "board", plan.ranks)
             collector = RunCollector(plan, folder, board, progress)
@@ -93,10 +95,10 @@ def run_probes(
             collector.note_stuck(children.stuck)
             return collector.measurements()
     except _CannotStartError as error:
-        return nothing_started(plan, str(error))
+        return _nothing_started(plan, str(error))
 
 
-def _job_of(plan: ProbePlan, folder: Path, limits: Limits) -> RankJob:
+def _job_of(plan: ProbePlan, folder: Path, limits: Limits, injections: tuple[Injection, ...]) -> RankJob:
     return RankJob(
         backend=plan.backend,
         world_size=plan.ranks,
@@ -107,7 +109,7 @@ def _job_of(plan: ProbePlan, folder: Path, limits: Limits) -> RankJob:
         gpu_bus_ids=tuple(bus_id for _, _, bus_id in plan.gpus),
         level=plan.level,
         duration_s=plan.duration_s,
-        injections=injections_of(plan),
+        injections=injections,
         verification=plan.verification,
         strategies=plan.strategies,
         data=plan.data,
@@ -116,11 +118,11 @@ def _job_of(plan: ProbePlan, folder: Path, limits: Limits) -> RankJob:
 
 @contextmanager
 def _private_folder() -> Iterator[tuple[Path, int]]:
-    """The run's own directory, and the reading end of a pipe that ends when this process does or the run is over."""
+    """The run's private directory, and the read end of a pipe that reaches EOF when this process or the run ends."""
     with ExitStack() as life, ExitStack() as spares:
         with _needed():
-            # Closed before the removal, which needs some even where the run used up all. Those below 3
-            # fill gaps that the caller left: a pipe there would be taken for standard input or output.
+            # Closed before the removal, which needs descriptors even if the run has used up all of them. Those
+            # below 3 fill gaps that the caller left: a pipe there would be taken for standard input or output.
             above = 0
             while above < _SPARE_DESCRIPTORS:
                 descriptor = os.open(os.devnull, os.O_RDONLY)
@@ -139,7 +141,7 @@ def _private_folder() -> Iterator[tuple[Path, int]]:
 
 
 def _refuse_silent_tmpdir() -> None:
-    """Raise OSError if TMPDIR lies on a mount that does not answer: to make a folder there would never return."""
+    """Raise OSError if TMPDIR is on a mount that does not answer: creating a directory there would never return."""
     path = os.environ.get("TMPDIR") or "/tmp"
     [status] = ask_paths([path])
     if isinstance(status, Missing):
@@ -148,7 +150,7 @@ def _refuse_silent_tmpdir() -> None:
 
 @contextmanager
 def _needed() -> Iterator[None]:
-    """Around what must succeed before any rank can run."""
+    """Around everything that must succeed before any rank can run."""
     try:
         yield
     except OSError as error:
@@ -156,9 +158,9 @@ def _needed() -> Iterator[None]:
 
 
 class _Children:
-    """The starter, those in the other processes of an engine, and the reading ends of their and every rank's pipe.
+    """The starter, the engine's other processes, and the read ends of their pipes and every rank's.
 
-    `stuck`, after the end: the kernel did not let a process go.
+    `stuck`, valid after `end`: a process could not be ended.
     """
 
     def __init__(self, process: Child, workers: LocalWorkers | None, pipes: dict[int, int]) -> None:
@@ -173,7 +175,7 @@ class _Children:
         return bool(self._pipes)
 
     def lines(self, wait_s: float) -> Iterator[tuple[int, bytes | None]]:
-        """(rank, line) as they come within `wait_s`; -1 - n is the starter of rank n; None is the end of a pipe."""
+        """(rank, line) as they arrive within `wait_s`; rank -1 - n: the starter of rank n; line None: EOF."""
         for pipe in ready(self._pipes, wait_s):
             source, reader = self._pipes[pipe]
             lines = reader.read()
@@ -187,7 +189,6 @@ class _Children:
                 yield source, line
 
     def end(self) -> None:
-        """End the ranks and their starters."""
         try:
             if self._workers is not None:
                 self._workers.shut_down()
@@ -202,10 +203,11 @@ class _Children:
 
 @contextmanager
 def _started(job: RankJob, life: int, python: str | None, workers: LocalWorkers | None) -> Iterator[_Children]:
-    """The running children; on leaving, however, all of them have been ended."""
+    """Start the children; all of them have been ended when the block is left, however that happens."""
     everyone = list(range(job.world_size))
     worker_ranks = everyone[1:] if workers is not None else []
-    # CUDA may not be in use when a process forks, which only a CPU run can promise; for one rank it is not worth it
+    # CUDA must not be in use when a process forks, which only a CPU run guarantees. Under an engine each starter
+    # has one rank, for which forking gains nothing.
     method = "fork-server" if job.backend == "gloo" and workers is None else "fresh-interpreters"
     readers: dict[int, int] = {}
     writers: dict[int, int] = {}
@@ -239,7 +241,7 @@ def _watch(
     on_message: OnMessage | None,
     on_wait: Callable[[str], None] | None,
 ) -> None:
-    """Take in what the children say until they have ended, failed, or run out of time."""
+    """Collect the children's messages until they have ended, failed, or run out of time."""
     decoder = msgspec.json.Decoder(AnyMessage)
     give_up_at: float | None = None
     say_at = time.monotonic() + _SAY_EVERY_S
@@ -256,7 +258,7 @@ def _watch(
             say_at = now + _SAY_EVERY_S
             if on_wait is not None:
                 on_wait(collector.waited_for())
-        # in short turns: a signal that came just before a wait does not end it
+        # in short turns: a signal that arrives just before the wait does not interrupt it
         for rank, line in children.lines(min((limit if give_up_at is None else give_up_at) - now, _TURN_S)):
             if line is None:
                 collector.pipe_ended(rank)
@@ -269,3 +271,13 @@ def _watch(
                 collector.take(rank, message)
                 if on_message is not None:
                     on_message(rank, message)
+
+
+def _nothing_started(plan: ProbePlan, why: str) -> Measurements:
+    """The measurements of a run that could not start a single rank."""
+    text = f"no rank could be started: {why}"
+    not_run: dict[str, Missing] = {probe: Missing("not asked for") for probe in PROBES if probe not in plan.probes}
+    for name in ("torch", *plan.probes):
+        not_run[name] = Missing(text, "failed")
+    problem = ProbeProblem("launch", "error", text, phase="start")
+    return Measurements(problems=(problem,), not_run=not_run, injected=plan.inject)

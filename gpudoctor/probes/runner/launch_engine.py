@@ -1,7 +1,7 @@
-"""Whether an engine (torchrun, mpirun, srun) has started this process as one of several on this node.
+"""Detects whether a launch engine (torchrun, mpirun, srun) started this process as one of several on this node.
 
-Only what an engine sets in each of its own processes counts: a RANK that is left over in a shell,
-or the batch step of a Slurm job, which has a SLURM_PROCID but is a single process, is no engine.
+Only variables that an engine sets in each of its processes count. A RANK left over in a shell does not, nor does
+the batch step of a Slurm job, which has a SLURM_PROCID but is a single process.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import msgspec
 
 Engine = Literal["torchrun", "mpirun", "srun"]
 
-MAX_RANKS = 64  # that may be asked for
-_MAX_RANKS = 1024  # far more than a node has GPUs; more is no number of processes
-SLURM_SPECIAL_STEPS = 0xFFFF0000  # from here on the numbers mean batch, interactive, extern
+MAX_RANKS = 64  # limit for --ranks
+_MAX_RANKS = 1024  # far more than a node has GPUs; a larger number is not a process count
+SLURM_SPECIAL_STEPS = 0xFFFF0000  # step ids from here on mean batch, interactive, extern
 _SLURM_COUNT = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 
 
 class LocalPlacement(msgspec.Struct, frozen=True):
-    """One process of an engine: number `rank` of `ranks` on this node; `job` tells the start from all others."""
+    """One process of an engine: number `rank` of `ranks` on this node; `job` identifies the launch."""
 
     engine: Engine
     rank: int
@@ -30,10 +30,10 @@ class LocalPlacement(msgspec.Struct, frozen=True):
 
 
 def place_of(environment: Mapping[str, str]) -> LocalPlacement | None:
-    """Where an engine has put this process; None where none did, or where it is alone on its node.
+    """The placement of this process by a launch engine; None without an engine, or if it is alone on its node.
 
-    One process a node is how a check of each node is started: it uses ranks of its own. The
-    innermost engine counts: torchrun under srun, mpirun in a Slurm job.
+    One process per node is how a check of every node is started; such a process starts its own ranks.
+    The innermost engine counts: torchrun under srun, mpirun in a Slurm job.
     """
     place = _torchrun(environment) or _mpirun(environment) or _srun(environment)
     return place if place is not None and 0 <= place.rank < place.ranks and 1 < place.ranks <= _MAX_RANKS else None
@@ -72,7 +72,7 @@ def _place(
 
 
 def _tasks_per_node(text: str) -> list[int]:
-    """Slurm's counts, node by node.
+    """Slurm's task counts, node by node; empty if the text is malformed.
 
     >>> _tasks_per_node("4(x2),3")
     [4, 4, 3]
@@ -87,5 +87,5 @@ def _tasks_per_node(text: str) -> list[int]:
 
 
 def number_of(text: str | None) -> int | None:
-    """The number in a variable of an engine; None for what is none, or too long to be one."""
+    """The number in a text, such as an engine's variable; None if it is not a number of at most 10 digits."""
     return int(text) if text is not None and text.isascii() and text.isdigit() and len(text) <= 10 else None

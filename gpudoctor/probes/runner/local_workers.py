@@ -1,8 +1,8 @@
 """The rendezvous of the processes that a launch engine started on one node: the first checks, the others run its ranks.
 
-The first process (the leader) listens on a socket whose name only its own job knows. Each other process (a local
-worker) sends its rank, receives the writing ends of its rank's pipes, and starts the rank in the environment that the
-engine gave it. A worker ends with its rank when the leader shuts the socket down or dies.
+The first process (the leader) listens on a socket whose name is derived from its job. Every other process (a local
+worker) sends its rank, receives the write ends of its rank's pipes, and starts the rank in the environment that the
+engine gave it. A worker ends its rank and itself when the leader shuts the socket down or dies.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from gpudoctor.probes.runner.launch_engine import LocalPlacement
 from gpudoctor.probes.runner.rank_starter_client import KILL_GRACE_S, end, start
 from gpudoctor.process.pipes import write_all
 
-# The leader starts a moment before or after its workers; a cold network disk may delay one of them
-# longer. If not even one connects, the leader was started alone.
+# The leader starts a moment before or after its workers, and a cold network disk may delay one of them
+# further. If no worker connects at all, the leader was started alone.
 _FIRST_WORKER_S = 15.0
 _ALL_WORKERS_S = 60.0
 _LEADER_S = 60.0
@@ -37,7 +37,7 @@ _STUCK = b"stuck"
 
 
 class WorkerHello(msgspec.Struct, frozen=True):
-    """The first message of a worker: its CUDA_VISIBLE_DEVICES and, if asked for, the device files it may open."""
+    """A worker's first message: its CUDA_VISIBLE_DEVICES and, if needed, the device files it may open."""
 
     rank: int
     visible: str | None = None
@@ -45,7 +45,7 @@ class WorkerHello(msgspec.Struct, frozen=True):
 
 
 class LocalWorkers:
-    """The leader's side. Raises UserError if another gpudoctor of the same job is the leader already."""
+    """The leader's side. Raises UserError if another gpudoctor of the same job is already the leader."""
 
     def __init__(self, place: LocalPlacement, purpose: str = "") -> None:
         self.engine = place.engine
@@ -67,7 +67,7 @@ class LocalWorkers:
             ) from None
 
     def gather(self) -> bool:
-        """Wait for the other processes; False if not one connected, because the engine started none."""
+        """Wait for the other processes; False if none connected because the engine started none."""
         if self._listener is not None:
             with self._listener as listener:
                 self._listener = None  # wait only once, even if interrupted
@@ -87,34 +87,34 @@ class LocalWorkers:
 
     @property
     def visible_of_those_here(self) -> list[str | None]:
-        """CUDA_VISIBLE_DEVICES of this process and of each that has connected."""
+        """CUDA_VISIBLE_DEVICES of this process and of each worker that has connected."""
         return [os.environ.get("CUDA_VISIBLE_DEVICES"), *(hello.visible for _, hello in self._workers.values())]
 
     @property
     def openable(self) -> list[tuple[str, ...]]:
-        """The device files that each worker may open, as it reports."""
+        """The device files that each worker reports it may open."""
         return [hello.openable for _, hello in self._workers.values()]
 
     def tell(self, packet: bytes, *descriptors: int) -> None:
-        """Send the same to all workers; one that has ended needs nothing."""
+        """Send the same packet to all workers; those that have ended are skipped."""
         for worker, _ in self._workers.values():
             with suppress(OSError):
                 socket.send_fds(worker, [packet], descriptors)
 
     def give(self, rank: int, order: dict[str, Any], life: int, control: int, rank_fd: int) -> None:
-        """Have a worker start its rank; if it has ended, the end of its pipes shows it."""
+        """Have a worker start its rank; if the worker has ended, EOF on its pipes shows it."""
         try:
             socket.send_fds(self._workers[rank][0], [json.dumps(order).encode()], [life, control, rank_fd])
         except OSError:
             return
 
     def shut_down(self) -> None:
-        """Make the workers end their ranks, then themselves."""
+        """Have the workers end their ranks, then themselves."""
         for worker, _ in self._workers.values():
             _quietly_shut(worker)
 
     def ended(self) -> bool:
-        """Wait for the workers to end, as long as that may take; False if one could not end its rank."""
+        """Shut the workers down and wait for them within a deadline; False if one could not end its rank."""
         self.shut_down()
         deadline = time.monotonic() + 2 * KILL_GRACE_S
         answers = [_last_answer(worker, deadline) for worker, _ in self._workers.values()]
@@ -124,12 +124,12 @@ class LocalWorkers:
         return _STUCK not in answers
 
     def close(self) -> None:
-        """End all workers, including those that still have to connect: they would wait for a leader."""
+        """End all workers, including those yet to connect, which would otherwise wait for a leader."""
         self.gather()
         self.ended()
 
     def drop(self) -> None:
-        """Close every connection at once, and accept no more."""
+        """Close every connection immediately and accept no more."""
         if self._listener is not None:
             self._listener.close()
             self._listener = None
@@ -153,7 +153,7 @@ class LocalWorkers:
     def _accept(self, worker: socket.socket) -> None:
         hello = None
         try:
-            if _uid_behind(worker) == os.getuid():  # before anything is read: another user could keep us waiting
+            if _uid_behind(worker) == os.getuid():  # before reading: another user could keep us waiting
                 worker.settimeout(_HELLO_S)
                 hello = msgspec.json.decode(worker.recv(_PACKET_BYTES), type=WorkerHello)
         except (OSError, msgspec.DecodeError):
@@ -165,7 +165,7 @@ class LocalWorkers:
 
 
 def run_local_worker(place: LocalPlacement) -> str | None:
-    """Be a local worker: start and end one rank for the leader. None at the end, or why it was not possible."""
+    """Act as a local worker: start and end one rank for the leader. Returns why that was impossible, or None."""
     leader = leader_of(place)
     if leader is None:
         return (
@@ -194,7 +194,7 @@ def _serve(order: dict[str, Any], descriptors: list[int], leader: socket.socket)
             return
     finally:
         for descriptor in descriptors:
-            os.close(descriptor)  # the starter alone holds them now: their end is its end
+            os.close(descriptor)  # only the starter holds them now, so EOF means that it has ended
     stuck = False
     try:
         _wait_for_shutdown(leader)
@@ -208,22 +208,22 @@ def _wait_for_shutdown(leader: socket.socket) -> None:
     try:
         leader.recv(1)
     except OSError:
-        return  # the leader is gone
+        return  # the leader has ended
 
 
 def leader_of(place: LocalPlacement, purpose: str = "") -> socket.socket | None:
-    """A connection to the first process of the job on this node; None if there is none within a minute."""
+    """A connection to the first process of the job on this node; None if it does not listen within a minute."""
     deadline = time.monotonic() + _LEADER_S
     while True:
         leader = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            leader.setblocking(False)  # another user who holds the name and accepts nothing would block us for ever
+            leader.setblocking(False)  # another user who holds the name and accepts nothing would block us forever
             leader.connect(_address(place, purpose))
             if _uid_behind(leader) == os.getuid():  # else another user would get our rank
                 leader.setblocking(True)
                 return leader
         except OSError:
-            pass  # not there yet
+            pass  # it does not listen yet
         leader.close()
         if time.monotonic() >= deadline:
             return None
@@ -231,20 +231,20 @@ def leader_of(place: LocalPlacement, purpose: str = "") -> socket.socket | None:
 
 
 def openable_gpus() -> tuple[str, ...]:
-    """The device files of GPUs that this process may open: a Slurm task may be confined to its own. Opens none."""
+    """The GPU device files this process may open, without opening any: a Slurm task may be confined to its own GPUs."""
     names = os.listdir("/dev")  # noqa: PTH208 - names, not Paths
     gpus = sorted(name for name in names if name.startswith("nvidia") and name[6:].isdecimal())
     return tuple(name for name in gpus if os.access(f"/dev/{name}", os.R_OK | os.W_OK))
 
 
 def _address(place: LocalPlacement, purpose: str = "") -> bytes:
-    """An abstract socket: no file to leave behind, and two jobs have two addresses."""
+    """The job's abstract socket address: it leaves no file behind, and is different for every job."""
     digest = hashlib.sha256(f"{place.engine}/{place.ranks}/{place.job}{purpose and f'/{purpose}'}".encode()).hexdigest()
     return f"\0gpudoctor-{os.getuid()}-{digest[:32]}".encode()
 
 
 def _other_user_at(place: LocalPlacement, purpose: str) -> int | None:
-    """The uid that listens at the job's address, if it is not ours."""
+    """The uid of the listener at the job's address; None if it is ours or there is none."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as other:
         other.setblocking(False)
         try:
@@ -256,7 +256,7 @@ def _other_user_at(place: LocalPlacement, purpose: str) -> int | None:
 
 
 def _uid_behind(connection: socket.socket) -> int:
-    """The user at the other end; unix(7): struct ucred is pid, uid, gid."""
+    """The uid of the process at the other end; unix(7): struct ucred is pid, uid, gid."""
     size = struct.calcsize("3i")
     _, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
     return int(uid)
@@ -267,11 +267,11 @@ def _last_answer(worker: socket.socket, deadline: float) -> bytes:
         worker.settimeout(max(0.01, deadline - time.monotonic()))
         return worker.recv(len(_STUCK))
     except OSError:
-        return b""  # the pipe of the run ends with this process, and with it the rank
+        return b""  # its rank ends at the latest when this process does, with the run's life pipe
 
 
 def _quietly_shut(connection: socket.socket) -> None:
     try:
         connection.shutdown(socket.SHUT_WR)
     except OSError:
-        return  # the other end is gone
+        return  # the other end has closed it

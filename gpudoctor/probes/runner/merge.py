@@ -1,18 +1,18 @@
-"""The samples of all ranks, put together: pure functions, without torch."""
+"""Merges what all ranks report of torch and of their training: pure functions, without torch."""
 
 from __future__ import annotations
 
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
-from gpudoctor.facts.model.measurements import BucketStep, Device, Training, TrainRank
+from gpudoctor.facts.model.measurements import BucketStep, Device, TorchView, Training, TrainRank
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.probes.runner.messages import TrainSample
 
-# Where lateness + wait differs by more than both of these between ranks, arrival times say
-# nothing: probes.md of the design's reference, section 3.3.
+# If lateness + wait differs between ranks by more than both of these, arrival times are
+# meaningless: probes.md of the design's reference, section 3.3.
 INVARIANT_SHARE = 0.10
 INVARIANT_MS = 0.3
 
@@ -20,15 +20,40 @@ _NOT_MEASURED = Missing("not measured", "failed")
 _ENDS = 3  # losses averaged at the beginning and at the end
 
 
+def merged_torch_view(views: Mapping[int, TorchView], backend: Literal["nccl", "gloo"]) -> TorchView | None:
+    """The view of torch in all ranks, by rank; None if no rank has reported one.
+
+    A GPU rank sees its own GPU by UUID, and for link copies the others too, so what the ranks saw is merged.
+    """
+    row = [views[rank] for rank in sorted(views)]
+    if not row or backend == "gloo":
+        return row[0] if row else None
+    unread = [view.visible_uuids for view in row if isinstance(view.visible_uuids, Missing)]
+    opened = [uuid for view in row if not isinstance(view.visible_uuids, Missing) for uuid in view.visible_uuids]
+    seen = tuple(dict.fromkeys(opened))
+    counts = [view.device_count for view in row]
+    # without UUIDs: each rank saw its own GPU, or all ranks saw the same ones
+    count = max(counts) if max(counts) > 1 else sum(counts)
+    return TorchView(
+        torch=row[0].torch,
+        cuda=row[0].cuda,
+        nccl=row[0].nccl,
+        cuda_available=all(view.cuda_available for view in row),
+        device_count=len(seen) if seen and not unread else count,
+        visible_uuids=unread[0] if unread else seen,
+        error=next((view.error for view in row if view.error is not None), None),
+    )
+
+
 def merged_training(samples: Mapping[int, TrainSample], world_size: int, device: Device) -> Training | None:
-    """The whole train, or None where not every rank delivered."""
+    """The training over all ranks; None unless every rank delivered a sample."""
     if len(samples) < world_size:
         return None
     row = [samples[rank] for rank in range(world_size)]
     zero = row[0]
     arrivals = _by_step(row, "arrived_ns")
     departures = _by_step(row, "left_ns")
-    # On a shared CPU the scheduler decides who arrives last, so there the CPU time of the step does.
+    # On a shared CPU the scheduler decides which rank arrives last, so CPU ranks are ordered by CPU time instead.
     order = _by_step(row, "compute_ms") if device == "cpu" else arrivals
     fetches = _by_step(row, "data_ms")
     ranks = tuple(_train_rank(rank, sample, order, arrivals, departures, fetches) for rank, sample in enumerate(row))
@@ -59,13 +84,13 @@ def merged_training(samples: Mapping[int, TrainSample], world_size: int, device:
 
 
 def _buckets(row: Sequence[TrainSample]) -> tuple[BucketStep, ...]:
-    """A step is over when the slowest rank has done it."""
+    """A step takes as long as its slowest rank."""
     tried = zip(*(sample.buckets for sample in row), strict=True)
     return tuple(max(steps, key=lambda step: step.step_ms) for steps in tried)
 
 
 def _by_step(row: Sequence[TrainSample], field: str) -> list[tuple[Any, ...]]:
-    """For each step the figures or stamps of all ranks, in rank order; CLOCK_MONOTONIC is one for the whole node."""
+    """For each step the values of all ranks, in rank order; CLOCK_MONOTONIC is the same for the whole node."""
     columns = [[stamp for block in sample.blocks for stamp in getattr(block, field)] for sample in row]
     return list(zip(*columns, strict=True))
 
@@ -79,7 +104,7 @@ def _train_rank(
     fetches: list[tuple[float, ...]],
 ) -> TrainRank:
     compute, compute_mad, again = _compute(sample)
-    # The last to arrive waits only for the transfer itself.
+    # The last rank to arrive waits only for the transfer itself.
     waits_ms = []
     for arrived, left in zip(arrivals, departures, strict=True):
         durations = [end - start for start, end in zip(arrived, left, strict=True)]
@@ -109,9 +134,9 @@ def _train_rank(
 
 
 def _compute(sample: TrainSample) -> tuple[float, float, float]:
-    """Median and MAD of the compute time, and the median of the repetition, in ms.
+    """Median and MAD of the compute time, and the median of a second measurement of it, in ms.
 
-    Of the turns over the cores the second half is the repetition, of a GPU's blocks all but the first.
+    The second measurement is the second half of the turns over the cores, or all blocks of a GPU but the first.
     """
     if sample.rotated and len(sample.cycles_ms) > 1:
         half = len(sample.cycles_ms) // 2
@@ -132,18 +157,18 @@ def _mean_loss(losses: Iterable[float | None]) -> float | None:
 
 
 def _invariant(arrivals: list[tuple[int, ...]], departures: list[tuple[int, ...]]) -> bool:
-    """All ranks leave a collective together: lateness + time in it is the same on all, within the tolerance."""
+    """Whether all ranks left each collective together: lateness + time in it equal on all, within the tolerance."""
     spreads = [(max(left) - min(left)) / 1e6 for left in departures]
     whole = [(max(left) - min(arrived)) / 1e6 for arrived, left in zip(arrivals, departures, strict=True)]
     return statistics.median(spreads) <= max(INVARIANT_MS, INVARIANT_SHARE * statistics.median(whole))
 
 
 def median_deviation(values: Sequence[float]) -> float:
-    """Median absolute deviation from the median, in the unit of the values."""
+    """Median absolute deviation from the median (MAD), in the unit of the values."""
     middle = statistics.median(values)
     return statistics.median(abs(value - middle) for value in values)
 
 
 def finite(value: float) -> float | None:
-    """The value as JSON can hold it: None for infinity and NaN."""
+    """The value as JSON can represent it: None for infinity and NaN."""
     return value if math.isfinite(value) else None

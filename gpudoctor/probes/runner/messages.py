@@ -1,4 +1,4 @@
-"""What the processes of a run send to the parent, one JSON line each."""
+"""The messages that the processes of a run send to the parent, one JSON line each."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ Where = Literal["launch", "collective", "link", "compute", "train", "strategy", 
 
 
 class RankJob(msgspec.Struct, frozen=True):
-    """All that a rank receives at its start; `folder` is the run's private directory.
+    """Everything a rank is given at its start.
 
-    `gpu_uuids` and `gpu_bus_ids` name each rank's GPU.
+    `folder`: the run's private directory. `gpu_uuids`, `gpu_bus_ids`: each rank's GPU, in rank order.
     """
 
     backend: Literal["nccl", "gloo"]
@@ -50,13 +50,13 @@ class Started(RankMessage, frozen=True):
 
 
 class StartFailure(RankMessage, frozen=True):
-    """The machine let the starter make no process, or no file."""
+    """The starter could not create a process or a file."""
 
     text: str
 
 
 class NoTorch(RankMessage, frozen=True):
-    """torch is not there (`absent`) or does not load (`failed`)."""
+    """torch is not installed (`absent`) or does not load (`failed`)."""
 
     text: str
     kind: Literal["absent", "failed"]
@@ -70,7 +70,7 @@ class Exited(RankMessage, frozen=True):
 
 
 class Phase(RankMessage, frozen=True):
-    """What a rank begins to do."""
+    """A rank begins this phase."""
 
     probe: Where
     text: str
@@ -89,7 +89,7 @@ class UnusableTorch(RankMessage, frozen=True):
 
 
 class RankFailure(RankMessage, frozen=True):
-    """The rank cannot go on. `blocked`: it was waiting for other ranks when it happened; `crash`: hardware failed."""
+    """The rank cannot go on. `blocked`: it was waiting for other ranks when it failed; `crash`: hardware failed."""
 
     kind: Literal["crash", "error", "out-of-memory", "refused"]
     text: str
@@ -97,11 +97,11 @@ class RankFailure(RankMessage, frozen=True):
 
 
 class ProbeSample(RankMessage, frozen=True):
-    """What a rank has measured in this repetition, or why it has not."""
+    """A figure that a rank measured in this repetition, or why there is none."""
 
 
 class CollectiveSample(ProbeSample, frozen=True):
-    """One rank's figures of one collective at one size: time of one operation in each batch, in us."""
+    """One rank's figures for one collective at one size; `batch_us`: time of one operation in each batch."""
 
     op: str
     size_bytes: int
@@ -113,7 +113,7 @@ class CollectiveSample(ProbeSample, frozen=True):
 
 
 class PairSample(ProbeSample, frozen=True):
-    """One rank's figures of send and receive with another, as in CollectiveSample; `a` < `b`, one is this rank."""
+    """One rank's figures for send and receive with another, as in CollectiveSample; `a` < `b`, one is this rank."""
 
     a: int
     b: int
@@ -124,14 +124,14 @@ class PairSample(ProbeSample, frozen=True):
 
 
 class NotOffered(RankMessage, frozen=True):
-    """The backend of this torch does not have one collective."""
+    """The backend of this torch lacks one collective."""
 
     op: str
     text: str
 
 
 class StepBlock(msgspec.Struct, frozen=True):
-    """One block of measured train steps on one rank, one entry a step; clock: CLOCK_MONOTONIC."""
+    """One block of measured train steps on one rank, one entry per step; clock: CLOCK_MONOTONIC."""
 
     compute_ms: tuple[float, ...]
     host_ms: tuple[float, ...]
@@ -142,9 +142,9 @@ class StepBlock(msgspec.Struct, frozen=True):
 
 
 class TrainSample(ProbeSample, frozen=True):
-    """One rank's DDP train. `losses` holds every real step; None where the loss was not finite.
+    """One rank's DDP training. `losses`: of every DDP step, None if not finite.
 
-    `cycles_ms`, `rotated` and the further times as in TrainRank and Training.
+    `cycles_ms`, `rotated` and the other times as in TrainRank and Training.
     """
 
     batch_per_rank: int
@@ -166,10 +166,7 @@ class TrainSample(ProbeSample, frozen=True):
 
 
 class LinkSample(ProbeSample, frozen=True):
-    """What one rank measured of its GPU's links; nothing on a CPU rank, which has none.
-
-    `no_peers`: why there are no copies to other GPUs.
-    """
+    """One rank's measurements of its GPU's links; empty on a CPU rank. `no_peers`: why there are no peer copies."""
 
     host: HostLink | None = None
     peers: tuple[PeerLink, ...] = ()
@@ -177,13 +174,13 @@ class LinkSample(ProbeSample, frozen=True):
 
 
 class ComputeSample(ProbeSample, frozen=True):
-    """What one rank's device computed."""
+    """One rank's measurements of its device."""
 
     compute: ComputeRank
 
 
 class StrategyShared(ProbeSample, frozen=True):
-    """What all strategies have in common, from rank 0: the model, and the same steps there alone."""
+    """Common to all strategies, sent by rank 0: the model, and the same steps on that rank alone."""
 
     shape: StrategyShape
     steps: int
@@ -191,7 +188,7 @@ class StrategyShared(ProbeSample, frozen=True):
 
 
 class StrategySample(ProbeSample, frozen=True):
-    """One rank under one variant of a strategy, as in StrategyRun."""
+    """One rank's result under one variant of a strategy, as in StrategyRun."""
 
     strategy: str
     variant: str
@@ -209,32 +206,31 @@ class StrategyLeftOut(ProbeSample, frozen=True):
 
 
 class LoaderSample(ProbeSample, frozen=True):
-    """What the loader of one rank gave, as in DataLoading: there its ranks are put together."""
+    """One rank's loader figures, as DataLoading has them for all ranks."""
 
     loading: DataLoading
 
 
 class LoaderLeftOut(ProbeSample, frozen=True):
-    """Why there is nothing to load."""
+    """Why nothing was loaded."""
 
     why: Missing
 
 
 class VerificationSample(RankMessage, frozen=True):
-    """What one rank measured in the verification of a plan."""
+    """One rank's figures from a plan verification."""
 
     figures: VerificationFigures
 
 
 class Finished(RankMessage, frozen=True):
-    """The rank is through with one probe, in this repetition (counted from 0)."""
+    """The rank has finished one probe in this repetition."""
 
     probe: Probe
-    round: int = 0
 
 
 class Left(RankMessage, frozen=True):
-    """The rank has sent everything and ends."""
+    """The rank has sent everything and exits."""
 
 
 AnyMessage = (

@@ -1,4 +1,4 @@
-"""What is asked of the probes: a plan, and the faults to inject into it."""
+"""The plan of a probe run: which probes on which ranks, and the faults to inject."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 from gpudoctor.errors import UserError
 from gpudoctor.facts.model.measurements import Device, Probe
 from gpudoctor.probes.plan_verification.messages import VerificationOrder
-from gpudoctor.probes.runner.launch_engine import Engine
+from gpudoctor.probes.runner.launch_engine import Engine, number_of
 
 InjectionKind = Literal[
     "hang-rank",
@@ -27,7 +27,7 @@ InjectionKind = Literal[
     "wrong-recompute",
 ]
 
-# What follows the rank, for each kind; None: nothing does; [ ]: it may be left out.
+# What follows the rank in --inject, by kind. None: nothing. In brackets: optional.
 _SHAPES: dict[str, str | None] = {
     "hang-rank": "PHASE",
     "die-rank": "PHASE",
@@ -42,7 +42,7 @@ _SHAPES: dict[str, str | None] = {
     "wrong-shard": None,
     "wrong-recompute": None,
 }
-# Those that happen in one place only, and of these, in which strategies.
+# Kinds that have a fixed phase, and the strategies that can play them.
 _PLACES: dict[str, str] = {
     "oom": "train",
     "skip-all-gather": "strategy",
@@ -54,15 +54,15 @@ _STRATEGIES: dict[str, tuple[str, ...]] = {
     "wrong-shard": ("tensor",),
     "wrong-recompute": ("checkpointing",),
 }
-# Those that one probe plays wherever it is, without a phase of their own.
+# Kinds without a phase, and the probe that plays them.
 _PLAYED_BY: dict[str, Probe] = {
     "wrong-sum": "collective",
     "wrong-bits": "compute",
     "slow-rank": "train",
     "slow-data": "train",
 }
-FULL_LEVELS = ("full", "burn")  # those that measure every collective and every pair
-# Where a rank can hang or die, and the probe that comes by there.
+FULL_LEVELS = ("full", "burn")  # levels that measure every collective and every pair of ranks
+# Phases in which a rank can hang or die, and the probe that runs them. None: part of every run.
 _PHASES: dict[str, Probe | None] = {
     "join": None,
     "all_reduce": "collective",
@@ -83,12 +83,13 @@ _MAX_FACTOR = 10.0
 class ProbePlan(msgspec.Struct, frozen=True):
     """Which probes to run on how many ranks.
 
-    `gpus` holds (NVML index, UUID, bus id) of each rank's GPU, in rank order, for nccl; it is
-    empty for gloo. `duration_s`: repeat all probes until so much time has passed (level burn); None:
-    once. `inject` holds faults as the command line spells them. `engine`: what started a process for each rank;
-    None: gpudoctor itself. `verification`: the steps of a plan to verify, run before all probes.
-    `strategies`: those that the strategy probe runs; none named: all that torch itself has. `data`: the paths that the
-    data probe loads from; none: it makes files.
+    `gpus`: for nccl (NVML index, UUID, bus id) of each rank's GPU, in rank order; empty for gloo.
+    `duration_s`: repeat all probes for this long (level burn); None: run them once.
+    `inject`: faults in the command line's spelling.
+    `engine`: the launch engine that started one process per rank; None: gpudoctor starts them.
+    `verification`: steps of a plan to verify, run before the probes.
+    `strategies`: names of the strategies to run; empty: all that torch itself provides.
+    `data`: paths for the data probe to load from; empty: it generates files.
     """
 
     backend: Literal["nccl", "gloo"]
@@ -109,7 +110,7 @@ class ProbePlan(msgspec.Struct, frozen=True):
 
 
 class Injection(msgspec.Struct, frozen=True):
-    """One fault made on purpose in one rank; `phase` is one of `_PHASES`; some kinds have only one."""
+    """One deliberate fault in one rank; `phase` is a key of `_PHASES`."""
 
     kind: InjectionKind
     rank: int
@@ -118,21 +119,21 @@ class Injection(msgspec.Struct, frozen=True):
 
 
 def injections_of(plan: ProbePlan) -> tuple[Injection, ...]:
-    """The plan's faults, parsed; UserError names the one that is wrong and how to write it."""
+    """Parse the plan's faults; the UserError names the malformed one and its correct spelling."""
     return tuple(parse_injection(text, plan.ranks) for text in plan.inject)
 
 
 def parse_injection(text: str, ranks: int) -> Injection:
-    """Read KIND=RANK[:DETAIL], for example slow-rank=1:1.3; raises UserError."""
+    """Parse KIND=RANK[:DETAIL], for example slow-rank=1:1.3; raises UserError."""
     kind, equals, rest = text.partition("=")
     if kind not in _SHAPES:
         raise UserError(f"--inject {text}: no such case; known: {', '.join(_spelling(k) for k in _SHAPES)}")
     number, colon, detail = rest.partition(":")
     shape = _SHAPES[kind]
     well_formed = shape == "[FACTOR]" or bool(colon) == (shape is not None)
-    if not equals or not (number.isascii() and number.isdigit()) or not well_formed:
+    rank = number_of(number)
+    if not equals or rank is None or not well_formed:
         raise UserError(f"--inject {text}: write it as {_spelling(kind)}")
-    rank = int(number)
     if rank >= ranks:
         raise UserError(f"--inject {text}: there is no rank {rank}; this run has ranks 0 to {ranks - 1}")
     if shape == "PHASE" and detail not in _PHASES:
@@ -169,7 +170,7 @@ def _spelling(kind: str) -> str:
 
 
 def checked(plan: ProbePlan) -> tuple[Injection, ...]:
-    """The plan's faults, after the plan itself was found sound; raises UserError."""
+    """Validate the plan and return its parsed faults; raises UserError."""
     if plan.ranks < 1:
         raise UserError(f"--ranks {plan.ranks}: at least one rank is needed")
     if plan.backend == "nccl" and len(plan.gpus) != plan.ranks:
@@ -184,13 +185,13 @@ def checked(plan: ProbePlan) -> tuple[Injection, ...]:
 
 
 def desyncs(plan: ProbePlan) -> bool:
-    """Whether a rank of this plan comes by where --inject desync changes its weights."""
+    """Whether this plan runs code in which --inject desync changes a rank's weights."""
     named = not plan.strategies or {"ddp", "deepspeed"} & set(plan.strategies)
     return "train" in plan.probes or ("strategy" in plan.probes and bool(named))
 
 
 def _not_come_by(plan: ProbePlan, injection: Injection) -> str | None:
-    """Why this fault would never happen, in words."""
+    """Why this run would never reach the fault; None if it does."""
     phase, strategies = injection.phase, _STRATEGIES.get(injection.kind, ())
     probe = _PHASES[phase] if phase else _PLAYED_BY.get(injection.kind)
     if probe is not None and probe not in plan.probes:

@@ -1,7 +1,7 @@
-"""How far each rank is, in memory that parent and ranks share.
+"""The progress of each rank, in memory shared between the parent and the ranks.
 
-A line on a pipe wakes the parent and would disturb what is being measured on a small machine; a
-store to shared memory does not, and it can still be read after the rank has died.
+A line on a pipe wakes the parent, which would disturb the measurement on a small machine; a store to
+shared memory does not, and can still be read after the rank has died.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ _BYTES_PER_FIELD = 8
 
 
 class BoardEntry(msgspec.Struct, frozen=True):
-    """Where one rank stands.
+    """The progress of one rank.
 
-    `moves` counts every beginning of a phase and every entry into and return from a wait for other
+    `moves` counts every start of a phase and every entry into and return from a wait for other
     ranks. All ranks make the same moves, so the rank with the fewest is the one that is behind.
     """
 
@@ -29,20 +29,20 @@ class BoardEntry(msgspec.Struct, frozen=True):
 
 
 class ProgressBoard:
-    """One row of counters a rank; only its own rank writes a row. Raises OSError where there is no room for it."""
+    """One row of counters per rank; only that rank writes it. Raises OSError if there is no disk space for it."""
 
     def __init__(self, path: Path, ranks: int) -> None:
         size = ranks * _FIELDS * _BYTES_PER_FIELD
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            # not ftruncate: on a full disk the first store to a hole would kill the rank with SIGBUS
+            # not ftruncate: on a full disk the first store into a hole would kill the rank with SIGBUS
             os.posix_fallocate(descriptor, 0, size)
             self._memory = mmap.mmap(descriptor, size)
         finally:
             os.close(descriptor)
         self._cells = memoryview(self._memory).cast("q")
 
-    def standing(self, rank: int) -> BoardEntry:
+    def entry(self, rank: int) -> BoardEntry:
         moves, step, blocked = self._cells[rank * _FIELDS : (rank + 1) * _FIELDS]
         return BoardEntry(moves, step, bool(blocked))
 
@@ -52,11 +52,11 @@ class ProgressBoard:
         self._cells[at + 2] = blocked
 
     def level(self, rank: int, moves: int) -> None:
-        """Set the count to what all ranks have agreed on, where one of them left a part of the way out."""
+        """Set the count to the value that all ranks agreed on, because one of them may have skipped some moves."""
         self._cells[rank * _FIELDS] = moves
 
     def begin_step(self, rank: int, step: int) -> None:
-        """Steps count from 1; 0 means that the phase has none."""
+        """Set the step of the phase, counted from 1; 0: the phase has no steps."""
         self._cells[rank * _FIELDS + 1] = step
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What one rank runs: it joins the process group once, then runs what was asked, then goes."""
+"""One rank: joins the process group, runs the probes, and exits."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from gpudoctor.probes.runner import messages
 from gpudoctor.probes.runner.messages import RankJob, Where
 from gpudoctor.probes.runner.plan import Injection, InjectionKind
 from gpudoctor.probes.runner.progress_board import ProgressBoard
-from gpudoctor.probes.runner.torch_errors import FAILURES, UnusableTorchError, require_usable, torch_view, trouble
+from gpudoctor.probes.runner.torch_errors import UnusableTorchError, rank_failure, require_usable, torch_view
 from gpudoctor.process.ending import leave, send_signal
 from gpudoctor.process.pipes import write_all
 
@@ -33,10 +33,10 @@ _dist: Any = dist
 
 
 class Rank:
-    """What a probe may use: its rank number, where to report, how to wait for the others.
+    """What a probe may use of its rank: number, device, reporting, waiting for the other ranks.
 
-    `device` is where tensors live. Whatever makes this rank wait for another goes inside
-    `blocked()`, so that the parent can distinguish a rank that hangs from one that waits.
+    Every call that makes this rank wait for another goes inside `blocked()`, so that the parent can
+    distinguish a rank that hangs from one that waits.
     """
 
     def __init__(self, number: int, job: RankJob, fd: int) -> None:
@@ -46,75 +46,76 @@ class Rank:
         self.on_gpu = job.backend == "nccl"
         self.device = torch.device("cuda", 0) if self.on_gpu else torch.device("cpu")
         self.waiting = False
-        self.batch: int | None = None  # of the train, found in the first repetition: a GPU that slows may not get less
+        # of the train, calibrated in the first repetition only: a GPU that slows down must not get less work
+        self.batch: int | None = None
         self._fd = fd
         self._probe: Where = "launch"
         self._board = ProgressBoard(Path(job.folder) / "board", job.world_size)
         self._token = torch.zeros(1)
 
     def send(self, message: messages.RankMessage) -> None:
-        """Write one line to the parent, whole."""
+        """Write one complete line to the parent."""
         write_all(self._fd, msgspec.json.encode(message) + b"\n")
 
     def phase(self, text: str, probe: Where | None = None) -> None:
-        """Report what begins now; without `probe`, still within the same one."""
+        """Report that a phase begins; without `probe`, it belongs to the current one."""
         self._probe = probe or self._probe
         self._board.begin_step(self.number, 0)
         self._board.move(self.number, blocked=False)
         self.send(messages.Phase(self._probe, text))
 
     def step(self, step: int) -> None:
-        """Report which step of the phase begins, counted from 1."""
+        """Report that a step of the phase begins, counted from 1."""
         self._board.begin_step(self.number, step)
 
     @contextmanager
     def blocked(self) -> Iterator[None]:
-        """Around a call that returns only when other ranks have made theirs."""
+        """Around a call that returns only after other ranks have made theirs."""
         self._board.move(self.number, blocked=True)
         self.waiting = True
-        yield  # after an exception `waiting` stays: it happened while waiting for others
+        yield  # after an exception `waiting` stays True: it happened while waiting for others
         self.waiting = False
         self._board.move(self.number, blocked=False)
 
     @property
     def moves(self) -> int:
-        """How far the parent sees this rank."""
-        return self._board.standing(self.number).moves
+        """This rank's count of moves on the progress board."""
+        return self._board.entry(self.number).moves
 
     def level(self, moves: int) -> None:
-        """Stand where all ranks have agreed to stand, though one of them may have left a part of the way out."""
+        """Set the count of moves to the value that all ranks agreed on, because one of them may have skipped some."""
         self._board.level(self.number, moves)
 
     def barrier(self) -> None:
-        """Wait for every rank on the CPU; a waiting rank leaves its GPU idle."""
+        """Wait on the CPU for every rank; the GPU of a waiting rank stays idle."""
         with self.blocked():
             dist.all_reduce(self._token)
 
     def synchronize(self) -> None:
-        """Wait until this rank's own GPU has done all it was given."""
+        """Wait until this rank's GPU has finished all enqueued work."""
         if self.on_gpu:
             torch.cuda.synchronize()
 
     def clock_ns(self) -> int:
-        """The clock of this rank's own work on the host: on a CPU rank it stands still while others have the core."""
+        """A clock for this rank's work on the host: on a CPU rank it stops while others have the core."""
         return time.monotonic_ns() if self.on_gpu else time.thread_time_ns()
 
     def from_rank_zero(self, value: int) -> int:
-        """The value that rank 0 has."""
+        """Rank 0's value, on every rank."""
         shared = torch.tensor([value if self.number == 0 else 0], dtype=torch.int64)
         with self.blocked():
             dist.all_reduce(shared)
         return int(shared.item())
 
     def smallest(self, value: int) -> int:
-        """The smallest value that any rank has."""
+        """The minimum over all ranks, on every rank."""
         shared = torch.tensor([value], dtype=torch.int64)
         with self.blocked():
             dist.all_reduce(shared, op=dist.ReduceOp.MIN)
         return int(shared.item())
 
     def gathered(self, values: Sequence[float]) -> list[list[float]]:
-        """What each rank gives, in the order of the ranks: as many values from each."""
+        """The values of each rank, in rank order; every rank passes equally many."""
         mine = torch.tensor(values, dtype=torch.float64)
         everybody = [torch.zeros_like(mine) for _ in range(self.world_size)]
         with self.blocked():
@@ -122,11 +123,11 @@ class Rank:
         return [theirs.tolist() for theirs in everybody]
 
     def injected(self, kind: InjectionKind) -> Injection | None:
-        """The fault of that kind that this rank is to play, if any."""
+        """The injected fault of that kind in this rank, if any."""
         return next((i for i in self.job.injections if i.kind == kind and i.rank == self.number), None)
 
-    def stumble(self, phase: str) -> None:
-        """Hang, die or run out of memory here if that is injected in this phase."""
+    def fail_if_injected(self, phase: str) -> None:
+        """Hang, die or run out of memory here if that fault is injected in this phase."""
         for injection in self.job.injections:
             if injection.rank != self.number or injection.phase != phase:
                 continue
@@ -141,7 +142,7 @@ class Rank:
 
 
 def run_rank(order: dict[str, Any]) -> NoReturn:
-    """Be the rank that `order` describes, and end the process."""
+    """Run the rank that `order` describes, and end the process."""
     job = msgspec.convert(order["job"], RankJob)
     number: int = order["rank"]
     _own_output(Path(job.folder) / f"rank-{number}.stderr")
@@ -156,36 +157,35 @@ def run_rank(order: dict[str, Any]) -> NoReturn:
     except UnusableTorchError as error:
         rank.send(messages.UnusableTorch(str(error)))
         leave()
-    except FAILURES as error:
+    except Exception as error:  # noqa: BLE001 - a rank that just died would be blamed on its GPU
         traceback.print_exc()
-        rank.send(trouble(error, rank.waiting))
+        rank.send(rank_failure(error, rank.waiting))
         leave(1)
     _leave(rank)
 
 
 def _run_repetitions(rank: Rank, probes: dict[str, Callable[[Rank], None]]) -> None:
-    """Run all probes asked for; again until the duration is over, if there is one."""
+    """Run the job's probes once, or again and again until its duration is over."""
     job, began = rank.job, time.monotonic()
     for repetition in itertools.count():
         repetition_began = time.monotonic()
         for probe in job.probes:
             if probe not in ONCE or not repetition:
                 probes[probe](rank)
-            rank.send(messages.Finished(probe, repetition))
+            rank.send(messages.Finished(probe))
         if job.duration_s is None or not job.probes:
             return
-        # One clock decides for all: a rank that began another repetition alone would wait for ever.
+        # One clock decides for all: a rank that began another repetition alone would wait forever.
         if not rank.from_rank_zero(time.monotonic() - began < job.duration_s):
             return
-        # if a probe has nothing to do (the links of CPU ranks), repetitions would only flood the parent
+        # without a pause, repetitions of a probe with nothing to do (the links of CPU ranks) would flood the parent
         time.sleep(max(0.0, _SHORTEST_REPETITION_S - (time.monotonic() - repetition_began)))
-        gc.collect()  # DDP keeps itself alive in circles
+        gc.collect()  # DDP holds itself in reference cycles
         if rank.on_gpu:
-            torch.cuda.empty_cache()  # probes fit themselves to the memory that is free
+            torch.cuda.empty_cache()  # probes choose their sizes by the free memory
 
 
 def _verify_plan(rank: Rank) -> None:
-    """Run the verification of a plan, if one is ordered."""
     if rank.job.verification is not None:
         from gpudoctor.probes.plan_verification.run import run_verification
 
@@ -223,30 +223,30 @@ def _join(rank: Rank) -> None:
     rank.send(messages.TorchSeen(view))
     require_usable(rank, view)
     rank.phase("join")
-    rank.stumble("join")
+    rank.fail_if_injected("join")
     with rank.blocked():
         timeout = datetime.timedelta(seconds=rank.job.group_timeout_s)
-        # A file: no port that another run could hold, and no host name to resolve.
+        # A file store needs no port that another run could hold, and no host name to resolve.
         store = _dist.FileStore(f"{rank.job.folder}/store", rank.world_size)
         store.set_timeout(timeout)
         dist.init_process_group(
-            # gloo beside NCCL: a rank that waits on the CPU does not spin on its GPU
+            # gloo in addition to NCCL: a rank that waits on the CPU does not spin on its GPU
             "cuda:nccl,cpu:gloo" if rank.on_gpu else "gloo",
             store=store,
             rank=rank.number,
             world_size=rank.world_size,
             timeout=timeout,
         )
-        dist.all_reduce(torch.zeros(1, device=rank.device))  # NCCL makes its communicator at the first call
+        dist.all_reduce(torch.zeros(1, device=rank.device))  # NCCL creates its communicator at the first call
         rank.synchronize()
     rank.barrier()
     rank.phase("joined")
 
 
 def _leave(rank: Rank) -> NoReturn:
-    """Send Left and end without tearing anything down: that takes time, and may hang or abort."""
+    """Send Left and exit without any teardown, which takes time and may hang or abort."""
     rank.send(messages.Left())
     if rank.on_gpu:
         with suppress(RuntimeError):
-            rank.barrier()  # memory of this rank's GPU may not go while another GPU still reads it
+            rank.barrier()  # this GPU's memory must not be freed while another GPU still reads it
     leave()

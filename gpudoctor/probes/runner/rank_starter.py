@@ -1,9 +1,9 @@
 """The process between gpudoctor and its ranks: starts them, reaps them, ends them.
 
-Forking ranks from one process that has imported torch makes the import cost once instead of once
-a rank. It is done only while this process has a single thread and CUDA was not touched, which are
-the conditions under which fork is safe. Until torch was found here, only the standard library is
-imported: the interpreter may have nothing else.
+Forking ranks from one process that has imported torch pays for the import once instead of once per
+rank. That is done only while this process has a single thread and has not touched CUDA, the conditions
+under which fork is safe. Until torch has been found, only the standard library is imported: the interpreter may
+have nothing else.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from gpudoctor.process.pipes import write_all
 from gpudoctor.process.spawn import Child
 
 TERM_GRACE_S = 1.0
-_CLEARING_TRIES = 200  # 10 s: as long as a driver may take to let a process go
-# What strategies and planned ones need and `import torch` leaves out: 2.5 s of work, which each rank would do again.
+_CLEARING_TRIES = 200  # 10 s: how long a driver may take to release a process
+# Modules for strategies and plan verification that `import torch` does not import: 2.5 s, else spent in every rank.
 _STRATEGY_MODULES = (
     "torch._dynamo",
     "torch.distributed.fsdp",
@@ -40,29 +40,30 @@ _STRATEGY_MODULES = (
     "torch.distributed.tensor.parallel",
 )
 _GUARDED = {signal.SIGTERM, signal.SIGCHLD}
-_started: list[RunningProcess] = []  # kept: a child that nobody holds may be reaped when the next one is started
+# Keeps references: `subprocess` reaps unreferenced children when it starts the next one
+_started: list[RunningProcess] = []
 
 
 def main(argument: str) -> None:
-    """Serve one run; the argument is the order as JSON (see launch.py)."""
+    """Serve one run; `argument`: the order of rank_starter_client.py as JSON."""
     order: dict[str, Any] = json.loads(argument)
     control: int = order["control_fd"]
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
-        _fork_guardian(order)  # first of all: the parent may be dead already
+        _fork_guardian(order)  # before anything else: the parent may already be dead
         die_with_parent(order["parent"], signal.SIGTERM)
         method = _load_torch(order, control)
         if method is not None:
             _start_and_attend(order, control, method)
     except OSError as error:
         _send(control, {"type": "StartFailure", "text": _first_line(error)})
-    leave()  # the parent waits: taking torch down takes up to a second, and serves nobody
+    leave()  # without tearing torch down, which takes up to a second while the parent waits
 
 
 def _fork_guardian(order: dict[str, Any]) -> None:
-    """Leave a process that holds nothing but the pipe that ends with the parent, and then clears up.
+    """Fork a process that only holds the pipe that ends with the parent, and cleans up when it does.
 
-    It cannot be this one: nothing interrupts the import of torch.
+    This process cannot do that itself: nothing interrupts the import of torch.
     """
     starter, life, folder = os.getpid(), order["life_fd"], order["job"]["folder"]
 
@@ -71,22 +72,22 @@ def _fork_guardian(order: dict[str, Any]) -> None:
             signal.signal(number, signal.SIG_IGN)
         for fd in (0, 1, 2, order["control_fd"], *order["rank_fds"]):
             os.close(fd)
-        os.read(life, 1)  # nobody writes: it returns when the parent is gone, or through
-        if os.getppid() == starter:  # else its number may be another's by now
+        os.read(life, 1)  # nothing is written: it returns when the parent has ended, or has finished the run
+        if os.getppid() == starter:  # otherwise its pid may belong to another process by now
             send_signal(starter, signal.SIGKILL, group=True)
-        for _ in range(_CLEARING_TRIES):  # what was killed may end a little later
+        for _ in range(_CLEARING_TRIES):  # killed processes may take a moment to end
             shutil.rmtree(folder, ignore_errors=True)
             if os.getppid() != starter and not os.path.exists(folder):  # noqa: PTH110
                 break
             time.sleep(0.05)
 
-    ForkedProcess(clear_up, new_session=True)  # out of the group that it ends
+    ForkedProcess(clear_up, new_session=True)  # outside the process group that it kills
     os.close(life)
 
 
 def _start_and_attend(order: dict[str, Any], control: int, method: str) -> None:
-    """Start every rank, and stay until all have ended."""
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it is inherited as ignored, ranks could not be reaped
+    """Start every rank and wait until all have ended."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if it was inherited as ignored, ranks could not be reaped
     signal.pthread_sigmask(signal.SIG_BLOCK, _GUARDED)
     fds: list[int] = order["rank_fds"]
     ranks: dict[int, int] = {}
@@ -96,20 +97,20 @@ def _start_and_attend(order: dict[str, Any], control: int, method: str) -> None:
             start = _fork_rank if method == "fork-server" else _spawn_rank
             _started.append(start(rank_job, [control, *fds[place + 1 :]]))
             ranks[_started[-1].pid] = rank
-            os.close(fd)  # the rank alone holds it now: its end is the end of the pipe
+            os.close(fd)  # only the rank holds it now, so EOF means that the rank has ended
     except OSError:
-        send_signals(ranks, signal.SIGKILL)  # they would wait for the others
+        send_signals(ranks, signal.SIGKILL)  # they would wait for the ranks that could not be started
         raise
     _send(control, {"type": "Started", "method": method, "pids": list(ranks)})
     _attend(ranks, control)
 
 
 def rank_main(argument: str) -> None:
-    """Be a rank in a fresh interpreter; the argument is its order as JSON."""
+    """Run a rank in a fresh interpreter; `argument`: its order as JSON."""
     rank_job: dict[str, Any] = json.loads(argument)
     try:
         _import_torch(rank_job["job"])
-    except (ImportError, OSError, RuntimeError, AttributeError) as error:
+    except Exception as error:  # noqa: BLE001 - a broken installation of torch may raise anything
         traceback.print_exc()
         text = f"torch does not load: {_first_line(error)}"
         _send(rank_job["fd"], {"type": "NoTorch", "text": text, "kind": "failed"})
@@ -121,24 +122,24 @@ def rank_main(argument: str) -> None:
 
 
 def _import_torch(job: dict[str, Any]) -> None:
-    """Import all that the ranks will need; the garbage collector is off afterwards."""
+    """Import everything the ranks will need; leaves the garbage collector disabled."""
     probes: Sequence[str] = job["probes"]
     strategies = "strategy" in probes or job["verification"] is not None
-    gc.disable()  # a third of the time of importing torch is garbage collection that finds nothing
+    gc.disable()  # garbage collection that finds nothing is a third of the time of importing torch
     import torch
 
     import gpudoctor.probes.runner.rank  # noqa: F401
 
     if "train" in probes or strategies:
-        import torch._dynamo  # noqa: F401 - DDP imports it at its first use, in the time of the probe
+        import torch._dynamo  # noqa: F401 - DDP imports it at first use, which would count as time of the probe
     if strategies:
         for name in _STRATEGY_MODULES:
-            with suppress(ImportError, AttributeError):  # what an older torch lacks, the strategy itself will tell
+            with suppress(ImportError, AttributeError):  # if an older torch lacks it, the strategy itself reports that
                 importlib.import_module(name)
 
 
 def _load_torch(order: dict[str, Any], control: int) -> str | None:
-    """The way in which ranks are to be started, or None where there is no torch to start them with."""
+    """How to start the ranks; None if torch cannot be used, after sending NoTorch."""
     if importlib.util.find_spec("torch") is None:
         _send(control, {"type": "NoTorch", "text": "PyTorch is not installed", "kind": "absent"})
         return None
@@ -146,7 +147,7 @@ def _load_torch(order: dict[str, Any], control: int) -> str | None:
         return str(order["method"])
     try:
         _import_torch(order["job"])
-    except (ImportError, OSError, RuntimeError, AttributeError) as error:
+    except Exception as error:  # noqa: BLE001 - a broken installation of torch may raise anything
         _send(control, {"type": "NoTorch", "text": f"torch does not load: {_first_line(error)}", "kind": "failed"})
         return None
     gc.freeze()
@@ -180,9 +181,9 @@ def _spawn_rank(rank_job: dict[str, Any], _not_mine: list[int]) -> RunningProces
 
 
 def visible_gpus(rank: int, uuids: Sequence[str], probes: Sequence[str]) -> list[str]:
-    """The GPUs that CUDA shows a rank, its own first: all of the run where it is to copy to the others, else one.
+    """The UUIDs of the GPUs that CUDA shows a rank, its own first; all GPUs of the run if it copies to the others.
 
-    Rank 0 also sees all where strategies are tried: DataParallel spreads its one process over them.
+    With strategies rank 0 sees all GPUs too: DataParallel spreads one process over them.
     """
     sees_all = "link" in probes or ("strategy" in probes and rank == 0)
     others = [uuid for number, uuid in enumerate(uuids) if number != rank] if sees_all else []
@@ -190,11 +191,11 @@ def visible_gpus(rank: int, uuids: Sequence[str], probes: Sequence[str]) -> list
 
 
 def _attend(ranks: dict[int, int], control: int) -> None:
-    """Reap ranks and report each end; on SIGTERM end them, by SIGKILL where SIGTERM does not do."""
+    """Reap the ranks and report how each ended; on SIGTERM end them, with SIGKILL if SIGTERM is not enough."""
     kill_at: float | None = None
     told_to_end = False
     while True:
-        _reap(ranks, None if told_to_end else control)  # an end that we bring about is nothing that a rank did
+        _reap(ranks, None if told_to_end else control)  # the end of a rank that we ended is not reported
         if not ranks:
             return
         wait_s = 3600.0 if kill_at is None else max(0.0, kill_at - time.monotonic())
@@ -214,12 +215,12 @@ def _reap(ranks: dict[int, int], control: int | None) -> None:
         if ended is None:
             return
         rank = ranks.pop(ended[0], None)
-        if rank is not None and control is not None:  # else the guardian
+        if rank is not None and control is not None:  # None: it was the guardian
             _send(control, {"type": "Exited", "rank": rank, "status": ended[1]})
 
 
 def _send(control: int, message: dict[str, Any]) -> None:
-    with suppress(BrokenPipeError):  # the parent is gone; the kernel has told us, or will in a moment
+    with suppress(BrokenPipeError):  # the parent has ended; the parent-death signal ends this process
         write_all(control, json.dumps(message).encode() + b"\n")
 
 

@@ -1,4 +1,4 @@
-"""The starter (rank_starter.py) and its ranks as seen by the process that runs it: its settings, its start, its end."""
+"""Starts and ends the rank starter (rank_starter.py), and sets the environment of the ranks."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from gpudoctor.probes.runner.rank_starter import TERM_GRACE_S
 from gpudoctor.process.own_program import own_python
 from gpudoctor.process.spawn import Child
 
-KILL_GRACE_S = 10.0  # the driver takes seconds to release a GPU whose process was killed; no fault yet
-# Settings of OpenMP and its like that would bind all ranks to the same core, or have their threads fight for cores
+KILL_GRACE_S = 10.0  # the driver takes seconds to release a GPU whose process was killed; that is no fault yet
+# Settings of OpenMP and similar libraries that would bind all ranks to one core, or start too many threads
 _THREADING = ("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_")
-# With these of a user's the watchdog would not run, or would be measured too, or would wait to write a dump
+# User settings with which the watchdog would not run, would distort the measurement, or would first write a dump
 _NO_WATCHDOG = ("BLOCKING_WAIT", "DESYNC_DEBUG", "NAN_CHECK", "ENABLE_TIMING", "DUMP_ON_TIMEOUT", "PROPAGATE_ERROR")
 
 
 def order_for(job: RankJob, ranks: list[int], method: str) -> dict[str, Any]:
-    """The order to a starter; the file descriptors are added where it is started."""
+    """The order to a starter; `start` adds the file descriptors."""
     return {"ranks": ranks, "method": method, "job": msgspec.to_builtins(job)}
 
 
 def start(
     order: dict[str, Any], life: int, control: int, rank_fds: list[int], output: IO[bytes], python: str | None = None
 ) -> Child:
-    """Start a starter that holds the ends given: life to read, control and one a rank to write. Raise OSError."""
+    """Start a starter with these pipe ends: `life` to read, `control` and one per rank to write. Raises OSError."""
     whole = {"parent": os.getpid(), "life_fd": life, "control_fd": control, "rank_fds": rank_fds, **order}
     return Child(
         own_python("gpudoctor.probes.runner.rank_starter", "main", json.dumps(whole), python=python),
@@ -41,9 +41,9 @@ def start(
 
 
 def end(process: Child, *, has_ranks: bool) -> bool:
-    """End a starter and its ranks; whether the kernel did not let a rank go."""
+    """End a starter and its ranks; True if the kernel did not release a rank."""
     try:
-        process.send(signal.SIGCONT)  # if somebody stopped it
+        process.send(signal.SIGCONT)  # in case it was stopped
         process.send(signal.SIGTERM)  # the starter ends and reaps its ranks on this signal
         if process.ends_within(TERM_GRACE_S + (KILL_GRACE_S if has_ranks else 0.0)) is not None:
             return False
@@ -58,22 +58,22 @@ def _environment(job: RankJob) -> dict[str, str]:
     environment["TMPDIR"] = job.folder  # torch._inductor, which DDP imports, makes a directory there
     environment["GLOO_SOCKET_IFNAME"] = "lo"
     environment["TORCH_DISTRIBUTED_DEBUG"] = "OFF"  # its checks would be measured too
-    environment["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # asks for GPUs without opening them
-    # One thread a rank: the threads of several ranks would fight for the cores. They must not
-    # start at import either, or the starter could not fork.
+    environment["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # counts GPUs without opening them
+    # One thread per rank: the threads of several ranks would compete for the cores. None may start at import
+    # either, or the starter could not fork.
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         environment[name] = "1"
     if job.backend == "nccl":
         environment.setdefault("NCCL_DEBUG", "WARN")
         _set_watchdog(environment, job.group_timeout_s)
         if "compute" in job.probes:
-            # cuBLAS reads it at its start: without a workspace of fixed size its bits may differ from run to run
+            # read when cuBLAS starts: without a workspace of fixed size its results may differ in bits from run to run
             environment["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
     return environment
 
 
 def _set_watchdog(environment: dict[str, str], limit_s: float) -> None:
-    """Have a rank that sticks in NCCL, or whose watchdog sticks in CUDA, die by itself soon after the deadline.
+    """Let a rank that is stuck in NCCL, or whose watchdog is stuck in CUDA, die by itself soon after the deadline.
 
     Names and meanings: torch's list of ProcessGroupNCCL variables; those without TORCH_ are older spellings.
     """
@@ -81,6 +81,6 @@ def _set_watchdog(environment: dict[str, str], limit_s: float) -> None:
         environment.pop(f"NCCL_{name}", None)
         environment[f"TORCH_NCCL_{name}"] = "0"
     environment.pop("NCCL_ASYNC_ERROR_HANDLING", None)
-    environment["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "3"  # end the process, without tidying up, which may hang
+    environment["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "3"  # end the process without a teardown, which may hang
     environment["TORCH_NCCL_ENABLE_MONITORING"] = "1"  # a thread that watches the watchdog
     environment["TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"] = str(int(limit_s))

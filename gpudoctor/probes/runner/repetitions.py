@@ -1,4 +1,4 @@
-"""The repetitions of a run put together: pure functions. One repetition is the rule; only a burn has more."""
+"""Merges the repetitions of a run: pure functions. Only level burn has more than one repetition."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gpudoctor.probes.runner.stalls import rank_list
 # Drift is the last minute against the first half minute: probes.md of the design's reference, section 5.2
 EARLY_S, LATE_S = 30.0, 60.0
 
-# What a collective is identified by is all the rest
+# all other fields identify a collective
 _FIGURES = ("iterations", "time_us", "time_us_mad", "algbw_gb_s", "busbw_gb_s", "wrong_ranks", "missing_ranks")
 
 F = TypeVar("F", bound=Fact)
@@ -26,17 +26,17 @@ Key = tuple[str, str, int | None]  # metric, unit, rank
 
 
 class Repetition(msgspec.Struct, frozen=True):
-    """What one repetition measured. `ended_s`: when all ranks finished a probe, in seconds since their rendezvous."""
+    """The measurements of one repetition. `ended_s`: when all ranks had finished a probe, in s since the rendezvous."""
 
     measured: Measurements
     ended_s: dict[Probe, float]
 
 
 def over_repetitions(repetitions: Sequence[Repetition]) -> Measurements:
-    """The figures of the last repetition that all ranks went through with, probe by probe.
+    """For each probe the figures of the last repetition that all ranks completed.
 
-    What decides right or wrong is the worst of all repetitions, begun ones included: a wrong result
-    is not undone by a right one that comes later.
+    Correctness is the worst of all repetitions, unfinished ones included: a later correct result does not
+    undo a wrong one.
     """
     every = [r.measured for r in repetitions]
     if len(every) == 1:
@@ -79,7 +79,7 @@ def over_repetitions(repetitions: Sequence[Repetition]) -> Measurements:
 def _folded(
     shown: Sequence[F], others: Iterable[F], identity: tuple[str, ...], fold: Callable[[F, F], F]
 ) -> tuple[F, ...]:
-    """`shown`, with what `others` have of the same thing folded in; what is not shown at all is added."""
+    """`shown` with `others` merged in: rows equal in the `identity` fields are folded, all others appended."""
     rows = list(shown)
     for other in others:
         same = [i for i, row in enumerate(rows) if all(getattr(row, f) == getattr(other, f) for f in identity)]
@@ -107,7 +107,7 @@ def _all_ranks(*fields: str) -> Callable[[F, F], F]:
 
 
 def _computed(shown: ComputeRank, other: ComputeRank) -> ComputeRank:
-    """Equal work gives equal bits in every repetition: a fingerprint that differs in any of them is kept."""
+    """Equal work must give equal bits in every repetition, so a fingerprint that differs in any of them is kept."""
     differing = tuple(f for f in dict.fromkeys(other.fingerprints) if f not in shown.fingerprints)
     worse = other if _wrong_bytes(other) > _wrong_bytes(shown) else shown
     return msgspec.structs.replace(
@@ -156,19 +156,19 @@ def _of_rank(training: Training, rank: TrainRank) -> TrainRank:
 
 
 def _weights_differ(training: Training) -> bool:
-    """Whether ranks ended with weights of their own."""
+    """Whether ranks ended with different weights."""
     return len({rank.weights_sha256 for rank in training.ranks}) > 1
 
 
 def _learnt(training: Training) -> bool:
-    """Whether every loss was finite, and lower at the end on the mean of all ranks."""
+    """Whether every loss was finite, and the mean over all ranks was lower at the end."""
     pairs = [(r.loss_first, r.loss_last) for r in training.ranks]
     rises = [last - first for first, last in pairs if first is not None and last is not None]
     return len(rises) == len(pairs) and sum(rises) < 0
 
 
 def series_of(repetitions: Sequence[Repetition]) -> tuple[Series, ...]:
-    """Each figure that came at least twice: its first half minute, and its last minute."""
+    """Each figure measured at least twice: its spread in the first half minute and in the last minute."""
     points: dict[Key, list[Point]] = {}
     for each in repetitions:
         for key, probe, value in _figures(each.measured):
@@ -193,11 +193,11 @@ def _spread(values: Sequence[float]) -> Spread:
 
 
 def _figures(measured: Measurements) -> Iterator[tuple[Key, Probe, float]]:
-    """The figures that must not change while nothing changes, with the probe that each comes from."""
+    """The figures that must stay constant during a burn, each with its probe."""
     sums = [c for c in measured.collectives if c.op == "all_reduce"]
     if sums:
         largest = max(sums, key=lambda c: c.size_bytes)
-        # by its size: where less memory is free, another size is the largest
+        # named by its size: with less free memory another size is the largest
         size_mib = largest.size_bytes / 2**20
         yield (f"all_reduce {size_mib:.4g} MiB {largest.dtype}", "GB/s", None), "collective", largest.busbw_gb_s
     for link in measured.host_links:
@@ -209,7 +209,7 @@ def _figures(measured: Measurements) -> Iterator[tuple[Key, Probe, float]]:
         if not isinstance(device.copy_gb_s, Missing):
             yield ("memory copy", "GB/s", device.rank), "compute", device.copy_gb_s
     if measured.training is not None:
-        # a sample, not a step: each repetition finds anew how large a batch takes the time wanted
+        # per sample, not per step, so that figures of different batch sizes compare
         batch = measured.training.batch_per_rank
         for rank in measured.training.ranks:
             yield ("train compute a sample", "us", rank.rank), "train", rank.compute_ms * 1000 / batch
@@ -217,7 +217,7 @@ def _figures(measured: Measurements) -> Iterator[tuple[Key, Probe, float]]:
 
 
 def wrong_results(repetitions: Sequence[Repetition]) -> tuple[WrongResult, ...]:
-    """What was not exactly right, repetition by repetition; by what it is, not by any tolerance."""
+    """Every incorrect result, repetition by repetition; no tolerances involved."""
     found = []
     before: dict[int, tuple[str, ...]] = {}
     for number, each in enumerate(repetitions):
@@ -228,7 +228,7 @@ def wrong_results(repetitions: Sequence[Repetition]) -> tuple[WrongResult, ...]:
 
 
 def _changed_bits(measured: Measurements, before: dict[int, tuple[str, ...]]) -> Iterator[str]:
-    """Ranks that did the same work as in an earlier repetition and got other bits; `before` is kept up to date."""
+    """Ranks whose bits differ from those of their first repetition, which are kept in `before`."""
     for device in measured.compute:
         if not device.fingerprints:
             continue

@@ -1,4 +1,4 @@
-"""What a run has brought so far, and what it adds up to."""
+"""Collects the messages of a run and turns them into measurements and problems."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from pathlib import Path
 import msgspec
 
 from gpudoctor.facts.model.measurements import (
-    PROBES,
     Launch,
     Measurements,
     Probe,
@@ -21,6 +20,7 @@ from gpudoctor.facts.model.measurements import (
 from gpudoctor.facts.model.missing import NOT_READ, Missing
 from gpudoctor.probes.runner import messages
 from gpudoctor.probes.runner.deadlines import Stage
+from gpudoctor.probes.runner.merge import merged_torch_view
 from gpudoctor.probes.runner.plan import ProbePlan
 from gpudoctor.probes.runner.progress_board import ProgressBoard
 from gpudoctor.probes.runner.run_progress import RunProgress
@@ -28,14 +28,14 @@ from gpudoctor.probes.runner.stalls import RankState, failure_problems, rank_lis
 
 INSTALL_TORCH = "PyTorch is not installed: pip install 'gpudoctor-cli[torch]'"
 
-_TAIL_BYTES = 1 << 20  # with NCCL_DEBUG=INFO of the user's, warnings may stand far from the end
+_TAIL_BYTES = 1 << 20  # if the user set NCCL_DEBUG=INFO, warnings may be far from the end
 _LAST_LINES = 5
 _WARNINGS = 10
-_STILL_S = 1.0  # a rank that makes no move for so long hangs; one that does is only slow
+_STILL_S = 1.0  # after a timeout, a rank that makes no move for this long hangs; one that moves is only slow
 
 
 class RunCollector:
-    """Takes in the messages of one run; `measurements()` is what they amount to, finished or not."""
+    """Collects the messages of one run; `measurements()` may be called at any time, finished or not."""
 
     def __init__(
         self,
@@ -68,41 +68,41 @@ class RunCollector:
 
     @property
     def running(self) -> list[str]:
-        """The probes that some rank has begun and not all have finished; in a later repetition, with its number."""
+        """Probes that some rank has begun and not all have finished; from the second repetition on with its number."""
         return self._run_progress.running
 
     @property
     def stage(self) -> Stage:
-        """What all ranks have not yet behind them: torch, the others, or the rest."""
+        """The stage that not all ranks have completed yet: importing torch, the rendezvous, or the probes."""
         if self._method is None or any(state.phase in ("start", "import torch") for state in self._states):
             return "import"
         return "join" if isinstance(self._start_s, Missing) else "run"
 
     def waited_for(self) -> str:
-        """What goes on, in words, for whoever watches: the ranks that are behind, and how long the run has lasted."""
+        """What the run is waiting for, as text for the user: the ranks that are behind, and the time elapsed."""
         self._look()
         passed = f"{time.monotonic() - self._began:.0f} s"
         if self._method is None:
             return f"waits for torch to be imported: {passed}"
         unfinished = [state for state in self._states if not state.left and state.status is None] or self._states
-        least = min(state.standing.moves for state in unfinished)
-        behind = [state for state in unfinished if state.standing.moves == least]
+        least = min(state.progress.moves for state in unfinished)
+        behind = [state for state in unfinished if state.progress.moves == least]
         return f"waits for {rank_list(state.number for state in behind)} in {behind[0].doing}: {passed}"
 
     @property
     def broken(self) -> bool:
-        """Whether the run cannot come to its end any more, or is at it."""
+        """Whether the run can no longer complete, or has completed."""
         return (
             self._starter_ended
             or self._cannot_start is not None
             or self._no_torch is not None
             or self._cannot_run is not None
             or all(state.left for state in self._states)
-            or any(state.died or state.trouble is not None for state in self._states)
+            or any(state.died or state.failure is not None for state in self._states)
         )
 
     def take(self, rank: int, message: messages.AnyMessage) -> None:
-        """Take in one message of a rank, or of the starter of rank n (-1 - n)."""
+        """Process one message of a rank, or of the starter of rank n (-1 - n)."""
         match message:
             case messages.Phase(probe=probe, text=text):
                 self._enter(self._states[rank], probe, text)
@@ -117,7 +117,7 @@ class RunCollector:
             case messages.Left():
                 self._states[rank].left = True
             case messages.RankFailure():
-                self._states[rank].trouble = message
+                self._states[rank].failure = message
             case messages.UnusableTorch(text=text):
                 self._cannot_run = text
             case messages.Exited(rank=ended, status=status):
@@ -134,43 +134,43 @@ class RunCollector:
                 self._no_torch = message
 
     def garbled(self, rank: int) -> None:
-        """A line could not be read: whatever the process does now, its figures are not to be had."""
+        """Note that a line could not be parsed: this process's figures are lost, whatever it does next."""
         if rank < 0:
             self._starter_ended = True
-        elif self._states[rank].trouble is None:
-            self._states[rank].trouble = messages.RankFailure("error", "its report could not be read", blocked=False)
+        elif self._states[rank].failure is None:
+            self._states[rank].failure = messages.RankFailure("error", "its report could not be read", blocked=False)
 
     def pipe_ended(self, rank: int) -> None:
-        """A process closed its pipe: it is gone, or nearly."""
+        """Note that a process closed its pipe: it has ended, or is about to."""
         lost = [state for state in map(self._states.__getitem__, self._started_by(rank)) if state.status is None]
         if rank < 0 and lost:
             self._starter_ended = True
             for state in lost if self._plan.engine else ():
                 text = f"the process that {self._plan.engine} started for it is gone"
-                state.trouble = state.trouble or messages.RankFailure("error", text, blocked=False)
+                state.failure = state.failure or messages.RankFailure("error", text, blocked=False)
 
     def _started_by(self, source: int) -> list[int]:
-        """The ranks of a starter: all of them, but one where an engine has started a process for each."""
+        """The ranks of a starter: all of them, or one if a launch engine started one process per rank."""
         if source >= 0:
             return []
         return [-1 - source] if self._plan.engine else list(range(self._plan.ranks))
 
     def time_out(self, limit_s: float) -> None:
-        """Note which ranks hang; to be called while the ranks are still as they were."""
+        """Note which ranks hang; to be called before any of them is ended."""
         self._look()
         if self._method is None:
             text = f"importing torch did not end within {limit_s:g} s"
             self._problems.append(ProbeProblem("launch", "timeout", text, phase="import torch"))
             return
-        before = [state.standing.moves for state in self._states]
+        before = [state.progress.moves for state in self._states]
         time.sleep(_STILL_S)
         self._look()
-        moving = [state.standing.moves for state in self._states] != before
+        moving = [state.progress.moves for state in self._states] != before
         problem = slow_problem(self._states, limit_s) if moving else timeout_problem(self._states, limit_s)
         self._problems += failure_problems(self._states) or (problem,)
 
     def conclude(self) -> None:
-        """Note why the run ended early, if it did; to be called before the ranks are ended."""
+        """Note why the run ended early, if it did; to be called before any rank is ended."""
         self._look()
         if self._problems or self._no_torch is not None or self._cannot_run is not None:
             return
@@ -187,13 +187,13 @@ class RunCollector:
             self._problems.append(ProbeProblem("launch", "crash", text, phase="start", output=output))
 
     def note_stuck(self, stuck: bool) -> None:
-        """Report that a process could not be ended: the mark of a driver that hangs."""
+        """Report that a process could not be ended, which is typical of a hanging driver."""
         if stuck:
             text = "a rank could not be ended by SIGKILL: it is stuck in the kernel, most likely in the GPU driver"
             self._problems.append(ProbeProblem("launch", "timeout", text, phase="end"))
 
     def measurements(self) -> Measurements:
-        """Everything that was learnt."""
+        """All measurements so far, with the problems and the reasons for what is missing."""
         found = self._run_progress.measured()
         have: dict[Probe, bool] = {
             "collective": bool(found.collectives),
@@ -206,7 +206,7 @@ class RunCollector:
         return msgspec.structs.replace(
             found,
             launch=self._launch(),
-            torch_view=self._torch_view(),
+            torch_view=merged_torch_view(self._views, self._plan.backend),
             problems=tuple(self._problems),
             not_run=self._not_run(have) | found.not_run | self._not_offered,
             injected=self._plan.inject,
@@ -232,7 +232,7 @@ class RunCollector:
     def _look(self) -> None:
         for state in self._states:
             state.stopped = state.status is None and state.number in self._pids and _stopped(self._pids[state.number])
-            state.standing = self._board.standing(state.number)
+            state.progress = self._board.entry(state.number)
             state.output = _evidence(self._folder / f"rank-{state.number}.stderr")
 
     def _launch(self) -> Launch | None:
@@ -246,34 +246,11 @@ class RunCollector:
         total_s = time.monotonic() - self._began
         return Launch(self._plan.backend, self._plan.ranks, ranks, self._method, self._start_s, total_s, self._import_s)
 
-    def _torch_view(self) -> TorchView | None:
-        if not self._views:
-            return None
-        views = [self._views[rank] for rank in sorted(self._views)]
-        if self._plan.backend == "gloo":
-            return views[0]
-        # Each rank was given its GPU by UUID, and for link copies the others too: torch sees what all of them saw.
-        unread = [view.visible_uuids for view in views if isinstance(view.visible_uuids, Missing)]
-        opened = [uuid for view in views if not isinstance(view.visible_uuids, Missing) for uuid in view.visible_uuids]
-        seen = tuple(dict.fromkeys(opened))
-        counts = [view.device_count for view in views]
-        # without UUIDs: each saw its own, or one saw what all did
-        count = max(counts) if max(counts) > 1 else sum(counts)
-        return TorchView(
-            torch=views[0].torch,
-            cuda=views[0].cuda,
-            nccl=views[0].nccl,
-            cuda_available=all(view.cuda_available for view in views),
-            device_count=len(seen) if seen and not unread else count,
-            visible_uuids=unread[0] if unread else seen,
-            error=next((view.error for view in views if view.error is not None), None),
-        )
-
     def _not_run(self, have: dict[Probe, bool]) -> dict[str, Missing]:
         reasons: dict[str, Missing] = {probe: self._reason(probe) for probe, done in have.items() if not done}
         if self._no_torch is not None:
             return {"torch": self._lack_of_torch(self._no_torch), **reasons}
-        if self._torch_view() is None:
+        if not self._views:
             return {"torch": Missing(self._why(None), "failed"), **reasons}
         return reasons
 
@@ -302,18 +279,8 @@ class RunCollector:
         return text if probe is None or self._run_progress.began(probe) else f"not reached: {text}"
 
 
-def nothing_started(plan: ProbePlan, why: str) -> Measurements:
-    """The measurements if this machine could not start a single rank."""
-    text = f"no rank could be started: {why}"
-    not_run: dict[str, Missing] = {probe: Missing("not asked for") for probe in PROBES if probe not in plan.probes}
-    for name in ("torch", *plan.probes):
-        not_run[name] = Missing(text, "failed")
-    problem = ProbeProblem("launch", "error", text, phase="start")
-    return Measurements(problems=(problem,), not_run=not_run, injected=plan.inject)
-
-
 def _stopped(pid: int) -> bool:
-    """Whether somebody has stopped the process; proc(5), the third field of stat."""
+    """Whether a signal has stopped the process; proc(5), the third field of stat."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][:1] in ("T", "t")
     except OSError:
@@ -321,7 +288,7 @@ def _stopped(pid: int) -> bool:
 
 
 def _evidence(path: Path) -> tuple[str, ...]:
-    """NCCL's warnings, errors of CUDA, and the last lines of what a process wrote; empty where it wrote nothing."""
+    """NCCL's warnings, CUDA errors and the last lines of a process's output; empty if it wrote nothing."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))

@@ -1,4 +1,4 @@
-"""Where each rank is in the repetitions of a run, and what each of them measured so far."""
+"""Where each rank is in the repetitions of a run, and what each repetition has measured so far."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ S = TypeVar("S", bound=messages.ProbeSample)
 
 
 class _Samples(msgspec.Struct):
-    """All samples of one repetition that is not over, each with its rank, in the order in which they came."""
+    """All samples of one unfinished repetition, each with its rank, in order of arrival."""
 
     taken: list[tuple[int, messages.ProbeSample]] = []
     begun: list[Probe] = []
@@ -33,7 +33,7 @@ class _Samples(msgspec.Struct):
     ended_s: dict[Probe, float] = {}
 
     def by_rank(self, kind: type[S]) -> dict[int, list[S]]:
-        """The samples of one kind, by rank in ascending order."""
+        """The samples of one kind by rank, ranks ascending."""
         found: dict[int, list[S]] = {}
         for rank, sample in sorted(self.taken, key=lambda entry: entry[0]):
             if isinstance(sample, kind):
@@ -41,12 +41,12 @@ class _Samples(msgspec.Struct):
         return found
 
     def last(self, kind: type[S]) -> dict[int, S]:
-        """Of each rank, in ascending order, the one sample of a kind that a repetition brings."""
+        """The last sample of one kind by rank, ranks ascending; for kinds sent once per repetition."""
         return {rank: samples[-1] for rank, samples in self.by_rank(kind).items()}
 
 
 class RunProgress:
-    """Takes in samples as they come; one rank may be a repetition ahead of another."""
+    """Collects samples as they arrive; one rank may be a repetition ahead of another."""
 
     def __init__(self, plan: ProbePlan, clock: Callable[[], float] = time.monotonic) -> None:
         self._plan = plan
@@ -57,12 +57,12 @@ class RunProgress:
         self._under_way: dict[int, _Samples] = {}
 
     def mark_rendezvous(self) -> None:
-        """All ranks have joined: their time counts from now."""
+        """Note that all ranks have joined: times count from now."""
         self._rendezvous_at = self._clock()
 
     @property
     def running(self) -> list[str]:
-        """What some rank has begun and not all have finished: probes, with their repetition from the second on."""
+        """Probes that some rank has begun and not all have finished; from the second repetition on with its number."""
         return [
             probe if number == 0 else f"{probe}, round {number + 1}"
             for number, samples in sorted(self._under_way.items())
@@ -80,21 +80,21 @@ class RunProgress:
         return f"round {self._repetition_of[rank] + 1}, {left}"
 
     def repetition_of(self, rank: int) -> int:
-        """The repetition that a rank is in, counted from 0."""
+        """The repetition a rank is in, counted from 0."""
         return self._repetition_of[rank]
 
     def begin(self, rank: int, probe: Probe) -> None:
-        """A rank begins a probe, or a further phase of it."""
+        """Note that a rank begins a probe, or another phase of it."""
         samples = self._samples_of(rank)
         if probe not in samples.begun:
             samples.begun.append(probe)
 
     def take(self, rank: int, sample: messages.ProbeSample) -> None:
-        """A rank has measured something."""
+        """Add a rank's sample to the repetition the rank is in."""
         self._samples_of(rank).taken.append((rank, sample))
 
     def finish(self, rank: int, probe: Probe) -> None:
-        """A rank is through with a probe; with the last one of the plan it goes on to the next repetition."""
+        """Note that a rank has finished a probe; the plan's last probe ends the rank's repetition."""
         number, samples = self._repetition_of[rank], self._samples_of(rank)
         samples.finished.setdefault(probe, set()).add(rank)
         if len(samples.finished[probe]) == self._plan.ranks:
@@ -109,7 +109,7 @@ class RunProgress:
         return bool(self._over) or any(probe in samples.begun for samples in self._under_way.values())
 
     def measured(self) -> Measurements:
-        """What all repetitions add up to, the one under way included."""
+        """The measurements of all repetitions, unfinished ones included."""
         found = over_repetitions(self._repetitions())
         return found if self._plan.duration_s is None else msgspec.structs.replace(found, burn=self._burn())
 

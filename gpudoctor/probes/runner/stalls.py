@@ -1,4 +1,4 @@
-"""Which ranks keep the others waiting: pure functions over what is known of each rank."""
+"""Which ranks keep the others waiting: pure functions over the state of each rank."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from gpudoctor.process.ending import signal_name
 
 
 class RankState(msgspec.Struct):
-    """What the parent knows of one rank. `status` is its exit code or minus its signal; None while it runs."""
+    """What the parent knows about one rank. `status`: exit code or minus the signal number; None while it runs."""
 
     number: int
     probe: Where = "launch"
     phase: str = "start"
-    standing: BoardEntry = BoardEntry(0, 0, False)
-    trouble: RankFailure | None = None
+    progress: BoardEntry = BoardEntry(0, 0, False)
+    failure: RankFailure | None = None
     left: bool = False
     stopped: bool = False
     status: int | None = None
@@ -29,27 +29,27 @@ class RankState(msgspec.Struct):
 
     @property
     def doing(self) -> str:
-        return f"{self.phase} {self.standing.step}" if self.standing.step else self.phase
+        return f"{self.phase} {self.progress.step}" if self.progress.step else self.phase
 
     @property
     def died(self) -> bool:
-        return self.status is not None and not self.left and self.trouble is None
+        return self.status is not None and not self.left and self.failure is None
 
 
 def timeout_problem(states: Sequence[RankState], limit_s: float) -> ProbeProblem:
-    """The ranks that are behind all others are the ones that hang; a rank that is further waits for them."""
+    """The problem after a timeout: the ranks with the fewest moves hang, those that are further wait for them."""
     unfinished = [state for state in states if not state.left and state.status is None]
     if not unfinished:
         return ProbeProblem("launch", "timeout", f"the ranks did not end within {limit_s:g} s")
     halted = [state for state in unfinished if state.stopped]
-    if halted:  # by somebody's signal: nothing that the node did
+    if halted:  # by a signal from outside: no fault of the node
         names = rank_list(s.number for s in halted)
         text = f"{names} {'is' if len(halted) == 1 else 'are'} stopped (SIGSTOP) in {halted[0].doing}"
         waiting = tuple(s.number for s in unfinished if not s.stopped)
         return ProbeProblem(halted[0].probe, "error", text, halted[0].number, halted[0].doing, waiting)
-    least = min(state.standing.moves for state in unfinished)
-    behind = [state for state in unfinished if state.standing.moves == least]
-    waiting = tuple(state.number for state in unfinished if state.standing.moves > least)
+    least = min(state.progress.moves for state in unfinished)
+    behind = [state for state in unfinished if state.progress.moves == least]
+    waiting = tuple(state.number for state in unfinished if state.progress.moves > least)
     first = behind[0]
     if not waiting and len(behind) > 1 and first.phase != "import torch":
         text = f"no rank left {first.doing} within {limit_s:g} s: all of them are in it"
@@ -64,47 +64,46 @@ def timeout_problem(states: Sequence[RankState], limit_s: float) -> ProbeProblem
 
 
 def slow_problem(states: Sequence[RankState], limit_s: float) -> ProbeProblem:
-    """No rank hangs, but time ran out: that blames no rank, since a busy machine does the same."""
+    """The problem if time ran out but no rank hangs: it names no rank, since a busy machine looks the same."""
     unfinished = [state for state in states if not state.left and state.status is None] or list(states)
-    last = min(unfinished, key=lambda state: state.standing.moves)
+    last = min(unfinished, key=lambda state: state.progress.moves)
     text = f"not done within {limit_s:g} s: no rank hangs, but they are slow (in {last.doing}); a busy machine?"
     return ProbeProblem(last.probe, "error", text, phase=last.doing, output=last.output)
 
 
 def failure_problems(states: Sequence[RankState]) -> tuple[ProbeProblem, ...]:
-    """The failure that explains the others, and each GPU that refused its rank; empty where no rank failed.
+    """The failure that explains the others, and each GPU that refused its rank; empty if no rank failed.
 
-    A rank that died, or that failed by itself, breaks the connections of all: the others then fail
-    too, while waiting. Those are `waiting`, not faults of their own. A refusal is one GPU's own: one may
-    be set so and the next be broken, and none of them may hide what is worse.
+    A rank that died, or that failed by itself, breaks everyone's connections: the others then fail
+    too, while waiting. They are listed as `waiting`, not as faults. Refusals are reported per GPU: one GPU
+    may be in exclusive mode and the next one broken, and a refusal must not hide anything worse.
     """
     dead = [state for state in states if state.died]
-    by_itself = [state for state in states if state.trouble is not None and not state.trouble.blocked]
-    while_waiting = [state for state in states if state.trouble is not None and state.trouble.blocked]
+    by_itself = [state for state in states if state.failure is not None and not state.failure.blocked]
+    while_waiting = [state for state in states if state.failure is not None and state.failure.blocked]
     culprits = dead or by_itself or while_waiting
-    refused = [state for state in culprits if state.trouble is not None and state.trouble.kind == "refused"]
+    refused = [state for state in culprits if state.failure is not None and state.failure.kind == "refused"]
     waiting = tuple(s.number for s in states if s not in culprits and not s.left)
     others = [state for state in culprits if state not in refused]
     return tuple(_failed(group, waiting) for group in (others, *([state] for state in refused)) if group)
 
 
 def _failed(culprits: Sequence[RankState], waiting: tuple[int, ...]) -> ProbeProblem:
-    """What the first of these ranks reported, or how it ended."""
     first = culprits[0]
-    if first.trouble is None:
+    if first.failure is None:
         text = f"{rank_list(s.number for s in culprits)} died in {first.doing}: {_how_it_ended(first)}"
-        # a rank that ends by itself before any probe could not begin, and shows nothing about a GPU
+        # a rank that exits by itself before any probe could not start, which says nothing about a GPU
         kept = first.probe == "launch" and (first.status or 0) >= 0
-        # the watchdog of NCCL aborts a process in whose GPU it met an error, and names it
+        # NCCL's watchdog aborts a process whose GPU had an error, and prints that error
         known = telling_line(first.output) if first.status == -signal.SIGABRT else None
         kind = "error" if kept else known[1].kind if known else "crash"
         return ProbeProblem(first.probe, kind, text, first.number, first.doing, waiting, first.output)
-    text = f"{rank_list(s.number for s in culprits)} failed in {first.doing}: {first.trouble.text}"
-    return ProbeProblem(first.probe, first.trouble.kind, text, first.number, first.doing, waiting, first.output)
+    text = f"{rank_list(s.number for s in culprits)} failed in {first.doing}: {first.failure.text}"
+    return ProbeProblem(first.probe, first.failure.kind, text, first.number, first.doing, waiting, first.output)
 
 
 def rank_list(numbers: Iterable[int]) -> str:
-    """Ranks as people write them: rank 1; ranks 0, 2, 3."""
+    """Rank numbers as text: rank 1; ranks 0, 2, 3."""
     listed = sorted(numbers)
     return f"rank{'s' if len(listed) > 1 else ''} {', '.join(str(n) for n in listed)}"
 

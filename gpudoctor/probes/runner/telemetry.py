@@ -1,4 +1,4 @@
-"""Telemetry beside the probes: which samples belong to which probe."""
+"""Telemetry during the probes: starts the sampler and assigns its samples to probes."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from gpudoctor.facts.nvml.sampler import Sampler, interval_for
 from gpudoctor.probes.runner import messages
 from gpudoctor.probes.runner.plan import ProbePlan
 
-WHOLE = "burn"  # the name of the window that spans all repetitions
+WHOLE = "burn"  # name of the window that spans all repetitions
 _HURRY_S = 0.3
 Span = tuple[float, float]
 
 
 class Windows:
-    """When each probe ran (CLOCK_MONOTONIC): from the first rank that begins it to the last that is through."""
+    """When each probe ran (CLOCK_MONOTONIC): from the first rank that begins it to the last that finishes it."""
 
     def __init__(self, ranks: int, clock: Callable[[], float] = monotonic) -> None:
         self._ranks = ranks
@@ -30,7 +30,7 @@ class Windows:
         self._ended: dict[tuple[Probe, int], float] = {}
 
     def take(self, rank: int, message: messages.AnyMessage) -> None:
-        """Take note of a rank that begins or ends a probe."""
+        """Note that a rank begins or finishes a probe."""
         if isinstance(message, messages.Phase) and message.probe != "launch":
             # one rank may be a repetition ahead of another
             turn = self._through.get((message.probe, rank), 0)
@@ -42,7 +42,7 @@ class Windows:
                 self._ended[message.probe, turn] = self._clock()
 
     def spans(self, now_s: float) -> dict[Probe, Span]:
-        """Of each probe that began: its last whole repetition; else from its beginning until now."""
+        """For each probe that began: its last complete repetition, or else from its beginning until now."""
         found: dict[Probe, Span] = {}
         for probe in PROBES:
             begun = [key for key in self._begun if key[0] == probe]
@@ -53,7 +53,7 @@ class Windows:
         return found
 
     def whole(self, now_s: float) -> Span | None:
-        """From the first beginning to the last end; until now where a probe was not through."""
+        """From the first beginning to the last end, or until now if a probe has not finished; None if none began."""
         if not self._begun:
             return None
         over = self._begun.keys() <= self._ended.keys()
@@ -61,9 +61,9 @@ class Windows:
 
 
 class Sampled:
-    """The sampler of one run and the windows to cut its samples by.
+    """The sampler of one run, and the time windows of its probes.
 
-    `sampler` is None where no GPU is under load; Missing where it could not be started.
+    `sampler`: None if no GPU is under load; Missing if it could not be started.
     """
 
     def __init__(self, plan: ProbePlan, sampler: Sampler | Missing | None) -> None:
@@ -73,17 +73,17 @@ class Sampled:
         self._over_s: float | None = None
 
     def take(self, rank: int, message: messages.AnyMessage) -> None:
-        """For `run_probes(on_message=...)`."""
+        """Note one message; to be passed as `run_probes(on_message=...)`."""
         self._windows.take(rank, message)
 
     def stop(self, patience_s: float | None = None) -> None:
-        """The load is over: end the sampler."""
+        """End the sampler, because the load is over."""
         self._over_s = monotonic()
         if self._sampler is not None and not isinstance(self._sampler, Missing):
             self._sampler.stop(patience_s)
 
-    def added_to(self, measured: Measurements) -> Measurements:
-        """The measurements, with what was sampled during each probe until now."""
+    def with_telemetry(self, measured: Measurements) -> Measurements:
+        """The measurements with the telemetry sampled during each probe so far."""
         if self._sampler is None:
             return measured
         if isinstance(self._sampler, Missing):
@@ -99,7 +99,7 @@ class Sampled:
 
 @contextmanager
 def sampling(plan: ProbePlan) -> Iterator[Sampled]:
-    """Sample the plan's GPUs for as long as the block runs; CPU ranks have none."""
+    """Sample the plan's GPUs while the block runs; CPU ranks have none."""
     sampler: Sampler | Missing | None = None
     if plan.gpus:
         try:
@@ -110,7 +110,7 @@ def sampling(plan: ProbePlan) -> Iterator[Sampled]:
     sampled = Sampled(plan, sampler)
     try:
         yield sampled
-    except BaseException:  # somebody wants to be gone
+    except BaseException:  # the run was interrupted: do not keep the user waiting
         sampled.stop(_HURRY_S)
         raise
     sampled.stop()

@@ -1,4 +1,4 @@
-"""Whether this torch can run the probes, and what its errors mean."""
+"""Whether this torch can run the probes, and the classification of its errors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class UnusableTorchError(Exception):
 
 
 def torch_version(version: str = str(torch.__version__)) -> tuple[int, ...]:
-    """The first two numbers of a version of torch, else of this one's."""
+    """Major and minor version of torch, by default of this one."""
     return tuple(int(part) for part in version.split("+")[0].split(".")[:2])
 
 
@@ -39,13 +39,13 @@ def too_old(version: str) -> str | None:
 
 
 def torch_view(rank: Rank) -> TorchView:
-    """What torch reports of itself and, on a GPU rank, of the GPUs that CUDA opens for it."""
+    """What torch reports about itself and, on a GPU rank, about the GPUs that CUDA opens for it."""
     cuda = torch.version.cuda
     uuids: tuple[str, ...] | Missing = () if cuda is None else Missing("CPU ranks do not open the GPUs")
     error: str | None = None
     if rank.on_gpu and cuda is not None:
         try:
-            _cuda.init()  # where CUDA does not start, device_count() answers 0 and does not say why
+            _cuda.init()  # if CUDA does not start, device_count() returns 0 without a reason
             uuids = _opened_uuids()
         except (RuntimeError, torch.cuda.DeferredCudaCallError) as failure:
             error = in_one_line(failure)
@@ -75,7 +75,7 @@ def _opened_uuids() -> tuple[str, ...] | Missing:
 
 
 def require_usable(rank: Rank, view: TorchView) -> None:
-    """Raise if this torch cannot do the job, or not on this rank's GPU."""
+    """Raise UnusableTorchError or RuntimeError if this torch cannot do the job, or not on this rank's GPU."""
     why_old = too_old(view.torch)
     if why_old is not None:
         raise UnusableTorchError(why_old)
@@ -91,12 +91,12 @@ def require_usable(rank: Rank, view: TorchView) -> None:
     given = len(visible_gpus(rank.number, rank.job.gpu_uuids, rank.job.probes))
     if view.error is not None:
         raise RuntimeError(view.error)
-    if not 1 <= view.device_count <= given:  # a device cgroup may hide the others' GPUs from this process
+    if not 1 <= view.device_count <= given:  # a device cgroup may hide the other ranks' GPUs from this process
         raise RuntimeError(f"torch sees {view.device_count} GPUs where CUDA_VISIBLE_DEVICES names {given} ({wanted})")
     if isinstance(view.visible_uuids, tuple) and wanted.startswith("GPU-") and view.visible_uuids[0] != wanted:
         raise RuntimeError(f"torch opened {view.visible_uuids[0]} where {wanted} was asked for")
     try:
-        # Makes the context, where a GPU in exclusive mode refuses, and runs a kernel.
+        # Creates the context, which a GPU in exclusive mode refuses, and runs a kernel.
         float(torch.ones(1, device=rank.device).add(1))
     except RuntimeError as error:
         if "no kernel image" not in str(error):
@@ -107,33 +107,17 @@ def require_usable(rank: Rank, view: TorchView) -> None:
         raise UnusableTorchError(text) from error
 
 
-# What torch raises; and what we raise where a torch is not as those that we know. All of it is sent
-# to the parent, since a rank that just dies would be taken for the work of a GPU.
-FAILURES = (
-    RuntimeError,
-    ValueError,
-    OSError,
-    ImportError,
-    AttributeError,
-    TypeError,
-    LookupError,
-    ArithmeticError,
-    AssertionError,
-    MemoryError,
-    torch.cuda.DeferredCudaCallError,
-)
-
 _OF_OTHERS_MIB = 2000.0  # the driver itself keeps up to 1.5 GB
-_OF_CUDA_MIB = 3000.0  # what context and NCCL hold beside torch's own, where torch does not say it
+_OF_CUDA_MIB = 3000.0  # what the CUDA context and NCCL hold besides torch's allocator, if the error does not state it
 _OWN_USE = re.compile(r"this process has ([0-9.]+) (MiB|GiB) memory in use")
 _MIB = {"MiB": 1.0, "GiB": 1024.0}
 
 
-def trouble(error: Exception, blocked: bool) -> RankFailure:
-    """Sort an error by its words; `blocked`: it came while the rank waited for others.
+def rank_failure(error: Exception, blocked: bool) -> RankFailure:
+    """Classify an error by its text; `blocked`: it was raised while the rank waited for others.
 
-    A GPU's own trouble shows while its rank waits for it, which is often where it waits for the
-    others too: only a plain error may be their doing.
+    An error of the rank's own GPU often surfaces in a call that also waits for the other ranks. Only an
+    unclassified error may have been caused by them.
     """
     text, whole = in_one_line(error), str(error)
     if isinstance(error, MemoryError):
@@ -153,21 +137,21 @@ def trouble(error: Exception, blocked: bool) -> RankFailure:
 
 
 def in_one_line(error: BaseException) -> str:
-    """The line of an error that says most: NCCL puts it last, after a place in its source."""
+    """The most informative line of an error."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if not lines:
         return type(error).__name__
     if "Last error:" in lines[:-1]:
         return f"NCCL: {lines[lines.index('Last error:') + 1]}"
-    # gloo and c10 put the place in their source first
+    # gloo and c10 put the location in their source first
     line = re.sub(r"^\[(enforce fail at )?\S+:\d+\] ", "", lines[0])
-    # torch's own number of the GPU is not the one that people know; what follows is about its allocator, or guesses
+    # torch's GPU number is not the one users know; what follows is about its allocator, or guesses
     line = re.sub(r"GPU \d+ has a total", "It has a total", line)
     return re.split(r" Including non-PyTorch| Of the allocated|\.? This is typically caused by ", line)[0]
 
 
 def _held_by_others_mib(text: str) -> float:
-    """What others hold of this rank's GPU, in MiB; 0 where that is unknown."""
+    """Memory of this rank's GPU that other processes hold, in MiB; 0 if unknown."""
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return 0.0
     try:

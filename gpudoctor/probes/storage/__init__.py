@@ -1,1 +1,1 @@
-"""How fast data is read from a path: by readers as many as data loaders have, past the page cache."""
+"""Read bandwidth of a path: as many readers as a data loader has workers, bypassing the page cache."""

@@ -1,4 +1,4 @@
-"""Whether what was read came from disks and servers, or may have come from this machine's RAM."""
+"""Whether data was read from disks or servers, or may have come from this machine's RAM."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from gpudoctor.facts.system.mounts import Mount, mount_of, read_mounts
 from gpudoctor.facts.system.sysfs import read_int, read_text
 from gpudoctor.probes.storage import page_cache
 
-_STAYED = 0.02  # of the pages: what others have open or mapped
+_STAYED = 0.02  # tolerated share of pages that cannot be evicted, because other processes have them open or mapped
 _IN_RAM = ("tmpfs", "ramfs")
-# file systems that take O_DIRECT and keep a cache of their own (the ARC), which mincore does not tell
+# accept O_DIRECT but have a separate cache (the ARC), which mincore does not cover
 _OWN_CACHE = ("zfs",)
-# those that read compressed or inline data through the page cache, or pass the flag to layers that may lie in RAM
+# read compressed or inline data through the page cache, or pass the flag to layers that may be in RAM
 _MAY_BUFFER = ("btrfs", "bcachefs", "f2fs", "ntfs3", "9p", "overlay")
-# in a chroot whose root is no mount
+# in a chroot whose root is not a mount point
 _NO_MOUNT = Missing("the mount table does not tell on what file system it lies", "failed")
 
 
 def mount_below(path: str) -> Mount | None:
-    """The mount that a path lies on; None if the mount table does not tell."""
+    """The mount that a path is on; None if the mount table does not contain it."""
     mounts = read_mounts()
     return None if isinstance(mounts, Missing) else mount_of(os.path.realpath(path), mounts)
 
 
 def held_in_ram(mount: Mount) -> Missing | None:
-    """Why what lies on a mount may come from RAM however it is read; None if disks or servers answer.
+    """Why data on a mount may come from RAM however it is read; None if disks or servers provide it.
 
-    Missing (unsupported) if it is in RAM, (failed) if that cannot be known.
+    Missing with kind `unsupported`: it is in RAM; `failed`: that cannot be known.
     """
     fs_type = mount.fs_type
     if fs_type in _IN_RAM:
@@ -50,7 +50,7 @@ def held_in_ram(mount: Mount) -> Missing | None:
 
 
 def may_stay_in_ram(file: str) -> Missing | None:
-    """Why a file may come from RAM although the page cache is asked to drop it; None if nothing tells so."""
+    """Why a file may come from RAM although the page cache is asked to evict it; None if nothing indicates that."""
     mount = mount_below(file)
     why = _NO_MOUNT if mount is None else held_in_ram(mount)
     if why is not None:
@@ -63,9 +63,9 @@ def may_stay_in_ram(file: str) -> Missing | None:
 def cold(
     mount: Mount | None, method: ReadMethod, goes_past: bool | None, stayed: Sequence[float | None]
 ) -> bool | Missing:
-    """True if no cache in this machine's RAM answered, by what is known of it; else why that cannot be said.
+    """True if no cache in this machine's RAM can have served the reads; otherwise why that is not certain.
 
-    `goes_past` is what `page_cache.goes_past` found, `stayed` the shares of a file that could not be dropped.
+    `goes_past`: result of `page_cache.goes_past`. `stayed`: shares of a file that could not be evicted.
     """
     if mount is None:
         return _NO_MOUNT
@@ -94,7 +94,7 @@ def _stayed_words(share: float) -> str:
 
 
 def _of_loop(name: str) -> Missing | None:
-    """Why a loop device may answer from RAM: its file is cached, or lies in RAM or where it is not seen."""
+    """Why a loop device may be served from RAM: its file is cached, in RAM, or at an unknown place; otherwise None."""
     folder = Path("/sys/block") / name / "loop"
     if read_int(folder / "dio") != 1:
         return Missing(f"{name} is a file, which the kernel reads through the page cache", "failed")

@@ -1,36 +1,50 @@
-"""The user's own files below a path: which of them are read. Nothing is opened for writing."""
+"""Selects the user's files to read below a path. Nothing is opened for writing.
+
+Files that are mostly holes or preallocated space are left out: reading those does not touch the disk.
+"""
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import stat
+import struct
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import islice
 from time import monotonic
 
 import msgspec
 
-from gpudoctor.probes.storage.extents import mostly_holes
 from gpudoctor.units import short_size
 
 _MOST_FILES = 4096
 _MOST_NAMES = 50_000
 _NAMES_S = 2.0
 _FILES_S = 3.0
+_STAT_BLOCK_BYTES = 512  # unit of st_blocks whatever the file system's block size; stat(2)
+_MOST_EXTENTS = 1000  # examined of one file
+# linux/fiemap.h: the ioctl, `struct fiemap`, `struct fiemap_extent`, and two of its flags
+_FIEMAP = 0xC020660B
+_QUESTION = struct.Struct("=QQIIII")
+_EXTENT = struct.Struct("=Q8xQ16xI12x")
+_LAST, _UNWRITTEN = 0x1, 0x800
+_EXTENTS_A_CALL = 200
 
 
 class DataFile(msgspec.Struct, frozen=True):
-    """A file as readers open it, and its size."""
+    """The path by which readers open a file, and its size."""
 
     path: str
     size_bytes: int
 
 
 class Listing(msgspec.Struct):
-    """Files to read, and what was met beside them.
+    """Files to read, and what else was found.
 
-    `empty`: files of 0 bytes. `small`, `holes`, `elsewhere`: whether there were files too small, files that are mostly
-    holes, or folders and files of other file systems. `refused`: what one answered that may not be read.
+    `empty`: number of files of 0 bytes. `small`, `holes`, `elsewhere`: whether there were files too small, files that
+    are mostly holes, or folders and files on other file systems. `refused`: the error of a path that is not readable.
     """
 
     files: list[DataFile] = msgspec.field(default_factory=list)
@@ -41,7 +55,7 @@ class Listing(msgspec.Struct):
     refused: str | None = None
 
     def left_out(self, least_bytes: int) -> tuple[str, ...]:
-        """What was met that is not read, and why."""
+        """What was found but is not read, and why."""
         reasons = (
             (self.small, f"files there are smaller than {short_size(least_bytes)}"),
             (self.empty > 0, "files there have 0 bytes"),
@@ -57,11 +71,11 @@ class Listing(msgspec.Struct):
 
 
 def listed(paths: Iterable[str], least_bytes: int = 1) -> Listing:
-    """Regular files at and below these paths, each on its path's own file system, evenly over at most 50 000 names.
+    """Regular files at and below these paths, on the same file system as each path, evenly over at most 50 000 names.
 
-    Looks for 5 seconds and gives 4096 files at most. Links are followed, since caches of models and data sets are made
-    of them; a file of several names counts once: read by its second name it would come from the page cache. Raise
-    OSError if a path cannot be looked up.
+    Takes at most 5 seconds and returns at most 4096 files. Links are followed, since caches of models and data sets
+    consist of them. A file with several names counts once: read by its second name it would come from the page cache.
+    Raises OSError if a path cannot be looked up.
     """
     found = Listing()
     names = _names(paths, found)
@@ -71,19 +85,19 @@ def listed(paths: Iterable[str], least_bytes: int = 1) -> Listing:
         if monotonic() > give_up_s:
             break
         try:
-            _take(path, device, least_bytes, seen, found)
+            _add_file(path, device, least_bytes, seen, found)
         except OSError as error:
             found.refused = error.strerror or str(error)
     return found
 
 
 def _names(paths: Iterable[str], found: Listing) -> list[tuple[str, int]]:
-    """Names and devices, breadth first, so that a limit leaves out what lies deepest."""
+    """Names and devices, breadth first, so that a limit omits the deepest ones."""
     names: list[tuple[str, int]] = []
     folders: deque[tuple[str, int]] = deque()
     seen: set[tuple[int, int]] = set()
     for path in paths:
-        top = os.stat(path)  # noqa: PTH116 - many of them: as plain as can be
+        top = os.stat(path)  # noqa: PTH116 - pathlib is slow for many paths
         (folders if stat.S_ISDIR(top.st_mode) else names).append((path, top.st_dev))
         seen.add((top.st_dev, top.st_ino))
     give_up_s = monotonic() + _NAMES_S
@@ -102,13 +116,13 @@ def _names(paths: Iterable[str], found: Listing) -> list[tuple[str, int]]:
                     elif below not in seen:
                         seen.add(below)
                         folders.append((entry.path, device))
-        except OSError as error:  # this folder is not for us, or gone; others may be
+        except OSError as error:  # this folder is not readable, or has vanished; others may be readable
             found.refused = error.strerror or str(error)
     return names
 
 
 def _folder(entry: os.DirEntry[str]) -> tuple[int, int] | None:
-    """Device and inode of a folder; None of anything else, links that lead nowhere included."""
+    """Device and inode of a folder; None for anything else, including dangling links."""
     try:
         if not entry.is_dir():
             return None
@@ -118,8 +132,8 @@ def _folder(entry: os.DirEntry[str]) -> tuple[int, int] | None:
     return below.st_dev, below.st_ino
 
 
-def _take(path: str, device: int, least_bytes: int, seen: set[tuple[int, int]], found: Listing) -> None:
-    """Add a file to what was found, or why it is not read. Raise OSError."""
+def _add_file(path: str, device: int, least_bytes: int, seen: set[tuple[int, int]], found: Listing) -> None:
+    """Add a file to the listing, or note why it is not read. Raises OSError."""
     file = os.stat(path)  # noqa: PTH116
     if not stat.S_ISREG(file.st_mode):
         return
@@ -136,3 +150,63 @@ def _take(path: str, device: int, least_bytes: int, seen: set[tuple[int, int]], 
     else:
         seen.add((file.st_dev, file.st_ino))
         found.files.append(DataFile(path, file.st_size))
+
+
+def mostly_holes(path: str, of_file: os.stat_result) -> bool:
+    """Whether more than half of a file is holes or space preallocated by fallocate(2). Raises OSError.
+
+    On a file system that reports no extents (NFS, FUSE), a file that occupies half its size on disk counts as data.
+    """
+    size = of_file.st_size
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        try:
+            return _is_mostly_holes(_extents_by_fiemap(descriptor, size), size)
+        except OSError:
+            whole = of_file.st_blocks * _STAT_BLOCK_BYTES * 2 >= size
+            return not whole and _is_mostly_holes(_extents_by_lseek(descriptor), size)
+    finally:
+        os.close(descriptor)
+
+
+def _is_mostly_holes(written: Iterator[tuple[int, int]], size: int) -> bool:
+    data_bytes, looked_at = 0, size
+    for place, (begin, end) in enumerate(islice(written, _MOST_EXTENTS), 1):
+        data_bytes += end - begin
+        if data_bytes * 2 >= size:
+            return False
+        if place == _MOST_EXTENTS:
+            looked_at = end
+    return data_bytes * 2 < looked_at
+
+
+def _extents_by_fiemap(descriptor: int, size: int) -> Iterator[tuple[int, int]]:
+    """Begin and end of each extent of written data. Raises OSError if the file system does not support FIEMAP."""
+    begin = 0
+    while begin < size:
+        answer = bytearray(_QUESTION.size + _EXTENTS_A_CALL * _EXTENT.size)
+        _QUESTION.pack_into(answer, 0, begin, size - begin, 0, 0, _EXTENTS_A_CALL, 0)
+        fcntl.ioctl(descriptor, _FIEMAP, answer)
+        mapped = _QUESTION.unpack_from(answer)[3]
+        if not mapped:
+            return
+        for place in range(mapped):
+            logical, length, flags = _EXTENT.unpack_from(answer, _QUESTION.size + place * _EXTENT.size)
+            begin = logical + length
+            if not flags & _UNWRITTEN:
+                yield logical, min(begin, size)
+            if flags & _LAST:
+                return
+
+
+def _extents_by_lseek(descriptor: int) -> Iterator[tuple[int, int]]:
+    end = 0
+    while True:
+        try:
+            begin = os.lseek(descriptor, end, os.SEEK_DATA)
+            end = os.lseek(descriptor, begin, os.SEEK_HOLE)
+        except OSError as error:
+            if error.errno != errno.ENXIO:  # ENXIO: no more data; other errors: SEEK_DATA is not supported
+                raise
+            return
+        yield begin, end

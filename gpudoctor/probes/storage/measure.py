@@ -1,4 +1,4 @@
-"""Has each path read by a process of its own, under a deadline, and puts together what it said."""
+"""Reads each path in a separate process under a deadline, and collects its answers."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from gpudoctor.process.ending import ending_words, kill_all
 from gpudoctor.process.pipes import TURN_S, LineReader, pipe_with_child
 from gpudoctor.process.spawn import Child
 
-# a measurement takes 1 s, and 8 s more if one read of a slow source does; a file to read is written in 4 s and a sync
+# a measurement takes 1 s, and up to 8 s more for one read of a slow source; a file is written in 4 s and a sync
 SILENCE_S = 15.0
-# six measurements, and what comes before and after them
+# six measurements, and the work before and after them
 WHOLE_S = 60.0
 _KILL_GRACE_S = 1.0
 
 
 class PathToRead(msgspec.Struct, frozen=True):
-    """A path to read below, or (`own_file`) a folder to make a file in."""
+    """A path to read files from, or (`own_file`) a folder to create a file in."""
 
     path: str
     own_file: bool = False
@@ -46,9 +46,9 @@ def read_paths(
     silence_s: float = SILENCE_S,
     seconds: float = 1.0,
 ) -> tuple[StorageRead, ...]:
-    """What each path gave, one after another: together they would take from each other. Never raises for a path.
+    """Read the paths one after another, since concurrent reads would compete. Never raises for a path.
 
-    `readers`: how many at once, one measurement each. `silence_s`: how long a path may say nothing.
+    `readers`: numbers of concurrent readers, one measurement each. `silence_s`: how long a path may report nothing.
     """
     return tuple(_read_path(path, readers, progress, silence_s, seconds) for path in paths)
 
@@ -67,14 +67,14 @@ def _read_path(
     except OSError as error:
         return _failed(read, f"no process could be started to read: {error.strerror or error}")
     try:
-        return _heard(read, LineReader(ours), process, progress, silence_s)
+        return _collect_answers(read, LineReader(ours), process, progress, silence_s)
     finally:
-        # its readers are of its group, and one that a dead mount holds is given up
+        # ends its readers too, which are in its process group; a process blocked by a dead mount is abandoned
         kill_all([process], _KILL_GRACE_S)
         os.close(ours)
 
 
-def _heard(
+def _collect_answers(
     read: StorageRead, pipe: LineReader, process: Child, progress: Callable[[str], None] | None, silence_s: float
 ) -> StorageRead:
     doing, give_up_s = "start", monotonic() + WHOLE_S

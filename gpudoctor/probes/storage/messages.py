@@ -1,4 +1,4 @@
-"""What the process that reads is asked, and what it answers, one JSON line each."""
+"""The order to the process that reads a path, and its answers, one JSON line each."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ RANDOM_BYTES = 128 << 10
 
 
 class ReadOrder(msgspec.Struct, frozen=True):
-    """What to read: a path of the user, or (`own_file`) a folder in which a file without a name may be made.
+    """What to read: a path of the user, or (`own_file`) a folder in which an unnamed file may be created.
 
-    The path is written as hexadecimal bytes: JSON takes none that is not UTF-8.
-    `readers`: how many at once, one measurement each. One measurement ends after `seconds`, or `most_bytes`.
+    The path is encoded as hexadecimal bytes, since it need not be UTF-8 as JSON requires.
+    `readers`: numbers of concurrent readers, one measurement each, which ends after `seconds` or `most_bytes`.
     """
 
     path_hex: str
@@ -26,13 +26,13 @@ class ReadOrder(msgspec.Struct, frozen=True):
 
 
 class ReadStep(msgspec.Struct, frozen=True, tag="doing"):
-    """What begins now."""
+    """A step begins."""
 
     text: str
 
 
 class FilesFound(msgspec.Struct, frozen=True, tag="found"):
-    """What there is to read, and how it is read."""
+    """The files to read, and how they are read."""
 
     files: int
     bytes_found: int
@@ -48,7 +48,7 @@ class ReadLeftOut(msgspec.Struct, frozen=True, tag="left-out"):
 
 
 class ReadEnd(msgspec.Struct, frozen=True, tag="rest"):
-    """What is known at the end."""
+    """The results at the end."""
 
     cold: bool | Missing
     cached_gb_s: float | Missing
@@ -57,7 +57,7 @@ class ReadEnd(msgspec.Struct, frozen=True, tag="rest"):
 
 
 class ReadFailure(msgspec.Struct, frozen=True, tag="failure"):
-    """Why nothing more comes."""
+    """Why reading ended early; no more answers follow."""
 
     why: Missing
 

@@ -1,4 +1,4 @@
-"""Whether a file lies in this machine's page cache, and how it is got out of there."""
+"""Whether a file is in this machine's page cache, and how to evict it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import os
 from collections.abc import Iterable
 from contextlib import suppress
 
-_MOST_BYTES = 1 << 30  # of one file: one byte a page is asked for
+_MOST_BYTES = 1 << 30  # checked of one file; mincore needs one byte per page
 _PROBED_BYTES = 1 << 20
-_FOLIO_BYTES = 512 * mmap.PAGESIZE  # the largest piece of the cache: it is dropped as a whole or not at all
+_FOLIO_BYTES = 512 * mmap.PAGESIZE  # the largest unit of the page cache, which is dropped as a whole or not at all
 
 
 def drop(paths: Iterable[str]) -> None:
-    """Ask the kernel to forget these files; pages that are dirty, or that somebody has mapped, stay."""
+    """Ask the kernel to evict these files; dirty and mapped pages stay."""
     for path in paths:
         with suppress(OSError):
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -25,26 +25,23 @@ def drop(paths: Iterable[str]) -> None:
 
 
 def drop_range(descriptor: int, begin: int, length: int) -> None:
-    """Ask the kernel to forget a range of a file, and so much around it that no piece of its cache lies half outside.
-
-    Raise OSError.
-    """
+    """Ask the kernel to evict a range of a file, extended to whole folios. Raises OSError."""
     first = begin // _FOLIO_BYTES * _FOLIO_BYTES
     end = -(-(begin + length) // _FOLIO_BYTES) * _FOLIO_BYTES
     os.posix_fadvise(descriptor, first, end - first, os.POSIX_FADV_DONTNEED)
 
 
 def goes_past(path: str) -> bool | None:
-    """Whether a read with O_DIRECT leaves the page cache as it was; None if the kernel does not tell this user.
+    """Whether O_DIRECT bypasses the page cache; None if the kernel does not disclose that to this user.
 
-    Some file systems take the flag and read through the cache. The first MiB of the file is dropped, and read so: if it
-    is in the cache then, they do.
+    Some file systems accept the flag and still read through the cache. To detect that, the first MiB of the file is
+    evicted and read with O_DIRECT: if it is cached afterwards, the read went through the cache.
     """
     descriptor = None
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
         drop_range(descriptor, 0, _PROBED_BYTES)
-        if resident_share(path, _PROBED_BYTES) != 0.0:  # somebody has it mapped
+        if resident_share(path, _PROBED_BYTES) != 0.0:  # a process has it mapped
             return None
         with mmap.mmap(-1, _PROBED_BYTES) as buffer:
             os.preadv(descriptor, [buffer], 0)
@@ -57,9 +54,9 @@ def goes_past(path: str) -> bool | None:
 
 
 def resident_share(path: str, most_bytes: int = _MOST_BYTES) -> float | None:
-    """The share of a file's first pages that are in the page cache; None if the kernel does not tell this user.
+    """The share of a file's first pages that are in the page cache; None if the kernel does not disclose it.
 
-    mincore(2) tells those alone who own the file or may write to it; to others every page is in the cache.
+    mincore(2) is accurate only for users who own the file or may write to it; for others all pages look cached.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -86,5 +83,5 @@ def _share(mapped: mmap.mmap, size: int) -> float | None:
         libc = ctypes.CDLL(None, use_errno=True)
         error = libc.mincore(ctypes.c_void_p(ctypes.addressof(first)), ctypes.c_size_t(size), told)
     finally:
-        del first  # else the mapping cannot be closed
+        del first  # otherwise the mapping cannot be closed
     return None if error else sum(page & 1 for page in bytes(told)) / pages

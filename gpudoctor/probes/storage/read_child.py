@@ -1,12 +1,13 @@
-"""The process that reads one path: it lists or makes files, has readers read them, and says what it finds on the way.
+"""The process that reads one path: it lists or creates files, starts readers, and reports each result.
 
-A path that hangs holds this process alone; whoever waits for it ends it with its readers.
+A path that hangs blocks only this process; the parent ends it with its readers.
 """
 
 from __future__ import annotations
 
 import mmap
 import os
+import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from time import monotonic
@@ -29,21 +30,34 @@ from gpudoctor.probes.storage.messages import (
     ReadOrder,
     ReadStep,
 )
-from gpudoctor.probes.storage.own_file import NothingToReadError, made_in
 from gpudoctor.probes.storage.readers import ReadersStuckError, pieces_of, read_at_once
 from gpudoctor.process.ending import leave
 from gpudoctor.process.pipes import write_all
 from gpudoctor.units import short_size
 
 _PATTERNS: tuple[ReadPattern, ...] = ("sequential", "random")
-_MOST_WAIT_S = 3.0  # for one read of each of the readers, if they share what one reader got
-_LEAST_FILE_BYTES = 4096  # below a page there is nothing to read
+_MOST_WAIT_S = 3.0  # estimate for one read by each reader, if they share the bandwidth that one reader got
+_LEAST_FILE_BYTES = 4096  # files smaller than a page are not worth measuring
 _CACHED_BYTES = 64 << 20
 _OPENS_S = 0.3
+# of the file that is created if the user names none
+_WRITE_S = 4.0
+_OWN_BYTES = 512 << 20
+_LEAST_OWN_BYTES = 64 << 20
+_SYNC_BYTES = 32 << 20
+_SHARE_OF_FREE = 20
+
+
+class NothingToReadError(Exception):
+    """There is no file to read; the text gives the reason. `tried`: creating one was attempted and failed."""
+
+    def __init__(self, text: str, *, tried: bool = False) -> None:
+        super().__init__(text)
+        self.tried = tried
 
 
 def begin(descriptor: str, order: str) -> None:
-    """Read as the order (JSON) says, and answer on the pipe. Ends the process."""
+    """Execute the order (JSON) and answer on the pipe. Ends the process."""
     asked = msgspec.json.decode(order, type=ReadOrder)
 
     def say(answer: ReadAnswer) -> None:
@@ -55,7 +69,7 @@ def begin(descriptor: str, order: str) -> None:
     try:
         _read(asked, say)
     except (NothingToReadError, ReadersStuckError) as error:
-        # a name that is not UTF-8 has lone surrogates, which no JSON takes
+        # a name that is not UTF-8 has lone surrogates, which JSON cannot represent
         words = str(error).encode("utf-8", "replace").decode()
         untried = isinstance(error, NothingToReadError) and not error.tried
         say(ReadFailure(Missing(words, "absent" if untried else "failed")))
@@ -94,7 +108,7 @@ def _read(order: ReadOrder, say: Callable[[ReadAnswer], None]) -> None:
             if method == "dropped":
                 page_cache.drop(file.path for file in files)
                 stayed.append(page_cache.resident_share(witness))
-            # another beginning each time: what the last measurement read may lie in a cache of the disk or server
+            # start elsewhere each time: what the last measurement read may be in a cache of the disk or server
             at = len(pieces) * (turn * len(order.readers) + step) // (2 * len(order.readers))
             shifted = [*pieces[at:], *pieces[:at]]
             rate = read_at_once(files, shifted, pattern, readers, method, order.seconds, order.most_bytes)
@@ -104,6 +118,53 @@ def _read(order: ReadOrder, say: Callable[[ReadAnswer], None]) -> None:
     say(ReadStep("open files, read from the page cache"))
     opens_per_s, p99_us = _opens(files, own_file=order.own_file)
     say(ReadEnd(is_cold, _cached_gb_s(witness), opens_per_s, p99_us))
+
+
+def made_in(folder: str) -> DataFile:
+    """Create an unnamed file of up to 512 MiB of random bytes, synced to disk, which disappears with this process.
+
+    Writes for at most 4 seconds, and at most a twentieth of the free space. Raises OSError, NothingToReadError.
+    """
+    try:
+        space = os.statvfs(folder)
+    except FileNotFoundError:
+        raise NothingToReadError(f"TMPDIR is {folder}, which is not there; name data by --data", tried=True) from None
+    size_bytes = min(_OWN_BYTES, space.f_bavail * space.f_frsize // _SHARE_OF_FREE) & -_SYNC_BYTES
+    if size_bytes < _LEAST_OWN_BYTES:
+        raise NothingToReadError(f"{folder} has too little room for a file to read; name data by --data")
+    descriptor = _without_name(folder)
+    try:
+        written = _fill(descriptor, size_bytes)
+    except OSError as error:
+        os.close(descriptor)
+        raise NothingToReadError(f"writing a file to read in {folder}: {error.strerror or error}", tried=True) from None
+    if written < _LEAST_OWN_BYTES:
+        os.close(descriptor)
+        why = f"{folder} took {written >> 20} MiB in {_WRITE_S:g} s, too little to be read; name data by --data"
+        raise NothingToReadError(why, tried=True)
+    return DataFile(f"/proc/self/fd/{descriptor}", written)
+
+
+def _without_name(folder: str) -> int:
+    try:
+        return os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    except OSError:  # NFS, FUSE and old kernels have no O_TMPFILE
+        descriptor, path = tempfile.mkstemp(prefix=".gpudoctor-", dir=folder)
+        os.unlink(path)  # noqa: PTH108
+        return descriptor
+
+
+def _fill(descriptor: int, size_bytes: int) -> int:
+    """Write random bytes, synced after each 32 MiB so that nothing is written back during reads. Raises OSError."""
+    noise = os.urandom(_SYNC_BYTES)  # incompressible
+    written, give_up_s = 0, monotonic() + _WRITE_S
+    while written < size_bytes and monotonic() < give_up_s:
+        # rotated each time, so that no two pieces are equal
+        turn = written // _SYNC_BYTES * 4099
+        write_all(descriptor, noise[turn:] + noise[:turn])
+        os.fdatasync(descriptor)
+        written += len(noise)
+    return written
 
 
 def _to_read(path: str, say: Callable[[ReadAnswer], None]) -> list[DataFile]:
@@ -119,7 +180,7 @@ def _to_read(path: str, say: Callable[[ReadAnswer], None]) -> list[DataFile]:
 
 
 def _method(file: DataFile) -> ReadMethod:
-    """Whether a read with O_DIRECT comes back; many file systems take the flag and then no read. Raise OSError."""
+    """ "direct" if a read with O_DIRECT works; many file systems accept the flag but no such read. Raises OSError."""
     try:
         descriptor = os.open(file.path, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
     except OSError as error:
@@ -136,15 +197,15 @@ def _method(file: DataFile) -> ReadMethod:
 
 
 def _cached_gb_s(path: str) -> float | Missing:
-    """One reader's rate for what it has just read: what a second epoch gets if the data fits into RAM."""
+    """One reader's rate for data it has just read, which a second epoch gets if the data fits into RAM."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError as error:  # it vanished
+    except OSError as error:  # the file has vanished
         return Missing(f"opening it again: {error.strerror or error}", "failed")
     try:
         size = min(os.fstat(descriptor).st_size, _CACHED_BYTES)
         buffer = bytearray(min(size, 1 << 20))
-        # into the cache first, as much as comes in a second
+        # fill the cache first, for at most a second
         give_up_s, offset = monotonic() + 1.0, 0
         while offset < size and monotonic() < give_up_s:
             offset += os.preadv(descriptor, [buffer], offset) or size

@@ -1,4 +1,4 @@
-"""Reads files by several processes at once and times it: what one measurement is made of."""
+"""One measurement: reads files by several processes at once, and times it."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from gpudoctor.process.pipes import Bounded, pipe_with_child, read_to_end, write
 
 _SLACK_S = 8.0  # one read of a slow source may take seconds
 _MOST_ANSWER_BYTES = 8 << 20
-_MOST_TIMES = 20_000  # of one reader; more change no percentile
-# a data loader opens each small file anew, and keeps a shard open
+_MOST_TIMES = 20_000  # kept of one reader; more would not change the percentiles
+# like a data loader, which opens each small file again and keeps shards open
 _KEPT_OPEN_BYTES = 1 << 20
 _MOST_OPEN = 128
 
 
 class Piece(msgspec.Struct, frozen=True):
-    """One read: of which file, from where, how much."""
+    """One read: index of the file, offset and length in bytes."""
 
     file: int
     offset: int
@@ -46,11 +46,11 @@ class _Task(msgspec.Struct, frozen=True):
 
 
 class ReadersStuckError(Exception):
-    """Readers did not come back in time, or with an error; the text says it."""
+    """Readers did not return in time, or failed; the text gives the reason."""
 
 
 def pieces_of(files: Sequence[DataFile], pattern: ReadPattern, most: int = 1 << 16) -> list[Piece]:
-    """The reads of all files in order (sequential) or in an order that is the same each time (random)."""
+    """The reads of all files: in order (sequential), or shuffled, in the same way each time (random)."""
     block = SEQUENTIAL_BYTES if pattern == "sequential" else RANDOM_BYTES
     every = [
         Piece(place, offset, min(block, file.size_bytes - offset))
@@ -78,11 +78,11 @@ def read_at_once(
     seconds: float,
     most_bytes: int,
 ) -> StorageRate:
-    """Have so many processes read their shares of the pieces, each one read at a time, and add up what they got.
+    """Have `readers` processes each read its share of the pieces, one read at a time, and sum their results.
 
-    With O_DIRECT pieces are read again if they run out, and by several readers if there are few; else never, since the
-    page cache would answer. A file that vanished or was cut short meanwhile is a read less. Raise ReadersStuckError,
-    OSError.
+    With O_DIRECT the pieces are repeated when they run out, and shared if there are fewer than readers. Otherwise
+    none is read twice, since the page cache would answer. A file that vanished or was truncated meanwhile counts as a
+    lost read. Raises ReadersStuckError, OSError.
     """
     task = _Task(files, pattern, method, seconds, most_bytes // readers)
     processes: list[ForkedProcess] = []
@@ -104,7 +104,7 @@ def read_at_once(
         kill_all(processes, 1.0, group=False)
         for descriptor in (go, begin, *answers):
             os.close(descriptor)
-    return _added_up([_told(bytes(answer)) for answer in answers.values()], pattern, readers)
+    return _summed([_decoded(bytes(answer)) for answer in answers.values()], pattern, readers)
 
 
 def _run_of(pieces: Sequence[Piece], place: int, readers: int) -> Sequence[Piece]:
@@ -112,7 +112,7 @@ def _run_of(pieces: Sequence[Piece], place: int, readers: int) -> Sequence[Piece
     return pieces[place * each : (place + 1) * each]
 
 
-class _Told(msgspec.Struct, frozen=True):
+class _ReaderResult(msgspec.Struct, frozen=True):
     begin_s: float = 0.0
     end_s: float = 0.0
     read_bytes: int = 0
@@ -122,18 +122,18 @@ class _Told(msgspec.Struct, frozen=True):
     error: str | None = None
 
 
-def _told(answer: bytes) -> _Told:
+def _decoded(answer: bytes) -> _ReaderResult:
     try:
-        return msgspec.json.decode(answer, type=_Told)
+        return msgspec.json.decode(answer, type=_ReaderResult)
     except msgspec.DecodeError:
-        return _Told(error="a reader ended without an answer")
+        return _ReaderResult(error="a reader ended without an answer")
 
 
-def _added_up(told: Sequence[_Told], pattern: ReadPattern, readers: int) -> StorageRate:
-    error = next((each.error for each in told if each.error), None)
+def _summed(results: Sequence[_ReaderResult], pattern: ReadPattern, readers: int) -> StorageRate:
+    error = next((each.error for each in results if each.error), None)
     if error is not None:
         raise ReadersStuckError(error)
-    did = [each for each in told if each.reads]
+    did = [each for each in results if each.reads]
     total, reads = sum(each.read_bytes for each in did), sum(each.reads for each in did)
     if not total:
         raise ReadersStuckError("not one byte was read")
@@ -146,7 +146,7 @@ def _added_up(told: Sequence[_Told], pattern: ReadPattern, readers: int) -> Stor
         block_bytes=min(block, -(-total // reads)),
         gb_s=total / seconds / 1e9,
         reads=reads,
-        lost_reads=sum(each.lost for each in told),
+        lost_reads=sum(each.lost for each in results),
         seconds=seconds,
         p50_us=times[len(times) // 2],
         p99_us=times[min(len(times) - 1, len(times) * 99 // 100)],
@@ -156,7 +156,7 @@ def _added_up(told: Sequence[_Told], pattern: ReadPattern, readers: int) -> Stor
 def _be_reader(pipe: int, go: int, task: _Task, pieces: Sequence[Piece]) -> None:
     die_with_parent()
     opened = OpenFiles(task.files, task.method, task.pattern)
-    buffer = mmap.mmap(-1, SEQUENTIAL_BYTES)  # O_DIRECT wants it aligned to pages
+    buffer = mmap.mmap(-1, SEQUENTIAL_BYTES)  # O_DIRECT requires page alignment
     os.read(go, 1)
     times: list[float] = []
     read_bytes = reads = lost = 0
@@ -181,12 +181,12 @@ def _be_reader(pipe: int, go: int, task: _Task, pieces: Sequence[Piece]) -> None
                 break
     except OSError as failed:
         error = f"reading {task.files[piece.file].path}: {failed.strerror or failed}"
-    told = {
+    result = {
         "begin_s": begin_s, "end_s": now_s, "read_bytes": read_bytes, "times_us": times, "reads": reads, "lost": lost,
         "error": error,
     }  # fmt: skip
-    # json: a path that is not UTF-8 has lone surrogates, which msgspec does not write
-    write_all(pipe, json.dumps(told).encode())
+    # json: a path that is not UTF-8 has lone surrogates, which msgspec cannot encode
+    write_all(pipe, json.dumps(result).encode())
 
 
 def _again(pieces: Sequence[Piece]) -> Iterator[Piece]:
@@ -195,7 +195,7 @@ def _again(pieces: Sequence[Piece]) -> Iterator[Piece]:
 
 
 class OpenFiles:
-    """Opens files for reading as a data loader does: a small one anew for each read, a large one once."""
+    """Opens files for reading as a data loader does: a small one again for each read, a large one once."""
 
     def __init__(self, files: Sequence[DataFile], method: ReadMethod, pattern: ReadPattern) -> None:
         self._files = files
@@ -205,7 +205,7 @@ class OpenFiles:
         self._kept: OrderedDict[int, int] = OrderedDict()
 
     def read(self, piece: Piece, buffer: mmap.mmap) -> int:
-        """The bytes that one read gave. Raise OSError."""
+        """Read one piece into the buffer; returns the number of bytes. Raises OSError."""
         file = self._files[piece.file]
         keep = file.size_bytes >= _KEPT_OPEN_BYTES
         descriptor = self._kept[piece.file] if piece.file in self._kept else self._open(file.path)
@@ -214,7 +214,7 @@ class OpenFiles:
             if len(self._kept) > _MOST_OPEN:
                 os.close(self._kept.popitem(last=False)[1])
         try:
-            # O_DIRECT takes whole pages; the end of a file gives what there is
+            # O_DIRECT requires whole pages; at the end of a file it returns what is left
             length = -(-piece.length // mmap.PAGESIZE) * mmap.PAGESIZE
             return os.preadv(descriptor, [memoryview(buffer)[:length]], piece.offset)
         finally:

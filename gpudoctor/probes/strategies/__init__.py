@@ -1,1 +1,1 @@
-"""Each parallel strategy: ten steps of one small transformer."""
+"""Parallel training strategies, each run for ten steps of one small transformer."""

@@ -1,7 +1,4 @@
-"""Where a strategy trains: it gives the step; the bench takes the steps, measures them and compares the results.
-
-They are compared with those of the same steps taken by one rank alone.
-"""
+"""Runs and measures the steps of a strategy, and compares the results with the same steps on one rank alone."""
 
 from __future__ import annotations
 
@@ -30,16 +27,16 @@ from gpudoctor.probes.strategies.transformer import Transformer, loss_of
 
 Step = Callable[[int], "torch.Tensor | None"]
 
-_STUMBLES_AT = 5
+_FAULT_STEP = 5
 _ONE_PROCESS = Missing("one process does it all")
 _OF_THREADS = Missing("DataParallel computes in threads, in which nothing is counted")
-_KEPT_COUNTED_AT, _TRAFFIC_COUNTED_AT = STEPS - 2, STEPS - 1  # counting takes time: these steps are not timed
+_KEPT_COUNTED_AT, _TRAFFIC_COUNTED_AT = STEPS - 2, STEPS - 1  # counting takes time, so these steps are not timed
 
 
 class Variant(msgspec.Struct, frozen=True):
-    """What is trained; `figures` may be filled while it runs: they are read at its end.
+    """One variant of a strategy; `figures` may be filled while it runs, and are read at its end.
 
-    `own_part`: each rank computes the loss of its own part of the batch, of as many as there are ranks.
+    `own_part`: each rank computes the loss of its own 1/n of the batch, n being the number of ranks.
     """
 
     name: str
@@ -49,17 +46,17 @@ class Variant(msgspec.Struct, frozen=True):
 
 
 class Bench:
-    """The model, its data, and the same steps on this rank alone; `strategy` is the one that is under way.
+    """The model, its data, and the same steps on this rank alone; `strategy`: name of the one that is running.
 
-    `has_bf16`: whether every rank's device computes in bf16, so that variants of that type can be compared.
+    `has_bf16`: whether every rank's device supports bf16, so that bf16 variants can be compared.
     """
 
     def __init__(self, rank: Rank, shape: StrategyShape) -> None:
         self.shape = shape
         self.strategy = ""
-        self.at_first_bytes = 0  # what was allocated on the GPU when the variant began
+        self.at_first_bytes = 0  # allocated on the GPU when the variant began
         self._rank = rank
-        # older GPUs have no bf16 arithmetic, and some versions of CUDA refuse to emulate it
+        # older GPUs have no bf16 arithmetic, and some CUDA versions refuse to emulate it
         self.has_bf16 = not rank.on_gpu or bool(rank.smallest(int(torch.cuda.get_device_capability()[0] >= 8)))
         parts = rank.world_size
         self._alone = {"fp32": Alone(shape, rank.device, parts=parts)}
@@ -67,20 +64,20 @@ class Bench:
             self._alone["bf16"] = Alone(shape, rank.device, parts=parts, bf16=True)
 
     def reference(self) -> StrategyReference:
-        """The steps on this rank alone, as the parent receives them."""
+        """The results of the steps on this rank alone."""
         alone = self._alone["fp32"]
         losses = tuple(map(finite, alone.losses))
         losses_bf16 = tuple(map(finite, self._alone["bf16"].losses)) if self.has_bf16 else ()
         return StrategyReference(alone.parameters, losses, losses_bf16, alone.step_ms, alone.memory)
 
     def begin_variant(self) -> None:
-        """Let go of what the variant before has left, and note what is there all the same: no part of this one's."""
+        """Free what the previous variant left; what stays allocated is noted, and not part of this one's peak."""
         give_back(self._rank)
         if self._rank.on_gpu:
             self.at_first_bytes = torch.cuda.memory_allocated()
 
     def model(self) -> Transformer:
-        """A fresh model on this rank's device, with the weights that all ranks begin with."""
+        """A new model on this rank's device, with the initial weights that all ranks have."""
         return build_transformer(self.shape, self._rank.device)
 
     def batch(self, step: int) -> Batch:
@@ -88,13 +85,13 @@ class Bench:
         return batch_of(self.shape, step, self._rank.device)
 
     def part(self, step: int, index: int, parts: int) -> Batch:
-        """One of `parts` equal parts of the batch."""
+        """Part `index` of the batch divided into `parts` equal parts."""
         tokens, targets = self.batch(step)
         size = self.shape.batch // parts
         return tokens[index * size : (index + 1) * size], targets[index * size : (index + 1) * size]
 
     def own_part(self, step: int) -> Batch:
-        """This rank's part of the batch, of as many as there are ranks."""
+        """This rank's 1/n of the batch, n being the number of ranks."""
         return self.part(step, self._rank.number, self._rank.world_size)
 
     def train(
@@ -108,12 +105,12 @@ class Bench:
         weights: Callable[[], Mapping[str, torch.Tensor]] | None = None,
         alone: bool = False,
     ) -> StrategyRank:
-        """Take the steps, compare the results, send them to the parent, and return them.
+        """Take the steps, compare the results with the reference, send them to the parent, and return them.
 
-        `step` begins with zero_grad, ends with the optimizer's step and gives the loss of its part of the batch.
-        `optimizer`: anything with a `state`, or None. `parameters`: what this rank holds of them, if not those of
-        `model`; `weights`: by the model's names, each tensor that this rank has, whole, if `whole_weights` does not
-        give them. `alone`: no other rank takes part.
+        `step`: starts with zero_grad, ends with the optimizer's step, and returns the loss of its part of the batch.
+        `optimizer`: anything with a `state`, or None. `parameters`: those this rank holds, if not those of `model`.
+        `weights`: full tensors that this rank has, by the model's names, if `whole_weights` cannot provide them.
+        `alone`: no other rank takes part.
         """
         rank, parameters = self._rank, parameters or model.parameters
         rank.phase(f"{variant.name} step", "strategy")
@@ -123,8 +120,8 @@ class Bench:
             torch.cuda.reset_peak_memory_stats()
         for number in range(STEPS):
             rank.step(number + 1)
-            if number == _STUMBLES_AT:
-                rank.stumble("strategy")
+            if number == _FAULT_STEP:
+                rank.fail_if_injected("strategy")
             with ExitStack() as around:
                 if number == _KEPT_COUNTED_AT:
                     around.enter_context(kept.counting())
@@ -167,7 +164,7 @@ class Bench:
         return msgspec.structs.replace(counted, peak_bytes=peak_bytes)
 
     def _compared(self, found: Mapping[str, torch.Tensor], dtype: str) -> tuple[float | None, str | None, int]:
-        """The worst error, the tensor that has it, and how many elements were compared."""
+        """The worst error (None if not finite), its tensor, and the number of elements compared."""
         worst, name_of_worst, compared = 0.0, None, 0
         for name, tensor in found.items():
             expected = self._alone[dtype].weights[name]
@@ -176,14 +173,14 @@ class Bench:
                 raise ValueError(f"{name} came back as {tuple(actual.shape)}, and is {tuple(expected.shape)}")
             compared += actual.numel()
             error = float((actual - expected).abs().max() / expected.square().mean().sqrt())
-            if not error <= worst:  # NaN too
+            if not error <= worst:  # true for NaN too
                 worst, name_of_worst = error, name
             if not math.isfinite(error):
                 break
         return finite(worst), name_of_worst, compared
 
     def _missing(self, found: Mapping[str, torch.Tensor], *, alone: bool) -> tuple[str, ...]:
-        """The names that no rank has given."""
+        """The names of weights that no rank has returned."""
         names = list(self._alone["fp32"].weights)
         given = torch.tensor([int(name in found) for name in names])
         if not alone:
@@ -193,11 +190,11 @@ class Bench:
 
 
 class Alone:
-    """The result of the steps on one device: `losses`, `weights` by name (on the CPU), time and memory.
+    """The results of the steps on one device: `losses`, `weights` by name (on the CPU), time and memory.
 
     `part_losses`: for each step the loss of each of `parts` equal parts of the batch.
-    `bf16`: forward and backward in bf16 on a copy of the weights, which themselves stay fp32; what FSDP's mixed
-    precision does, so that a strategy is compared with equal work and not with other rounding.
+    `bf16`: forward and backward in bf16 on a copy of the weights, which themselves stay fp32. FSDP's mixed precision
+    does the same, so a strategy is compared with equal work and not with different rounding.
     """
 
     def __init__(self, shape: StrategyShape, device: torch.device, *, parts: int, bf16: bool = False) -> None:
@@ -236,7 +233,7 @@ class Alone:
 
 
 def _begin_peak(device: torch.device) -> int:
-    """Begin to look for the peak of a GPU's memory; gives what is allocated before."""
+    """Reset the peak of a GPU's memory; returns the bytes allocated before."""
     if device.type != "cuda":
         return 0
     torch.cuda.reset_peak_memory_stats()
@@ -246,7 +243,7 @@ def _begin_peak(device: torch.device) -> int:
 def _gradients(
     shape: StrategyShape, device: torch.device, step: int, model: nn.Module
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Logits, targets and loss of a step whose gradients are there now."""
+    """Compute the gradients of a step; returns logits, targets and loss."""
     tokens, targets = batch_of(shape, step, device)
     logits = model(tokens)
     loss = loss_of(logits, targets)

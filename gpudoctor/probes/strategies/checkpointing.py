@@ -1,4 +1,4 @@
-"""Activation checkpointing: blocks keep their input only, and compute the rest again in the backward pass."""
+"""Activation checkpointing: blocks keep only their input, and recompute the rest in the backward pass."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ import torch
 
 from gpudoctor.probes.runner.rank import Rank
 from gpudoctor.probes.strategies.bench import Bench, Variant
-from gpudoctor.probes.strategies.ddp import wrapped
+from gpudoctor.probes.strategies.ddp import ddp_model
 from gpudoctor.probes.strategies.memory import KeptForBackward
 from gpudoctor.probes.strategies.model import build_optimizer, train_step
 from gpudoctor.probes.strategies.transformer import Transformer, loss_of
 
 
 def run_checkpointing(rank: Rank, bench: Bench) -> None:
-    """Compare loss and gradients of one batch without and with it, then train with it under DDP."""
+    """Compare loss and gradients of one batch without and with checkpointing, then train with it under DDP."""
     figures = _compared_once(rank, bench)
     bench.begin_variant()
     model = bench.model()
     model.recompute = _recomputed(rank)
     with rank.blocked():
-        ddp = wrapped(rank, model)
+        ddp = ddp_model(rank, model)
     optimizer = build_optimizer(model.parameters())
     bench.train(
         Variant("checkpointing", figures=figures, own_part=True),
@@ -35,11 +35,11 @@ def run_checkpointing(rank: Rank, bench: Bench) -> None:
 
 
 def _compared_once(rank: Rank, bench: Bench) -> dict[str, float]:
-    """What differs between the same forward and backward pass of this rank's part, all kept and computed again.
+    """Compare one forward and backward pass of this rank's part of the batch without and with checkpointing.
 
-    `error_rank_N`: the worst of what its loss and gradients differ by, relative to the loss and to the RMS of each
-    gradient; left out where a number was not finite. `plain_kept_bytes` and `checkpointed_kept_bytes`: what was kept
-    for the backward pass without and with it; on a GPU `plain_peak_bytes` and so on too, torch's peak of the pass.
+    `error_rank_N`: the largest difference of loss and gradients, relative to the loss and to the RMS of each
+    gradient; omitted if a number was not finite. `plain_kept_bytes`, `checkpointed_kept_bytes`: kept for the backward
+    pass; on a GPU also `plain_peak_bytes`, `checkpointed_peak_bytes`: torch's peak of the pass.
     """
     losses, gradients = [], []
     figures: dict[str, float] = {}
@@ -47,7 +47,7 @@ def _compared_once(rank: Rank, bench: Bench) -> dict[str, float]:
         bench.begin_variant()
         model = bench.model()
         model.recompute = recompute
-        _pass(model, bench)  # what is allocated once, by a library, belongs to neither
+        _pass(model, bench)  # one-time allocations of libraries must not count for either
         model.zero_grad()
         if rank.on_gpu:
             torch.cuda.reset_peak_memory_stats()
@@ -77,18 +77,18 @@ def _pass(model: Transformer, bench: Bench) -> float:
 
 
 def _recomputed(rank: Rank) -> Callable[..., torch.Tensor]:
-    """What calls a block so that it is computed again, as torch recommends it (not the reentrant way)."""
+    """A function that calls a block with recomputation, in the non-reentrant way that torch recommends."""
     from torch.utils import checkpoint as torchs
 
     checkpoints: Any = torchs  # not annotated everywhere
     call: Callable[..., torch.Tensor] = functools.partial(checkpoints.checkpoint, use_reentrant=False)
     if rank.injected("wrong-recompute") is None:
         return call
-    return lambda block, *given: call(_spoilt_when_repeated(block), *given)
+    return lambda block, *given: call(_wrong_when_repeated(block), *given)
 
 
-def _spoilt_when_repeated(block: torch.nn.Module) -> Callable[..., torch.Tensor]:
-    """The fault wrong-recompute: what this rank computes again is not what it computed at first."""
+def _wrong_when_repeated(block: torch.nn.Module) -> Callable[..., torch.Tensor]:
+    """The fault wrong-recompute: on this rank the recomputed values differ from the first ones."""
     calls: list[bool] = []
 
     def call(x: torch.Tensor, *given: Any) -> torch.Tensor:

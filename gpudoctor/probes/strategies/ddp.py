@@ -1,4 +1,4 @@
-"""DistributedDataParallel; gradient accumulation under it (four small batches, one step); ZeRO stage 1 with it."""
+"""DistributedDataParallel: plain, with gradient accumulation (four micro-batches per step), and with ZeRO stage 1."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from gpudoctor.probes.strategies.bench import Bench, Variant
 from gpudoctor.probes.strategies.model import MICRO_BATCHES, OPTIMIZER_OPTIONS, build_optimizer, train_step
 from gpudoctor.probes.strategies.transformer import loss_of
 
-_SPOILT_BEFORE = 4
+_DESYNC_STEP = 4
 
 
 def run_ddp(rank: Rank, bench: Bench) -> None:
-    """Train with the rank's part of the batch at once, then in micro-batches."""
+    """Train with the rank's part of the batch as a whole, then in micro-batches."""
     _train(rank, bench, "ddp", 1)
     _train(rank, bench, "ddp-accumulation", MICRO_BATCHES)
 
@@ -25,18 +25,18 @@ def _train(rank: Rank, bench: Bench, name: str, micro_batches: int) -> None:
     bench.begin_variant()
     model = bench.model()
     with rank.blocked():
-        ddp = wrapped(rank, model)
+        ddp = ddp_model(rank, model)
     optimizer = build_optimizer(model.parameters())
 
     def step(number: int) -> torch.Tensor:
-        if number == _SPOILT_BEFORE and rank.injected("desync"):
+        if number == _DESYNC_STEP and rank.injected("desync"):
             with torch.no_grad():
                 next(model.parameters()).view(-1)[0] += 1e-3
         optimizer.zero_grad()
         loss = torch.zeros((), device=rank.device)
         for micro in range(micro_batches):
             tokens, targets = bench.part(number, rank.number * micro_batches + micro, rank.world_size * micro_batches)
-            # gradients are exchanged once, with the last micro-batch
+            # gradients are exchanged only once, with the last micro-batch
             with nullcontext() if micro == micro_batches - 1 else ddp.no_sync():
                 part = loss_of(ddp(tokens), targets) / micro_batches
                 torch.autograd.backward(part)
@@ -53,7 +53,7 @@ def run_zero1(rank: Rank, bench: Bench) -> None:
 
     model = bench.model()
     with rank.blocked():
-        ddp = wrapped(rank, model)
+        ddp = ddp_model(rank, model)
         optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, **OPTIMIZER_OPTIONS)
 
     bench.train(
@@ -64,7 +64,7 @@ def run_zero1(rank: Rank, bench: Bench) -> None:
     )
 
 
-def wrapped(rank: Rank, model: torch.nn.Module) -> DistributedDataParallel:
-    """The model in DDP; the gradients are views of the buckets, so that they are there once."""
+def ddp_model(rank: Rank, model: torch.nn.Module) -> DistributedDataParallel:
+    """The model in DDP; gradients are views of the buckets, so they are stored only once."""
     devices = [0] if rank.on_gpu else None
     return DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True)

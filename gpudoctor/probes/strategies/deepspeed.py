@@ -16,7 +16,7 @@ from gpudoctor.probes.strategies.model import build_optimizer
 from gpudoctor.probes.strategies.transformer import loss_of
 
 STAGES = (1, 2, 3)
-_DRIFT = 0.01  # what --inject desync adds to a weight of this rank
+_DRIFT = 0.01  # added to a weight of this rank by --inject desync
 
 
 def run_deepspeed(rank: Rank, bench: Bench) -> None:
@@ -26,7 +26,7 @@ def run_deepspeed(rank: Rank, bench: Bench) -> None:
         bench.begin_variant()
         engine, *_ = deepspeed.initialize(
             model=bench.model(),
-            optimizer=build_optimizer,  # it is called with the parameters as DeepSpeed divides them
+            optimizer=build_optimizer,  # called with the parameters as DeepSpeed divides them
             config=_settings(stage, bench.shape.batch // rank.world_size),
             dist_init_required=False,
         )
@@ -42,29 +42,29 @@ def run_deepspeed(rank: Rank, bench: Bench) -> None:
 
 
 def _imported(rank: Rank) -> Any:
-    """DeepSpeed on the process group that is there, without compiling anything."""
+    """Import DeepSpeed on the existing process group, without compiling anything."""
     os.environ["DS_ACCELERATOR"] = "cuda" if rank.on_gpu else "cpu"
-    # it looks at the environment where it starts, though the group is there already
+    # DeepSpeed reads these at start-up although the process group exists already
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
     os.environ.setdefault("MASTER_PORT", "29500")
-    os.environ["LOCAL_RANK"] = "0"  # it takes it for the number of the GPU, and each rank sees its own first
-    # where it would write what it compiles or tunes
+    os.environ["LOCAL_RANK"] = "0"  # DeepSpeed uses it as the GPU's index, and each rank sees its own GPU first
+    # folders to which it would write what it compiles or tunes
     for name in ("TORCH_EXTENSIONS_DIR", "TRITON_CACHE_DIR", "TRITON_HOME"):
         os.environ[name] = f"{rank.job.folder}/{name.lower()}"
     rank.phase("import deepspeed")
     try:
         import deepspeed
-    except ImportError as error:  # it is installed: that it does not load is no reason to leave it out
+    except ImportError as error:  # it is installed, so a failing import is a failure and not a reason to skip it
         raise RuntimeError(f"DeepSpeed does not load: {error}") from error
     for name in deepspeed.ops.__compatible_ops__:
-        # its kernel for shared memory of CPUs, of use to inference only, takes g++ half a minute
+        # its kernel for CPU shared memory, useful for inference only, takes g++ half a minute to compile
         deepspeed.ops.__compatible_ops__[name] = False
     deepspeed.init_distributed("nccl" if rank.on_gpu else "gloo", auto_mpi_discovery=False, dist_init_required=None)
     return deepspeed
 
 
 def _settings(stage: int, batch: int) -> dict[str, Any]:
-    """DeepSpeed's configuration; every parameter is divided, however small."""
+    """DeepSpeed's configuration, with which every parameter is divided, however small."""
     return {
         "train_micro_batch_size_per_gpu": batch,
         "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 0},
@@ -82,12 +82,12 @@ def _step(rank: Rank, bench: Bench, engine: Any, stage: int, number: int) -> tor
     if rank.injected("desync"):
         drift = next(iter(_held(engine, stage)))
         with torch.no_grad():
-            drift.add_(_DRIFT)  # after every step: DeepSpeed gathers the weights anew in each
+            drift.add_(_DRIFT)  # after every step, because DeepSpeed gathers the weights again in each
     return loss.detach()
 
 
 def _held(engine: Any, stage: int) -> Iterable[torch.Tensor]:
-    """The parameters that this rank holds between two steps: of stage 3 its parts of them."""
+    """The parameters that this rank holds between two steps; in stage 3 its parts of them."""
     parameters: list[Any] = list(engine.module.parameters())
     return [parameter.ds_tensor for parameter in parameters] if stage == 3 else parameters
 

@@ -1,4 +1,4 @@
-"""DataParallel: one process, here rank 0, spreads each batch over all GPUs, while the other ranks wait idle."""
+"""DataParallel: one process, here rank 0, spreads each batch over all GPUs while the other ranks are idle."""
 
 from __future__ import annotations
 
@@ -13,21 +13,20 @@ from gpudoctor.probes.strategies.model import build_optimizer, train_step
 
 
 def run_dp(rank: Rank, bench: Bench) -> None:
-    """Train on rank 0, over all GPUs of the run; the others go on to the rendezvous.
+    """Train on rank 0 over all GPUs of the run; the other ranks go on to the rendezvous after the strategy.
 
-    They do not wait for it here: an error that it raises would leave them behind.
+    They do not wait for rank 0 here, because an error raised there would leave them waiting.
     """
     rank.barrier()
     devices = list(range(torch.cuda.device_count()))
-    if rank.number != 0:
-        rank.phase("dp step")  # all ranks make the same moves, or the parent could not see which one is behind
-    elif len(devices) < rank.world_size:
-        rank.phase("dp step")
-        # a device cgroup hides the others' GPUs, or they are MIG instances, of which CUDA gives a process one
+    if rank.number == 0 and len(devices) >= rank.world_size:
+        _train(rank, bench, devices)
+        return
+    rank.phase("dp step")  # all ranks must make the same moves, or the parent cannot tell which one is behind
+    if rank.number == 0:
+        # a device cgroup hides the other GPUs, or they are MIG instances, of which CUDA allows a process only one
         why = f"it wants all {rank.world_size} GPUs in one process, and this one was given {len(devices)}"
         rank.send(StrategyLeftOut("dp", Missing(why, "denied")))
-    else:
-        _train(rank, bench, devices)
 
 
 def _train(rank: Rank, bench: Bench, devices: list[int]) -> None:

@@ -1,6 +1,6 @@
-"""Fully sharded data parallelism: weights, gradients and optimizer state are 1/n on each rank.
+"""Fully sharded data parallelism: each rank holds 1/n of weights, gradients and optimizer state.
 
-By `fully_shard` (FSDP2), and by `FullyShardedDataParallel` (FSDP1), which most guides still write.
+With `fully_shard` (FSDP2), and with `FullyShardedDataParallel` (FSDP1), which most guides still use.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from gpudoctor.probes.strategies.transformer import TransformerBlock
 
 _Dtype = Literal["fp32", "bf16"]
 _Sharded = tuple[torch.nn.Module, torch.optim.Optimizer, Callable[[], dict[str, torch.Tensor]]]
-_Shard = Callable[[Rank, Bench, _Dtype], _Sharded]  # what divides the model: gives it, its optimizer, whole weights
+_Shard = Callable[[Rank, Bench, _Dtype], _Sharded]  # shards the model: returns it, its optimizer and its full weights
 
 _SKIPS_AT = 3
 _dist: Any = dist
-# FSDP calls one of them: fully_shard the second in newer torch, FSDP1 the last on CPU ranks
+# FSDP calls one of these: fully_shard the second in newer torch, FSDP1 the last on CPU ranks
 _GATHERS = ("all_gather_into_tensor", "all_gather_single", "all_gather")
 
 
 def run_fsdp(rank: Rank, bench: Bench) -> None:
-    """Train by `fully_shard`, in fp32, then with weights gathered and multiplied in bf16."""
+    """Train with `fully_shard` in fp32, then with weights gathered and multiplied in bf16."""
     _run(rank, bench, "fsdp", "fully_shard", _fully_shard)
 
 
 def run_fsdp1(rank: Rank, bench: Bench) -> None:
-    """Train by `FullyShardedDataParallel`, in fp32, then with weights gathered and gradients summed in bf16."""
+    """Train with `FullyShardedDataParallel` in fp32, then with weights gathered and gradients summed in bf16."""
     _run(rank, bench, "fsdp1", "FullyShardedDataParallel", _wrap)
 
 
@@ -55,13 +55,13 @@ def _run(rank: Rank, bench: Bench, name: str, api: str, shard: _Shard) -> None:
 
 
 def why_not_fsdp(api: str, *, on_gpu: bool) -> str | None:
-    """Why this torch cannot do it on such ranks, in words; None where it can."""
+    """Why this torch lacks this FSDP API on GPU or CPU ranks; None if it has it."""
     import torch.distributed.fsdp as offered
 
     version = str(torch.__version__)
     if not hasattr(offered, api):
         return f"{api} came with torch 2.6, and this is {version}"
-    if not on_gpu and not hasattr(torch.cpu.Stream, "record_event"):  # 2.6 has streams of CPUs that record nothing
+    if not on_gpu and not hasattr(torch.cpu.Stream, "record_event"):  # torch 2.6 has CPU streams that record nothing
         return f"{api} of this torch ({version}) runs on GPUs only, and these are CPU ranks"
     return None
 
@@ -83,7 +83,7 @@ def _fully_shard(rank: Rank, bench: Bench, dtype: _Dtype) -> _Sharded:
 
 
 def _wrap(rank: Rank, bench: Bench, dtype: _Dtype) -> _Sharded:
-    """As guides write it: FULL_SHARD, a unit for each block, and all of MixedPrecision in bf16."""
+    """Wrap as guides do: FULL_SHARD, one unit per block, and all of MixedPrecision in bf16."""
     from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, ShardingStrategy
     from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
@@ -96,7 +96,7 @@ def _wrap(rank: Rank, bench: Bench, dtype: _Dtype) -> _Sharded:
             sharding_strategy=ShardingStrategy.FULL_SHARD,
             auto_wrap_policy=ModuleWrapPolicy({TransformerBlock}),
             mixed_precision=precision,
-            device_id=rank.device,  # without it torch refuses a machine that has no accelerator
+            device_id=rank.device,  # without it torch refuses a machine without accelerator
             use_orig_params=True,
         )
 
@@ -120,12 +120,12 @@ def _train(rank: Rank, bench: Bench, name: str, dtype: _Dtype, shard: _Shard) ->
 
 @contextmanager
 def _one_gather_skipped() -> Iterator[None]:
-    """The fault skip-all-gather: once, this rank gets its own part of a gather, and zeros for the others'.
+    """The fault skip-all-gather: in one gather this rank gets its own part, and zeros for those of the others.
 
-    It takes part all the same: a rank that stayed away would be a hang, which hang-rank plays.
+    The rank still takes part in it, since staying away would be a hang, which hang-rank simulates.
     """
     skipped: list[bool] = []
-    kept: list[torch.Tensor] = []  # what an operation under way still writes to
+    kept: list[torch.Tensor] = []  # buffers that a running operation still writes to
     originals = {name: getattr(dist, name) for name in _GATHERS if hasattr(dist, name)}
     try:
         for name, original in originals.items():

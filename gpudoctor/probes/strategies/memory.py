@@ -1,4 +1,4 @@
-"""What a train holds and gives to others, in bytes: counted here, since a CPU has no counters of its own."""
+"""Counts the bytes a training holds and communicates, since torch has no such counters for a CPU."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _NO_TRAFFIC = (
     *("wait_tensor", "_wrap_tensor_autograd", "recv_", "recv_any_source_"),
     *("barrier", "monitored_barrier_"),
 )
-# What DTensor sends, it sends inside its own handling, which sees the mode only if that handling comes first.
+# DTensor communicates inside its own dispatch, which sees the mode only if that dispatch runs first.
 _HANDLED_FIRST = ("DTensor", "AsyncCollectiveTensor")
 
 
 def held_bytes(tensors: Iterable[torch.Tensor | None]) -> int:
-    """Bytes of all storages behind these tensors, each once; of a DTensor those of this rank."""
+    """Bytes of all storages behind these tensors, each counted once; of a DTensor its local part."""
     storages: dict[int, int] = {}
     for tensor in tensors:
         if tensor is not None:
@@ -37,13 +37,13 @@ def held_bytes(tensors: Iterable[torch.Tensor | None]) -> int:
 
 
 def local_part(tensor: Any) -> torch.Tensor:
-    """What this rank holds of a tensor, which may be a DTensor."""
+    """This rank's part of a tensor, which may be a DTensor."""
     part: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
     return part
 
 
 def whole_weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Every weight by its name, put together from the parts of all ranks if it is a DTensor."""
+    """Every weight by name, gathered from all ranks if it is a DTensor."""
     found = {}
     for name, weight in model.named_parameters():
         split: Any = weight
@@ -52,14 +52,14 @@ def whole_weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def optimizer_tensors(optimizer: Any) -> Iterator[torch.Tensor]:
-    """All tensors of an optimizer's state; none where there is no optimizer."""
+    """All tensors of an optimizer's state; none without an optimizer."""
     if optimizer is not None:
         for state in optimizer.state.values():
             yield from (value for value in state.values() if isinstance(value, torch.Tensor))
 
 
 def memory_of(parameters: Any, optimizer: Any, activations_bytes: int | Missing) -> StrategyMemory:
-    """What a train holds when the gradients are still there; `optimizer`: anything with a `state`, or None."""
+    """The memory of a training while its gradients exist; `optimizer`: anything with a `state`, or None."""
     parameters = list(parameters)
     return StrategyMemory(
         parameters_bytes=held_bytes(parameters),
@@ -71,9 +71,9 @@ def memory_of(parameters: Any, optimizer: Any, activations_bytes: int | Missing)
 
 
 class KeptForBackward:
-    """Counts what autograd keeps for the backward pass; parameters are not counted: they are there anyway.
+    """Counts the bytes that autograd keeps for the backward pass, without parameters, which exist anyway.
 
-    `most_bytes`: the most that was kept at any one time.
+    `most_bytes`: the maximum kept at one time.
     """
 
     def __init__(self, parameters: Iterable[torch.Tensor]) -> None:
@@ -92,7 +92,7 @@ class KeptForBackward:
     def _keep(self, tensor: torch.Tensor) -> Any:
         storage = local_part(tensor).untyped_storage()
         place, size = storage.data_ptr(), storage.nbytes()
-        # what FSDP gathers for a layer is a parameter too, and of its own storage
+        # the weights that FSDP gathers for a layer are a parameter too, with separate storage
         base = tensor if tensor._base is None else tensor._base
         if place in self._parameters or isinstance(base, torch.nn.Parameter):
             return tensor
@@ -109,7 +109,7 @@ class KeptForBackward:
 
 
 class _Kept:
-    """Holds a tensor as long as autograd holds this."""
+    """Holds a tensor as long as autograd holds this object."""
 
     def __init__(self, tensor: torch.Tensor, when_gone: Callable[[], None]) -> None:
         self.tensor = tensor
@@ -125,10 +125,9 @@ def _taken_out(kept: Any) -> torch.Tensor:
 
 
 class TrafficCounter(TorchDispatchMode):
-    """While it is active, `sent_bytes` grows by the size of each collective and send.
+    """While active, adds the size of each collective and send to `sent_bytes`.
 
-    The size is that of the larger of input and output, as nccl-tests count it; what is received was counted where
-    it was sent.
+    The size is that of the larger of input and output, as in nccl-tests; a receive is counted at its sender.
     """
 
     def __init__(self) -> None:
@@ -151,7 +150,7 @@ def _name_of(func: Callable[..., Any]) -> str:
 
 
 def _bytes_in(values: Any) -> int:
-    """Bytes of the largest of the tensors and lists of tensors among these."""
+    """Bytes of the largest tensor or list of tensors in `values`."""
     if isinstance(values, torch.Tensor):
         return values.numel() * values.element_size()
     if isinstance(values, (list, tuple)):
@@ -170,9 +169,9 @@ def _dtensor() -> type:
 
 
 class LiveBytes(TorchDispatchMode):
-    """Inside `with`: counts every storage that an operation of this thread makes, until it is freed or made smaller.
+    """Inside `with`, counts every storage that an operation of this thread creates, until it is freed or resized.
 
-    What a kernel takes and gives back within one operation is not seen; nor is what C++ holds aside.
+    Memory that a kernel allocates and frees within one operation is not seen, nor are buffers internal to C++.
     """
 
     def __init__(self) -> None:
@@ -183,7 +182,7 @@ class LiveBytes(TorchDispatchMode):
         self._wrapper = _dtensor()
 
     def __enter__(self) -> LiveBytes:
-        def resize(storage: Any, size: int) -> Any:  # FSDP frees what it gathered by this, which is no operation
+        def resize(storage: Any, size: int) -> Any:  # FSDP frees gathered weights by it, and it is not an operation
             resized = self._resize(storage, size)
             self._note(storage)
             return resized
@@ -199,16 +198,16 @@ class LiveBytes(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if self._wrapper in types:  # it holds nothing itself: when it is unwrapped, what is within comes by here
+        if self._wrapper in types:  # it has no storage; its unwrapped local tensors are dispatched here later
             return NotImplemented
         made = func(*args, **(kwargs or {}))
         for value in tree_iter(made):
-            if type(value) in (torch.Tensor, torch.nn.Parameter):  # no fake ones, and no wrappers
+            if type(value) in (torch.Tensor, torch.nn.Parameter):  # neither fake tensors nor wrappers
                 self._note(value.untyped_storage())
         return made
 
     def _note(self, storage: Any) -> None:
-        """Count a storage; again where its size has changed."""
+        """Count a storage, or correct its size if it was resized."""
         key, size = storage._cdata, storage.nbytes()
         before = self._live.get(key)
         if before is None or before[0]() is None:

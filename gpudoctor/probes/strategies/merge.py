@@ -1,4 +1,4 @@
-"""The samples of all ranks of each strategy, put together: pure functions, without torch."""
+"""Merges the strategy samples of all ranks: pure functions, without torch."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from gpudoctor.probes.runner import messages
 def merged_strategies(
     samples: Iterable[tuple[int, messages.ProbeSample]], world_size: int, device: Device
 ) -> Strategies | None:
-    """Every variant that any rank came through; None if the strategies were not begun.
+    """Every variant that any rank completed, in order of arrival; None if the strategies did not begin.
 
-    `samples` are those of all probes, each with its rank; variants follow in the order in which they came.
+    `samples`: those of all probes, each with its rank.
     """
     shared: messages.StrategyShared | None = None
     variants: dict[tuple[str, str], dict[int, messages.StrategySample]] = {}
@@ -26,7 +26,7 @@ def merged_strategies(
         elif isinstance(sample, messages.StrategySample):
             variants.setdefault((sample.strategy, sample.variant), {})[rank] = sample
         elif isinstance(sample, messages.StrategyLeftOut) and (
-            # of several reasons, one that was an attempt
+            # of several reasons prefer one of an actual attempt
             sample.strategy not in not_run or sample.why.kind == "failed"
         ):
             not_run[sample.strategy] = sample.why
@@ -57,7 +57,7 @@ def _run(strategy: str, variant: str, row: Mapping[int, messages.StrategySample]
 
 
 def _largest(figures: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """Of each figure the largest that any rank has."""
+    """Each figure's maximum over the ranks."""
     found: dict[str, float] = {}
     for of_rank in figures:
         for name, value in of_rank.items():

@@ -1,4 +1,4 @@
-"""What every strategy trains: a small transformer, its optimizer and its data, equal on every rank."""
+"""The small transformer that every strategy trains, with its optimizer and data; equal on every rank."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from gpudoctor.probes.strategies.transformer_shape import TransformerShape
 Batch = tuple[torch.Tensor, torch.Tensor]  # tokens and targets
 
 STEPS = 10
-MICRO_BATCHES = 4  # what one rank's part of the batch can be divided into
+MICRO_BATCHES = 4  # number of parts that one rank's part of the batch can be divided into
 LEARNING_RATE = 1e-3
-# With AdamW's usual 1e-8 a gradient that is nothing but rounding makes a step of full length, and one that is n times
-# too large makes the same step as the right one: the first is a false alarm, the second a false OK.
+# With AdamW's default of 1e-8 a gradient of mere rounding errors makes a step of full length (a false alarm), and a
+# gradient n times too large makes the same step as the correct one (a false OK).
 EPSILON = 1e-3
 _SEED = 31
 
 
 def shape_for(world_size: int, *, on_gpu: bool) -> StrategyShape:
-    """A shape that `world_size` divides: layers into stages, heads into shards, the batch into parts and micro-batches.
+    """A shape divisible by `world_size`: layers into stages, heads into shards, the batch into parts and micro-batches.
 
-    0.05 M parameters for 2 to 4 CPU ranks, 15 M for as many GPUs (small, so that a dozen trains fit some seconds).
-    More ranks have more layers and sequences, so those of CPU ranks, which share cores, are shorter.
+    0.05 M parameters for 2 to 4 CPU ranks, 15 M for as many GPUs (small enough for a dozen trainings in some seconds).
+    More ranks have more layers and sequences, so for CPU ranks, which share cores, the sequences are shorter.
     """
     times = math.ceil(4 / world_size)
     heads = world_size * times
@@ -45,10 +45,10 @@ def shape_for(world_size: int, *, on_gpu: bool) -> StrategyShape:
 
 
 def build_transformer(shape: StrategyShape, device: torch.device) -> Transformer:
-    """The same weights on every rank, whatever was drawn before.
+    """The model with the same weights on every rank, independent of the state of the random generator.
 
-    No biases: the gradient of the key's is zero except for rounding, and those of the norms begin at zero, so that
-    rounding is much of what they are after ten steps.
+    It has no biases: the gradient of the key's bias is zero up to rounding, and the norms' biases start at zero, so
+    after ten steps they would consist largely of rounding errors.
     """
     dimensions = TransformerShape(
         layers=shape.layers,
@@ -70,22 +70,22 @@ def build_transformer(shape: StrategyShape, device: torch.device) -> Transformer
 
 
 def build_optimizer(parameters: Any, *, fused: bool = False) -> torch.optim.AdamW:
-    """AdamW as every strategy uses it; `parameters` as any optimizer takes them.
+    """AdamW as every strategy uses it; `parameters`: as for any optimizer.
 
-    `fused`: in one operation for all parameters of a group, for DTensors, whose handling one by one takes as
+    `fused`: one operation for all parameters of a group. Needed for DTensors, whose individual handling takes as
     long on a CPU as the rest of the step.
     """
     return torch.optim.AdamW(parameters, **OPTIMIZER_OPTIONS, fused=fused)
 
 
-# for those strategies that make the optimizer themselves; foreach would copy what memory is counted of
+# For strategies that create the optimizer themselves. foreach would copy tensors whose memory is counted
 OPTIMIZER_OPTIONS: dict[str, Any] = {"lr": LEARNING_RATE, "eps": EPSILON, "weight_decay": 0.0, "foreach": False}
 
 
 def train_step(
     model: Callable[[torch.Tensor], torch.Tensor], optimizer: torch.optim.Optimizer, batch: Batch
 ) -> torch.Tensor:
-    """One optimizer step on these tokens and targets; the loss before it."""
+    """Take one optimizer step on these tokens and targets; returns the loss before it."""
     tokens, targets = batch
     optimizer.zero_grad()
     loss = loss_of(model(tokens), targets)
@@ -97,7 +97,7 @@ def train_step(
 def batch_of(shape: StrategyShape, step: int, device: torch.device) -> Batch:
     """Tokens and targets of the whole batch in a step (from 0): (batch, sequence) int64 each.
 
-    The target is a fixed function of the token, which even ten steps begin to learn.
+    The target is a fixed function of the token, so that even ten steps begin to learn it.
     """
     generator = torch.Generator().manual_seed(_SEED + 1 + step)
     tokens = torch.randint(shape.vocabulary, (shape.batch, shape.sequence), generator=generator)

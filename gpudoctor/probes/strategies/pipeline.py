@@ -1,4 +1,4 @@
-"""Pipeline parallelism: each rank a stage of the layers, a batch in microbatches, by GPipe and by 1F1B; its bubble."""
+"""Pipeline parallelism: each rank is a stage, batches are split into microbatches, scheduled by GPipe and by 1F1B."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from gpudoctor.probes.strategies.pipeline_steps import Stages, pipeline_step, to
 from gpudoctor.probes.strategies.transformer import loss_of
 
 _MICROBATCHES_A_STAGE = 2
-_FORWARD_MS = 5.0  # long against a transfer of some bytes; the backward takes twice that, as matrices do
+_FORWARD_MS = 5.0  # long compared with a small transfer; the backward takes twice as long, as for matrix products
 _BACKWARD_TIMES = 2
 _REPEATS = 2
 _WIDTH = 64
-_SIDE = 2048  # of the matrices that keep a GPU at work
+_SIDE = 2048  # of the matrices that keep a GPU busy
 _TRIED_PRODUCTS = 20
 
 
@@ -69,11 +69,11 @@ def _train(rank: Rank, bench: Bench, stages: Stages, schedule: ScheduleName, *, 
 def _measured_bubble(
     rank: Rank, stages: Stages, schedule: ScheduleName, microbatches: int, *, torchs_own: bool
 ) -> float:
-    """The share of a step in which the stages have nothing to do: 1 - work / step, of the best of a few steps.
+    """The share of a step in which the stages are idle: 1 - work / step, of the best of a few steps.
 
-    Measured with stages that all take the same time. Those of a small model do not: the first embeds, the last has the
-    head, and CPU ranks share cores. Here each stage works for a fixed time instead (a CPU rank sleeps, which needs no
-    core), so that what is left is schedule and transfers.
+    Measured with stages that all take the same time. Those of a small model do not: the first has the embedding, the
+    last the head, and CPU ranks share cores. So here each stage works for a fixed time instead (a CPU rank sleeps,
+    which needs no core), which leaves only the schedule and the transfers.
     """
     pace = _Pace(rank)
     play = pipeline_step(stages, _Paced(pace), schedule, microbatches, _mean, (_WIDTH,), torchs_own=torchs_own)
@@ -87,12 +87,12 @@ def _measured_bubble(
             play(batch, batch)
             rank.synchronize()
         work_ms = torch.tensor([pace.passed_ms()])
-        # A step is over when the last stage is; in whole microseconds, since ranks agree on integers.
+        # A step takes as long as its slowest stage; in whole microseconds, since ranks exchange integers.
         step_ms = -rank.smallest(-round(ms_since(start_ns) * 1e3)) / 1e3
         with rank.blocked():
             dist.all_reduce(work_ms)
         shares.append(max(0.0, 1 - float(work_ms) / stages.count / step_ms))
-    return min(shares[1:])  # the first sets the transfers up
+    return min(shares[1:])  # the first step sets up the connections
 
 
 def _mean(output: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
@@ -100,7 +100,7 @@ def _mean(output: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
 
 
 class _Pace:
-    """Takes a fixed time, and notes how long that was: the same products on each GPU, a sleep on a CPU rank."""
+    """Work of a fixed duration, recorded: the same number of products on each GPU, a sleep on a CPU rank."""
 
     def __init__(self, rank: Rank) -> None:
         self._matrix = torch.ones(_SIDE, _SIDE, device=rank.device) / _SIDE if rank.on_gpu else None
@@ -128,11 +128,11 @@ class _Pace:
         self._events.clear()
 
     def passed_ms(self) -> float:
-        """How long all calls took since `forget`; on a GPU only once it has done them."""
+        """The total time of all calls since `forget`; on a GPU the work must have finished."""
         return sum(self._slept_ms) + sum(float(began.elapsed_time(ended)) for began, ended in self._events)
 
     def _products_for_pace(self) -> int:
-        for _ in range(2):  # the first sets the library up
+        for _ in range(2):  # the first initialises the library
             self.forget()
             self(1)
             torch.cuda.synchronize()
@@ -140,12 +140,12 @@ class _Pace:
 
 
 class _Paced(nn.Module):
-    """Gives its input on, after a while; so does its backward."""
+    """A stage that returns its input after a fixed time; so does its backward pass."""
 
     def __init__(self, pace: _Pace) -> None:
         super().__init__()
         self._pace = pace
-        self.factor = nn.Parameter(torch.ones(()))  # a stage without weights would have nothing to do backward
+        self.factor = nn.Parameter(torch.ones(()))  # a stage without weights would have no backward pass
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """The input, unchanged."""

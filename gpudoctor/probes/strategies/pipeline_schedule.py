@@ -1,4 +1,4 @@
-"""The order of a pipeline's work, as plain data: GPipe and 1F1B, and what each of them should cost. No torch."""
+"""Pipeline schedules as plain data: GPipe and 1F1B, and their theoretical cost. No torch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Action(NamedTuple):
 
 
 class Transfer(NamedTuple):
-    """An activation (forward) or its gradient (backward) of one microbatch, to or from the stage named."""
+    """The transfer of one microbatch's activation (forward) or its gradient (backward) to or from stage `peer`."""
 
     way: Literal["send", "receive"]
     peer: int
@@ -30,7 +30,7 @@ def gpipe(microbatches: int) -> tuple[Action, ...]:
 
 
 def one_f_one_b(stage: int, stages: int, microbatches: int) -> tuple[Action, ...]:
-    """Fill the pipeline, then one forward and one backward in turn, then drain it.
+    """Fill the pipeline, then alternate one forward and one backward, then drain it.
 
     PipeDream-Flush of Narayanan et al. 2021 (arXiv:2104.04473, section 2.2.1): a stage holds the
     activations of at most `stages - stage` microbatches.
@@ -43,15 +43,15 @@ def one_f_one_b(stage: int, stages: int, microbatches: int) -> tuple[Action, ...
 
 
 def actions_of(schedule: ScheduleName, stage: int, stages: int, microbatches: int) -> tuple[Action, ...]:
-    """What this stage does, in order."""
+    """The actions of this stage, in order."""
     return gpipe(microbatches) if schedule == "gpipe" else one_f_one_b(stage, stages, microbatches)
 
 
 def transfers_before(done: Action | None, then: Action | None, stage: int, stages: int) -> tuple[Transfer, ...]:
-    """What passes between two actions: the result of the one that is done, and what the next one needs.
+    """The transfers between two actions: the result of the first, and the input of the second.
 
-    To be posted together: a stage that waited for its send to be taken before it received could
-    wait for ever. None: nothing is done yet, or nothing follows.
+    They must be posted together: a stage that waited for its send to complete before it received could wait
+    forever. `done` None: the first action; `then` None: the end.
     """
     passed = []
     if done is not None:
@@ -66,7 +66,7 @@ def transfers_before(done: Action | None, then: Action | None, stage: int, stage
 
 
 def most_held(actions: tuple[Action, ...]) -> int:
-    """The largest number of microbatches whose activations are kept at one time."""
+    """The largest number of microbatches whose activations are held at one time."""
     held = most = 0
     for action in actions:
         held += 1 if action.kind == "forward" else -1
@@ -75,16 +75,16 @@ def most_held(actions: tuple[Action, ...]) -> int:
 
 
 def bubble_share(stages: int, microbatches: int) -> float:
-    """The share of a step in which a stage has nothing to do: (p-1)/(m+p-1).
+    """The share of a step in which a stage is idle: (p-1)/(m+p-1).
 
-    For both schedules, where all stages take equally long (Narayanan et al. 2021, section 2.2.1, gives
-    the bubble over the ideal time, (p-1)/m; over the whole step that is (p-1)/(m+p-1)).
+    For both schedules, if all stages take equally long (Narayanan et al. 2021, section 2.2.1, gives
+    the bubble relative to the ideal time, (p-1)/m; relative to the whole step that is (p-1)/(m+p-1)).
     """
     return (stages - 1) / (microbatches + stages - 1)
 
 
 def layers_of_stage(layers: int, stage: int, stages: int) -> range:
-    """The layers of one stage: as equal as can be, the first stages one more."""
+    """The layers of one stage, divided as evenly as possible; the first stages have one more."""
     each, more = divmod(layers, stages)
     first = stage * each + min(stage, more)
     return range(first, first + each + (1 if stage < more else 0))

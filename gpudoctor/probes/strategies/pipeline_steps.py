@@ -1,4 +1,4 @@
-"""One step of a pipeline: by sends and receives written here, or by torch's own schedule."""
+"""One step of a pipeline: by our own sends and receives, or by torch's schedules."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import nn
 from gpudoctor.probes.runner.torch_errors import torch_version
 from gpudoctor.probes.strategies.pipeline_schedule import Action, ScheduleName, actions_of, transfers_before
 
-# On gloo 2.13 runs it; 2.9 sends 8 bytes where it receives 4, and aborts the process. Nothing in between was tried.
+# With gloo torch 2.13 works; 2.9 sends 8 bytes but receives 4, and aborts the process. Versions between are untested.
 TORCH_SCHEDULES_SINCE = (2, 13)
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -26,12 +26,12 @@ class PipelineStep(Protocol):
     def __call__(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor | None:
         """The mean loss on the last stage, None on the others.
 
-        Every stage is given the whole batch: the first takes the inputs from it, the last the targets.
+        Every stage is passed the whole batch: the first uses the inputs, the last the targets.
         """
 
 
 class Stages:
-    """The stages of a pipeline: `peers` are their global ranks, in order; `own` is this rank."""
+    """The stages of a pipeline; `peers`: their global ranks, in order; `own`: this rank."""
 
     def __init__(self, peers: Sequence[int], own: int, device: torch.device) -> None:
         self.peers = tuple(peers)
@@ -49,11 +49,11 @@ class Stages:
 
 
 class SendRecvPipeline:
-    """A schedule by torch's batched sends and receives, which gloo and NCCL both have; one stage works too.
+    """A schedule with torch's batched sends and receives, which both gloo and NCCL have; one stage works too.
 
-    `boundary` is the shape, without the microbatch, of what one stage gives the next, in `dtype`. `forward_context`
-    gives what is entered around the forward pass and loss of a microbatch. An output that was sent is freed: only its
-    place in the graph is kept. Logits live until their backward pass is over, as in torch's own schedules.
+    `boundary`: the shape, without the batch dimension, of what one stage passes to the next, in `dtype`.
+    `forward_context`: returns the context for forward pass and loss of a microbatch. An output that was sent is freed:
+    only its edge in the graph is kept. Logits live until their backward pass is over, as in torch's own schedules.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class SendRecvPipeline:
         """See PipelineStep."""
         given, wanted = inputs.chunk(self._microbatches), targets.chunk(self._microbatches)
         received: dict[Action, torch.Tensor] = {}
-        made: dict[int, Any] = {}  # what the backward pass begins at: a tensor or its edge of the graph
+        made: dict[int, Any] = {}  # where the backward pass starts: a tensor or its edge in the graph
         logits: dict[int, torch.Tensor] = {}
         losses: list[torch.Tensor] = []
         for done, then in pairwise((None, *self._actions, None)):
@@ -128,7 +128,7 @@ class SendRecvPipeline:
 
 
 def _gradient_edge(output: torch.Tensor) -> Any:
-    """What a backward pass can begin at without the tensor's values; the tensor itself in torch before 2.6."""
+    """Where a backward pass can start without the tensor's values; before torch 2.6 the tensor itself."""
     if torch_version() < (2, 6):
         return output
     from torch.autograd.graph import get_gradient_edge
@@ -137,7 +137,7 @@ def _gradient_edge(output: torch.Tensor) -> Any:
 
 
 class TorchPipeline:
-    """torch.distributed.pipelining's schedule of that name, on all ranks of the run."""
+    """torch.distributed.pipelining's schedule of the same name, on all ranks of the run."""
 
     def __init__(
         self, stages: Stages, module: nn.Module, schedule: ScheduleName, microbatches: int, loss: Loss
@@ -172,12 +172,12 @@ def pipeline_step(
     *,
     torchs_own: bool,
 ) -> PipelineStep:
-    """This rank's stage in a schedule, by torch's own implementation if `torchs_own`; the rest as SendRecvPipeline."""
+    """This rank's stage in a schedule, in torch's implementation if `torchs_own`; see SendRecvPipeline."""
     if torchs_own:
         return TorchPipeline(stages, module, schedule, microbatches, loss)
     return SendRecvPipeline(stages, module, schedule, microbatches, loss, boundary)
 
 
 def torch_runs_schedules() -> bool:
-    """Whether this torch's own schedules are known to come to their end on CPU ranks and GPUs."""
+    """Whether this torch's own schedules are known to work on CPU ranks and GPUs."""
     return torch_version() >= TORCH_SCHEDULES_SINCE

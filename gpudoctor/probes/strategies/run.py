@@ -1,4 +1,4 @@
-"""The strategies, in the order in which they run, and the run of all of them."""
+"""The table of strategies, and the probe that runs them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpudoctor.facts.model.missing import Missing
 from gpudoctor.probes.runner.error_texts import meaning_of
 from gpudoctor.probes.runner.messages import StrategyLeftOut, StrategyShared
 from gpudoctor.probes.runner.rank import Rank
-from gpudoctor.probes.runner.torch_errors import FAILURES, in_one_line
+from gpudoctor.probes.runner.torch_errors import in_one_line
 from gpudoctor.probes.strategies.bench import Bench
 from gpudoctor.probes.strategies.checkpointing import run_checkpointing
 from gpudoctor.probes.strategies.ddp import run_ddp, run_zero1
@@ -28,15 +28,15 @@ from gpudoctor.probes.strategies.tensor import run_tensor
 from gpudoctor.probes.strategies.three_d import run_3d, why_not_3d
 
 _OTHERS_WAIT_S = 15.0
-# the file of a module that lacks a name, and the address of a port that is gone
+# in messages: the file of a module that lacks a name, and the address of a closed connection
 _NOISE = re.compile(r" \((/[^)]*|unknown location)\)$| \[\S+\]:\d+")
 
 
 class ProbeStrategy(msgspec.Struct, frozen=True):
     """One way to train on several ranks.
 
-    `why_not`: why so many ranks (on GPUs or not) cannot do it, or None. `of_torch`: it runs if no strategy is named;
-    one of another library has a run of its own.
+    `why_not`: why this number of ranks, on GPUs or not, cannot run it; None if they can. `of_torch`: runs if no
+    strategy is named; strategies of other libraries have separate runs.
     """
 
     name: str
@@ -46,17 +46,17 @@ class ProbeStrategy(msgspec.Struct, frozen=True):
 
 
 def run_strategies(rank: Rank) -> None:
-    """Train under each strategy in turn; send what each brought, or why it brought nothing.
+    """Train under each strategy in turn; send its results, or why there are none.
 
-    What a strategy raises on some rank is reported, and the next one follows, as long as the ranks are in step:
-    a rank that failed waits some seconds for the others, and gives up if they do not come.
+    If a strategy raises on some rank, that is reported and the next one follows, as long as the ranks stay in step:
+    a rank that failed waits some seconds for the others, and gives up if they do not arrive.
     """
     rank.phase("prepare strategies", "strategy")
     if rank.world_size == 1:
         return
     with _plain_arithmetic(rank):
         with rank.blocked():
-            in_step = dist.new_group(backend="gloo")  # one of its own: the other may be left in the middle of something
+            in_step = dist.new_group(backend="gloo")  # separate: a failed strategy may leave the default group unusable
         bench = Bench(rank, shape_for(rank.world_size, on_gpu=rank.on_gpu))
         if rank.number == 0:
             rank.send(StrategyShared(bench.shape, STEPS, bench.reference()))
@@ -70,12 +70,12 @@ def run_strategies(rank: Rank) -> None:
             lacking: Missing | None = None
             try:
                 strategy.run(rank, bench)
-            except FAILURES as failure:
+            except Exception as failure:  # whatever it is, the other strategies can still run
                 error, lacking = failure, _own_failure(rank, failure)
                 if lacking is None:
                     raise
             _rendezvous(rank, in_step, error)
-            if lacking is not None:  # sent only now: a rank that has lost the others has no reason of its own
+            if lacking is not None:  # sent only now: for a rank that lost the others this was not the reason
                 rank.send(StrategyLeftOut(strategy.name, lacking))
 
 
@@ -87,18 +87,18 @@ def _begin(rank: Rank, bench: Bench, name: str) -> None:
     bench.strategy = name
     rank.phase(f"strategy {name}", "strategy")
     if rank.on_gpu:
-        torch.cuda.set_device(0)  # its own, which a strategy before may have changed
+        torch.cuda.set_device(0)  # the rank's own; an earlier strategy may have changed it
     bench.begin_variant()
 
 
 def _own_failure(rank: Rank, failure: Exception) -> Missing | None:
-    """Why a strategy brought nothing; None where what it raised is not its own: a GPU's, or memory."""
+    """Why a strategy failed; None if the error is not the strategy's but a GPU's, or lack of memory."""
     text = _NOISE.sub("", in_one_line(failure))
     if isinstance(failure, (ImportError, NotImplementedError)):
         version = str(torch.__version__)
         return Missing(f"this torch ({version}) does not offer it: {text}", "unsupported")
     meaning = meaning_of(str(failure))
-    if meaning is not None and meaning.kind == "refused":  # DataParallel wants a second process on each GPU
+    if meaning is not None and meaning.kind == "refused":  # DataParallel needs a second process on each GPU
         return Missing(f"{meaning.plain} ({text})", "denied")
     if isinstance(failure, MemoryError) or meaning is not None:
         return None
@@ -106,10 +106,10 @@ def _own_failure(rank: Rank, failure: Exception) -> Missing | None:
 
 
 def _rendezvous(rank: Rank, group: dist.ProcessGroup | None, error: Exception | None) -> None:
-    """Wait for the others; raise `error` if they do not come.
+    """Wait for the other ranks; raise `error` if they do not arrive.
 
-    If the others have not ended, this rank left them: the error is its own. If they have ended, they left this rank,
-    and an error that it raised while it waited for them remains an error of waiting.
+    If the wait timed out, the others are still running and this rank left them: the error is its own. If they have
+    ended, they left this rank, and an error raised while it waited for them remains an error of waiting.
     """
     waited = rank.waiting
     with rank.blocked():
@@ -126,15 +126,15 @@ def _rendezvous(rank: Rank, group: dist.ProcessGroup | None, error: Exception | 
                 raise
             rank.waiting = waited and work.is_completed()
             raise error from None
-        rank.level(int(most_moves))  # one that failed is behind by what the others did since
+        rank.level(int(most_moves))  # a rank that failed has made fewer moves than the others
 
 
 @contextmanager
 def _plain_arithmetic(rank: Rank) -> Iterator[None]:
-    """The same arithmetic for a whole batch and for a part of it, whatever a GPU's library likes best for each size.
+    """Use the same arithmetic for a whole batch and for a part of it, whatever a library would choose for each size.
 
-    Products of fp32 in fp32 (TF32, which an image may have set, rounds by more than is allowed here), those of bf16
-    summed in fp32, and attention by plain operations: the kernels that a GPU has for it come and go with versions.
+    fp32 products in fp32 (TF32, which an image may have enabled, exceeds the tolerance), bf16 products accumulated in
+    fp32, and attention by plain operations, since the fused kernels for it vary with versions and GPUs.
     """
     from torch.nn.attention import SDPBackend, sdpa_kernel
 

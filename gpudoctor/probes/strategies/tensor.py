@@ -1,4 +1,4 @@
-"""Tensor parallelism: every layer's matrices in shards, by DTensor's column- and row-parallel styles."""
+"""Tensor parallelism: every layer's matrices sharded by DTensor's column- and row-parallel styles."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from gpudoctor.probes.strategies.memory import local_part
 from gpudoctor.probes.strategies.model import build_optimizer, train_step
 from gpudoctor.probes.strategies.transformer import Transformer
 
-# What is split by columns (its outputs) and what by rows (its inputs): one sum over the ranks for each pair.
+# Split by columns (outputs) and by rows (inputs); each pair needs one sum over the ranks.
 COLUMNS = ("attention.query", "attention.key", "attention.value", "mlp.up")
 ROWS = ("attention.out", "mlp.down")
-SPOILED = "up.weight"  # of the first layer, by wrong-shard
+_WRONG_SHARD = "up.weight"  # of the first layer, by the fault wrong-shard
 
 
 def run_tensor(rank: Rank, bench: Bench) -> None:
@@ -29,7 +29,7 @@ def run_tensor(rank: Rank, bench: Bench) -> None:
         split_blocks(model, mesh)
         split_head(model, mesh)
     if rank.injected("wrong-shard"):
-        spoil_shard(model, bench.model(), rank.number, rank.world_size)
+        inject_wrong_shard(model, bench.model(), rank.number, rank.world_size)
     optimizer = build_optimizer(split_and_whole(model), fused=True)
     figures = {"shards": float(rank.world_size)}
     wrong = wrong_shards(model, bench.model(), rank.number, rank.world_size)
@@ -44,7 +44,7 @@ def run_tensor(rank: Rank, bench: Bench) -> None:
 
 
 def split_blocks(model: Transformer, mesh: Any) -> None:
-    """Split the matrices of every layer over the ranks of a mesh with one dimension; norms stay whole on each."""
+    """Split the matrices of every layer over the ranks of a one-dimensional mesh; norms are replicated."""
     from torch.distributed.tensor.parallel import (
         ColwiseParallel,
         PrepareModuleInput,
@@ -56,13 +56,13 @@ def split_blocks(model: Transformer, mesh: Any) -> None:
     for block in model.blocks.values():
         styles: dict[str, Any] = {name: ColwiseParallel() for name in COLUMNS}
         styles.update({name: RowwiseParallel() for name in ROWS})
-        # query, key and value take one input: else each of them would sum its gradient over the ranks by itself
+        # query, key and value share one input: otherwise each of them would sum its gradient over the ranks separately
         styles["attention"] = PrepareModuleInput(input_layouts=(whole, None), desired_input_layouts=(whole, None))
         parallelize_module(block, mesh, styles)
 
 
 def split_head(model: Transformer, mesh: Any) -> None:
-    """Split the head by columns, where the model (or stage) has one that divides; every rank gets all logits."""
+    """Split the head by columns, if the model (or stage) has one that divides evenly; every rank gets all logits."""
     from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
     if model.head is not None and model.head.out.out_features % mesh.size() == 0:
@@ -70,24 +70,23 @@ def split_head(model: Transformer, mesh: Any) -> None:
 
 
 def _replicated() -> Any:
-    """DTensor's placement in which every rank has all of it."""
     try:
         from torch.distributed.tensor import Replicate
-    except ImportError:  # torch 2.4 has it where it was before it was public
+    except ImportError:  # torch 2.4 has it only in the private module
         from torch.distributed._tensor import Replicate  # type: ignore[attr-defined]
     return Replicate()
 
 
 def split_and_whole(model: nn.Module) -> list[dict[str, Any]]:
-    """The parameters for an optimizer that takes a group at once: DTensors separate from what every rank has whole."""
+    """Parameter groups for a fused optimizer: DTensors separate from replicated tensors."""
     parameters = list(model.parameters())
     split = [weight for weight in parameters if hasattr(weight, "to_local")]
     return [{"params": split}, {"params": [weight for weight in parameters if not hasattr(weight, "to_local")]}]
 
 
 def part_of(name: str, whole: torch.Tensor, index: int, shards: int) -> torch.Tensor:
-    """What the rank at `index` must hold of a weight of the model."""
-    if name == "head.out.weight":  # its size is that of the vocabulary, which the ranks need not divide
+    """The part of a weight that the rank at `index` must hold."""
+    if name == "head.out.weight":  # its size is the vocabulary's, which need not be a multiple of the shards
         return whole if whole.shape[0] % shards else whole.chunk(shards, dim=0)[index]
     if name.endswith(tuple(f"{column}.weight" for column in COLUMNS)):
         return whole.chunk(shards, dim=0)[index]
@@ -96,15 +95,15 @@ def part_of(name: str, whole: torch.Tensor, index: int, shards: int) -> torch.Te
     return whole
 
 
-def spoil_shard(model: Transformer, original: Transformer, index: int, shards: int) -> None:
-    """Play wrong-shard: this rank holds its neighbour's part of one matrix."""
-    name = next(name for name, _ in model.named_parameters() if name.endswith(SPOILED))
+def inject_wrong_shard(model: Transformer, original: Transformer, index: int, shards: int) -> None:
+    """The fault wrong-shard: this rank holds its neighbour's part of one matrix."""
+    name = next(name for name, _ in model.named_parameters() if name.endswith(_WRONG_SHARD))
     neighbours = part_of(name, original.get_parameter(name).detach(), (index + 1) % shards, shards)
     local_part(model.get_parameter(name)).detach().copy_(neighbours)
 
 
 def wrong_shards(model: Transformer, original: Transformer, index: int, shards: int) -> int:
-    """How many weights of which this rank does not hold exactly its own part."""
+    """The number of weights of which this rank does not hold exactly its own part."""
     wrong = 0
     for name, weight in model.named_parameters():
         own = part_of(name, original.get_parameter(name).detach(), index, shards)

@@ -1,7 +1,7 @@
-"""Matrix products divided over tensor-parallel ranks, with sequence parallelism, as Megatron-LM does it.
+"""Matrix products divided over tensor-parallel ranks with sequence parallelism, as in Megatron-LM.
 
-Between them every rank has its own part of the sequence; what a product gathers is not kept: its backward pass
-gathers it again (Korthikanti et al., arXiv:2205.05198, section 4.2.2). Activations: (batch, sequence, width).
+Between products every rank has its own part of the sequence. The gathered input of a product is not kept: its backward
+pass gathers it again (Korthikanti et al., arXiv:2205.05198, section 4.2.2). Activations: (batch, sequence, width).
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ from torch.nn.functional import cross_entropy, linear
 
 
 class TensorParallelRanks:
-    """The tensor-parallel ranks beside this one: how many, which of them this is, and their device mesh."""
+    """The group of tensor-parallel ranks: their number, this one's position among them, and their device mesh."""
 
     def __init__(self, count: int = 1, number: int = 0, mesh: Any = None) -> None:
         self.count, self.number, self.mesh = count, number, mesh
         self.group: Any = None if mesh is None else mesh.get_group()
 
     def gathered(self, part: torch.Tensor) -> torch.Tensor:
-        """The whole sequence, from the parts of all ranks."""
+        """The whole sequence, gathered from all ranks."""
         parts = [torch.empty_like(part) for _ in range(self.count)]
         dist.all_gather(parts, part.contiguous(), group=self.group)
         return torch.cat(parts, dim=1)
 
     def reduced(self, whole: torch.Tensor) -> torch.Tensor:
-        """This rank's part of the sequence, of the sum over all ranks."""
+        """This rank's part of the sequence of the sum over all ranks."""
         whole = whole.contiguous()
-        dist.all_reduce(whole, group=self.group)  # gloo of older torch has no reduce_scatter
+        dist.all_reduce(whole, group=self.group)  # gloo has no reduce_scatter in older torch
         return whole.chunk(self.count, dim=1)[self.number].clone()
 
     def columns(self, x: torch.Tensor, *layers: torch.nn.Linear) -> tuple[torch.Tensor, ...]:
-        """Each layer's product of the same input; a rank has a part of the outputs, of the whole sequence."""
+        """Each layer's product with the same input: this rank's part of the outputs, for the whole sequence."""
         if self.count == 1:
             return tuple(layer(x) for layer in layers)
         weights = [layer.weight for layer in layers]
@@ -43,14 +43,14 @@ class TensorParallelRanks:
         )
 
     def rows(self, x: torch.Tensor, layer: torch.nn.Linear) -> torch.Tensor:
-        """The product of an input of which a rank has some columns; a rank gets its part of the sequence."""
+        """The product of an input divided by columns over the ranks: this rank's part of the sequence."""
         if self.count == 1:
             return layer(x)  # type: ignore[no-any-return]
         product = self.summed(linear(x, layer.weight))
         return product if layer.bias is None else product + layer.bias.to(product.dtype)
 
     def summed(self, x: torch.Tensor) -> torch.Tensor:
-        """This rank's part of the sequence, of the sum over all ranks."""
+        """This rank's part of the sequence of the sum over all ranks, with gradient."""
         reduced: torch.Tensor = _Reduced.apply(self, x)  # type: ignore[no-untyped-call]
         return reduced
 
@@ -89,9 +89,9 @@ class _Reduced(torch.autograd.Function):
 
 
 def vocabulary_loss(ways: TensorParallelRanks, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Mean cross entropy, () of (tokens, part of the vocabulary) and (tokens,), the same on every rank.
+    """Mean cross entropy, () from (tokens, part of the vocabulary) and (tokens,), the same on every rank.
 
-    By torch's loss_parallel, inside which both the forward and the backward pass have to be.
+    Forward and backward pass must both run inside torch's loss_parallel.
     """
     from torch.distributed.tensor import DTensor, Shard
 

@@ -1,4 +1,4 @@
-"""Data x tensor x pipeline parallelism together, as the largest trains use them."""
+"""Data, tensor and pipeline parallelism combined, as in the largest trainings."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ _MICROBATCHES = 2
 
 
 def why_not_3d(ranks: int, on_gpu: bool = False) -> str | None:
-    """Why so many ranks make no split into data x 2 tensor x 2 pipeline; None if they do."""
+    """Why this number of ranks cannot be split into data x 2 tensor x 2 pipeline; None if it can."""
     if ranks % (_SHARDS * _STAGES) == 0:
         return None
     return f"it needs 8 ranks, or another multiple of 4 (4 make tensor 2 x pipeline 2), and these are {ranks}"
 
 
 def run_3d(rank: Rank, bench: Bench) -> None:
-    """Train the model in 2 stages, each split over 2 ranks, as often as the ranks allow; 1F1B.
+    """Train in 2 stages with 1F1B, each split over 2 ranks, in as many data-parallel copies as the ranks allow.
 
-    Ranks that share a layer's matrices are neighbours: those of one node, since they talk most.
+    Ranks that share a layer's matrices are neighbours, since they communicate most.
     """
     from torch.distributed.device_mesh import init_device_mesh
 
@@ -68,7 +68,7 @@ def run_3d(rank: Rank, bench: Bench) -> None:
 
 
 def _average(model: nn.Module, group: Any, copies: int) -> None:
-    """The mean gradient over the copies of the model; of a split weight, that of this rank's own part."""
+    """Average the gradients over the copies of the model; of a split weight this rank's part."""
     if copies == 1:
         return
     for weight in model.parameters():

@@ -22,9 +22,9 @@ _Rotary = tuple[torch.Tensor, torch.Tensor]
 
 
 class _RmsNorm(torch.autograd.Function):
-    """Root-mean-square normalisation that keeps its input and one number a token, as fused kernels do.
+    """Root-mean-square normalisation that keeps its input and one number per token, as fused kernels do.
 
-    Written out of torch's own operations it would keep three times as much.
+    Composed of torch's operations it would keep three times as much.
     """
 
     @staticmethod
@@ -56,13 +56,13 @@ class Norm(nn.Module):
         if self._rms:
             normed: torch.Tensor = _RmsNorm.apply(x, self.weight)  # type: ignore[no-untyped-call]
             return normed
-        with torch.autocast(x.device.type, enabled=False):  # which would keep an fp32 copy
+        with torch.autocast(x.device.type, enabled=False):  # autocast would keep an fp32 copy
             bias = None if self.bias is None else self.bias.to(x.dtype)
             return functional.layer_norm(x, x.shape[-1:], self.weight.to(x.dtype), bias, _EPSILON)
 
 
 class Attention(nn.Module):
-    """Causal attention that keeps no scores; it works on as many heads as its projections give."""
+    """Causal attention without stored scores, on the heads that its (possibly sharded) projections produce."""
 
     def __init__(self, shape: TransformerShape, tp: TensorParallelRanks) -> None:
         super().__init__()
@@ -83,9 +83,7 @@ class Attention(nn.Module):
         if rotary is not None:
             q, k = _rotated(q, rotary), _rotated(k, rotary)
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-        options: dict[str, Any] = (
-            {} if q.shape[1] == k.shape[1] else {"enable_gqa": True}
-        )  # torch 2.4 does not have the option
+        options: dict[str, Any] = {} if q.shape[1] == k.shape[1] else {"enable_gqa": True}  # torch 2.4 lacks the option
         mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True, **options)
         return self._tp.rows(mixed.transpose(1, 2).flatten(2), self.out)
 
@@ -110,7 +108,7 @@ class Mlp(nn.Module):
 
 
 class TransformerBlock(nn.Module):
-    """One layer: attention and MLP, each after a norm and beside a residual; gemma2 has norms behind them too."""
+    """One layer: attention and MLP, each after a norm and with a residual; gemma2 also has norms behind them."""
 
     def __init__(self, shape: TransformerShape, tp: TensorParallelRanks = _WHOLE) -> None:
         super().__init__()
@@ -125,7 +123,7 @@ class TransformerBlock(nn.Module):
 
 
 class Embedding(nn.Module):
-    """Tokens (batch, sequence) to activations; tensor-parallel ranks have a part of the vocabulary each."""
+    """Tokens (batch, sequence) to activations; each tensor-parallel rank has a part of the vocabulary."""
 
     def __init__(self, shape: TransformerShape, tp: TensorParallelRanks) -> None:
         super().__init__()
@@ -133,7 +131,7 @@ class Embedding(nn.Module):
         self.tokens = nn.Embedding(shape.vocab // tp.count, shape.hidden)
         self.places = nn.Embedding(shape.positions, shape.hidden) if shape.positions else None
         with torch.no_grad():
-            self.tokens.weight.mul_(shape.embedding_std)  # nn.Embedding draws them with 1
+            self.tokens.weight.mul_(shape.embedding_std)  # nn.Embedding initialises with a standard deviation of 1
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         if self._tp.count == 1:
@@ -149,7 +147,7 @@ class Embedding(nn.Module):
 
 
 class Head(nn.Module):
-    """The last norm and the logits, of which a tensor-parallel rank has a part of the vocabulary."""
+    """The last norm and the logits; each tensor-parallel rank has a part of the vocabulary."""
 
     def __init__(self, shape: TransformerShape, tp: TensorParallelRanks, tied: torch.Tensor | None) -> None:
         super().__init__()
@@ -167,9 +165,9 @@ class Head(nn.Module):
 class Transformer(nn.Module):
     """Tokens (batch, sequence) to logits (batch, sequence, vocabulary).
 
-    Only some `layers`: one pipeline stage, from tokens or the activations of the stage before, to activations or
-    logits; blocks keep their numbers in the whole model. Between stages each tensor-parallel rank has its part of the
-    sequence. `recompute`: calls each block so that it keeps less; `compute_dtype`: what the embedding's output becomes.
+    With `layers` it is one pipeline stage, from tokens or the previous stage's activations to activations or logits;
+    blocks keep their numbers in the whole model. Between stages each tensor-parallel rank has its part of the
+    sequence. `recompute`: calls each block with recomputation; `compute_dtype`: dtype of the embedding's output.
     """
 
     def __init__(self, shape: TransformerShape, layers: range | None = None, tp: TensorParallelRanks = _WHOLE) -> None:
@@ -194,7 +192,7 @@ class Transformer(nn.Module):
         return x if self.head is None else self.head(x)
 
     def keep_layers(self, layers: range) -> None:
-        """Remove what the stage with these layers does not have."""
+        """Reduce the model to the pipeline stage with these layers."""
         if layers.start > 0:
             self.embedding = None
         if layers.stop < self._shape.layers:
@@ -204,14 +202,14 @@ class Transformer(nn.Module):
                 del self.blocks[name]
 
     def whole_on_each_rank(self) -> Iterator[nn.Parameter]:
-        """Parameters that tensor-parallel ranks do not divide, and of whose gradient each has its sequence's part."""
+        """Parameters replicated on tensor-parallel ranks, whose gradients must be summed over these ranks."""
         for name, parameter in self.named_parameters():
             rows = name.endswith((".out.bias", ".down.bias")) and not name.startswith("head.")
             if ".places." in name or "norm" in name or ".after_" in name or rows:
                 yield parameter
 
     def _rotary_of(self, seq: int, like: torch.Tensor) -> _Rotary | None:
-        """Cosines and sines, (sequence, 1, half a head); None for learned positions."""
+        """Cosines and sines, each (sequence, 1, head_dim / 2); None for learned positions."""
         if self._shape.positions:
             return None
         if self._rotary is None:
@@ -225,7 +223,7 @@ class Transformer(nn.Module):
 def loss_of(
     logits: torch.Tensor, targets: torch.Tensor, *, tp: TensorParallelRanks = _WHOLE, wide: bool = True
 ) -> torch.Tensor:
-    """Mean cross entropy, in fp32 if `wide`: () of logits (batch, sequence, vocabulary), targets (batch, sequence)."""
+    """Mean cross entropy, in fp32 if `wide`: () from (batch, sequence, vocabulary) and (batch, sequence)."""
     flat = logits.flatten(0, 1)
     flat = flat.float() if wide else flat
     if tp.count > 1:

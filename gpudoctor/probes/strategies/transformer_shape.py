@@ -1,4 +1,4 @@
-"""The dimensions of a decoder-only transformer, as strategies, plan and plan verification know it. No torch."""
+"""The dimensions of a decoder-only transformer, shared by strategies, plan and plan verification. No torch."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import msgspec
 
 
 class TransformerShape(msgspec.Struct, frozen=True):
-    """`heads` and `kv_heads` of `head_dim` each; `ffn` is the inner width of the MLP.
+    """`heads` and `kv_heads` of `head_dim` each; `ffn`: inner width of the MLP.
 
-    `gated`: the MLP has three matrices (SwiGLU, GeGLU) and not two. `tied`: the head is the embedding. `positions`:
-    learned positions; rotary ones if 0. `norms` a layer: four if attention and MLP have one behind them too. They are
-    RMSNorm unless they have a bias or `layer_norm`. `embedding_std`: of the token embedding at the start.
+    `gated`: the MLP has three matrices (SwiGLU, GeGLU) instead of two. `tied`: the head is the embedding.
+    `positions`: number of learned positions; 0: rotary embedding. `norms`: per layer; four if attention and MLP are
+    also followed by one. They are RMSNorm unless they have a bias or `layer_norm` is set.
+    `embedding_std`: initial standard deviation of the token embedding.
     """
 
     layers: int

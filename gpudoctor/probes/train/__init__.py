@@ -1,1 +1,1 @@
-"""The short DDP training."""
+"""A short DDP training."""

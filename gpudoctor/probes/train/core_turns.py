@@ -1,9 +1,9 @@
-"""The compute time of CPU ranks, measured so that it says something of the rank and not of its core.
+"""Measures the compute time of CPU ranks independently of the core each of them runs on.
 
-Two cores of one machine are not equally fast: turbo clocks, the other thread of the core, other
-virtual machines. A rank that happens to sit on the slower one is not slow. So the ranks take turns:
+Two cores of one machine are not equally fast: turbo clocks, the core's other hardware thread, other
+virtual machines. A rank that happens to run on the slower one is not slow. So the ranks take turns:
 in each cycle every rank computes once on every core, all at the same time, and the cycle's figure is
-the geometric mean over the cores. It is the swap of two GPUs between two processes, for cores.
+the geometric mean over the cores. This does for cores what probe.py's GPU swap does for GPUs.
 """
 
 from __future__ import annotations
@@ -18,26 +18,27 @@ from contextlib import contextmanager
 
 import msgspec
 
+from gpudoctor.probes.runner.merge import median_deviation
 from gpudoctor.probes.runner.rank import Rank
 from gpudoctor.probes.train.steps import Train
 
 _STEPS = 8
-_SETTLING = 2  # steps after a move to another core, whose caches know nothing of this rank
+_SETTLING = 2  # steps discarded after a move to another core, whose caches are cold
 _BLOCKS = 24
 _ROUNDS_MAX = 3
 _BUDGET_S = 4.0
-_PRECISION = 0.012  # relative; half of it at most is what 2 standard errors leave of the 10 % that count
+_PRECISION = 0.012  # one standard error, relative: small against the 10 % that are judged
 
 
 class CoreTurns(msgspec.Struct, frozen=True):
-    """This rank's time in each cycle, in ms; `rotated`: every rank had every core once in each."""
+    """This rank's time in each cycle, in ms; `rotated`: every rank ran on every core once per cycle."""
 
     cycles_ms: tuple[float, ...]
     rotated: bool
 
 
 def take_turns(rank: Rank, train: Train) -> CoreTurns:
-    """Measure cycles until they agree well enough, or the time is up."""
+    """Measure cycles until they are precise enough, or the time is up."""
     cores = _common_cores(rank)
     layouts = max(1, len(cores))
     cycles: list[float] = []
@@ -59,10 +60,8 @@ def precise_enough(cycles_ms: Sequence[Sequence[float]]) -> bool:
         if not others:
             return True
         ratios = [math.log(own / statistics.median(usual)) for own, *usual in zip(mine, *others, strict=True)]
-        middle = statistics.median(ratios)
-        deviation = statistics.median(abs(ratio - middle) for ratio in ratios)
         # MAD x 1.4826 estimates the standard deviation, and that of a median of n is 1.25 x as large / sqrt(n)
-        if 1.4826 * deviation * 1.25 / math.sqrt(len(ratios)) > _PRECISION:
+        if 1.4826 * median_deviation(ratios) * 1.25 / math.sqrt(len(ratios)) > _PRECISION:
             return False
     return True
 
@@ -73,17 +72,17 @@ def _cycle(rank: Rank, train: Train, cores: list[int]) -> float:
         if cores:
             os.sched_setaffinity(0, {cores[(rank.number + turn) % len(cores)]})
         times_ms = sorted(train.compute_ms(_STEPS)[_SETTLING:])
-        # the lower quartile: what disturbs a step only ever makes it longer
+        # the lower quartile, since a disturbance only ever makes a step longer
         logs.append(math.log(max(times_ms[len(times_ms) // 4], 1e-6)))
     return math.exp(statistics.fmean(logs))
 
 
 def _common_cores(rank: Rank) -> list[int]:
-    """As many cores as there are ranks, if there are so many; empty where the ranks may not use the same ones."""
+    """As many cores as ranks, or all there are; empty if the ranks may not all use the same cores."""
     try:
         usable = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, usable)  # allowed at all?
-    except (AttributeError, OSError):  # not Linux; forbidden
+    except OSError:
         usable = []
     known = zlib.crc32(repr(usable).encode())
     if rank.smallest(known) != -rank.smallest(-known) or not usable:
@@ -94,10 +93,9 @@ def _common_cores(rank: Rank) -> list[int]:
 
 @contextmanager
 def _own_affinity() -> Iterator[None]:
-    """Give this thread its cores back afterwards."""
-    before = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set[int]()
+    """Restore this thread's CPU affinity afterwards."""
+    before = os.sched_getaffinity(0)
     try:
         yield
     finally:
-        if before:
-            os.sched_setaffinity(0, before)
+        os.sched_setaffinity(0, before)

@@ -1,4 +1,4 @@
-"""The model, the data and the work of a step of the sanity train: small enough to be quick, real enough to learn."""
+"""Model, data and work of a step of the sanity train: small enough to be quick, real enough to learn."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 _SEED = 20
 _OUTPUTS = 16
 _POOL_BATCHES = 4
-_DRAWN_SAMPLES = 1 << 14  # more would take seconds to draw on one core; larger pools repeat them
-_SLOW_DATA_FACTOR = 2.0  # where the injection says none: as long as two steps compute
+_DRAWN_SAMPLES = 1 << 14  # drawing more would take seconds on one core; larger pools repeat them
+_SLOW_DATA_FACTOR = 2.0  # default of slow-data: the compute time of two steps
 _SLOW_DATA_LEAST_S = 0.01
 
 
 class Shape(msgspec.Struct, frozen=True):
-    """The size of the train for one kind of device; `target_ms` is what one rank should compute a step."""
+    """The size of the train for one kind of device; `target_ms`: desired compute time of a step."""
 
     inputs: int
     width: int
@@ -42,7 +42,7 @@ class Shape(msgspec.Struct, frozen=True):
 def shape_for(rank: Rank) -> Shape:
     """A few million multiplications for a CPU rank; about 53 M parameters (210 MB of gradients) for a GPU.
 
-    Every rank must come to the same answer, so that it is the smallest GPU that decides.
+    Every rank must get the same result, so the GPU with the least free memory decides.
     """
     if not rank.on_gpu:
         return Shape(128, 256, 2, target_ms=3.0, batch_max=4096, learning_rate=1e-3, bfloat16=False)
@@ -50,15 +50,15 @@ def shape_for(rank: Rank) -> Shape:
     bfloat16 = bool(rank.smallest(int(torch.cuda.get_device_capability()[0] >= 8)))
     if free_gib < 12:
         return Shape(512, 2048, 3, target_ms=25.0, batch_max=2048, learning_rate=5e-4, bfloat16=bfloat16)
-    # A sample takes up to 0.2 MB with its activations and the pool of 8 ranks: never more than half of what is free.
-    # 32768 of them are 10 TFLOP, 17 ms of an H100 and 9 ms of a B200 at 0.6 and 1.2 PFLOP/s: some three times what
+    # A sample takes up to 0.2 MB with its activations and the pool of 8 ranks: never more than half of the free memory.
+    # 32768 samples are 10 TFLOP: 17 ms on an H100 at 0.6 PFLOP/s, 9 ms on a B200 at 1.2, about three times what
     # the host takes to enqueue a step. A larger batch would hide more of the all_reduce, not less.
     batch_max = 32768 if free_gib >= 24 else 16384
     return Shape(512, 4096, 3, target_ms=25.0, batch_max=batch_max, learning_rate=5e-4, bfloat16=bfloat16)
 
 
 def build_model(shape: Shape, device: torch.device) -> nn.Module:
-    """The same weights on every rank."""
+    """The model with the same weights on every rank."""
     torch.manual_seed(_SEED)
     layers: list[nn.Module] = [nn.Linear(shape.inputs, shape.width), nn.ReLU()]
     for _ in range(shape.hidden_layers):
@@ -67,9 +67,9 @@ def build_model(shape: Shape, device: torch.device) -> nn.Module:
 
 
 class Data:
-    """A pool of samples that a teacher has labelled, so that there is something to learn.
+    """A pool of samples labelled by a teacher, so that there is something to learn.
 
-    Every rank makes the same pool on its own device, and takes its shard by DistributedSampler.
+    Every rank generates the same pool on its own device and takes its shard by DistributedSampler.
     """
 
     def __init__(self, shape: Shape, batch: int, world_size: int, device: torch.device) -> None:
@@ -84,35 +84,35 @@ class Data:
         self._pool = TensorDataset(inputs, inputs @ teacher / shape.inputs**0.5)
 
     def first_batch_of(self, rank_number: int) -> Batch:
-        """The first batch of any rank's shard, without moving on."""
+        """The first batch of any rank's shard; does not advance any iterator."""
         return next(self._epoch(rank_number, 0))
 
     def batches(self, rank_number: int) -> Iterator[Batch]:
-        """Batches of one rank's shard, epoch after epoch, without end."""
+        """Endless batches of one rank's shard, epoch after epoch."""
         epoch = 0
         while True:
             yield from self._epoch(rank_number, epoch)
             epoch += 1
 
     def ready(self, rank_number: int) -> Iterator[Batch]:
-        """The batches of one epoch of a rank's shard again and again, made now: taking one copies nothing.
+        """The batches of one epoch of a rank's shard, prepared now and repeated endlessly: next() copies nothing.
 
-        Indexing the pool by what the sampler says copies the indices from the host, which waits there for the GPU.
+        Indexing the pool copies the sampler's indices from the host, which makes the host wait for the GPU.
         """
         return cycle(list(self._epoch(rank_number, 0)))
 
     def _epoch(self, rank_number: int, epoch: int) -> Iterator[Batch]:
-        sampler: Any = DistributedSampler(  # annotated as yielding samples, where it yields indices
+        sampler: Any = DistributedSampler(  # annotated as yielding samples, but it yields indices
             self._pool, num_replicas=self._world_size, rank=rank_number, seed=_SEED
         )
         sampler.set_epoch(epoch)
-        # Whole batches are indexed at once: collating sample by sample would take longer than the step.
+        # Index whole batches at once: collating sample by sample would take longer than the step.
         whole_batches = BatchSampler(sampler, self._batch, drop_last=True)
         yield from map(tuple, DataLoader(self._pool, sampler=whole_batches, batch_size=None))
 
 
 class Work:
-    """Forward and backward on one device, with the slowness that was asked for."""
+    """Forward and backward on one device, slowed down if that fault is injected."""
 
     def __init__(self, rank: Rank, shape: Shape) -> None:
         self._rank = rank
@@ -123,10 +123,10 @@ class Work:
         self._usual_s = 0.0
 
     def __call__(self, module: nn.Module, batch: Batch, *, with_others: bool = False) -> torch.Tensor:
-        """One forward and backward; `with_others` where the backward exchanges gradients."""
+        """One forward and backward; `with_others`: the backward exchanges gradients. Returns the loss."""
         if with_others:
-            # Before the work: in a real step the others do not wait for what comes after the backward.
-            self._dawdle(batch)
+            # Before the work: in a DDP step the other ranks do not wait for anything after the backward.
+            self._slow_down(batch)
         start_ns = self._rank.clock_ns()
         with torch.autocast(batch[0].device.type, dtype=torch.bfloat16, enabled=self._bfloat16):
             loss = mse_loss(module(batch[0]).float(), batch[1])
@@ -134,15 +134,15 @@ class Work:
         if (self._slowness or self._data_slowness) and not with_others:
             self._rank.synchronize()
             self._usual_s = (self._rank.clock_ns() - start_ns) / 1e9
-            self._dawdle(batch)
+            self._slow_down(batch)
         return loss.detach()
 
     def delay_data(self) -> None:
-        """Play slow storage, where that was asked for."""
+        """Sleep as slow storage would, if slow-data is injected."""
         if self._data_slowness:
             time.sleep(max(_SLOW_DATA_LEAST_S, self._data_slowness * self._usual_s))
 
-    def _dawdle(self, batch: Batch) -> None:
+    def _slow_down(self, batch: Batch) -> None:
         end_ns = self._rank.clock_ns() + self._slowness * self._usual_s * 1e9
         while self._rank.clock_ns() < end_ns:
             if self._rank.on_gpu:
@@ -151,10 +151,10 @@ class Work:
 
 
 def calibrated_batch(rank: Rank, shape: Shape, model: nn.Module) -> int:
-    """The batch with which rank 0 computes for about the target time; the same on every rank."""
+    """The batch size with which rank 0 computes for about the target time; the same on every rank."""
     work = Work(rank, shape)
     size = 256
-    # A small batch does not fill a large GPU, so that one trial would say too little.
+    # A small batch does not fill a large GPU, so one trial is not enough.
     for _ in range(3):
         batch = Data(shape, size, 1, rank.device).first_batch_of(0)
         times_ms = []
@@ -170,5 +170,5 @@ def calibrated_batch(rank: Rank, shape: Shape, model: nn.Module) -> int:
 
 
 def flat_gradient(model: nn.Module) -> torch.Tensor:
-    """All gradients of the model, one after the other."""
+    """All gradients of the model, concatenated to one vector."""
     return torch.cat([p.grad.reshape(-1) for p in model.parameters() if p.grad is not None])

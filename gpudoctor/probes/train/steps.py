@@ -1,8 +1,8 @@
-"""The model in DDP, and its steps: measured one by one, or plain and back to back.
+"""Train steps in DDP: measured one by one, or plain and back to back.
 
-In DDP every rank takes as long as the slowest, so that step time names nobody. Each measured step
+In DDP every rank takes as long as the slowest, so step times cannot identify it. Each measured step
 therefore has three parts: A, forward and backward without communication; B, one all_reduce of the
-gradients whose entry each rank stamps; C, the real DDP step.
+gradients with a time stamp of each rank's entry; C, the real DDP step.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ BLOCKS = 2
 STEPS_PER_BLOCK = 15
 DEFAULT_BUCKET_MB = 25  # DDP's own
 _CHECKED_SAMPLES = 256
-_STUMBLES_AT = 5
+_FAULT_STEP = 5
 
 
 class Train:
@@ -46,13 +46,13 @@ class Train:
             self._ddp = DistributedDataParallel(model, device_ids=[0] if rank.on_gpu else None, bucket_cap_mb=bucket_mb)
         self._optimizer = torch.optim.Adam(model.parameters(), lr=shape.learning_rate)
         self._step = 0
-        # DDP runs its all_reduce inside backward: the injected NaN comes in the middle of the train.
+        # in the second block of measured steps
         self._nan_at = 3 + STEPS_PER_BLOCK if rank.injected("nan") else -1
 
     def compare_gradient(self, reference: nn.Module) -> float | None:
-        """Relative difference of DDP's first gradient from that of one big batch; rank 0 only.
+        """Relative difference of DDP's first gradient from that of one big batch; None on all ranks but 0.
 
-        The mean over all ranks' shards, one after the other, is the gradient of the big batch.
+        The gradient of the big batch is the mean over all ranks' shards, computed one after the other.
         """
         inputs, targets = self._data.first_batch_of(self._rank.number)
         with self._rank.blocked():
@@ -70,9 +70,9 @@ class Train:
         return error
 
     def block(self, steps: int) -> StepBlock:
-        """Run `steps` measured steps and return their figures."""
+        """Run `steps` measured steps."""
         rows = []
-        gc.disable()  # a collection in one rank would look like a slow rank
+        gc.disable()  # garbage collection in one rank would look like a slow rank
         try:
             for _ in range(steps):
                 self._rank.step(self._step + 1)
@@ -90,7 +90,7 @@ class Train:
         )
 
     def compute_ms(self, steps: int, *, with_others: bool = True) -> list[float]:
-        """Part A alone, `steps` times; `with_others`: all ranks begin each step together."""
+        """Times in ms of part A alone, repeated `steps` times; `with_others`: all ranks begin each step together."""
         batch = next(self._batches)
         found = []
         gc.disable()
@@ -108,7 +108,7 @@ class Train:
         return found
 
     def steady_step_ms(self, steps: int) -> float:
-        """Plain DDP steps back to back, optimizer included, on batches that are on the device: mean of one, in ms."""
+        """Mean time in ms of plain DDP steps back to back, with optimizer, on batches already on the device."""
         batches = self._data.ready(self._rank.number)
         self._rank.synchronize()
         self._rank.barrier()
@@ -123,7 +123,7 @@ class Train:
         return ms_since(start_ns) / steps
 
     def solo_compute_ms(self, steps: int) -> float:
-        """Part A on each rank in turn, while the others wait on the CPU: the lower half's median, in ms."""
+        """Median time in ms of part A on this rank while the others wait on the CPU; each rank in turn."""
         found_ms = 0.0
         for number in range(self._rank.world_size):
             self._rank.barrier()
@@ -132,8 +132,8 @@ class Train:
         self._rank.barrier()
         return found_ms
 
-    def spoil(self) -> None:
-        """Bring on the desync that was asked for."""
+    def inject_desync(self) -> None:
+        """Change one weight of this rank, if desync is injected."""
         if self._rank.injected("desync"):
             with torch.no_grad():
                 next(self._model.parameters()).view(-1)[0] += 1e-3
@@ -145,8 +145,8 @@ class Train:
 
     def _measured_step(self) -> tuple[float, float, float, int, int, float]:
         rank = self._rank
-        if self._step == _STUMBLES_AT:
-            rank.stumble("train")
+        if self._step == _FAULT_STEP:
+            rank.fail_if_injected("train")
         fetched = time.monotonic_ns()
         batch = self._fetch()
         rank.synchronize()
@@ -181,7 +181,7 @@ class Train:
 
 
 def solo_step_ms(rank: Rank, shape: Shape, model: nn.Module, data: Data, steps: int) -> float | None:
-    """The plain step, back to back, on rank 0 alone while the others wait on the CPU; None on those."""
+    """Mean time in ms of the plain step on rank 0 alone, while the others wait on the CPU; None on all other ranks."""
     rank.barrier()
     step_ms = None
     if rank.number == 0:
