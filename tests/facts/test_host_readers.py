@@ -392,6 +392,17 @@ def test_nonsense_tells_nothing_and_breaks_nothing(reader: TextReader, text: str
     assert not part.node.gpus
 
 
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("fabric manager log", f"[Jan 01 2025 10:00:00] [INFO] {'x' * 1_000_000}"),
+        ("ibstat", f"CA 'mlx5_0'\n\tPort 1:\n\t\tState: a{' ' * 1_000_000}b"),
+    ],
+)
+def test_a_line_of_a_megabyte_takes_no_time_but_in_proportion(name: str, line: str) -> None:
+    assert READERS[name].read(Block(line.split("\n"))).notes == ()
+
+
 def test_a_figure_in_a_last_line_without_an_end_is_not_believed() -> None:
     block = Block(["max locked memory           (kbytes, -l) 819"], whole_end=False)
     assert READERS["ulimit"].read(block).node == Node()

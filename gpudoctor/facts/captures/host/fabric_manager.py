@@ -27,7 +27,8 @@ _RESULT = re.compile(r"Result: ([a-z-]{3,30})")
 _IS_ACTIVE = re.compile(r"(active|inactive|failed|activating|deactivating|unknown)\s*$")
 _IS_ACTIVE_COMMAND = re.compile(r"systemctl is-active nvidia-fabricmanager(?:\.service)?\s*$")
 _LOG = re.compile(r"\[[A-Z][a-z]{2} [ \d]?\d \d{4} [\d:]{8}\] \[(DEBUG|INFO|NOTICE|WARNING|ERROR|CRITICAL|FATAL)\] ")
-_OWN_LINE = re.compile(r"\S+ (?:nv-fabricmanager|nvidia-fabricmanager-start\.sh)\[\d{1,10}\]: (.{1,300})")
+# linear in the length of the line because of (?<!\S)
+_OWN_LINE = re.compile(r"(?<!\S)\S+ (?:nv-fabricmanager|nvidia-fabricmanager-start\.sh)\[\d{1,10}\]: (.{1,300})")
 # Words that mark an error in a line without a level; source: the messages in the Fabric Manager user guide
 _ERROR_WORDS = re.compile(
     r"\b(?:fail(?:ed|ure)|error|abort|don't match|does ?n[o']t match|not supported|fatal|timed? ?out)\b", re.IGNORECASE

@@ -22,7 +22,7 @@ _MLXLINK_MORE = re.compile(
     r"|(?:Raw|Effective|Symbol) .{0,40}|Link Down Counter|Time Since Last Clear .{0,20})\s*:(?:\s|$)"
 )
 _MLXLINK_DEVICE = re.compile(rf"mlxlink\b.*?(?:-d|--device)[ =]{_DEVICE}")
-_KEY = re.compile(r"\s*([\w ()/.-]{1,45}?)\s*:\s*(.*?)\s*$")
+_KEY = re.compile(r"[\w ()/.-]{1,45}")
 _NUMBER = re.compile(r"(\d{1,5}(?:\.\d{1,3})?)")
 _PORT_LINE = re.compile(r"\s*[Pp]ort:?\s*(\d{1,3}):?\s*$")
 # the tools' words, and those of sysfs -> sysfs' words; a word that was cut off matches none of them
@@ -78,8 +78,8 @@ def read_ibstat(block: Block) -> Part:
         elif number := _PORT_LINE.match(line):
             port = int(number[1])
             ports.put(device, port, **of_device)
-        elif (told := _KEY.match(line)) and device:
-            key, value = told[1].lower(), told[2]
+        elif (told := _field(line)) and device:
+            key, value = told
             if key == "ca type" and value:
                 of_device["adapter"] = value
             elif key == "firmware version" and value:
@@ -96,9 +96,9 @@ def read_ibstatus(block: Block) -> Part:
     for line in block.lines:
         if begin := _IBSTATUS.match(line):
             place = begin["device"], int(begin["port"])
-        elif (told := _KEY.match(line)) and place:
-            value = told[2].partition(": ")[2] or told[2]
-            ports.put(*place, **_port_leaf(told[1].lower(), value))
+        elif (told := _field(line)) and place:
+            key, value = told
+            ports.put(*place, **_port_leaf(key, value.partition(": ")[2] or value))
     return ports.part()
 
 
@@ -115,8 +115,8 @@ def read_ibv_devinfo(block: Block) -> Part:
         elif number := _PORT_LINE.match(line):
             port, speed, lanes = int(number[1]), None, None
             ports.put(device, port, **of_device)
-        elif (told := _KEY.match(line)) and device:
-            key, value = told[1].lower(), told[2]
+        elif (told := _field(line)) and device:
+            key, value = told
             if key == "fw_ver" and value:
                 of_device["firmware"] = value
             elif key == "hca_id":
@@ -139,11 +139,18 @@ def read_mlxlink(block: Block) -> Part:
         return Part(notes=("mlxlink: the text does not say which port it is of",))
     ports = _Ports()
     for line in block.lines:
-        if told := _KEY.match(line):
-            key = told[1].lower()
+        if told := _field(line):
+            key, value = told
             if key in ("state", "physical state"):
-                ports.put(named["device"], 1, **_port_leaf(key, told[2]))
+                ports.put(named["device"], 1, **_port_leaf(key, value))
     return ports.part()
+
+
+def _field(line: str) -> tuple[str, str] | None:
+    """Key, in lower case, and value; no regular expression for the value, since a line may be megabytes of blanks."""
+    key, colon, value = line.partition(":")
+    key = key.strip()
+    return (key.lower(), value.strip()) if colon and _KEY.fullmatch(key) else None
 
 
 def _port_leaf(key: str, value: str) -> dict[str, Any]:
