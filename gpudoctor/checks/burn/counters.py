@@ -1,4 +1,4 @@
-"""burn.counters: errors that the GPUs and the kernel counted while the load was repeated."""
+"""burn.counters: errors that GPUs and kernel counted during sustained load."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ _WORDS = {
     "ecc_corrected": "corrected memory errors",
     "pcie_replays": "PCIe replays",
 }
-# PCI Express Base Specification: one bit in 10^12 may be wrong, and a wrong one is sent again
+# PCI Express Base Specification: one bit in 10^12 may be wrong, and is then sent again
 _BIT_ERROR_RATIO = 1e-12
-_LEAST_S = 60.0  # over less a few replays by chance would make a high rate
+_LEAST_S = 60.0  # over a shorter time a few random replays would give a high rate
 
 
 _UNCORRECTED = Limit(
@@ -66,7 +66,7 @@ _REPLAY_RATE = Limit(
     limits=(_UNCORRECTED, _CORRECTED, _REPLAY_RATE),
 )
 def counters(case: Case) -> Iterator[Finding]:
-    """Judge what grew between the readings before and after the load; what was not read is no pass."""
+    """Judge what grew between the readings before and after the load; counters that were not read never pass."""
     burn = case.measurements.burn
     if burn is None:
         yield absent(case, "burn", "error counters under load")
@@ -94,7 +94,7 @@ def counters(case: Case) -> Iterator[Finding]:
 
 
 def _measured(case: Case) -> list[Gpu]:
-    """The GPUs that ranks sat on."""
+    """The GPUs that ranks ran on."""
     launch = case.measurements.launch
     return [gpu for info in (launch.ranks if launch else ()) if (gpu := rank_gpu(case, info.rank)) is not None]
 
@@ -163,10 +163,10 @@ def _replays(case: Case, gpu: Gpu, counted: GpuCounters, burn: Burn) -> Iterator
 
 
 def _logged(case: Case, burn: Burn) -> list[Finding]:
-    """What gpu.xid would say of the lines that came during the load, less its passes."""
+    """The findings of gpu.xid for the kernel lines of the load, without passes."""
     if isinstance(burn.kernel_events, Missing):
         return [unread(NODE, "kernel log of the load", burn.kernel_events)]
-    # what the GPUs said before the load settles nothing that came after
+    # a GPU's answer from before the load settles no error that came after it
     before = tuple(msgspec.structs.replace(gpu, recovery_action=NOT_READ) for gpu in case.node.gpus)
     log = KernelLog(events=burn.kernel_events, source=case.node.kernel_log.source)
     node = msgspec.structs.replace(case.node, gpus=before, kernel_log=log)

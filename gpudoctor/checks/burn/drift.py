@@ -1,4 +1,4 @@
-"""burn.drift: whether the load that was repeated for minutes became slower, and on which GPU."""
+"""burn.drift: did the GPUs become slower under sustained load, and which?"""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gpudoctor.facts.model.missing import known
 
 DRIFT = "burn.drift"
 _RULE = "SuperBench's rule for a run against an earlier one of its own"
-# The probe in which each figure was taken, and whether the GPU alone makes it: no host, no other GPU takes part
+# Metric prefix, the probe that measures it, and whether only the GPU itself matters (no host, no other GPU)
 _PROBES = (
     ("all_reduce", "collective", False),
     ("host to device", "link", False),
@@ -31,10 +31,10 @@ _PROBES = (
 
 
 class SpeedChange(msgspec.Struct, frozen=True):
-    """How one figure changed, as a share of its speed (0.1: a tenth of it was lost).
+    """How one figure changed, as a share of its speed (0.1: a tenth was lost).
 
-    `alone`: the same figure of its peers did not change with it. `steady`: early and late values
-    do not overlap, so that it is no chance.
+    `alone`: the peers' same figure did not change with it. `steady`: early and late values do not overlap, so the
+    change is not random.
     """
 
     series: Series
@@ -50,7 +50,7 @@ class SpeedChange(msgspec.Struct, frozen=True):
 
 
 def ended_early(case: Case, what: str) -> Iterator[Finding]:
-    """One finding for each problem that broke the burn off: what it would have shown later is not known."""
+    """One finding for each problem that ended the burn early: later results are unknown."""
     for problem in case.measurements.problems:
         subject = NODE if problem.rank is None else rank_subject(case, problem.rank)
         if (mode := closed_by(case, problem)) is not None:
@@ -113,7 +113,7 @@ def drift(case: Case) -> Iterator[Finding]:
 
 
 def _too_little(case: Case, burn: Burn, rounds: str) -> Finding | None:
-    """Why nothing can be said of drift; None if it can."""
+    """A finding if the burn was too short to judge drift; None otherwise."""
     least_s = case.limit(_LEAST_S)
     if burn.asked_s < least_s:
         return skip(NODE, f"drift under load: {rounds}; {least_s:g} s at least tell anything (--duration)")
@@ -148,14 +148,14 @@ def _in_time(series: Series) -> bool:
 
 
 def _loss(series: Series) -> float:
-    """The share of its speed that was lost: 0.1 if a rate fell by a tenth, or a time grew by a ninth."""
+    """The share of speed that was lost: 0.1 if a rate fell by a tenth, or a time grew by a ninth."""
     early, late = series.early.median, series.late.median
     before, after = (late, early) if _in_time(series) else (early, late)
     return 1 - after / before if before > 0 else 0.0
 
 
 def _judged(case: Case, drifts: Sequence[SpeedChange]) -> Iterator[Finding]:
-    """One finding for each rank that became slower by itself, and one for what became slower everywhere."""
+    """One finding for each rank that became slower alone, and one for what became slower everywhere."""
     for rank in sorted({d.series.rank for d in drifts if d.alone and d.series.rank is not None}):
         yield _slower(case, rank, [d for d in drifts if d.alone and d.series.rank == rank])
     together: dict[str, list[SpeedChange]] = {}
@@ -202,7 +202,7 @@ def _probe(drift: SpeedChange) -> tuple[str, bool]:
 
 
 def _causes(case: Case, rank: int, during: str) -> list[str]:
-    """What changed on this GPU while it was under load, and what sets it apart from its peers."""
+    """What changed on this GPU during the load, and how it differs from its peers."""
     gpu = rank_gpu(case, rank)
     if gpu is None:
         return []

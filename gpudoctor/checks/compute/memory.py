@@ -1,4 +1,4 @@
-"""compute.memory: how fast each device moves its own memory."""
+"""compute.memory: how fast does each device move its own memory?"""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _PEER_FAIL_SHARE = Limit(
     limits=(_PEAK_WARN_SHARE, _PEAK_FAIL_SHARE, _INLINE_ECC_SHARE, _PEER_WARN_SHARE, _PEER_FAIL_SHARE),
 )
 def memory(case: Case) -> Iterator[Finding]:
-    """Judge the better of copy and triad, since what slows memory down slows both."""
+    """Judge the better of copy and triad: slow memory slows both."""
     done = case.measurements.compute
     yield from compute_gaps(case, "memory bandwidth", done)
     rates: dict[int, tuple[float, float]] = {}

@@ -1,4 +1,4 @@
-"""Judging a rate of one device: by its peers, and by what is known of its model."""
+"""Judging one device's rate by its peers and by the known rates of its model."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _LOOK = (
 
 
 class Yardstick(msgspec.Struct, frozen=True):
-    """The share of `of` that was reached and its limits; `fail` is None for what may not fail a GPU.
+    """The share of the reference rate `of` that was reached, and its limits; `fail` is None if it must not fail a GPU.
 
-    `of` is what `what` says, and `by_peers` whether those are GPUs of this node.
+    `what` describes the reference in text; `by_peers`: it comes from other GPUs of this node.
     """
 
     share: float
@@ -36,7 +36,7 @@ class Yardstick(msgspec.Struct, frozen=True):
 
 
 class MeasuredRate(msgspec.Struct, frozen=True):
-    """One rank's figure: the value judged, what text says of it, and its yardsticks; `noise` in the unit of `value`."""
+    """One rank's figure: the value to judge, its text, its yardsticks, and its `noise` in the unit of `value`."""
 
     rank: int
     value: float
@@ -47,7 +47,7 @@ class MeasuredRate(msgspec.Struct, frozen=True):
 
 
 def compute_gaps(case: Case, what: str, done: Sequence[ComputeRank]) -> Iterator[Finding]:
-    """Why the compute probe has no figure of this kind, or none of some ranks."""
+    """Why the compute probe has no figure of this kind, or none for some ranks."""
     if not done:
         yield from not_measured(case, "compute", what, EXACT)
         return
@@ -56,7 +56,7 @@ def compute_gaps(case: Case, what: str, done: Sequence[ComputeRank]) -> Iterator
 
 
 def judged_rate(case: Case, rate: MeasuredRate, group: Sequence[int], unit: str) -> Finding:
-    """The worst that any yardstick says. A GPU that is slow by a setting, or by others' work, is no failure."""
+    """Judge by the worst yardstick. A GPU that is slow because of a setting or another program's work never fails."""
     subject, gpu = rank_subject(case, rate.rank), rank_gpu(case, rate.rank)
     if gpu is None:
         return unknown(subject, f"{rate.text}, not judged: it is not known which GPU this was")

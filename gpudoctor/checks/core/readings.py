@@ -1,4 +1,4 @@
-"""Whether a GPU told enough, and what a GPU can tell: no permission or all zeros is no healthy GPU."""
+"""Whether enough of a GPU was read to judge it: refused or all-zero readings do not make a healthy GPU."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node
 
-# of the temperature, power, performance state and utilization in the table of nvidia-smi
+# of temperature, power, performance state and utilization in the nvidia-smi table
 _MOST_ERR = 3
 
 
 def says_err(value: object) -> bool:
-    """Whether the cell of a table holds ERR!: nvidia-smi asked, and got an error that it does not name."""
+    """Whether the table cell holds ERR!: nvidia-smi's query failed with an error that it does not name."""
     return isinstance(value, Missing) and value.kind == "failed" and value.reason.endswith("says ERR!")
 
 
 def unreadable(gpu: Gpu) -> str | None:
-    """Why this GPU cannot be judged by what it told, in words for `unknown(...)`; None if it can.
+    """Why this GPU cannot be judged by its readings, as text for `unknown(...)`; None if it can.
 
-    More of its main values were denied than told; or nvidia-smi shows ERR! for most that its table has; or
-    temperature, power and clock are 0 at once, which no GPU that runs can be.
+    Either more of its main values were denied than read; or nvidia-smi shows ERR! for most values of its table; or
+    temperature, power and clock are all 0, which is impossible for a running GPU.
     """
     values = _main_values(gpu)
     denied = [value for value in values if isinstance(value, Missing) and value.kind == "denied"]
@@ -34,19 +34,19 @@ def unreadable(gpu: Gpu) -> str | None:
 
 
 def says_nothing(gpu: Gpu) -> bool:
-    """Whether not one of the GPU's main values was read, whatever the reason."""
+    """Whether none of the GPU's main values was read, whatever the reason."""
     return all(isinstance(value, Missing) for value in _main_values(gpu))
 
 
 def told_by_driver(node: Node, gpu: Gpu) -> bool:
-    """Whether the driver told of this GPU; else a list of the PCI bus is all that it is known from."""
+    """Whether the driver reported this GPU; otherwise it is known only from a list of the PCI bus."""
     values = (*_main_values(gpu), gpu.nvlinks, gpu.cpu_affinity)
     told = any(not isinstance(value, Missing) for value in values if value is not gpu.name)
     return told or bool(gpu.errors) or not isinstance(node.pairs, Missing)
 
 
 def _main_values(gpu: Gpu) -> tuple[object, ...]:
-    """What every driver tells of every GPU, or nearly so."""
+    """Values that nearly every driver reports for every GPU."""
     return (
         gpu.uuid,
         gpu.name,

@@ -1,4 +1,4 @@
-"""Known problems that an operator has taken on, until a day and for a reason."""
+"""Known problems that an operator has accepted until a given day and for a stated reason."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gpudoctor.checks.core.runner import CheckResult
 class Suppression(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Set aside warn, fail and unknown findings of `check`.
 
-    `everything` exists so that nobody switches a node's alarms off by one character.
+    `everything` prevents one character ("*") from switching off all alarms of a node by accident.
     """
 
     check: Annotated[str, msgspec.Meta(description="An id or a glob")]
@@ -33,9 +33,9 @@ class Suppression(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def apply_suppressions(
     results: Iterable[CheckResult], rules: Iterable[Suppression], today: datetime.date
 ) -> tuple[tuple[CheckResult, ...], tuple[str, ...]]:
-    """The results with suppressed findings turned to skip (never to pass), and what a reader must be told of it.
+    """Return the results with suppressed findings turned to skip (never to pass), and notes for the report.
 
-    Each keeps what it was in `suppressed`: `--require` takes none of them for a verdict.
+    `suppressed` keeps each finding's original status: for `--require` none of them counts as a verdict.
     """
     rules = tuple(rules)
     live = [rule for rule in rules if today <= rule.until]

@@ -1,4 +1,4 @@
-"""Whether the readings of a GPU may be believed, and whether all GPUs are in sight at all."""
+"""Whether the readings of a GPU can be trusted, and whether this process can see all GPUs."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _STATES = {LOST: "lost", RESET_REQUIRED: "waiting for a reset", UNKNOWN: "answer
 
 
 def untrusted(gpu: Gpu) -> str | None:
-    """Why no reading of this GPU may be judged, in words for `unknown(...)`; None if it may.
+    """Why no reading of this GPU may be judged, as text for `unknown(...)`; None if they may.
 
-    A GPU is untrusted once errors cost all of it (see `condemning`): what it answers besides may be
-    stale or nonsense. So is one that was hardly read, or that tells nonsense: see `unreadable`.
+    A GPU is untrusted after errors that condemn it as a whole (see `condemning`): its other readings may be stale
+    or nonsense. So is one of which hardly anything was read, or with impossible readings: see `unreadable`.
     """
     errors = condemning(gpu)
     if not errors:
@@ -30,16 +30,16 @@ def untrusted(gpu: Gpu) -> str | None:
 
 
 def narrowed(case: Case) -> str | None:
-    """Why this process may see fewer GPUs than the node has, in words; None if it sees all.
+    """Why this process may see fewer GPUs than the node has, as text; None if it sees all.
 
-    A container, NVIDIA_VISIBLE_DEVICES with a list, or a job that is confined to its GPUs: fewer GPUs are
-    then the scope, not a fault. A denied handle excuses its own GPU and no other: see `refused_handles`.
+    Reasons are a container, NVIDIA_VISIBLE_DEVICES with a list, or a job confined to its GPUs: fewer GPUs are then
+    the scope, not a fault. A denied handle excuses only its own GPU: see `refused_handles`.
     """
     return hidden(case.node) or confined(case.node)
 
 
 def hidden(node: Node) -> str | None:
-    """Why GPUs may be hidden without a trace of which, in words: a container, or a list."""
+    """Why GPUs may be hidden without any trace of which (a container or a list), as text; None if they are not."""
     engine = known(node.host.container)
     if engine or known(node.host.virtualization) == "container":
         return f"inside a container ({engine or 'unknown engine'})"
@@ -53,7 +53,7 @@ REFUSED = "the driver denies this process some GPUs (device cgroup or permission
 
 
 def refused_handles(node: Node) -> int:
-    """To how many GPUs the driver denied this process the handle."""
+    """The number of GPUs whose handle the driver denied this process."""
     return sum(denied(words) for words in node.driver.handle_errors)
 
 

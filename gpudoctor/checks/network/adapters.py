@@ -1,4 +1,4 @@
-"""network.adapters: are the network adapters themselves sound: power, firmware, links that drop, errors they count?"""
+"""network.adapters: do the network adapters have enough power, working firmware, stable links and few errors?"""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _ERRORS_PER_HOUR = Limit(
 
 
 class _Rule(msgspec.Struct, frozen=True):
-    """What events of a kind mean. `lasting`: it counts since boot, and not only if it came within the last day."""
+    """What events of a kind mean. `lasting`: they count since boot, others only within the last day."""
 
     words: str
     likely: str
@@ -89,7 +89,7 @@ _ERROR_ADVICE = (
     limits=(_FLAPS, _BURST, _ERRORS, _ERRORS_PER_HOUR),
 )
 def adapters(case: Case) -> Iterator[Finding]:
-    """Warn by the kernel's words on adapters and by the counters of their ports, held against the time they took."""
+    """Warn by the kernel's messages on adapters, and by their ports' counters relative to the time they cover."""
     ports, events = case.node.network.rdma_ports, case.node.kernel_log.host_events
     told = [*_logged(case), *_link_losses(case), *_counted(case)]
     yield from told
@@ -122,7 +122,7 @@ def adapters(case: Case) -> Iterator[Finding]:
 
 
 def _subject(case: Case, event: HostEvent) -> Subject:
-    """The adapter, by its RDMA name if the event tells its bus id or interface and a port is known there."""
+    """The adapter by its RDMA name if a known port has the event's bus id or interface, else by the event's device."""
     for port in known(case.node.network.rdma_ports) or ():
         if event.device is not None and event.device in (known(port.bus_id), known(port.interface)):
             return Subject(kind="nic", name=port.device, bus_id=known(port.bus_id))
@@ -155,17 +155,17 @@ def _on(step: Advice, bus_id: str | None) -> Advice:
 
 
 def _link_losses(case: Case) -> Iterator[Finding]:
-    """Links that dropped again and again, by the kernel's lines and by the ports' own counts; one finding a link."""
+    """Links that dropped repeatedly according to the kernel log or to the port's counter; one finding per link."""
     named = set()
     ups = {e.device: e.count for e in known(case.node.kernel_log.host_events) or () if e.kind == "nic-link-up"}
     for event in known(case.node.kernel_log.host_events) or ():
         if event.kind != "nic-link-down" or not is_recent(case, event):
             continue
         lost = None if event.first_s is None or event.last_s is None else event.last_s - event.first_s
-        # a text that somebody cut out of a log tells no times, and shows what troubled him
+        # an excerpt of a log may have no times, but it shows what caused trouble
         burst = event.count >= case.limit(_BURST) and (lost is None or lost <= 3 * _HOUR_S)
         often = event.count / max((lost or 0) / DAY_S, 1.0) >= case.limit(_FLAPS)
-        # without facts of the ports nobody else says that a link is down
+        # without facts about ports, only the log can show that a link is still down
         away = isinstance(case.node.network.rdma_ports, Missing) and event.count > ups.get(event.device, 0)
         if not (burst or often or away):
             continue
@@ -200,7 +200,7 @@ def _link_losses(case: Case) -> Iterator[Finding]:
 
 
 def _counted(case: Case) -> Iterator[Finding]:
-    """Counters that are high for the time they took, since nobody resets them; without that time, beside the peers'."""
+    """Counters that are high for the uptime, as they are rarely reset; without it, those far above the peers'."""
     ports = known(case.node.network.rdma_ports) or ()
     up_s = known(case.node.host.uptime_s)
     for port in ports:

@@ -1,4 +1,4 @@
-"""nvlink.errors: does an NVLink count errors out of line with its peers? Lifetime counts alone are no verdict."""
+"""nvlink.errors: does an NVLink count far more errors than its peers? Lifetime counts alone are no verdict."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _PEERS_RATIO = Limit(
     explains=("collective.bandwidth", "collective.pairs", "link.peer", Explains(("gpu.xid",), found=LINK_CODES)),
 )
 def errors(case: Case) -> Iterator[Finding]:
-    """Warn of a GPU whose lifetime counts stand far above its peers'; a rate needs two samples under load."""
+    """Warn of a GPU whose lifetime counts are far above its peers'; a rate would need two samples under load."""
     totals = {gpu.index: _totals(gpu) for gpu in case.gpus}
     yield from (not_judged(case, gpu) or _errors_of(case, gpu, totals) for gpu in case.gpus)
 
@@ -77,7 +77,7 @@ def _errors_of(case: Case, gpu: Gpu, of_all: Mapping[int, Mapping[str, int]]) ->
 
 
 def _totals(gpu: Gpu) -> dict[str, int]:
-    """What its links have counted together, of each kind that any of them counts."""
+    """The sum over its links of each kind of error that any of them counts."""
     links = real_links(gpu)
     counted = {kind: [known(getattr(link, kind)) for link in links] for kind in _KINDS}
     known_counts = {kind: [count for count in counts if count is not None] for kind, counts in counted.items()}

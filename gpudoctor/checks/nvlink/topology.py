@@ -1,4 +1,4 @@
-"""nvlink.topology: is the GPU-to-GPU matrix as symmetric as the wiring of these GPUs, and peer-to-peer allowed?"""
+"""nvlink.topology: is the GPU-to-GPU matrix as symmetric as its wiring should be, and is peer-to-peer allowed?"""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from gpudoctor.facts.model.gpu import Gpu, GpuPair
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.profiles.peers import majority
 
-# nvidia-smi topo -p2p: all of these are wrong between GPUs that NVLink joins; over PCIe all but DR are by design
+# nvidia-smi topo -p2p: all are wrong between GPUs connected by NVLink; over PCIe all but DR are by design
 _BROKEN_P2P = {
     "DR": "disabled by a registry key",
     "NS": "not supported",
@@ -37,8 +37,8 @@ _BROKEN_P2P = {
 }
 
 
-# all the links of a pair of one model: 2 of Turing's cards, 4 of GeForce RTX 3090 and RTX A6000, 12 of the data-centre
-# cards with bridges; 6, 12 and 18 through switches. Source: the profiles of the models
+# numbers of links that a pair of one model can have: 2 of Turing's cards, 4 of GeForce RTX 3090 and RTX A6000, 12 of
+# the data-centre cards with bridges; 6, 12 and 18 through switches. Source: the profiles of the models
 _WHOLE_BONDS = (2, 4, 6, 8, 12, 18)
 
 
@@ -49,7 +49,7 @@ _WHOLE_BONDS = (2, 4, 6, 8, 12, 18)
     explains=("collective.bandwidth", "collective.correct", "collective.pairs", "link.peer"),
 )
 def topology(case: Case) -> Iterator[Finding]:
-    """Judge the matrix by its kind; name the odd GPU, or the odd pair."""
+    """Judge the matrix by its kind of wiring; report the GPU or pair that deviates."""
     yield from trusted(case.gpus)[1]
     gpus, _ = trusted(case.compute_gpus)
     if len(gpus) < 2:
@@ -69,7 +69,7 @@ def topology(case: Case) -> Iterator[Finding]:
         return
     bad = _wiring(case, pairs, gpus)
     named = {finding.subject for finding in bad}
-    # links that are down take peer-to-peer with them: one statement for one subject
+    # links that are down disable peer-to-peer too: report one of the two per subject
     bad += [finding for finding in _peer_to_peer(pairs, gpus) if finding.subject not in named]
     yield from bad
     read = (word for pair in pairs for word in (pair.p2p_read, pair.p2p_write))
@@ -83,9 +83,9 @@ def topology(case: Case) -> Iterator[Finding]:
 
 
 def _odd_number(pairs: list[GpuPair], gpus: list[Gpu]) -> Finding | None:
-    """The finding for a bond of as many links as no model has in all, if the model is not known; else None.
+    """`unknown` for a pair with a number of links that no model has, if the model is not known; else None.
 
-    Pairs that may be held against each other are judged by `_wiring`; a single one has no peers.
+    If there are several such pairs, `_wiring` compares them; a single one has no peers.
     """
     bonded = [pair for pair in pairs if _bond(pair)]
     bonds = Counter(i for p in bonded for i in (p.a, p.b))
@@ -107,9 +107,9 @@ def _odd_number(pairs: list[GpuPair], gpus: list[Gpu]) -> Finding | None:
 
 
 def _odd_rows(pairs: list[GpuPair], gpus: list[Gpu]) -> Finding | None:
-    """The finding for a mesh in which some GPUs have fewer bonds than others, if the model is not known; else None.
+    """`unknown` for a mesh in which some GPUs have fewer NVLinks than others, if the model is not known; else None.
 
-    Bridges join two GPUs and leave others alone; in a mesh or behind switches every GPU has the same bonds.
+    Bridges connect two GPUs and no others; in a mesh or behind switches every GPU has the same connections.
     """
     rows = {gpu.index: sorted(_bond(p) for p in pairs if gpu.index in (p.a, p.b)) for gpu in gpus}
     most = max(rows.values(), key=lambda row: (sum(map(bool, row)), sum(row)))
@@ -130,7 +130,7 @@ def _odd_rows(pairs: list[GpuPair], gpus: list[Gpu]) -> Finding | None:
 
 
 def _alike_over_pcie(pairs: list[GpuPair], gpus: set[int]) -> bool:
-    """Whether a part of a matrix shows every GPU, and only the one path over PCIe: there is nothing odd in it."""
+    """Whether a partial matrix covers every GPU and shows only one kind of PCIe path: nothing in it deviates."""
     shown = {gpu for pair in pairs for gpu in (pair.a, pair.b)}
     return shown == gpus and len({(_bond(pair), known(pair.path)) for pair in pairs}) == 1 and not _bond(pairs[0])
 
@@ -144,7 +144,7 @@ def _bond(pair: GpuPair) -> int:
 
 
 def _wire(pair: GpuPair) -> str:
-    """How text names what joins a pair: "NV18", "SYS"."""
+    """Text for the connection of a pair: "NV18", "SYS"."""
     return f"NV{_bond(pair)}" if _bond(pair) else known(pair.path) or "PCIe"
 
 
@@ -156,7 +156,7 @@ def _census(pairs: list[GpuPair]) -> str:
 
 
 def _kind(case: Case, pairs: list[GpuPair], gpus: list[Gpu]) -> str:
-    """How these GPUs are wired: switch, mesh, open mesh (part of one), pairs or pcie."""
+    """The kind of wiring: switch, mesh, open mesh (part of one), pairs or pcie."""
     node = case.profile.node
     if node is not None and node.nvlink_topology != "none":
         return "mesh" if node.nvlink_topology == "cube-mesh" else node.nvlink_topology
@@ -179,7 +179,7 @@ def _wiring(case: Case, pairs: list[GpuPair], gpus: list[Gpu]) -> list[Finding]:
         return _odd_mesh(pairs, by_index)
     if kind == "pairs":
         return _odd_bridges(case, pairs, by_index)
-    # PCIe alone, or part of a mesh: how the board groups its slots is the platform's choice
+    # PCIe alone, or part of a mesh: the grouping of the slots is the platform's choice
     return []
 
 
@@ -191,7 +191,7 @@ def _odd_bonds(case: Case, pairs: list[GpuPair], gpus: dict[int, Gpu]) -> list[F
     model = model_of(case, next(iter(gpus.values())))
     switched = any(known(link.remote_kind) == "switch" for gpu in gpus.values() for link in known(gpu.nvlinks) or ())
     if switched and model is not None and model.nvlink is not None and "nvlink" not in model.uncertain:
-        # through switches every pair shares all the links of a GPU
+        # through switches, every pair shares all links of a GPU
         full, source = max(full, model.nvlink.links), "profile"
     odd = [pair for pair in pairs if _bond(pair) < full]
     return [
@@ -208,7 +208,7 @@ def _odd_bonds(case: Case, pairs: list[GpuPair], gpus: dict[int, Gpu]) -> list[F
 
 
 def _no_bond(case: Case, pairs: list[GpuPair], gpus: list[Gpu]) -> Finding:
-    """No pair of a model that is made for NVSwitches has NVLink: a fault on bare metal, a choice in a VM."""
+    """No pair of a model made for NVSwitches has NVLink: a fault on bare metal, a choice in a VM."""
     virtual = in_virtual_machine(case.node, gpus)
     model = model_of(case, gpus[0])
     certain = not virtual and (model is None or "nvlink" not in model.uncertain)
@@ -253,13 +253,13 @@ def _odd_bridges(case: Case, pairs: list[GpuPair], gpus: dict[int, Gpu]) -> list
     model = model_of(case, next(iter(gpus.values())))
     full = max([_bond(pair) for pair in bonded], default=0)
     if model is not None and model.nvlink is not None and "nvlink.links" not in model.uncertain:
-        # a card of a four-way bridge splits its links over three partners
+        # a card on a four-way bridge splits its links between three partners
         partners = max((sum(i in (p.a, p.b) for p in bonded) for i in gpus), default=1)
         full = max(full, model.nvlink.links // max(partners, 1))
     findings = []
     for pair in bonded:
         if _bond(pair) < full:
-            # a bridge joins four links: a multiple of that is a missing bridge, anything else links that are down
+            # a bridge connects four links: a multiple of four is a missing bridge, other numbers are links down
             broken = _bond(pair) % min(4, full) != 0
             findings.append(
                 (fail if broken else warn)(
@@ -279,7 +279,7 @@ def _odd_bridges(case: Case, pairs: list[GpuPair], gpus: dict[int, Gpu]) -> list
 def _peer_to_peer(pairs: list[GpuPair], gpus: list[Gpu]) -> list[Finding]:
     by_index = {gpu.index: gpu for gpu in gpus}
     findings = []
-    # a dead NVLink leaves its pair with a PCIe path: its GPUs still have bonds with others
+    # a dead NVLink leaves its pair with a PCIe path: its GPUs still have NVLinks to others
     bonded = {i for p in pairs if _bond(p) for i in (p.a, p.b)}
     broken = [p for p in pairs if _status(p) in _BROKEN_P2P and _bond(p)]
     off = [p for p in pairs if _status(p) == "DR" and p not in broken]

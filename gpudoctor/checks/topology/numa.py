@@ -1,4 +1,4 @@
-"""topology.numa: has every GPU CPUs of this process near it?"""
+"""topology.numa: can this process use CPUs near every GPU?"""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpudoctor.facts.model.node import NumaNode
 @check("topology.numa", title="Every GPU has CPUs of this process near it", explains=("link.host",))
 @each_gpu
 def numa(case: Case, gpu: Gpu) -> Finding:
-    """Warn of a GPU on whose NUMA node this process may use no CPU. Never a failure: distant CPUs still work."""
+    """Warn if this process may use no CPU on a GPU's NUMA node; never a fail, since distant CPUs still work."""
     subject, host = of_gpu(gpu), case.node.host
     if isinstance(gpu.numa_node, Missing):
         return unread(subject, "NUMA node of the GPU", gpu.numa_node)
@@ -58,7 +58,7 @@ def _adapters(case: Case, home: NumaNode) -> str:
 
 
 def cpu_numbers(cpus: str) -> set[int]:
-    """The CPUs of a kernel CPU list; what is no number is left out.
+    """The CPUs in a kernel CPU list; entries that are not numbers are ignored.
 
     >>> sorted(cpu_numbers("0-2,8"))
     [0, 1, 2, 8]

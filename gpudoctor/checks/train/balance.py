@@ -1,4 +1,4 @@
-"""train.balance: which rank is slower than the others, and why."""
+"""train.balance: which rank is slower than the others, and why?"""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _LIMITS = (_WARN_RATIO, _FAIL_RATIO, _EXCESS_MS, _LAST_IN_SHARE, _DATA_EXCESS_MS
 )
 @judges_training("balance of the ranks")
 def balance(case: Case, training: Training) -> Iterator[Finding]:
-    """Name the rank whose compute or data time stands out, with its cause if facts show one."""
+    """Report ranks with outlying compute or data time, and the cause if facts show one."""
     if len(training.ranks) < 2:
         yield skip(NODE, f"{ranks_in_words(case, len(training.ranks))}: nothing to compare with")
         return
@@ -61,7 +61,7 @@ def balance(case: Case, training: Training) -> Iterator[Finding]:
             if deviation.verdict == "even":
                 even.append(deviation)
                 continue
-            # beside a rank that could not be judged, the others' evenness is no pass
+            # next to a rank that could not be judged, even ranks are no pass
             clean = clean and deviation.verdict != "noisy"
             yield _uneven(case, training, deviation)
     if even and clean:
@@ -69,7 +69,7 @@ def balance(case: Case, training: Training) -> Iterator[Finding]:
 
 
 def _groups(case: Case, training: Training) -> list[list[TrainRank]]:
-    """Ranks by GPU model: different models are compared only with their like."""
+    """Group ranks by GPU model: only GPUs of one model are compared."""
     groups: dict[str | None, list[TrainRank]] = {}
     for rank in training.ranks:
         gpu = rank_gpu(case, rank.rank)
@@ -151,7 +151,7 @@ def _uneven(case: Case, training: Training, deviation: Deviation) -> Finding:
 
 
 def _why(case: Case, training: Training, deviation: Deviation, gpu: Gpu | None) -> tuple[str, bool]:
-    """The likely cause, and whether it is to be looked for on the host."""
+    """The likely cause, and whether it is on the host."""
     number = deviation.rank.rank
     if gpu is None:
         return "the host is slow for this rank: few or busy CPUs, or a CPU quota", True

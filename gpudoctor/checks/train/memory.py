@@ -1,4 +1,4 @@
-"""train.memory: whether every rank uses the same amount of GPU memory."""
+"""train.memory: does every rank use the same amount of GPU memory?"""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _SPREAD_MIB = Limit(
 )
 @judges_training("memory of the ranks")
 def memory(case: Case, training: Training) -> Iterator[Finding]:
-    """Warn if a rank's peak is off the others' median by more than the larger of the two limits."""
+    """Warn if a rank's peak differs from the median by more than the larger of the two limits."""
     if training.device == "cpu":
         yield skip(NODE, f"{ranks_in_words(case, training.world_size)}: no GPU memory to compare")
         return

@@ -1,4 +1,4 @@
-"""train.utilization: what a user looks for in nvidia-smi: all GPUs alike and busy, with little fluctuation."""
+"""train.utilization: are all GPUs equally busy during the train, as nvidia-smi shows it?"""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _LEAST_SAMPLES = Limit(5, "samples", "NVML's figure is a mean over up to 1 s: fe
     limits=(_APART_PCT, _LEAST_SAMPLES),
 )
 def utilization(case: Case) -> Iterator[Finding]:
-    """Warn of a GPU that stands out; never fail, since a GPU that waits in NCCL shows 100 % too."""
+    """Warn of a GPU that differs; never fail, since a GPU that waits in NCCL shows 100 % too."""
     telemetry = telemetry_of(case, "train")
     if telemetry is None or problems_of(case, "train"):
         yield from _nothing_watched(case)
@@ -78,7 +78,7 @@ def _nothing_watched(case: Case) -> Iterator[Finding]:
 
 
 def _gap(case: Case, gpu: Gpu, load: GpuUnderLoad) -> Finding | None:
-    """Why this GPU's utilisation cannot be judged; None if it can."""
+    """A finding if this GPU's utilisation cannot be judged; None if it can."""
     missing = load.unread.get(_BUSY)
     if missing is not None and (missing.kind == "failed" or _BUSY not in load.readings):
         return not_read(of_gpu(gpu), "utilisation under load", missing)
@@ -164,6 +164,6 @@ def _memory(group: Sequence[Watched]) -> str:
 
 
 def _steadiness(group: Sequence[Watched]) -> str:
-    """How far the figure of a GPU moved at most."""
+    """The largest range of one GPU's figure, as text."""
     widest = max(load.readings[_BUSY].high - load.readings[_BUSY].low for _, load in group)
     return f", fluctuating by up to {widest:.0f} points"
