@@ -155,7 +155,7 @@ def _replays(case: Case, gpu: Gpu, counted: GpuCounters, burn: Burn) -> Iterator
         yield warn(
             of_gpu(gpu),
             Found(f"{rate:.0f} PCIe replays a minute under load ({replays} in all)", round(rate, 1), "per minute"),
-            Expected(f"at most {allowed} a minute", "<=", allowed, "per minute", case.limit_source(_REPLAY_RATE)),
+            Expected(f"at most {allowed} a minute", "<=", allowed, "per minute", case.limit_source(_REPLAY_RATE, gpu)),
             Evidence("nvmlDeviceGetPcieReplayCounter", f"+{replays}"),
             likely="the link sends much again: a riser, cable or contact at the edge of what it can carry",
             advice=(Advice("Reseat the GPU and its riser or cable, and see whether the errors follow it."), *_SEE),

@@ -13,6 +13,7 @@ from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE
 from gpudoctor.checks.core.under_load import load_of, median, percent
 from gpudoctor.checks.train.straggler import causes, shared_with
+from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.measured_burn import Burn, Series
 from gpudoctor.facts.model.missing import known
 
@@ -98,8 +99,7 @@ def drift(case: Case) -> Iterator[Finding]:
     if too_little is not None:
         yield too_little
         return
-    warn_loss = case.limit(_WARN_LOSS)
-    found = [d for d in drifts if d.loss >= warn_loss]
+    found = [d for d in drifts if d.loss >= case.limit(_WARN_LOSS, _gpu(case, d.series))]
     yield from _judged(case, [d for d in found if d.steady])
     noisy = [d for d in found if not d.steady]
     for rank in sorted({-1 if d.series.rank is None else d.series.rank for d in noisy}):
@@ -132,14 +132,18 @@ def _drift(case: Case, series: Series, every: Sequence[Series]) -> SpeedChange:
         and _model(case, other) == _model(case, series)
     ]
     usual = median(others)
-    alone = usual is not None and usual < case.limit(_WARN_LOSS)
+    alone = usual is not None and usual < case.limit(_WARN_LOSS, _gpu(case, series))
     early, late = series.early, series.late
     steady = late.low > early.high if _in_time(series) else late.high < early.low
     return SpeedChange(series, _loss(series), steady, alone)
 
 
+def _gpu(case: Case, series: Series) -> Gpu | None:
+    return rank_gpu(case, series.rank) if series.rank is not None else None
+
+
 def _model(case: Case, series: Series) -> str | None:
-    gpu = rank_gpu(case, series.rank) if series.rank is not None else None
+    gpu = _gpu(case, series)
     return known(gpu.name) if gpu else None
 
 
@@ -187,7 +191,7 @@ def _slower(case: Case, rank: int, drifts: Sequence[SpeedChange]) -> Finding:
     return judge(
         rank_subject(case, rank),
         Found("; ".join(d.words for d in drifts), round(worst.loss, 3), "share"),
-        _expected(case, kind),
+        _expected(case, kind, gpu),
         *(_evidence(d) for d in drifts),
         likely="; ".join(reasons) or "no reading explains it: most often cooling that does not keep up",
         advice=(
@@ -231,6 +235,6 @@ def _of_rank(drift: SpeedChange) -> str:
     return "" if drift.series.rank is None else f"rank {drift.series.rank} "
 
 
-def _expected(case: Case, limit: Limit) -> Expected:
-    share = case.limit(limit)
-    return Expected(f"less than {percent(share)} slower at the end", "<", share, "share", case.limit_source(limit))
+def _expected(case: Case, limit: Limit, gpu: Gpu | None = None) -> Expected:
+    share, source = case.limit(limit, gpu), case.limit_source(limit, gpu)
+    return Expected(f"less than {percent(share)} slower at the end", "<", share, "share", source)

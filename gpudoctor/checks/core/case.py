@@ -84,17 +84,16 @@ class Case(msgspec.Struct, frozen=True):
     @overload
     def limit(self, check_id: str, name: str, gpu: Gpu | None = None, /) -> float: ...
     def limit(self, limit: Limit | str, of: Gpu | str | None = None, gpu: Gpu | None = None, /) -> float:
-        """The threshold in force: the one configured for this GPU's model, else the configured one, else the default.
+        """The threshold in force: the one configured for the GPU's model, else the configured one, else the default.
 
-        A check passes a limit that it was registered with (else KeyError). Checks of other packages may still
-        name it by check id and limit name.
+        Without a GPU, the model is the one that all compute GPUs in scope share, if they do. A check passes a limit
+        that it was registered with (else KeyError). Checks of other packages may still name it by check id and
+        limit name.
         """
         check_id, default, gpu = self._declared(limit, of, gpu)
-        model = known(gpu.name) if gpu is not None else None
-        if model is not None:
-            for (check, name, pattern), value in self.limit_overrides.items():
-                if check == check_id and name == default.name and pattern and pattern.lower() in model.lower():
-                    return value
+        for (check, name, pattern), value in self.limit_overrides.items():
+            if check == check_id and name == default.name and pattern and pattern.lower() in self._model(gpu).lower():
+                return value
         plain = self.limit_overrides.get((check_id, default.name, ""))
         return plain if plain is not None else default.value
 
@@ -106,6 +105,10 @@ class Case(msgspec.Struct, frozen=True):
         """Where the number of `limit` comes from, as text for `Expected.source`."""
         check_id, default, gpu = self._declared(limit, of, gpu)
         return default.source if self.limit(check_id, default.name, gpu) == default.value else "configuration"
+
+    def _model(self, gpu: Gpu | None) -> str:
+        names = {known(each.name) for each in ((gpu,) if gpu is not None else self.compute_gpus)}
+        return (names.pop() or "") if len(names) == 1 else ""
 
     def _declared(self, limit: Limit | str, of: Gpu | str | None, gpu: Gpu | None) -> tuple[str, Limit, Gpu | None]:
         if isinstance(of, Gpu):

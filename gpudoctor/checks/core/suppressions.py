@@ -11,6 +11,7 @@ import msgspec
 
 from gpudoctor.checks.core.finding import Finding, Status, worst
 from gpudoctor.checks.core.runner import CheckResult
+from gpudoctor.facts.model.node import short_bus_id
 
 
 class Suppression(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -65,11 +66,16 @@ def _set_aside(finding: Finding, rules: list[Suppression]) -> Finding:
     if finding.status in (Status.PASS, Status.SKIP):
         return finding
     for rule in rules:
-        if rule.gpu is None or str(rule.gpu).lower() in _names(finding):
+        if rule.gpu is None or _short(str(rule.gpu)) in _names(finding):
             was = finding.found.text if finding.found else finding.reason
             reason = f"suppressed until {rule.until} ({rule.reason}); was {finding.status.value}: {was}"
             return msgspec.structs.replace(finding, status=Status.SKIP, reason=reason, suppressed=finding.status)
     return finding
+
+
+def _short(gpu: str) -> str:
+    """The name in lower case; a bus id as nvidia-smi prints it (00000000:BB:00.0) in the form of the findings."""
+    return short_bus_id(gpu) if gpu.count(":") == 2 else gpu.strip().lower()
 
 
 def _names(finding: Finding) -> set[str]:

@@ -40,9 +40,12 @@ def telemetry_of(case: Case, during: str) -> Telemetry | None:
 def load_of(case: Case, gpu: Gpu, during: str) -> GpuUnderLoad | None:
     """What was sampled of one GPU while this probe ran; None if nothing was."""
     telemetry = telemetry_of(case, during)
-    sampled = telemetry.gpus if telemetry else ()
-    uuid = known(gpu.uuid)
-    return next((g for g in sampled if g.samples and (g.uuid == uuid if uuid else g.index == gpu.index)), None)
+    return next((load for load in (telemetry.gpus if telemetry else ()) if load.samples and is_of(load, gpu)), None)
+
+
+def is_of(load: GpuUnderLoad, gpu: Gpu) -> bool:
+    """Whether these samples are of this GPU: by UUID, by index if one of the two has none."""
+    return gpu.uuid == load.uuid if load.uuid and known(gpu.uuid) else gpu.index == load.index
 
 
 def causes_under_load(gpu: Gpu, peers: Sequence[Gpu], own: GpuUnderLoad, others: Sequence[GpuUnderLoad]) -> list[str]:
@@ -178,5 +181,5 @@ def grown_under_load(case: Case, gpu: Gpu, counter: str) -> tuple[int, str] | No
 def _loads(case: Case, gpu: Gpu) -> Iterator[tuple[str, GpuUnderLoad]]:
     for telemetry in case.measurements.telemetry:
         for load in telemetry.gpus:
-            if gpu.uuid == load.uuid if load.uuid and known(gpu.uuid) else gpu.index == load.index:
+            if is_of(load, gpu):
                 yield telemetry.during, load

@@ -104,7 +104,7 @@ def _slowed_by_load(case: Case, gpu: Gpu, advice: list[Advice]) -> Finding | Non
     for table in (HARMFUL, SOFT):
         slowed = slowed_under_load(case, gpu, tuple(table))
         limit, judge = _LOAD_WARN_PCT, warn
-        if slowed is not None and table is HARMFUL and slowed.share * 100 > case.limit(_LOAD_FAIL_PCT):
+        if slowed is not None and table is HARMFUL and slowed.share * 100 > case.limit(_LOAD_FAIL_PCT, gpu):
             limit, judge = _LOAD_FAIL_PCT, fail
         most_pct = case.limit(limit, gpu)
         if slowed is None or slowed.share * 100 <= most_pct:

@@ -13,6 +13,10 @@ from gpudoctor.checks.gpu.xid_codes import BUCKETS, LINK_CODES, Bucket, xid
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.kernel_log import KernelEvent
 from gpudoctor.facts.model.missing import known
+from gpudoctor.lazy_import import lazy_imports
+
+with lazy_imports():  # compiling the patterns takes 10 ms (-X importtime), which a log without errors does not need
+    from gpudoctor.facts.kernel_log import lines as kernel_lines
 
 # Details in the numbers of an Xid line: the registers of Xid 74, the units of NVLink 5.
 
@@ -117,16 +121,8 @@ def judge_events(events: Iterable[KernelEvent], gpu: Gpu | None, starts: bool = 
     return sorted(judged, key=lambda item: (BUCKETS.index(item.bucket), item.event.code in LINK_CODES))
 
 
-def _driver_words(event: KernelEvent) -> str:
-    """The driver's text in the line, without parts that a user can write."""
-    # lazy: compiling the patterns takes 10 ms (-X importtime), which a log without errors does not need
-    from gpudoctor.facts.kernel_log.lines import driver_words
-
-    return driver_words(event)
-
-
 def _target(event: KernelEvent) -> int | None:
-    found = _RECOVERY.match(_driver_words(event))
+    found = _RECOVERY.match(kernel_lines.driver_words(event))
     return int(found[1], 16) if found else None
 
 
@@ -142,7 +138,7 @@ def _classify(event: KernelEvent, gpu: Gpu | None, starts: bool) -> ClassifiedEv
         return ClassifiedEvent(event, "unknown", "an Xid without a code", xid(0).advice)
     entry = xid(event.code)
     bucket, words = entry.bucket, entry.words
-    said = _driver_words(event)
+    said = kernel_lines.driver_words(event)
     if event.code == 154:
         found = _RECOVERY.match(said)
         if found is None:

@@ -11,12 +11,9 @@ from gpudoctor.checks.core.driver_messages import DAY_S, is_recent
 from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, ok, skip, unread, warn
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE, Subject, of_nic
+from gpudoctor.checks.core.under_load import median
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import HostEvent, HostEventKind, RdmaPort
-from gpudoctor.lazy_import import lazy_imports
-
-with lazy_imports():
-    import statistics
 
 _HOUR_S = 3600.0
 _FLAPS = Limit(5, "times a day", "AzureHPC node health checks: 5 link losses in 24 hours", name="flaps", status="warn")
@@ -181,18 +178,18 @@ def _link_losses(case: Case) -> Iterator[Finding]:
             likely="a cable, transceiver or switch port at its end: every loss ends the collectives that run over it",
             advice=[_on(step, event.device) for step in _FLAP_ADVICE],
         )
-    up_s = known(case.node.host.uptime_s)
+    up_s, most = known(case.node.host.uptime_s), case.limit(_FLAPS)
     for port in known(case.node.network.rdma_ports) or ():
         lost_times = known(port.link_downed)
         if lost_times is None or port.device in named:
             continue
         per_day = lost_times / max((up_s or 0) / DAY_S, 1.0)
-        if up_s is None or per_day < case.limit(_FLAPS):
+        if up_s is None or per_day < most:
             continue
         yield warn(
             of_nic(port.device),
             Found(f"port {port.port} lost its link {lost_times} times, {per_day:.0f} a day", lost_times, "times"),
-            Expected(f"fewer than {case.limit(_FLAPS):g} a day", "<", case.limit(_FLAPS), "times a day", _FLAPS.source),
+            Expected(f"fewer than {most:g} a day", "<", most, "times a day", case.limit_source(_FLAPS)),
             Evidence(f"/sys/class/infiniband/{port.device}/ports/{port.port}/counters/link_downed", str(lost_times)),
             likely="a cable, transceiver or switch port at its end: every loss ends the collectives that run over it",
             advice=[_on(step, known(port.bus_id)) for step in _FLAP_ADVICE],
@@ -221,7 +218,7 @@ def _counted(case: Case) -> Iterator[Finding]:
                 "<=",
                 case.limit(_ERRORS_PER_HOUR),
                 "errors an hour",
-                _ERRORS_PER_HOUR.source,
+                case.limit_source(_ERRORS_PER_HOUR),
             ),
             *(
                 Evidence(f"/sys/class/infiniband/{port.device}/ports/{port.port}/counters/{name}", str(count))
@@ -239,4 +236,4 @@ def _is_high(case: Case, port: RdmaPort, leaf: str, count: int, ports: tuple[Rdm
     if up_s is not None:
         return count / max(up_s / _HOUR_S, 1.0) > case.limit(_ERRORS_PER_HOUR)
     peers = [n for p in ports if p is not port and (n := known(getattr(p, leaf))) is not None]
-    return bool(peers) and count > 10 * max(statistics.median(peers), 1)
+    return bool(peers) and count > 10 * max((median(peers) or 0), 1)

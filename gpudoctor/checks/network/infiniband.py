@@ -71,7 +71,7 @@ def _none_active(case: Case, ports: tuple[RdmaPort, ...]) -> Finding:
     return warn(
         NODE,
         Found(text, 0, "ports"),
-        Expected("active ports on a node with so many", ">", 0, "ports", _PORTS_PER_GPU.source),
+        Expected("active ports on a node with so many", ">", 0, "ports", case.limit_source(_PORTS_PER_GPU)),
         *(_evidence(port) for port in ports),
         likely="the links are up, but no subnet manager has set up the ports"
         if cabled

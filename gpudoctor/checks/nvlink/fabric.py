@@ -102,7 +102,7 @@ def _unregistered(case: Case, gpu: Gpu, state: str, expected: Expected, evidence
     if len(case.node.gpus) == 1 and not links_up(gpu):
         return skip(subject, f"fabric {state}: the only GPU here has no NVLink peer")
     uptime = known(case.node.host.uptime_s)
-    settling = state == "in-progress" and uptime is not None and uptime < case.limit(_SETTLING_S)
+    settling = state == "in-progress" and uptime is not None and uptime < case.limit(_SETTLING_S, gpu)
     return (warn if settling else fail)(
         subject,
         f"registration {state}",

@@ -89,21 +89,18 @@ def _judged(case: Case, mount: StorageMount) -> Finding:
 
 def _inodes(case: Case, mount: StorageMount) -> Finding | None:
     """A finding if the file system runs out of inodes before bytes; None otherwise."""
-    total, free = known(mount.inodes), known(mount.inodes_free)
-    if not total or free is None or free >= case.limit(_WARN_INODES) or free > total * case.limit(_WARN_PCT) / 100:
+    total, free, least = known(mount.inodes), known(mount.inodes_free), case.limit(_WARN_INODES)
+    if not total or free is None or free >= least or free > total * case.limit(_WARN_PCT) / 100:
         return None
     worst = fail if free == 0 and mount.storage_class in LOCAL else warn
     return worst(
         subject_of(mount),
         Found(f"{free} inodes free of {total}", free, "inodes"),
-        Expected(
-            f"at least {case.limit(_WARN_INODES):.0f}", ">=", case.limit(_WARN_INODES), "inodes",
-            case.limit_source(_WARN_INODES),
-        ),
+        Expected(f"at least {least:.0f}", ">=", least, "inodes", case.limit_source(_WARN_INODES)),
         Evidence(f"statvfs {mount.point}", f"{free} of {total} inodes free; used as {used_for(mount)}"),
         likely="many small files: no further file can be made, whatever room there is",
         advice=(Advice("See which folder holds them.", f"du --inodes -xd2 {mount.point} | sort -n | tail"),),
-    )  # fmt: skip
+    )
 
 
 def _room(mount: StorageMount) -> tuple[Advice, ...]:

@@ -47,13 +47,15 @@ def balance(case: Case, training: Training) -> Iterator[Finding]:
     if len(training.ranks) < 2:
         yield skip(NODE, f"{ranks_in_words(case, len(training.ranks))}: nothing to compare with")
         return
-    limits = Thresholds(*(case.limit(limit) for limit in _LIMITS))
     even: list[Deviation] = []
     clean = True
     for group in _groups(case, training):
         if len(group) == 1:
             yield skip(rank_subject(case, group[0].rank), "the only GPU of its model here: nothing to compare with")
             continue
+        # the ranks of a group share a GPU model, whose limits may be configured
+        gpu = rank_gpu(case, group[0].rank)
+        limits = Thresholds(*(case.limit(limit, gpu) for limit in _LIMITS))
         for late in slow_data(group, limits):
             yield _late_data(case, late)
             clean = False
@@ -65,7 +67,7 @@ def balance(case: Case, training: Training) -> Iterator[Finding]:
             clean = clean and deviation.verdict != "noisy"
             yield _uneven(case, training, deviation)
     if even and clean:
-        yield _evenness(case, training, even, limits)
+        yield _evenness(case, training, even)
 
 
 def _groups(case: Case, training: Training) -> list[list[TrainRank]]:
@@ -77,27 +79,26 @@ def _groups(case: Case, training: Training) -> list[list[TrainRank]]:
     return list(groups.values())
 
 
-def _evenness(case: Case, training: Training, even: list[Deviation], limits: Thresholds) -> Finding:
+def _evenness(case: Case, training: Training, even: list[Deviation]) -> Finding:
     slowest = max(even, key=lambda d: d.ratio)
     which = "every rank" if len(even) == len(training.ranks) else f"{len(even)} of {len(training.ranks)} ranks"
     text = f"{which} within {max(slowest.ratio, 1.0):.2f} x of the others' compute time"
     who = ranks_in_words(case, training.world_size)
-    return ok(
-        NODE, Found(f"{who}: {text}", round(slowest.ratio, 3), "ratio"), Expected(f"below {limits.warn_ratio:g} x")
-    )
+    most = case.limit(_WARN_RATIO, rank_gpu(case, slowest.rank.rank))
+    return ok(NODE, Found(f"{who}: {text}", round(slowest.ratio, 3), "ratio"), Expected(f"below {most:g} x"))
 
 
 def _late_data(case: Case, late: SlowData) -> Finding:
-    rank = late.rank
+    rank, gpu = late.rank, rank_gpu(case, late.rank.rank)
     limit = _FAIL_RATIO if late.verdict == "fail" else _WARN_RATIO
-    most = case.limit(limit)
+    most = case.limit(limit, gpu)
     text = (
         f"waits {rank.data_ms:.1f} ms for each batch, the others {late.usual_ms:.1f} ms: {late.ratio:.2f} x their step"
     )
     return (fail if late.verdict == "fail" else warn)(
         rank_subject(case, rank.rank),
         Found(text, round(late.ratio, 3), "ratio"),
-        Expected(f"below {most:g} x", "<", most, "ratio", case.limit_source(limit)),
+        Expected(f"below {most:g} x", "<", most, "ratio", case.limit_source(limit, gpu)),
         Evidence("data", f"{rank.data_ms:.2f} ms a batch, the last to have it in {_share(rank)} of the steps"),
         Evidence("compute", f"{rank.compute_ms:.2f} ms a step"),
         likely="slow data: its loader, the storage it reads from, or the CPUs that it may use",

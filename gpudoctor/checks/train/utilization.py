@@ -10,7 +10,7 @@ from gpudoctor.checks.core.finding import unread as not_read
 from gpudoctor.checks.core.probe_outcome import not_measured, on_gpus, problems_of, ranks_in_words
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE, of_gpu
-from gpudoctor.checks.core.under_load import highest_of, median, median_of, telemetry_of
+from gpudoctor.checks.core.under_load import highest_of, is_of, median, median_of, telemetry_of
 from gpudoctor.checks.train.sync import SYNC
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import Missing, known
@@ -42,7 +42,7 @@ def utilization(case: Case) -> Iterator[Finding]:
         return
     watched, unseen = [], False
     for load in telemetry.gpus:
-        gpu = next((g for g in case.node.gpus if _is(g, load)), None)
+        gpu = next((g for g in case.node.gpus if is_of(load, g)), None)
         if gpu is None:
             continue
         gap = _gap(case, gpu, load)
@@ -59,10 +59,6 @@ def utilization(case: Case) -> Iterator[Finding]:
         groups.setdefault(known(gpu.name), []).append((gpu, load))
     for group in groups.values():
         yield from _compared(case, telemetry, group, unseen)
-
-
-def _is(gpu: Gpu, load: GpuUnderLoad) -> bool:
-    return gpu.uuid == load.uuid if load.uuid and known(gpu.uuid) else gpu.index == load.index
 
 
 def _nothing_watched(case: Case) -> Iterator[Finding]:
@@ -94,7 +90,7 @@ def _compared(case: Case, telemetry: Telemetry, group: Sequence[Watched], unseen
     if len(group) == 1:
         yield skip(of_gpu(group[0][0]), f"{busy[0]:.0f} % busy; no other GPU of its model to compare with")
         return
-    limit = case.limit(_APART_PCT)
+    limit = case.limit(_APART_PCT, group[0][0])
     usual = [median(busy[:place] + busy[place + 1 :]) or 0.0 for place in range(len(busy))]
     odd = [place for place in range(len(busy)) if abs(busy[place] - usual[place]) > limit]
     if len(group) == 2:
@@ -139,7 +135,7 @@ def _apart(case: Case, telemetry: Telemetry, watched: Watched, busy: float, usua
 
 def _uneven(case: Case, group: Sequence[Watched], busy: Sequence[float]) -> Finding:
     each = ", ".join(f"GPU {gpu.index} {value:.0f} %" for (gpu, _), value in zip(group, busy, strict=True))
-    limit = case.limit(_APART_PCT)
+    limit = case.limit(_APART_PCT, group[0][0])
     return warn(
         NODE,
         Found(f"the GPUs are unevenly busy during the train: {_span(busy)} %", round(min(busy), 1), "%"),
