@@ -32,7 +32,6 @@ from gpudoctor.facts.model.missing import NOT_READ, Missing, known
 from gpudoctor.facts.model.node import KernelLog
 from gpudoctor.facts.model.pcie_generations import GT_S
 
-COUNTERS = "burn.counters"
 _WORDS = {
     "ecc_uncorrected": "uncorrected memory errors",
     "ecc_corrected": "corrected memory errors",
@@ -59,7 +58,7 @@ _REPLAY_RATE = Limit(
 
 
 @check(
-    COUNTERS,
+    "burn.counters",
     title="Nothing counts errors under sustained load",
     level="burn",
     needs_gpu=False,

@@ -17,7 +17,6 @@ from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.measured_burn import Burn, Series
 from gpudoctor.facts.model.missing import known
 
-DRIFT = "burn.drift"
 _RULE = "SuperBench's rule for a run against an earlier one of its own"
 # Metric prefix, the probe that measures it, and whether only the GPU itself matters (no host, no other GPU)
 _PROBES = (
@@ -74,7 +73,7 @@ _LEAST_S = Limit(90, "s", "first half minute and last minute may not be the same
 
 
 @check(
-    DRIFT,
+    "burn.drift",
     title="Sustained load does not make the GPUs slower",
     level="burn",
     needs_gpu=False,

@@ -16,11 +16,9 @@ from gpudoctor.facts.model.measurements import Collective
 from gpudoctor.facts.model.missing import known
 from gpudoctor.units import short_size
 
-BANDWIDTH = "collective.bandwidth"
-
 
 @check(
-    BANDWIDTH,
+    "collective.bandwidth",
     title="all_reduce reaches the bandwidth that this kind of node has",
     level="standard",
     needs_gpu=False,

@@ -20,7 +20,6 @@ from gpudoctor.facts.model.measurements import PairBandwidth
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.units import short_size
 
-PAIRS = "collective.pairs"
 _WHAT = "send and receive between pairs"
 _LEAST_TO_COMPARE = 3  # if only two differ, it is open which one is abnormal
 _NOISE_DEVIATIONS = 3.0  # an excess time below so many median deviations of the pair's own time is noise
@@ -61,7 +60,7 @@ _FAIL_SHARE = Limit(
 
 
 @check(
-    PAIRS,
+    "collective.pairs",
     title="Every two GPUs exchange data as fast as the other pairs of their kind",
     level="full",
     needs_gpu=False,

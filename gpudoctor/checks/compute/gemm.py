@@ -14,8 +14,6 @@ from gpudoctor.checks.core.subject import NODE
 from gpudoctor.checks.nvlink.link_state import model_of
 from gpudoctor.facts.model.measured_compute import ComputeRank
 
-GEMM = "compute.gemm"
-
 _PEER_WARN_SHARE = Limit(
     0.92, "of the others' median", "5 % between GPUs of one node is normal (MAMF's author)", name="peer_warn_share"
 )
@@ -32,7 +30,7 @@ _PEAK_WARN_SHARE = Limit(
 
 
 @check(
-    GEMM,
+    "compute.gemm",
     title="Every GPU multiplies matrices as fast as its siblings",
     impact="slow-gpu",
     level="full",

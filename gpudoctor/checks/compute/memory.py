@@ -14,8 +14,6 @@ from gpudoctor.checks.core.subject import NODE
 from gpudoctor.checks.nvlink.link_state import model_of
 from gpudoctor.facts.model.missing import Missing, known
 
-MEMORY = "compute.memory"
-
 _PEAK_WARN_SHARE = Limit(
     0.75, "of the data sheet", "copies reach 0.79 to 0.87 of it (A100, H100, H200)", name="peak_warn_share"
 )
@@ -34,7 +32,7 @@ _PEER_FAIL_SHARE = Limit(
 
 
 @check(
-    MEMORY,
+    "compute.memory",
     title="Every GPU moves its own memory as fast as its model should",
     level="full",
     needs_gpu=False,

@@ -14,10 +14,10 @@ from gpudoctor.checks.core.subject import NODE
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.units import short_size
 
-PATTERN = "compute.pattern"
 
-
-@check(PATTERN, title="Memory keeps what is written to it", impact="wrong-results", level="full", needs_gpu=False)
+@check(
+    "compute.pattern", title="Memory keeps what is written to it", impact="wrong-results", level="full", needs_gpu=False
+)
 def pattern(case: Case) -> Iterator[Finding]:
     """Fail each rank with a byte that was read back changed."""
     done = case.measurements.compute

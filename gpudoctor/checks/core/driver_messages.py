@@ -7,7 +7,7 @@ import re
 import msgspec
 
 from gpudoctor.checks.core.case import Case
-from gpudoctor.checks.core.readings import told_by_driver
+from gpudoctor.checks.core.trust import shown_by_driver
 from gpudoctor.checks.gpu.xid_codes import OWN_ADVICE, Bucket
 from gpudoctor.facts.model.kernel_log import KernelEvent
 from gpudoctor.facts.model.missing import known
@@ -66,7 +66,7 @@ def meaning(event: KernelEvent) -> MessageMeaning | None:
 def not_started(node: Node) -> dict[str, MessageMeaning]:
     """Meanings by bus id of GPUs that the kernel log reports as failed to start or off the bus, if the driver
     does not show them."""
-    shown = {gpu.bus_id for gpu in node.gpus if told_by_driver(node, gpu)}
+    shown = {gpu.bus_id for gpu in node.gpus if shown_by_driver(node, gpu)}
     found: dict[str, MessageMeaning] = {}
     for event in known(node.kernel_log.events) or ():
         if event.bus_id is None or event.bus_id in shown:

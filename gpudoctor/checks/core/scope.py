@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
-from gpudoctor.checks.driver.loaded import pci_gpus
 from gpudoctor.checks.env.cuda_device_list import resolve
 from gpudoctor.errors import UserError
 from gpudoctor.facts.model.gpu import Gpu
-from gpudoctor.facts.model.missing import known
-from gpudoctor.facts.model.node import Node, short_bus_id
+from gpudoctor.facts.model.missing import Missing, known
+from gpudoctor.facts.model.node import Node, PciDevice, short_bus_id
 
 # the step first: its GPUs are a subset of the job's
 SLURM_GPUS = ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS")
@@ -40,6 +39,14 @@ def scope_of(node: Node, wanted: str | None) -> tuple[tuple[int, ...] | None, st
             if chosen:
                 return chosen, f"{name}={node.environment.get(name)}"
     return None, None
+
+
+def pci_gpus(node: Node) -> tuple[PciDevice, ...] | Missing:
+    """NVIDIA functions on the bus that are GPUs: PCI classes 0x0300 (VGA) and 0x0302 (3D)."""
+    devices = node.pci.nvidia_devices
+    if isinstance(devices, Missing):
+        return devices
+    return tuple(d for d in devices if d.pci_class.lower().removeprefix("0x")[:4] in ("0300", "0302"))
 
 
 def confined(node: Node) -> str | None:

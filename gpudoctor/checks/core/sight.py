@@ -6,11 +6,43 @@ from typing import Literal
 
 import msgspec
 
-from gpudoctor.checks.core.scope import confined, shown_count, slurm_gave
-from gpudoctor.checks.core.trust import REFUSED, hidden, refused_handles
-from gpudoctor.checks.driver.loaded import pci_gpus
+from gpudoctor.checks.core.scope import confined, pci_gpus, shown_count, slurm_gave
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node, PciDevice
+
+
+def narrowed(node: Node) -> str | None:
+    """Why this process may see fewer GPUs than the node has, as text; None if it sees all.
+
+    Reasons are a container, NVIDIA_VISIBLE_DEVICES with a list, or a job confined to its GPUs: fewer GPUs are then
+    the scope, not a fault. A denied handle excuses only its own GPU: see `refused_handles`.
+    """
+    return hidden(node) or confined(node)
+
+
+def hidden(node: Node) -> str | None:
+    """Why GPUs may be hidden without any trace of which (a container or a list), as text; None if they are not."""
+    engine = known(node.host.container)
+    if engine or known(node.host.virtualization) == "container":
+        return f"inside a container ({engine or 'unknown engine'})"
+    visible = node.environment.get("NVIDIA_VISIBLE_DEVICES")
+    if visible not in (None, "", "all", "void", "none"):
+        return f"NVIDIA_VISIBLE_DEVICES={visible}"
+    return None
+
+
+REFUSED = "the driver denies this process some GPUs (device cgroup or permissions)"
+
+
+def refused_handles(node: Node) -> int:
+    """The number of GPUs whose handle the driver denied this process."""
+    return sum(denied(words) for words in node.driver.handle_errors)
+
+
+def denied(handle_error: str) -> bool:
+    """Whether a GPU's handle was refused for lack of permission (NVML 4, or 17 from a device cgroup)."""
+    words = handle_error.lower()
+    return any(sign in words for sign in ("permission", "operating system", "(4)", "(17)", "code 4", "code 17"))
 
 
 class Unseen(msgspec.Struct, frozen=True):

@@ -9,11 +9,12 @@ from gpudoctor.checks.core.driver_messages import MessageMeaning, meaning
 from gpudoctor.checks.core.explains import PROBES, VIEWS, Explains
 from gpudoctor.checks.core.finding import Advice, Evidence, Finding, fail, ok, skip, unknown, unread
 from gpudoctor.checks.core.registry import check
+from gpudoctor.checks.core.scope import pci_gpus
 from gpudoctor.checks.core.subject import NODE
 from gpudoctor.checks.driver.load_causes import NOUVEAU, LoadCause, held_by_other_driver, load_cause
 from gpudoctor.facts.model.kernel_log import KernelEvent
 from gpudoctor.facts.model.missing import Missing, known
-from gpudoctor.facts.model.node import Node, PciDevice
+from gpudoctor.facts.model.node import Node
 
 # nvmlReturn_t of nvmlInit; source: nvml.h
 INIT_OK = 0
@@ -31,14 +32,6 @@ LOAD_ADVICE = (
     Advice("Load the driver and read what the kernel says if it refuses.", "modprobe nvidia; dmesg | grep -i nvrm"),
     "Not built for this kernel: reinstall the driver package (DKMS), or enrol its key where Secure Boot is on.",
 )
-
-
-def pci_gpus(node: Node) -> tuple[PciDevice, ...] | Missing:
-    """NVIDIA functions on the bus that are GPUs: PCI classes 0x0300 (VGA) and 0x0302 (3D)."""
-    devices = node.pci.nvidia_devices
-    if isinstance(devices, Missing):
-        return devices
-    return tuple(d for d in devices if d.pci_class.lower().removeprefix("0x")[:4] in ("0300", "0302"))
 
 
 @check(

@@ -15,11 +15,10 @@ from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node
 
 NAME = "CUDA_VISIBLE_DEVICES"
-ID = "env.cuda-visible-devices"
 
 
 @check(
-    ID,
+    "env.cuda-visible-devices",
     title="CUDA_VISIBLE_DEVICES shows the GPUs that are meant",
     explains=(
         Explains(VIEWS, anywhere=True),

@@ -26,7 +26,6 @@ from gpudoctor.checks.env.cuda_device_list import Visible, bare_uuid, resolve
 from gpudoctor.facts.model.measured_strategies import FrameworkView
 from gpudoctor.facts.model.missing import Missing, known
 
-ID = "env.frameworks"
 PROBE = "frameworks"
 NAMES = {"torch": "torch", "tensorflow": "TensorFlow", "jax": "JAX"}
 _CALLS = {
@@ -41,7 +40,7 @@ _BUILDS = {
 }
 
 
-@check(ID, title="torch, TensorFlow and JAX see the GPUs that the driver shows", level="full")
+@check("env.frameworks", title="torch, TensorFlow and JAX see the GPUs that the driver shows", level="full")
 def framework_sight(case: Case) -> Iterator[Finding]:
     """Fail if a framework opens other GPUs than the job may use; warn if one of several opens none."""
     not_run = case.measurements.not_run

@@ -16,12 +16,11 @@ from gpudoctor.checks.nvlink.link_state import links_up
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Environment, Variable
 
-ID = "env.nccl"
 _TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 @check(
-    ID,
+    "env.nccl",
     title="No NCCL or launcher setting slows training down or stops it",
     impact="costs",
     needs_gpu=False,

@@ -27,7 +27,6 @@ from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.measurements import TorchView
 from gpudoctor.facts.model.missing import Missing, known
 
-ID = "env.torch"
 INSTALL = "pip install 'gpudoctor-cli[torch]'"
 _WHEELS = Advice("Install a build for your driver's CUDA: https://pytorch.org/get-started", "nvidia-smi | head -4")
 
@@ -41,7 +40,7 @@ _SLOW_IMPORT_S = Limit(
 
 
 @check(
-    ID,
+    "env.torch",
     title="torch fits the driver and sees every GPU it may use",
     level="standard",
     limits=(_OLDEST_VERSION, _SLOW_IMPORT_S),

@@ -21,13 +21,12 @@ from gpudoctor.checks.core.finding import (
     unread,
     warn,
 )
-from gpudoctor.checks.core.readings import told_by_driver
 from gpudoctor.checks.core.registry import check
-from gpudoctor.checks.core.scope import confined, shown_count, slurm_gave
-from gpudoctor.checks.core.sight import Unseen, bus_gpus, drained_gpus, unseen
+from gpudoctor.checks.core.scope import confined, pci_gpus, shown_count, slurm_gave
+from gpudoctor.checks.core.sight import REFUSED, Unseen, bus_gpus, drained_gpus, narrowed, refused_handles, unseen
 from gpudoctor.checks.core.subject import NODE, Subject, of_gpu
-from gpudoctor.checks.core.trust import REFUSED, narrowed, refused_handles
-from gpudoctor.checks.driver.loaded import INIT_OK, pci_gpus
+from gpudoctor.checks.core.trust import shown_by_driver
+from gpudoctor.checks.driver.loaded import INIT_OK
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.profiles.peers import compute_gpus
 
@@ -60,7 +59,7 @@ def count(case: Case) -> Iterator[Finding]:
     """PCI bus, driver and expectation must agree; a smaller scope is reported, not failed."""
     node = case.node
     said = known(node.driver.device_count)
-    shown = said if said is not None else sum(told_by_driver(node, gpu) for gpu in node.gpus) or None
+    shown = said if said is not None else sum(shown_by_driver(node, gpu) for gpu in node.gpus) or None
     code = node.driver.init_code
     dead = tuple(_not_started(case))
     if shown is None:
@@ -77,7 +76,7 @@ def count(case: Case) -> Iterator[Finding]:
         return
     gpus, away = bus_gpus(node), unseen(node)
     on_bus = known(gpus)
-    limited = narrowed(case)
+    limited = narrowed(case.node)
     gone = {device.bus_id for device in away.gone}
     dead = tuple(f for f in dead if f.subject.bus_id not in gone and not limited)
     problems = (*_drained(case), *_gone(case, shown, away), *dead)

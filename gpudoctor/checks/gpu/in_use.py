@@ -10,8 +10,8 @@ from gpudoctor.checks.core.explains import SPEEDS
 from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, ok, skip, unread, warn
 from gpudoctor.checks.core.gpu_use import UNSEEN_MIB, use_of_gpu
 from gpudoctor.checks.core.registry import check
+from gpudoctor.checks.core.sight import REFUSED, hidden, refused_handles
 from gpudoctor.checks.core.subject import of_gpu
-from gpudoctor.checks.core.trust import REFUSED, hidden, refused_handles
 from gpudoctor.facts.model.gpu import Gpu, GpuProcess
 from gpudoctor.facts.model.missing import Missing, known
 

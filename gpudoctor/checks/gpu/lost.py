@@ -21,11 +21,11 @@ from gpudoctor.checks.core.finding import (
     unread,
     warn,
 )
-from gpudoctor.checks.core.readings import says_err, says_nothing, told_by_driver, unreadable
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.runner import NO_GPU
+from gpudoctor.checks.core.sight import denied
 from gpudoctor.checks.core.subject import NODE, Subject, of_gpu
-from gpudoctor.checks.core.trust import denied
+from gpudoctor.checks.core.trust import says_err, says_nothing, shown_by_driver, unreadable
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.nvml.error_cost import LOST, condemning, no_handle_cost
@@ -92,7 +92,7 @@ def lost(case: Case) -> Iterator[Finding]:
         yield unknown(_named(words), f"a GPU that was not reached: {words}", Evidence("GPU handle", words))
     silent = {device.bus_id for device in known(case.node.pci.nvidia_devices) or () if device.off_bus}
     for gpu in case.gpus:
-        off = gpu.bus_id in silent and not told_by_driver(case.node, gpu)
+        off = gpu.bus_id in silent and not shown_by_driver(case.node, gpu)
         yield _off_bus(of_gpu(gpu)) if off else _alive(case, gpu)
     for bus_id in sorted(silent - {gpu.bus_id for gpu in case.node.gpus}):
         yield _off_bus(Subject(kind="gpu", bus_id=bus_id))

@@ -11,8 +11,8 @@ from gpudoctor.checks.core.each_gpu import first_unread, in_virtual_machine, tru
 from gpudoctor.checks.core.explains import VIEWS, Explains
 from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, unread, warn
 from gpudoctor.checks.core.registry import check
+from gpudoctor.checks.core.sight import hidden, refused_handles
 from gpudoctor.checks.core.subject import NODE, of_gpu
-from gpudoctor.checks.core.trust import hidden, refused_handles
 from gpudoctor.checks.gpu.in_use import unified_memory
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import Missing, known

@@ -11,10 +11,10 @@ import msgspec
 from gpudoctor.checks.core.case import Case
 from gpudoctor.checks.core.explains import RESETS, Explains
 from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, Status, ok, skip, unknown, unread
-from gpudoctor.checks.core.readings import told_by_driver
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.sight import NotShown, not_shown
 from gpudoctor.checks.core.subject import NODE, Subject, of_gpu
+from gpudoctor.checks.core.trust import shown_by_driver
 from gpudoctor.checks.gpu.xid_codes import SXID_THERMAL, Bucket, sxid_fatal
 from gpudoctor.checks.gpu.xid_judged import ClassifiedEvent, judge_events, start_failed
 from gpudoctor.facts.model.missing import Missing, known
@@ -59,7 +59,7 @@ def xids(case: Case) -> Iterator[Finding]:
     by_bus = _by_bus(log.events)
     since = _since(case, log)
     for gpu in case.gpus:
-        judged = judge_events(by_bus.pop(gpu.bus_id, []), gpu, told_by_driver(case.node, gpu))
+        judged = judge_events(by_bus.pop(gpu.bus_id, []), gpu, shown_by_driver(case.node, gpu))
         if judged:
             yield _finding(of_gpu(gpu), judged, notes)
         elif not log.truncated:
@@ -135,7 +135,7 @@ def _elsewhere(
     """Events of GPUs that the driver does not show: gone, or hidden from this process."""
     for bus, events in by_bus.items():
         judged = judge_events(events, None)
-        if bus is None and any(told_by_driver(case.node, gpu) for gpu in case.node.gpus):
+        if bus is None and any(shown_by_driver(case.node, gpu) for gpu in case.node.gpus):
             # GPUs that the driver shows have started; gpu.count reports those that it does not show
             judged = [
                 msgspec.structs.replace(item, bucket="watch") if start_failed(item.event) else item for item in judged

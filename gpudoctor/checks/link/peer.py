@@ -31,7 +31,6 @@ from gpudoctor.checks.link.host import HOST
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import known
 
-PEER = "link.peer"
 _WHAT = "copies between GPUs"
 _LEAST_TO_COMPARE = 3
 _STEPS = (
@@ -65,7 +64,7 @@ _CLASS_FAIL_SHARE = Limit(
 
 
 @check(
-    PEER,
+    "link.peer",
     title="Every GPU reaches every other fast, and every byte arrives right",
     level="full",
     needs_gpu=False,

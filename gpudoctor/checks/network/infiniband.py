@@ -12,9 +12,6 @@ from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import RdmaPort
 from gpudoctor.profiles.peers import majority
 
-ID = "network.infiniband"
-
-
 _SIBLING_PORTS = Limit(
     3, "ports", "gpudoctor's own: where the maximum is not known, so many outvote one", name="sibling_ports"
 )
@@ -27,7 +24,7 @@ _PORTS_PER_GPU = Limit(
 
 
 @check(
-    ID,
+    "network.infiniband",
     title="RDMA ports are up at full rate, and GPUs can reach them",
     needs_gpu=False,
     limits=(_SIBLING_PORTS, _CLUSTER_GPUS, _PORTS_PER_GPU),

@@ -16,7 +16,6 @@ from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.measurements import Training, TrainRank
 from gpudoctor.facts.model.missing import known
 
-BALANCE = "train.balance"
 _SIMULATED = "simulation of 20 000 runs: false alarms at most 0.01 % at 1.10"
 
 
@@ -33,7 +32,7 @@ _LIMITS = (_WARN_RATIO, _FAIL_RATIO, _EXCESS_MS, _LAST_IN_SHARE, _DATA_EXCESS_MS
 
 
 @check(
-    BALANCE,
+    "train.balance",
     title="No rank is slower than the others",
     impact="slow-gpu",
     level="standard",

@@ -12,13 +12,12 @@ from gpudoctor.checks.core.subject import NODE
 from gpudoctor.checks.train.sync import judges_training
 from gpudoctor.facts.model.measurements import Training
 
-BUCKET = "train.bucket"
 _DEFAULT_BUCKET_MB = 25
 _GAIN = Limit(0.05, "of the step", "gpudoctor's own choice: less is not worth a setting", name="gain")
 
 
 @check(
-    BUCKET,
+    "train.bucket",
     title="Whether the size of DDP's gradient buckets matters here",
     level="full",
     needs_gpu=False,

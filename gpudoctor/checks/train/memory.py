@@ -14,9 +14,6 @@ from gpudoctor.checks.train.sync import judges_training
 from gpudoctor.facts.model.measurements import Training
 from gpudoctor.facts.model.missing import Missing
 
-MEMORY = "train.memory"
-
-
 _SPREAD_SHARE = Limit(
     0.02, "of the median", "equal work allocates equally; 2 % for fragmentation", name="spread_share", status="warn"
 )
@@ -26,7 +23,7 @@ _SPREAD_MIB = Limit(
 
 
 @check(
-    MEMORY,
+    "train.memory",
     title="Every rank uses the same amount of GPU memory",
     level="standard",
     needs_gpu=False,

@@ -17,8 +17,6 @@ from gpudoctor.checks.train.sync import judges_training
 from gpudoctor.facts.model.measurements import Training
 from gpudoctor.facts.model.missing import Missing, known
 
-SCALING = "train.scaling"
-
 
 class EfficiencyFactors(msgspec.Struct, frozen=True):
     """The factors of the efficiency; their product is the efficiency, exactly.
@@ -56,7 +54,7 @@ _EFFICIENCY_8 = Limit(0.81, "efficiency", "rule of thumb: 8 GPUs 6.5 x", name="e
 
 
 @check(
-    SCALING,
+    "train.scaling",
     title="All GPUs together are worth nearly their number",
     level="standard",
     needs_gpu=False,

@@ -16,7 +16,6 @@ from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.telemetry import GpuUnderLoad, Telemetry
 
-UTILIZATION = "train.utilization"
 _BUSY = "utilization_pct"
 _CALL = "nvmlDeviceGetUtilizationRates"
 Watched = tuple[Gpu, GpuUnderLoad]
@@ -29,7 +28,7 @@ _LEAST_SAMPLES = Limit(5, "samples", "NVML's figure is a mean over up to 1 s: fe
 
 
 @check(
-    UTILIZATION,
+    "train.utilization",
     title="Every GPU is as busy as the others during the train",
     level="standard",
     limits=(_APART_PCT, _LEAST_SAMPLES),
