@@ -12,7 +12,7 @@ from gpudoctor.checks.core.probe_outcome import absent, closed_by, on_gpus, rank
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE
 from gpudoctor.checks.core.under_load import load_of, median, percent
-from gpudoctor.checks.train.straggler import causes, shared_with
+from gpudoctor.checks.train.straggler import causes, is_shared
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.measured_burn import Burn, Series
 from gpudoctor.facts.model.missing import known
@@ -185,7 +185,7 @@ def _slower(case: Case, rank: int, drifts: Sequence[SpeedChange]) -> Finding:
     gpu = rank_gpu(case, rank)
     worst = max(drifts, key=lambda d: d.loss)
     own = [d for d in drifts if _probe(d)[1] and d.loss >= case.limit(_FAIL_LOSS, gpu)]
-    kind, judge = (_FAIL_LOSS, fail) if own and not (gpu and shared_with(gpu)) else (_WARN_LOSS, warn)
+    kind, judge = (_FAIL_LOSS, fail) if own and not (gpu and is_shared(gpu)) else (_WARN_LOSS, warn)
     reasons = _causes(case, rank, _probe(worst)[0])
     return judge(
         rank_subject(case, rank),

@@ -10,7 +10,7 @@ from gpudoctor.checks.collective.correct import CORRECT
 from gpudoctor.checks.core.case import Case, Limit
 from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, skip, unknown, warn
 from gpudoctor.checks.core.peer_pairs import Joined, joined_pairs
-from gpudoctor.checks.core.peer_ranks import strangers
+from gpudoctor.checks.core.peer_ranks import other_processes
 from gpudoctor.checks.core.probe_outcome import not_judged, not_measured, on_gpus, problems_of, rank_gpu, ranks_in_words
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE, Subject, of_gpu, of_pair
@@ -153,7 +153,9 @@ def _told(case: Case, subject: Subject, odd: Sequence[_Pair]) -> Finding:
         Evidence(f"sendrecv of ranks {p.a} and {p.b}", f"{short_size(p.size_bytes)}: {p.busbw_gb_s:.3g} GB/s each way")
         for p in (pair.measured for pair in odd)
     ]
-    others = next((words for p in odd for r in (p.measured.a, p.measured.b) if (words := strangers(case, r))), None)
+    others = next(
+        (words for p in odd for r in (p.measured.a, p.measured.b) if (words := other_processes(case, r))), None
+    )
     if others:
         return unknown(subject, f"{text}; but {others}: too disturbed to judge", *evidence)
     if all(pair.noisy for pair in odd):

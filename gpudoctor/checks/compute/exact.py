@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from gpudoctor.checks.core.case import Case
 from gpudoctor.checks.core.explains import Explains
 from gpudoctor.checks.core.finding import Advice, Evidence, Finding, Found, fail, ok, unknown
-from gpudoctor.checks.core.peer_ranks import by_model, silent
+from gpudoctor.checks.core.peer_ranks import by_model, ranks_without_figures
 from gpudoctor.checks.core.probe_outcome import judged_outcome, on_gpus, problems_of, rank_subject, ranks_in_words
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE
@@ -48,7 +48,7 @@ def exact(case: Case) -> Iterator[Finding]:
     if not done:
         return
     told = [each for each in done if each.fingerprints]
-    yield from silent(case, "compute", (each.rank for each in told), "bit-exactness")
+    yield from ranks_without_figures(case, "compute", (each.rank for each in told), "bit-exactness")
     unsteady = [each for each in told if len(set(each.fingerprints)) > 1]
     for each in unsteady:
         yield _unsteady(case, each)

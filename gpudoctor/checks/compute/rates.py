@@ -10,7 +10,7 @@ import msgspec
 from gpudoctor.checks.compute.exact import EXACT
 from gpudoctor.checks.core.case import Case, Limit
 from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, skip, unknown, warn
-from gpudoctor.checks.core.peer_ranks import reasons, set_slower, silent, strangers
+from gpudoctor.checks.core.peer_ranks import other_processes, ranks_without_figures, slowing_setting, slowness_causes
 from gpudoctor.checks.core.probe_outcome import not_judged, not_measured, rank_gpu, rank_subject
 from gpudoctor.facts.model.measured_compute import ComputeRank
 
@@ -52,7 +52,7 @@ def compute_gaps(case: Case, what: str, done: Sequence[ComputeRank]) -> Iterator
         yield from not_measured(case, "compute", what, EXACT)
         return
     yield from not_judged(case, "compute", what, EXACT)
-    yield from silent(case, "compute", (each.rank for each in done), what)
+    yield from ranks_without_figures(case, "compute", (each.rank for each in done), what)
 
 
 def judged_rate(case: Case, rate: MeasuredRate, group: Sequence[int], unit: str) -> Finding:
@@ -68,12 +68,12 @@ def judged_rate(case: Case, rate: MeasuredRate, group: Sequence[int], unit: str)
     if not verdicts:
         return ok(subject, found, _expected(case, rate, rate.bars[0], "warn", unit), *rate.evidence)
     bar, kind = min(verdicts, key=lambda one: (one[1] == "warn", one[0].share))
-    if others := strangers(case, rate.rank):
+    if others := other_processes(case, rate.rank):
         return unknown(subject, f"{rate.text}: slow, but {others}: too disturbed to judge", *rate.evidence)
     if rate.noise and bar.of - rate.value < rate.noise:
         text = f"{rate.text}: too noisy to judge, its own laps differ by {rate.noise / 3:.2g} {unit} (MAD)"
         return unknown(subject, text, *rate.evidence, advice=("Repeat it while nothing else runs on the node.",))
-    setting, found_reasons = set_slower(case, rate.rank, group), reasons(case, rate.rank, group, "compute")
+    setting, found_reasons = slowing_setting(case, rate.rank, group), slowness_causes(case, rate.rank, group, "compute")
     explained = setting is not None or (not bar.by_peers and bool(found_reasons))
     judge = fail if kind == "fail" and not explained else warn
     causes = [*([setting] if setting and not any("power limit" in r for r in found_reasons) else []), *found_reasons]

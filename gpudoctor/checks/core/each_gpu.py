@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import wraps
 
 from gpudoctor.checks.core.case import Case
@@ -66,3 +66,19 @@ def passed_through(gpu: Gpu) -> bool:
 def in_virtual_machine(node: Node, gpus: Iterable[Gpu]) -> bool:
     """Whether this is a virtual machine, by the host facts or by the virtualization mode of one of these GPUs."""
     return known(node.host.virtualization) == "vm" or any(map(passed_through, gpus))
+
+
+def out_of_line(count: int, peers: Sequence[int], floor: float, ratio: float) -> float | None:
+    """The bound that a lifetime counter exceeds compared with its peers'; None if it does not. Alone no verdict.
+
+    The bound is `ratio` times the peers' median, but at least `floor`. Without peers, a tenth of the floor
+    replaces their median.
+
+    >>> out_of_line(50_000, [0, 3, 1], floor=1000, ratio=100)
+    1000
+    >>> out_of_line(150, [0, 0, 0], floor=1000, ratio=100) is None
+    True
+    """
+    middle = sorted(peers)[len(peers) // 2] if peers else floor / 10
+    bound = max(floor, ratio * middle)
+    return bound if count >= bound else None

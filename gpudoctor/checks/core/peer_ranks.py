@@ -14,7 +14,7 @@ from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import known
 
 
-def silent(case: Case, probe: str, measured: Iterable[int], what: str) -> Iterator[Finding]:
+def ranks_without_figures(case: Case, probe: str, measured: Iterable[int], what: str) -> Iterator[Finding]:
     """Yield an `unknown` for each rank without figures, unless a problem of the probe gives the reason."""
     launch, have = case.measurements.launch, set(measured)
     if launch is None or problems_of(case, probe):
@@ -44,7 +44,7 @@ def against_others(rank: int, figures: Mapping[int, float]) -> float | None:
     return figures[rank] / usual if usual else None
 
 
-def reasons(case: Case, rank: int, group: Sequence[int], during: str) -> list[str]:
+def slowness_causes(case: Case, rank: int, group: Sequence[int], during: str) -> list[str]:
     """What facts and telemetry show that can make this rank's GPU slower than the rest of its group."""
     gpu = rank_gpu(case, rank)
     if gpu is None:
@@ -54,14 +54,14 @@ def reasons(case: Case, rank: int, group: Sequence[int], during: str) -> list[st
     return causes(gpu, peers, load_of(case, gpu, during), loads)
 
 
-def strangers(case: Case, rank: int) -> str | None:
+def other_processes(case: Case, rank: int) -> str | None:
     """Text naming other processes that compute on this rank's GPU, which make its figures meaningless; else None."""
     gpu = rank_gpu(case, rank)
     others = use_of_gpu(gpu).others if gpu else ()
     return f"pid {', '.join(str(p.pid) for p in others[:3])} uses the GPU too" if others else None
 
 
-def set_slower(case: Case, rank: int, group: Sequence[int]) -> str | None:
+def slowing_setting(case: Case, rank: int, group: Sequence[int]) -> str | None:
     """Text for a setting that makes this GPU slow on purpose, which another check reports; else None."""
     gpu = rank_gpu(case, rank)
     if gpu is None:
@@ -77,22 +77,3 @@ def set_slower(case: Case, rank: int, group: Sequence[int]) -> str | None:
 
 def _others(case: Case, rank: int, group: Sequence[int]) -> list[Gpu]:
     return [gpu for other in group if other != rank and (gpu := rank_gpu(case, other)) is not None]
-
-
-# Whether a lifetime counter stands out from the peers' counters. Alone that is never a verdict.
-
-
-def out_of_line(count: int, peers: Sequence[int], floor: float, ratio: float) -> float | None:
-    """The bound that `count` exceeds; None if it does not.
-
-    The bound is `ratio` times the peers' median, but at least `floor`. Without peers, a tenth of the floor
-    replaces their median.
-
-    >>> out_of_line(50_000, [0, 3, 1], floor=1000, ratio=100)
-    1000
-    >>> out_of_line(150, [0, 0, 0], floor=1000, ratio=100) is None
-    True
-    """
-    middle = sorted(peers)[len(peers) // 2] if peers else floor / 10
-    bound = max(floor, ratio * middle)
-    return bound if count >= bound else None

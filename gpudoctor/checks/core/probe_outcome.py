@@ -52,19 +52,19 @@ def judged_problems(case: Case, probe: str) -> Iterator[Finding]:
         yield _judged(case, problem)
 
 
-def not_judged(case: Case, probe: str, what: str, told_by: str) -> Iterator[Finding]:
-    """Findings for checks that lack figures because of the same problems: never a pass, details in `told_by`."""
+def not_judged(case: Case, probe: str, what: str, reported_by: str) -> Iterator[Finding]:
+    """Findings for checks that lack figures because of the same problems: never a pass, details in `reported_by`."""
     for problem in problems_of(case, probe):
         if (mode := closed_by(case, problem)) is not None:
             yield skip(_subject(case, problem), f"{what}: {problem.text}: {mode}")
         else:
-            yield unknown(_subject(case, problem), f"{what}: not measured, {problem.text} (see {told_by})")
+            yield unknown(_subject(case, problem), f"{what}: not measured, {problem.text} (see {reported_by})")
 
 
-def not_measured(case: Case, probe: str, what: str, told_by: str) -> Iterator[Finding]:
-    """Why a check has no figures at all: the probe's problems (details in `told_by`), else why it did not run."""
+def not_measured(case: Case, probe: str, what: str, reported_by: str) -> Iterator[Finding]:
+    """Why a check has no figures at all: the probe's problems (details in `reported_by`), else why it did not run."""
     if problems_of(case, probe):
-        yield from not_judged(case, probe, what, told_by)
+        yield from not_judged(case, probe, what, reported_by)
     else:
         yield absent(case, probe, what)
 

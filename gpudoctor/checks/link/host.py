@@ -9,7 +9,7 @@ import msgspec
 from gpudoctor.checks.core.case import Case, Limit
 from gpudoctor.checks.core.explains import Explains
 from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, skip, unknown, warn
-from gpudoctor.checks.core.peer_ranks import against_others, by_model, silent, strangers
+from gpudoctor.checks.core.peer_ranks import against_others, by_model, other_processes, ranks_without_figures
 from gpudoctor.checks.core.probe_outcome import judged_outcome, rank_gpu, rank_subject
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.under_load import highest_of, load_of
@@ -67,7 +67,7 @@ def host(case: Case) -> Iterator[Finding]:
         return
     for link in links:
         yield _judged(case, link, links)
-    yield from silent(case, "link", (link.rank for link in links), "copies between host and GPU")
+    yield from ranks_without_figures(case, "link", (link.rank for link in links), "copies between host and GPU")
 
 
 def _judged(case: Case, link: HostLink, links: Sequence[HostLink]) -> Finding:
@@ -95,7 +95,7 @@ def _judged(case: Case, link: HostLink, links: Sequence[HostLink]) -> Finding:
     lower = _lower_generation(case, gpu, in_use, links)
     found = Found(text, round(_slower(link), 2), "GB/s")
     bad = [(bar, kind) for bar in bars if (kind := _verdict(case, bar, gpu)) != "ok"]
-    if (bad or lower) and (others := strangers(case, link.rank)):
+    if (bad or lower) and (others := other_processes(case, link.rank)):
         return unknown(subject, f"{text}: slow, but {others}: too disturbed to judge", *evidence)
     if bad:
         bar, kind = min(bad, key=lambda one: (one[1] != "fail", one[0].share))

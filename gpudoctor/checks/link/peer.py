@@ -22,7 +22,7 @@ from gpudoctor.checks.core.finding import (
     warn,
 )
 from gpudoctor.checks.core.peer_pairs import Joined, joined_pairs
-from gpudoctor.checks.core.peer_ranks import strangers
+from gpudoctor.checks.core.peer_ranks import other_processes
 from gpudoctor.checks.core.probe_outcome import absent, not_judged, problems_of, rank_gpu, ranks_in_words
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE, Subject, of_gpu, of_pair
@@ -203,7 +203,7 @@ def _finding(
 ) -> Finding:
     launch = case.measurements.launch
     ranks = [info.rank for info in launch.ranks if rank_gpu(case, info.rank) in gpus] if launch else []
-    others = next((words for rank in ranks if (words := strangers(case, rank))), None)
+    others = next((words for rank in ranks if (words := other_processes(case, rank))), None)
     if others:
         return unknown(subject, f"{text}: slow, but {others}: too disturbed to judge", *evidence)
     share = case.limit(slow.limit)

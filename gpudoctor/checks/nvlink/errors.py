@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from gpudoctor.checks.core.case import Case, Limit
+from gpudoctor.checks.core.each_gpu import out_of_line
 from gpudoctor.checks.core.explains import Explains
 from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, ok, unread, warn
-from gpudoctor.checks.core.peer_ranks import out_of_line
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import of_gpu
 from gpudoctor.checks.gpu.xid_codes import LINK_CODES

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator
 
 from gpudoctor.checks.core.case import Case, Limit
-from gpudoctor.checks.core.each_gpu import each_gpu, first_failed
+from gpudoctor.checks.core.each_gpu import each_gpu, first_failed, out_of_line
 from gpudoctor.checks.core.explains import Explains
 from gpudoctor.checks.core.finding import (
     Advice,
@@ -21,7 +21,6 @@ from gpudoctor.checks.core.finding import (
     unread,
     warn,
 )
-from gpudoctor.checks.core.peer_ranks import out_of_line
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.runner import NO_GPU
 from gpudoctor.checks.core.subject import NODE, Subject, of_gpu

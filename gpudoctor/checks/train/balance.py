@@ -10,7 +10,7 @@ from gpudoctor.checks.core.probe_outcome import rank_gpu, rank_subject, ranks_in
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE
 from gpudoctor.checks.core.under_load import load_of
-from gpudoctor.checks.train.straggler import Deviation, SlowData, Thresholds, causes, deviations, shared_with, slow_data
+from gpudoctor.checks.train.straggler import Deviation, SlowData, Thresholds, causes, deviations, is_shared, slow_data
 from gpudoctor.checks.train.sync import judges_training
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.measurements import Training, TrainRank
@@ -134,7 +134,7 @@ def _uneven(case: Case, training: Training, deviation: Deviation) -> Finding:
         )
     limit = _FAIL_RATIO if deviation.verdict == "fail" else _WARN_RATIO
     most = case.limit(limit, gpu)
-    judge = fail if deviation.verdict == "fail" and not (gpu and shared_with(gpu)) else warn
+    judge = fail if deviation.verdict == "fail" and not (gpu and is_shared(gpu)) else warn
     likely, on_host = _why(case, training, deviation, gpu)
     advice = (
         Advice("Look at its clocks, temperature, power and link.", "gpudoctor check gpu pcie -v"),

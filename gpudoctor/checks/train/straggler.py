@@ -82,9 +82,9 @@ def slow_data(group: Sequence[TrainRank], limits: Thresholds) -> tuple[SlowData,
     found = []
     for rank in group:
         others = [r for r in group if r is not rank]
-        usual_ms = _of_others([r.data_ms for r in others])
-        ratio = _over(rank.data_ms + rank.compute_ms, _of_others([r.data_ms + r.compute_ms for r in others]))
-        computes = _over(rank.compute_ms, _of_others([r.compute_ms for r in others]))
+        usual_ms = _median([r.data_ms for r in others])
+        ratio = _over(rank.data_ms + rank.compute_ms, _median([r.data_ms + r.compute_ms for r in others]))
+        computes = _over(rank.compute_ms, _median([r.compute_ms for r in others]))
         if (
             min(ratio, ratio / max(computes, 1.0)) >= limits.warn_ratio
             and rank.data_ms - usual_ms >= limits.least_data_ms
@@ -95,16 +95,16 @@ def slow_data(group: Sequence[TrainRank], limits: Thresholds) -> tuple[SlowData,
 
 
 def _by_blocks(training: Training, rank: TrainRank, others: list[TrainRank], limits: Thresholds) -> Deviation:
-    usual_ms = _of_others([r.compute_ms for r in others])
+    usual_ms = _median([r.compute_ms for r in others])
     ratio = _over(rank.compute_ms, usual_ms)
-    usual_again_ms = _of_others([r.compute_again_ms for r in others])
+    usual_again_ms = _median([r.compute_again_ms for r in others])
     again = _over(rank.compute_again_ms, usual_again_ms)
     noise_ms = max(limits.least_excess_ms, 3 * rank.compute_mad_ms)
     clocks_agree = known(training.clock_invariant_ok) is True
     if ratio < limits.warn_ratio:
         if again >= limits.warn_ratio and rank.compute_again_ms - usual_again_ms >= noise_ms:
             return Deviation(rank, ratio, "noisy", f"a second block showed {again:.2f} x")
-        usual_lateness_ms = _of_others([r.lateness_ms for r in others])
+        usual_lateness_ms = _median([r.lateness_ms for r in others])
         late_ms = rank.lateness_ms - usual_lateness_ms
         least_ms = max(limits.least_excess_ms, (limits.warn_ratio - 1) * usual_ms)
         late = clocks_agree and rank.last_in_share >= limits.last_share and late_ms >= least_ms
@@ -132,14 +132,14 @@ def _by_turns(training: Training, rank: TrainRank, others: list[TrainRank], limi
     standard errors of the median: 2 x 1.25 x 1.4826 MAD / sqrt(turns).
     """
     turns = zip(rank.cycles_ms, *(r.cycles_ms for r in others), strict=False)
-    logs = [log(own / _of_others(usual)) for own, *usual in turns if own > 0 and min(usual) > 0]
+    logs = [log(own / _median(usual)) for own, *usual in turns if own > 0 and min(usual) > 0]
     if not training.rotated or len(logs) < _LEAST_TURNS:
-        ratio = _over(rank.compute_ms, _of_others([r.compute_ms for r in others]))
-        again = _over(rank.compute_again_ms, _of_others([r.compute_again_ms for r in others]))
+        ratio = _over(rank.compute_ms, _median([r.compute_ms for r in others]))
+        again = _over(rank.compute_again_ms, _median([r.compute_again_ms for r in others]))
         return Deviation(rank, ratio, "noisy", "the ranks could not take turns on the same cores")
-    center = _of_others(logs)
-    ratio, again = exp(center), exp(_of_others(logs[len(logs) // 2 :]))
-    unsure = 2 * 1.25 * 1.4826 * _of_others([abs(value - center) for value in logs]) / sqrt(len(logs))
+    center = _median(logs)
+    ratio, again = exp(center), exp(_median(logs[len(logs) // 2 :]))
+    unsure = 2 * 1.25 * 1.4826 * _median([abs(value - center) for value in logs]) / sqrt(len(logs))
     lower, upper = exp(center - unsure), exp(center + unsure)
     if upper < limits.warn_ratio:
         return Deviation(rank, ratio, "even")
@@ -204,12 +204,12 @@ def causes(
     return found
 
 
-def shared_with(gpu: Gpu) -> bool:
+def is_shared(gpu: Gpu) -> bool:
     """Whether another process computes on the GPU, so that its slowness is no evidence against it."""
     return bool(use_of_gpu(gpu).others)
 
 
-def _of_others(values: Sequence[float]) -> float:
+def _median(values: Sequence[float]) -> float:
     """The median of values that are all known; a group has at least two ranks, so there is one."""
     usual = median(values)
     assert usual is not None
