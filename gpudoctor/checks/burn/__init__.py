@@ -1,1 +1,1 @@
-"""burn.*: what repeating the load for minutes brought to light."""
+"""burn.*: what repeating the load for minutes reveals."""

@@ -1,4 +1,4 @@
-"""burn.counters: errors that the GPUs and the kernel counted while the load was repeated."""
+"""burn.counters: errors that GPUs and kernel counted during sustained load."""
 
 from __future__ import annotations
 
@@ -32,15 +32,14 @@ from gpudoctor.facts.model.node import KernelLog
 from gpudoctor.facts.model.pcie_generations import GT_S
 from gpudoctor.facts.model.telemetry import Burn, GpuCounters
 
-COUNTERS = "burn.counters"
 _WORDS = {
     "ecc_uncorrected": "uncorrected memory errors",
     "ecc_corrected": "corrected memory errors",
     "pcie_replays": "PCIe replays",
 }
-# PCI Express Base Specification: one bit in 10^12 may be wrong, and a wrong one is sent again
+# PCI Express Base Specification: one bit in 10^12 may be wrong, and is then sent again
 _BIT_ERROR_RATIO = 1e-12
-_LEAST_S = 60.0  # over less a few replays by chance would make a high rate
+_LEAST_S = 60.0  # over a shorter time a few random replays would give a high rate
 
 
 _UNCORRECTED = Limit(
@@ -59,14 +58,14 @@ _REPLAY_RATE = Limit(
 
 
 @check(
-    COUNTERS,
+    "burn.counters",
     title="Nothing counts errors under sustained load",
     level="burn",
     needs_gpu=False,
     limits=(_UNCORRECTED, _CORRECTED, _REPLAY_RATE),
 )
 def counters(case: Case) -> Iterator[Finding]:
-    """Judge what grew between the readings before and after the load; what was not read is no pass."""
+    """Judge what grew between the readings before and after the load; counters that were not read never pass."""
     burn = case.measurements.burn
     if burn is None:
         yield absent(case, "burn", "error counters under load")
@@ -94,7 +93,7 @@ def counters(case: Case) -> Iterator[Finding]:
 
 
 def _measured(case: Case) -> list[Gpu]:
-    """The GPUs that ranks sat on."""
+    """The GPUs that ranks ran on."""
     launch = case.measurements.launch
     return [gpu for info in (launch.ranks if launch else ()) if (gpu := rank_gpu(case, info.rank)) is not None]
 
@@ -155,7 +154,7 @@ def _replays(case: Case, gpu: Gpu, counted: GpuCounters, burn: Burn) -> Iterator
         yield warn(
             of_gpu(gpu),
             Found(f"{rate:.0f} PCIe replays a minute under load ({replays} in all)", round(rate, 1), "per minute"),
-            Expected(f"at most {allowed} a minute", "<=", allowed, "per minute", case.limit_source(_REPLAY_RATE)),
+            Expected(f"at most {allowed} a minute", "<=", allowed, "per minute", case.limit_source(_REPLAY_RATE, gpu)),
             Evidence("nvmlDeviceGetPcieReplayCounter", f"+{replays}"),
             likely="the link sends much again: a riser, cable or contact at the edge of what it can carry",
             advice=(Advice("Reseat the GPU and its riser or cable, and see whether the errors follow it."), *_SEE),
@@ -163,10 +162,10 @@ def _replays(case: Case, gpu: Gpu, counted: GpuCounters, burn: Burn) -> Iterator
 
 
 def _logged(case: Case, burn: Burn) -> list[Finding]:
-    """What gpu.xid would say of the lines that came during the load, less its passes."""
+    """The findings of gpu.xid for the kernel lines of the load, without passes."""
     if isinstance(burn.kernel_events, Missing):
         return [unread(NODE, "kernel log of the load", burn.kernel_events)]
-    # what the GPUs said before the load settles nothing that came after
+    # a GPU's answer from before the load settles no error that came after it
     before = tuple(msgspec.structs.replace(gpu, recovery_action=NOT_READ) for gpu in case.node.gpus)
     log = KernelLog(events=burn.kernel_events, source=case.node.kernel_log.source)
     node = msgspec.structs.replace(case.node, gpus=before, kernel_log=log)

@@ -1,4 +1,4 @@
-"""burn.drift: whether the load that was repeated for minutes became slower, and on which GPU."""
+"""burn.drift: did the GPUs become slower under sustained load, and which?"""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from gpudoctor.checks.core.probe_outcome import absent, closed_by, on_gpus, rank
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE
 from gpudoctor.checks.core.under_load import load_of, median, percent
-from gpudoctor.checks.train.straggler import causes, shared_with
+from gpudoctor.checks.train.straggler import causes, is_shared
+from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import known
 from gpudoctor.facts.model.telemetry import Burn, Series
 
-DRIFT = "burn.drift"
 _RULE = "SuperBench's rule for a run against an earlier one of its own"
-# The probe in which each figure was taken, and whether the GPU alone makes it: no host, no other GPU takes part
+# Metric prefix, the probe that measures it, and whether only the GPU itself matters (no host, no other GPU)
 _PROBES = (
     ("all_reduce", "collective", False),
     ("host to device", "link", False),
@@ -31,10 +31,10 @@ _PROBES = (
 
 
 class SpeedChange(msgspec.Struct, frozen=True):
-    """How one figure changed, as a share of its speed (0.1: a tenth of it was lost).
+    """How one figure changed, as a share of its speed (0.1: a tenth was lost).
 
-    `alone`: the same figure of its peers did not change with it. `steady`: early and late values
-    do not overlap, so that it is no chance.
+    `alone`: the peers' same figure did not change with it. `steady`: early and late values do not overlap, so the
+    change is not random.
     """
 
     series: Series
@@ -50,7 +50,7 @@ class SpeedChange(msgspec.Struct, frozen=True):
 
 
 def ended_early(case: Case, what: str) -> Iterator[Finding]:
-    """One finding for each problem that broke the burn off: what it would have shown later is not known."""
+    """One finding for each problem that ended the burn early: later results are unknown."""
     for problem in case.measurements.problems:
         subject = NODE if problem.rank is None else rank_subject(case, problem.rank)
         if (mode := closed_by(case, problem)) is not None:
@@ -73,7 +73,7 @@ _LEAST_S = Limit(90, "s", "first half minute and last minute may not be the same
 
 
 @check(
-    DRIFT,
+    "burn.drift",
     title="Sustained load does not make the GPUs slower",
     level="burn",
     needs_gpu=False,
@@ -98,8 +98,7 @@ def drift(case: Case) -> Iterator[Finding]:
     if too_little is not None:
         yield too_little
         return
-    warn_loss = case.limit(_WARN_LOSS)
-    found = [d for d in drifts if d.loss >= warn_loss]
+    found = [d for d in drifts if d.loss >= case.limit(_WARN_LOSS, _gpu(case, d.series))]
     yield from _judged(case, [d for d in found if d.steady])
     noisy = [d for d in found if not d.steady]
     for rank in sorted({-1 if d.series.rank is None else d.series.rank for d in noisy}):
@@ -113,7 +112,7 @@ def drift(case: Case) -> Iterator[Finding]:
 
 
 def _too_little(case: Case, burn: Burn, rounds: str) -> Finding | None:
-    """Why nothing can be said of drift; None if it can."""
+    """A finding if the burn was too short to judge drift; None otherwise."""
     least_s = case.limit(_LEAST_S)
     if burn.asked_s < least_s:
         return skip(NODE, f"drift under load: {rounds}; {least_s:g} s at least tell anything (--duration)")
@@ -132,14 +131,18 @@ def _drift(case: Case, series: Series, every: Sequence[Series]) -> SpeedChange:
         and _model(case, other) == _model(case, series)
     ]
     usual = median(others)
-    alone = usual is not None and usual < case.limit(_WARN_LOSS)
+    alone = usual is not None and usual < case.limit(_WARN_LOSS, _gpu(case, series))
     early, late = series.early, series.late
     steady = late.low > early.high if _in_time(series) else late.high < early.low
     return SpeedChange(series, _loss(series), steady, alone)
 
 
+def _gpu(case: Case, series: Series) -> Gpu | None:
+    return rank_gpu(case, series.rank) if series.rank is not None else None
+
+
 def _model(case: Case, series: Series) -> str | None:
-    gpu = rank_gpu(case, series.rank) if series.rank is not None else None
+    gpu = _gpu(case, series)
     return known(gpu.name) if gpu else None
 
 
@@ -148,14 +151,14 @@ def _in_time(series: Series) -> bool:
 
 
 def _loss(series: Series) -> float:
-    """The share of its speed that was lost: 0.1 if a rate fell by a tenth, or a time grew by a ninth."""
+    """The share of speed that was lost: 0.1 if a rate fell by a tenth, or a time grew by a ninth."""
     early, late = series.early.median, series.late.median
     before, after = (late, early) if _in_time(series) else (early, late)
     return 1 - after / before if before > 0 else 0.0
 
 
 def _judged(case: Case, drifts: Sequence[SpeedChange]) -> Iterator[Finding]:
-    """One finding for each rank that became slower by itself, and one for what became slower everywhere."""
+    """One finding for each rank that became slower alone, and one for what became slower everywhere."""
     for rank in sorted({d.series.rank for d in drifts if d.alone and d.series.rank is not None}):
         yield _slower(case, rank, [d for d in drifts if d.alone and d.series.rank == rank])
     together: dict[str, list[SpeedChange]] = {}
@@ -182,12 +185,12 @@ def _slower(case: Case, rank: int, drifts: Sequence[SpeedChange]) -> Finding:
     gpu = rank_gpu(case, rank)
     worst = max(drifts, key=lambda d: d.loss)
     own = [d for d in drifts if _probe(d)[1] and d.loss >= case.limit(_FAIL_LOSS, gpu)]
-    kind, judge = (_FAIL_LOSS, fail) if own and not (gpu and shared_with(gpu)) else (_WARN_LOSS, warn)
+    kind, judge = (_FAIL_LOSS, fail) if own and not (gpu and is_shared(gpu)) else (_WARN_LOSS, warn)
     reasons = _causes(case, rank, _probe(worst)[0])
     return judge(
         rank_subject(case, rank),
         Found("; ".join(d.words for d in drifts), round(worst.loss, 3), "share"),
-        _expected(case, kind),
+        _expected(case, kind, gpu),
         *(_evidence(d) for d in drifts),
         likely="; ".join(reasons) or "no reading explains it: most often cooling that does not keep up",
         advice=(
@@ -202,7 +205,7 @@ def _probe(drift: SpeedChange) -> tuple[str, bool]:
 
 
 def _causes(case: Case, rank: int, during: str) -> list[str]:
-    """What changed on this GPU while it was under load, and what sets it apart from its peers."""
+    """What changed on this GPU during the load, and how it differs from its peers."""
     gpu = rank_gpu(case, rank)
     if gpu is None:
         return []
@@ -231,6 +234,6 @@ def _of_rank(drift: SpeedChange) -> str:
     return "" if drift.series.rank is None else f"rank {drift.series.rank} "
 
 
-def _expected(case: Case, limit: Limit) -> Expected:
-    share = case.limit(limit)
-    return Expected(f"less than {percent(share)} slower at the end", "<", share, "share", case.limit_source(limit))
+def _expected(case: Case, limit: Limit, gpu: Gpu | None = None) -> Expected:
+    share, source = case.limit(limit, gpu), case.limit_source(limit, gpu)
+    return Expected(f"less than {percent(share)} slower at the end", "<", share, "share", source)

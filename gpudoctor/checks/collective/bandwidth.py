@@ -1,4 +1,4 @@
-"""collective.bandwidth: how fast sums over all ranks come."""
+"""collective.bandwidth: is all_reduce as fast as it should be on this node?"""
 
 from __future__ import annotations
 
@@ -16,18 +16,16 @@ from gpudoctor.facts.model.measurements import Collective
 from gpudoctor.facts.model.missing import known
 from gpudoctor.units import short_size
 
-BANDWIDTH = "collective.bandwidth"
-
 
 @check(
-    BANDWIDTH,
+    "collective.bandwidth",
     title="all_reduce reaches the bandwidth that this kind of node has",
     level="standard",
     needs_gpu=False,
     limits=LIMITS,
 )
 def bandwidth(case: Case) -> Iterator[Finding]:
-    """Judge the largest all_reduce against the profile, else against the slowest link in the way."""
+    """Judge the largest all_reduce against the profile, else against the slowest link on its way."""
     done = [c for c in case.measurements.collectives if c.op == "all_reduce"]
     if not done:
         yield from not_measured(case, "collective", "all_reduce bandwidth", CORRECT)
@@ -81,7 +79,7 @@ def _judged(case: Case, done: Collective, bound: Bound, text: str, evidence: tup
 
 
 def other_work(case: Case) -> str | None:
-    """Compute processes of others on the GPUs measured, in words."""
+    """Text naming compute processes of others on the measured GPUs; None if there are none."""
     ranks = range(rank_count(case))
     measured = [gpu for rank in ranks if (gpu := rank_gpu(case, rank)) is not None]
     pids = [f"pid {p.pid} on GPU {gpu.index}" for gpu in measured for p in use_of_gpu(gpu).others]

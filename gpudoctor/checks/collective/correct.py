@@ -1,4 +1,4 @@
-"""collective.correct: whether sums over all ranks are exactly right."""
+"""collective.correct: are sums over all ranks exactly right?"""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SHOWN = 8  # of many wrong results
 
 
 class _Wrong(msgspec.Struct, frozen=True):
-    """One measurement, by what went wrong in it."""
+    """One measurement with wrong results: the ranks that got them, and those whose part is missing."""
 
     what: str
     size_bytes: int
@@ -46,7 +46,7 @@ class _Wrong(msgspec.Struct, frozen=True):
     ),
 )
 def correct(case: Case) -> Iterator[Finding]:
-    """Fail every rank whose result is wrong or whose part is missing; a hung or dead rank too."""
+    """Fail every rank whose result is wrong or whose part is missing, and every hung or dead rank."""
     done = case.measurements.collectives
     yield from judged_outcome(case, "collective", "collectives", measured=bool(done))
     if not done:
@@ -56,7 +56,7 @@ def correct(case: Case) -> Iterator[Finding]:
         _Wrong(f"sendrecv of ranks {p.a} and {p.b}", p.size_bytes, p.wrong_ranks) for p in case.measurements.pairs
     ]
     wrong = [each for each in wrong if each.wrong_ranks or each.missing_ranks]
-    # a part that is missing makes every sum wrong: the rank that did not give it is the one to name
+    # a missing part makes every sum wrong: blame only the rank that did not contribute
     culprits = {rank for each in wrong for rank in (each.missing_ranks or each.wrong_ranks)}
     for rank in sorted(culprits):
         yield _wrong(case, rank, wrong)
@@ -78,7 +78,7 @@ def correct(case: Case) -> Iterator[Finding]:
 
 
 def rank_count(case: Case) -> int:
-    """How many ranks took part."""
+    """The number of ranks that took part."""
     return case.measurements.launch.world_size if case.measurements.launch else 0
 
 

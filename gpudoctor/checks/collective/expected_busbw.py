@@ -1,4 +1,4 @@
-"""How fast all_reduce should be on a node: by its profile, else by its slowest link."""
+"""The expected speed of all_reduce on a node: from its profile, else from its slowest link."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import known
 from gpudoctor.facts.model.pcie_generations import LANE_GB_S
 
-# below this the latency of a message counts, not the links
+# below this size latency dominates, not the links
 SMALLEST_JUDGED_BYTES = 16 * 2**20
 
 
@@ -48,7 +48,7 @@ LIMITS = (_WARN_SHARE, _FAIL_SHARE, _NVLINK_SHARE, _PCIE_P2P_SHARE, _HOST_MEMORY
 
 
 class Bound(msgspec.Struct, frozen=True):
-    """An expected busbw and the ratios below which it is a warn or a fail (None: never a fail)."""
+    """An expected busbw, and the ratios below which a result is a warn or a fail (None: never a fail)."""
 
     expected_gb_s: float
     warn_ratio: float
@@ -58,7 +58,7 @@ class Bound(msgspec.Struct, frozen=True):
 
 
 def expected_busbw(case: Case, ranks: int, size_bytes: int) -> Bound | str:
-    """The bound for so many ranks at this size; a str says why there is none."""
+    """The bound for this number of ranks and message size; a str is the reason why there is none."""
     if size_bytes < SMALLEST_JUDGED_BYTES:
         return "the message is too small to show the links"
     gpus = [gpu for rank in range(ranks) if (gpu := rank_gpu(case, rank)) is not None]
@@ -70,7 +70,7 @@ def expected_busbw(case: Case, ranks: int, size_bytes: int) -> Bound | str:
 
 
 def size_factor(factors: dict[str, float], size_bytes: int) -> float | None:
-    """The share of the large-message figure at this size, between the table's sizes in log scale.
+    """The share of the large-message figure at this size, interpolated between the table's sizes on a log scale.
 
     None below the smallest size of the table. `factors` maps MiB to share.
     """
@@ -91,7 +91,7 @@ def _by_profile(case: Case, ranks: int, size_bytes: int) -> Bound | None:
         return None
     share = size_factor(node.size_factor, size_bytes)
     if share is None:
-        # no curve: only the largest messages come near the figure, and that closely nobody knows
+        # without a curve, only the largest messages are near the figure, and how near is not known
         if size_bytes < 2**30:
             return None
         share = 1.0
@@ -110,7 +110,7 @@ def _by_profile(case: Case, ranks: int, size_bytes: int) -> Bound | None:
 
 
 def _by_links(case: Case, gpus: list[Gpu], size_bytes: int) -> Bound | str:
-    """A loose bound that can only warn: the slowest link that the ring has to pass."""
+    """A loose bound that can only warn: the slowest link in the ring."""
     nvlink = _nvlink_gb_s(case, gpus)
     if nvlink is not None:
         return _loose(case, _NVLINK_SHARE, nvlink, "the GPU with the fewest NVLinks")
@@ -123,7 +123,7 @@ def _by_links(case: Case, gpus: list[Gpu], size_bytes: int) -> Bound | str:
     complete = len(pairs) == len(inside) * (len(inside) - 1) // 2
     if complete and all(known(p.p2p_read) == "OK" and known(p.path) in ("PIX", "PXB") for p in pairs):
         return _loose(case, _PCIE_P2P_SHARE, slowest, "the slowest PCIe link, peer to peer")
-    # NCCL itself goes through host memory if GPUs do not share a switch
+    # NCCL itself goes through host memory if the GPUs do not share a switch
     return _loose(case, _HOST_MEMORY_SHARE, slowest, "the slowest PCIe link, by way of host memory")
 
 
@@ -134,7 +134,7 @@ def _loose(case: Case, limit: Limit, link_gb_s: float, what: str) -> Bound:
 
 
 def _nvlink_gb_s(case: Case, gpus: list[Gpu]) -> float | None:
-    """One direction of the weakest GPU's NVLinks, if every pair is joined by them; else None."""
+    """The rate of the weakest GPU's NVLinks in one direction, if NVLinks connect every pair; else None."""
     spec = case.profile.gpu.nvlink if case.profile.gpu else None
     inside = {gpu.index for gpu in gpus}
     pairs = [p for p in case.pairs if {p.a, p.b} <= inside]
@@ -147,7 +147,7 @@ def _nvlink_gb_s(case: Case, gpus: list[Gpu]) -> float | None:
 
 
 def _pcie_gb_s(gpu: Gpu) -> float | None:
-    """One direction of the GPU's link at the generation it reaches under load; width as it is."""
+    """The rate of the GPU's link in one direction, with the generation it reaches under load and its current width."""
     generation = known(gpu.pcie.generation_max)
     width = known(gpu.pcie.width)
     if generation not in LANE_GB_S or not width:

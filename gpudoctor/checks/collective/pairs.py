@@ -1,4 +1,4 @@
-"""collective.pairs: NCCL between every two GPUs, each pair against the others that are joined in the same way."""
+"""collective.pairs: NCCL between every two GPUs, compared with the other pairs that are connected the same way."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpudoctor.checks.collective.correct import CORRECT
 from gpudoctor.checks.core.case import Case, Limit
 from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, skip, unknown, warn
 from gpudoctor.checks.core.peer_pairs import Joined, joined_pairs
-from gpudoctor.checks.core.peer_ranks import strangers
+from gpudoctor.checks.core.peer_ranks import other_processes
 from gpudoctor.checks.core.probe_outcome import not_judged, not_measured, on_gpus, problems_of, rank_gpu, ranks_in_words
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE, Subject, of_gpu, of_pair
@@ -20,10 +20,9 @@ from gpudoctor.facts.model.measurements import PairBandwidth
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.units import short_size
 
-PAIRS = "collective.pairs"
 _WHAT = "send and receive between pairs"
-_LEAST_TO_COMPARE = 3  # of two that differ nobody knows which is the odd one
-_NOISE_DEVIATIONS = 3.0  # a slowness within so many median deviations of the pair's own time is not one
+_LEAST_TO_COMPARE = 3  # if only two differ, it is open which one is abnormal
+_NOISE_DEVIATIONS = 3.0  # an excess time below so many median deviations of the pair's own time is noise
 _STEPS = (
     Advice("Look at the links between the two.", "gpudoctor check nvlink pcie link.peer -v"),
     Advice("See which paths NCCL takes.", "NCCL_DEBUG=INFO gpudoctor check collective.pairs --level full"),
@@ -31,9 +30,9 @@ _STEPS = (
 
 
 class _Pair(msgspec.Struct, frozen=True):
-    """What was measured of a pair and what joins it.
+    """A measured pair and its connection.
 
-    `direct`: surely without the host in between. `usual_gb_s`: what the others of its kind reach; 0: not looked up.
+    `direct`: certainly not through the host. `usual_gb_s`: what the others of its kind reach; 0: not computed.
     """
 
     measured: PairBandwidth
@@ -47,7 +46,7 @@ class _Pair(msgspec.Struct, frozen=True):
 
     @property
     def noisy(self) -> bool:
-        """Whether the excess of its time over the others' is within its own scatter."""
+        """Whether its excess time over the others is within its own scatter."""
         usual_us = self.measured.size_bytes / self.usual_gb_s / 1e3
         return self.measured.time_us - usual_us < _NOISE_DEVIATIONS * self.measured.time_us_mad
 
@@ -61,14 +60,14 @@ _FAIL_SHARE = Limit(
 
 
 @check(
-    PAIRS,
+    "collective.pairs",
     title="Every two GPUs exchange data as fast as the other pairs of their kind",
     level="full",
     needs_gpu=False,
     limits=(_WARN_SHARE, _FAIL_SHARE),
 )
 def pairs(case: Case) -> Iterator[Finding]:
-    """Compare pairs of one kind (NVLinks or PCIe path, models); name the odd pair, or the GPU that they share."""
+    """Compare pairs of one kind (NVLinks or PCIe path, models); report slow pairs, or the GPU that they share."""
     measured = case.measurements.pairs
     if not measured:
         yield from not_measured(case, "collective", _WHAT, CORRECT)
@@ -85,7 +84,7 @@ def pairs(case: Case) -> Iterator[Finding]:
     found = _joined(case, measured)
     if len(found) < len(measured):
         yield unknown(NODE, f"{_WHAT}: of some ranks it is not known which GPU they had")
-    right = [pair for pair in found if not pair.measured.wrong_ranks]  # the others are told by collective.correct
+    right = [pair for pair in found if not pair.measured.wrong_ranks]  # collective.correct reports the others
     for kind in dict.fromkeys(pair.joined.alike for pair in right):
         yield from _alike(case, [pair for pair in right if pair.joined.alike == kind])
 
@@ -101,7 +100,7 @@ def _joined(case: Case, measured: Sequence[PairBandwidth]) -> list[_Pair]:
 
 
 def _p2p(case: Case, pair: PairBandwidth) -> bool | Missing:
-    """Whether the two reach each other without the host: as CUDA said in the link probe, else as the driver shows."""
+    """Whether the two reach each other without the host, by CUDA in the link probe, else by the driver's facts."""
     for link in case.measurements.peer_links:
         if {link.source, link.target} == {pair.a, pair.b}:
             return link.p2p
@@ -138,7 +137,7 @@ def _alike(case: Case, members: Sequence[_Pair]) -> Iterator[Finding]:
 
 
 def _culprits(case: Case, slow: Sequence[_Pair]) -> list[tuple[Subject, list[_Pair]]]:
-    """The GPU that all the slow pairs share, if there are several and one; else each pair for itself."""
+    """The one GPU that several slow pairs share, if there is one; else each pair separately."""
     shared = set.intersection(*(set(pair.joined.gpus) for pair in slow)) if len(slow) > 1 else set()
     gpu = next((gpu for gpu in case.node.gpus if {gpu.index} == shared), None)
     return [(of_gpu(gpu), list(slow))] if gpu else [(of_pair(*pair.joined.gpus), [pair]) for pair in slow]
@@ -154,12 +153,14 @@ def _told(case: Case, subject: Subject, odd: Sequence[_Pair]) -> Finding:
         Evidence(f"sendrecv of ranks {p.a} and {p.b}", f"{short_size(p.size_bytes)}: {p.busbw_gb_s:.3g} GB/s each way")
         for p in (pair.measured for pair in odd)
     ]
-    others = next((words for p in odd for r in (p.measured.a, p.measured.b) if (words := strangers(case, r))), None)
+    others = next(
+        (words for p in odd for r in (p.measured.a, p.measured.b) if (words := other_processes(case, r))), None
+    )
     if others:
         return unknown(subject, f"{text}; but {others}: too disturbed to judge", *evidence)
     if all(pair.noisy for pair in odd):
         return unknown(subject, f"{text}; but its own time scatters as much: too noisy to judge", *evidence)
-    # through host memory, pairs of one kind may differ by how the board is made
+    # through host memory, pairs of one kind may differ because of the board's layout
     bad = [p for p in odd if p.direct and p.gb_s < p.usual_gb_s * case.limit(_FAIL_SHARE) and not p.noisy]
     limit = _FAIL_SHARE if bad else _WARN_SHARE
     floor = worst.usual_gb_s * case.limit(limit)
@@ -183,6 +184,6 @@ def _told(case: Case, subject: Subject, odd: Sequence[_Pair]) -> Finding:
 
 
 def _span(rates: Sequence[float]) -> str:
-    """ "1 pair at 3.2 GB/s each way", "28 pairs at 230 to 242 GB/s each way"."""
+    """Text for the rates: "1 pair at 3.2 GB/s each way", "28 pairs at 230 to 242 GB/s each way"."""
     figures = f"{min(rates):.3g}" if len(rates) == 1 else f"{min(rates):.3g} to {max(rates):.3g}"
     return f"{len(rates)} pair{'s' if len(rates) > 1 else ''} at {figures} GB/s each way"

@@ -1,4 +1,4 @@
-"""compute.exact: whether equal work gives the same bits on every device."""
+"""compute.exact: does equal work give the same bits on every device?"""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from gpudoctor.checks.core.case import Case
 from gpudoctor.checks.core.explains import Explains
 from gpudoctor.checks.core.finding import Advice, Evidence, Finding, Found, fail, ok, unknown
-from gpudoctor.checks.core.peer_ranks import by_model, silent
+from gpudoctor.checks.core.peer_ranks import by_model, ranks_without_figures
 from gpudoctor.checks.core.probe_outcome import judged_outcome, on_gpus, problems_of, rank_subject, ranks_in_words
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE
@@ -42,13 +42,13 @@ _ON_CPUS = (
     ),
 )
 def exact(case: Case) -> Iterator[Finding]:
-    """Fail the rank whose repeats differ, and the one that differs from most of its model; a dead or hung rank too."""
+    """Fail ranks whose repeats differ, those that differ from most of their model, and dead or hung ranks."""
     done = case.measurements.compute
     yield from judged_outcome(case, "compute", "bit-exactness", measured=bool(done))
     if not done:
         return
     told = [each for each in done if each.fingerprints]
-    yield from silent(case, "compute", (each.rank for each in told), "bit-exactness")
+    yield from ranks_without_figures(case, "compute", (each.rank for each in told), "bit-exactness")
     unsteady = [each for each in told if len(set(each.fingerprints)) > 1]
     for each in unsteady:
         yield _unsteady(case, each)
@@ -59,7 +59,7 @@ def exact(case: Case) -> Iterator[Finding]:
 
 
 def _alike(case: Case, ranks: Sequence[ComputeRank]) -> list[list[ComputeRank]]:
-    """By model, and by the number of multiprocessors: libraries choose their algorithms by it."""
+    """Group by model and number of multiprocessors: libraries choose their algorithms by the latter."""
     groups = []
     for numbers in by_model(case, [each.rank for each in ranks]):
         members = [each for each in ranks if each.rank in numbers]
@@ -69,7 +69,7 @@ def _alike(case: Case, ranks: Sequence[ComputeRank]) -> list[list[ComputeRank]]:
 
 
 def corruption_steps(case: Case) -> tuple[Advice, ...]:
-    """What to do with a device that computes or stores wrongly."""
+    """Steps for a device that computes or stores wrong values."""
     return _ON_GPUS if on_gpus(case) else _ON_CPUS
 
 
@@ -90,7 +90,7 @@ def _unsteady(case: Case, each: ComputeRank) -> Finding:
 
 
 def _compared(case: Case, group: Sequence[ComputeRank], others_failed: bool) -> Iterator[Finding]:
-    # every repeat of a steady rank is the same: its first stands for all
+    # all repeats of a steady rank are equal: compare the first
     results = {each.rank: each.fingerprints[0] for each in group}
     who = ranks_in_words(case, len(group))
     repeats = min(len(each.fingerprints) for each in group)
@@ -108,7 +108,7 @@ def _compared(case: Case, group: Sequence[ComputeRank], others_failed: bool) -> 
         if not others_failed:
             yield ok(NODE, Found(f"{who}: the same bits on every rank, {repeats} repeats each", 1, "results"))
         return
-    usual = majority(results.values())  # of two that differ there is none
+    usual = majority(results.values())  # two that differ have none
     evidence = tuple(Evidence(f"rank {rank}", sha[:16]) for rank, sha in results.items())
     if usual is None:
         names = ", ".join(rank_subject(case, rank).label for rank in results)

@@ -1,4 +1,4 @@
-"""compute.gemm: how fast each device multiplies matrices."""
+"""compute.gemm: how fast does each device multiply matrices?"""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE
 from gpudoctor.checks.nvlink.link_state import model_of
 from gpudoctor.facts.model.measured_devices import ComputeRank
-
-GEMM = "compute.gemm"
 
 _PEER_WARN_SHARE = Limit(
     0.92, "of the others' median", "5 % between GPUs of one node is normal (MAMF's author)", name="peer_warn_share"
@@ -32,7 +30,7 @@ _PEAK_WARN_SHARE = Limit(
 
 
 @check(
-    GEMM,
+    "compute.gemm",
     title="Every GPU multiplies matrices as fast as its siblings",
     impact="slow-gpu",
     level="full",
@@ -41,7 +39,7 @@ _PEAK_WARN_SHARE = Limit(
     explains=("train.balance", "burn.drift"),
 )
 def gemm(case: Case) -> Iterator[Finding]:
-    """Judge the first type measured (bf16, or fp16 before Ampere) by the siblings and by what is known of the model."""
+    """Judge the first type measured (bf16, or fp16 before Ampere) by the siblings and by the model's known rates."""
     done = [each for each in case.measurements.compute if each.gemms]
     yield from compute_gaps(case, "matrix products", done)
     if done and not on_gpus(case):
@@ -77,7 +75,7 @@ def _sibling_bars(rank: int, figures: Mapping[int, float]) -> tuple[Yardstick, .
 
 
 def _known_rates(case: Case, own: ComputeRank) -> tuple[Yardstick, ...]:
-    """What the profile knows of this model: the best rate measured, else the data sheet's, by which nothing fails."""
+    """The model's rate in the profile: the best one measured, else the data sheet's, which never leads to a fail."""
     gpu = rank_gpu(case, own.rank)
     model = model_of(case, gpu) if gpu else None
     first = own.gemms[0]

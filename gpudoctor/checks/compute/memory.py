@@ -1,4 +1,4 @@
-"""compute.memory: how fast each device moves its own memory."""
+"""compute.memory: how fast does each device move its own memory?"""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE
 from gpudoctor.checks.nvlink.link_state import model_of
 from gpudoctor.facts.model.missing import Missing, known
-
-MEMORY = "compute.memory"
 
 _PEAK_WARN_SHARE = Limit(
     0.75, "of the data sheet", "copies reach 0.79 to 0.87 of it (A100, H100, H200)", name="peak_warn_share"
@@ -34,14 +32,14 @@ _PEER_FAIL_SHARE = Limit(
 
 
 @check(
-    MEMORY,
+    "compute.memory",
     title="Every GPU moves its own memory as fast as its model should",
     level="full",
     needs_gpu=False,
     limits=(_PEAK_WARN_SHARE, _PEAK_FAIL_SHARE, _INLINE_ECC_SHARE, _PEER_WARN_SHARE, _PEER_FAIL_SHARE),
 )
 def memory(case: Case) -> Iterator[Finding]:
-    """Judge the better of copy and triad, since what slows memory down slows both."""
+    """Judge the better of copy and triad: slow memory slows both."""
     done = case.measurements.compute
     yield from compute_gaps(case, "memory bandwidth", done)
     rates: dict[int, tuple[float, float]] = {}

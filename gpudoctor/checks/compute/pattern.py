@@ -1,4 +1,4 @@
-"""compute.pattern: whether memory keeps what is written to it."""
+"""compute.pattern: does memory keep what is written to it?"""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from gpudoctor.checks.core.subject import NODE
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.units import short_size
 
-PATTERN = "compute.pattern"
 
-
-@check(PATTERN, title="Memory keeps what is written to it", impact="wrong-results", level="full", needs_gpu=False)
+@check(
+    "compute.pattern", title="Memory keeps what is written to it", impact="wrong-results", level="full", needs_gpu=False
+)
 def pattern(case: Case) -> Iterator[Finding]:
-    """Fail a rank with any byte that came back changed."""
+    """Fail each rank with a byte that was read back changed."""
     done = case.measurements.compute
     yield from compute_gaps(case, "memory pattern", done)
     sound = []

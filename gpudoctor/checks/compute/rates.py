@@ -1,4 +1,4 @@
-"""Judging a rate of one device: by its peers, and by what is known of its model."""
+"""Judging one device's rate by its peers and by the known rates of its model."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 from gpudoctor.checks.compute.exact import EXACT
 from gpudoctor.checks.core.case import Case, Limit
 from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, skip, unknown, warn
-from gpudoctor.checks.core.peer_ranks import reasons, set_slower, silent, strangers
+from gpudoctor.checks.core.peer_ranks import other_processes, ranks_without_figures, slowing_setting, slowness_causes
 from gpudoctor.checks.core.probe_outcome import not_judged, not_measured, rank_gpu, rank_subject
 from gpudoctor.facts.model.measured_devices import ComputeRank
 
@@ -21,9 +21,9 @@ _LOOK = (
 
 
 class Yardstick(msgspec.Struct, frozen=True):
-    """The share of `of` that was reached and its limits; `fail` is None for what may not fail a GPU.
+    """The share of the reference rate `of` that was reached, and its limits; `fail` is None if it must not fail a GPU.
 
-    `of` is what `what` says, and `by_peers` whether those are GPUs of this node.
+    `what` describes the reference in text; `by_peers`: it comes from other GPUs of this node.
     """
 
     share: float
@@ -36,7 +36,7 @@ class Yardstick(msgspec.Struct, frozen=True):
 
 
 class MeasuredRate(msgspec.Struct, frozen=True):
-    """One rank's figure: the value judged, what text says of it, and its yardsticks; `noise` in the unit of `value`."""
+    """One rank's figure: the value to judge, its text, its yardsticks, and its `noise` in the unit of `value`."""
 
     rank: int
     value: float
@@ -47,16 +47,16 @@ class MeasuredRate(msgspec.Struct, frozen=True):
 
 
 def compute_gaps(case: Case, what: str, done: Sequence[ComputeRank]) -> Iterator[Finding]:
-    """Why the compute probe has no figure of this kind, or none of some ranks."""
+    """Why the compute probe has no figure of this kind, or none for some ranks."""
     if not done:
         yield from not_measured(case, "compute", what, EXACT)
         return
     yield from not_judged(case, "compute", what, EXACT)
-    yield from silent(case, "compute", (each.rank for each in done), what)
+    yield from ranks_without_figures(case, "compute", (each.rank for each in done), what)
 
 
 def judged_rate(case: Case, rate: MeasuredRate, group: Sequence[int], unit: str) -> Finding:
-    """The worst that any yardstick says. A GPU that is slow by a setting, or by others' work, is no failure."""
+    """Judge by the worst yardstick. A GPU that is slow because of a setting or another program's work never fails."""
     subject, gpu = rank_subject(case, rate.rank), rank_gpu(case, rate.rank)
     if gpu is None:
         return unknown(subject, f"{rate.text}, not judged: it is not known which GPU this was")
@@ -68,12 +68,12 @@ def judged_rate(case: Case, rate: MeasuredRate, group: Sequence[int], unit: str)
     if not verdicts:
         return ok(subject, found, _expected(case, rate, rate.bars[0], "warn", unit), *rate.evidence)
     bar, kind = min(verdicts, key=lambda one: (one[1] == "warn", one[0].share))
-    if others := strangers(case, rate.rank):
+    if others := other_processes(case, rate.rank):
         return unknown(subject, f"{rate.text}: slow, but {others}: too disturbed to judge", *rate.evidence)
     if rate.noise and bar.of - rate.value < rate.noise:
         text = f"{rate.text}: too noisy to judge, its own laps differ by {rate.noise / 3:.2g} {unit} (MAD)"
         return unknown(subject, text, *rate.evidence, advice=("Repeat it while nothing else runs on the node.",))
-    setting, found_reasons = set_slower(case, rate.rank, group), reasons(case, rate.rank, group, "compute")
+    setting, found_reasons = slowing_setting(case, rate.rank, group), slowness_causes(case, rate.rank, group, "compute")
     explained = setting is not None or (not bar.by_peers and bool(found_reasons))
     judge = fail if kind == "fail" and not explained else warn
     causes = [*([setting] if setting and not any("power limit" in r for r in found_reasons) else []), *found_reasons]

@@ -1,1 +1,1 @@
-"""What every check shares: the registry, the case, findings, limits, causes. No check lives here."""
+"""What the checks share: registry, case, findings, limits and causes. Contains no checks."""

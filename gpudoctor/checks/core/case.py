@@ -1,4 +1,4 @@
-"""The case before a check: facts, measurements, expectations and limits. Nothing to read."""
+"""The input of a check: facts, measurements, expectations and limits. Reads nothing itself."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from gpudoctor.profiles.profile import NO_PROFILE, Profile
 
 
 class Limit(msgspec.Struct, frozen=True):
-    """A threshold: its default, unit, and where the number comes from.
+    """A threshold: its default, its unit and the source of the number.
 
-    `name` is its key in the configuration under each check that has it. `status` is what a value
-    beyond it leads to, for the page of the check; not needed if the name says it ("warn_share").
+    `name` is its configuration key under each check that uses it. `status` is the result of a value beyond the
+    limit, for the check's page; not needed if the name contains it ("warn_share").
     """
 
     value: float
@@ -30,12 +30,12 @@ class Limit(msgspec.Struct, frozen=True):
 
     @property
     def leads_to(self) -> str | None:
-        """The status of a value beyond this limit, if one limit alone decides it."""
+        """The status that a value beyond this limit gets, if this limit alone decides it."""
         return self.status or next((word for word in self.name.split("_") if word in ("warn", "fail")), None)
 
 
 class Expect(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the operator's configuration says this node must have. None: not said."""
+    """What the operator's configuration requires of this node. None: not configured."""
 
     gpus: Annotated[int | None, msgspec.Meta(description="How many GPUs the driver must show")] = None
     gpu_name: Annotated[str | None, msgspec.Meta(description="A part of every GPU's name")] = None
@@ -44,8 +44,8 @@ class Expect(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Case(msgspec.Struct, frozen=True):
     """Everything a check may look at.
 
-    `scope` holds the NVML indices judged and `scope_reason` why they are not all; `check_id` is
-    the check that runs, whose limits `limit` gives; `limits` are those of all by check and name;
+    `scope` holds the NVML indices to judge and `scope_reason` why some are left out. `check_id` is the running
+    check, whose limits `limit` returns; `limits` maps check id and limit name to the limits of all checks.
     `limit_overrides` maps (check id, limit name, GPU name pattern or "") to a configured number.
     """
 
@@ -61,19 +61,19 @@ class Case(msgspec.Struct, frozen=True):
 
     @property
     def gpus(self) -> tuple[Gpu, ...]:
-        """The GPUs in scope, by bus id."""
+        """The GPUs in scope, sorted by bus id."""
         if self.scope is None:
             return self.node.gpus
         return tuple(gpu for gpu in self.node.gpus if gpu.index in self.scope)
 
     @property
     def compute_gpus(self) -> tuple[Gpu, ...]:
-        """The GPUs in scope less those that only drive a display beside bigger ones."""
+        """The GPUs in scope, without those that only drive a display next to bigger ones."""
         return compute_gpus(self.gpus)
 
     @property
     def pairs(self) -> tuple[GpuPair, ...]:
-        """Known pairs with both ends in scope."""
+        """Known pairs of which both GPUs are in scope."""
         if isinstance(self.node.pairs, Missing):
             return ()
         inside = {gpu.index for gpu in self.gpus}
@@ -84,17 +84,16 @@ class Case(msgspec.Struct, frozen=True):
     @overload
     def limit(self, check_id: str, name: str, gpu: Gpu | None = None, /) -> float: ...
     def limit(self, limit: Limit | str, of: Gpu | str | None = None, gpu: Gpu | None = None, /) -> float:
-        """The threshold in force: configured for this GPU's model, configured, or the default.
+        """The threshold in force: the one configured for the GPU's model, else the configured one, else the default.
 
-        A check asks for a limit that it was registered with (else KeyError). Checks of other
-        packages may still name it by check id and name.
+        Without a GPU, the model is the one that all compute GPUs in scope share, if they do. A check passes a limit
+        that it was registered with (else KeyError). Checks of other packages may still name it by check id and
+        limit name.
         """
         check_id, default, gpu = self._declared(limit, of, gpu)
-        model = known(gpu.name) if gpu is not None else None
-        if model is not None:
-            for (check, name, pattern), value in self.limit_overrides.items():
-                if check == check_id and name == default.name and pattern and pattern.lower() in model.lower():
-                    return value
+        for (check, name, pattern), value in self.limit_overrides.items():
+            if check == check_id and name == default.name and pattern and pattern.lower() in self._model(gpu).lower():
+                return value
         plain = self.limit_overrides.get((check_id, default.name, ""))
         return plain if plain is not None else default.value
 
@@ -103,9 +102,13 @@ class Case(msgspec.Struct, frozen=True):
     @overload
     def limit_source(self, check_id: str, name: str, gpu: Gpu | None = None, /) -> str: ...
     def limit_source(self, limit: Limit | str, of: Gpu | str | None = None, gpu: Gpu | None = None, /) -> str:
-        """Where `limit` took its number from, in words for `Expected.source`."""
+        """Where the number of `limit` comes from, as text for `Expected.source`."""
         check_id, default, gpu = self._declared(limit, of, gpu)
         return default.source if self.limit(check_id, default.name, gpu) == default.value else "configuration"
+
+    def _model(self, gpu: Gpu | None) -> str:
+        names = {known(each.name) for each in ((gpu,) if gpu is not None else self.compute_gpus)}
+        return (names.pop() or "") if len(names) == 1 else ""
 
     def _declared(self, limit: Limit | str, of: Gpu | str | None, gpu: Gpu | None) -> tuple[str, Limit, Gpu | None]:
         if isinstance(of, Gpu):

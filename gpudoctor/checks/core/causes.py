@@ -1,4 +1,4 @@
-"""Which finding explains which, so that people count faults and not findings."""
+"""Which finding explains which other, so that a report counts faults instead of findings."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from gpudoctor.checks.core.registry import registry
 from gpudoctor.checks.core.runner import CheckResult
 from gpudoctor.checks.core.subject import NODE, Subject
 
-# Checks of the whole node that add up single GPUs, so that one bad GPU may be all there is to them
+# Node-wide checks that aggregate single GPUs: one bad GPU may be the whole reason for their finding
 SUMS = ("env.*", *PROBES, "pcie.balance", "nvlink.topology")
 
-# The order of depth: what an earlier entry names wins as a cause over what a later one names. Checks of
-# one entry come as in the report, those of no entry come last
+# Root causes first: a check of an earlier entry wins as the cause over one of a later entry. Checks that match
+# the same entry keep the order of the report; checks that match none come last
 DEEPEST_FIRST = (
     *("driver.version-match", "driver.*", "gpu.count", "gpu.lost", "nvlink.fabric", "nvlink.*"),
     *("gpu.memory-repair", "gpu.ecc", "gpu.xid", "pcie.upstream", "pcie.*", "gpu.*", "topology.*"),
@@ -26,14 +26,14 @@ DEEPEST_FIRST = (
 
 
 class Rule(msgspec.Struct, frozen=True):
-    """One declaration of a check, `cause`, about what it explains."""
+    """One entry of what the check `cause` declares to explain."""
 
     cause: str
     explains: Explains
 
 
 def rules() -> tuple[Rule, ...]:
-    """What the registered checks declare to explain; the rule that wins comes first."""
+    """What the registered checks declare to explain; a rule wins over those after it."""
     checks = sorted(registry(), key=lambda check: _depth(check.id))
     found = [Rule(check.id, each) for check in checks for each in check.explains]
     for rule in [each for each in found if each.explains.after]:
@@ -49,10 +49,10 @@ def _depth(check_id: str) -> int:
 
 
 class Fault(msgspec.Struct, frozen=True):
-    """A failed finding that nothing else explains, with the ids of what it explains.
+    """A failed finding that nothing else explains, with one line for each finding that it explains.
 
-    Where every GPU of the node has the same finding, with one likely cause (a power brake of the
-    chassis), they are one fault: `gpus` are all their indices then, and the subject is the node.
+    If every GPU of the node has the same finding with the same likely cause (a power brake of the chassis),
+    they form one fault: `gpus` then holds all their indices, and the subject is the node.
     """
 
     check: str
@@ -63,7 +63,7 @@ class Fault(msgspec.Struct, frozen=True):
 
 
 def explain(results: Iterable[CheckResult]) -> tuple[tuple[CheckResult, ...], tuple[Fault, ...]]:
-    """The results with `explained_by` set, and the faults, worst domain first as the checks come.
+    """Return the results with `explained_by` set, and the faults in the order of the results.
 
     A cause explains only what is no worse than itself: a warn never hides a fail.
     """
@@ -95,16 +95,16 @@ def explain(results: Iterable[CheckResult]) -> tuple[tuple[CheckResult, ...], tu
 
 
 def _alike(finding: Finding) -> object:
-    """What findings of one check have in common that have one cause; two that are not of a GPU never have."""
+    """The key that findings of one check share if they have one cause; unique for findings that are not about a GPU."""
     if finding.subject.kind != "gpu":
         return id(finding)
-    # a kind of fault (hw-power-brake) is the same, whatever share of the time each GPU had it
+    # the share of time with a hw-power-brake differs between GPUs, the kind of fault does not
     kind = finding.found.value if finding.found else None
     return (kind if isinstance(kind, str) else finding.found, finding.likely)
 
 
 def headline(finding: Finding) -> str:
-    """One line: what was found, and what was expected of it."""
+    """What was found, in one line, with the subject unless that is the node."""
     found = finding.found.text if finding.found else finding.reason or finding.status.value
     return f"{finding.subject.label}: {found}" if finding.subject.kind != "node" else found
 
@@ -123,7 +123,7 @@ def _cause(
             if cause_id != rule.cause or not rule.explains.fits_cause(cause):
                 continue
             if rule.explains.found and cause.status is Status.UNKNOWN:
-                continue  # what was not read explains no certain finding, and no gap that has a cause of its own
+                continue  # a value that was not read explains neither a certain finding nor a gap with another cause
             related = rule.explains.anywhere or _concerns(cause_id, cause, check_id, finding)
             severe = WORST_FIRST.index(cause.status) <= WORST_FIRST.index(finding.status)
             if related and severe and not _leads_to(cause, finding, causes):
@@ -132,7 +132,7 @@ def _cause(
 
 
 def _leads_to(start: Finding, end: Finding, causes: dict[int, tuple[str, Finding]]) -> bool:
-    """Whether `end` already explains `start`, directly or through others (no circles)."""
+    """Whether `end` already explains `start`, directly or through others: prevents circles."""
     while id(start) in causes:
         start = causes[id(start)][1]
         if start is end:
@@ -141,11 +141,11 @@ def _leads_to(start: Finding, end: Finding, causes: dict[int, tuple[str, Finding
 
 
 def _concerns(cause_id: str, cause: Finding, check_id: str, effect: Finding) -> bool:
-    """Whether cause and effect speak of the same thing, so that the one may explain the other.
+    """Whether cause and effect concern the same thing, so that one may explain the other.
 
-    Both name the same GPU, or both the node. A cause on the node explains of a single GPU only
-    what could not be read there, and how its rank fared. A single GPU explains of the node
-    only what adds up GPUs, and by its NVLinks what a switch logged.
+    True if both name the same GPU, or both the node. A cause on the node explains findings of a single GPU only
+    if they are unknown, and findings of ranks. A cause on a single GPU explains findings of the node only in
+    checks that aggregate GPUs, and a broken NVLink explains what the switch logged as Xid.
     """
     of_node = cause.subject.kind == "node"
     if effect.subject.kind == "node":
@@ -158,7 +158,7 @@ def _concerns(cause_id: str, cause: Finding, check_id: str, effect: Finding) -> 
 
 
 def _same_gpu(one: Subject, other: Subject) -> bool:
-    """By index; by bus id if one of them is a GPU that the driver does not show, which has no index."""
+    """Compare by index, or by bus id if one is a GPU that the driver does not show: that one has no index."""
     ours, theirs = ({*(s.gpus or ()), *(() if s.gpu is None else (s.gpu,))} for s in (one, other))
     if ours and theirs:
         return bool(ours & theirs)

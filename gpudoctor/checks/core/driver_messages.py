@@ -1,4 +1,4 @@
-"""What each message of the driver that carries no Xid means, and which GPUs it says did not start."""
+"""What the driver's kernel messages without an Xid mean, and which GPUs they report as not started."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 import msgspec
 
 from gpudoctor.checks.core.case import Case
-from gpudoctor.checks.core.readings import told_by_driver
+from gpudoctor.checks.core.trust import shown_by_driver
 from gpudoctor.checks.gpu.xid_codes import OWN_ADVICE, Bucket
 from gpudoctor.facts.model.kernel_log import KernelEvent
 from gpudoctor.facts.model.missing import known
@@ -19,13 +19,13 @@ with lazy_imports():
     from gpudoctor.facts.kernel_log import lines as kernel_lines
 
 _RESET = "Drain the node and reset the GPU; if it does not start then, power-cycle the node (off for 30 s)."
-# what makes a timeout or heartbeat of the GSP a fault; the rest is chatter that healthy nodes log too
+# what turns a GSP timeout or heartbeat message into a fault; healthy nodes log the other ones too
 _SICK = re.compile(r"reset_required|needs to be reset|needs? a reset|timeout|timed out|rate limiting", re.IGNORECASE)
 _CODES = re.compile(r"RmInitAdapter failed!? ?(\([0-9a-fA-Fx:]{1,40}\))")
 
 
 class MessageMeaning(msgspec.Struct, frozen=True):
-    """`bucket` as an Xid's; `not_started`: the GPU is not there for programs."""
+    """What one kind of message means. `bucket` as for an Xid; `not_started`: programs cannot use the GPU."""
 
     bucket: Bucket
     words: str
@@ -33,7 +33,7 @@ class MessageMeaning(msgspec.Struct, frozen=True):
     not_started: bool = False
 
 
-# by the names of `facts.kernel_log.driver_messages.DRIVER_MESSAGES`
+# keyed by the names in `facts.kernel_log.driver_messages.DRIVER_MESSAGES`
 MEANINGS: dict[str, MessageMeaning] = {
     "off-bus": MessageMeaning("hardware", "GPU has fallen off the bus", OWN_ADVICE[79], True),
     "init-failed": MessageMeaning("reset", "the driver could not start the GPU: RmInitAdapter failed", _RESET, True),
@@ -52,8 +52,8 @@ MEANINGS: dict[str, MessageMeaning] = {
 
 
 def meaning(event: KernelEvent) -> MessageMeaning | None:
-    """What the message of an event of kind off-bus, gsp or rm means; None for what is no fault by itself."""
-    # 10 ms of patterns, which a log without errors does not need
+    """What an event of kind off-bus, gsp or rm means; None if it is no fault by itself."""
+    # lazy: compiling the patterns takes 10 ms, which a log without errors does not need
     said = kernel_lines.driver_words(event)
     row = driver_log.driver_message(said)
     found = MEANINGS.get(row.name) if row else None
@@ -64,8 +64,9 @@ def meaning(event: KernelEvent) -> MessageMeaning | None:
 
 
 def not_started(node: Node) -> dict[str, MessageMeaning]:
-    """GPUs by bus id that the kernel log says did not start or are off the bus, and that the driver does not show."""
-    shown = {gpu.bus_id for gpu in node.gpus if told_by_driver(node, gpu)}
+    """Meanings by bus id of GPUs that the kernel log reports as failed to start or off the bus, if the driver
+    does not show them."""
+    shown = {gpu.bus_id for gpu in node.gpus if shown_by_driver(node, gpu)}
     found: dict[str, MessageMeaning] = {}
     for event in known(node.kernel_log.events) or ():
         if event.bus_id is None or event.bus_id in shown:
@@ -77,18 +78,18 @@ def not_started(node: Node) -> dict[str, MessageMeaning]:
     return found
 
 
-# How long ago the kernel logged something.
+# Age of kernel log events.
 
 DAY_S = 86_400.0
 
 
 def age_s(case: Case, event: HostEvent) -> float | None:
-    """Seconds since the last line of the event; None if the log or the node does not tell."""
+    """Seconds since the event's last line; None if the log or the node has no time for it."""
     up_s = known(case.node.host.uptime_s)
     return None if up_s is None or event.last_s is None else max(0.0, up_s - event.last_s)
 
 
 def is_recent(case: Case, event: HostEvent) -> bool:
-    """Whether it came within the last day, or nothing tells when: in a text that somebody saved all of it counts."""
+    """Whether the event is at most a day old, or of unknown age, as in a saved log without times."""
     age = age_s(case, event)
     return age is None or age <= DAY_S

@@ -1,4 +1,4 @@
-"""What a bad finding of a check explains in other checks, as the check's decorator declares it."""
+"""What a bad finding explains in other checks, as the check's decorator declares it."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import msgspec
 
 from gpudoctor.checks.core.finding import Finding, Status
 
-# What a GPU asks for after an error (NVML field 230, GPU recovery action), and what that means.
+# The action a GPU requests after an error (NVML field 230, GPU recovery action), and its consequences.
 
 
 class RecoveryAction(msgspec.Struct, frozen=True):
-    """What a GPU may ask for, in words for a finding.
+    """An action that a GPU may request, with the text of the finding.
 
-    `unfit`: no work may start before it. `reboot`: a reset of the GPU alone does not do.
-    `after_error`: a memory error or an Xid that was found too explains it.
+    `unfit`: no work may start before the action. `reboot`: a GPU reset alone is not enough.
+    `after_error`: a memory error or Xid found in the same run explains the request.
     """
 
     words: str
@@ -24,7 +24,7 @@ class RecoveryAction(msgspec.Struct, frozen=True):
     after_error: bool = True
 
 
-# by the names that the readers give them, see facts/nvml/labels.py
+# keyed by the readers' names for the actions, see facts/nvml/labels.py
 RECOVERY_ACTIONS = {
     "gpu-reset": RecoveryAction("the GPU needs a reset", unfit=True),
     "node-reboot": RecoveryAction("the GPU needs the node rebooted", unfit=True, reboot=True),
@@ -38,25 +38,25 @@ RECOVERY_ACTIONS = {
 }
 
 
-# what torch, TensorFlow and JAX see of the GPUs
+# checks of what torch, TensorFlow and JAX see of the GPUs
 VIEWS = ("env.torch", "env.frameworks")
 # checks of what the probes measured
 PROBES = ("collective.*", "link.*", "compute.*", "train.*", "strategy.*", "burn.*")
-# speeds of one GPU; what a hot or slow one computes must still be right
+# checks of one GPU's speed; a hot or slow GPU must still compute correct results
 SPEEDS = ("compute.gemm", "compute.memory", "burn.drift")
-# how a probe ends whose ranks cannot start or meet: never by a wrong result
+# how a probe ends if its ranks cannot start or connect; a wrong result has other causes
 ENDS = ("timeout", "crash")
-# what gpu.lost finds if the GPU answers and asks for a reset: the error that came first explains that
+# what gpu.lost finds if the GPU answers but requests a reset: the earlier error explains the request
 RESETS = tuple(name for name, action in RECOVERY_ACTIONS.items() if action.after_error)
 
 
 class Explains(msgspec.Struct, frozen=True):
-    """A bad finding of the check explains findings of `effects` (ids or globs).
+    """A bad finding of the declaring check explains findings of the checks `effects` (ids or globs).
 
-    `anywhere`: whatever the subject; else only if both concern the same GPU (see `causes`).
-    `found` and `because`: only effects, and only causes, whose found value is one of these.
-    `gaps`: only effects that are unknown, since what could not be measured has no cause of its own.
-    `after`: these causes win over this one here, although the order of depth says otherwise.
+    `anywhere`: whatever their subject; otherwise only if both concern the same GPU (see `causes`).
+    `found`: only effects with one of these found values. `because`: only causes with one of these found values.
+    `gaps`: only effects that are unknown, for causes that only prevent a measurement.
+    `after`: these causes win over this one, although `DEEPEST_FIRST` orders them the other way round.
     """
 
     effects: tuple[str, ...]
@@ -67,14 +67,14 @@ class Explains(msgspec.Struct, frozen=True):
     after: tuple[str, ...] = ()
 
     def fits_effect(self, check_id: str, finding: Finding) -> bool:
-        """Whether a finding of this check is one that is explained."""
+        """Whether this can explain such a finding of the check `check_id`."""
         unknown = finding.status is Status.UNKNOWN
         if (self.gaps and not unknown) or (self.found and not unknown and _value(finding) not in self.found):
             return False
         return any(fnmatchcase(check_id, effect) for effect in self.effects)
 
     def fits_cause(self, finding: Finding) -> bool:
-        """Whether this bad finding of the declaring check explains anything."""
+        """Whether this bad finding of the declaring check can explain others."""
         return not self.because or _value(finding) in self.because
 
 

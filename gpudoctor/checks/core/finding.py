@@ -13,7 +13,7 @@ from gpudoctor.facts.model.missing import Missing
 
 
 class Status(str, Enum):
-    """What was found out. The order of `WORST_FIRST` decides a check's status."""
+    """The result of judging one subject. A check's status is the first of `WORST_FIRST` among its findings."""
 
     FAIL = "fail"
     UNKNOWN = "unknown"
@@ -23,12 +23,12 @@ class Status(str, Enum):
 
 
 WORST_FIRST = (Status.FAIL, Status.UNKNOWN, Status.WARN, Status.PASS, Status.SKIP)
-# what somebody has to look at, worst first
+# what an operator has to look at, worst first
 PROBLEMS = WORST_FIRST[:3]
 
 
 def worst(statuses: Iterable[Status]) -> Status:
-    """The worst status; SKIP if there is none, since nothing was looked at."""
+    """The worst status; SKIP if there is none, since nothing was judged."""
     return min(statuses, key=WORST_FIRST.index, default=Status.SKIP)
 
 
@@ -36,7 +36,7 @@ Number = int | float
 
 
 class Found(msgspec.Struct, frozen=True):
-    """What was seen: text for people, and the number with its unit if there is one."""
+    """What was observed: text for people, and the value with its unit if there is one."""
 
     text: str
     value: Number | str | None = None
@@ -44,7 +44,7 @@ class Found(msgspec.Struct, frozen=True):
 
 
 class Expected(msgspec.Struct, frozen=True):
-    """What it was judged against, and where that comes from (config, profile, maximum, peers)."""
+    """What the value was judged against, and the source of that (configuration, profile, maximum, peers)."""
 
     text: str
     op: Literal[">=", "<=", "==", "in", "<", ">"] | None = None
@@ -54,7 +54,7 @@ class Expected(msgspec.Struct, frozen=True):
 
 
 class Evidence(msgspec.Struct, frozen=True):
-    """A raw reading that shows it: the call, file or dump, and what stood there."""
+    """A raw reading as proof: its source (a call, file or dump), and the value read there."""
 
     source: str
     value: str
@@ -68,10 +68,10 @@ class Advice(msgspec.Struct, frozen=True):
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """One judged statement. `reason` says why for skip and unknown.
+    """One judged statement. `reason` is set for skip and unknown.
 
-    `explained_by` is set later, by `causes`: the id of the check whose fault explains it.
-    `suppressed` is what it was before the operator's configuration set it aside, as a skip.
+    `explained_by` is set later, by `causes`: the id of the check whose fault explains this finding.
+    `suppressed` is the original status of a finding that the operator's configuration turned into a skip.
     """
 
     status: Status
@@ -87,7 +87,7 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 def ok(subject: Subject, found: Found | str, expected: Expected | None = None, *evidence: Evidence) -> Finding:
-    """Looked, judged, fine."""
+    """A pass: judged, and nothing wrong."""
     return Finding(Status.PASS, subject, _found(found), expected, evidence)
 
 
@@ -99,7 +99,7 @@ def warn(
     likely: str | None = None,
     advice: Iterable[Advice | str] = (),
 ) -> Finding:
-    """Works, but costs speed or will cause trouble."""
+    """A warning: it works, but costs speed or will cause trouble."""
     return Finding(Status.WARN, subject, _found(found), _expected(expected), evidence, likely, _advice(advice))
 
 
@@ -111,17 +111,17 @@ def fail(
     likely: str | None = None,
     advice: Iterable[Advice | str] = (),
 ) -> Finding:
-    """Not fit: training would be wrong, much slower, or would not run."""
+    """A failure: training would be wrong, much slower, or would not run."""
     return Finding(Status.FAIL, subject, _found(found), _expected(expected), evidence, likely, _advice(advice))
 
 
 def skip(subject: Subject, reason: str) -> Finding:
-    """Does not apply, was not asked for, or may not be tried here."""
+    """A skip: does not apply, was not requested, or may not be tried here."""
     return Finding(Status.SKIP, subject, reason=reason)
 
 
 def unknown(subject: Subject, reason: str, *evidence: Evidence, advice: Iterable[Advice | str] = ()) -> Finding:
-    """Tried, and got no answer."""
+    """An unknown: tried, without a result."""
     return Finding(Status.UNKNOWN, subject, reason=reason, evidence=evidence, advice=_advice(advice))
 
 

@@ -1,7 +1,7 @@
-"""Who uses a GPU, and who of them is in nobody's way: one rule for all that ask.
+"""Who uses a GPU, and which of these processes are harmless: one rule for every caller.
 
-In nobody's way are programs that only draw (kind G), desktops that also compute a little (C+G), the MPS
-server, which hands the GPU out and computes nothing itself, and monitoring. Its clients are listed on their own.
+Harmless are programs that only draw (kind G), desktops that also compute a little (C+G), the MPS server, which
+shares the GPU out but computes nothing itself, and monitoring. Clients of the MPS server are listed separately.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ UNSEEN_PCT = 20
 
 
 class GpuUse(msgspec.Struct, frozen=True):
-    """What somebody else does on one GPU.
+    """How other programs use one GPU.
 
-    `others`: processes that compute there, gpudoctor's own and the harmless ones left out. `unlisted_mib`:
-    memory in use that no listed process holds; None if that is not known. `unseen`: work that shows
-    without a process, or that nothing here could rule out, in words; None if nothing speaks for any.
+    `others`: processes that compute there, without gpudoctor's own and the harmless ones. `unlisted_mib`: memory
+    in use that no listed process holds; None if that is not known. `unseen`: a text if there may be work without
+    a listed process (signs of it, or nothing that rules it out); None otherwise.
     """
 
     others: tuple[GpuProcess, ...]
@@ -31,12 +31,12 @@ class GpuUse(msgspec.Struct, frozen=True):
 
 
 def use_of_gpu(gpu: Gpu) -> GpuUse:
-    """The use of one GPU by its facts."""
+    """The use of one GPU according to its facts."""
     return use_of(gpu.processes, known(gpu.memory_used_mib), known(gpu.utilization.gpu_pct))
 
 
 def use_of(processes: Sequence[GpuProcess] | Missing, used_mib: float | None, busy_pct: float | None) -> GpuUse:
-    """The use of a GPU by the processes listed on it, its memory in use and how busy it is (None: not known)."""
+    """The use of a GPU, from its process list, the memory in use and the utilization (None: not known)."""
     listed = () if isinstance(processes, Missing) else processes
     others = tuple(process for process in listed if not process.is_own and not harmless(process.kind, process.name))
     held_mib = sum(known(process.memory_mib) or 0 for process in listed)
@@ -54,5 +54,5 @@ def use_of(processes: Sequence[GpuProcess] | Missing, used_mib: float | None, bu
 
 
 def harmless(kind: str, name: str | Missing | None) -> bool:
-    """Whether such a process is in nobody's way; one of no known name is not."""
+    """Whether a process of this kind and name is harmless; one without a known name is not."""
     return kind == "G" or (isinstance(name, str) and system_program(name) is not None)

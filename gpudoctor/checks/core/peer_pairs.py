@@ -1,4 +1,4 @@
-"""GPU pairs by the way that joins them: alike pairs are each other's yardstick."""
+"""Measured GPU pairs grouped by their connection: pairs with an equal connection are compared with each other."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _ONE_SWITCH = ("PIX", "PXB")
 
 
 class Joined(msgspec.Struct, frozen=True):
-    """Two GPUs, both directions between them, and what joins them.
+    """Two GPUs, the measured links in both directions, and what connects them.
 
-    `kind`: NV18, PIX, SYS, ...; `direct`: over NVLink, or peer-to-peer below one PCIe bridge: nothing
-    but the GPUs and their links takes part. `line_gb_s`: what their NVLinks carry one way;
-    `certain`: whether that is sure enough to fail by.
+    `kind`: NV18, PIX, SYS, ... `alike`: equal for pairs that should be equally fast. `direct`: over NVLink, or
+    peer-to-peer below one PCIe bridge, so that nothing but the GPUs and their links takes part. `line_gb_s`: the
+    line rate of their NVLinks in one direction; `certain`: whether that number is sure enough for a fail.
     """
 
     gpus: tuple[int, int]
@@ -37,7 +37,7 @@ class Joined(msgspec.Struct, frozen=True):
 
     @property
     def gb_s(self) -> float:
-        """The slower direction."""
+        """The rate of the slower direction."""
         return min(link.gb_s for link in self.links)
 
     @property
@@ -50,7 +50,7 @@ class Joined(msgspec.Struct, frozen=True):
 
 
 def joined_pairs(case: Case, links: Sequence[PeerLink]) -> tuple[Joined, ...]:
-    """The measured pairs, lower GPU index first; links of a rank whose GPU is not known are left out."""
+    """The measured pairs, lower GPU index first; links of ranks whose GPU is unknown are left out."""
     between: dict[tuple[int, int], list[PeerLink]] = {}
     gpus: dict[int, Gpu] = {}
     for link in links:
@@ -76,7 +76,7 @@ def _joined(case: Case, a: Gpu, b: Gpu, links: tuple[PeerLink, ...], pair: GpuPa
         kind = f"NV{nvlinks}"
         return Joined((a.index, b.index), links, kind, (kind, models), True, nvlinks, line_gb_s, certain)
     path = (known(pair.path) if pair else None) or "PCIe"
-    # a slot with fewer lanes makes every pair with it slower: for pcie.* to tell
+    # a slot with fewer lanes makes each of its pairs slower: the pcie.* checks report that
     rates = [_pcie_gb_s(gpu) for gpu in (a, b)]
     narrower = None if None in rates else min(rate for rate in rates if rate is not None)
     direct = path in _ONE_SWITCH and not p2p_off

@@ -1,4 +1,4 @@
-"""Ranks whose GPUs are of one model: what one of them reaches is the yardstick for the others."""
+"""Comparing ranks whose GPUs are the same model: the others' figures are the reference for each of them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import known
 
 
-def silent(case: Case, probe: str, measured: Iterable[int], what: str) -> Iterator[Finding]:
-    """An `unknown` for each rank that brought no figures, if no problem of the probe says why."""
+def ranks_without_figures(case: Case, probe: str, measured: Iterable[int], what: str) -> Iterator[Finding]:
+    """Yield an `unknown` for each rank without figures, unless a problem of the probe gives the reason."""
     launch, have = case.measurements.launch, set(measured)
     if launch is None or problems_of(case, probe):
         return
@@ -25,9 +25,9 @@ def silent(case: Case, probe: str, measured: Iterable[int], what: str) -> Iterat
 
 
 def by_model(case: Case, ranks: Iterable[int]) -> list[tuple[int, ...]]:
-    """The ranks grouped by their GPU's name, memory and PCI id: models of one name may differ in the others.
+    """Group the ranks by their GPU's name, memory and PCI id: boards with one name may differ in the others.
 
-    CPU ranks are all alike; a GPU that the facts do not hold is like no other.
+    All CPU ranks form one group; a GPU that is not in the facts forms a group alone.
     """
     groups: dict[tuple[object, ...], list[int]] = {}
     for rank in ranks:
@@ -39,13 +39,13 @@ def by_model(case: Case, ranks: Iterable[int]) -> list[tuple[int, ...]]:
 
 
 def against_others(rank: int, figures: Mapping[int, float]) -> float | None:
-    """This rank's figure over the median of the others'; None if there are no others."""
+    """This rank's figure divided by the median of the others'; None if there are no others."""
     usual = median(value for other, value in figures.items() if other != rank)
     return figures[rank] / usual if usual else None
 
 
-def reasons(case: Case, rank: int, group: Sequence[int], during: str) -> list[str]:
-    """What facts and telemetry show that could make this rank's GPU slower than the rest of its group."""
+def slowness_causes(case: Case, rank: int, group: Sequence[int], during: str) -> list[str]:
+    """What facts and telemetry show that can make this rank's GPU slower than the rest of its group."""
     gpu = rank_gpu(case, rank)
     if gpu is None:
         return []
@@ -54,15 +54,15 @@ def reasons(case: Case, rank: int, group: Sequence[int], during: str) -> list[st
     return causes(gpu, peers, load_of(case, gpu, during), loads)
 
 
-def strangers(case: Case, rank: int) -> str | None:
-    """Who else computes on this rank's GPU, in words: its figures say nothing then."""
+def other_processes(case: Case, rank: int) -> str | None:
+    """Text naming other processes that compute on this rank's GPU, which make its figures meaningless; else None."""
     gpu = rank_gpu(case, rank)
     others = use_of_gpu(gpu).others if gpu else ()
     return f"pid {', '.join(str(p.pid) for p in others[:3])} uses the GPU too" if others else None
 
 
-def set_slower(case: Case, rank: int, group: Sequence[int]) -> str | None:
-    """A setting that makes this GPU slow on purpose, in words; it has a check of its own."""
+def slowing_setting(case: Case, rank: int, group: Sequence[int]) -> str | None:
+    """Text for a setting that makes this GPU slow on purpose, which another check reports; else None."""
     gpu = rank_gpu(case, rank)
     if gpu is None:
         return None
@@ -77,22 +77,3 @@ def set_slower(case: Case, rank: int, group: Sequence[int]) -> str | None:
 
 def _others(case: Case, rank: int, group: Sequence[int]) -> list[Gpu]:
     return [gpu for other in group if other != rank and (gpu := rank_gpu(case, other)) is not None]
-
-
-# Lifetime counters: when one stands out from its peers. Alone they are never a verdict.
-
-
-def out_of_line(count: int, peers: Sequence[int], floor: float, ratio: float) -> float | None:
-    """The bound that `count` exceeds, or None if it is in line.
-
-    The bound is `ratio` times the peers' median and never below `floor`. Without peers a tenth of
-    the floor stands for their median.
-
-    >>> out_of_line(50_000, [0, 3, 1], floor=1000, ratio=100)
-    1000
-    >>> out_of_line(150, [0, 0, 0], floor=1000, ratio=100) is None
-    True
-    """
-    middle = sorted(peers)[len(peers) // 2] if peers else floor / 10
-    bound = max(floor, ratio * middle)
-    return bound if count >= bound else None

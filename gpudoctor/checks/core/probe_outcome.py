@@ -1,4 +1,4 @@
-"""What became of a probe: why it gave no figure, and on what it ran."""
+"""The outcome of a probe: why it has no figures, and on which GPUs it ran."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpudoctor.facts.model.measurements import ProbeProblem, RankInfo
 from gpudoctor.facts.model.missing import Missing, known
 
 NOT_MEASURED = "not measured in this run"
-# reading torch from a cold network disk can take minutes, which no GPU is to blame for
+# importing torch from a cold network disk can take minutes, which is no GPU's fault
 _BEFORE_ANY_GPU = ("start", "import torch")
 _LOOK_AT_GPUS = (
     Advice("Look for Xid and bus errors of the time.", "gpudoctor check gpu.xid gpu.lost pcie nvlink"),
@@ -26,12 +26,12 @@ _LOOK_AT_HOST = (
 
 
 def problems_of(case: Case, probe: str) -> tuple[ProbeProblem, ...]:
-    """What went wrong in the probe itself or in the launch that it needs."""
+    """What went wrong in the probe itself or in the launch of its ranks."""
     return tuple(p for p in case.measurements.problems if p.probe in (probe, "launch"))
 
 
 def absent(case: Case, probe: str, what: str) -> Finding:
-    """Why there is no figure: the reason of the probe, of torch, or that nobody asked for it."""
+    """The finding for missing figures: the reason given for the probe or for torch, else that it was not requested."""
     for name in (probe, "torch"):
         missing = case.measurements.not_run.get(name)
         if missing is not None:
@@ -40,32 +40,31 @@ def absent(case: Case, probe: str, what: str) -> Finding:
 
 
 def judged_problems(case: Case, probe: str) -> Iterator[Finding]:
-    """One finding for each problem: for the check that answers whether the probe worked.
+    """One finding per problem, for the check that answers whether the probe worked.
 
-    A rank that died, or hung while others waited for it, is a `fail`: a training would have met
-    the same; a rank whose memory ran out by itself too, since the probes ask for little. CPU ranks
-    that are all slow together, and errors that torch reported itself, convict nobody: `unknown`, as
-    does memory that others hold. A GPU that accepts no process is a `skip` only if its compute mode
-    says so, `unknown` if somebody uses it or nothing tells its mode, and a `fail` else: CUDA refuses
-    broken GPUs in the same words (TensorRT 3822).
+    - A rank that died, or hung while others waited for it: `fail`, since a training would meet the same.
+    - A rank that ran out of memory: `fail`, since the probes need little; `unknown` if others hold the memory.
+    - CPU ranks that are all slow together, and errors that torch raised itself: `unknown`, no part is convicted.
+    - A GPU that refuses processes: `skip` if its compute mode forbids them, `unknown` if another program uses it or
+      the mode is not known, otherwise `fail`: CUDA refuses broken GPUs with the same message (TensorRT issue 3822).
     """
     for problem in problems_of(case, probe):
         yield _judged(case, problem)
 
 
-def not_judged(case: Case, probe: str, what: str, told_by: str) -> Iterator[Finding]:
-    """The same problems for the checks that lack a figure for them: never a pass, told once."""
+def not_judged(case: Case, probe: str, what: str, reported_by: str) -> Iterator[Finding]:
+    """Findings for checks that lack figures because of the same problems: never a pass, details in `reported_by`."""
     for problem in problems_of(case, probe):
         if (mode := closed_by(case, problem)) is not None:
             yield skip(_subject(case, problem), f"{what}: {problem.text}: {mode}")
         else:
-            yield unknown(_subject(case, problem), f"{what}: not measured, {problem.text} (see {told_by})")
+            yield unknown(_subject(case, problem), f"{what}: not measured, {problem.text} (see {reported_by})")
 
 
-def not_measured(case: Case, probe: str, what: str, told_by: str) -> Iterator[Finding]:
-    """Why a check has no figure at all: the problems of the probe, told by another check, else why it did not run."""
+def not_measured(case: Case, probe: str, what: str, reported_by: str) -> Iterator[Finding]:
+    """Why a check has no figures at all: the probe's problems (details in `reported_by`), else why it did not run."""
     if problems_of(case, probe):
-        yield from not_judged(case, probe, what, told_by)
+        yield from not_judged(case, probe, what, reported_by)
     else:
         yield absent(case, probe, what)
 
@@ -78,13 +77,13 @@ def judged_outcome(case: Case, probe: str, what: str, *, measured: bool) -> Iter
 
 
 def on_gpus(case: Case) -> bool:
-    """Whether the ranks sat on GPUs."""
+    """Whether the ranks ran on GPUs."""
     launch = case.measurements.launch
     return launch is not None and (launch.backend == "nccl" or any(r.device == "cuda" for r in launch.ranks))
 
 
 def ranks_in_words(case: Case, count: int) -> str:
-    """How text names those who measured: "2 CPU ranks (gloo)", "8 GPUs"."""
+    """Text for the ranks that measured: "2 CPU ranks (gloo)", "8 GPUs"."""
     if on_gpus(case):
         return "1 GPU" if count == 1 else f"{count} GPUs"
     backend = case.measurements.launch.backend if case.measurements.launch else "gloo"
@@ -97,7 +96,7 @@ def rank_info(case: Case, rank: int) -> RankInfo | None:
 
 
 def rank_gpu(case: Case, rank: int) -> Gpu | None:
-    """The GPU a rank sat on, found by UUID, then bus id: a rank's own index is not NVML's."""
+    """The rank's GPU, found by UUID, then by bus id: CUDA's index in the rank is not NVML's."""
     info = rank_info(case, rank)
     if info is None or info.device != "cuda":
         return None
@@ -142,13 +141,13 @@ def _judged(case: Case, problem: ProbeProblem) -> Finding:
 
 
 def closed_by(case: Case, problem: ProbeProblem) -> str | None:
-    """The setting by which the rank's GPU takes no process, in words; None if no setting does."""
+    """Text for the setting that keeps processes off the rank's GPU; None if no setting does."""
     gpu = _gpu_of(case, problem) if problem.kind == "refused" else None
     return mode_that_closes(gpu) if gpu else None
 
 
 def mode_that_closes(gpu: Gpu) -> str | None:
-    """The compute mode by which a GPU takes no second process, or none, in words; None if it takes all."""
+    """Text for a compute mode that limits the GPU to one process or none; None if it accepts any number."""
     mode = known(gpu.settings.compute_mode)
     return None if mode in (None, "default") else f"its compute mode is {mode}"
 
@@ -159,7 +158,7 @@ def _refused(case: Case, problem: ProbeProblem, evidence: tuple[Evidence, ...]) 
         return skip(subject, f"{problem.text}: {mode}")
     if gpu is None or isinstance(gpu.settings.compute_mode, Missing):
         return unknown(subject, f"{problem.text}; its compute mode is not known", *evidence, advice=_LOOK_AT_GPUS)
-    if problem.probe != "launch":  # it had opened its own GPU by then, and opens those of others too
+    if problem.probe != "launch":  # the rank had opened its own GPU by then; the probes open other ranks' GPUs too
         return unknown(subject, problem.text, *evidence, advice=_LOOK_AT_GPUS)
     if (use := _use_in_words(gpu)) is not None:
         return unknown(subject, f"{problem.text}; {use}", *evidence, advice=_LOOK_AT_GPUS)
@@ -181,7 +180,7 @@ def _gpu_of(case: Case, problem: ProbeProblem) -> Gpu | None:
 
 
 def _use_in_words(gpu: Gpu) -> str | None:
-    """Who else holds memory of the GPU, by the facts: only what was seen speaks for a GPU."""
+    """Text for other users of the GPU's memory according to the facts; None if none were seen."""
     use = use_of_gpu(gpu)
     if use.others:
         return f"pid {use.others[0].pid} uses the GPU"
@@ -191,7 +190,7 @@ def _use_in_words(gpu: Gpu) -> str | None:
 def _out_of_memory(case: Case, problem: ProbeProblem, evidence: tuple[Evidence, ...]) -> Finding:
     on_gpu = on_gpus(case) and "the host" not in problem.text
     gpu = _gpu_of(case, problem) if on_gpu else None
-    if gpu is not None and (use := _use_in_words(gpu)) is not None:  # loaded by --force
+    if gpu is not None and (use := _use_in_words(gpu)) is not None:  # a busy GPU, tested because of --force
         return unknown(_subject(case, problem), f"{problem.text}; {use}", *evidence, advice=_LOOK_AT_GPUS)
     holder = "nvidia-smi --query-compute-apps=pid,used_memory --format=csv" if on_gpu else "ps aux --sort=-rss | head"
     return fail(

@@ -1,4 +1,4 @@
-"""The checks there are: @check registers one, `registry()` gives all, `select()` some."""
+"""The registry of checks: @check registers one, `registry()` returns all, `select()` some."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ Impact = Literal[
     "slow-collectives",  # the GPUs exchange data more slowly
     "unequal-gpus",  # all wait for the slowest, and use no more memory than the smallest has
     "memory-taken",  # a program holds memory that a plan counts on
-    "costs",  # speed or start-up, as its page says
+    "costs",  # speed or start-up time, see its page
 ]
 CheckFunction = Callable[[Case], Iterator[Finding]]
 
 
 class Check(msgspec.Struct, frozen=True):
-    """A named pure function and what there is to say about it.
+    """A named pure function and its metadata.
 
-    `needs_gpu`: without any GPU in the facts the runner skips it. `limits` are its thresholds.
-    `page` is the text of the check's page if it does not lie beside its module. `impact` is what a
-    bad finding means for a training; None: nothing in particular. `explains` is what it explains.
+    `needs_gpu`: the runner skips the check if there is no GPU in the facts. `limits` are its thresholds.
+    `page` is the text of the check's page, if there is no page file next to its module. `impact` is what a bad
+    finding means for a training; None: nothing in particular. `explains` is what a bad finding explains.
     """
 
     id: str
@@ -57,7 +57,7 @@ class Check(msgspec.Struct, frozen=True):
 
 
 class DuplicateCheckError(Exception):
-    """Two checks claim one id: a defect in a check package, not the user's error."""
+    """Two checks register the same id: a defect of a check package, not a user error."""
 
 
 _checks: dict[str, Check] = {}
@@ -74,10 +74,10 @@ def check(
     impact: Impact | None = None,
     explains: Iterable[str | Explains] = (),
 ) -> Callable[[CheckFunction], CheckFunction]:
-    """Register a check under `domain.name`; a second one under the same id raises DuplicateCheckError.
+    """Register a check as `domain.name`; a second one with the same id raises DuplicateCheckError.
 
-    `limits` are its thresholds, each with its name, or by name. `explains` names the checks (ids or
-    globs) whose bad findings on the same GPU follow from a bad one of this check, or says more of them.
+    `limits` are its thresholds, each with a name, or as a mapping by name. `explains` holds checks (ids or globs)
+    whose bad findings on the same GPU follow from a bad one of this check, or `Explains` for finer conditions.
     """
     explains = tuple(explains)
     plain = tuple(each for each in explains if isinstance(each, str))
@@ -96,23 +96,23 @@ def check(
 
 
 def registry() -> tuple[Check, ...]:
-    """Every registered check, grouped by domain in the order a reader wants them; those without a place come last."""
+    """Every registered check, by domain and in reading order; those without a place in it come last."""
     _import_builtin_checks()
     return tuple(sorted(_checks.values(), key=_place))
 
 
 @cache
 def _import_builtin_checks() -> None:
-    """Each module in a folder of a domain registers its checks when it is imported.
+    """Import every module in the domain folders: importing registers its checks.
 
-    pkgutil would list them too, but it imports inspect for that, and a Slurm prolog waits for it.
+    pkgutil could list them, but it imports inspect, which costs start-up time that a Slurm prolog waits for.
     """
     suffixes = tuple(all_suffixes())
     for domain in DOMAINS:
         folder = import_module(f"gpudoctor.checks.{domain}")
         names = {file.partition(".")[0] for file in os.listdir(folder.__path__[0]) if file.endswith(suffixes)}  # noqa: PTH208
         for name in sorted(names - {"__init__"}):
-            if name.isidentifier():  # no lock of an editor (.#xid.py), nor what macOS lays beside a file (._xid.py)
+            if name.isidentifier():  # skips editor locks (.#xid.py) and the macOS files ._xid.py
                 import_module(f"{folder.__name__}.{name}")
 
 
@@ -124,7 +124,7 @@ def _place(check: Check) -> tuple[int, str, int, str]:
 
 
 def impact_of(check_id: str) -> Impact | None:
-    """What a bad finding of a registered check means for a training."""
+    """What a bad finding of a registered check means for a training; None if not declared or not registered."""
     return _checks[check_id].impact if check_id in _checks else None
 
 
@@ -134,7 +134,7 @@ DOMAINS = (
 )
 
 
-# What comes before what in a report, by domain; a check that is not here comes after these, by its id
+# Order of the checks in a report, by domain; a check that is not listed follows these, sorted by id
 READING_ORDER = {
     "driver": ("responsive", "loaded", "version-match", "fabric-manager"),
     "gpu": (
@@ -160,7 +160,7 @@ READING_ORDER = {
 
 
 class _HasCheckId(Protocol):
-    """A check, or what it found."""
+    """A check or a check result."""
 
     @property
     def id(self) -> str: ...
@@ -170,16 +170,16 @@ class _HasCheckId(Protocol):
 
 
 def matches(check: _HasCheckId, wanted: str) -> bool:
-    """Whether an id, a domain or a glob names this check."""
+    """Whether `wanted` (an id, a domain or a glob) names this check."""
     return wanted in (check.id, check.domain) or fnmatchcase(check.id, wanted)
 
 
 def select(
     checks: Iterable[Check], wanted: Iterable[str] = (), skipped: Iterable[str] = (), required: Iterable[str] = ()
 ) -> tuple[Check, ...]:
-    """The checks asked for (all if none is named) less the skipped ones.
+    """The wanted checks (all if none is named) without the skipped ones.
 
-    Raise UserError for a word that names no check, with the nearest names.
+    Raise UserError for a word that matches no check, with the nearest names.
     """
     everything = tuple(checks)
     wanted, skipped = tuple(wanted), tuple(skipped)

@@ -1,4 +1,4 @@
-"""Runs checks: times each, contains its crash, and collects the findings."""
+"""Runs checks: measures the time of each, catches its exceptions, and collects the findings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NO_GPU = "no GPU in scope to look at"
 
 
 class CheckResult(msgspec.Struct, frozen=True):
-    """What one check found; `status` is the worst of its findings."""
+    """The findings of one check; `status` is the worst of theirs."""
 
     id: str
     title: str
@@ -32,10 +32,10 @@ class CheckResult(msgspec.Struct, frozen=True):
 def run_checks(
     case: Case, checks: Iterable[Check], *, level: Level, clock: Callable[[], float], left_out: Iterable[Check] = ()
 ) -> tuple[CheckResult, ...]:
-    """One result per check, in the order given; `left_out` (by --skip) come as skip.
+    """Run the checks; return one result per check in the given order, then those `left_out` by --skip as skip.
 
-    `clock` gives seconds (time.perf_counter). A check that raises is `unknown` with the error's
-    words; a check that yields nothing looked at nothing and is `skip`.
+    `clock` returns seconds (time.perf_counter). A check that raises is `unknown` with the error's text; a check
+    without findings had nothing to judge and is `skip`.
     """
     case = msgspec.structs.replace(case, limits={c.id: c.limits for c in (*checks, *left_out)})
     ran = tuple(_run(case, check, level, clock) for check in checks)
@@ -52,7 +52,7 @@ def _run(case: Case, check: Check, level: Level, clock: Callable[[], float]) -> 
     else:
         try:
             findings = tuple(check.function(msgspec.structs.replace(case, check_id=check.id)))
-        except Exception as error:  # the one place where a check's crash is contained
+        except Exception as error:  # the only place that catches exceptions of checks
             reason = f"the check itself failed: {type(error).__name__}: {error}"
             findings = (unknown(NODE_SUBJECT, reason),)
         if not findings:

@@ -1,27 +1,26 @@
-"""Which GPUs of a node are judged: those asked for, those of the job, or all that this process may see."""
+"""Which GPUs of a node are judged: the requested ones, those of the job, or all that this process may see."""
 
 from __future__ import annotations
 
 import msgspec
 
-from gpudoctor.checks.driver.loaded import pci_gpus
 from gpudoctor.checks.env.cuda_device_list import resolve
 from gpudoctor.errors import UserError
 from gpudoctor.facts.model.gpu import Gpu
-from gpudoctor.facts.model.missing import known
-from gpudoctor.facts.model.node import Node, short_bus_id
+from gpudoctor.facts.model.missing import Missing, known
+from gpudoctor.facts.model.node import Node, PciDevice, short_bus_id
 
-# the step is the narrower of the two
+# the step first: its GPUs are a subset of the job's
 SLURM_GPUS = ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS")
 
 
 def scope_of(node: Node, wanted: str | None) -> tuple[tuple[int, ...] | None, str | None]:
-    """The NVML indices to judge and the reason in words; (None, None) for all of them.
+    """The NVML indices to judge and the reason as text; (None, None) for all GPUs.
 
-    In this order: `wanted` (--gpu: indices, ranges, UUIDs or unique prefixes, bus ids); a valid
-    CUDA_VISIBLE_DEVICES that shows some of the GPUs; without that variable, as in a Slurm
-    prolog, the job's GPUs. A broken CUDA_VISIBLE_DEVICES never narrows the scope, since it says
-    nothing about which GPUs are meant. Raise UserError for a --gpu that names no GPU here.
+    The first that applies: `wanted` (--gpu: indices, ranges, UUIDs or unique prefixes, bus ids); a valid
+    CUDA_VISIBLE_DEVICES that hides some of the GPUs; without that variable, as in a Slurm prolog, the job's
+    GPUs. A broken CUDA_VISIBLE_DEVICES never narrows the scope, since it does not show which GPUs are meant.
+    Raise UserError for a --gpu that matches no GPU.
     """
     if wanted is not None:
         return _wanted(node, wanted), f"--gpu {wanted.strip()}"
@@ -34,7 +33,7 @@ def scope_of(node: Node, wanted: str | None) -> tuple[tuple[int, ...] | None, st
         return _sorted(node, set(seen.visible)), f"CUDA_VISIBLE_DEVICES={value}"
     for name in SLURM_GPUS:
         listed = indices(node.environment.get(name))
-        # a job confined to its GPUs sees only those, numbered anew from 0
+        # in a job confined to its GPUs, NVML shows only those, numbered from 0
         if listed is not None and len(node.gpus) > len(listed) and not known(node.driver.denied_gpus):
             chosen = _sorted(node, {gpu.index for gpu in node.gpus} & listed)
             if chosen:
@@ -42,13 +41,21 @@ def scope_of(node: Node, wanted: str | None) -> tuple[tuple[int, ...] | None, st
     return None, None
 
 
+def pci_gpus(node: Node) -> tuple[PciDevice, ...] | Missing:
+    """NVIDIA functions on the bus that are GPUs: PCI classes 0x0300 (VGA) and 0x0302 (3D)."""
+    devices = node.pci.nvidia_devices
+    if isinstance(devices, Missing):
+        return devices
+    return tuple(d for d in devices if d.pci_class.lower().removeprefix("0x")[:4] in ("0300", "0302"))
+
+
 def confined(node: Node) -> str | None:
-    """How device files or a Slurm job keep GPUs of the machine from this process, in words; None if neither does."""
+    """Text for what keeps GPUs of the machine from this process (device files, a Slurm job); None if nothing does."""
     gave, shown = slurm_gave(node), shown_count(node)
     if known(node.driver.denied_gpus):
         of_job = f"; {gave.words}" if gave and gave.count == shown else ""
         return f"their device files may not be opened here (device cgroup or file mode{of_job})"
-    # device files that may all be opened confine nothing, whatever the job was given
+    # if all device files may be opened, nothing is confined, whatever the job was given
     if gave is None or gave.count != shown or known(node.driver.denied_gpus) is not None:
         return None
     on_bus = known(pci_gpus(node))
@@ -57,24 +64,24 @@ def confined(node: Node) -> str | None:
 
 
 def shown_count(node: Node) -> int:
-    """How many GPUs the driver shows this process, with those that gave no handle."""
+    """The number of GPUs the driver reports to this process, including those without a handle."""
     count = known(node.driver.device_count)
     return len(node.gpus) if count is None else count
 
 
 class Gave(msgspec.Struct, frozen=True):
-    """How many GPUs Slurm gave this process on this node, and the variable that says so."""
+    """The number of GPUs Slurm gave this process on this node, and the variable that contains it."""
 
     count: int
     words: str
 
 
 def slurm_gave(node: Node) -> Gave | None:
-    """The smallest number of GPUs in Slurm's variables that is not below what the driver shows.
+    """The smallest number of GPUs in Slurm's variables that is at least what the driver shows.
 
-    A task may be confined to fewer GPUs than its step, and a step to fewer than its job. None
-    if Slurm says nothing, or less than the driver shows (a prolog, a job that is not
-    confined), or if it counts MIG instances.
+    A task may be confined to fewer GPUs than its step, and a step to fewer than its job. None if Slurm's variables
+    are unset or all name fewer than the driver shows (a prolog, a job that is not confined), and on nodes with
+    MIG, since Slurm may count instances.
     """
     if not node.gpus or any(known(gpu.settings.mig_enabled) for gpu in node.gpus):
         return None
@@ -94,7 +101,7 @@ def slurm_gave(node: Node) -> Gave | None:
 
 
 def indices(text: str | None) -> set[int] | None:
-    """The set of a list like "0,2,4-7"; None if it is unset, empty or not such a list.
+    """Parse a list like "0,2,4-7"; None if it is unset, empty or not such a list.
 
     >>> sorted(indices("0,2,4-6") or ())
     [0, 2, 4, 5, 6]

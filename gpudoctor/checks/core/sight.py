@@ -1,4 +1,4 @@
-"""GPUs on the PCI bus that the driver does not show this process: out of its scope, or gone."""
+"""GPUs on the PCI bus that the driver does not show to this process: outside its scope, or faulty."""
 
 from __future__ import annotations
 
@@ -6,18 +6,51 @@ from typing import Literal
 
 import msgspec
 
-from gpudoctor.checks.core.scope import confined, shown_count, slurm_gave
-from gpudoctor.checks.core.trust import REFUSED, hidden, refused_handles
-from gpudoctor.checks.driver.loaded import pci_gpus
+from gpudoctor.checks.core.scope import confined, pci_gpus, shown_count, slurm_gave
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node, PciDevice
 
 
-class Unseen(msgspec.Struct, frozen=True):
-    """`outside`: how many are not this process's to see, and `why` in words. `gone`: these are a fault.
+def narrowed(node: Node) -> str | None:
+    """Why this process may see fewer GPUs than the node has, as text; None if it sees all.
 
-    `lacking` is how many GPUs the job should have besides: fewer than `gone` if only Slurm's number
-    tells, and nothing which; more if one is not even on the bus.
+    Reasons are a container, NVIDIA_VISIBLE_DEVICES with a list, or a job confined to its GPUs: fewer GPUs are then
+    the scope, not a fault. A denied handle excuses only its own GPU: see `refused_handles`.
+    """
+    return hidden(node) or confined(node)
+
+
+def hidden(node: Node) -> str | None:
+    """Why GPUs may be hidden without any trace of which (a container or a list), as text; None if they are not."""
+    engine = known(node.host.container)
+    if engine or known(node.host.virtualization) == "container":
+        return f"inside a container ({engine or 'unknown engine'})"
+    visible = node.environment.get("NVIDIA_VISIBLE_DEVICES")
+    if visible not in (None, "", "all", "void", "none"):
+        return f"NVIDIA_VISIBLE_DEVICES={visible}"
+    return None
+
+
+REFUSED = "the driver denies this process some GPUs (device cgroup or permissions)"
+
+
+def refused_handles(node: Node) -> int:
+    """The number of GPUs whose handle the driver denied this process."""
+    return sum(denied(words) for words in node.driver.handle_errors)
+
+
+def denied(handle_error: str) -> bool:
+    """Whether a GPU's handle was refused for lack of permission (NVML 4, or 17 from a device cgroup)."""
+    words = handle_error.lower()
+    return any(sign in words for sign in ("permission", "operating system", "(4)", "(17)", "code 4", "code 17"))
+
+
+class Unseen(msgspec.Struct, frozen=True):
+    """GPUs on the bus that the driver does not show.
+
+    `outside`: how many of them this process is not meant to see, and `why` as text. `gone`: those that are faulty.
+    `lacking`: how many GPUs are missing; less than `gone` if only Slurm's number shows that some are missing and
+    not which; more if one is not even on the bus.
     """
 
     outside: int = 0
@@ -27,7 +60,7 @@ class Unseen(msgspec.Struct, frozen=True):
 
 
 def bus_gpus(node: Node) -> tuple[PciDevice, ...] | Missing:
-    """The GPUs on the bus that this system may use: none that it handed to virtual machines, or that are drained."""
+    """The GPUs on the bus that this system may use: not those handed to virtual machines, nor drained ones."""
     gpus, drained = pci_gpus(node), drained_gpus(node)
     if isinstance(gpus, Missing):
         return gpus
@@ -35,13 +68,13 @@ def bus_gpus(node: Node) -> tuple[PciDevice, ...] | Missing:
 
 
 def drained_gpus(node: Node) -> tuple[str, ...]:
-    """Bus ids of the GPUs that an operator took from use, and that the driver does not show for that."""
+    """Bus ids of the GPUs that an operator drained, and that the driver does not show for that reason."""
     shown = {gpu.bus_id for gpu in node.gpus}
     return tuple(bus_id for bus_id in known(node.driver.drained_gpus) or () if bus_id not in shown)
 
 
 def unseen(node: Node) -> Unseen:
-    """What becomes of each GPU that is on the bus and that the driver does not show."""
+    """Classify the GPUs that are on the bus but not shown by the driver."""
     gpus, shown = known(bus_gpus(node)) or (), shown_count(node)
     told = {gpu.bus_id for gpu in node.gpus}
     missing = tuple(device for device in gpus if device.bus_id not in told)
@@ -50,7 +83,7 @@ def unseen(node: Node) -> Unseen:
         return Unseen()
     if why := hidden(node):
         return Unseen(more, why)
-    # a GPU without a handle for lack of permission is this process's not to see; the driver may count it, or not
+    # without permission there is no handle, so the GPU is outside; the driver may or may not count it
     refused = max(0, min(more, len(node.gpus) + refused_handles(node) - shown))
     if refused == more:
         return Unseen(more, REFUSED)
@@ -59,7 +92,7 @@ def unseen(node: Node) -> Unseen:
         return Unseen(more, why)
     if denied:
         gone = tuple(device for device in missing if device.bus_id not in denied)
-        # those that are shown without a handle are judged by gpu.lost
+        # GPUs that are counted but have no handle are judged by gpu.lost
         gone = gone if len(gone) > shown - len(node.gpus) else ()
         lacking = max(len(gone), gave.count - shown if gave else 0)
         return Unseen(len(missing) - len(gone) if gone else more, why, gone, lacking)
@@ -68,9 +101,9 @@ def unseen(node: Node) -> Unseen:
 
 
 class NotShown(msgspec.Struct, frozen=True):
-    """What a GPU that the driver does not show is: `outside` of what is judged, `gone`, or `open`: one of several.
+    """The state of a GPU that the driver does not show: `outside` the scope, `gone`, or `open` (it may be either).
 
-    `why` says why it is outside, or what nobody can tell.
+    `why` is the reason why it is outside, or why the state is open.
     """
 
     kind: Literal["outside", "gone", "open"]
@@ -78,7 +111,7 @@ class NotShown(msgspec.Struct, frozen=True):
 
 
 def not_shown(node: Node, bus_id: str) -> NotShown:
-    """What becomes of a GPU of this bus id, which is none of `node.gpus`."""
+    """The state of the GPU with this bus id, which must not be in `node.gpus`."""
     if why := hidden(node):
         return NotShown("outside", why)
     if bus_id in drained_gpus(node):
@@ -101,7 +134,7 @@ def not_shown(node: Node, bus_id: str) -> NotShown:
 
 
 def _handed_on(node: Node, device: PciDevice) -> bool:
-    """Given to a virtual machine, or a virtual function of a GPU that hosts vGPUs: not missing."""
+    """Whether the device is given to a virtual machine, or is a virtual function of a GPU that hosts vGPUs."""
     if "vfio" in (known(device.driver) or ""):
         return True
     hosts = {g.bus_id.rpartition(":")[0] for g in node.gpus if known(g.settings.virtualization) == "host-vgpu"}

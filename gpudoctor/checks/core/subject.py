@@ -11,7 +11,7 @@ from gpudoctor.facts.model.missing import Missing
 
 
 class Subject(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a finding is about. A GPU is named by index, UUID and bus id."""
+    """What a finding is about. A GPU is identified by index, UUID and bus id."""
 
     kind: Literal["gpu", "pair", "link", "rank", "nic", "node", "path"]
     gpu: int | None = None
@@ -24,7 +24,7 @@ class Subject(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def label(self) -> str:
-        """How text names it: "GPU 5 (0000:bb:00.0)", "GPU 3 - GPU 5", "rank 1 (GPU 1)"."""
+        """The name in text: "GPU 5 (0000:bb:00.0)", "GPU 3 - GPU 5", "rank 1 (GPU 1)"."""
         if self.kind == "pair" and self.gpus:
             return f"GPU {self.gpus[0]} - GPU {self.gpus[1]}"
         gpu = f"GPU {self.gpu}" if self.gpu is not None else ""

@@ -1,4 +1,4 @@
-"""Known problems that an operator has taken on, until a day and for a reason."""
+"""Known problems that an operator has accepted until a given day and for a stated reason."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ import msgspec
 
 from gpudoctor.checks.core.finding import Finding, Status, worst
 from gpudoctor.checks.core.runner import CheckResult
+from gpudoctor.facts.model.node import short_bus_id
 
 
 class Suppression(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Set aside warn, fail and unknown findings of `check`.
 
-    `everything` exists so that nobody switches a node's alarms off by one character.
+    `everything` prevents one character ("*") from switching off all alarms of a node by accident.
     """
 
     check: Annotated[str, msgspec.Meta(description="An id or a glob")]
@@ -33,9 +34,9 @@ class Suppression(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def apply_suppressions(
     results: Iterable[CheckResult], rules: Iterable[Suppression], today: datetime.date
 ) -> tuple[tuple[CheckResult, ...], tuple[str, ...]]:
-    """The results with suppressed findings turned to skip (never to pass), and what a reader must be told of it.
+    """Return the results with suppressed findings turned to skip (never to pass), and notes for the report.
 
-    Each keeps what it was in `suppressed`: `--require` takes none of them for a verdict.
+    `suppressed` keeps each finding's original status: for `--require` none of them counts as a verdict.
     """
     rules = tuple(rules)
     live = [rule for rule in rules if today <= rule.until]
@@ -65,11 +66,16 @@ def _set_aside(finding: Finding, rules: list[Suppression]) -> Finding:
     if finding.status in (Status.PASS, Status.SKIP):
         return finding
     for rule in rules:
-        if rule.gpu is None or str(rule.gpu).lower() in _names(finding):
+        if rule.gpu is None or _short(str(rule.gpu)) in _names(finding):
             was = finding.found.text if finding.found else finding.reason
             reason = f"suppressed until {rule.until} ({rule.reason}); was {finding.status.value}: {was}"
             return msgspec.structs.replace(finding, status=Status.SKIP, reason=reason, suppressed=finding.status)
     return finding
+
+
+def _short(gpu: str) -> str:
+    """The name in lower case; a bus id as nvidia-smi prints it (00000000:BB:00.0) in the form of the findings."""
+    return short_bus_id(gpu) if gpu.count(":") == 2 else gpu.strip().lower()
 
 
 def _names(finding: Finding) -> set[str]:

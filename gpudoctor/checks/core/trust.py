@@ -1,24 +1,23 @@
-"""Whether the readings of a GPU may be believed, and whether all GPUs are in sight at all."""
+"""Whether the readings of a GPU can be trusted: refused, all-zero and stale ones do not make a healthy GPU."""
 
 from __future__ import annotations
 
-from gpudoctor.checks.core.case import Case
-from gpudoctor.checks.core.readings import unreadable
-from gpudoctor.checks.core.scope import confined
 from gpudoctor.facts.model.gpu import Gpu
-from gpudoctor.facts.model.missing import known
+from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node
 from gpudoctor.facts.nvml.error_cost import LOST, RESET_REQUIRED, UNKNOWN, condemning
 
+# of temperature, power, performance state and utilization in the nvidia-smi table
+_MOST_ERR = 3
 # worst first
 _STATES = {LOST: "lost", RESET_REQUIRED: "waiting for a reset", UNKNOWN: "answering with driver errors"}
 
 
 def untrusted(gpu: Gpu) -> str | None:
-    """Why no reading of this GPU may be judged, in words for `unknown(...)`; None if it may.
+    """Why no reading of this GPU may be judged, as text for `unknown(...)`; None if they may.
 
-    A GPU is untrusted once errors cost all of it (see `condemning`): what it answers besides may be
-    stale or nonsense. So is one that was hardly read, or that tells nonsense: see `unreadable`.
+    A GPU is untrusted after errors that condemn it as a whole (see `condemning`): its other readings may be stale
+    or nonsense. So is one of which hardly anything was read, or with impossible readings: see `unreadable`.
     """
     errors = condemning(gpu)
     if not errors:
@@ -29,35 +28,51 @@ def untrusted(gpu: Gpu) -> str | None:
     return f"the GPU is {words} ({error.code}, {error.call}): its readings cannot be trusted"
 
 
-def narrowed(case: Case) -> str | None:
-    """Why this process may see fewer GPUs than the node has, in words; None if it sees all.
+def says_err(value: object) -> bool:
+    """Whether the table cell holds ERR!: nvidia-smi's query failed with an error that it does not name."""
+    return isinstance(value, Missing) and value.kind == "failed" and value.reason.endswith("says ERR!")
 
-    A container, NVIDIA_VISIBLE_DEVICES with a list, or a job that is confined to its GPUs: fewer GPUs are
-    then the scope, not a fault. A denied handle excuses its own GPU and no other: see `refused_handles`.
+
+def unreadable(gpu: Gpu) -> str | None:
+    """Why this GPU cannot be judged by its readings, as text for `unknown(...)`; None if it can.
+
+    Either more of its main values were denied than read; or nvidia-smi shows ERR! for most values of its table; or
+    temperature, power and clock are all 0, which is impossible for a running GPU.
     """
-    return hidden(case.node) or confined(case.node)
-
-
-def hidden(node: Node) -> str | None:
-    """Why GPUs may be hidden without a trace of which, in words: a container, or a list."""
-    engine = known(node.host.container)
-    if engine or known(node.host.virtualization) == "container":
-        return f"inside a container ({engine or 'unknown engine'})"
-    visible = node.environment.get("NVIDIA_VISIBLE_DEVICES")
-    if visible not in (None, "", "all", "void", "none"):
-        return f"NVIDIA_VISIBLE_DEVICES={visible}"
+    values = _main_values(gpu)
+    denied = [value for value in values if isinstance(value, Missing) and value.kind == "denied"]
+    if len(denied) > sum(not isinstance(value, Missing) for value in values):
+        return f"{len(denied)} of its {len(values)} main values may not be read ({denied[0].reason})"
+    refused = [value for value in values if says_err(value)]
+    if len(refused) >= _MOST_ERR:
+        return f"nvidia-smi says ERR! for {len(refused)} of its main values: it could not read this GPU"
+    if known(gpu.thermal.gpu_c) == 0 and known(gpu.power.draw_w) == 0 and known(gpu.clocks.sm_mhz) == 0:
+        return "it answers 0 C, 0 W and 0 MHz at once: these are no readings"
     return None
 
 
-REFUSED = "the driver denies this process some GPUs (device cgroup or permissions)"
+def says_nothing(gpu: Gpu) -> bool:
+    """Whether none of the GPU's main values was read, whatever the reason."""
+    return all(isinstance(value, Missing) for value in _main_values(gpu))
 
 
-def refused_handles(node: Node) -> int:
-    """To how many GPUs the driver denied this process the handle."""
-    return sum(denied(words) for words in node.driver.handle_errors)
+def shown_by_driver(node: Node, gpu: Gpu) -> bool:
+    """Whether the driver reported this GPU; otherwise it is known only from a list of the PCI bus."""
+    values = (*_main_values(gpu), gpu.nvlinks, gpu.cpu_affinity)
+    told = any(not isinstance(value, Missing) for value in values if value is not gpu.name)
+    return told or bool(gpu.errors) or not isinstance(node.pairs, Missing)
 
 
-def denied(handle_error: str) -> bool:
-    """Whether a GPU's handle was refused for lack of permission (NVML 4, or 17 from a device cgroup)."""
-    words = handle_error.lower()
-    return any(sign in words for sign in ("permission", "operating system", "(4)", "(17)", "code 4", "code 17"))
+def _main_values(gpu: Gpu) -> tuple[object, ...]:
+    """Values that nearly every driver reports for every GPU."""
+    return (
+        gpu.uuid,
+        gpu.name,
+        gpu.memory_total_mib,
+        gpu.memory_used_mib,
+        gpu.thermal.gpu_c,
+        gpu.power.draw_w,
+        gpu.clocks.sm_mhz,
+        gpu.clocks.performance_state,
+        gpu.utilization.gpu_pct,
+    )

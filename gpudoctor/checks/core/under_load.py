@@ -1,4 +1,4 @@
-"""What telemetry under load says of one GPU against its peers: the causes of its slowness, in words."""
+"""What telemetry under load shows of one GPU compared with its peers: causes of slowness, as text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import known
 from gpudoctor.facts.model.telemetry import GpuUnderLoad, Telemetry
 
-# Clock event reasons that slow a GPU down; source: nvml.h. hw-slowdown is set with either of the narrower ones
+# Clock event reasons that slow a GPU down; source: nvml.h. hw-slowdown is also set with either of _NARROWER
 _SLOWING = {
     "hw-thermal": "HW thermal slowdown",
     "hw-power-brake": "HW power brake",
@@ -19,36 +19,39 @@ _SLOWING = {
     "hw-slowdown": "HW slowdown",
 }
 _NARROWER = ("hw-thermal", "hw-power-brake")
-# Benign by themselves: every GPU at full load may show them. Only one GPU that shows them stands out
+# Benign alone: every GPU at full load may show them. Suspect only if a single GPU does
 _BENIGN = {
     "sw-power-cap": "SW power cap",
     "application-clocks": "application clocks setting",
     "sync-boost": "sync boost",
     "display-clocks": "display clock setting",
 }
-# Below this share above the peers a reason explains no rank that is 10 % slower: the clock halves at most times
+# A smaller difference to the peers cannot explain a rank that is 10 % slower: these reasons at most halve the clock
 _LEAST_SHARE = 0.05
 _ALONE_SHARE, _PEERS_SHARE = 0.5, 0.1
 _HOTTER_C = 10
 
 
 def telemetry_of(case: Case, during: str) -> Telemetry | None:
-    """What was sampled while this probe ran (of several rounds, the last); None if nothing was."""
+    """What was sampled while this probe ran (the last of several repetitions); None if nothing was."""
     return next((t for t in reversed(case.measurements.telemetry) if t.during == during), None)
 
 
 def load_of(case: Case, gpu: Gpu, during: str) -> GpuUnderLoad | None:
-    """One GPU while this probe ran; None if it was not sampled."""
+    """What was sampled of one GPU while this probe ran; None if nothing was."""
     telemetry = telemetry_of(case, during)
-    sampled = telemetry.gpus if telemetry else ()
-    uuid = known(gpu.uuid)
-    return next((g for g in sampled if g.samples and (g.uuid == uuid if uuid else g.index == gpu.index)), None)
+    return next((load for load in (telemetry.gpus if telemetry else ()) if load.samples and is_of(load, gpu)), None)
+
+
+def is_of(load: GpuUnderLoad, gpu: Gpu) -> bool:
+    """Whether these samples are of this GPU: by UUID, by index if one of the two has none."""
+    return gpu.uuid == load.uuid if load.uuid and known(gpu.uuid) else gpu.index == load.index
 
 
 def causes_under_load(gpu: Gpu, peers: Sequence[Gpu], own: GpuUnderLoad, others: Sequence[GpuUnderLoad]) -> list[str]:
-    """What slowed this GPU and not its peers while all were under load; the surest cause first.
+    """What slowed this GPU but not its peers while all were under load; the most certain cause first.
 
-    `gpu` and `peers` bring the power limits, `own` and `others` what was sampled of them.
+    `gpu` and `peers` supply the power limits, `own` and `others` the samples.
     """
     found = [*_slowdowns(own, others), *_lone_settings(gpu, peers, own, others)]
     for name, what, unit in (("sm_mhz", "clock", "MHz"), ("memory_mhz", "memory clock", "MHz")):
@@ -59,7 +62,7 @@ def causes_under_load(gpu: Gpu, peers: Sequence[Gpu], own: GpuUnderLoad, others:
     if hot is not None and usual_c is not None and hot >= usual_c + _HOTTER_C:
         found.append(f"it was at {hot:.0f} C under load, the others at {usual_c:.0f} C")
     for name, what in (("pcie_generation", "PCIe generation"), ("pcie_width", "PCIe width")):
-        # the best that was seen: between two copies the link may rest at less
+        # the highest value: between two copies the link may idle at less
         best, usual = highest_of(own, name), median(highest_of(other, name) for other in others)
         if best is not None and usual and best < usual:
             found.append(f"its {what} under load was {best:.0f}, the others' {usual:.0f}")
@@ -83,7 +86,7 @@ def _beside(reason: str, others: Sequence[GpuUnderLoad]) -> str:
 
 
 def _lone_settings(gpu: Gpu, peers: Sequence[Gpu], own: GpuUnderLoad, others: Sequence[GpuUnderLoad]) -> list[str]:
-    """Benign reasons that only this GPU shows; a power cap counts sooner if its limit is lower."""
+    """Benign reasons that only this GPU shows; a power cap counts from a smaller share if its limit is lower."""
     if not others:
         return []
     limit_w, usual_w = known(gpu.power.limit_w), median(known(p.power.limit_w) for p in peers)
@@ -92,20 +95,20 @@ def _lone_settings(gpu: Gpu, peers: Sequence[Gpu], own: GpuUnderLoad, others: Se
     for reason, words in _BENIGN.items():
         share, usual = event_share(own, reason), [event_share(other, reason) for other in others]
         if reason == "sw-power-cap" and lower and share >= (median(usual) or 0.0) + _LEAST_SHARE:
-            found.append(f"{words} active {percent(share)} of the time")  # the limits are told beside it
+            found.append(f"{words} active {percent(share)} of the time")  # the finding shows the limits too
         elif share >= _ALONE_SHARE and max(usual) <= _PEERS_SHARE:
             found.append(f"{words} active {percent(share)} of the time, on this GPU only")
     return found
 
 
 def event_share(gpu: GpuUnderLoad, reason: str) -> float:
-    """Share of the time in which a clock event reason was set: of the samples, or by the driver's timer if more."""
+    """Share of the time with this clock event reason: from the samples, or from the driver's timer if that is more."""
     by_timer = gpu.event_ms.get(reason, 0.0) / (gpu.sampled_s * 1000) if gpu.sampled_s > 0 else 0.0
     return min(1.0, max(gpu.event_share.get(reason, 0.0), by_timer))
 
 
 def percent(share: float) -> str:
-    """Two digits, and never a full hundred or nothing that is not quite.
+    """Format with two digits; only exact values print as 100 % or 0 %.
 
     >>> percent(0.917), percent(0.997), percent(1.0), percent(0.004)
     ('92 %', '99 %', '100 %', '0.4 %')
@@ -122,15 +125,15 @@ def median_of(gpu: GpuUnderLoad, name: str) -> float | None:
 
 
 def highest_of(gpu: GpuUnderLoad, name: str) -> float | None:
-    """The highest of one reading; None if it was not read."""
+    """The maximum of one reading; None if it was not read."""
     spread = gpu.readings.get(name)
     return spread.high if spread else None
 
 
 def median(values: Iterable[float | None]) -> float | None:
-    """The median of those that are known; None if none is.
+    """The median of the known values; None if there are none.
 
-    As `statistics.median`, whose import would cost 5 % of the time of a quick check.
+    Replaces `statistics.median`, whose import costs 5 % of the time of a quick check.
     """
     told = sorted(value for value in values if value is not None)
     if not told:
@@ -139,13 +142,13 @@ def median(values: Iterable[float | None]) -> float | None:
     return told[half] if len(told) % 2 else (told[half - 1] + told[half]) / 2
 
 
-# What harm the load brought to light on a GPU that looked well before: slowdowns and memory errors.
+# Slowdowns and memory errors under load on a GPU that showed none before.
 
 _LEAST_SAMPLES = 10
 
 
 class Slowed(msgspec.Struct, frozen=True):
-    """The clock event reason that was set for the largest share of a probe, and which probe that was."""
+    """The clock event reason with the largest share of a probe's time, and the probe."""
 
     reason: str
     share: float
@@ -153,7 +156,7 @@ class Slowed(msgspec.Struct, frozen=True):
 
 
 def slowed_under_load(case: Case, gpu: Gpu, reasons: tuple[str, ...]) -> Slowed | None:
-    """The worst of these reasons in any probe, by the share of its time; None if none was set."""
+    """The worst of these reasons in any probe, by share of the probe's time; None if none was set."""
     found = [
         Slowed(reason, share, during)
         for during, load in _loads(case, gpu)
@@ -161,14 +164,14 @@ def slowed_under_load(case: Case, gpu: Gpu, reasons: tuple[str, ...]) -> Slowed 
         for reason in reasons
         if (share := event_share(load, reason)) > 0
     ]
-    # hw-slowdown is set with the narrower ones, which say why
+    # on a tie the narrower reason wins: hw-slowdown is set with it and is less specific
     return max(found, key=lambda slowed: (slowed.share, slowed.reason != "hw-slowdown"), default=None)
 
 
 def grown_under_load(case: Case, gpu: Gpu, counter: str) -> tuple[int, str] | None:
-    """By how much a counter grew, and during which probe; None if it did not, or was not read.
+    """By how much a counter grew, and during which probe; None if it did not grow or was not read.
 
-    Of neighbouring probes both may count what lay between them: the largest figure is told, not the sum.
+    Returns the largest figure, not the sum: neighbouring probes may both count what happened between them.
     """
     found = [(load.counters.get(counter, 0), during) for during, load in _loads(case, gpu)]
     most = max(found, default=(0, ""))
@@ -178,5 +181,5 @@ def grown_under_load(case: Case, gpu: Gpu, counter: str) -> tuple[int, str] | No
 def _loads(case: Case, gpu: Gpu) -> Iterator[tuple[str, GpuUnderLoad]]:
     for telemetry in case.measurements.telemetry:
         for load in telemetry.gpus:
-            if gpu.uuid == load.uuid if load.uuid and known(gpu.uuid) else gpu.index == load.index:
+            if is_of(load, gpu):
                 yield telemetry.during, load

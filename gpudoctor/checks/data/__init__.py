@@ -1,1 +1,1 @@
-"""data.*: whether samples come as fast as the GPUs take them."""
+"""data.*: do samples come as fast as the GPUs consume them?"""

@@ -1,4 +1,4 @@
-"""data.loader: whether a torch DataLoader feeds the GPUs here, with how many workers, and what holds it up."""
+"""data.loader: does a torch DataLoader feed the GPUs here, with how many workers, and what slows it down?"""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _MUCH_SHORT = Limit(
     status="fail",
 )
 _SOCKET_NAME_BYTES = 107
-_AS_GOOD = 0.95  # a worker count that gives as much of the best is as good: the rest is noise
+_AS_GOOD = 0.95  # worker counts that reach this share of the best rate are equally good: the rest is noise
 
 
 @check(
@@ -55,7 +55,7 @@ _AS_GOOD = 0.95  # a worker count that gives as much of the best is as good: the
     limits=(_SHORT, _MUCH_SHORT),
 )
 def loader(case: Case) -> Iterator[Finding]:
-    """Judge the rate against --need if it was given; warn of workers on one CPU, of a small /dev/shm, of lost files."""
+    """Judge the rate against --need if given; warn about workers on one CPU, a small /dev/shm and unreadable files."""
     loading = case.measurements.data_loading
     yield from _problems(case)
     if loading is None:
@@ -74,7 +74,7 @@ def loader(case: Case) -> Iterator[Finding]:
 
 
 def _problems(case: Case) -> Iterator[Finding]:
-    """A rank that stuck or died while it loaded: storage may be the cause, so no GPU is convicted of it."""
+    """Ranks that hung or died while loading: `unknown`, as storage may be the cause and not a GPU."""
     yield from judged_problems(case, "launch")
     for problem in case.measurements.problems:
         if problem.probe == PROBE:
@@ -106,13 +106,13 @@ def _judged(case: Case, loading: DataLoading, rates: dict[int, LoaderRates]) -> 
             short = Found(text, round(each, 4), "GB/s")
             return judge(NODE, short, expected, *evidence, likely=_likely(loading, rates), advice=_FASTER)
     why = loading.perhaps_in_ram
-    if why is not None and why.kind == "failed":  # fast enough, unless it came from RAM
+    if why is not None and why.kind == "failed":  # fast enough, but perhaps read from RAM
         return unknown(NODE, found.text, *evidence)
     return ok(NODE, found, expected, *evidence)
 
 
 def _chosen(rates: dict[int, LoaderRates], need: float | None) -> int:
-    """The fewest workers that give every rank what it needs, else those that give most; without a need the useful."""
+    """The fewest workers that reach the need, else those with the highest rate; without a need, see `_useful`."""
     if need is None:
         return _useful(rates)
     enough = [count for count, rate in rates.items() if rate.slowest_rank_gb_s >= need]
@@ -120,7 +120,7 @@ def _chosen(rates: dict[int, LoaderRates], need: float | None) -> int:
 
 
 def _useful(rates: dict[int, LoaderRates]) -> int:
-    """The fewest workers that give about as much as any number."""
+    """The fewest workers that are about as fast as any number."""
     best = max(rate.slowest_rank_gb_s for rate in rates.values())
     return min(count for count, rate in rates.items() if rate.slowest_rank_gb_s >= _AS_GOOD * best)
 

@@ -1,4 +1,4 @@
-"""Workers of a data loader that share one CPU, and what bound them to it."""
+"""Data loader workers that share one CPU, and what bound them to it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _BINDING = ("true", "close", "spread", "master", "primary")
 
 
 def few_cpus(case: Case, loading: DataLoading) -> Iterator[Finding]:
-    """A warning where the workers of a rank may run on one CPU of several, with what has bound them to it."""
+    """Warn if the workers of a rank may run on only one of several CPUs, and name what bound them."""
     host = case.node.host
     total, quota = known(loading.cpus_total), known(host.cpu_quota)
     fewest = min(loading.cpus, default=None)
@@ -45,10 +45,10 @@ def few_cpus(case: Case, loading: DataLoading) -> Iterator[Finding]:
 
 
 def bound_by_openmp(case: Case) -> Iterator[Finding]:
-    """A warning for a setting by which OpenMP binds a training's main thread, and so every worker that it forks.
+    """Warn of a setting with which OpenMP binds a training's main thread, and so every worker that it forks.
 
     Measured: with OMP_PROC_BIND=true, `import torch` alone leaves the process on one CPU (libgomp of GCC 12).
-    gpudoctor's own ranks run without it.
+    gpudoctor's own ranks run without the setting.
     """
     for name in ("OMP_PROC_BIND", "GOMP_CPU_AFFINITY"):
         value = case.node.environment.get(name)

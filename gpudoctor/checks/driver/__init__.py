@@ -1,1 +1,1 @@
-"""driver.*: is the NVIDIA driver there, of one piece, and does it answer."""
+"""driver.*: is the NVIDIA driver installed, of one version, and does it answer?"""

@@ -1,4 +1,4 @@
-"""Does the service run that sets up the NVSwitches, and does it fit the driver?"""
+"""driver.fabric-manager: does the service that sets up the NVSwitches run, and does it fit the driver?"""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from gpudoctor.checks.nvlink.link_state import model_of
 from gpudoctor.facts.model.missing import Missing, known
 
 _SERVICE = "nvidia-fabricmanager"
-# HGX boards with so many GPUs join them through switches; those of four have direct links
+# HGX boards with this many GPUs connect them through switches; boards with four have direct links
 _SWITCHED_GPUS = 8
-# what it says on a machine where there is nothing for it to do; source: Fabric Manager user guide
+# log lines on machines without work for it; source: Fabric Manager user guide
 _NOTHING_TO_DO = re.compile(r"NV_WARN_NOTHING_TO_DO|no NVSwitch|NVSwitch.{0,40}not (?:found|present|detected)", re.I)
 _OTHER_DRIVER = re.compile(r"interface version (\d[\d.]*).{0,40}match.{0,20}driver version (\d[\d.]*)", re.I)
 
@@ -41,7 +41,7 @@ _OTHER_DRIVER = re.compile(r"interface version (\d[\d.]*).{0,40}match.{0,20}driv
     explains=(Explains(("nvlink.*", "link.peer", "collective.*", "train.*", *VIEWS), anywhere=True),),
 )
 def fabric_manager(case: Case) -> Iterator[Finding]:
-    """Judge service, version and log where NVSwitches join the GPUs; the GPUs' own word is judged by nvlink.fabric."""
+    """Judge service, version and log if NVSwitches connect the GPUs; nvlink.fabric judges what the GPUs report."""
     facts, needed = case.node.fabric_manager, _needed(case)
     service, errors = known(facts.service), known(facts.errors) or ()
     idle = any(_NOTHING_TO_DO.search(line) for line in errors)
@@ -51,7 +51,7 @@ def fabric_manager(case: Case) -> Iterator[Finding]:
     if service is None and not errors and isinstance(facts.version, Missing):
         yield _not_read(case, needed)
         return
-    # a service of another version cannot run: that is one fault
+    # a service of another version cannot run: report one fault, not two
     told = [*_other_version(case)] or [*_state(case, needed)]
     told += _complaints(case, errors) if not told else ()
     yield from told
@@ -65,7 +65,7 @@ def fabric_manager(case: Case) -> Iterator[Finding]:
 
 
 def _needed(case: Case) -> bool | None:
-    """Whether the GPUs are joined by NVSwitches that this system sets up; None if nothing tells."""
+    """Whether NVSwitches that this system sets up connect the GPUs; None if not known."""
     node = case.node
     devices = known(node.pci.nvidia_devices) or ()
     if any(device.pci_class.lower().removeprefix("0x").startswith("0680") for device in devices):
@@ -73,7 +73,7 @@ def _needed(case: Case) -> bool | None:
     if not node.gpus:
         return None
     names = [known(gpu.name) or "" for gpu in node.gpus]
-    # the switches of a GB200 rack are managed outside of its compute trays; those of a guest by its host
+    # switches of a GB200 rack are managed outside its compute trays, and those of a guest by its host
     if known(node.host.virtualization) == "vm" or any(re.search(r"\bG[BH]\d{3}\b", name) for name in names):
         return False
     links = [link for gpu in node.gpus for link in known(gpu.nvlinks) or ()]
@@ -135,7 +135,7 @@ def _other_version(case: Case) -> Iterator[Finding]:
 
 
 def _state(case: Case, needed: bool | None) -> Iterator[Finding]:
-    """What the service does now. If the GPUs are in the fabric all the same, it does not stop a training yet."""
+    """A finding if the service does not run; only a warning if the GPUs are in the fabric all the same."""
     facts = case.node.fabric_manager
     service = known(facts.service)
     if service is None or service == "active":

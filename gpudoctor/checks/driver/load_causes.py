@@ -1,4 +1,4 @@
-"""Why the driver is not loaded, as tools and the kernel log say it: each cause with what to do."""
+"""Why the driver is not loaded, according to tools and the kernel log, with advice for each cause."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from gpudoctor.facts.model.node import Node
 
 
 class LoadCause(msgspec.Struct, frozen=True):
-    """What was found, why it is so, and what to do."""
+    """A cause: what was found, the likely reason, and the steps to take."""
 
     found: str
     likely: str
     advice: tuple[Advice | str, ...]
 
 
-# In the order in which they count where a text tells of several
+# In order of precedence, for texts that contain several
 LOAD_CAUSES: dict[LoadFailureCause, LoadCause] = {
     "signature-rejected": LoadCause(
         "the kernel rejects the NVIDIA module's signature: Secure Boot is on, and the key is not enrolled",
@@ -92,7 +92,7 @@ NOUVEAU = LoadCause(
 
 
 def load_cause(node: Node) -> tuple[LoadCause, Evidence] | None:
-    """The first cause that a tool or the kernel log names, with its line; None where nothing does."""
+    """The first cause that a tool or the kernel log contains, with its line; None if there is none."""
     driver = node.driver
     lines: dict[LoadFailureCause, Evidence] = {}
     for failure in driver.load_failures:
@@ -114,7 +114,7 @@ def load_cause(node: Node) -> tuple[LoadCause, Evidence] | None:
 
 
 def held_by_other_driver(node: Node) -> bool:
-    """Whether the NVIDIA module itself says so; nouveau's own lines may be from before it was unloaded."""
+    """Whether the NVIDIA module itself logs this; lines of nouveau may be from before it was unloaded."""
     events = known(node.kernel_log.host_events) or ()
     return any(event.kind == "other-driver" and "NVRM: " in event.text for event in events)
 

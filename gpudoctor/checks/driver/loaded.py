@@ -1,4 +1,4 @@
-"""driver.loaded: is the NVIDIA driver there, and does its library initialise?"""
+"""driver.loaded: is the NVIDIA driver loaded, and does its library initialise?"""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from gpudoctor.checks.core.driver_messages import MessageMeaning, meaning
 from gpudoctor.checks.core.explains import PROBES, VIEWS, Explains
 from gpudoctor.checks.core.finding import Advice, Evidence, Finding, fail, ok, skip, unknown, unread
 from gpudoctor.checks.core.registry import check
+from gpudoctor.checks.core.scope import pci_gpus
 from gpudoctor.checks.core.subject import NODE
 from gpudoctor.checks.driver.load_causes import NOUVEAU, LoadCause, held_by_other_driver, load_cause
 from gpudoctor.facts.model.kernel_log import KernelEvent
 from gpudoctor.facts.model.missing import Missing, known
-from gpudoctor.facts.model.node import Node, PciDevice
+from gpudoctor.facts.model.node import Node
 
-# nvmlReturn_t as nvmlInit gives it; source: nvml.h
+# nvmlReturn_t of nvmlInit; source: nvml.h
 INIT_OK = 0
 INIT_NO_PERMISSION = 4
 INIT_NOT_LOADED = 9
@@ -33,14 +34,6 @@ LOAD_ADVICE = (
 )
 
 
-def pci_gpus(node: Node) -> tuple[PciDevice, ...] | Missing:
-    """NVIDIA functions on the bus that are GPUs: PCI classes 0x0300 (VGA) and 0x0302 (3D)."""
-    devices = node.pci.nvidia_devices
-    if isinstance(devices, Missing):
-        return devices
-    return tuple(d for d in devices if d.pci_class.lower().removeprefix("0x")[:4] in ("0300", "0302"))
-
-
 @check(
     "driver.loaded",
     title="The NVIDIA driver is loaded and its library initialises",
@@ -51,7 +44,7 @@ def pci_gpus(node: Node) -> tuple[PciDevice, ...] | Missing:
     ),
 )
 def loaded(case: Case) -> Iterator[Finding]:
-    """Pass only if NVML's own initialisation succeeded."""
+    """Pass only if NVML's initialisation succeeded."""
     driver = case.node.driver
     code = driver.init_code
     module = known(driver.module_loaded)
@@ -87,7 +80,7 @@ def loaded(case: Case) -> Iterator[Finding]:
 
 
 def init_evidence(case: Case) -> Evidence:
-    """What NVML's initialisation answered."""
+    """The result of NVML's initialisation."""
     driver = case.node.driver
     code = known(driver.init_code)
     return Evidence("nvmlInit", f"{code if code is not None else 'not called'}: {known(driver.init_error) or '-'}")
@@ -101,7 +94,7 @@ def _caused(case: Case, cause: LoadCause, evidence: Evidence) -> Finding:
 
 
 def _unknown_error(case: Case) -> Finding:
-    """NVML's 999: a container whose devices were taken away, or a driver that is broken."""
+    """A failure for NVML's 999: a container whose devices were taken away, or a broken driver."""
     code, words = case.node.driver.init_code, known(case.node.driver.init_error) or "Unknown Error"
     return fail(
         NODE,
@@ -134,14 +127,14 @@ def _no_library(case: Case, module: bool | None) -> Finding:
 
 
 def _failed_starts(node: Node) -> list[tuple[KernelEvent, MessageMeaning]]:
-    """The kernel log's lines of GPUs that did not start, those that tell most of the cause first."""
+    """Kernel log lines of GPUs that did not start, those that show a hardware cause first."""
     logged = [event for event in known(node.kernel_log.events) or () if event.kind in ("off-bus", "gsp", "rm")]
     told = [(event, words) for event in logged if (words := meaning(event)) is not None and words.not_started]
     return sorted(told, key=lambda item: item[1].bucket != "hardware")
 
 
 def _not_loaded(case: Case) -> Finding:
-    """The module is not there: nouveau has the GPUs, it was not installed, or there is no GPU at all."""
+    """A failure if the module is not loaded: nouveau has the GPUs, it is not installed, or there is no GPU."""
     if (told := load_cause(case.node)) is not None:
         return _caused(case, *told)
     gpus = pci_gpus(case.node)

@@ -1,4 +1,4 @@
-"""driver.responsive: does every call of the driver come back, and how long does the driver take to start?"""
+"""driver.responsive: does every driver call return, and how long does the driver take to start?"""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def _not_answered(case: Case, hung: Unanswered) -> Finding:
         advice = Advice("Give it time.", f"gpudoctor check driver --level quick --deadline {start_s + 10:g}")
         return unknown(subject, f"{text}; a driver that has to wake its GPUs may need more", evidence, advice=[advice])
     if "SIGKILL" in hung.reason:
-        # the kernel ends a process so if the driver's module goes wrong in its call, and if memory runs out
+        # the kernel kills a process if the driver's module fails (oops) in its call, or if memory runs out
         advice = Advice("Look which it was, and check again.", "dmesg | grep -iE 'oops|bug:|killed process'")
         return unknown(
             subject, f"{text}: the driver's kernel module went wrong, or memory ran out", evidence, advice=[advice]
@@ -113,7 +113,7 @@ def _not_answered(case: Case, hung: Unanswered) -> Finding:
 
 
 class _Start(NamedTuple):
-    """How long the driver took to start all GPUs, in seconds and in words, and how long it may."""
+    """How long the driver took to start all GPUs, as a number and as text, and how long it may take."""
 
     took_s: float
     words: str
@@ -122,10 +122,13 @@ class _Start(NamedTuple):
 
 
 def _slowest_start(case: Case) -> _Start | None:
-    """None if no time was measured; GPUs whose persistence mode is not known to be on may have slept."""
+    """The longest measured start time; None if none was measured.
+
+    Unless persistence mode is known to be on for every GPU, the driver gets the time to wake them.
+    """
     driver, gpus = case.node.driver, case.node.gpus
     times = [known(driver.init_s), known(driver.start_s)]
-    if _starts_a_gpu(driver):  # facts that were recorded before `start_s` existed
+    if _starts_a_gpu(driver):  # for facts recorded before `start_s` existed
         times.append(known(driver.slowest_call_s))
     measured = [seconds for seconds in times if seconds is not None]
     if not measured:

@@ -1,4 +1,4 @@
-"""driver.version-match: are the driver's kernel module and user library of one version?"""
+"""driver.version-match: do the driver's kernel module and user library have the same version?"""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _WITHOUT_AN_ANSWER = (INIT_VERSION_MISMATCH, INIT_UNKNOWN)
     ),
 )
 def version_match(case: Case) -> Iterator[Finding]:
-    """Fail if NVML itself refuses (18), or if the two versions differ."""
+    """Fail if NVML itself refuses with error 18, or if the two versions differ."""
     driver = case.node.driver
     module, library = known(driver.module_version), known(driver.library_version)
     refused = case.node.kernel_log.api_mismatch
-    # any program may tell the module a version; only without an answer of the library itself does the log decide
+    # any program may send the module a version: the log decides only if the library itself gave no result
     if refused and (isinstance(driver.init_code, Missing) or driver.init_code in _WITHOUT_AN_ANSWER):
         module, library = module or refused.module, library or refused.library
     evidence = (

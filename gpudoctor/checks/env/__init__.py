@@ -1,1 +1,1 @@
-"""env.*: variables and software that decide what a training sees."""
+"""env.*: environment variables and software that decide what a training sees."""

@@ -1,4 +1,4 @@
-"""What CUDA makes of CUDA_VISIBLE_DEVICES: a pure parser, with its reasons in words."""
+"""How CUDA interprets CUDA_VISIBLE_DEVICES: a pure parser that gives its reasons as text."""
 
 from __future__ import annotations
 
@@ -11,23 +11,21 @@ from msgspec.structs import replace
 from gpudoctor.facts.model.gpu import Gpu, MigInstance
 from gpudoctor.facts.model.missing import Missing, known
 
-# what C's strtoul takes from the front of an entry; anything behind it is ignored
+# what C's strtoul reads from the start of an entry, ignoring the rest
 _NUMBER = re.compile(r"[ \t\n\v\f\r]*([+-]?)([0-9]+)")
 _MIG_OF_GPU = re.compile(r"MIG-(GPU-[^/]+)/([0-9]+)/([0-9]+)")
 _HIDES_ALL = ("", "NoDevFiles")
 
 
 class Visible(msgspec.Struct, frozen=True):
-    """Which GPUs a CUDA process sees, in CUDA's order.
+    """The GPUs that a CUDA process sees, in CUDA's order.
 
-    `visible` holds NVML indices and `uuids`, in step with it, what CUDA opens there: the GPU's
-    UUID or that of its MIG instance; None if it was not read. The GPUs that are not visible
-    are in `hidden_on_purpose` (the list leaves them out) or `hidden_by_mistake` (the list
-    names them and CUDA does not show them). `cut_at` is the entry at which CUDA stopped reading;
-    `problems` say what is wrong with the list, `notes` what is worth knowing about a right one.
-    `order_uncertain`: some GPUs are hidden, and the indices count in CUDA's fastest-first order,
-    which on this mix of GPUs need not be NVML's. `unresolved` says why the facts do not suffice to tell; nothing else
-    counts then.
+    `visible` holds NVML indices, and `uuids` in the same order what CUDA opens: the UUID of the GPU or of its MIG
+    instance; None if it was not read. Each other GPU is either in `hidden_on_purpose` (not in the list) or in
+    `hidden_by_mistake` (in the list, but CUDA does not show it). `cut_at` is the entry at which CUDA stopped
+    reading. `problems` are errors in the list, `notes` are remarks about a correct one. `order_uncertain`: some GPUs
+    are hidden, and the indices count in CUDA's fastest-first order, which may differ from NVML's on this mix of
+    GPUs. `unresolved`: why the facts are not sufficient; if it is set, ignore the other fields.
     """
 
     value: str | None
@@ -47,12 +45,12 @@ class Visible(msgspec.Struct, frozen=True):
 
     @property
     def hides_all(self) -> bool:
-        """Whether no GPU is left although there are some."""
+        """Whether no GPU is visible although there are some."""
         return not self.visible and bool(self.hidden) and self.unresolved is None
 
 
 class _Bad(msgspec.Struct, frozen=True):
-    """Why an entry names no device. `harmless`: the usual way to end a list, not a slip."""
+    """Why an entry matches no device. `harmless`: the usual way to end a list, not a mistake."""
 
     why: str
     harmless: bool = False
@@ -67,11 +65,11 @@ class _Device(msgspec.Struct, frozen=True):
 def resolve(value: str | None, gpus: Sequence[Gpu], device_order: str | None = None) -> Visible:
     """What a CUDA process sees with this value on a node with these GPUs; never raises.
 
-    `gpus` are all GPUs of the node, `device_order` is CUDA_DEVICE_ORDER. Rules: the environment
-    variables chapter of the CUDA programming guide (order, cut at the first invalid entry, UUID
-    prefixes, MIG names), MIG user guide (one instance a process, and then no other GPU), and
-    torch.cuda for what the guide leaves out (numbers read like strtoul, a repeated entry empties
-    the list, repeats are looked for before entries are looked up).
+    `gpus` are all GPUs of the node, `device_order` is CUDA_DEVICE_ORDER. The rules come from the environment
+    variables chapter of the CUDA programming guide (order, stop at the first invalid entry, UUID prefixes, MIG
+    names), from the MIG user guide (one instance per process, and then no other GPU), and from torch.cuda for what
+    the guide does not specify (numbers are read like strtoul, a repeated entry empties the list, and repeats are
+    detected before entries are looked up).
     """
     ordered = tuple(sorted(gpus, key=lambda gpu: gpu.bus_id))
     if value is None:
@@ -81,7 +79,7 @@ def resolve(value: str | None, gpus: Sequence[Gpu], device_order: str | None = N
         return Visible(value, hidden_on_purpose=tuple(sorted(gpu.index for gpu in ordered)))
     entries = value.split(",")
     keys: list[object]
-    # CUDA takes the kind of the whole list from its first entry
+    # the first entry determines how CUDA reads the whole list
     if value.startswith(("GPU-", "MIG-")):
         found = [_by_uuid(entry, value[:4], ordered) for entry in entries]
         keys = [(d.gpu.index, d.mig.uuid if d.mig else None) if isinstance(d, _Device) else d for d in found]
@@ -97,10 +95,10 @@ def resolve(value: str | None, gpus: Sequence[Gpu], device_order: str | None = N
 def _read(
     start: Visible, entries: list[str], found: list[_Device | _Bad], keys: list[object], ordered: tuple[Gpu, ...]
 ) -> Visible:
-    """Walk the list as CUDA does: up to the first bad entry, and not at all if one repeats."""
+    """Process the list as CUDA does: stop at the first bad entry, and show nothing if one repeats."""
     named = {d.gpu.index for d in found if isinstance(d, _Device)}
     stop = next((i for i, device in enumerate(found) if isinstance(device, _Bad)), len(found))
-    # torch looks for repeats before it knows how many GPUs there are: up to the first non-number
+    # torch detects repeats before it knows the number of GPUs: up to the first entry that is not a number
     readable = next((i for i, key in enumerate(keys) if isinstance(key, _Bad)), len(keys))
     first_at = {key: i for i, key in reversed(list(enumerate(keys[:readable])))}
     repeated = next((i for i, key in enumerate(keys[:readable]) if first_at[key] != i), None)
@@ -129,7 +127,7 @@ def _read(
 
 
 def _seen(start: Visible, ordered: tuple[Gpu, ...], devices: list[_Device], named: set[int]) -> Visible:
-    """The answer for these devices, after MIG's rule: one instance, and no other GPU beside it."""
+    """The result for these devices, after applying MIG's rule: one instance, and no other GPU."""
     first, notes = next((d for d in devices if d.mig is not None), None), start.notes
     if first is not None and len(devices) > 1:
         devices = [first]
@@ -157,7 +155,7 @@ def _number(entry: str) -> int | _Bad:
             return _Bad("a list that starts with an index cannot hold UUIDs")
         return _Bad("it is not a number, nor a UUID as nvidia-smi -L prints it")
     sign, digits = match.groups()
-    # more digits than any device number has; int() itself refuses thousands of them
+    # longer than any device number; int() refuses strings of thousands of digits
     number = int(digits) if len(digits) <= 18 else 10**18
     if sign == "-" and number:
         return _Bad("negative numbers end the list", harmless=True)
@@ -211,7 +209,7 @@ def _by_mig_uuid(entry: str, ordered: tuple[Gpu, ...]) -> _Device | _Bad:
 
 
 def _open(gpu: Gpu) -> _Device | _Bad:
-    """The GPU, or its first instance if MIG is on: the rest of it cannot be used then."""
+    """The GPU, or its first instance if MIG is on: CUDA cannot use the rest of it then."""
     if known(gpu.settings.mig_enabled) is not True:
         return _Device(gpu)
     instances = gpu.settings.mig_instances
@@ -223,12 +221,12 @@ def _open(gpu: Gpu) -> _Device | _Bad:
 
 
 def _mixed(gpus: tuple[Gpu, ...]) -> bool:
-    """Whether fastest-first may differ from bus order: not all GPUs are known to be one model."""
+    """Whether fastest-first may differ from bus order: the GPUs are not all known to be one model."""
     return len({known(gpu.name) for gpu in gpus}) > 1
 
 
 def bare_uuid(uuid: str) -> str:
-    """A UUID as torch and the driver can be compared by: without the prefix that only the driver gives it."""
+    """The UUID without the prefix that only the driver uses, to compare torch's with the driver's."""
     return uuid.lower().removeprefix("gpu-")
 
 
@@ -237,7 +235,7 @@ def _range(count: int) -> str:
 
 
 def _shown(entry: str) -> str:
-    """An entry as a message shows it; long ones are cut, empty and odd ones are quoted."""
+    """The entry for a message: long ones are cut, empty and unprintable ones quoted."""
     text = entry.strip()
     if not text.isprintable() or not text:
         text = repr(entry)

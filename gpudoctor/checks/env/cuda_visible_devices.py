@@ -1,4 +1,4 @@
-"""env.cuda-visible-devices: which GPUs does the variable hide, and is that meant?"""
+"""env.cuda-visible-devices: which GPUs does the variable hide, and is that intended?"""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node
 
 NAME = "CUDA_VISIBLE_DEVICES"
-ID = "env.cuda-visible-devices"
 
 
 @check(
-    ID,
+    "env.cuda-visible-devices",
     title="CUDA_VISIBLE_DEVICES shows the GPUs that are meant",
     explains=(
         Explains(VIEWS, anywhere=True),
@@ -39,7 +38,7 @@ def visible_devices(case: Case) -> Iterator[Finding]:
     if order is not None:
         evidence.append(Evidence("environment", f"CUDA_DEVICE_ORDER={order}"))
     if seen.unresolved is not None:
-        # the driver answered for the GPUs: what it left out is unknown, not a reason to skip
+        # the driver did report the GPUs: values it left out are unknown, not a reason to skip
         yield unknown(NODE, f"{NAME}={value} cannot be followed: {seen.unresolved}", *evidence)
         return
     found = Found(_in_words(node, seen), len(seen.visible), "GPUs")
@@ -134,7 +133,7 @@ def _other_order(seen: Visible, found: Found, evidence: list[Evidence]) -> Findi
 
 
 def _contradictions(node: Node, seen: Visible) -> Iterator[Finding]:
-    """Warn if the scheduler or the container runtime gave other GPUs than the variable shows."""
+    """Warn if the scheduler or the container runtime assigned other GPUs than the variable shows."""
     if seen.value is None or not seen.visible or seen.order_uncertain:
         return
     for name in (*SLURM_GPUS, "NVIDIA_VISIBLE_DEVICES"):
@@ -158,13 +157,13 @@ def _contradictions(node: Node, seen: Visible) -> Iterator[Finding]:
 def _allowed(node: Node, given: str | None) -> set[int] | None:
     """NVML indices that a list allows; None if it allows all or cannot contradict.
 
-    In a job that is confined to its GPUs their numbers start again at 0: the two lists cannot be compared.
+    In a job that is confined to its GPUs the indices start again at 0, so the two lists cannot be compared.
     """
     listed = indices(given)
     if listed is not None:
         return listed if len(node.gpus) > len(listed) and not known(node.driver.denied_gpus) else None
     if given is None or not given.startswith("GPU-"):
-        return None  # all, none, void (what CDI sets although it gives GPUs), MIG names
+        return None  # all, none, void (which CDI sets although it assigns GPUs), MIG names
     names = [name.strip() for name in given.split(",")]
     if any(isinstance(gpu.uuid, Missing) for gpu in node.gpus):
         return None

@@ -26,7 +26,6 @@ from gpudoctor.checks.env.cuda_device_list import Visible, bare_uuid, resolve
 from gpudoctor.facts.model.measured_strategies import FrameworkView
 from gpudoctor.facts.model.missing import Missing, known
 
-ID = "env.frameworks"
 PROBE = "frameworks"
 NAMES = {"torch": "torch", "tensorflow": "TensorFlow", "jax": "JAX"}
 _CALLS = {
@@ -41,9 +40,9 @@ _BUILDS = {
 }
 
 
-@check(ID, title="torch, TensorFlow and JAX see the GPUs that the driver shows", level="full")
+@check("env.frameworks", title="torch, TensorFlow and JAX see the GPUs that the driver shows", level="full")
 def framework_sight(case: Case) -> Iterator[Finding]:
-    """Fail a framework that opens other GPUs than the job may use; warn if one of several opens none."""
+    """Fail if a framework opens other GPUs than the job may use; warn if one of several opens none."""
     not_run = case.measurements.not_run
     views = case.measurements.frameworks
     why = not_run.get(PROBE)
@@ -79,7 +78,7 @@ def framework_sight(case: Case) -> Iterator[Finding]:
 def _judged(case: Case, view: FrameworkView, seen: Visible) -> Iterator[Finding]:
     name = f"{NAMES[view.framework]} {view.version}"
     if view.gpu_build is False:
-        # a build for the CPU is often meant: TensorFlow and JAX beside a torch that trains
+        # a CPU build is often intended: TensorFlow and JAX beside a torch that trains
         told = "env.torch judges it" if view.framework == "torch" else _BUILDS[view.framework].command
         yield skip(NODE, f"{name} is a build for the CPU, which sees no GPU by nature ({told})")
         return
@@ -121,7 +120,7 @@ def _judged(case: Case, view: FrameworkView, seen: Visible) -> Iterator[Finding]
 
 
 def _left_out(view: FrameworkView, sees: Found, expected: Expected, evidence: list[Evidence]) -> Finding:
-    """Those that it leaves out by a rule of its own: small ones are often there for a display only."""
+    """The framework's own rules exclude some GPUs: small ones often only drive a display."""
     number = len(view.left_out)
     if all("minimum required count" in line for line in view.left_out):
         return ok(NODE, replace(sees, text=f"{sees.text}, and leaves out {number} as too small"), expected, *evidence)
@@ -136,7 +135,7 @@ def _left_out(view: FrameworkView, sees: Found, expected: Expected, evidence: li
 
 
 def _in_other_order(case: Case, view: FrameworkView, seen: Visible) -> bool:
-    """Whether a list of indices may mean other GPUs of this node to CUDA, which counts the fastest first."""
+    """Whether CUDA, which counts the fastest GPU first, may map the indices to other GPUs of this node."""
     by_index = seen.value is not None and not seen.value.startswith(("GPU-", "MIG-"))
     by_bus = case.node.environment.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
     of_node = {bare_uuid(uuid) for gpu in case.node.gpus if (uuid := known(gpu.uuid)) is not None}
@@ -156,7 +155,7 @@ def _other_than_meant(case: Case, name: str, sees: Found, expected: Expected, ev
 
 
 def _none(view: FrameworkView, name: str, expected: Expected, evidence: list[Evidence]) -> Finding:
-    """Of torch a `fail`, as in env.torch. TensorFlow and JAX bring CUDA by options of their own: mostly left out."""
+    """A fail for torch, as in env.torch; only a warn for TensorFlow and JAX, whose optional CUDA is mostly left out."""
     found = Found(f"{name} opens no GPU", 0, "GPUs")
     advice = (
         _BUILDS[view.framework],
@@ -173,7 +172,7 @@ def _none(view: FrameworkView, name: str, expected: Expected, evidence: list[Evi
 
 
 def _unseen(case: Case, view: FrameworkView, seen: Visible) -> tuple[Subject, ...]:
-    """The GPUs that it should list and does not, if both sides know all UUIDs."""
+    """The GPUs that it should list but does not, if both sides know all UUIDs."""
     listed = known(view.uuids)
     if not listed or None in seen.uuids:
         return ()

@@ -16,12 +16,11 @@ from gpudoctor.checks.nvlink.link_state import links_up
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Environment, Variable
 
-ID = "env.nccl"
 _TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 @check(
-    ID,
+    "env.nccl",
     title="No NCCL or launcher setting slows training down or stops it",
     impact="costs",
     needs_gpu=False,
@@ -126,10 +125,10 @@ def _interfaces(case: Case) -> Iterator[Finding]:
 
 
 def _selected(value: str, names: Iterable[str], exact: bool) -> list[str]:
-    """The names that NCCL's list keeps: prefixes, `=` for whole names, `^` for all but these.
+    """The names that NCCL's list selects: prefixes, `=` for whole names, `^` for all but these.
 
-    Source: NCCL user guide, NCCL_SOCKET_IFNAME and NCCL_IB_HCA (there `device:port`). Gloo
-    takes whole names only (`exact`).
+    Source: NCCL user guide, NCCL_SOCKET_IFNAME and NCCL_IB_HCA (with entries `device:port`). Gloo accepts whole
+    names only (`exact`).
     """
     text = value.strip()
     exclude = not exact and text.startswith("^")
@@ -184,7 +183,7 @@ def _left_on(environment: Environment) -> Iterator[Finding]:
 
 
 def _launcher(environment: Environment) -> Iterator[Finding]:
-    """torchrun's variables against each other; a set that is not complete only warns."""
+    """Check that torchrun's variables are consistent; an incomplete set is only a warning."""
     given = {name: value for name in _TORCHRUN if (value := environment.get(name)) is not None}
     evidence = tuple(Evidence("environment", f"{name}={value}") for name, value in given.items())
     advice = (
@@ -210,7 +209,7 @@ def _launcher(environment: Environment) -> Iterator[Finding]:
             yield wrong(text, f"{rank_name} below {size_name}")
     rendezvous = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     absent = [name for name in rendezvous if name not in given]
-    # a lone MASTER_ADDR or WORLD_SIZE is a site's default; RANK means a launcher was at work
+    # MASTER_ADDR or WORLD_SIZE alone may be a site's default; RANK is only set by a launcher
     if "RANK" in given and absent and given.get("WORLD_SIZE", "").strip() != "1":
         yield warn(
             NODE,

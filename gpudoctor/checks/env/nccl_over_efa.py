@@ -1,4 +1,4 @@
-"""What NCCL needs to use AWS's Elastic Fabric Adapters: its plugin for libfabric, and no setting that turns it away."""
+"""What NCCL needs for AWS's Elastic Fabric Adapters: its libfabric plugin, and no setting that disables it."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Environment, NcclNetPlugin, Variable
 
 _TCP = "NCCL goes on over TCP sockets between nodes, without a message: a small part of the adapters' rate"
-# NCCL user guide, NCCL_NET: its own networks; a plugin has another name
+# NCCL user guide, NCCL_NET: NCCL's own networks; plugins have other names
 _OWN_NETWORKS = ("ib", "socket")
 
 
 def efa_findings(case: Case) -> Iterator[Finding]:
-    """Warn if NCCL cannot use the active EFA adapters of this node; nothing on a node without one."""
+    """Warn if NCCL cannot use the active EFA adapters of this node; no findings on a node without any."""
     ports = [port for port in known(case.node.network.rdma_ports) or () if port.is_efa]
     active = [port for port in ports if "ACTIVE" in (known(port.state) or "").upper()]
     if not active:
@@ -39,13 +39,13 @@ def _settings(environment: Environment, adapters: str) -> Iterator[Finding]:
 
 
 def _names_no_efa(text: str) -> bool:
-    """Whether libfabric's filter of providers (fi_fabric(7)) leaves efa out: a list, or with ^ all but that list."""
+    """Whether libfabric's provider filter (fi_fabric(7)) excludes efa: a list, or with ^ all but that list."""
     names = [name.strip().lower() for name in text.removeprefix("^").split(",")]
     return ("efa" in names) if text.startswith("^") else ("efa" not in names)
 
 
 def _plugin(case: Case, adapters: str) -> Iterator[Finding]:
-    """Only if training runs from here: jobs that bring a container bring the plugin in it."""
+    """Findings on the plugin, only if torch with CUDA is installed here: jobs in containers bring their own."""
     software = case.node.software
     if isinstance(software.torch, Missing) or software.torch_cuda is None:
         return
@@ -68,7 +68,7 @@ def _plugin(case: Case, adapters: str) -> Iterator[Finding]:
 
 
 def _taken(plugins: tuple[NcclNetPlugin, ...], setting: str) -> NcclNetPlugin | None:
-    """The one that NCCL would load: NCCL_NET_PLUGIN is a path, a name, or NAME of libnccl-net-NAME.so."""
+    """The plugin that NCCL would load: NCCL_NET_PLUGIN is a path, a name, or the NAME in libnccl-net-NAME.so."""
     wanted = (setting, f"libnccl-net-{setting}.so") if setting else ("libnccl-net.so",)
     return next((p for p in plugins if p.path == setting or p.path.rpartition("/")[2] in wanted), None)
 

@@ -1,4 +1,4 @@
-"""Where the processes of a job of several nodes are to meet: an address of this machine itself joins no other."""
+"""The rendezvous address of jobs on several nodes: a loopback address cannot work."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from gpudoctor.checks.env.settings import shown
 from gpudoctor.facts.model.node import Environment, Variable
 from gpudoctor.facts.model.sagemaker import sagemaker_hosts
 
-# the machine itself: /etc/hosts and RFC 6890
+# loopback names and addresses: /etc/hosts and RFC 6890
 _LOOPBACK = re.compile(r"localhost(?:\.localdomain)?|127(?:\.\d{1,3}){1,3}|\[?::1\]?", re.IGNORECASE)
-# how many nodes take part, the narrowest first: srun(1), output variables
+# number of nodes of the step, then of the job: srun(1), output variables
 _NODES = ("SLURM_STEP_NUM_NODES", "SLURM_NNODES", "SLURM_JOB_NUM_NODES")
-# all processes, and those of this node: torchrun's and Open MPI's
+# number of all processes, and of those on this node: torchrun's and Open MPI's
 _SIZES = (("WORLD_SIZE", "LOCAL_WORLD_SIZE"), ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"))
 
 
 def loopback_findings(case: Case) -> Iterator[Finding]:
-    """A rendezvous at this machine itself in a job of several nodes: each waits for the others at its own address.
+    """A finding for a loopback MASTER_ADDR in a job of several nodes: each node would wait at its own address.
 
-    A warning where nothing says that the processes of the several nodes are of one job: an allocation may
-    run a job of its own on each node.
+    Only a warning if nothing shows that the processes on the nodes belong to one job: an allocation may run a
+    separate job on each node.
     """
     environment = case.node.environment
     address = environment.variable("MASTER_ADDR")
@@ -75,6 +75,6 @@ def _elsewhere(environment: Environment, address: Variable, job: str, names: Ite
 
 
 def _number(environment: Environment, name: str) -> int | None:
-    """A count or rank from 0; None where it is unset or no such number."""
+    """A count or rank from 0; None if the variable is unset or not such a number."""
     value = (environment.get(name) or "").strip()
     return int(value) if value.isascii() and value.isdigit() and len(value) < 10 else None

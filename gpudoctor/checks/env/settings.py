@@ -1,4 +1,4 @@
-"""A setting in a finding: how it is shown, and how it is cleared."""
+"""Texts for findings about environment variables."""
 
 from __future__ import annotations
 
@@ -20,6 +20,6 @@ def shown(variable: Variable) -> Evidence:
 def bad(
     judge: Callable[..., Finding], variable: Variable, words: str, expected: str, likely: str, *advice: Advice
 ) -> Finding:
-    """The finding for a setting that costs something; without other `advice` it is to be cleared."""
+    """The finding for a harmful setting; without other `advice` it says how to clear it."""
     text = f"{variable.name}={variable.value}{words}"
     return judge(NODE, text, expected, shown(variable), likely=likely, advice=advice or (unset(variable.name),))

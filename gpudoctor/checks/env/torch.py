@@ -1,4 +1,4 @@
-"""env.torch: does torch fit the driver and see the GPUs that it should?"""
+"""env.torch: does torch fit the driver, and see the GPUs that it should?"""
 
 from __future__ import annotations
 
@@ -27,7 +27,6 @@ from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.measurements import TorchView
 from gpudoctor.facts.model.missing import Missing, known
 
-ID = "env.torch"
 INSTALL = "pip install 'gpudoctor-cli[torch]'"
 _WHEELS = Advice("Install a build for your driver's CUDA: https://pytorch.org/get-started", "nvidia-smi | head -4")
 
@@ -41,7 +40,7 @@ _SLOW_IMPORT_S = Limit(
 
 
 @check(
-    ID,
+    "env.torch",
     title="torch fits the driver and sees every GPU it may use",
     level="standard",
     limits=(_OLDEST_VERSION, _SLOW_IMPORT_S),
@@ -51,7 +50,7 @@ _SLOW_IMPORT_S = Limit(
     ),
 )
 def torch_build(case: Case) -> Iterator[Finding]:
-    """Judge the build of torch against the driver, and what it saw against the GPUs."""
+    """Judge torch's build against the driver, and the GPUs that it saw against those it should see."""
     view = _own_view(case)
     torch = view.torch if view else case.node.software.torch
     if isinstance(torch, Missing):
@@ -83,7 +82,7 @@ def torch_build(case: Case) -> Iterator[Finding]:
 
 
 def _own_view(case: Case) -> TorchView | None:
-    """What torch said on this very machine; a simulated node has nothing to do with it."""
+    """What torch reported on this machine; None for a simulated node, where that would be unrelated."""
     return case.measurements.torch_view if case.node.source.kind == "live" else None
 
 
@@ -121,7 +120,7 @@ def _build(case: Case, torch: str, cuda: str | Missing | None) -> Iterator[Findi
 
 
 def _fits(torch: str, cuda: str, driver: str, evidence: Evidence) -> Finding:
-    """A driver runs programs of its own CUDA version and older, and from 11 on of its whole major."""
+    """A driver runs programs of its own CUDA version and older, and from CUDA 11 on of its whole major version."""
     built, offered = _version(cuda), _version(driver)
     shown = (evidence, Evidence("driver", f"CUDA {driver}"))
     if built is None or offered is None:
@@ -169,7 +168,7 @@ def _sight(case: Case, view: TorchView) -> Iterator[Finding]:
         yield ok(NODE, f"torch sees {of_all}, all that it was given", None, *evidence)
         return
     if case.measurements.problems:
-        # a rank that ended early reported nothing of its GPU
+        # a rank that ended early did not report its GPU
         yield unknown(NODE, f"which GPUs torch sees: {case.measurements.problems[0].text}", *evidence)
         return
     likely = "the device cgroup or device files of this session, or a GPU that CUDA cannot open"
@@ -194,7 +193,7 @@ def _given(case: Case) -> tuple[Gpu, ...]:
 
 
 def _unseen(given: tuple[Gpu, ...], view: TorchView) -> tuple[Gpu, ...]:
-    """GPUs that torch should list and does not, if both sides know UUIDs; MIG is not compared."""
+    """GPUs that torch should list but does not, if both sides know UUIDs; MIG is not compared."""
     listed = known(view.visible_uuids)
     if not listed or any(uuid.startswith("MIG-") for uuid in listed):
         return ()

@@ -1,1 +1,1 @@
-"""gpu.*: each GPU by itself and beside its peers. Links are in pcie and nvlink."""
+"""gpu.*: each GPU alone and compared with its peers. Links are in pcie and nvlink."""

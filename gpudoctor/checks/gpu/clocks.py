@@ -30,12 +30,12 @@ _BUSY_FROM_PCT = Limit(50, "%", "utilisation from which the clocks of this momen
 )
 @each_gpu
 def clocks(case: Case, gpu: Gpu) -> Finding:
-    """Judge the clock settings always, the clocks of this moment only on a GPU that is not idle."""
+    """Judge the clock settings always, and the current clocks only on a GPU that is not idle."""
     return _lowered(case, gpu) or _slow_now(case, gpu) or _clocks_fine(gpu)
 
 
 def _lowered(case: Case, gpu: Gpu) -> Finding | None:
-    """Application clocks set below the GPU's default."""
+    """A warning for application clocks below the GPU's default."""
     share = case.limit(_APPLICATION_PCT, gpu) / 100
     for what, mhz, default_mhz in (
         ("graphics", known(gpu.clocks.application_graphics_mhz), known(gpu.clocks.default_graphics_mhz)),
@@ -60,7 +60,7 @@ def _lowered(case: Case, gpu: Gpu) -> Finding | None:
 
 
 def _excused(gpu: Gpu) -> bool:
-    """Idle, or slowed for a reason that another check judges."""
+    """Whether the GPU is idle, or slowed for a reason that another check judges."""
     reasons = known(gpu.clocks.event_reasons)
     excuses = {"idle", "sw-power-cap", "sync-boost", "display-clocks", *HARMFUL, *SOFT}
     return reasons is None or bool(excuses & set(reasons))
@@ -76,7 +76,7 @@ def _slow_now(case: Case, gpu: Gpu) -> Finding | None:
         return None
     busy = known(gpu.utilization.gpu_pct)
     state = known(gpu.clocks.performance_state)
-    # between two kernels a healthy GPU may show a low clock for a moment: only one that is busy is unfit
+    # between two kernels a healthy GPU may briefly show a low clock: fail only a busy one
     certain = busy is not None and busy >= case.limit(_BUSY_FROM_PCT, gpu)
     return (fail if certain else warn)(
         of_gpu(gpu),
@@ -102,7 +102,7 @@ def _slow_now(case: Case, gpu: Gpu) -> Finding | None:
 def _clocks_fine(gpu: Gpu) -> Finding:
     settings = known(gpu.clocks.application_graphics_mhz), known(gpu.clocks.default_graphics_mhz)
     now, top, reasons = gpu.clocks.sm_mhz, known(gpu.clocks.sm_max_mhz), known(gpu.clocks.event_reasons)
-    # some drivers answer 0 if the model has no application clocks
+    # some drivers return 0 if the model has no application clocks
     if isinstance(now, Missing) and not all(settings):
         return unread(of_gpu(gpu), "SM clock", now)
     resting = reasons is None or "idle" in reasons

@@ -1,4 +1,4 @@
-"""gpu.count: are all GPUs there?"""
+"""gpu.count: does the driver show all GPUs of the node?"""
 
 from __future__ import annotations
 
@@ -21,19 +21,18 @@ from gpudoctor.checks.core.finding import (
     unread,
     warn,
 )
-from gpudoctor.checks.core.readings import told_by_driver
 from gpudoctor.checks.core.registry import check
-from gpudoctor.checks.core.scope import confined, shown_count, slurm_gave
-from gpudoctor.checks.core.sight import Unseen, bus_gpus, drained_gpus, unseen
+from gpudoctor.checks.core.scope import confined, pci_gpus, shown_count, slurm_gave
+from gpudoctor.checks.core.sight import REFUSED, Unseen, bus_gpus, drained_gpus, narrowed, refused_handles, unseen
 from gpudoctor.checks.core.subject import NODE, Subject, of_gpu
-from gpudoctor.checks.core.trust import REFUSED, narrowed, refused_handles
-from gpudoctor.checks.driver.loaded import INIT_OK, pci_gpus
+from gpudoctor.checks.core.trust import shown_by_driver
+from gpudoctor.checks.driver.loaded import INIT_OK
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.profiles.peers import compute_gpus
 
-# GPUs of a board with SXM sockets: HGX and DGX, GB200 trays
+# numbers of SXM sockets on a board: HGX, DGX and GB200 trays
 _BOARDS = (4, 8)
-# with these GPUs there were servers of 6 sockets too (IBM AC922)
+# GPUs of these generations also came in servers with 6 sockets (IBM AC922)
 _OTHER_BOARDS = ("Pascal", "Volta")
 _SEE_BUS = Advice("See what is on the bus.", "lspci -d 10de:")
 _GONE_FROM_BUS: list[Advice | str] = [_SEE_BUS, "Power-cycle the node; still gone: hardware case."]
@@ -52,7 +51,7 @@ def _shown_by_driver(shown: int) -> Evidence:
         "gpu.xid",
         "gpu.lost",
         *VIEWS,
-        # a list made for all GPUs is cut short if one is gone; one that shows none is a slip of its own
+        # a list for all GPUs has too many entries if one is gone; a list that shows none has another cause
         Explains(("env.cuda-visible-devices",), found=tuple(range(1, 64))),
     ),
 )
@@ -60,7 +59,7 @@ def count(case: Case) -> Iterator[Finding]:
     """PCI bus, driver and expectation must agree; a smaller scope is reported, not failed."""
     node = case.node
     said = known(node.driver.device_count)
-    shown = said if said is not None else sum(told_by_driver(node, gpu) for gpu in node.gpus) or None
+    shown = said if said is not None else sum(shown_by_driver(node, gpu) for gpu in node.gpus) or None
     code = node.driver.init_code
     dead = tuple(_not_started(case))
     if shown is None:
@@ -77,7 +76,7 @@ def count(case: Case) -> Iterator[Finding]:
         return
     gpus, away = bus_gpus(node), unseen(node)
     on_bus = known(gpus)
-    limited = narrowed(case)
+    limited = narrowed(case.node)
     gone = {device.bus_id for device in away.gone}
     dead = tuple(f for f in dead if f.subject.bus_id not in gone and not limited)
     problems = (*_drained(case), *_gone(case, shown, away), *dead)
@@ -120,11 +119,11 @@ def _drained(case: Case) -> Iterator[Finding]:
 
 
 def _not_started(case: Case) -> Iterator[Finding]:
-    """GPUs that the kernel log says are off the bus or did not start, and that the driver does not show."""
+    """GPUs that are off the bus or did not start according to the kernel log, and that the driver does not show."""
     if case.node.driver.init_code == INIT_OK and known(case.node.driver.device_count) is None and case.node.gpus:
-        return  # a dump that shows some of the GPUs only
+        return  # a dump of only some of the GPUs
     by_bus = {gpu.bus_id: gpu for gpu in case.node.gpus}
-    # a log alone does not tell what the driver shows now
+    # a log alone does not show which GPUs the driver shows now
     asked = bool(case.node.gpus) or known(case.node.driver.device_count) is not None
     so = ": the driver does not show it" if asked else ", the kernel log says"
     for bus_id, told in not_started(case.node).items():
@@ -162,7 +161,7 @@ def _gone(case: Case, shown: int, away: Unseen) -> Iterator[Finding]:
     models = [str(known(g.pci_device_id) or "").lower() for g in case.node.gpus]
     for device in away.gone:
         model = (known(device.device_id) or "").lower().removeprefix("0x")
-        # an unbound GPU of a model that no other GPU here has may simply be too old for this driver
+        # an unbound GPU of a model that no other GPU here has may just be too old for this driver
         foreign = known(device.driver) is None and bool(models) and not any(model in m for m in models)
         yield (warn if foreign and model else fail)(
             Subject(kind="gpu", bus_id=device.bus_id),
@@ -182,19 +181,19 @@ def _gone(case: Case, shown: int, away: Unseen) -> Iterator[Finding]:
 
 
 def _empty_sockets(case: Case, limited: str | None) -> Iterator[Finding]:
-    """A board of 8 or 4 SXM sockets numbers them in a row: one left out is a GPU that is not even on the bus.
+    """A finding for empty sockets: a board with 8 or 4 SXM sockets numbers them in a row, so a gap is a missing GPU.
 
-    A virtual machine may have been given some of them. If it is not known whether this is one, or a
-    container, it is a warning; so it is with GPUs that had boards of other sizes.
+    Only a warning if the GPUs' generation had boards of other sizes, or if it is not known that this is neither a
+    virtual machine (which may have been given some of the GPUs) nor a container.
     """
     node = case.node
     modules = [number for gpu in case.node.gpus if (number := known(gpu.module_id)) is not None]
-    # cards without sockets answer 0 or 1 for every GPU, and have no NVLinks by themselves
+    # cards without sockets return 0 or 1 for every GPU, and have no NVLinks
     sockets = len(set(modules)) == shown_count(node) and all(known(gpu.nvlinks) for gpu in node.gpus)
     if limited or not sockets or known(node.host.virtualization) == "vm":
         return
     board = next((size for size in _BOARDS if size // 2 < len(modules) < size), 0)
-    # some boards count from 0, others from 1: if neither end is told, the one that is missing may be either
+    # some boards number from 0, others from 1: if neither end is present, either may be the missing one
     starts = [first for first in (0, 1) if set(modules) <= set(range(first, first + board))]
     if not starts:
         return
@@ -218,14 +217,14 @@ def _empty_sockets(case: Case, limited: str | None) -> Iterator[Finding]:
 
 
 def _written_down_for_here(case: Case) -> bool:
-    """A container that was given all GPUs, and a configuration that says how many those are."""
+    """Whether this is a container with all GPUs, and a configuration with their number."""
     visible = case.node.environment.get("NVIDIA_VISIBLE_DEVICES")
     refused = refused_handles(case.node) > 0 or confined(case.node) is not None
     return case.expect.gpus is not None and visible in (None, "", "all") and not refused
 
 
 def _given_out(case: Case) -> Iterator[Finding]:
-    """What the scheduler says: GPUs that it no longer gives out, or a node that it drained for its GPUs."""
+    """What the scheduler reports: GPUs that it no longer allocates, or a node that it drained because of its GPUs."""
     scheduler = case.node.scheduler
     kind, configured, given = known(scheduler.kind), known(scheduler.gpus_configured), known(scheduler.gpus_allocatable)
     name = {"slurm": "Slurm", "kubernetes": "Kubernetes"}.get(kind or "", "the scheduler")
@@ -257,7 +256,7 @@ def _given_out(case: Case) -> Iterator[Finding]:
 
 
 def _all_given_out(case: Case) -> Finding | None:
-    """The finding for a scheduler that gives out every GPU it is set up for; None if it does not say so."""
+    """A pass if the scheduler allocates every GPU it is configured for; None otherwise."""
     scheduler = case.node.scheduler
     configured, given = known(scheduler.gpus_configured), known(scheduler.gpus_allocatable)
     if not configured or given != configured:
@@ -267,7 +266,7 @@ def _all_given_out(case: Case) -> Finding | None:
 
 
 def _scheduled(case: Case, shown: int) -> tuple[int | None, str]:
-    """How many GPUs Slurm or Kubernetes are set up for. Kubernetes may count each GPU several times (time slices)."""
+    """The GPU count configured in Slurm or Kubernetes. Kubernetes may count each GPU several times (time slicing)."""
     scheduler = case.node.scheduler
     configured, kind = known(scheduler.gpus_configured), known(scheduler.kind)
     if configured is None or (kind == "kubernetes" and configured >= 2 * shown) or configured < shown:
@@ -278,12 +277,12 @@ def _scheduled(case: Case, shown: int) -> tuple[int | None, str]:
 def _expected(case: Case, shown: int, limited: str | None) -> Iterator[Finding]:
     wanted, source = case.expect.gpus, "configuration"
     if wanted is None and case.profile.node is not None:
-        # a profile counts the GPUs that compute; a card that drives the display comes on top
+        # a profile counts the GPUs that compute; a card that only drives the display is extra
         beside = len(case.node.gpus) - len(compute_gpus(case.node.gpus))
         wanted, source = case.profile.node.gpus + beside, f"profile {case.profile.name}"
     if wanted is None:
         wanted, source = _scheduled(case, shown)
-    # a GPU that this process may not open is there all the same
+    # a GPU that this process may not open is present all the same
     shown = max(shown, len(case.node.gpus) + refused_handles(case.node)) + len(drained_gpus(case.node))
     if wanted is None or wanted == shown or (limited and shown < wanted and not _written_down_for_here(case)):
         return

@@ -1,4 +1,4 @@
-"""gpu.ecc: has a GPU's memory made errors that ECC could not correct?"""
+"""gpu.ecc: did a GPU's memory have errors that ECC could not correct?"""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ _SRAM_UNCORRECTED_LIFETIME = Limit(
 )
 @each_gpu
 def ecc(case: Case, gpu: Gpu) -> Iterator[Finding]:
-    """Judge volatile counters and the SRAM threshold; of the lifetime counts only that of SRAM is judged."""
+    """Judge the volatile counters and the SRAM threshold; of the lifetime counters only the one of SRAM."""
     subject, facts = of_gpu(gpu), gpu.ecc
     enabled, exceeded = known(facts.enabled), known(facts.sram_threshold_exceeded) is True
     yield from _mode_pending(gpu)
@@ -136,7 +136,7 @@ def _switched_off(case: Case, gpu: Gpu) -> Finding:
 
 
 def _why(enabled: bool | Missing, count: Missing) -> Missing:
-    """That this model has no ECC says more than that its counter was not read."""
+    """The better reason: that the model has no ECC is more informative than that its counter was not read."""
     by_mode = count.kind != "failed" and isinstance(enabled, Missing) and enabled.kind != "absent"
     return enabled if by_mode and isinstance(enabled, Missing) else count
 
@@ -169,9 +169,9 @@ def _replace(gpu: Gpu, found: Found | str, evidence: Evidence) -> Finding:
 
 
 def _sram_worn_out(case: Case, gpu: Gpu) -> int | None:
-    """The lifetime count of uncorrected SRAM errors beyond which a GPU is replaced; None if it is not reached.
+    """The lifetime count of uncorrected SRAM errors, if it is so high that the GPU must be replaced; else None.
 
-    The GPU's own threshold flag decides if it can be read.
+    If the GPU's own threshold flag can be read, the flag decides instead.
     """
     lifetime = known(gpu.ecc.sram_uncorrected_aggregate)
     if lifetime is None or not isinstance(gpu.ecc.sram_threshold_exceeded, Missing):

@@ -17,7 +17,7 @@ from gpudoctor.profiles.peers import majority
 
 
 class Attribute(msgspec.Struct, frozen=True):
-    """What should be the same; `grave` if a difference makes every step wait for the slowest."""
+    """An attribute that should be the same on all; `grave` if a difference makes every step wait for the slowest."""
 
     words: str
     read: Callable[[Gpu], Hashable]
@@ -50,7 +50,7 @@ _MEMORY_PCT = Limit(
     explains=("pcie.balance", "nvlink.topology", "train.memory", "train.scaling"),
 )
 def identical(case: Case) -> Iterator[Finding]:
-    """Compare each attribute with the majority; name the odd one out, or both sides of a tie."""
+    """Compare each attribute with the majority; report the GPU that differs, or both sides of a tie."""
     gpus: list[Gpu] = []
     for gpu in case.compute_gpus:
         if doubt := untrusted(gpu):
@@ -64,11 +64,11 @@ def identical(case: Case) -> Iterator[Finding]:
         if len(case.compute_gpus) == 1 and case.expect.gpu_name is None:
             yield skip(NODE, "one GPU: nothing to compare")
         return
-    # ids, clocks and power limits of another model differ as a matter of course: one difference, not eight
+    # another model has other ids, clocks and power limits anyway: report one difference, not eight
     mixed = len({gpu.name for gpu in gpus}) > 1
     attributes: tuple[Attribute, ...] = (_MODEL, _MEMORY) if mixed else (_MEMORY, *_BOARD)
     if known(case.node.host.virtualization) == "vm":
-        # clouds replace boards one by one, and a guest cannot change their firmware
+        # clouds replace boards one by one, and a guest cannot update their firmware
         attributes = tuple(attribute for attribute in attributes if attribute is not _VBIOS)
     odd: dict[int, list[tuple[Attribute, object, object]]] = {}
     ties: list[tuple[Attribute, dict[Hashable, list[int]]]] = []
@@ -100,7 +100,7 @@ def identical(case: Case) -> Iterator[Finding]:
 
 
 def _of_another_model(case: Case, gpus: list[Gpu]) -> Iterator[Finding]:
-    """Each GPU against the model that the configuration names; all alike is not enough if all are wrong."""
+    """Compare each GPU with the configured model: GPUs that are all alike may still all be wrong."""
     wanted = case.expect.gpu_name
     if wanted is None:
         return
@@ -114,7 +114,7 @@ def _of_another_model(case: Case, gpus: list[Gpu]) -> Iterator[Finding]:
 
 
 def _values(case: Case, attribute: Attribute, gpus: list[Gpu]) -> dict[int, Hashable]:
-    """The known values by GPU; memory within the tolerance of the middle one counts as the same size."""
+    """The known values by GPU; memory sizes within the tolerance of the median count as equal."""
     values = {g.index: v for g in gpus if not isinstance(v := attribute.read(g), Missing)}
     if attribute is not _MEMORY or not values:
         return values
@@ -125,7 +125,7 @@ def _values(case: Case, attribute: Attribute, gpus: list[Gpu]) -> dict[int, Hash
 
 
 def _by_ecc(case: Case, differing: list[Attribute]) -> bool:
-    """ECC on for some GPUs only explains a difference in memory that the models do not."""
+    """Whether ECC being on for some GPUs only explains a difference in memory between GPUs of one model."""
     modes = {known(g.ecc.enabled) for g in case.compute_gpus}
     grave = [a for a in differing if a.grave]
     return grave == [_MEMORY] and modes == {True, False}

@@ -1,4 +1,4 @@
-"""gpu.in-use: does another program use a GPU, or hold memory of it?"""
+"""gpu.in-use: does another program use a GPU or hold its memory?"""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from gpudoctor.checks.core.explains import SPEEDS
 from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, ok, skip, unread, warn
 from gpudoctor.checks.core.gpu_use import UNSEEN_MIB, use_of_gpu
 from gpudoctor.checks.core.registry import check
+from gpudoctor.checks.core.sight import REFUSED, hidden, refused_handles
 from gpudoctor.checks.core.subject import of_gpu
-from gpudoctor.checks.core.trust import REFUSED, hidden, refused_handles
 from gpudoctor.facts.model.gpu import Gpu, GpuProcess
 from gpudoctor.facts.model.missing import Missing, known
 
@@ -32,7 +32,7 @@ _LEAKED_WITH_RESERVED_MIB = Limit(
 )
 @each_gpu
 def in_use(case: Case, gpu: Gpu) -> Finding:
-    """Name other compute processes; warn of memory in use that no listed process owns."""
+    """Name other compute processes; warn about memory in use that no listed process owns."""
     processes = gpu.processes
     if isinstance(processes, Missing):
         return unread(of_gpu(gpu), "processes", processes)
@@ -63,10 +63,10 @@ def _used_by(gpu: Gpu, others: tuple[GpuProcess, ...]) -> Finding:
 
 
 def _left_over(case: Case, gpu: Gpu, processes: tuple[GpuProcess, ...]) -> Finding | None:
-    """Memory in use that no listed process holds."""
+    """A finding for memory in use that no listed process holds; None if there is little or none."""
     leaked = _LEAKED_WITH_RESERVED_MIB if isinstance(gpu.memory_reserved_mib, Missing) else _LEAKED_MIB
     limit = case.limit(leaked, gpu)
-    # a desktop uses more than the sum of its processes, and some of them do not show their memory
+    # a desktop uses more than the sum of its processes, some of which do not report their memory
     if processes and any(isinstance(p.memory_mib, Missing) for p in processes):
         limit = math.inf
     elif processes:
@@ -101,7 +101,7 @@ def _name(process: GpuProcess) -> str:
 
 
 def _unseen(case: Case, gpu: Gpu) -> str | None:
-    """Why an empty process list proves nothing here."""
+    """Why an empty process list proves nothing here; None if it does."""
     if reason := hidden(case.node) or (REFUSED if refused_handles(case.node) else None):
         return reason
     if known(gpu.settings.mig_enabled):
@@ -112,7 +112,7 @@ def _unseen(case: Case, gpu: Gpu) -> str | None:
 
 
 def unified_memory(case: Case, gpu: Gpu) -> bool:
-    """Grace and GB10: the system's own pages live in GPU memory, and the driver never unloads."""
+    """Whether system and GPU share memory (Grace, GB10): system pages are in GPU memory, the driver never unloads."""
     nodes = known(case.node.host.numa_nodes) or ()
     ats = (known(gpu.settings.addressing_mode) or "").upper() == "ATS"
     return ats or any(n.is_gpu_memory for n in nodes) or "GB10" in (known(gpu.name) or "").upper().split()

@@ -1,4 +1,4 @@
-"""Is each board's own store of settings and counters readable?"""
+"""gpu.inforom: is each board's store of settings and counters readable?"""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpudoctor.facts.model.missing import Missing
 @check("gpu.inforom", title="No GPU's infoROM is corrupted")
 @each_gpu
 def inforom(case: Case, gpu: Gpu) -> Finding:
-    """Warn of a GPU whose infoROM the driver calls corrupted: it works, and keeps no record of its errors."""
+    """Warn of a GPU whose infoROM the driver reports as corrupted: it works, but keeps no record of its errors."""
     subject = of_gpu(gpu)
     if isinstance(gpu.inforom_corrupted, Missing):
         return unread(subject, "infoROM", gpu.inforom_corrupted)

@@ -1,4 +1,4 @@
-"""gpu.lost: does each GPU still answer, and does it ask for a reset?"""
+"""gpu.lost: does each GPU still answer, and does it request a reset?"""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from gpudoctor.checks.core.finding import (
     unread,
     warn,
 )
-from gpudoctor.checks.core.readings import says_err, says_nothing, told_by_driver, unreadable
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.runner import NO_GPU
+from gpudoctor.checks.core.sight import denied
 from gpudoctor.checks.core.subject import NODE, Subject, of_gpu
-from gpudoctor.checks.core.trust import denied
+from gpudoctor.checks.core.trust import says_err, says_nothing, shown_by_driver, unreadable
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.nvml.error_cost import LOST, condemning, no_handle_cost
 
 
 def reset_advice(gpu: Gpu) -> list[Advice]:
-    """Drain, reset, and what to do if that does not help."""
+    """Steps to drain and reset the GPU, and what to do if that does not help."""
     return [
         Advice(
             "Drain the node, end the processes on the GPU, and reset it.", f"nvidia-smi --gpu-reset -i {gpu.bus_id}"
@@ -63,7 +63,7 @@ _ERR_ADVICE = (
     explains=("gpu.*", "pcie.*", "nvlink.*", "topology.*", *VIEWS, *PROBES),
 )
 def lost(case: Case) -> Iterator[Finding]:
-    """Judge each GPU's driver errors and the recovery it asks for; a GPU that answered nothing never passes."""
+    """Judge each GPU's driver errors and requested recovery; a GPU that returned nothing never passes."""
     driver = case.node.driver
     off_bus = any(device.off_bus for device in known(case.node.pci.nvidia_devices) or ())
     if not case.gpus and not driver.handle_errors and not driver.unread_handles and not off_bus:
@@ -72,7 +72,7 @@ def lost(case: Case) -> Iterator[Finding]:
     judged = {gpu.bus_id for gpu in case.gpus if condemning(gpu)}
     for words in (" ".join(words.split()) for words in driver.handle_errors):
         if any(bus_id in words.lower() for bus_id in judged):
-            continue  # a capture names the lost GPU both ways; it is judged below
+            continue  # a capture can name the lost GPU twice: it is judged below
         subject = _named(words)
         if denied(words):
             yield skip(subject, f"a GPU that this process may not use: {words}")
@@ -88,11 +88,11 @@ def lost(case: Case) -> Iterator[Finding]:
                 advice=_LOST_ADVICE,
             )
     for words in case.node.driver.unread_handles:
-        # gpudoctor stopped waiting, or its own process was ended: not an answer of the driver
+        # gpudoctor stopped waiting, or its reading process was ended: not an error from the driver
         yield unknown(_named(words), f"a GPU that was not reached: {words}", Evidence("GPU handle", words))
     silent = {device.bus_id for device in known(case.node.pci.nvidia_devices) or () if device.off_bus}
     for gpu in case.gpus:
-        off = gpu.bus_id in silent and not told_by_driver(case.node, gpu)
+        off = gpu.bus_id in silent and not shown_by_driver(case.node, gpu)
         yield _off_bus(of_gpu(gpu)) if off else _alive(case, gpu)
     for bus_id in sorted(silent - {gpu.bus_id for gpu in case.node.gpus}):
         yield _off_bus(Subject(kind="gpu", bus_id=bus_id))
@@ -110,7 +110,7 @@ def _off_bus(subject: Subject) -> Finding:
 
 
 def _named(words: str) -> Subject:
-    """The GPU that a handle error names by index or bus id; the node if it names none."""
+    """The GPU whose index or bus id the handle error contains; the node if it has neither."""
     bus = re.search(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", words.lower())
     index = re.search(r"\b(?:GPU|index) (\d{1,3})\b", words)
     if not bus and not index:
@@ -145,7 +145,7 @@ def _alive(case: Case, gpu: Gpu) -> Finding:
     names = ("memory used", "temperature", "power draw", "utilization")
     if cells := [name for name, value in zip(names, live, strict=True) if says_err(value)]:
         return unknown(subject, f"nvidia-smi says ERR! for its {' and '.join(cells)}", advice=_ERR_ADVICE)
-    # one value that was read is enough: an error costs the value that it answers, whose own check reports it
+    # one value read is enough: an error affects only its own value, and the check of that value reports it
     silent = all(isinstance(value, Missing) for value in live)
     asks_nothing = isinstance(action, Missing) or action == "none"
     if failed := first_failed((action, *live) if silent and asks_nothing else (action,)):

@@ -1,4 +1,4 @@
-"""gpu.memory-repair: has the GPU's memory repaired itself, and can it still?"""
+"""gpu.memory-repair: did the GPU's memory repair itself, and can it do so again?"""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _REPLACE = [
     Advice("Open a hardware case: this GPU can no longer repair its memory.", "nvidia-bug-report.sh"),
 ]
 _PLAN = [Advice("Plan to replace the GPU; open a hardware case.", "nvidia-bug-report.sh")]
-# if one of these was not read, a repair that failed or waits could stay unseen
+# if one of these was not read, a failed or pending repair could go unnoticed
 _NEEDED = (
     *("remap_failed", "remap_pending", "remapped_uncorrected", "banks_no_spare", "retired_double_bit"),
     *("retired_single_bit", "retirement_pending", "channel_repair_pending", "tpc_repair_pending", "unrepairable"),
@@ -52,7 +52,7 @@ _RETIRED_DOUBLE_BIT = Limit(
 )
 @each_gpu
 def memory_repair(case: Case, gpu: Gpu) -> Iterator[Finding]:
-    """Row remapping (Ampere and newer) and page retirement (Volta and older); waiting repairs only warn."""
+    """Judge row remapping (Ampere and newer) and page retirement (Volta and older); pending repairs only warn."""
     problems = (*_broken(case, gpu), *_waiting(gpu), *_worn(case, gpu))
     yield from problems
     if problems:
@@ -62,7 +62,7 @@ def memory_repair(case: Case, gpu: Gpu) -> Iterator[Finding]:
 
 
 def _missing(gpu: Gpu) -> Missing | None:
-    """Why nothing can be passed: the failure flag of whichever repair this model has was not read."""
+    """Why the GPU cannot pass: the failure flag of its model's repair mechanism was not read. None if it can."""
     repair = gpu.memory_repair
     if failed := first_failed(getattr(repair, name) for name in _NEEDED):
         return failed
@@ -70,7 +70,7 @@ def _missing(gpu: Gpu) -> Missing | None:
     missing = [flag for flag in flags if isinstance(flag, Missing)]
     if len(missing) < len(flags):
         return None
-    # "unsupported" or "denied" says more than "not in this capture"
+    # "unsupported" or "denied" is more informative than "not in this capture"
     return next((m for m in missing if m.kind != "absent"), missing[0])
 
 

@@ -24,7 +24,7 @@ _SHARE_PCT = Limit(1, "%", "rounding of the limit by the driver", name="share_pc
 )
 @each_gpu
 def power_limit(case: Case, gpu: Gpu) -> Finding:
-    """Compare the enforced limit with the GPU's default, and with its peers; a cap only ever warns."""
+    """Compare the enforced limit with the GPU's default and with its peers; a cap is never more than a warning."""
     limit_w = gpu.power.limit_w
     if isinstance(limit_w, Missing):
         return unread(of_gpu(gpu), "enforced power limit", limit_w)

@@ -11,8 +11,8 @@ from gpudoctor.checks.core.each_gpu import first_unread, in_virtual_machine, tru
 from gpudoctor.checks.core.explains import VIEWS, Explains
 from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, unread, warn
 from gpudoctor.checks.core.registry import check
+from gpudoctor.checks.core.sight import hidden, refused_handles
 from gpudoctor.checks.core.subject import NODE, of_gpu
-from gpudoctor.checks.core.trust import hidden, refused_handles
 from gpudoctor.checks.gpu.in_use import unified_memory
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import Missing, known
@@ -26,7 +26,7 @@ def _on(mode: bool | None) -> str:
 
 
 class _Mode(msgspec.Struct, frozen=True):
-    """A mode that all GPUs should share: how texts name it, and what a mixture means."""
+    """A mode that all GPUs should share, its names in texts, and what a mixture means."""
 
     name: str
     read: Callable[[Gpu], str | None]
@@ -65,7 +65,7 @@ _MODES = (
     ),
     _Mode(
         "compute mode",
-        # a prohibited one is a fault of its own
+        # "prohibited" is reported separately
         lambda gpu: mode if (mode := known(gpu.settings.compute_mode)) != "prohibited" else None,
         "{}",
         "compute mode is {}, and {} on most of the others",
@@ -85,7 +85,7 @@ _MODES = (
     ),
 )
 def settings(case: Case) -> Iterator[Finding]:
-    """Judge compute mode, persistence, MIG and ECC mode; what a container cannot set is not judged in it."""
+    """Judge compute mode, persistence, MIG and ECC mode; inside a container, only what it can change."""
     gpus, doubts = trusted(case.gpus)
     yield from doubts
     compute = [gpu for gpu in case.compute_gpus if gpu in gpus]
@@ -126,7 +126,10 @@ def _prohibited(gpu: Gpu) -> Iterator[Finding]:
 
 
 def _persistence(case: Case, gpu: Gpu) -> Iterator[Finding]:
-    """Off costs seconds at each start; a guest cannot see or set it, and a desktop keeps the driver awake itself."""
+    """Warn if persistence mode is off, which costs seconds at each start.
+
+    Not in guests, which cannot see or set it, nor with a desktop, which keeps the driver loaded.
+    """
     narrow = hidden(case.node) is not None or refused_handles(case.node) > 0
     guest = narrow or in_virtual_machine(case.node, [gpu])
     awake = known(gpu.settings.display_active) is True or unified_memory(case, gpu)

@@ -1,4 +1,4 @@
-"""gpu.temperature: is a GPU too hot, by its own limits or beside its peers?"""
+"""gpu.temperature: is a GPU too hot, by its own limits or compared with its peers?"""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _EQUAL_LOAD_PCT = Limit(15, "%", "of the peers' median power: more apart is not 
 )
 @each_gpu
 def temperature(case: Case, gpu: Gpu) -> Finding:
-    """Compare with the GPU's own limits (absolute or as margins), its memory's, and its peers at equal load."""
+    """Compare with the GPU's own limits (absolute or as margins), with its memory's, and with peers at equal load."""
     over = _over_limit(gpu)
     if over is not None:
         return over
@@ -40,7 +40,7 @@ def temperature(case: Case, gpu: Gpu) -> Finding:
 
 
 def _margins(gpu: Gpu) -> bool:
-    """Whether the margins make sense: the slowdown point lies below the 0 of the scale."""
+    """Whether the margins are plausible: the slowdown point is below 0 on their scale."""
     slowdown = known(gpu.thermal.slowdown_margin_c)
     return known(gpu.thermal.margin_c) is not None and slowdown is not None and slowdown < 0
 
@@ -49,7 +49,7 @@ def _over_limit(gpu: Gpu) -> Finding | None:
     thermal = gpu.thermal
     now, memory = known(thermal.gpu_c), known(thermal.memory_c)
     margin = known(thermal.margin_c) if _margins(gpu) else None
-    # (unfit, reading, limit, its name, whether less is hotter); the first that is exceeded is reported
+    # (unfit, reading, limit, name of the limit, whether a lower reading is hotter); the first exceeded is reported
     for unfit, value, limit, words, reverse in (
         (True, margin, known(thermal.slowdown_margin_c), "margin to its slowdown point", True),
         (True, now, known(thermal.slowdown_c), "slowdown point", False),
@@ -59,7 +59,7 @@ def _over_limit(gpu: Gpu) -> Finding | None:
     ):
         if value is None or limit is None or (not reverse and limit <= 0):
             continue
-        # slowdown begins at its point; the operating points may be reached, not passed
+        # slowdown begins at its point; the operating points may be reached but not exceeded
         hot = (value <= limit if unfit else value < limit) if reverse else (value >= limit if unfit else value > limit)
         if not hot:
             continue
@@ -86,7 +86,7 @@ def _beside_peers(case: Case, gpu: Gpu, now: int) -> Finding:
     alike = [peer for peer in same_model(case, gpu) if _equal_load(case, gpu, peer)]
     degrees = sorted(c for p in alike if (c := known(p.thermal.gpu_c)) is not None)
     evidence = Evidence("GPU temperature", f"{now} C")
-    # two GPUs cannot tell which one is the odd one
+    # with only two GPUs it is open which one is abnormal
     if len(degrees) >= 2:
         usual = degrees[len(degrees) // 2]
         limit = case.limit(_OVER_PEERS_C, gpu)
@@ -112,7 +112,7 @@ def _beside_peers(case: Case, gpu: Gpu, now: int) -> Finding:
 
 
 def _equal_load(case: Case, gpu: Gpu, peer: Gpu) -> bool:
-    """Within the tolerance of the peer's power; if power is not known, both idle."""
+    """Whether both draw about the same power; if power is not known, whether both are idle."""
     mine, theirs = known(gpu.power.draw_w), known(peer.power.draw_w)
     if mine is not None and theirs is not None:
         return abs(mine - theirs) * 100 <= case.limit(_EQUAL_LOAD_PCT, gpu) * max(mine, theirs)

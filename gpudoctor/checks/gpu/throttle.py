@@ -12,8 +12,8 @@ from gpudoctor.checks.core.under_load import percent, slowed_under_load
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import Missing, known
 
-# Clock event reasons that mean harm; every other bit (idle, application clocks, power cap,
-# sync boost, display) is how a healthy GPU works. Source: nvml.h, nvmlClocksEventReasons
+# Clock event reasons that mean harm; healthy GPUs show the others (idle, application clocks, power cap, sync boost,
+# display) in normal work. Source: nvml.h, nvmlClocksEventReasons
 HARMFUL = {
     "hw-slowdown": ("the hardware slows it to half speed or less", "heat, power delivery, or an external brake signal"),
     "hw-thermal": ("the hardware slows it for heat", "cooling: airflow, a fan, coolant, or a bad thermal interface"),
@@ -43,7 +43,7 @@ _LOAD_FAIL_PCT = Limit(
 )
 @each_gpu
 def throttle(case: Case, gpu: Gpu) -> Finding:
-    """Test the harmful clock event bits, then those set under load, then the time spent slowed by the hardware."""
+    """Judge the harmful clock event bits set now, then those set under load, then the time slowed since boot."""
     reasons = gpu.clocks.event_reasons
     if isinstance(reasons, Missing):
         return unread(of_gpu(gpu), "clock event reasons", reasons)
@@ -67,7 +67,7 @@ def _slowed_now(gpu: Gpu, reasons: tuple[str, ...], evidence: Evidence, advice: 
     for table, judge in ((HARMFUL, fail), (SOFT, warn)):
         active = [name for name in table if name in reasons]
         if active:
-            # the narrower bits say why; hw-slowdown alone only says that
+            # the narrower bits name the cause; hw-slowdown matters only if it is alone
             active = [name for name in active if name != "hw-slowdown"] or active
             return judge(
                 of_gpu(gpu),
@@ -81,7 +81,7 @@ def _slowed_now(gpu: Gpu, reasons: tuple[str, ...], evidence: Evidence, advice: 
 
 
 def _slowed_since_boot(case: Case, gpu: Gpu, evidence: Evidence, advice: list[Advice]) -> Finding | None:
-    """By the share of the time since boot that the hardware slowed this GPU: a lower bound of its share under load."""
+    """A warning by the share of time since boot with hardware slowdown: a lower bound of the share under load."""
     times, uptime_s = gpu.throttle_times, known(case.node.host.uptime_s)
     slowed_us = (known(times.hw_thermal_us) or 0) + (known(times.hw_power_brake_us) or 0)
     limit = case.limit(_SHARE_PCT, gpu)
@@ -100,11 +100,11 @@ def _slowed_since_boot(case: Case, gpu: Gpu, evidence: Evidence, advice: list[Ad
 
 
 def _slowed_by_load(case: Case, gpu: Gpu, advice: list[Advice]) -> Finding | None:
-    """What was set while the probes ran; the hardware's own reasons fail, the driver's warn."""
+    """A finding for slowdown reasons during the probes: a long one set by the hardware fails, others warn."""
     for table in (HARMFUL, SOFT):
         slowed = slowed_under_load(case, gpu, tuple(table))
         limit, judge = _LOAD_WARN_PCT, warn
-        if slowed is not None and table is HARMFUL and slowed.share * 100 > case.limit(_LOAD_FAIL_PCT):
+        if slowed is not None and table is HARMFUL and slowed.share * 100 > case.limit(_LOAD_FAIL_PCT, gpu):
             limit, judge = _LOAD_FAIL_PCT, fail
         most_pct = case.limit(limit, gpu)
         if slowed is None or slowed.share * 100 <= most_pct:

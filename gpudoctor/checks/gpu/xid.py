@@ -1,4 +1,4 @@
-"""gpu.xid: what the kernel log says of GPUs and NVSwitches since boot."""
+"""gpu.xid: errors of GPUs and NVSwitches in the kernel log since boot."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import msgspec
 from gpudoctor.checks.core.case import Case
 from gpudoctor.checks.core.explains import RESETS, Explains
 from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, Status, ok, skip, unknown, unread
-from gpudoctor.checks.core.readings import told_by_driver
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.sight import NotShown, not_shown
 from gpudoctor.checks.core.subject import NODE, Subject, of_gpu
+from gpudoctor.checks.core.trust import shown_by_driver
 from gpudoctor.checks.gpu.xid_codes import SXID_THERMAL, Bucket, sxid_fatal
 from gpudoctor.checks.gpu.xid_judged import ClassifiedEvent, judge_events, start_failed
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import KernelEvent, KernelLog
 
-# what the driver calls a GPU where it names no bus id
+# the driver's name for a GPU in lines without a bus id
 _INSTANCE = re.compile(r"NVRM: (GPU\d{1,3})\b")
 
 _STATUS: dict[Bucket, Status] = {
@@ -50,7 +50,7 @@ _SAVE = Advice("As root:", "dmesg -x > dmesg.txt")
     explains=("nvlink.errors", "collective.correct", "train.sync", "strategy.*", Explains(("gpu.lost",), found=RESETS)),
 )
 def xids(case: Case) -> Iterator[Finding]:
-    """Judge Xids, SXids and lost-GPU lines since boot by bucket; programs' own errors never fail a node."""
+    """Judge Xids, SXids and lost-GPU lines since boot by bucket; errors of programs never fail a node."""
     log = case.node.kernel_log
     if isinstance(log.events, Missing):
         yield unread(NODE, "kernel log", log.events)
@@ -59,7 +59,7 @@ def xids(case: Case) -> Iterator[Finding]:
     by_bus = _by_bus(log.events)
     since = _since(case, log)
     for gpu in case.gpus:
-        judged = judge_events(by_bus.pop(gpu.bus_id, []), gpu, told_by_driver(case.node, gpu))
+        judged = judge_events(by_bus.pop(gpu.bus_id, []), gpu, shown_by_driver(case.node, gpu))
         if judged:
             yield _finding(of_gpu(gpu), judged, notes)
         elif not log.truncated:
@@ -72,7 +72,10 @@ def xids(case: Case) -> Iterator[Finding]:
 
 
 def _by_bus(events: Iterable[KernelEvent]) -> dict[str | None, list[KernelEvent]]:
-    """The errors of each GPU. Lines that call it "GPU6" only are its own if just one GPU failed to start."""
+    """Group the errors by bus id.
+
+    Lines that name a GPU only as "GPU6" are attributed to a GPU if it is the only one that failed to start.
+    """
     by_bus: dict[str | None, list[KernelEvent]] = {}
     for event in events:
         if event.kind in ("xid", "off-bus", "gsp", "rm"):
@@ -87,14 +90,14 @@ def _by_bus(events: Iterable[KernelEvent]) -> dict[str | None, list[KernelEvent]
 
 
 def _since(case: Case, log: KernelLog) -> str:
-    """From when on the log is known."""
+    """The period that the log covers, as text."""
     if case.node.source.kind == "capture":
         return "in this kernel log"
     return "since boot" if log.starts_s is None else "since the driver was loaded"
 
 
 def _notes(log: KernelLog) -> tuple[Evidence, ...]:
-    """How far the lines of this log can be relied on."""
+    """Evidence on how far the lines of this log can be trusted."""
     notes = []
     if log.forgeable:
         words = "this text does not tell which lines are the kernel's own: a user of the machine could have forged them"
@@ -106,7 +109,7 @@ def _notes(log: KernelLog) -> tuple[Evidence, ...]:
 
 
 def _not_seen(case: Case, log: KernelLog) -> Iterator[Finding]:
-    """What could not be read: a lost part of the log, lines that cannot be told from a user's words."""
+    """Findings for what could not be read: a lost part of the log, and lines that a user may have written."""
     if log.truncated and (case.node.gpus or case.node.driver.module_loaded is not False):
         yield unknown(NODE, log.gap or "the kernel log does not hold everything since boot")
     unclear = [event for event in known(log.events) or () if event.kind == "unclear"]
@@ -121,7 +124,7 @@ def _not_seen(case: Case, log: KernelLog) -> Iterator[Finding]:
 
 
 def _codes(unclear: list[KernelEvent]) -> str:
-    """The Xids that the lines would be, with the GPU: " (Xid 79 of 0000:3b:00.0)"."""
+    """The Xids in the lines with their GPUs, as text: " (Xid 79 of 0000:3b:00.0)"."""
     named = [f"Xid {e.code}" + (f" of {e.bus_id}" if e.bus_id else "") for e in unclear if e.code is not None]
     return f" ({', '.join(dict.fromkeys(named))})" if named else ""
 
@@ -132,8 +135,8 @@ def _elsewhere(
     """Events of GPUs that the driver does not show: gone, or hidden from this process."""
     for bus, events in by_bus.items():
         judged = judge_events(events, None)
-        if bus is None and any(told_by_driver(case.node, gpu) for gpu in case.node.gpus):
-            # GPUs that the driver shows have started; one that it does not show is gpu.count's
+        if bus is None and any(shown_by_driver(case.node, gpu) for gpu in case.node.gpus):
+            # GPUs that the driver shows have started; gpu.count reports those that it does not show
             judged = [
                 msgspec.structs.replace(item, bucket="watch") if start_failed(item.event) else item for item in judged
             ]
@@ -154,7 +157,7 @@ def _elsewhere(
 
 
 def _bus(event: KernelEvent) -> str | None:
-    """The function's bus id: an Xid line names the device only."""
+    """The bus id with its function: an Xid line contains the device only."""
     bus = event.bus_id
     return bus if bus is None or "." in bus else f"{bus}.0"
 
@@ -168,7 +171,7 @@ def _name(item: ClassifiedEvent) -> str:
 def _finding(subject: Subject, judged: list[ClassifiedEvent], notes: tuple[Evidence, ...]) -> Finding:
     worst = judged[0]
     status = _STATUS[worst.bucket]
-    # the line without a code that follows an Xid 79 says the same again
+    # the line without a code that follows an Xid 79 repeats it
     lost = {item.words for item in judged if item.event.code == 79}
     told = [item for item in judged if item.event.kind != "off-bus" or item.words not in lost]
     counts = Counter((_name(item), item.words) for item in told)

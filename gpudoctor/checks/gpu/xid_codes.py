@@ -1,8 +1,8 @@
-"""The catalogue of Xid and SXid codes: what each says, and what it asks for.
+"""The catalogue of Xid and SXid codes: the meaning of each, and what to do.
 
-Source of the codes and of the action behind each bucket: NVIDIA, "Analyzing Xid Errors with the
-Xid Catalog" (docs.nvidia.com/deploy/xid-errors, driver 590 edition), and the Fabric Manager user
-guide for SXids. Where the catalogue is silent on Volta and older, the safer bucket is taken.
+Source of the codes and of the action behind each bucket: NVIDIA, "Analyzing Xid Errors with the Xid Catalog"
+(docs.nvidia.com/deploy/xid-errors, driver 590 edition), and for SXids the Fabric Manager user guide. Codes that the
+catalogue does not cover for Volta and older are in the safer bucket.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import msgspec
 
 Bucket = Literal["hardware", "reset", "watch", "application", "info", "unknown"]
 
-# Worst first. hardware: the node needs hands; reset: the GPU is unfit until it is reset;
-# watch: works, a person should look; application: a program's own fault; info: nothing to do.
+# Worst first. hardware: needs manual work on the node; reset: the GPU is unfit until it is reset;
+# watch: works, but a person should look; application: a program's fault; info: nothing to do.
 BUCKETS: tuple[Bucket, ...] = ("hardware", "reset", "unknown", "watch", "application", "info")
 
 ADVICE: dict[Bucket, str] = {
@@ -28,7 +28,7 @@ ADVICE: dict[Bucket, str] = {
 
 
 class Xid(msgspec.Struct, frozen=True):
-    """One code: its bucket, and its meaning in words fit for a report."""
+    """One code with its bucket and its meaning as report text."""
 
     code: int
     bucket: Bucket
@@ -93,7 +93,7 @@ def _entries() -> dict[int, Xid]:
         ("application", "GPU stopped processing a channel", (8, 43)),
         ("application", "invalid or corrupted commands from a program", (11, 25, 32, 80)),
         ("application", "exception in a kernel", (13,)),
-        # the memory itself is judged by gpu.ecc and gpu.memory-repair; this asks only for the program to be restarted
+        # gpu.ecc and gpu.memory-repair judge the memory; the Xid itself only requires a restart of the program
         ("application", "contained memory error: the program was ended", (94,)),
         ("application", "GPU memory page fault", (31,)),
         ("application", "driver firmware call refused", (37, 38, 66, 67)),
@@ -119,21 +119,21 @@ def _entries() -> dict[int, Xid]:
 
 XIDS: dict[int, Xid] = _entries()
 
-# what a code speaks of, for core/causes.py: a link that is down explains Xid 74, never Xid 79
+# the part that a code concerns, for `explains`: a link that is down explains Xid 74, but never Xid 79
 LINK_CODES = (74, 136, *range(144, 151), 155)
 MEMORY_CODES = (48, 63, 64, 92, 94, 95, 140, 168, 171, 172)
 BUS_CODES = (79, 167)
 
 
 def xid(code: int) -> Xid:
-    """The entry of a code; bucket `unknown` for one that the catalogue does not hold or calls unused."""
+    """The entry of a code; bucket `unknown` for one that is missing from the catalogue or unused there."""
     return XIDS.get(code) or Xid(code, "unknown", "not in the catalogue")
 
 
-# NVSwitch heat events: judged as a warning whatever the line says of itself
+# NVSwitch temperature events: a warning even if the line calls them fatal or non-fatal
 SXID_THERMAL = frozenset({10004, 10005})
 
-# Fatal to the links or the whole switch; used only if the line does not say "Fatal" or "Non-fatal" itself
+# Fatal to the links or the whole switch; used only if the line itself does not contain "Fatal" or "Non-fatal"
 SXID_FATAL = frozenset(
     {10003, 10006, 10007, 10008, 11001, 11009, 11013, *range(11017, 11021), *range(11028, 11031), 12001, 12002}
     | {12020, 12022, *range(12024, 12028), *range(12030, 12033), *range(12035, 12048, 2), 14001, 14002, 14008}
@@ -145,7 +145,7 @@ SXID_FATAL = frozenset(
 
 
 def sxid_fatal(code: int | None, said: bool | None) -> bool | None:
-    """Whether an NVSwitch error is fatal: as the line says, else by the list; None if neither tells."""
+    """Whether an NVSwitch error is fatal, as the line reports or else by the list; None if neither decides."""
     if said is not None:
         return said
     return True if code in SXID_FATAL else None

@@ -1,4 +1,4 @@
-"""What each error of one GPU in the kernel log means: its bucket, words and advice."""
+"""What each kernel log error of one GPU means: its bucket, text and advice."""
 
 from __future__ import annotations
 
@@ -13,10 +13,14 @@ from gpudoctor.checks.gpu.xid_codes import BUCKETS, LINK_CODES, Bucket, xid
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.kernel_log import KernelEvent
 from gpudoctor.facts.model.missing import known
+from gpudoctor.lazy_import import lazy_imports
 
-# What the numbers in an Xid's line tell beyond its code: the registers of Xid 74, the units of NVLink 5.
+with lazy_imports():  # compiling the patterns takes 10 ms (-X importtime), which a log without errors does not need
+    from gpudoctor.facts.kernel_log import lines as kernel_lines
 
-# NVIDIA, "Xid and SXid errors": registers of Xid 74, counted from 1, bits from the lowest; what each bit means
+# Details in the numbers of an Xid line: the registers of Xid 74, the units of NVLink 5.
+
+# NVIDIA, "Xid and SXid errors": registers of Xid 74 (numbered from 1), bits (from the lowest), meaning of each bit
 _PARITY = "ECC or parity error inside: a part that fails if it comes more than twice"
 _MECHANICAL = "perhaps the contact: check the link's mechanical connection, reseat"
 _FOLLOWS = "follows from another error"
@@ -34,9 +38,9 @@ XID_74_BITS: tuple[tuple[int, tuple[int, ...], str], ...] = (
     (5, (18, 19, 21, 22, 24, 25, 27, 28), _PARITY),
     (5, (20, 23, 26, 29), "many corrected errors, nothing lost"),
 )
-# The unit of the NVLink 5 controller that each code speaks of; source: NVIDIA's Xid catalogue
+# The unit of the NVLink 5 controller that each code concerns; source: NVIDIA's Xid catalogue
 NVLINK5_UNITS = {144: "SAW", 145: "RLW", 146: "TLW", 147: "TREX", 148: "NVLPW_CTRL", 149: "NETIR", 150: "MSE"}
-# ending a program's channels (Xid 45) is what a fatal error of NVLink 5 does, and a non-fatal one does not
+# a fatal NVLink 5 error ends a program's channels (Xid 45), a non-fatal one does not
 CHANNEL_REMOVED = 45
 
 _REGISTERS = re.compile(r"on link (\d{1,2}) ?\((0x[0-9a-f]{1,8}(?:, ?0x[0-9a-f]{1,8}){0,6})", re.IGNORECASE)
@@ -44,7 +48,7 @@ _STATUS = re.compile(r"\bLink (-?\w{1,4}) \((0x[0-9a-f]{1,8})|\((0x[0-9a-f]{8})\
 
 
 def nvlink_detail(code: int, said: str) -> str | None:
-    """What the line of an NVLink Xid tells in its numbers, in words; None where it has none.
+    """The details in the numbers of an NVLink Xid line, as text; None if it has none.
 
     >>> nvlink_detail(74, "NVLink: fatal error detected on link 6(0x200000, 0x0, 0x0, 0x0, 0x0, 0x0, 0x0)")
     "link 6: marginal signal: check the link's mechanical connection (register 1, bit 21)"
@@ -87,7 +91,7 @@ _FATAL = re.compile(r"\bfatal\b", re.IGNORECASE)
 
 
 class ClassifiedEvent(msgspec.Struct, frozen=True):
-    """A kernel event with the bucket it falls into here, and what it means."""
+    """A kernel event with its bucket in this context, and its meaning."""
 
     event: KernelEvent
     bucket: Bucket
@@ -96,10 +100,10 @@ class ClassifiedEvent(msgspec.Struct, frozen=True):
 
 
 def judge_events(events: Iterable[KernelEvent], gpu: Gpu | None, starts: bool = True) -> list[ClassifiedEvent]:
-    """Worst first. A GPU that asks for no recovery now was reset since its resettable errors.
+    """Classify the events, worst first, and downgrade those that a reset has settled since.
 
-    The last Xid 154 is the authority: "(None)" settles everything before it, anything else
-    stands, unless the GPU itself answers today that it needs nothing.
+    The last Xid 154 decides: a change to "(None)" settles everything before it. Without one, resettable errors are
+    settled if the GPU itself now requests no recovery.
     """
     events = tuple(events)
     settled_before = max((i for i, e in enumerate(events) if e.code == 154 and _target(e) == 0), default=-1)
@@ -113,20 +117,12 @@ def judge_events(events: Iterable[KernelEvent], gpu: Gpu | None, starts: bool = 
         if (item.bucket == "reset" and (settled or fit_now)) or (item.bucket == "hardware" and settled):
             item = msgspec.structs.replace(item, bucket="watch", words=f"{item.words} (settled since)")
         judged.append(item)
-    # of equally bad ones the one that a bad link cannot explain comes first: it is what core/causes.py looks at
+    # among equally bad ones, those that a bad link cannot explain come first: core/causes.py looks at the first
     return sorted(judged, key=lambda item: (BUCKETS.index(item.bucket), item.event.code in LINK_CODES))
 
 
-def _driver_words(event: KernelEvent) -> str:
-    """What the driver says in the line, without what a user can write into it."""
-    # 10 ms of patterns (-X importtime), which a log without errors does not need
-    from gpudoctor.facts.kernel_log.lines import driver_words
-
-    return driver_words(event)
-
-
 def _target(event: KernelEvent) -> int | None:
-    found = _RECOVERY.match(_driver_words(event))
+    found = _RECOVERY.match(kernel_lines.driver_words(event))
     return int(found[1], 16) if found else None
 
 
@@ -142,20 +138,20 @@ def _classify(event: KernelEvent, gpu: Gpu | None, starts: bool) -> ClassifiedEv
         return ClassifiedEvent(event, "unknown", "an Xid without a code", xid(0).advice)
     entry = xid(event.code)
     bucket, words = entry.bucket, entry.words
-    said = _driver_words(event)
+    said = kernel_lines.driver_words(event)
     if event.code == 154:
         found = _RECOVERY.match(said)
         if found is None:
             return ClassifiedEvent(event, "unknown", f"{words}, but the line does not say to what", xid(46).advice)
         if int(found[1], 16) == 0:
             return ClassifiedEvent(event, "info", words, entry.advice)
-        # drain-p2p (3) asks for care, the others make the GPU unfit; source: NVML field 230
+        # drain-p2p (3) only needs care, the others make the GPU unfit; source: NVML field 230
         bucket, words = ("watch" if int(found[1], 16) == 3 else "reset"), f"the GPU asks for: {found[2]}"
         return ClassifiedEvent(event, bucket, words, xid(46).advice)
     if event.code == 63 and "reset gpu to activate" in said.lower() and not _activated(gpu):
         return ClassifiedEvent(event, "watch", "a memory row is to be replaced, which takes a reset", entry.advice)
     if event.code == 94 and not _activated(gpu):
-        # it was an uncorrectable error: a row may wait to be replaced
+        # it was an uncorrectable error: a row may be waiting to be remapped
         return ClassifiedEvent(event, "watch", words, entry.advice)
     if event.code == CHANNEL_REMOVED and event.caused_by is not None and event.caused_by != event.code:
         return _caused(event, event.caused_by)
@@ -170,14 +166,14 @@ def _classify(event: KernelEvent, gpu: Gpu | None, starts: bool) -> ClassifiedEv
 
 
 def _activated(gpu: Gpu | None) -> bool:
-    """Whether the GPU itself says that no row waits for a reset."""
+    """Whether the GPU reports that no row remapping is pending."""
     return gpu is not None and not untrusted(gpu) and known(gpu.memory_repair.remap_pending) is False
 
 
 def _caused(event: KernelEvent, code: int) -> ClassifiedEvent:
-    """An Xid that names the earlier one that led to it: that one's, even where its own line is gone."""
+    """Classify an Xid that names an earlier one as its cause by that one's code, even if its own line is missing."""
     cause = xid(code)
-    # a non-fatal error of NVLink 5 removes no channel
+    # non-fatal NVLink 5 errors remove no channels
     bucket: Bucket = "reset" if code in NVLINK5_UNITS else cause.bucket
     advice = xid(74).advice if code in NVLINK5_UNITS else cause.advice
     unit = f" ({NVLINK5_UNITS[code]})" if code in NVLINK5_UNITS else ""

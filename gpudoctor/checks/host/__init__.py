@@ -1,1 +1,1 @@
-"""host.*: whether the machine around the GPUs can feed them."""
+"""host.*: can the machine around the GPUs feed them?"""

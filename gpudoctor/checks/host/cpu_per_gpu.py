@@ -26,7 +26,7 @@ _WARN_CPUS = Limit(
     explains=(Explains(("train.balance", "train.scaling"), anywhere=True),),
 )
 def cpu_per_gpu(case: Case) -> Iterator[Finding]:
-    """Judge the CPUs this process may use, by affinity and by cgroup quota, whichever is less."""
+    """Judge the CPUs that this process may use: the smaller of affinity and cgroup quota."""
     host = case.node.host
     affinity_unread = None
     if isinstance(host.cpus_usable, Missing):

@@ -1,4 +1,4 @@
-"""host.kernel: what the kernel log says of the machine around the GPUs."""
+"""host.kernel: does the kernel log show faults of the machine around the GPUs?"""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gpudoctor.facts.model.node import HostEvent, HostEventKind, KernelLog
 
 
 class _Rule(msgspec.Struct, frozen=True):
-    """What events of a kind mean. `lasting`: it counts since boot, and not only if it came within the last day."""
+    """What events of a kind mean. `lasting`: they count since boot, others only within the last day."""
 
     status: Status
     words: str
@@ -38,7 +38,7 @@ _STORAGE = (
     Advice("Replace it, or move data sets and checkpoints to another one."),
 )
 
-# Source of the kinds: the table of kernel lines (gpudoctor explain host.kernel); of the weights: the page beside this
+# Source of the kinds: the table of kernel lines (gpudoctor explain host.kernel); of the severities: this check's page
 _RULES: dict[HostEventKind, _Rule] = {
     "machine-check-fatal": _Rule(
         Status.FAIL, "a machine check that could not be corrected", "a CPU, memory or the board failed", _MEMORY, True
@@ -91,7 +91,7 @@ _RULES: dict[HostEventKind, _Rule] = {
         lasting=True,
     ),
 }
-# drives without a medium, which virtual machines have and nobody reads
+# drives without a medium, which virtual machines have and do not use
 _NO_DISKS = ("fd", "sr", "loop")
 _CORRECTED = Limit(
     10,
@@ -141,7 +141,7 @@ def _harmless(event: HostEvent) -> bool:
 
 
 def _set_aside(case: Case, event: HostEvent, rule: _Rule, all_events: tuple[HostEvent, ...]) -> str | None:
-    """Why this event says nothing of today, in words; None if it does."""
+    """Why this event does not matter today, as text; None if it does."""
     if not rule.lasting and not is_recent(case, event):
         return f"{(age_s(case, event) or 0) / DAY_S:.0f} days ago"
     if event.kind == "memory-corrected" and event.count < case.limit(_CORRECTED):
@@ -152,7 +152,7 @@ def _set_aside(case: Case, event: HostEvent, rule: _Rule, all_events: tuple[Host
 
 
 def _answered(timeout: HostEvent, all_events: tuple[HostEvent, ...]) -> bool:
-    """Whether the same server answered after its last silence."""
+    """Whether the same server answered again after its last timeout."""
     return any(
         event.kind == "nfs-ok"
         and event.device == timeout.device

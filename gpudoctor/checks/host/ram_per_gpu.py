@@ -51,9 +51,10 @@ _NOMINAL_SHARE = Limit(
     limits=(_FLOOR_GIB, _FAIL_SHARE, _GPU_MEMORY_SHARE, _AVAILABLE_GIB, _NOMINAL_SHARE),
 )
 def ram_per_gpu(case: Case) -> Iterator[Finding]:
-    """Warn below the floor or the GPUs' own memory, after any cgroup limit; fail if training could not start.
+    """Judge the RAM that any cgroup limit leaves: warn below the floor or the GPUs' own memory.
 
-    That is below the floor and below a share of the GPU's memory, or below a floor that the operator has set.
+    Fail if training could not start: below the floor and also below a share of the GPU's memory, or below a floor
+    that the operator configured.
     """
     host, gpus = case.node.host, case.compute_gpus
     if isinstance(host.ram_mib, Missing):
@@ -99,14 +100,14 @@ def ram_per_gpu(case: Case) -> Iterator[Finding]:
 
 
 def _used_up(case: Case, gpus: int, evidence: list[Evidence]) -> Finding | None:
-    """The finding for RAM that is taken: by a job on the GPUs (warn), or by something that should be gone."""
+    """A finding for RAM in use: a warning if jobs on the GPUs use it, else a failure. None if enough is available."""
     available = case.node.host.ram_available_mib
     if isinstance(available, Missing):
         return unread(NODE, "available RAM", available) if available.kind == "failed" else None
     limit = case.limit(_AVAILABLE_GIB)
     if available >= limit * 1024 * gpus:
         return None
-    # inside a container the processes of a job are not shown, but the memory that they hold is
+    # a container does not show the processes of the job, but it shows their GPU memory
     busy = any(
         (known(gpu.memory_used_mib) or 0) > 1024 or any("C" in process.kind for process in known(gpu.processes) or ())
         for gpu in case.node.gpus
@@ -134,7 +135,7 @@ def _gib(mib: float) -> str:
 
 
 def not_told(limit: object) -> Missing | None:
-    """Why a limit is not known, if reading it failed: it may be lower than all that is known, so nothing passes."""
+    """The reason if reading a limit failed: it may be lower than all known ones, so nothing may pass."""
     return limit if isinstance(limit, Missing) and limit.kind in ("failed", "denied") else None
 
 
@@ -143,5 +144,5 @@ def gpus_in_words(count: int) -> str:
 
 
 def size(mib: float) -> str:
-    """A size as findings show it: MiB, GiB with three figures, or whole GiB from 100 on."""
+    """Format a size as in findings: MiB, GiB with three digits, or whole GiB from 100 on."""
     return f"{mib:.0f} MiB" if mib < 1024 else f"{mib / 1024:,.0f} GiB" if mib >= 102400 else f"{mib / 1024:.3g} GiB"

@@ -36,7 +36,7 @@ _WARN_MOST_MIB = Limit(8192, "MiB", _SHM, name="warn_most_mib")
     ),
 )
 def shared_memory(case: Case) -> Iterator[Finding]:
-    """Fail if NCCL could not start, warn if data loaders would run out."""
+    """Fail if NCCL could not start, warn if data loaders would run out of it."""
     host, count = case.node.host, len(case.compute_gpus)
     if isinstance(host.shm_mib, Missing):
         yield unread(NODE, "/dev/shm", host.shm_mib)
@@ -66,12 +66,12 @@ def shared_memory(case: Case) -> Iterator[Finding]:
 
 
 def _full(case: Case, shm_mib: int, evidence: Evidence) -> Finding | None:
-    """The finding if what is free does not hold what NCCL maps, although the whole would."""
+    """A finding if /dev/shm would be large enough for NCCL, but too little of it is free."""
     count, free = len(case.compute_gpus), known(case.node.host.shm_free_mib)
     own_mib = case.limit(_FAIL_PER_GPU_MIB) * max(count, 1)
     if free is None or not free < own_mib <= shm_mib:
         return None
-    # one GPU needs no NCCL, only its data loaders use it
+    # one GPU needs no NCCL; only its data loaders use /dev/shm
     return (fail if count > 1 else warn)(
         NODE,
         Found(f"/dev/shm is {size(shm_mib)}, and full: {free} MiB free", free, "MiB"),

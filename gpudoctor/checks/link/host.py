@@ -1,4 +1,4 @@
-"""link.host: pinned copies between host memory and each GPU, against what the PCIe link can carry."""
+"""link.host: are pinned copies between host memory and each GPU as fast as the PCIe link allows?"""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 from gpudoctor.checks.core.case import Case, Limit
 from gpudoctor.checks.core.explains import Explains
 from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, skip, unknown, warn
-from gpudoctor.checks.core.peer_ranks import against_others, by_model, silent, strangers
+from gpudoctor.checks.core.peer_ranks import against_others, by_model, other_processes, ranks_without_figures
 from gpudoctor.checks.core.probe_outcome import judged_outcome, rank_gpu, rank_subject
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.under_load import highest_of, load_of
@@ -20,7 +20,7 @@ from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.pcie_generations import link_gb_s
 
 HOST = "link.host"
-_UNPROVEN_GENERATION = 6  # nobody has published what a copy reaches there: at most a warn
+_UNPROVEN_GENERATION = 6  # no published figures for copies on Gen6: never more than a warn
 
 
 class _Bar(msgspec.Struct, frozen=True):
@@ -67,7 +67,7 @@ def host(case: Case) -> Iterator[Finding]:
         return
     for link in links:
         yield _judged(case, link, links)
-    yield from silent(case, "link", (link.rank for link in links), "copies between host and GPU")
+    yield from ranks_without_figures(case, "link", (link.rank for link in links), "copies between host and GPU")
 
 
 def _judged(case: Case, link: HostLink, links: Sequence[HostLink]) -> Finding:
@@ -95,7 +95,7 @@ def _judged(case: Case, link: HostLink, links: Sequence[HostLink]) -> Finding:
     lower = _lower_generation(case, gpu, in_use, links)
     found = Found(text, round(_slower(link), 2), "GB/s")
     bad = [(bar, kind) for bar in bars if (kind := _verdict(case, bar, gpu)) != "ok"]
-    if (bad or lower) and (others := strangers(case, link.rank)):
+    if (bad or lower) and (others := other_processes(case, link.rank)):
         return unknown(subject, f"{text}: slow, but {others}: too disturbed to judge", *evidence)
     if bad:
         bar, kind = min(bad, key=lambda one: (one[1] != "fail", one[0].share))
@@ -109,7 +109,7 @@ def _judged(case: Case, link: HostLink, links: Sequence[HostLink]) -> Finding:
             advice=_steps(gpu),
         )
     if lower is not None:
-        # if the bridges are not the real ones, neither is what the slot is said to do
+        # if the visible bridges are not the real ones, the slot's reported capability is not either
         judge = fail if lower.startswith("the others") and hidden_bridges(case, gpu) is None else warn
         named = describe(*in_use) if in_use else "PCIe"
         return judge(subject, Found(f"{named} under load ({text})"), lower, *evidence, advice=_steps(gpu))
@@ -124,9 +124,9 @@ def _slower(link: HostLink) -> float:
 
 
 def _link_in_use(case: Case, gpu: Gpu, link: HostLink) -> tuple[int, int] | None:
-    """Generation and lanes while it copied; None if nothing says so, or what does is disproved by the figures.
+    """Generation and lanes while it copied; None if no source reports them, or the measured rate exceeds their maximum.
 
-    Sampling once in a while may have met the link only at rest, where it is slowed down.
+    Samples may have caught the link only while idle, when it is slowed down.
     """
     if on_c2c(gpu):
         return None
@@ -147,7 +147,7 @@ def _bars(
     case: Case, link: HostLink, links: Sequence[HostLink], gpu: Gpu, in_use: tuple[int, int] | None
 ) -> list[_Bar]:
     bars = []
-    # from another socket the way between the sockets is measured too
+    # from another socket, the copy also measures the link between the sockets
     may_fail = link.near_cpus is not False
     carries = link_gb_s(*in_use) if in_use else None
     if in_use and carries:
@@ -176,7 +176,7 @@ def _verdict(case: Case, bar: _Bar, gpu: Gpu) -> str:
 
 
 def _fails_below(case: Case, gpu: Gpu) -> Limit:
-    """The share of the link's rate below which it fails: a guest's host memory lies behind more than the link."""
+    """The limit for a fail: in a virtual machine there is more than the link between guest memory and GPU."""
     guest = known(case.node.host.virtualization) == "vm" or known(gpu.settings.virtualization) == "passthrough"
     return _VM_FAIL_SHARE if guest else _FAIL_SHARE
 
@@ -190,7 +190,7 @@ def _expected(case: Case, bar: _Bar, gpu: Gpu, kind: str) -> Expected:
 
 
 def _lower_generation(case: Case, gpu: Gpu, in_use: tuple[int, int] | None, links: Sequence[HostLink]) -> str | None:
-    """What the link should have come up to under load, where it did not; begins with "the others" where they did."""
+    """The link speed that was not reached under load, as text; starts with "the others" if those did reach it."""
     reachable = generation_reachable(gpu)
     if in_use is None or reachable is None or in_use[0] >= reachable:
         return None
@@ -223,7 +223,7 @@ def _evidence(case: Case, link: HostLink, gpu: Gpu | None) -> tuple[Evidence, ..
 
 
 def _sharing(case: Case, gpu: Gpu) -> str:
-    """With whom it shares a bridge, and so the way to the host: all at once they have to be slower."""
+    """Text naming GPUs that share a bridge, and so the path to the host: all at once must be slower."""
     bridges = {hop.bus_id for hop in (known(gpu.pcie.path) or ())[1:]}
     others = [
         other

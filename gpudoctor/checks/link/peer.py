@@ -1,4 +1,4 @@
-"""link.peer: copies between every two GPUs, whether they arrive right, and how fast."""
+"""link.peer: do copies between every two GPUs arrive intact, and how fast are they?"""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from gpudoctor.checks.core.finding import (
     warn,
 )
 from gpudoctor.checks.core.peer_pairs import Joined, joined_pairs
-from gpudoctor.checks.core.peer_ranks import strangers
-from gpudoctor.checks.core.probe_outcome import absent, not_judged, problems_of, ranks_in_words
+from gpudoctor.checks.core.peer_ranks import other_processes
+from gpudoctor.checks.core.probe_outcome import absent, not_judged, problems_of, rank_gpu, ranks_in_words
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE, Subject, of_gpu, of_pair
 from gpudoctor.checks.core.under_load import median
@@ -31,7 +31,6 @@ from gpudoctor.checks.link.host import HOST
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import known
 
-PEER = "link.peer"
 _WHAT = "copies between GPUs"
 _LEAST_TO_COMPARE = 3
 _STEPS = (
@@ -41,7 +40,7 @@ _STEPS = (
 
 
 class _Slow(msgspec.Struct, frozen=True):
-    """A pair below a limit: which one, and what the limit is a share of."""
+    """A pair below a limit, and what the limit is a share of."""
 
     pair: Joined
     kind: Status
@@ -65,7 +64,7 @@ _CLASS_FAIL_SHARE = Limit(
 
 
 @check(
-    PEER,
+    "link.peer",
     title="Every GPU reaches every other fast, and every byte arrives right",
     level="full",
     needs_gpu=False,
@@ -73,7 +72,7 @@ _CLASS_FAIL_SHARE = Limit(
     explains=("collective.pairs", "collective.bandwidth"),
 )
 def peer(case: Case) -> Iterator[Finding]:
-    """Fail wrong data and closed NVLink paths; judge the rate by the NVLinks' line rate and by alike pairs."""
+    """Fail wrong data and closed NVLink paths; judge rates by the NVLinks' line rate and by pairs of the same kind."""
     yield from not_judged(case, "link", _WHAT, HOST)
     links, broken = case.measurements.peer_links, problems_of(case, "link")
     why_not = case.measurements.not_run.get("peer")
@@ -169,7 +168,7 @@ def _slow(case: Case, pair: Joined, members: Sequence[Joined]) -> _Slow | None:
         yardsticks.append((bounds, pair.line_gb_s, f"their {pair.nvlinks} NVLinks carry", pair.certain))
     usual = median(other.gb_s for other in members if other is not pair)
     if usual and len(members) >= _LEAST_TO_COMPARE:
-        # through the CPUs' own fabric alike pairs may differ by how the board is made
+        # through the CPUs' own fabric, pairs of one kind may differ because of the board's layout
         bounds = (_CLASS_WARN_SHARE, _CLASS_FAIL_SHARE)
         yardsticks.append((bounds, usual, f"the other pairs over {pair.kind} reach", pair.direct))
     worst: _Slow | None = None
@@ -183,7 +182,7 @@ def _slow(case: Case, pair: Joined, members: Sequence[Joined]) -> _Slow | None:
 
 
 def _told(case: Case, slow: Sequence[_Slow], members: Sequence[Joined]) -> Iterator[Finding]:
-    """One finding for each slow pair; if one GPU is in all of them, and slow to every other, one for that GPU."""
+    """One finding for each slow pair; or one for a GPU that is slow to every other, if all slow pairs contain it."""
     common = set.intersection(*(set(found.pair.gpus) for found in slow))
     for index in common if len(slow) > 1 else ():
         whole = sum(index in pair.gpus for pair in members) == len(slow)
@@ -203,8 +202,8 @@ def _finding(
     case: Case, subject: Subject, slow: _Slow, text: str, evidence: Sequence[Evidence], gpus: Sequence[Gpu]
 ) -> Finding:
     launch = case.measurements.launch
-    ranks = [info.rank for info in launch.ranks if info.uuid in {known(gpu.uuid) for gpu in gpus}] if launch else []
-    others = next((words for rank in ranks if (words := strangers(case, rank))), None)
+    ranks = [info.rank for info in launch.ranks if rank_gpu(case, info.rank) in gpus] if launch else []
+    others = next((words for rank in ranks if (words := other_processes(case, rank))), None)
     if others:
         return unknown(subject, f"{text}: slow, but {others}: too disturbed to judge", *evidence)
     share = case.limit(slow.limit)

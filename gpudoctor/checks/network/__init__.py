@@ -1,1 +1,1 @@
-"""network.*: the adapters that carry training between nodes."""
+"""network.*: the adapters that carry training traffic between nodes."""

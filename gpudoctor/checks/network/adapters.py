@@ -1,4 +1,4 @@
-"""network.adapters: are the network adapters themselves sound: power, firmware, links that drop, errors they count?"""
+"""network.adapters: do the network adapters have enough power, working firmware, stable links and few errors?"""
 
 from __future__ import annotations
 
@@ -11,12 +11,9 @@ from gpudoctor.checks.core.driver_messages import DAY_S, is_recent
 from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, ok, skip, unread, warn
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE, Subject, of_nic
+from gpudoctor.checks.core.under_load import median
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import HostEvent, HostEventKind, RdmaPort
-from gpudoctor.lazy_import import lazy_imports
-
-with lazy_imports():
-    import statistics
 
 _HOUR_S = 3600.0
 _FLAPS = Limit(5, "times a day", "AzureHPC node health checks: 5 link losses in 24 hours", name="flaps", status="warn")
@@ -28,7 +25,7 @@ _ERRORS_PER_HOUR = Limit(
 
 
 class _Rule(msgspec.Struct, frozen=True):
-    """What events of a kind mean. `lasting`: it counts since boot, and not only if it came within the last day."""
+    """What events of a kind mean. `lasting`: they count since boot, others only within the last day."""
 
     words: str
     likely: str
@@ -89,7 +86,7 @@ _ERROR_ADVICE = (
     limits=(_FLAPS, _BURST, _ERRORS, _ERRORS_PER_HOUR),
 )
 def adapters(case: Case) -> Iterator[Finding]:
-    """Warn by the kernel's words on adapters and by the counters of their ports, held against the time they took."""
+    """Warn by the kernel's messages on adapters, and by their ports' counters relative to the time they cover."""
     ports, events = case.node.network.rdma_ports, case.node.kernel_log.host_events
     told = [*_logged(case), *_link_losses(case), *_counted(case)]
     yield from told
@@ -122,7 +119,7 @@ def adapters(case: Case) -> Iterator[Finding]:
 
 
 def _subject(case: Case, event: HostEvent) -> Subject:
-    """The adapter, by its RDMA name if the event tells its bus id or interface and a port is known there."""
+    """The adapter by its RDMA name if a known port has the event's bus id or interface, else by the event's device."""
     for port in known(case.node.network.rdma_ports) or ():
         if event.device is not None and event.device in (known(port.bus_id), known(port.interface)):
             return Subject(kind="nic", name=port.device, bus_id=known(port.bus_id))
@@ -155,17 +152,17 @@ def _on(step: Advice, bus_id: str | None) -> Advice:
 
 
 def _link_losses(case: Case) -> Iterator[Finding]:
-    """Links that dropped again and again, by the kernel's lines and by the ports' own counts; one finding a link."""
+    """Links that dropped repeatedly according to the kernel log or to the port's counter; one finding per link."""
     named = set()
     ups = {e.device: e.count for e in known(case.node.kernel_log.host_events) or () if e.kind == "nic-link-up"}
     for event in known(case.node.kernel_log.host_events) or ():
         if event.kind != "nic-link-down" or not is_recent(case, event):
             continue
         lost = None if event.first_s is None or event.last_s is None else event.last_s - event.first_s
-        # a text that somebody cut out of a log tells no times, and shows what troubled him
+        # an excerpt of a log may have no times, but it shows what caused trouble
         burst = event.count >= case.limit(_BURST) and (lost is None or lost <= 3 * _HOUR_S)
         often = event.count / max((lost or 0) / DAY_S, 1.0) >= case.limit(_FLAPS)
-        # without facts of the ports nobody else says that a link is down
+        # without facts about ports, only the log can show that a link is still down
         away = isinstance(case.node.network.rdma_ports, Missing) and event.count > ups.get(event.device, 0)
         if not (burst or often or away):
             continue
@@ -181,18 +178,18 @@ def _link_losses(case: Case) -> Iterator[Finding]:
             likely="a cable, transceiver or switch port at its end: every loss ends the collectives that run over it",
             advice=[_on(step, event.device) for step in _FLAP_ADVICE],
         )
-    up_s = known(case.node.host.uptime_s)
+    up_s, most = known(case.node.host.uptime_s), case.limit(_FLAPS)
     for port in known(case.node.network.rdma_ports) or ():
         lost_times = known(port.link_downed)
         if lost_times is None or port.device in named:
             continue
         per_day = lost_times / max((up_s or 0) / DAY_S, 1.0)
-        if up_s is None or per_day < case.limit(_FLAPS):
+        if up_s is None or per_day < most:
             continue
         yield warn(
             of_nic(port.device),
             Found(f"port {port.port} lost its link {lost_times} times, {per_day:.0f} a day", lost_times, "times"),
-            Expected(f"fewer than {case.limit(_FLAPS):g} a day", "<", case.limit(_FLAPS), "times a day", _FLAPS.source),
+            Expected(f"fewer than {most:g} a day", "<", most, "times a day", case.limit_source(_FLAPS)),
             Evidence(f"/sys/class/infiniband/{port.device}/ports/{port.port}/counters/link_downed", str(lost_times)),
             likely="a cable, transceiver or switch port at its end: every loss ends the collectives that run over it",
             advice=[_on(step, known(port.bus_id)) for step in _FLAP_ADVICE],
@@ -200,7 +197,7 @@ def _link_losses(case: Case) -> Iterator[Finding]:
 
 
 def _counted(case: Case) -> Iterator[Finding]:
-    """Counters that are high for the time they took, since nobody resets them; without that time, beside the peers'."""
+    """Counters that are high for the uptime, as they are rarely reset; without it, those far above the peers'."""
     ports = known(case.node.network.rdma_ports) or ()
     up_s = known(case.node.host.uptime_s)
     for port in ports:
@@ -221,7 +218,7 @@ def _counted(case: Case) -> Iterator[Finding]:
                 "<=",
                 case.limit(_ERRORS_PER_HOUR),
                 "errors an hour",
-                _ERRORS_PER_HOUR.source,
+                case.limit_source(_ERRORS_PER_HOUR),
             ),
             *(
                 Evidence(f"/sys/class/infiniband/{port.device}/ports/{port.port}/counters/{name}", str(count))
@@ -239,4 +236,4 @@ def _is_high(case: Case, port: RdmaPort, leaf: str, count: int, ports: tuple[Rdm
     if up_s is not None:
         return count / max(up_s / _HOUR_S, 1.0) > case.limit(_ERRORS_PER_HOUR)
     peers = [n for p in ports if p is not port and (n := known(getattr(p, leaf))) is not None]
-    return bool(peers) and count > 10 * max(statistics.median(peers), 1)
+    return bool(peers) and count > 10 * max((median(peers) or 0), 1)

@@ -12,9 +12,6 @@ from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import RdmaPort
 from gpudoctor.profiles.peers import majority
 
-ID = "network.infiniband"
-
-
 _SIBLING_PORTS = Limit(
     3, "ports", "gpudoctor's own: where the maximum is not known, so many outvote one", name="sibling_ports"
 )
@@ -27,13 +24,13 @@ _PORTS_PER_GPU = Limit(
 
 
 @check(
-    ID,
+    "network.infiniband",
     title="RDMA ports are up at full rate, and GPUs can reach them",
     needs_gpu=False,
     limits=(_SIBLING_PORTS, _CLUSTER_GPUS, _PORTS_PER_GPU),
 )
 def infiniband(case: Case) -> Iterator[Finding]:
-    """Warn about a port that is down or slower while most of its siblings are not."""
+    """Warn about ports that are down or slower while most of their siblings are not."""
     ports = case.node.network.rdma_ports
     if isinstance(ports, Missing):
         yield unread(NODE, "RDMA ports", ports)
@@ -62,7 +59,7 @@ def infiniband(case: Case) -> Iterator[Finding]:
 
 
 def _none_active(case: Case, ports: tuple[RdmaPort, ...]) -> Finding:
-    """A warning on a node that is built to train with others, or if a cable is in; else adapters may be unused."""
+    """A warning if the node is built for multi-node training or a cable is plugged in; else a skip."""
     text = f"none of the {len(ports)} RDMA ports is in use ({_states(ports)})"
     cabled = [port for port in ports if (known(port.physical_state) or "").lower() == "linkup"]
     gpus, share = len(case.node.gpus), case.limit(_PORTS_PER_GPU)
@@ -71,7 +68,7 @@ def _none_active(case: Case, ports: tuple[RdmaPort, ...]) -> Finding:
     return warn(
         NODE,
         Found(text, 0, "ports"),
-        Expected("active ports on a node with so many", ">", 0, "ports", _PORTS_PER_GPU.source),
+        Expected("active ports on a node with so many", ">", 0, "ports", case.limit_source(_PORTS_PER_GPU)),
         *(_evidence(port) for port in ports),
         likely="the links are up, but no subnet manager has set up the ports"
         if cabled
@@ -105,8 +102,8 @@ def _evidence(port: RdmaPort) -> Evidence:
 def _down(ports: tuple[RdmaPort, ...]) -> Iterator[Finding]:
     """Ports with a cable that no subnet manager has set up; ports that are not active while most of their kind are.
 
-    A kind is link layer, port number and maximum rate: the second ports of dual-port adapters
-    are often left without a cable, all of them.
+    A kind is link layer, port number and maximum rate: the second ports of dual-port adapters are often all left
+    without cables.
     """
     for port in ports:
         if _active(port) or isinstance(port.state, Missing):
@@ -147,7 +144,7 @@ def _slow(active: list[RdmaPort], siblings: float) -> Iterator[Finding]:
             continue
         peers = [p for p in active if p is not port and known(p.link_layer) == known(port.link_layer)]
         if most is not None:
-            # its own class: an adapter that could do as much, and does more
+            # compare with adapters of the same maximum rate that run faster
             rates = [r for p in peers if known(p.max_rate_gbit_s) == most and (r := known(p.rate_gbit_s)) is not None]
             usual = max(rates, default=rate) if rate < most else rate
         else:
@@ -169,7 +166,7 @@ def _slow(active: list[RdmaPort], siblings: float) -> Iterator[Finding]:
 
 
 def _gpudirect(case: Case) -> Iterator[Finding]:
-    """Either way does: nvidia_peermem, or dma-buf in the kernel and driver."""
+    """GPUDirect RDMA needs nvidia_peermem, or dma-buf in kernel and driver."""
     if not case.gpus:
         return
     if all("geforce" in (known(gpu.name) or "").lower() for gpu in case.gpus):
@@ -177,10 +174,10 @@ def _gpudirect(case: Case) -> Iterator[Finding]:
         return
     network = case.node.network
     if all(port.is_efa for port in known(network.rdma_ports) or ()):
-        # its driver maps GPU memory by itself, by efa_nv_peermem or by dma-buf; nvidia_peermem has no part in it
+        # the EFA driver maps GPU memory through efa_nv_peermem or dma-buf, not through nvidia_peermem
         yield skip(NODE, "GPUDirect RDMA: the EFA driver has its own way, which nothing here tells of")
         return
-    # a module that the InfiniBand core does not know maps nothing
+    # a module that is not registered with the InfiniBand core maps nothing
     idle = network.peermem_loaded is True and network.peermem_registered is False
     peermem = False if idle else network.peermem_loaded
     ways = (("nvidia_peermem", peermem), ("dma-buf", network.dmabuf_supported))

@@ -1,1 +1,1 @@
-"""nvlink.*: links between GPUs and the NVSwitch fabric, from facts."""
+"""nvlink.*: NVLinks between GPUs and the NVSwitch fabric, from facts only."""

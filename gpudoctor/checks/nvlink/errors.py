@@ -1,13 +1,13 @@
-"""nvlink.errors: does an NVLink count errors out of line with its peers? Lifetime counts alone are no verdict."""
+"""nvlink.errors: does an NVLink count far more errors than its peers? Lifetime counts alone are no verdict."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
 from gpudoctor.checks.core.case import Case, Limit
+from gpudoctor.checks.core.each_gpu import out_of_line
 from gpudoctor.checks.core.explains import Explains
 from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, ok, unread, warn
-from gpudoctor.checks.core.peer_ranks import out_of_line
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import of_gpu
 from gpudoctor.checks.gpu.xid_codes import LINK_CODES
@@ -41,7 +41,7 @@ _PEERS_RATIO = Limit(
     explains=("collective.bandwidth", "collective.pairs", "link.peer", Explains(("gpu.xid",), found=LINK_CODES)),
 )
 def errors(case: Case) -> Iterator[Finding]:
-    """Warn of a GPU whose lifetime counts stand far above its peers'; a rate needs two samples under load."""
+    """Warn of a GPU whose lifetime counts are far above its peers'; a rate would need two samples under load."""
     totals = {gpu.index: _totals(gpu) for gpu in case.gpus}
     # `nvidia-smi nvlink -e` alone shows counters of links and not their state
     yield from (
@@ -85,7 +85,7 @@ def _counting_links(gpu: Gpu) -> list[NvLink]:
 
 
 def _totals(gpu: Gpu) -> dict[str, int]:
-    """What its links have counted together, of each kind that any of them counts."""
+    """The sum over its links of each kind of error that any of them counts."""
     links = _counting_links(gpu)
     counted = {kind: [known(getattr(link, kind)) for link in links] for kind in _KINDS}
     known_counts = {kind: [count for count in counts if count is not None] for kind, counts in counted.items()}

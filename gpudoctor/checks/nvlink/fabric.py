@@ -1,4 +1,4 @@
-"""nvlink.fabric: has the NVSwitch fabric registered every GPU, and is it healthy?"""
+"""nvlink.fabric: did the NVSwitch fabric register every GPU, and is it healthy?"""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from gpudoctor.checks.nvlink.link_state import links_up
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import Missing, known
 
-# compute trays whose NVLink domain spans several machines
+# compute trays with an NVLink domain that spans several machines
 _MULTI_NODE = re.compile(r"\bGB[23]00\b", re.IGNORECASE)
 
 
@@ -57,7 +57,7 @@ _SETTLING_S = Limit(
     ),
 )
 def fabric(case: Case) -> Iterator[Finding]:
-    """Fail a GPU that the fabric has not registered or serves badly; skip if there is no fabric."""
+    """Fail a GPU that the fabric did not register or serves badly; skip if there is no fabric."""
     findings = list(_all_gpus(case))
     bad = [f for f in findings if f.status in (Status.FAIL, Status.WARN)]
     rest = [f for f in findings if f.status in (Status.SKIP, Status.UNKNOWN)]
@@ -65,7 +65,7 @@ def fabric(case: Case) -> Iterator[Finding]:
     if len(bad) < 2 or len(bad) + len(rest) < len(findings) or len(texts) > 1:
         yield from findings
         return
-    # the same on every GPU that answers: one finding for the node
+    # the same on every GPU that answered: one finding for the node
     text = f"all {len(bad)} GPUs{' that answer' if rest else ''}: {texts.pop()[1]}"
     yield from rest
     yield replace(bad[0], subject=NODE, found=Found(text))
@@ -102,7 +102,7 @@ def _unregistered(case: Case, gpu: Gpu, state: str, expected: Expected, evidence
     if len(case.node.gpus) == 1 and not links_up(gpu):
         return skip(subject, f"fabric {state}: the only GPU here has no NVLink peer")
     uptime = known(case.node.host.uptime_s)
-    settling = state == "in-progress" and uptime is not None and uptime < case.limit(_SETTLING_S)
+    settling = state == "in-progress" and uptime is not None and uptime < case.limit(_SETTLING_S, gpu)
     return (warn if settling else fail)(
         subject,
         f"registration {state}",

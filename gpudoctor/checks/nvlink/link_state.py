@@ -1,4 +1,4 @@
-"""What the NVLink checks share: which links are real, which are up, and which GPUs cannot be judged."""
+"""Helpers of the NVLink checks: links with a known state, links that are up, GPUs that cannot be judged."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from gpudoctor.facts.model.gpu import Gpu, NvLink
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.profiles.profile import GpuModel
 
-UP = ("active", "sleep")  # asleep is a power state, not a fault (nvml.h, NVML_NVLINK_STATE_SLEEP)
+UP = ("active", "sleep")  # sleep is a power state, not a fault (nvml.h, NVML_NVLINK_STATE_SLEEP)
 
 
 def not_judged(case: Case, gpu: Gpu, *, by_state: bool = True) -> Finding | None:
-    """The finding if the links of this GPU cannot be judged, with the reason; None if they can.
+    """A finding with the reason if the links of this GPU cannot be judged; None if they can.
 
-    `by_state`: links of which no state is known cannot be judged.
+    `by_state`: links without a known state cannot be judged.
     """
     subject = of_gpu(gpu)
     if reason := untrusted(gpu):
@@ -42,17 +42,17 @@ def not_judged(case: Case, gpu: Gpu, *, by_state: bool = True) -> Finding | None
 
 
 def real_links(gpu: Gpu) -> list[NvLink]:
-    """The links whose state is known."""
+    """The links with a known state."""
     return [link for link in known(gpu.nvlinks) or () if not isinstance(link.state, Missing)]
 
 
 def links_up(gpu: Gpu) -> int:
-    """How many links carry data or could at once."""
+    """The number of links that carry data or can do so at once."""
     return sum(known(link.state) in UP for link in real_links(gpu))
 
 
 def model_of(case: Case, gpu: Gpu) -> GpuModel | None:
-    """The profile's GPU model if it is this GPU's; a mixed node has others beside it."""
+    """The profile's GPU model if this GPU is one; on a mixed node others may not be."""
     model, name = case.profile.gpu, known(gpu.name)
     if model is None or name is None:
         return None

@@ -49,7 +49,7 @@ _SPEED_SHARE = Limit(
     ),
 )
 def links(case: Case) -> Iterator[Finding]:
-    """Count each GPU's links that are up against the model's number, else against the peers'."""
+    """Compare the number of each GPU's links that are up with the model's number, else with the peers'."""
     usual = majority(speed for gpu in case.gpus for link in real_links(gpu) if (speed := _speed(link)) is not None)
     by_gpu = [
         (gpu, _none_shown(case, gpu) or not_judged(case, gpu) or _links_of(case, gpu, usual)) for gpu in case.gpus
@@ -70,7 +70,7 @@ def links(case: Case) -> Iterator[Finding]:
 
 
 def _none_shown(case: Case, gpu: Gpu) -> Finding | None:
-    """A GPU made for NVSwitches whose driver knows of no link, beside one of its kind whose links are up."""
+    """A failure if the driver shows no links for a GPU made for NVSwitches, while links of a peer are up; else None."""
     model, none = model_of(case, gpu), gpu.nvlinks
     absent = not none if not isinstance(none, Missing) else none.kind == "unsupported"
     if not absent or untrusted(gpu) or known(gpu.settings.mig_enabled) or model is None or _uncertain(model):
@@ -93,7 +93,7 @@ def _links_of(case: Case, gpu: Gpu, usual: float | None) -> Finding:
     elif spec.kind == "bridge":
         finding = _bridged(case, gpu, spec)
     elif spec.kind == "mesh" and case.profile.node is None:
-        # a part of a mesh (a cloud instance with four of eight) has open ends by design
+        # part of a mesh (a cloud instance with four of eight GPUs) has unconnected links by design
         finding = _by_peers(case, gpu)
     else:
         finding = _all_of(case, gpu, spec)
@@ -187,7 +187,7 @@ def _without_bridge(case: Case, gpu: Gpu, spec: NvlinkSpec) -> Finding:
 
 
 def _partners(case: Case, gpu: Gpu) -> list[Gpu]:
-    """The GPUs whose links lead here: by their own word, by the matrix, or because there is no other."""
+    """The GPUs connected to this one: by the links' remote ends, by the matrix, or because there is only one other."""
     others = [peer for peer in case.gpus if peer is not gpu and known(peer.name) == known(gpu.name)]
     ends = {known(link.remote_bus_id) for link in known(gpu.nvlinks) or ()}
     named = [
@@ -245,7 +245,7 @@ def _speed_of(case: Case, gpu: Gpu, spec: NvlinkSpec | None, usual: float | None
     slow = {link: speed for link, speed in speeds.items() if speed < share * reference}
     if not slow:
         return None
-    # a whole node below nominal is more likely a wrong number than so many slow links
+    # if a whole node is below nominal, the nominal number is more likely wrong than every link slow
     slowest = min(slow.values())
     return (fail if usual is not None and slowest < share * usual else warn)(
         of_gpu(gpu),

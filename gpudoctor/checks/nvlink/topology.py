@@ -1,15 +1,14 @@
-"""nvlink.topology: is the GPU-to-GPU matrix as symmetric as the wiring of these GPUs, and peer-to-peer allowed?"""
+"""nvlink.topology: is the GPU-to-GPU matrix as symmetric as its wiring should be, and is peer-to-peer allowed?"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 
 from gpudoctor.checks.core.case import Case
 from gpudoctor.checks.core.each_gpu import first_failed, in_virtual_machine, trusted
 from gpudoctor.checks.core.finding import (
     Advice,
-    Evidence,
     Expected,
     Finding,
     Found,
@@ -23,11 +22,21 @@ from gpudoctor.checks.core.finding import (
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE, Subject, of_gpu, of_pair
 from gpudoctor.checks.nvlink.link_state import model_of
+from gpudoctor.checks.nvlink.matrix import (
+    bond,
+    census,
+    connections,
+    fewest_subjects,
+    is_blank,
+    matrix_evidence,
+    p2p_status,
+    pair_names,
+)
 from gpudoctor.facts.model.gpu import Gpu, GpuPair
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.profiles.peers import majority
 
-# nvidia-smi topo -p2p: all of these are wrong between GPUs that NVLink joins; over PCIe all but DR are by design
+# nvidia-smi topo -p2p: all are wrong between GPUs connected by NVLink; over PCIe all but DR are by design
 _BROKEN_P2P = {
     "DR": "disabled by a registry key",
     "NS": "not supported",
@@ -37,8 +46,8 @@ _BROKEN_P2P = {
 }
 
 
-# all the links of a pair of one model: 2 of Turing's cards, 4 of GeForce RTX 3090 and RTX A6000, 12 of the data-centre
-# cards with bridges; 6, 12 and 18 through switches. Source: the profiles of the models
+# numbers of links that a pair of one model can have: 2 of Turing's cards, 4 of GeForce RTX 3090 and RTX A6000, 12 of
+# the data-centre cards with bridges; 6, 12 and 18 through switches. Source: the profiles of the models
 _WHOLE_BONDS = (2, 4, 6, 8, 12, 18)
 
 
@@ -49,7 +58,7 @@ _WHOLE_BONDS = (2, 4, 6, 8, 12, 18)
     explains=("collective.bandwidth", "collective.correct", "collective.pairs", "link.peer"),
 )
 def topology(case: Case) -> Iterator[Finding]:
-    """Judge the matrix by its kind; name the odd GPU, or the odd pair."""
+    """Judge the matrix by its kind of wiring; report the GPU or pair that deviates."""
     yield from trusted(case.gpus)[1]
     gpus, _ = trusted(case.compute_gpus)
     if len(gpus) < 2:
@@ -62,14 +71,14 @@ def topology(case: Case) -> Iterator[Finding]:
         yield unread(NODE, "GPU-to-GPU matrix", case.node.pairs)
         return
     inside = {gpu.index for gpu in gpus}
-    pairs = [p for p in case.pairs if {p.a, p.b} <= inside and not _blank(p)]
+    pairs = [p for p in case.pairs if {p.a, p.b} <= inside and not is_blank(p)]
     expected_pairs = len(gpus) * (len(gpus) - 1) // 2
     if len(pairs) < expected_pairs and not _alike_over_pcie(pairs, inside):
         yield skip(NODE, f"only {len(pairs)} of {expected_pairs} pairs are known")
         return
     bad = _wiring(case, pairs, gpus)
     named = {finding.subject for finding in bad}
-    # links that are down take peer-to-peer with them: one statement for one subject
+    # links that are down disable peer-to-peer too: report one of the two per subject
     bad += [finding for finding in _peer_to_peer(pairs, gpus) if finding.subject not in named]
     yield from bad
     read = (word for pair in pairs for word in (pair.p2p_read, pair.p2p_write))
@@ -79,26 +88,26 @@ def topology(case: Case) -> Iterator[Finding]:
         yield unread(NODE, "peer-to-peer status", failed)
     elif not bad:
         some = f" of {expected_pairs}" if len(pairs) < expected_pairs else ""
-        yield ok(NODE, Found(f"{len(pairs)}{some} pairs, {_census(pairs)}", len(pairs), "pairs"))
+        yield ok(NODE, Found(f"{len(pairs)}{some} pairs, {census(pairs)}", len(pairs), "pairs"))
 
 
 def _odd_number(pairs: list[GpuPair], gpus: list[Gpu]) -> Finding | None:
-    """The finding for a bond of as many links as no model has in all, if the model is not known; else None.
+    """`unknown` for a pair with a number of links that no model has, if the model is not known; else None.
 
-    Pairs that may be held against each other are judged by `_wiring`; a single one has no peers.
+    If there are several such pairs, `_wiring` compares them; a single one has no peers.
     """
-    bonded = [pair for pair in pairs if _bond(pair)]
+    bonded = [pair for pair in pairs if bond(pair)]
     bonds = Counter(i for p in bonded for i in (p.a, p.b))
     if not bonded or max(bonds.values()) > 1 or any(known(gpu.name) for gpu in gpus):
         return None
-    odd = next((pair for pair in bonded if _bond(pair) not in _WHOLE_BONDS), None)
+    odd = next((pair for pair in bonded if bond(pair) not in _WHOLE_BONDS), None)
     if odd is None:
         return None
     return unknown(
         of_pair(odd.a, odd.b),
-        f"NV{_bond(odd)} between GPU {odd.a} and GPU {odd.b}: the model is not known, and so is not how many links "
+        f"NV{bond(odd)} between GPU {odd.a} and GPU {odd.b}: the model is not known, and so is not how many links "
         "its bridge has; most have 2, 4 or 12, so that some may be down",
-        *_matrix_evidence([odd]),
+        *matrix_evidence([odd]),
         advice=[
             Advice("See the model, and each link's state.", "nvidia-smi -L; nvidia-smi nvlink --status"),
             "A link is inactive: power off and seat the bridge flat on both cards.",
@@ -107,67 +116,47 @@ def _odd_number(pairs: list[GpuPair], gpus: list[Gpu]) -> Finding | None:
 
 
 def _odd_rows(pairs: list[GpuPair], gpus: list[Gpu]) -> Finding | None:
-    """The finding for a mesh in which some GPUs have fewer bonds than others, if the model is not known; else None.
+    """`unknown` for a mesh in which some GPUs have fewer NVLinks than others, if the model is not known; else None.
 
-    Bridges join two GPUs and leave others alone; in a mesh or behind switches every GPU has the same bonds.
+    Bridges connect two GPUs and no others; in a mesh or behind switches every GPU has the same connections.
     """
-    rows = {gpu.index: sorted(_bond(p) for p in pairs if gpu.index in (p.a, p.b)) for gpu in gpus}
+    rows = {gpu.index: sorted(bond(p) for p in pairs if gpu.index in (p.a, p.b)) for gpu in gpus}
     most = max(rows.values(), key=lambda row: (sum(map(bool, row)), sum(row)))
     if sum(map(bool, most)) < 2 or any(known(gpu.name) for gpu in gpus):
         return None
     fewer = [index for index, row in rows.items() if row != most]
     if not fewer:
         return None
-    odd = [pair for pair in pairs if pair.a in fewer and pair.b in fewer and _bond(pair) < max(most)]
-    odd = odd or [pair for pair in pairs if {pair.a, pair.b} & {*fewer} and _bond(pair) < max(most)]
+    odd = [pair for pair in pairs if pair.a in fewer and pair.b in fewer and bond(pair) < max(most)]
+    odd = odd or [pair for pair in pairs if {pair.a, pair.b} & {*fewer} and bond(pair) < max(most)]
     return unknown(
         of_pair(odd[0].a, odd[0].b) if len(odd) == 1 else NODE,
-        f"{_names(odd)}: {_kinds(odd)}, while other GPUs have NV{max(most)} with {sum(map(bool, most))} GPUs: NVLinks "
-        "that are down, or how this machine is wired; the model is not known",
-        *_matrix_evidence(odd),
+        f"{pair_names(odd)}: {connections(odd)}, while other GPUs have NV{max(most)} with {sum(map(bool, most))} GPUs: "
+        "NVLinks that are down, or how this machine is wired; the model is not known",
+        *matrix_evidence(odd),
         advice=[Advice("See the model, and each link's state.", "nvidia-smi -L; nvidia-smi nvlink --status")],
     )
 
 
 def _alike_over_pcie(pairs: list[GpuPair], gpus: set[int]) -> bool:
-    """Whether a part of a matrix shows every GPU, and only the one path over PCIe: there is nothing odd in it."""
+    """Whether a partial matrix covers every GPU and shows only one kind of PCIe path: nothing in it deviates."""
     shown = {gpu for pair in pairs for gpu in (pair.a, pair.b)}
-    return shown == gpus and len({(_bond(pair), known(pair.path)) for pair in pairs}) == 1 and not _bond(pairs[0])
-
-
-def _blank(pair: GpuPair) -> bool:
-    return isinstance(pair.nvlinks, Missing) and isinstance(pair.path, Missing)
-
-
-def _bond(pair: GpuPair) -> int:
-    return known(pair.nvlinks) or 0
-
-
-def _wire(pair: GpuPair) -> str:
-    """How text names what joins a pair: "NV18", "SYS"."""
-    return f"NV{_bond(pair)}" if _bond(pair) else known(pair.path) or "PCIe"
-
-
-def _census(pairs: list[GpuPair]) -> str:
-    kinds = Counter(map(_wire, pairs))
-    if len(kinds) == 1:
-        return f"all {next(iter(kinds))}: symmetric"
-    return ", ".join(f"{count} x {kind}" for kind, count in kinds.most_common()) + ": as symmetric as this wiring is"
+    return shown == gpus and len({(bond(pair), known(pair.path)) for pair in pairs}) == 1 and not bond(pairs[0])
 
 
 def _kind(case: Case, pairs: list[GpuPair], gpus: list[Gpu]) -> str:
-    """How these GPUs are wired: switch, mesh, open mesh (part of one), pairs or pcie."""
+    """The kind of wiring: switch, mesh, open mesh (part of one), pairs or pcie."""
     node = case.profile.node
     if node is not None and node.nvlink_topology != "none":
         return "mesh" if node.nvlink_topology == "cube-mesh" else node.nvlink_topology
     model = model_of(case, gpus[0])
     if model is not None and model.nvlink is not None and model.nvlink.kind == "switch":
         return "switch"
-    if not any(_bond(pair) for pair in pairs):
+    if not any(bond(pair) for pair in pairs):
         return "pcie"
     if model is not None and model.nvlink is not None:
         return "pairs" if model.nvlink.kind == "bridge" else "open mesh"
-    return "switch" if all(_bond(pair) for pair in pairs) else "open mesh"
+    return "switch" if all(bond(pair) for pair in pairs) else "open mesh"
 
 
 def _wiring(case: Case, pairs: list[GpuPair], gpus: list[Gpu]) -> list[Finding]:
@@ -179,44 +168,44 @@ def _wiring(case: Case, pairs: list[GpuPair], gpus: list[Gpu]) -> list[Finding]:
         return _odd_mesh(pairs, by_index)
     if kind == "pairs":
         return _odd_bridges(case, pairs, by_index)
-    # PCIe alone, or part of a mesh: how the board groups its slots is the platform's choice
+    # PCIe alone, or part of a mesh: the grouping of the slots is the platform's choice
     return []
 
 
 def _odd_bonds(case: Case, pairs: list[GpuPair], gpus: dict[int, Gpu]) -> list[Finding]:
-    bonds = [_bond(pair) for pair in pairs]
+    bonds = [bond(pair) for pair in pairs]
     if not any(bonds):
         return [_no_bond(case, pairs, list(gpus.values()))]
     full, source = max(bonds), "peers"
     model = model_of(case, next(iter(gpus.values())))
     switched = any(known(link.remote_kind) == "switch" for gpu in gpus.values() for link in known(gpu.nvlinks) or ())
     if switched and model is not None and model.nvlink is not None and "nvlink" not in model.uncertain:
-        # through switches every pair shares all the links of a GPU
+        # through switches, every pair shares all links of a GPU
         full, source = max(full, model.nvlink.links), "profile"
-    odd = [pair for pair in pairs if _bond(pair) < full]
+    odd = [pair for pair in pairs if bond(pair) < full]
     return [
         fail(
             subject,
-            Found(f"{_names(members)} over {_kinds(members)}", min(_bond(p) for p in members), "links"),
+            Found(f"{pair_names(members)} over {connections(members)}", min(bond(p) for p in members), "links"),
             Expected(f"NV{full}: all the links, between every two GPUs", "==", full, "links", source),
-            *_matrix_evidence(members),
+            *matrix_evidence(members),
             likely="NVLinks of this GPU are down" if subject.kind == "gpu" else "NVLinks between these two are down",
             advice=_ADVICE,
         )
-        for subject, members in _culprits(odd, gpus)
+        for subject, members in fewest_subjects(odd, gpus)
     ]
 
 
 def _no_bond(case: Case, pairs: list[GpuPair], gpus: list[Gpu]) -> Finding:
-    """No pair of a model that is made for NVSwitches has NVLink: a fault on bare metal, a choice in a VM."""
+    """No pair of a model made for NVSwitches has NVLink: a fault on bare metal, a choice in a VM."""
     virtual = in_virtual_machine(case.node, gpus)
     model = model_of(case, gpus[0])
     certain = not virtual and (model is None or "nvlink" not in model.uncertain)
     return (fail if certain else warn)(
         NODE,
-        Found(f"no NVLink between any two GPUs ({_kinds(pairs)})", 0, "links"),
+        Found(f"no NVLink between any two GPUs ({connections(pairs)})", 0, "links"),
         Expected("NVLink between every two", source="profile"),
-        *_matrix_evidence(pairs),
+        *matrix_evidence(pairs),
         likely="NVLink is off or every link is down: the driver's options, the fabric manager or the baseboard"
         if not virtual
         else "the virtual machine was given these GPUs without their NVSwitches",
@@ -225,7 +214,7 @@ def _no_bond(case: Case, pairs: list[GpuPair], gpus: list[Gpu]) -> Finding:
 
 
 def _odd_mesh(pairs: list[GpuPair], gpus: dict[int, Gpu]) -> list[Finding]:
-    rows = {i: tuple(sorted(_bond(p) for p in pairs if i in (p.a, p.b))) for i in gpus}
+    rows = {i: tuple(sorted(bond(p) for p in pairs if i in (p.a, p.b))) for i in gpus}
     usual = majority(rows.values())
     if usual is None:
         return []
@@ -241,7 +230,7 @@ def _odd_mesh(pairs: list[GpuPair], gpus: dict[int, Gpu]) -> list[Finding]:
                 f"GPU {i} has " + (" ".join(f"NV{n}" for n in reversed(rows[i]) if n) or "no NVLink") for i in odd
             ),
             Expected(f"{wanted} from every GPU, as the others have", source="peers"),
-            *_matrix_evidence([p for p in pairs if p.a in odd or p.b in odd]),
+            *matrix_evidence([p for p in pairs if p.a in odd or p.b in odd]),
             likely="NVLinks between these GPUs are down",
             advice=_ADVICE,
         )
@@ -249,24 +238,24 @@ def _odd_mesh(pairs: list[GpuPair], gpus: dict[int, Gpu]) -> list[Finding]:
 
 
 def _odd_bridges(case: Case, pairs: list[GpuPair], gpus: dict[int, Gpu]) -> list[Finding]:
-    bonded = [pair for pair in pairs if _bond(pair)]
+    bonded = [pair for pair in pairs if bond(pair)]
     model = model_of(case, next(iter(gpus.values())))
-    full = max([_bond(pair) for pair in bonded], default=0)
+    full = max([bond(pair) for pair in bonded], default=0)
     if model is not None and model.nvlink is not None and "nvlink.links" not in model.uncertain:
-        # a card of a four-way bridge splits its links over three partners
+        # a card on a four-way bridge splits its links between three partners
         partners = max((sum(i in (p.a, p.b) for p in bonded) for i in gpus), default=1)
         full = max(full, model.nvlink.links // max(partners, 1))
     findings = []
     for pair in bonded:
-        if _bond(pair) < full:
-            # a bridge joins four links: a multiple of that is a missing bridge, anything else links that are down
-            broken = _bond(pair) % min(4, full) != 0
+        if bond(pair) < full:
+            # a bridge connects four links: a multiple of four is a missing bridge, other numbers are links down
+            broken = bond(pair) % min(4, full) != 0
             findings.append(
                 (fail if broken else warn)(
                     of_pair(pair.a, pair.b),
-                    Found(f"NV{_bond(pair)}", _bond(pair), "links"),
+                    Found(f"NV{bond(pair)}", bond(pair), "links"),
                     Expected(f"NV{full}: all that a bridged pair of this model has", ">=", full, "links", "profile"),
-                    *_matrix_evidence([pair]),
+                    *matrix_evidence([pair]),
                     likely="links of the bridge are down"
                     if broken
                     else "not every bridge slot of this pair carries a bridge",
@@ -279,17 +268,18 @@ def _odd_bridges(case: Case, pairs: list[GpuPair], gpus: dict[int, Gpu]) -> list
 def _peer_to_peer(pairs: list[GpuPair], gpus: list[Gpu]) -> list[Finding]:
     by_index = {gpu.index: gpu for gpu in gpus}
     findings = []
-    # a dead NVLink leaves its pair with a PCIe path: its GPUs still have bonds with others
-    bonded = {i for p in pairs if _bond(p) for i in (p.a, p.b)}
-    broken = [p for p in pairs if _status(p) in _BROKEN_P2P and _bond(p)]
-    off = [p for p in pairs if _status(p) == "DR" and p not in broken]
-    for subject, members in _culprits(broken, by_index):
-        words = f"{_names(members)}: peer-to-peer {_BROKEN_P2P[_status(members[0]) or 'NS']} over {_kinds(members)}"
+    # a dead NVLink leaves its pair with a PCIe path: its GPUs still have NVLinks to others
+    bonded = {i for p in pairs if bond(p) for i in (p.a, p.b)}
+    broken = [p for p in pairs if p2p_status(p) in _BROKEN_P2P and bond(p)]
+    off = [p for p in pairs if p2p_status(p) == "DR" and p not in broken]
+    for subject, members in fewest_subjects(broken, by_index):
+        status = _BROKEN_P2P[p2p_status(members[0]) or "NS"]
+        words = f"{pair_names(members)}: peer-to-peer {status} over {connections(members)}"
         likely = "peer-to-peer was switched off, or the links failed under it: NCCL falls back to host memory"
         findings.append(_not_allowed(fail, subject, words, "OK: NVLink joins these GPUs", members, likely))
-    for subject, members in _culprits(off, by_index):
+    for subject, members in fewest_subjects(off, by_index):
         judge = fail if {i for p in members for i in (p.a, p.b)} & bonded else warn
-        words = f"{_names(members)}: peer-to-peer {_BROKEN_P2P['DR']}"
+        words = f"{pair_names(members)}: peer-to-peer {_BROKEN_P2P['DR']}"
         likely = "somebody switched peer-to-peer off in the driver's options"
         findings.append(_not_allowed(judge, subject, words, "OK", members, likely))
     return findings
@@ -299,45 +289,7 @@ def _not_allowed(
     judge: Callable[..., Finding], subject: Subject, words: str, wanted: str, pairs: list[GpuPair], likely: str
 ) -> Finding:
     expected = Expected(wanted, "==", "OK", source="nvidia-smi topo -p2p r")
-    return judge(subject, words, expected, *_matrix_evidence(pairs), likely=likely, advice=_P2P_ADVICE)
-
-
-def _status(pair: GpuPair) -> str | None:
-    """The worse of read and write: OK only if both are."""
-    words = [known(pair.p2p_read), known(pair.p2p_write)]
-    return next((w for w in words if w is not None and w != "OK"), "OK" if "OK" in words else None)
-
-
-def _culprits(bad: Iterable[GpuPair], gpus: dict[int, Gpu]) -> list[tuple[Subject, list[GpuPair]]]:
-    """The fewest subjects that explain the bad pairs: a GPU in two or more of them, else the pair."""
-    left, found = list(bad), []
-    while left:
-        index, hits = Counter(i for p in left for i in (p.a, p.b)).most_common(1)[0]
-        if hits < 2:
-            found += [(of_pair(p.a, p.b), [p]) for p in left]
-            break
-        members = [p for p in left if index in (p.a, p.b)]
-        found.append((of_gpu(gpus[index]), members))
-        left = [p for p in left if p not in members]
-    return found
-
-
-def _names(pairs: list[GpuPair]) -> str:
-    return f"GPU {pairs[0].a} - GPU {pairs[0].b}" if len(pairs) == 1 else f"{len(pairs)} pairs"
-
-
-def _kinds(pairs: list[GpuPair]) -> str:
-    return ", ".join(sorted({_wire(pair) for pair in pairs}))
-
-
-def _matrix_evidence(pairs: list[GpuPair]) -> list[Evidence]:
-    return [
-        Evidence(
-            f"nvidia-smi topo, GPU{p.a} - GPU{p.b}",
-            (f"NV{_bond(p)}" if _bond(p) else known(p.path) or "?") + f", p2p {_status(p) or 'not shown'}",
-        )
-        for p in pairs[:8]
-    ]
+    return judge(subject, words, expected, *matrix_evidence(pairs), likely=likely, advice=_P2P_ADVICE)
 
 
 _ADVICE = (

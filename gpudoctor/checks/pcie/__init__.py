@@ -1,1 +1,1 @@
-"""pcie.*: the lanes between a GPU and its CPU, from facts. What copies reach is in link."""
+"""pcie.*: the PCIe links between GPUs and CPUs, from facts only. Measured copies are in link."""

@@ -1,4 +1,4 @@
-"""pcie.acs: does anything send peer-to-peer traffic through the root complex?"""
+"""pcie.acs: does ACS or the IOMMU redirect peer-to-peer traffic through the root complex?"""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _acs_does_not_matter(case: Case) -> str | None:
         return "confidential computing isolates the GPUs by design"
     if known(node.host.machine) == "aarch64" or any(on_c2c(g) for g in gpus):
         return "on Arm and Grace the IOMMU is always on, by design"
-    # on other GPUs the same answer may be the work of ACS or the IOMMU
+    # on other GPUs, ACS or the IOMMU may be the reason for the same status
     geforce = all("geforce" in (known(g.name) or "").lower() for g in gpus)
     reads = [known(pair.p2p_read) for pair in case.pairs]
     if geforce and reads and all(status in ("CNS", "GNS", "NS") for status in reads):

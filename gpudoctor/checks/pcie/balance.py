@@ -15,7 +15,7 @@ from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.pcie_generations import link_gb_s
 from gpudoctor.profiles.peers import majority
 
-# lanes that each GPU should get, widest first; more GPUs than here: x8 each
+# lanes that each GPU should get, widest first; x8 each for more GPUs than listed
 _IDEAL: dict[int, tuple[int, ...]] = {2: (16, 8), 3: (16, 8, 8), 4: (8, 8, 8, 8)}
 
 
@@ -34,7 +34,7 @@ _ENOUGH_GB_S = Limit(
     limits=(_ENOUGH_LANES, _ENOUGH_GB_S),
 )
 def balance(case: Case) -> Iterator[Finding]:
-    """Warn where the platform gives a GPU fewer lanes than most of the others, or too few by the usual split."""
+    """Warn if a GPU has fewer lanes than most of the others, or too few by the usual split."""
     gpus, doubts = trusted(case.compute_gpus)
     yield from doubts
     if len(gpus) < 2:
@@ -97,7 +97,7 @@ def _split(case: Case, gpus: list[Gpu]) -> Finding:
 
 
 def _narrower(gpus: list[Gpu]) -> tuple[list[Gpu], int]:
-    """The GPUs with fewer lanes than most, and how many most have; boards for up to 3 GPUs divide theirs unevenly."""
+    """The GPUs with fewer lanes than most, and that number; none for up to 3 GPUs, whose boards split unevenly."""
     most = majority([_lanes(gpu) for gpu in gpus]) or 0
     return ([gpu for gpu in gpus if _lanes(gpu) < most] if len(gpus) > 3 else []), most
 

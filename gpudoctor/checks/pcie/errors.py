@@ -1,4 +1,4 @@
-"""pcie.errors: does a GPU's PCIe link count errors out of line with its peers?"""
+"""pcie.errors: does a GPU's PCIe link count far more errors than its peers?"""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator
 
 from gpudoctor.checks.core.case import Case, Limit
-from gpudoctor.checks.core.each_gpu import each_gpu, first_failed
+from gpudoctor.checks.core.each_gpu import each_gpu, first_failed, out_of_line
 from gpudoctor.checks.core.explains import Explains
 from gpudoctor.checks.core.finding import (
     Advice,
@@ -21,7 +21,6 @@ from gpudoctor.checks.core.finding import (
     unread,
     warn,
 )
-from gpudoctor.checks.core.peer_ranks import out_of_line
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.runner import NO_GPU
 from gpudoctor.checks.core.subject import NODE, Subject, of_gpu
@@ -30,7 +29,7 @@ from gpudoctor.facts.model.gpu import Gpu, PcieHop
 from gpudoctor.facts.model.kernel_log import KernelEvent
 from gpudoctor.facts.model.missing import Missing, known
 
-# "nvidia 0000:81:00.0: PCIe Bus Error: severity=Corrected, type=Physical Layer": of the GPU's driver, so of a GPU
+# "nvidia 0000:81:00.0: PCIe Bus Error: severity=Corrected, type=Physical Layer": the driver's name means a GPU
 _OWN = re.compile(r"\bnvidia ([0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]): PCIe Bus Error: severity=([\w ()-]{1,40})")
 _ENOUGH_TO_COMPARE = 4
 _LOOK = (
@@ -58,7 +57,7 @@ _PEERS_RATIO = Limit(
     explains=(Explains(("gpu.xid",), found=BUS_CODES),),
 )
 def errors(case: Case) -> Iterator[Finding]:
-    """Judge each GPU's counters; without them, the errors of an NVIDIA function that the kernel log tells of."""
+    """Judge each GPU's counters; without counters, the PCIe errors of NVIDIA functions in the kernel log."""
     found = tuple(_each(case))
     counted = {f.subject.bus_id for f in found if f.status is not Status.SKIP}
     logged = tuple(f for f in _logged(case) if f.subject.bus_id not in counted)
@@ -70,7 +69,7 @@ def errors(case: Case) -> Iterator[Finding]:
 
 
 def _logged(case: Case) -> Iterator[Finding]:
-    """One finding for each NVIDIA function whose own AER lines are in a captured log: no counter tells how many."""
+    """One finding for each NVIDIA function with its own AER lines in a captured log, which has no counters."""
     if case.node.source.kind != "capture":
         return
     by_bus: dict[str, list[KernelEvent]] = {}
@@ -93,9 +92,9 @@ def _logged(case: Case) -> Iterator[Finding]:
 
 @each_gpu
 def _each(case: Case, gpu: Gpu) -> Finding:
-    """Fatal errors fail and non-fatal ones warn; corrected ones count only far above the peers'."""
+    """Fatal errors fail and non-fatal ones warn; corrected ones count only if far above the peers'."""
     subject, path = of_gpu(gpu), known(gpu.pcie.path) or ()
-    # a bridge may be shared with other devices: what it counted alone shows no fault of this GPU
+    # a bridge may be shared with other devices: its counts alone do not show a fault of this GPU
     fatal = [(hop, count) for hop in path if (count := known(hop.aer_fatal))]
     nonfatal = [(hop, count) for hop in path[:1] if (count := known(hop.aer_nonfatal))]
     if fatal:
@@ -129,7 +128,7 @@ def _each(case: Case, gpu: Gpu) -> Finding:
 
 
 def _reported(gpu: Gpu, kind: str, hits: list[tuple[PcieHop, int]]) -> Finding:
-    """Errors by PCIe's advanced error reporting; only fatal ones of the GPU itself fail."""
+    """A finding for errors counted by PCIe's advanced error reporting; only fatal ones of the GPU itself fail."""
     total = sum(count for _, count in hits)
     own = any(hop is (known(gpu.pcie.path) or (None,))[0] for hop, _ in hits)
     return (fail if kind == "fatal" and own else warn)(
@@ -148,7 +147,7 @@ def _reported(gpu: Gpu, kind: str, hits: list[tuple[PcieHop, int]]) -> Finding:
 def _counted_by_all(case: Case, gpu: Gpu) -> int | None:
     """The GPU's non-fatal errors, if all of at least four GPUs count about as many; else None.
 
-    Enumeration and resets leave such counts (Unsupported Request) on every device alike, which never grow again.
+    Enumeration and resets leave such counts (Unsupported Request) on every device alike; they do not grow later.
     """
     paths = [known(peer.pcie.path) for peer in case.gpus]
     counts = [known(path[0].aer_nonfatal) or 0 if path else 0 for path in paths]

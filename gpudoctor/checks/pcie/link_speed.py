@@ -36,7 +36,7 @@ _BUSY_PCT = Limit(10, "percent", "below it a desktop's redraws look the same as 
 )
 @each_gpu
 def link_speed(case: Case, gpu: Gpu) -> Finding:
-    """Judge each link's generation, but only if the link is not idling or already at its maximum."""
+    """Judge a link's generation only if the link is at its maximum or not idle."""
     subject, link = of_gpu(gpu), gpu.pcie
     if isinstance(link.generation, Missing):
         return unread(subject, "PCIe generation", link.generation)

@@ -1,4 +1,4 @@
-"""What the PCIe checks share: what GPU, slot and host can do together, whether the link is in use, what loss costs."""
+"""Helpers of the PCIe checks: what GPU, slot and host can do together, whether the link is idle, and its rates."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from gpudoctor.facts.model.gpu import Gpu, PcieHop
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.pcie_generations import link_gb_s
 
-# NVIDIA Grace superchips and GB10: the CPU reaches the GPU over NVLink-C2C and PCIe is narrow or idle by design
+# NVIDIA Grace superchips and GB10: the CPU uses NVLink-C2C to reach the GPU; PCIe is narrow or idle by design
 _C2C_NAME = re.compile(r"\b(GH200|GB200|GB300|GB10)\b", re.IGNORECASE)
 
 
 def describe(generation: int | None, lanes: int) -> str:
-    """How text names a link: "PCIe Gen4 x8"."""
+    """Text for a link: "PCIe Gen4 x8"."""
     return f"PCIe Gen{generation} x{lanes}" if generation else f"PCIe x{lanes}"
 
 
@@ -31,13 +31,13 @@ def generation_reachable(gpu: Gpu) -> int | None:
 
 
 def slot_above(gpu: Gpu) -> PcieHop | None:
-    """The bridge port right above the GPU: its width is the slot's. None if it is not shown."""
+    """The bridge port directly above the GPU, whose width is the slot's; None if it is not shown."""
     path = known(gpu.pcie.path)
     return path[1] if path is not None and len(path) > 1 else None
 
 
 def hidden_bridges(case: Case, gpu: Gpu) -> str | None:
-    """Why the bridges above the GPU say nothing here; None if they are the real ones."""
+    """Why the visible bridges above the GPU are no evidence, as text; None if they are the real ones."""
     if passed_through(gpu):
         return "the GPU is passed into a virtual machine: its bridges are not the real ones"
     if known(case.node.host.virtualization) == "vm":
@@ -50,7 +50,7 @@ def hidden_bridges(case: Case, gpu: Gpu) -> str | None:
 
 
 def bridges_not_judged(case: Case, gpu: Gpu) -> Finding | None:
-    """The finding for a GPU whose bridges cannot be judged, with the reason; None if they can be."""
+    """A finding with the reason if the GPU's bridges cannot be judged; None if they can."""
     reason, path = hidden_bridges(case, gpu), gpu.pcie.path
     if reason is None:
         return None
@@ -58,21 +58,21 @@ def bridges_not_judged(case: Case, gpu: Gpu) -> Finding | None:
 
 
 def rates_gb_s(now: tuple[int | None, int], full: tuple[int | None, int]) -> tuple[float, float] | None:
-    """Line rates each way at two pairs of generation and lanes; None if either is not known."""
+    """Line rates in one direction at two pairs of generation and lanes; None if either is not known."""
     has, could = (link_gb_s(generation, lanes) if generation else None for generation, lanes in (now, full))
     return None if has is None or could is None else (has, could)
 
 
 def on_c2c(gpu: Gpu) -> bool:
-    """Whether the CPU reaches this GPU over NVLink-C2C, so that its PCIe link carries no load."""
+    """Whether the CPU reaches this GPU over NVLink-C2C, so that its PCIe link has no load."""
     return _C2C_NAME.search(known(gpu.name) or "") is not None
 
 
 def idling(gpu: Gpu, busy_percent: float) -> bool | None:
     """Whether the link may be slowed down because nothing uses it; None if that is not known.
 
-    NVIDIA lowers the generation outside P0 to P2 (`nvidia-smi --help-query-gpu`,
-    pcie.link.gen.current); a desktop's redraws below `busy_percent` do not count as use.
+    NVIDIA lowers the generation outside P0 to P2 (`nvidia-smi --help-query-gpu`, pcie.link.gen.current); a
+    desktop's redraws below `busy_percent` do not count as use.
     """
     state = known(gpu.clocks.performance_state)
     if state is not None and state > 2:
@@ -85,7 +85,7 @@ def idling(gpu: Gpu, busy_percent: float) -> bool | None:
 
 
 def names_of(gpus: list[Gpu]) -> str:
-    """ "GPU 3", "GPUs 0, 1 and 2": for sentences."""
+    """The GPUs for use in a sentence: "GPU 3", "GPUs 0, 1 and 2"."""
     numbers = [str(gpu.index) for gpu in gpus]
     if len(numbers) == 1:
         return f"GPU {numbers[0]}"

@@ -43,7 +43,7 @@ _WIDTH = "nvmlDeviceGetCurrPcieLinkWidth"
 )
 @each_gpu
 def link_width(case: Case, gpu: Gpu) -> Finding:
-    """Judge each link's lanes by the GPU's and the slot's maximum; if the slot is hidden, by its peers."""
+    """Compare each link's lanes with the GPU's and the slot's maximum; if the slot is hidden, with its peers."""
     subject, width, own_max = of_gpu(gpu), gpu.pcie.width, _own_max(gpu)
     if isinstance(width, Missing):
         return unread(subject, "PCIe link width", width)
@@ -53,7 +53,7 @@ def link_width(case: Case, gpu: Gpu) -> Finding:
         return unknown(subject, f"PCIe link width: the answer, {width} of {own_max} lanes, is none")
     peers = same_model(case, gpu)
     wider = [peer for peer in peers if (known(peer.pcie.width) or 0) > width]
-    # by design all of them are narrow; one among wider ones is not
+    # by design all of them are narrow; a single narrow one among wider ones is not
     if width < own_max and on_c2c(gpu) and not wider:
         return skip(subject, f"x{width} of x{own_max}: the host link of this GPU is NVLink-C2C, not PCIe")
     slot = slot_above(gpu) if hidden_bridges(case, gpu) is None else None
@@ -92,7 +92,7 @@ def _found(gpu: Gpu, width: int) -> Found:
 
 
 def _at_its_maximum(gpu: Gpu, width: int, own_max: int, wider: list[Gpu], evidence: tuple[Evidence, ...]) -> Finding:
-    """The link does what GPU and slot can do; a slot narrower than its peers' costs speed all the same."""
+    """The finding for a link at the maximum of GPU and slot; a slot narrower than its peers' still costs speed."""
     if wider:
         most = max(known(peer.pcie.width) or 0 for peer in wider)
         return warn(
@@ -127,7 +127,7 @@ def _cannot_tell_why(case: Case, gpu: Gpu, width: int, own_max: int, evidence: t
 
 
 def _running_at(lanes: int, peers: list[Gpu]) -> str:
-    """Which peers run at this width, for the end of a sentence; empty if none does."""
+    """Which peers run at this width, for the end of a sentence; empty if there are none."""
     at = [peer for peer in peers if known(peer.pcie.width) == lanes]
     if not at:
         return ""
@@ -137,7 +137,7 @@ def _running_at(lanes: int, peers: list[Gpu]) -> str:
 
 
 def _by_lspci(gpu: Gpu, width: int) -> Finding | None:
-    """The verdict by lspci's own word for a link below what the GPU can do; None where it says none."""
+    """A finding by what lspci reports about a link below the GPU's maximum; None if it does not report that."""
     path = known(gpu.pcie.path)
     if not path or not isinstance(path[0].width_downgraded, bool) or on_c2c(gpu):
         return None
@@ -159,7 +159,7 @@ def _by_lspci(gpu: Gpu, width: int) -> Finding | None:
 
 
 def _own_max(gpu: Gpu) -> int | Missing:
-    """What the GPU alone can do: the larger of what NVML and the bus say, since NVML's may include the slot."""
+    """The width that the GPU alone can do: the larger of NVML's maximum, which may include the slot, and the bus's."""
     path = known(gpu.pcie.path)
     on_bus = known(path[0].max_width) if path else None
     by_driver = known(gpu.pcie.width_max)

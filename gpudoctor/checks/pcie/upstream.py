@@ -32,7 +32,7 @@ from gpudoctor.facts.model.pcie_generations import GT_S, generation_of
 
 
 class Hop(msgspec.Struct, frozen=True):
-    """A link above the GPU: its two ends, what it runs at and what both ends could do."""
+    """A link above the GPU: its two ends, its state, and what both ends could do."""
 
     child: PcieHop
     parent: PcieHop
@@ -59,9 +59,9 @@ class Hop(msgspec.Struct, frozen=True):
     explains=("collective.bandwidth", "collective.pairs", "link.*"),
 )
 def upstream(case: Case) -> Iterator[Finding]:
-    """Name the first bad hop above each GPU, once per bridge with all the GPUs behind it.
+    """Report the first bad hop above each GPU, once per bridge with all the GPUs behind it.
 
-    Of a kernel log alone, what it says at boot of devices behind a slower link.
+    For a kernel log alone: devices that the kernel reported at boot as limited by a slower link.
     """
     if not case.gpus:
         limits = [] if case.node.gpus else [e for e in known(case.node.kernel_log.events) or () if e.limit is not None]
@@ -115,7 +115,7 @@ def _first_bad(gpu: Gpu) -> Hop | None:
 
 
 def _own_link_idles(gpu: Gpu) -> bool:
-    """Below its own maximum every link above may be idling too; at its maximum a slower hop above does not idle."""
+    """Whether the GPU's link is below its maximum, so that links above may be idle too; at its maximum they are not."""
     now, most = known(gpu.pcie.generation), known(gpu.pcie.generation_max)
     return now is None or most is None or now < most
 
@@ -134,7 +134,7 @@ def _bad_hop(case: Case, hop: Hop, behind: list[Gpu], rest: list[Gpu]) -> Findin
     if rates := rates_gb_s((now_generation, lanes), (full_generation, full_lanes)):
         text = f"{rates[0]} GB/s each way instead of {rates[1]}, shared by {names_of(behind)}"
         evidence.append(Evidence("what it costs", text))
-    # every hop of the node slowed alike is a BIOS setting, not a part that failed
+    # if every hop of the node is slowed alike, it is a BIOS setting, not a failed part
     everywhere = not hop.narrow and not rest and len(case.gpus) > 1 and _all_slowed(case, hop)
     subject = of_gpu(behind[0]) if len(behind) == 1 else Subject("node", bus_id=hop.child.bus_id, name=name)
     if len(behind) == 2:
@@ -169,7 +169,7 @@ def _limited(events: list[KernelEvent]) -> Iterator[Finding]:
         evidence = Evidence("kernel log", event.text[:300])
         subject = Subject("node", bus_id=bus_id, name=f"device {bus_id}")
         if limit.speed_gt_s <= GT_S[1]:
-            # a bridge at rest, or a virtual one of a hypervisor or a switch, shows as little
+            # an idle bridge, or a virtual one of a hypervisor or switch, shows no more
             yield unknown(subject, f"{now} at {limit.at_bus_id} at boot: the link may have been at rest", evidence)
             continue
         yield warn(

@@ -1,1 +1,1 @@
-"""What training reads from and writes to: room, mounts, and how fast data arrives."""
+"""storage.*: what training reads from and writes to: free space, mounts, and read rates."""

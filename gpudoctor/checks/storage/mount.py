@@ -1,4 +1,4 @@
-"""storage.mount: is what training reads and writes mounted, as it should be, and does it answer?"""
+"""storage.mount: are the file systems of a training mounted correctly, and do they answer?"""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from gpudoctor.checks.storage.paths import LOCAL, class_words, is_data, mount_ev
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.storage import StorageDevice, StorageMount
 
-# file systems that make themselves read-only when they meet an error; others are made to be read only
+# file systems that become read-only after an error; others are made read-only by design
 _SELF_PROTECTING = ("ext2", "ext3", "ext4", "f2fs", "btrfs")
-# what ext4 and XFS say of themselves once they have given up
+# options that ext4 and XFS show after shutting down
 _GIVEN_UP = ("emergency_ro", "shutdown")
 _SERVER = (
     Advice("See whether the server answers.", "dmesg -T | grep -iE 'nfs|lustre|ceph|fuse' | tail; showmount -e SERVER"),
@@ -24,7 +24,7 @@ _SERVER = (
 
 @check("storage.mount", title="What training reads and writes is mounted, and answers", impact="costs", needs_gpu=False)
 def mounted(case: Case) -> Iterator[Finding]:
-    """Fail for a mount that answers with errors, or that the kernel shut; warn of what is odd or narrow."""
+    """Fail for a mount that returns errors or was shut down by the kernel; warn of unusual or slow ones."""
     mounts = case.node.storage.mounts
     if isinstance(mounts, Missing):
         yield unread(NODE, "mounted file systems", mounts)
@@ -130,7 +130,7 @@ def _of_devices(mount: StorageMount) -> Iterator[Finding]:
 
 
 def _narrowed(disk: StorageDevice) -> tuple[str, str] | None:
-    """What the link runs at and could run at, if that is more; None if slot or disk is not known."""
+    """The link's state and its maximum, as text, if it is below that; None if not, or if slot or disk is unknown."""
     width, widths = known(disk.width), (known(disk.max_width), known(disk.slot_max_width))
     speed, speeds = known(disk.speed_gt_s), (known(disk.max_speed_gt_s), known(disk.slot_max_speed_gt_s))
     if width is None or speed is None or None in widths or None in speeds:

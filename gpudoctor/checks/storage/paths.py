@@ -1,4 +1,4 @@
-"""What the storage checks share: what is looked at, and how text names it."""
+"""Helpers of the storage checks: kinds of mounts, and their names in text."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from gpudoctor.facts.model.storage import StorageMount
 from gpudoctor.units import GIB, MIB, gib_text, mib_text
 
 DATA = "--data"  # the role of a path that the user named
-# one machine's own: what they say of their size is so, and no other node fills them
+# local to one machine: their reported size is right, and no other node fills them
 LOCAL = ("nvme", "disk", "raid", "overlay", "memory")
 _CLASS_WORDS = {
     "nvme": "local NVMe",
@@ -34,12 +34,12 @@ def is_data(mount: StorageMount) -> bool:
 
 
 def used_for(mount: StorageMount) -> str:
-    """Why it is looked at: "HOME, TMPDIR"."""
+    """The roles for which it is checked: "HOME, TMPDIR"."""
     return ", ".join(dict.fromkeys(role for path in mount.paths for role in path.roles))
 
 
 def mount_evidence(mount: StorageMount) -> Evidence:
-    """Its line of the mount table, without what makes it long."""
+    """Its line of the mount table, with at most 12 options."""
     options = ",".join(mount.options[:12])
     words = f"{mount.source} on {mount.point} type {mount.fs_type} ({options}): {class_words(mount)}"
     return Evidence("/proc/self/mountinfo", f"{words}; used as {used_for(mount)}")

@@ -1,4 +1,4 @@
-"""storage.read: does data arrive as fast as the GPUs use it up?"""
+"""storage.read: does data arrive as fast as the GPUs consume it?"""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ _OWN_ADVICE = (Advice("Name what training reads.", "gpudoctor check storage.read
     limits=(_SHARDS_MB_S,),
 )
 def read(case: Case) -> Iterator[Finding]:
-    """Fail if not even the best way to read reaches what was asked for by --need; else say what it is enough for."""
+    """Fail if even the best way to read stays below --need; without --need, report what it is enough for."""
     if not case.measurements.storage:
         yield absent(case, "storage", "reading")
         return
@@ -70,7 +70,7 @@ def _judged(case: Case, each: StorageRead) -> Finding:
     evidence = _evidence(each)
     if each.failure is not None:
         finding = unread(subject, "reading", each.failure)
-        # a path that somebody named is to be read: an empty folder may be a data set that is not mounted
+        # a path that the user named must be readable: an empty folder may be a data set that is not mounted
         asked = each.failure.kind in ("failed", "absent") and not each.own_file
         return unknown(subject, finding.reason or "", *evidence) if asked else finding
     rates = [rate for rate in best.values() if rate is not None]
@@ -78,7 +78,7 @@ def _judged(case: Case, each: StorageRead) -> Finding:
         return unknown(subject, "reading: not every pattern was measured", *evidence)
     if isinstance(each.cold, Missing) and each.cold.kind == "unsupported":
         return skip(subject, f"{each.cold.reason}: {_rates_text(best)}, and no storage was read")
-    # what TMPDIR gives is no data set's rate: no reason to fail a node, nor to ask it for all GPUs
+    # a rate measured in TMPDIR is not the data set's: it never fails a node, and is judged for one GPU only
     gpus = 1 if each.own_file else max(len(case.compute_gpus), 1)
     low, high = min(rate.gb_s for rate in rates), max(rate.gb_s for rate in rates)
     found = Found(f"{_rates_text(best)}{_own(each)}", round(low, 4), "GB/s")
@@ -92,18 +92,18 @@ def _judged(case: Case, each: StorageRead) -> Finding:
         return warn(subject, found, expected, *evidence, likely=likely, advice=advice)
     if isinstance(each.cold, Missing):  # fast enough, unless it came from RAM
         words = f"{found.text}, perhaps from RAM: {each.cold.reason}"
-        # nobody asked for TMPDIR: a node whose disks cannot be told from RAM there lacks no answer
+        # TMPDIR was not requested: if its disk cannot be told from RAM, nothing that was asked is unknown
         return skip(subject, words) if each.own_file else unknown(subject, words, *evidence)
     return ok(subject, Found(f"{found.text}: {_means(low, case)}", found.value, found.unit), expected, *evidence)
 
 
 def _best(each: StorageRead, pattern: ReadPattern) -> StorageRate | None:
-    """What the best number of readers got: that is the number of workers to choose."""
+    """The rate of the best number of readers, which is the number of workers to use."""
     return max((rate for rate in each.rates if rate.pattern == pattern), key=lambda rate: rate.gb_s, default=None)
 
 
 def _expected(case: Case, gpus: int) -> tuple[Expected, float]:
-    """What the node wants, and that in GB/s."""
+    """The rate that the node needs, as `Expected` and in GB/s."""
     need, many = case.measurements.data_need_gb_s, f"{gpus} GPU{'s' * (gpus > 1)}"
     if need is not None:
         wanted = need * gpus
@@ -150,7 +150,7 @@ def _evidence(each: StorageRead) -> tuple[Evidence, ...]:
 
 
 def _means(low_gb_s: float, case: Case) -> str:
-    """How many GPUs the slower pattern feeds."""
+    """How many GPUs the slower pattern feeds, as text."""
     shards = case.limit(_SHARDS_MB_S) / 1e3
     jpegs = f"{_count(low_gb_s / _IMAGENET_GB_S)} GPUs that train ResNet-50 on JPEGs ({_gb_s(_IMAGENET_GB_S)} each)"
     return f"feeds {jpegs}, {_count(low_gb_s / shards)} on token shards ({_gb_s(shards)})"

@@ -27,7 +27,7 @@ _WARN_PCT = Limit(
 _WARN_INODES = Limit(
     10_000, "inodes", f"{_OURS}: an unpacked environment with torch has 30 000 files", name="warn_inodes", status="warn"
 )
-# roles of a place that nobody chose to write to: somebody may stand on a disk that is made for something else
+# roles of places that were not chosen for writing: the user may be on a disk that is meant for something else
 _NOT_CHOSEN = {"working directory", DATA}
 
 
@@ -39,7 +39,7 @@ _NOT_CHOSEN = {"working directory", DATA}
     limits=(_FAIL_MIB, _WARN_GIB, _WARN_PCT, _WARN_INODES),
 )
 def space(case: Case) -> Iterator[Finding]:
-    """Fail if a local file system that is written to is full, warn if it nearly is; what is only read needs no room."""
+    """Fail if a local file system that is written to is full, warn if it nearly is; read-only use needs no room."""
     mounts = case.node.storage.mounts
     if isinstance(mounts, Missing):
         yield unread(NODE, "mounted file systems", mounts)
@@ -72,7 +72,7 @@ def _judged(case: Case, mount: StorageMount) -> Finding:
         expected = Expected(
             f"at least {bytes_text(least)}", ">=", round(least / MIB), "MiB", case.limit_source(_FAIL_MIB)
         )
-        # what a server says of its size may be anything; and one made so small (tmpfs, /boot) may be meant to be
+        # a server may report any size; a small file system (tmpfs, /boot) may be meant to be small
         full = share_pct < case.limit(_WARN_PCT)
         by_chance = {role for path in written for role in path.roles} <= _NOT_CHOSEN
         meant = not by_chance or total >= case.limit(_WARN_GIB) * GIB
@@ -88,22 +88,19 @@ def _judged(case: Case, mount: StorageMount) -> Finding:
 
 
 def _inodes(case: Case, mount: StorageMount) -> Finding | None:
-    """The finding if files run out before bytes do."""
-    total, free = known(mount.inodes), known(mount.inodes_free)
-    if not total or free is None or free >= case.limit(_WARN_INODES) or free > total * case.limit(_WARN_PCT) / 100:
+    """A finding if the file system runs out of inodes before bytes; None otherwise."""
+    total, free, least = known(mount.inodes), known(mount.inodes_free), case.limit(_WARN_INODES)
+    if not total or free is None or free >= least or free > total * case.limit(_WARN_PCT) / 100:
         return None
     worst = fail if free == 0 and mount.storage_class in LOCAL else warn
     return worst(
         subject_of(mount),
         Found(f"{free} inodes free of {total}", free, "inodes"),
-        Expected(
-            f"at least {case.limit(_WARN_INODES):.0f}", ">=", case.limit(_WARN_INODES), "inodes",
-            case.limit_source(_WARN_INODES),
-        ),
+        Expected(f"at least {least:.0f}", ">=", least, "inodes", case.limit_source(_WARN_INODES)),
         Evidence(f"statvfs {mount.point}", f"{free} of {total} inodes free; used as {used_for(mount)}"),
         likely="many small files: no further file can be made, whatever room there is",
         advice=(Advice("See which folder holds them.", f"du --inodes -xd2 {mount.point} | sort -n | tail"),),
-    )  # fmt: skip
+    )
 
 
 def _room(mount: StorageMount) -> tuple[Advice, ...]:

@@ -1,1 +1,1 @@
-"""strategy.*: whether each parallel strategy trains here as one rank alone does."""
+"""strategy.*: does each parallel strategy train here what one rank alone trains?"""

@@ -1,4 +1,4 @@
-"""What is judged alike of every parallel strategy: that it ran, and that it trained what one rank alone trains."""
+"""What all checks of parallel strategies judge: that the strategy ran, and trained what one rank alone trains."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from gpudoctor.facts.model.measured_strategies import Strategies, StrategyRank, 
 from gpudoctor.units import seconds_text, short_mib
 
 PROBE = "strategy"
-TOLD_BY = "strategy.ddp"  # the check that answers for problems of the whole probe
-# what belongs to those strategies that are more than one train
+TOLD_BY = "strategy.ddp"  # the check that reports problems of the whole probe
+# the variants of strategies that run more than one train
 _VARIANTS = {"fsdp": {"fsdp", "fsdp-bf16"}, "fsdp1": {"fsdp1", "fsdp1-bf16"}, "pipeline": {"gpipe", "1f1b"}}
-# for every strategy's check; fp32 measured at 3e-7 and bf16 at 1e-3 on 2 to 8 CPU ranks, and at 7e-7 and 2e-3 for the
-# larger model that GPUs train (its parts added up on a CPU)
+# used by every strategy's check; fp32 measured at 3e-7 and bf16 at 1e-3 on 2 to 8 CPU ranks, and at 7e-7 and 2e-3
+# for the larger model that GPUs train (its parts summed on a CPU)
 FP32_ERROR = Limit(
     1e-4, "relative", "rounding of fp32 over ten steps, measured at 3e-7, with room", name="fp32_error", status="fail"
 )
@@ -46,7 +46,7 @@ def strategy_check(
 
 
 def runs_of(case: Case, strategy: str) -> tuple[StrategyRun, ...]:
-    """The variants of one strategy that any rank came through."""
+    """The variants of one strategy that at least one rank completed."""
     tried = case.measurements.strategies
     return tuple(run for run in tried.runs if run.strategy == strategy) if tried is not None else ()
 
@@ -61,12 +61,12 @@ def judged_strategy(
     wrong: Sequence[Finding] = (),
     divided: tuple[str, ...] = (),
 ) -> Iterator[Finding]:
-    """The findings that every strategy has; one pass for each variant that is wholly right.
+    """The findings that every strategy has; one pass for each variant without any error.
 
-    `what` names it for people ("tensor parallelism"), `likely` says where a deviation comes from, `who` trained
-    if it was not the ranks of torch. `wrong` are findings that name a rank at fault: what a rank has wrong makes every
-    rank's weights wrong, so that other fails are left out beside them. `divided` are the parts of memory of which
-    each rank has its share. The check that calls has the limits of all that among its own.
+    `what` is the strategy's name in text ("tensor parallelism"), `likely` the cause of a deviation, and `who` the
+    text for what trained, if not torch's ranks. `wrong` are findings that blame a rank: its error makes every rank's
+    weights wrong, so other fails are then left out. `divided` are the parts of memory that are split between the
+    ranks. The limits used here must be among those of the calling check.
     """
     yield from wrong
     for finding in _judged(case, strategy, what, likely, who):
@@ -90,7 +90,7 @@ def _judged(case: Case, strategy: str, what: str, likely: str, who: str | None) 
         return
     if strategy in tried.not_run:
         missing = tried.not_run[strategy]
-        # CUDA refused a second process on a GPU; by a setting that is no fault, else nothing here explains it
+        # CUDA refused a second process on a GPU: no fault if a compute mode explains it, otherwise unexplained
         if missing.kind == "denied" and not any(map(mode_that_closes, case.gpus)):
             yield unknown(NODE, f"{what}: {missing.reason}")
         else:
@@ -105,25 +105,25 @@ def _judged(case: Case, strategy: str, what: str, likely: str, who: str | None) 
             if any(finding.status is Status.FAIL for finding in wrong):
                 wrong = list(_first_astray(case, run, limit, source)) or wrong
         else:
-            # the mean of some parts of a batch is not that of the batch
+            # the mean over some parts of a batch is not that of the batch
             wrong.append(unknown(NODE, f"{run.variant}: {len(run.ranks)} of {expected} ranks reported"))
         wrong = [*_missing(run), *wrong]
         yield from wrong or [_agrees(tried, run, who or ranks_in_words(case, tried.world_size))]
 
 
 def _came_through(tried: Strategies, strategy: str, runs: tuple[StrategyRun, ...]) -> bool:
-    """Whether all that belongs to a strategy was done before a later one went wrong."""
+    """Whether all variants of a strategy were completed before a later strategy failed."""
     done = {run.variant for run in runs if len(run.ranks) == _ranks_of(tried, strategy)}
     return done >= _VARIANTS.get(strategy, {strategy}) or strategy in tried.not_run
 
 
 def _ranks_of(tried: Strategies, strategy: str) -> int:
-    # a process that spreads over all GPUs by itself is one rank
+    # a process that uses all GPUs itself is one rank
     return 1 if strategy == "dp" else tried.world_size
 
 
 def mean_losses(run: StrategyRun) -> list[float | None]:
-    """The loss of each step over the whole batch: the mean over the ranks that computed any; None if not finite."""
+    """The loss of each step over the whole batch: the mean over the ranks that have one; None if not finite."""
     told = [rank.losses for rank in run.ranks if rank.losses]
     if len({len(losses) for losses in told}) > 1:
         return []
@@ -135,7 +135,7 @@ def mean_losses(run: StrategyRun) -> list[float | None]:
 
 
 def cost_in_words(run: StrategyRun) -> str:
-    """Time, traffic and memory of a rank, the largest of all, in words."""
+    """Time, traffic and memory of a step as text: the maximum over the ranks."""
     step_ms = max(rank.step_ms for rank in run.ranks)
     sent = [rank.communicated_bytes for rank in run.ranks if isinstance(rank.communicated_bytes, int)]
     traffic = f", {short_mib(max(sent))} exchanged" if sent else ""
@@ -144,7 +144,7 @@ def cost_in_words(run: StrategyRun) -> str:
 
 
 def held_bytes(rank: StrategyRank) -> int:
-    """What a rank held: the GPU's peak, or if there is none, the sum of what was counted."""
+    """The bytes that a rank held: the GPU's peak, or without one the sum of what was counted."""
     memory = rank.memory
     if isinstance(memory.peak_bytes, int):
         return memory.peak_bytes
@@ -162,7 +162,7 @@ def loss_error(tried: Strategies, run: StrategyRun) -> float | None:
         abs(loss - right) / abs(right) if loss is not None and right is not None else float("nan")
         for loss, right in zip(found, alone, strict=True)
     ]
-    # max() would pass over a NaN
+    # max() would ignore a NaN
     return max(errors) if all(map(isfinite, errors)) else None
 
 
@@ -222,9 +222,9 @@ def _losses(tried: Strategies, run: StrategyRun, limit: float, source: str, like
 
 
 def _first_astray(case: Case, run: StrategyRun, limit: float, source: str) -> Iterator[Finding]:
-    """The ranks whose own loss was the first to be wrong, where the others' were right in that step.
+    """Findings for the ranks whose own loss was wrong first, if the others' were right in that step.
 
-    From the next step on every rank's is wrong: they share the gradients.
+    From the next step on every rank's loss is wrong, as they share the gradients.
     """
     if any(len(rank.expected_losses) != len(rank.losses) or not rank.losses for rank in run.ranks):
         return
@@ -260,7 +260,7 @@ def _astray(rank: StrategyRank, step: int, limit: float) -> bool:
 
 
 def _weights(case: Case, run: StrategyRun, limit: float, source: str, likely: str) -> Iterator[Finding]:
-    # every rank's copy is made of all ranks' parts: if all are off, no one of them is at fault
+    # every rank's copy is made of all ranks' parts: if all are off, no single one is at fault
     off = [rank for rank in run.ranks if rank.weights_error is None or not rank.weights_error <= limit]
     if not off:
         return

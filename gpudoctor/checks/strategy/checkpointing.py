@@ -1,4 +1,4 @@
-"""strategy.checkpointing: whether what is computed again in the backward pass is what was computed at first."""
+"""strategy.checkpointing: does the backward pass recompute exactly what the forward pass computed?"""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def checkpointing(case: Case) -> Iterator[Finding]:
 
 
 def _wrong_when_repeated(case: Case, run: StrategyRun) -> Iterator[Finding]:
-    """The ranks whose loss or gradients of one batch are not those without checkpointing, and those not known."""
+    """Failures for ranks whose loss or gradients of one batch differ with checkpointing or were not reported."""
     limit, source = case.limit(FP32_ERROR), case.limit_source(FP32_ERROR)
     for rank in run.ranks:
         error = run.figures.get(f"{_ERROR}{rank.rank}")

@@ -1,4 +1,4 @@
-"""strategy.ddp: whether DistributedDataParallel trains right here."""
+"""strategy.ddp: does DistributedDataParallel train correctly here?"""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gpudoctor.checks.strategy.agreement import FP32_ERROR, judged_strategy, str
     explains=(Explains(("strategy.*",), anywhere=True, gaps=True),),
 )
 def ddp(case: Case) -> Iterator[Finding]:
-    """Fail if losses or weights deviate, at once or with gradients accumulated over four micro-batches."""
+    """Fail if losses or weights deviate, in plain steps or with gradients accumulated over four micro-batches."""
     yield from judged_strategy(
         case, "ddp", "DDP", likely="gradients that are not averaged over all ranks, or weights changed on one of them"
     )

@@ -1,4 +1,4 @@
-"""strategy.deepspeed: whether DeepSpeed's ZeRO trains right here."""
+"""strategy.deepspeed: does DeepSpeed's ZeRO train correctly here?"""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpudoctor.checks.strategy.agreement import BF16_ERROR, FP32_ERROR, judged_s
 from gpudoctor.checks.strategy.library import library_absent, library_case
 from gpudoctor.checks.strategy.memory_shares import judged_shares
 
-# what each stage of ZeRO divides of that which is there between two steps (arXiv:1910.02054, figure 1)
+# what each stage of ZeRO divides of the memory in use between steps (arXiv:1910.02054, figure 1)
 _DIVIDED = {"zero-1": ("optimizer",), "zero-2": ("optimizer",), "zero-3": ("parameters", "optimizer")}
 _SHARE_EXCESS = Limit(
     0.25, "of the share", "DeepSpeed pads every share to the same length", name="share_excess", status="fail"

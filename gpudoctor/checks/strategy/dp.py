@@ -1,4 +1,4 @@
-"""strategy.dp: whether DataParallel trains right here, and at what price."""
+"""strategy.dp: does DataParallel train correctly here, and at what cost?"""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpudoctor.units import short_mib
 
 @strategy_check("dp", "DataParallel trains what one GPU alone trains", (FP32_ERROR,))
 def dp(case: Case) -> Iterator[Finding]:
-    """Fail if losses or weights deviate; say how much slower and less balanced it is than DDP."""
+    """Fail if losses or weights deviate; report how much slower and less balanced it is than DDP."""
     yield from judged_strategy(case, "dp", "DataParallel", likely="copies between GPUs that arrive changed")
     runs, ddp_runs = runs_of(case, "dp"), runs_of(case, "ddp")
     if not runs or not runs[0].ranks:

@@ -1,4 +1,4 @@
-"""strategy.fsdp: whether fully sharded training is right here, with 1/n of the weights on each rank."""
+"""strategy.fsdp: does fully sharded training work here, with 1/n of the weights on each rank?"""
 
 from __future__ import annotations
 

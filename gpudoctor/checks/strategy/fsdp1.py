@@ -1,4 +1,4 @@
-"""strategy.fsdp1: whether FullyShardedDataParallel trains right here, with 1/n of the weights on each rank."""
+"""strategy.fsdp1: does FullyShardedDataParallel train correctly here, with 1/n of the weights on each rank?"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The figures of a library beside torch (DeepSpeed, TensorFlow), put in the place of torch's."""
+"""Judging the results of a library other than torch (DeepSpeed, TensorFlow) like torch's."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def library_absent(case: Case, part: str, what: str) -> Finding:
 
 
 def library_case(case: Case, measured: LibraryStrategies) -> Case:
-    """The case with the library's figures in the place of torch's; what befell torch's ranks is not its doing."""
+    """The case with the library's results in place of torch's, and without the problems of torch's ranks."""
     found, launch = measured.strategies, case.measurements.launch
     if launch is None or launch.world_size != found.world_size:
         launch = Launch("nccl" if found.device == "cuda" else "gloo", found.world_size, ())

@@ -1,4 +1,4 @@
-"""Whether every rank holds only its share of weights, gradients and the optimizer's state."""
+"""Whether every rank holds only its share of weights, gradients and optimizer state."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ SHARE_EXCESS = Limit(
     name="share_excess",
     status="fail",
 )
-# of what is divided, each rank has its share, rounded up to whole tensors (ZeRO) or rows (FSDP)
+# each rank's share of divided memory is rounded up to whole tensors (ZeRO) or rows (FSDP)
 _PARTS = {"parameters": "the weights", "gradients": "the gradients", "optimizer": "the optimizer's state"}
 
 
 def judged_shares(case: Case, limit: Limit, run: StrategyRun, parts: tuple[str, ...]) -> Iterator[Finding]:
-    """Whether every rank holds its share of these parts of memory only, against one rank alone."""
+    """Compare each rank's use of these parts of memory with its share of what one rank alone uses."""
     tried = case.measurements.strategies
     if tried is None:
         return

@@ -1,4 +1,4 @@
-"""strategy.pipeline: whether a model whose layers are split over ranks trains right here, and how long stages idle."""
+"""strategy.pipeline: does a model with its layers split over ranks train correctly, and how long do stages idle?"""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _BUBBLE_EXCESS = Limit(
     (FP32_ERROR, _BUBBLE_EXCESS),
 )
 def pipeline(case: Case) -> Iterator[Finding]:
-    """Fail if losses or weights deviate under GPipe or 1F1B; warn if stages of GPUs idle for too long."""
+    """Fail if losses or weights deviate under GPipe or 1F1B; warn if stages on GPUs idle for too long."""
     yield from judged_strategy(
         case,
         "pipeline",

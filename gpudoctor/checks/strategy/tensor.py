@@ -1,4 +1,4 @@
-"""strategy.tensor: whether a model whose weights are split over ranks trains right here."""
+"""strategy.tensor: does a model with its weights split over ranks train correctly here?"""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _WRONG_SHARDS = "wrong_shards_rank_"
 
 @strategy_check("tensor", "Tensor parallelism trains what one rank alone trains", (FP32_ERROR,))
 def tensor(case: Case) -> Iterator[Finding]:
-    """Fail a rank that held a wrong part of a weight, and if losses or weights deviate without one."""
+    """Fail a rank that held a wrong part of a weight; without one, fail if losses or weights deviate."""
     wrong = [finding for run in runs_of(case, "tensor") for finding in _wrong_shards(case, run)]
     likely = "a sum over the ranks that is wrong, or a rank's arithmetic"
     yield from judged_strategy(case, "tensor", "tensor parallelism", likely=likely, wrong=wrong)

@@ -1,4 +1,4 @@
-"""strategy.tensorflow: whether TensorFlow's mirrored strategies train right here."""
+"""strategy.tensorflow: do TensorFlow's mirrored strategies train correctly here?"""
 
 from __future__ import annotations
 
@@ -30,6 +30,6 @@ def tensorflow(case: Case) -> Iterator[Finding]:
         "tensorflow",
         what,
         likely="gradients that are not averaged over all replicas",
-        # its processes have no gloo between them
+        # its processes do not use gloo
         who=None if measured.strategies.device == "cuda" else f"{measured.strategies.world_size} CPU ranks",
     )

@@ -1,4 +1,4 @@
-"""strategy.3d: whether data, tensor and pipeline parallelism together train right here."""
+"""strategy.3d: do data, tensor and pipeline parallelism together train correctly here?"""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpudoctor.checks.strategy.agreement import FP32_ERROR, judged_strategy, run
 
 @strategy_check("3d", "Data, tensor and pipeline parallelism together train what one rank alone trains", (FP32_ERROR,))
 def three_d(case: Case) -> Iterator[Finding]:
-    """Fail if losses or weights deviate under data x tensor x pipeline; say which split it was."""
+    """Fail if losses or weights deviate under data x tensor x pipeline; report the split."""
     yield from judged_strategy(
         case, "3d", "data x tensor x pipeline", likely="a group of ranks that exchanged with the wrong members"
     )

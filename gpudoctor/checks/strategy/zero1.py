@@ -1,4 +1,4 @@
-"""strategy.zero1: whether ZeRO stage 1 trains right here, with the optimizer's state divided."""
+"""strategy.zero1: does ZeRO stage 1 train correctly here, with the optimizer state divided?"""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gpudoctor.checks.strategy.memory_shares import SHARE_EXCESS
     (FP32_ERROR, SHARE_EXCESS),
 )
 def zero1(case: Case) -> Iterator[Finding]:
-    """Fail if losses or weights deviate, or a rank holds more than its share of the optimizer's state."""
+    """Fail if losses or weights deviate, or a rank holds more than its share of the optimizer state."""
     yield from judged_strategy(
         case,
         "zero1",

@@ -1,1 +1,1 @@
-"""topology.*: where CPUs and GPUs lie beside each other."""
+"""topology.*: which CPUs and GPUs are near each other."""

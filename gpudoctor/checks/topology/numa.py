@@ -1,11 +1,12 @@
-"""topology.numa: has every GPU CPUs of this process near it?"""
+"""topology.numa: can this process use CPUs near every GPU?"""
 
 from __future__ import annotations
 
 from gpudoctor.checks.core.case import Case
 from gpudoctor.checks.core.each_gpu import each_gpu
-from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, ok, skip, unread, warn
+from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, ok, skip, unknown, unread, warn
 from gpudoctor.checks.core.registry import check
+from gpudoctor.checks.core.scope import indices
 from gpudoctor.checks.core.subject import of_gpu
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import Missing, known
@@ -15,7 +16,7 @@ from gpudoctor.facts.model.node import NumaNode
 @check("topology.numa", title="Every GPU has CPUs of this process near it", explains=("link.host",))
 @each_gpu
 def numa(case: Case, gpu: Gpu) -> Finding:
-    """Warn of a GPU on whose NUMA node this process may use no CPU. Never a failure: distant CPUs still work."""
+    """Warn if this process may use no CPU on a GPU's NUMA node; never a fail, since distant CPUs still work."""
     subject, host = of_gpu(gpu), case.node.host
     if isinstance(gpu.numa_node, Missing):
         return unread(subject, "NUMA node of the GPU", gpu.numa_node)
@@ -28,9 +29,11 @@ def numa(case: Case, gpu: Gpu) -> Finding:
     home = next((node for node in host.numa_nodes if node.node == gpu.numa_node), None)
     if home is None:
         return skip(subject, f"NUMA node {gpu.numa_node} is not shown by the host")
-    local, usable = cpu_numbers(home.cpus), cpu_numbers(host.cpus_usable_list)
+    local, usable = indices(home.cpus), indices(host.cpus_usable_list)
     if home.is_gpu_memory or not local:
         return skip(subject, f"NUMA node {home.node} is GPU memory and has no CPUs of its own")
+    if usable is None:
+        return unknown(subject, f"CPUs that this process may use: {host.cpus_usable_list[:40]!r} is no list of CPUs")
     shared = local & usable
     nearby = _adapters(case, home)
     if shared:
@@ -55,17 +58,3 @@ def numa(case: Case, gpu: Gpu) -> Finding:
 def _adapters(case: Case, home: NumaNode) -> str:
     ports = known(case.node.network.rdma_ports) or ()
     return ", ".join(dict.fromkeys(port.device for port in ports if known(port.numa_node) == home.node))
-
-
-def cpu_numbers(cpus: str) -> set[int]:
-    """The CPUs of a kernel CPU list; what is no number is left out.
-
-    >>> sorted(cpu_numbers("0-2,8"))
-    [0, 1, 2, 8]
-    """
-    found: set[int] = set()
-    for part in cpus.split(","):
-        first, _, last = part.strip().partition("-")
-        if first.isdigit() and (last.isdigit() or not last):
-            found.update(range(int(first), int(last or first) + 1))
-    return found

@@ -1,1 +1,1 @@
-"""train.*: what a short DDP training showed."""
+"""train.*: results of a short DDP training."""

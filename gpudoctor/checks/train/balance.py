@@ -1,4 +1,4 @@
-"""train.balance: which rank is slower than the others, and why."""
+"""train.balance: which rank is slower than the others, and why?"""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ from gpudoctor.checks.core.probe_outcome import rank_gpu, rank_subject, ranks_in
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE
 from gpudoctor.checks.core.under_load import load_of
-from gpudoctor.checks.train.straggler import Deviation, SlowData, Thresholds, causes, deviations, shared_with, slow_data
+from gpudoctor.checks.train.straggler import Deviation, SlowData, Thresholds, causes, deviations, is_shared, slow_data
 from gpudoctor.checks.train.sync import judges_training
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.measurements import Training, TrainRank
 from gpudoctor.facts.model.missing import known
 
-BALANCE = "train.balance"
 _SIMULATED = "simulation of 20 000 runs: false alarms at most 0.01 % at 1.10"
 
 
@@ -33,7 +32,7 @@ _LIMITS = (_WARN_RATIO, _FAIL_RATIO, _EXCESS_MS, _LAST_IN_SHARE, _DATA_EXCESS_MS
 
 
 @check(
-    BALANCE,
+    "train.balance",
     title="No rank is slower than the others",
     impact="slow-gpu",
     level="standard",
@@ -43,17 +42,19 @@ _LIMITS = (_WARN_RATIO, _FAIL_RATIO, _EXCESS_MS, _LAST_IN_SHARE, _DATA_EXCESS_MS
 )
 @judges_training("balance of the ranks")
 def balance(case: Case, training: Training) -> Iterator[Finding]:
-    """Name the rank whose compute or data time stands out, with its cause if facts show one."""
+    """Report ranks with outlying compute or data time, and the cause if facts show one."""
     if len(training.ranks) < 2:
         yield skip(NODE, f"{ranks_in_words(case, len(training.ranks))}: nothing to compare with")
         return
-    limits = Thresholds(*(case.limit(limit) for limit in _LIMITS))
     even: list[Deviation] = []
     clean = True
     for group in _groups(case, training):
         if len(group) == 1:
             yield skip(rank_subject(case, group[0].rank), "the only GPU of its model here: nothing to compare with")
             continue
+        # the ranks of a group share a GPU model, whose limits may be configured
+        gpu = rank_gpu(case, group[0].rank)
+        limits = Thresholds(*(case.limit(limit, gpu) for limit in _LIMITS))
         for late in slow_data(group, limits):
             yield _late_data(case, late)
             clean = False
@@ -61,15 +62,15 @@ def balance(case: Case, training: Training) -> Iterator[Finding]:
             if deviation.verdict == "even":
                 even.append(deviation)
                 continue
-            # beside a rank that could not be judged, the others' evenness is no pass
+            # next to a rank that could not be judged, even ranks are no pass
             clean = clean and deviation.verdict != "noisy"
             yield _uneven(case, training, deviation)
     if even and clean:
-        yield _evenness(case, training, even, limits)
+        yield _evenness(case, training, even)
 
 
 def _groups(case: Case, training: Training) -> list[list[TrainRank]]:
-    """Ranks by GPU model: different models are compared only with their like."""
+    """Group ranks by GPU model: only GPUs of one model are compared."""
     groups: dict[str | None, list[TrainRank]] = {}
     for rank in training.ranks:
         gpu = rank_gpu(case, rank.rank)
@@ -77,27 +78,26 @@ def _groups(case: Case, training: Training) -> list[list[TrainRank]]:
     return list(groups.values())
 
 
-def _evenness(case: Case, training: Training, even: list[Deviation], limits: Thresholds) -> Finding:
+def _evenness(case: Case, training: Training, even: list[Deviation]) -> Finding:
     slowest = max(even, key=lambda d: d.ratio)
     which = "every rank" if len(even) == len(training.ranks) else f"{len(even)} of {len(training.ranks)} ranks"
     text = f"{which} within {max(slowest.ratio, 1.0):.2f} x of the others' compute time"
     who = ranks_in_words(case, training.world_size)
-    return ok(
-        NODE, Found(f"{who}: {text}", round(slowest.ratio, 3), "ratio"), Expected(f"below {limits.warn_ratio:g} x")
-    )
+    most = case.limit(_WARN_RATIO, rank_gpu(case, slowest.rank.rank))
+    return ok(NODE, Found(f"{who}: {text}", round(slowest.ratio, 3), "ratio"), Expected(f"below {most:g} x"))
 
 
 def _late_data(case: Case, late: SlowData) -> Finding:
-    rank = late.rank
+    rank, gpu = late.rank, rank_gpu(case, late.rank.rank)
     limit = _FAIL_RATIO if late.verdict == "fail" else _WARN_RATIO
-    most = case.limit(limit)
+    most = case.limit(limit, gpu)
     text = (
         f"waits {rank.data_ms:.1f} ms for each batch, the others {late.usual_ms:.1f} ms: {late.ratio:.2f} x their step"
     )
     return (fail if late.verdict == "fail" else warn)(
         rank_subject(case, rank.rank),
         Found(text, round(late.ratio, 3), "ratio"),
-        Expected(f"below {most:g} x", "<", most, "ratio", case.limit_source(limit)),
+        Expected(f"below {most:g} x", "<", most, "ratio", case.limit_source(limit, gpu)),
         Evidence("data", f"{rank.data_ms:.2f} ms a batch, the last to have it in {_share(rank)} of the steps"),
         Evidence("compute", f"{rank.compute_ms:.2f} ms a step"),
         likely="slow data: its loader, the storage it reads from, or the CPUs that it may use",
@@ -134,7 +134,7 @@ def _uneven(case: Case, training: Training, deviation: Deviation) -> Finding:
         )
     limit = _FAIL_RATIO if deviation.verdict == "fail" else _WARN_RATIO
     most = case.limit(limit, gpu)
-    judge = fail if deviation.verdict == "fail" and not (gpu and shared_with(gpu)) else warn
+    judge = fail if deviation.verdict == "fail" and not (gpu and is_shared(gpu)) else warn
     likely, on_host = _why(case, training, deviation, gpu)
     advice = (
         Advice("Look at its clocks, temperature, power and link.", "gpudoctor check gpu pcie -v"),
@@ -151,7 +151,7 @@ def _uneven(case: Case, training: Training, deviation: Deviation) -> Finding:
 
 
 def _why(case: Case, training: Training, deviation: Deviation, gpu: Gpu | None) -> tuple[str, bool]:
-    """The likely cause, and whether it is to be looked for on the host."""
+    """The likely cause, and whether it is on the host."""
     number = deviation.rank.rank
     if gpu is None:
         return "the host is slow for this rank: few or busy CPUs, or a CPU quota", True

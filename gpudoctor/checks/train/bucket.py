@@ -1,4 +1,4 @@
-"""train.bucket: whether the size of DDP's gradient buckets matters here."""
+"""train.bucket: does the size of DDP's gradient buckets matter here?"""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ from gpudoctor.checks.core.subject import NODE
 from gpudoctor.checks.train.sync import judges_training
 from gpudoctor.facts.model.measurements import Training
 
-BUCKET = "train.bucket"
 _DEFAULT_BUCKET_MB = 25
 _GAIN = Limit(0.05, "of the step", "gpudoctor's own choice: less is not worth a setting", name="gain")
 
 
 @check(
-    BUCKET,
+    "train.bucket",
     title="Whether the size of DDP's gradient buckets matters here",
     level="full",
     needs_gpu=False,
@@ -26,7 +25,7 @@ _GAIN = Limit(0.05, "of the step", "gpudoctor's own choice: less is not worth a 
 )
 @judges_training("bucket size")
 def bucket(case: Case, training: Training) -> Iterator[Finding]:
-    """Say which bucket_cap_mb is fastest, and by how much; it is advice, never a fault."""
+    """Report which bucket_cap_mb is fastest, and by how much: advice, never a fault."""
     steps_ms = {step.bucket_cap_mb: step.step_ms for step in training.buckets}
     if training.world_size < 2 or len(steps_ms) < 2 or _DEFAULT_BUCKET_MB not in steps_ms:
         yield skip(NODE, "bucket sizes were not tried in this run")

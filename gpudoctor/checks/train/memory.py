@@ -1,4 +1,4 @@
-"""train.memory: whether every rank uses the same amount of GPU memory."""
+"""train.memory: does every rank use the same amount of GPU memory?"""
 
 from __future__ import annotations
 
@@ -14,9 +14,6 @@ from gpudoctor.checks.train.sync import judges_training
 from gpudoctor.facts.model.measurements import Training
 from gpudoctor.facts.model.missing import Missing
 
-MEMORY = "train.memory"
-
-
 _SPREAD_SHARE = Limit(
     0.02, "of the median", "equal work allocates equally; 2 % for fragmentation", name="spread_share", status="warn"
 )
@@ -26,7 +23,7 @@ _SPREAD_MIB = Limit(
 
 
 @check(
-    MEMORY,
+    "train.memory",
     title="Every rank uses the same amount of GPU memory",
     level="standard",
     needs_gpu=False,
@@ -34,7 +31,7 @@ _SPREAD_MIB = Limit(
 )
 @judges_training("memory of the ranks")
 def memory(case: Case, training: Training) -> Iterator[Finding]:
-    """Warn if a rank's peak is off the others' median by more than the larger of the two limits."""
+    """Warn if a rank's peak differs from the median by more than the larger of the two limits."""
     if training.device == "cpu":
         yield skip(NODE, f"{ranks_in_words(case, training.world_size)}: no GPU memory to compare")
         return

@@ -1,4 +1,4 @@
-"""train.scaling: what the step loses when all ranks work together, and to what."""
+"""train.scaling: how much longer is a step when all ranks work together, and why?"""
 
 from __future__ import annotations
 
@@ -17,15 +17,13 @@ from gpudoctor.checks.train.sync import judges_training
 from gpudoctor.facts.model.measurements import Training
 from gpudoctor.facts.model.missing import Missing, known
 
-SCALING = "train.scaling"
-
 
 class EfficiencyFactors(msgspec.Struct, frozen=True):
-    """Where the efficiency goes: their product is the efficiency, exactly.
+    """The factors of the efficiency; their product is the efficiency, exactly.
 
-    `concurrency`: a rank's compute time alone, over that while all compute (shared power, memory,
-    cores); `balance`: mean over the slowest rank's compute time; `communication`: the rest, which
-    is what exchanging gradients adds to a step.
+    `concurrency`: a rank's mean compute time alone, divided by that while all compute (shared power, memory, cores);
+    `balance`: mean divided by maximum of the ranks' compute times; `communication`: the rest, which is what
+    exchanging gradients adds to a step.
     """
 
     concurrency: float
@@ -34,11 +32,11 @@ class EfficiencyFactors(msgspec.Struct, frozen=True):
 
 
 def efficiency_factors(training: Training, efficiency: float) -> EfficiencyFactors | None:
-    """The efficiency taken apart; None if the solo times of the ranks are not known.
+    """The factors of this efficiency; None if the ranks' solo times are not known.
 
     With C the compute time and T the step time, alone or with all: T_alone / T_all =
     [mean C_alone / mean C_all] x [mean C_all / max C_all] x [(max C_all / T_all) / (mean C_alone / T_alone)].
-    The first two factors as in the POP efficiency model.
+    The first two factors are those of the POP efficiency model.
     """
     solo_ms = [ms for r in training.ranks if (ms := known(r.solo_compute_ms))]
     together_ms = [r.compute_ms for r in training.ranks]
@@ -56,7 +54,7 @@ _EFFICIENCY_8 = Limit(0.81, "efficiency", "rule of thumb: 8 GPUs 6.5 x", name="e
 
 
 @check(
-    SCALING,
+    "train.scaling",
     title="All GPUs together are worth nearly their number",
     level="standard",
     needs_gpu=False,
@@ -113,7 +111,7 @@ _ADVICE = (
 
 
 def _likely(factors: EfficiencyFactors | None) -> str:
-    """The largest of the three losses, in words."""
+    """The largest of the three losses, as text."""
     if factors is None:
         return "the GPUs wait for each other's gradients: a slow path between them, or one slow rank"
     least = min(factors.concurrency, factors.balance, factors.communication)
@@ -125,20 +123,20 @@ def _likely(factors: EfficiencyFactors | None) -> str:
 
 
 def _step_ms(training: Training) -> float:
-    """The plain step; in reports of older versions only the measured one is known."""
+    """The time of the plain step; reports of older versions contain only the measured one."""
     steady_ms = known(training.steady_step_ms)
     return (median(r.step_ms for r in training.ranks) or 0.0) if steady_ms is None else steady_ms
 
 
 def _direct(case: Case, training: Training) -> bool:
-    """Whether every two GPUs of the run may reach each other directly; yes if that is not known."""
+    """Whether every two GPUs of the run can reach each other directly; true if that is not known."""
     gpus = {gpu.index for rank in training.ranks if (gpu := rank_gpu(case, rank.rank)) is not None}
     pairs = [pair for pair in case.pairs if {pair.a, pair.b} <= gpus]
     return all(known(pair.nvlinks) or known(pair.p2p_read) in ("OK", None) for pair in pairs)
 
 
 def _good(case: Case, ranks: int) -> float:
-    """The efficiency to expect, between 2, 4 and 8 ranks in log scale; that of 8 beyond."""
+    """The expected efficiency: interpolated between 2, 4 and 8 ranks on a log scale, that of 8 for more."""
     two, four, eight = (case.limit(limit) for limit in (_EFFICIENCY_2, _EFFICIENCY_4, _EFFICIENCY_8))
     if ranks >= 8:
         return eight

@@ -1,4 +1,4 @@
-"""Which rank is slower than the others, and what the facts say about why: pure statistics."""
+"""Statistics of slow ranks: which are slower than the others, and the likely causes according to facts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SLOWING = {
 
 
 class Thresholds(msgspec.Struct, frozen=True):
-    """Ratios to the others' median, the smallest excess that counts, and the share of steps come last.
+    """Ratios to the others' median, the smallest excess that counts, and the share of steps in which a rank is last.
 
     `least_data_ms` is the smallest excess in fetching a batch.
     """
@@ -39,10 +39,10 @@ class Thresholds(msgspec.Struct, frozen=True):
 
 
 class Deviation(msgspec.Struct, frozen=True):
-    """How one rank compares with the rest of its group.
+    """A rank compared with the rest of its group.
 
-    `verdict`: `even`, `warn` and `fail` (confirmed), `late` (computes like the others, but comes
-    last to the collective), or `noisy`: what `why` says keeps it from being judged.
+    `verdict`: `even`; `warn` or `fail` (confirmed); `late` (computes like the others, but is last at the
+    collective); or `noisy` (cannot be judged, for the reason in `why`).
     """
 
     rank: TrainRank
@@ -52,12 +52,12 @@ class Deviation(msgspec.Struct, frozen=True):
 
     @property
     def host_bound(self) -> bool:
-        """Whether enqueueing the work took nearly as long as the work: the host is slow then."""
+        """Whether enqueueing took nearly as long as the work itself, which means a slow host."""
         return self.rank.host_ms >= 0.9 * self.rank.compute_ms
 
 
 class SlowData(msgspec.Struct, frozen=True):
-    """A rank that gets its batches late; `ratio` is that of fetching and computing to the others' median."""
+    """A rank whose batches arrive late; `ratio` is its time to fetch and compute over the others' median."""
 
     rank: TrainRank
     usual_ms: float
@@ -66,25 +66,25 @@ class SlowData(msgspec.Struct, frozen=True):
 
 
 def deviations(training: Training, group: Sequence[TrainRank], limits: Thresholds) -> tuple[Deviation, ...]:
-    """Each rank of a group of alike devices against the median of the others in it.
+    """Compare each rank of a group of equal devices with the median of the others.
 
-    On GPUs a ratio counts only if the excess is beyond noise (the least excess, and 3 x its own MAD),
-    the rank came last in most steps, a second block shows it again, and the clocks of the
-    ranks were comparable. Source: simulation of 20 000 runs, false alarms at most 0.01 % at 1.10.
-    CPU ranks are compared turn by turn over the same cores instead (`_by_turns`).
+    On GPUs a ratio counts only if the excess is beyond noise (the smallest excess that counts, and 3 x its own MAD),
+    the rank came last in most steps, a second block confirms it, and the clocks of the ranks were comparable.
+    Source: simulation of 20 000 runs, false alarms at most 0.01 % at 1.10. CPU ranks are compared turn by turn on
+    the same cores instead (`_by_turns`).
     """
     deviation = _by_turns if training.device == "cpu" else _by_blocks
     return tuple(deviation(training, rank, [r for r in group if r is not rank], limits) for rank in group)
 
 
 def slow_data(group: Sequence[TrainRank], limits: Thresholds) -> tuple[SlowData, ...]:
-    """The ranks whose batches come so late that the others would wait for them."""
+    """The ranks whose batches arrive so late that the others would wait for them."""
     found = []
     for rank in group:
         others = [r for r in group if r is not rank]
-        usual_ms = _of_others([r.data_ms for r in others])
-        ratio = _over(rank.data_ms + rank.compute_ms, _of_others([r.data_ms + r.compute_ms for r in others]))
-        computes = _over(rank.compute_ms, _of_others([r.compute_ms for r in others]))
+        usual_ms = _median([r.data_ms for r in others])
+        ratio = _over(rank.data_ms + rank.compute_ms, _median([r.data_ms + r.compute_ms for r in others]))
+        computes = _over(rank.compute_ms, _median([r.compute_ms for r in others]))
         if (
             min(ratio, ratio / max(computes, 1.0)) >= limits.warn_ratio
             and rank.data_ms - usual_ms >= limits.least_data_ms
@@ -95,16 +95,16 @@ def slow_data(group: Sequence[TrainRank], limits: Thresholds) -> tuple[SlowData,
 
 
 def _by_blocks(training: Training, rank: TrainRank, others: list[TrainRank], limits: Thresholds) -> Deviation:
-    usual_ms = _of_others([r.compute_ms for r in others])
+    usual_ms = _median([r.compute_ms for r in others])
     ratio = _over(rank.compute_ms, usual_ms)
-    usual_again_ms = _of_others([r.compute_again_ms for r in others])
+    usual_again_ms = _median([r.compute_again_ms for r in others])
     again = _over(rank.compute_again_ms, usual_again_ms)
     noise_ms = max(limits.least_excess_ms, 3 * rank.compute_mad_ms)
     clocks_agree = known(training.clock_invariant_ok) is True
     if ratio < limits.warn_ratio:
         if again >= limits.warn_ratio and rank.compute_again_ms - usual_again_ms >= noise_ms:
             return Deviation(rank, ratio, "noisy", f"a second block showed {again:.2f} x")
-        usual_lateness_ms = _of_others([r.lateness_ms for r in others])
+        usual_lateness_ms = _median([r.lateness_ms for r in others])
         late_ms = rank.lateness_ms - usual_lateness_ms
         least_ms = max(limits.least_excess_ms, (limits.warn_ratio - 1) * usual_ms)
         late = clocks_agree and rank.last_in_share >= limits.last_share and late_ms >= least_ms
@@ -126,20 +126,20 @@ def _by_blocks(training: Training, rank: TrainRank, others: list[TrainRank], lim
 
 
 def _by_turns(training: Training, rank: TrainRank, others: list[TrainRank], limits: Thresholds) -> Deviation:
-    """CPU ranks: the median ratio over the turns, and how sure it is.
+    """Compare CPU ranks by the median ratio over the turns and its uncertainty.
 
-    A core's own speed cancels in each turn, in which every rank had every core. The uncertainty is
-    two standard errors of the median: 2 x 1.25 x 1.4826 MAD / sqrt(turns).
+    The speed of a core cancels out in each turn, in which every rank ran on every core. The uncertainty is two
+    standard errors of the median: 2 x 1.25 x 1.4826 MAD / sqrt(turns).
     """
     turns = zip(rank.cycles_ms, *(r.cycles_ms for r in others), strict=False)
-    logs = [log(own / _of_others(usual)) for own, *usual in turns if own > 0 and min(usual) > 0]
+    logs = [log(own / _median(usual)) for own, *usual in turns if own > 0 and min(usual) > 0]
     if not training.rotated or len(logs) < _LEAST_TURNS:
-        ratio = _over(rank.compute_ms, _of_others([r.compute_ms for r in others]))
-        again = _over(rank.compute_again_ms, _of_others([r.compute_again_ms for r in others]))
+        ratio = _over(rank.compute_ms, _median([r.compute_ms for r in others]))
+        again = _over(rank.compute_again_ms, _median([r.compute_again_ms for r in others]))
         return Deviation(rank, ratio, "noisy", "the ranks could not take turns on the same cores")
-    center = _of_others(logs)
-    ratio, again = exp(center), exp(_of_others(logs[len(logs) // 2 :]))
-    unsure = 2 * 1.25 * 1.4826 * _of_others([abs(value - center) for value in logs]) / sqrt(len(logs))
+    center = _median(logs)
+    ratio, again = exp(center), exp(_median(logs[len(logs) // 2 :]))
+    unsure = 2 * 1.25 * 1.4826 * _median([abs(value - center) for value in logs]) / sqrt(len(logs))
     lower, upper = exp(center - unsure), exp(center + unsure)
     if upper < limits.warn_ratio:
         return Deviation(rank, ratio, "even")
@@ -163,10 +163,10 @@ def causes(
     under_load: GpuUnderLoad | None = None,
     peers_under_load: Sequence[GpuUnderLoad] = (),
 ) -> list[str]:
-    """What the facts of a GPU show that could make it slower than its peers, in words, the surest first.
+    """What a GPU's facts show that can make it slower than its peers, as text, the most certain first.
 
-    What was sampled under load (see `load_of`) stands for what was read of the
-    idle GPU, as far as it goes. Peers of another model are not compared with.
+    Samples under load (see `load_of`) replace readings of the idle GPU where they exist. Peers of another model are
+    ignored.
     """
     peers = [p for p in peers if known(p.name) == known(gpu.name)]
     loads = [load for load in peers_under_load if any(load.index == p.index for p in peers)]
@@ -204,13 +204,13 @@ def causes(
     return found
 
 
-def shared_with(gpu: Gpu) -> bool:
-    """Whether another process computes on the GPU, so that its slowness says nothing about it."""
+def is_shared(gpu: Gpu) -> bool:
+    """Whether another process computes on the GPU, so that its slowness is no evidence against it."""
     return bool(use_of_gpu(gpu).others)
 
 
-def _of_others(values: Sequence[float]) -> float:
-    """The median of figures that are all known; a group has at least two ranks."""
+def _median(values: Sequence[float]) -> float:
+    """The median of values that are all known; a group has at least two ranks, so there is one."""
     usual = median(values)
     assert usual is not None
     return usual

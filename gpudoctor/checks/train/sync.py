@@ -1,4 +1,4 @@
-"""train.sync: whether all ranks still agree after a few DDP steps, and have learnt something."""
+"""train.sync: do all ranks still agree after a few DDP steps, and did the loss fall?"""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ SYNC = "train.sync"
 def judges_training(
     what: str,
 ) -> Callable[[Callable[[Case, Training], Iterator[Finding]]], Callable[[Case], Iterator[Finding]]]:
-    """Make a check of a function that judges the DDP train, in which `what` is looked at.
+    """Turn a function that judges the DDP train into a check; `what` is its subject in texts.
 
-    Without a train, and for each problem of it, the check's findings say so; train.sync answers for them.
+    The check reports a missing train and each of its problems, with details left to train.sync.
     """
 
     def check_of(judge: Callable[[Case, Training], Iterator[Finding]]) -> Callable[[Case], Iterator[Finding]]:
@@ -126,7 +126,7 @@ def _gradients(case: Case, training: Training) -> Iterator[Finding]:
     error, limit = known(training.gradient_error), case.limit(_GRADIENT_ERROR)
     if isinstance(training.gradient_error, Missing) and training.gradient_error.kind == "failed":
         yield unread(NODE, "gradient against one rank's own", training.gradient_error)
-    # not "error > limit": NaN must not slip through
+    # not "error > limit": NaN must fail too
     if error is not None and not error <= limit:
         yield fail(
             NODE,
@@ -140,7 +140,7 @@ def _gradients(case: Case, training: Training) -> Iterator[Finding]:
 
 def _losses(case: Case, training: Training) -> Iterator[Finding]:
     bad = [r for r in training.ranks if r.loss_first is None or r.loss_last is None]
-    # NaN reaches every rank with the next gradient: it began where it showed first
+    # NaN spreads to every rank with the next gradient: blame the ranks that had it first
     began = min((r.nonfinite_step for r in bad if r.nonfinite_step is not None), default=None)
     for rank in bad:
         if rank.nonfinite_step != began:

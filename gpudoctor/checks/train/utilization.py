@@ -1,4 +1,4 @@
-"""train.utilization: what a user looks for in nvidia-smi: all GPUs alike and busy, with little fluctuation."""
+"""train.utilization: are all GPUs equally busy during the train, as nvidia-smi shows it?"""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ from gpudoctor.checks.core.finding import unread as not_read
 from gpudoctor.checks.core.probe_outcome import not_measured, on_gpus, problems_of, ranks_in_words
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE, of_gpu
-from gpudoctor.checks.core.under_load import highest_of, median, median_of, telemetry_of
+from gpudoctor.checks.core.under_load import highest_of, is_of, median, median_of, telemetry_of
 from gpudoctor.checks.train.sync import SYNC
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.telemetry import GpuUnderLoad, Telemetry
 
-UTILIZATION = "train.utilization"
 _BUSY = "utilization_pct"
 _CALL = "nvmlDeviceGetUtilizationRates"
 Watched = tuple[Gpu, GpuUnderLoad]
@@ -29,20 +28,20 @@ _LEAST_SAMPLES = Limit(5, "samples", "NVML's figure is a mean over up to 1 s: fe
 
 
 @check(
-    UTILIZATION,
+    "train.utilization",
     title="Every GPU is as busy as the others during the train",
     level="standard",
     limits=(_APART_PCT, _LEAST_SAMPLES),
 )
 def utilization(case: Case) -> Iterator[Finding]:
-    """Warn of a GPU that stands out; never fail, since a GPU that waits in NCCL shows 100 % too."""
+    """Warn of a GPU that differs; never fail, since a GPU that waits in NCCL shows 100 % too."""
     telemetry = telemetry_of(case, "train")
     if telemetry is None or problems_of(case, "train"):
         yield from _nothing_watched(case)
         return
     watched, unseen = [], False
     for load in telemetry.gpus:
-        gpu = next((g for g in case.node.gpus if _is(g, load)), None)
+        gpu = next((g for g in case.node.gpus if is_of(load, g)), None)
         if gpu is None:
             continue
         gap = _gap(case, gpu, load)
@@ -61,10 +60,6 @@ def utilization(case: Case) -> Iterator[Finding]:
         yield from _compared(case, telemetry, group, unseen)
 
 
-def _is(gpu: Gpu, load: GpuUnderLoad) -> bool:
-    return gpu.uuid == load.uuid if load.uuid and known(gpu.uuid) else gpu.index == load.index
-
-
 def _nothing_watched(case: Case) -> Iterator[Finding]:
     what = "utilisation of the GPUs"
     launch = case.measurements.launch
@@ -78,7 +73,7 @@ def _nothing_watched(case: Case) -> Iterator[Finding]:
 
 
 def _gap(case: Case, gpu: Gpu, load: GpuUnderLoad) -> Finding | None:
-    """Why this GPU's utilisation cannot be judged; None if it can."""
+    """A finding if this GPU's utilisation cannot be judged; None if it can."""
     missing = load.unread.get(_BUSY)
     if missing is not None and (missing.kind == "failed" or _BUSY not in load.readings):
         return not_read(of_gpu(gpu), "utilisation under load", missing)
@@ -94,7 +89,7 @@ def _compared(case: Case, telemetry: Telemetry, group: Sequence[Watched], unseen
     if len(group) == 1:
         yield skip(of_gpu(group[0][0]), f"{busy[0]:.0f} % busy; no other GPU of its model to compare with")
         return
-    limit = case.limit(_APART_PCT)
+    limit = case.limit(_APART_PCT, group[0][0])
     usual = [median(busy[:place] + busy[place + 1 :]) or 0.0 for place in range(len(busy))]
     odd = [place for place in range(len(busy)) if abs(busy[place] - usual[place]) > limit]
     if len(group) == 2:
@@ -139,7 +134,7 @@ def _apart(case: Case, telemetry: Telemetry, watched: Watched, busy: float, usua
 
 def _uneven(case: Case, group: Sequence[Watched], busy: Sequence[float]) -> Finding:
     each = ", ".join(f"GPU {gpu.index} {value:.0f} %" for (gpu, _), value in zip(group, busy, strict=True))
-    limit = case.limit(_APART_PCT)
+    limit = case.limit(_APART_PCT, group[0][0])
     return warn(
         NODE,
         Found(f"the GPUs are unevenly busy during the train: {_span(busy)} %", round(min(busy), 1), "%"),
@@ -164,6 +159,6 @@ def _memory(group: Sequence[Watched]) -> str:
 
 
 def _steadiness(group: Sequence[Watched]) -> str:
-    """How far the figure of a GPU moved at most."""
+    """The largest range of one GPU's figure, as text."""
     widest = max(load.readings[_BUSY].high - load.readings[_BUSY].low for _, load in group)
     return f", fluctuating by up to {widest:.0f} points"

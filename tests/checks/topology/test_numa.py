@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from gpudoctor.checks.core.finding import Status
-from gpudoctor.checks.topology.numa import cpu_numbers
-from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node
 from tests.checks.wired import ABSENT, FAILED, bad, found, judged, lost, of_gpu, on_gpus, says, simulated
 
@@ -58,8 +58,12 @@ def test_a_lost_gpu_is_unknown_and_an_empty_node_passes_nothing() -> None:
     assert judged(NUMA, Node()).status is Status.SKIP
 
 
-@pytest.mark.parametrize(
-    ("text", "cpus"), [("0-2,8", {0, 1, 2, 8}), ("", set()), ("3", {3}), ("a-b,5-", {5}), ("4-x", set())]
-)
-def test_cpu_lists_are_read_as_the_kernel_writes_them(text: str, cpus: set[int]) -> None:
-    assert cpu_numbers(text) == cpus
+@pytest.mark.parametrize("cpus", ["0-99999999999", "a-b,5-", ""])
+def test_garbage_instead_of_cpus_is_no_verdict_and_takes_no_memory(cpus: str) -> None:
+    """A facts file may come from anywhere: a range in it could fill the memory of the machine."""
+    node = simulated("hgx-h100-8")
+    numa_nodes = tuple(replace(each, cpus=cpus) for each in known(node.host.numa_nodes) or ())
+    assert judged(NUMA, simulated("hgx-h100-8", host__numa_nodes=numa_nodes)).status is Status.SKIP
+    result = judged(NUMA, simulated("hgx-h100-8", host__cpus_usable_list=cpus))
+    assert result.status is Status.UNKNOWN
+    assert "is no list of CPUs" in (result.findings[0].reason or "")
