@@ -1,4 +1,4 @@
-"""Where one attempt of a job ends in a log, and the next one begins: restarts of an agent, requeues of a scheduler."""
+"""Finds where one attempt of a job ends in a log and the next begins: agents restart jobs, schedulers requeue them."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import itertools
 
 from gpudoctor.diagnose.events import TROUBLE, Event
 
-REQUEUED = ("preempted", "time_limit", "cancelled")  # by a scheduler, and no failure if the job went on later
+REQUEUED = ("preempted", "time_limit", "cancelled")  # by a scheduler; no failure if the job went on later
 STEPS_OF_WORK = 3
 
 
 def restarts(events: list[Event]) -> list[int]:
-    """The lines of one file behind which another attempt goes on."""
+    """The lines of one file after which another attempt begins."""
     agents: dict[str | int, list[Event]] = {}
     for event in events:
         if event.role == "exit" and event.detail.get("by") == "agent":
@@ -31,7 +31,7 @@ def restarts(events: list[Event]) -> list[int]:
 
 
 def _works_again(events: list[Event], line: int) -> bool:
-    """Whether a job that a scheduler ended came further after that: it was requeued, and this is the same file."""
+    """Whether a job that a scheduler ended made progress later: it was requeued and writes to the same file."""
     after = [e for e in events if e.line > line]
     steps = [e.number("step") or 0 for e in after if e.role == "progress"]
     before = [e.number("step") or 0 for e in events if e.line < line and e.role == "progress"]
@@ -44,7 +44,7 @@ def _begins_again(event: Event) -> bool:
 
 
 def _goes_on_well(events: list[Event], line: int) -> bool:
-    """Whether work is done behind this line that was not done before it, and nothing fails."""
+    """Whether new work is done after this line, and nothing fails."""
     after = [e for e in events if e.line > line]
     if any(e.role in ("wrapper", "exit", "closed", *TROUBLE) for e in after):
         return False

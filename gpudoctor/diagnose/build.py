@@ -1,4 +1,4 @@
-"""What was gathered -> the answer."""
+"""Builds the answer from what was gathered."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _MOST_TIMELINE = 2000
 
 
 def diagnose(gathered: GatheredLogs, reports: Iterable[NodeReport] = ()) -> Diagnosis:
-    """The best hypothesis, what remains beside it, the victims, and what to do."""
+    """The best hypothesis, the remaining ones, the victims, and what to do."""
     job = Job(gathered.log, gathered.files)
     for dump in gathered.dumps:
         gathered.files[dump.file].rank = dump.rank
@@ -68,7 +68,7 @@ def diagnose(gathered: GatheredLogs, reports: Iterable[NodeReport] = ()) -> Diag
 
 
 def stalled(answer: Diagnosis, stall: Stall) -> Diagnosis:
-    """The answer about a job that stands still: something is wrong, even if no line says so."""
+    """The answer for a job that makes no progress: something is wrong, even if no line shows it."""
     if answer.verdict != "nothing":
         return answer
     words = "; ".join(stall.last[:8]) or "no step was seen"
@@ -86,7 +86,7 @@ def _nothing_reason(gathered: GatheredLogs) -> str:
 
 
 def _last_words(gathered: GatheredLogs) -> Iterable[EvidenceLine]:
-    """Of each log of a job the last line that speaks of an error in unknown words, if no work comes behind it."""
+    """The last line of each log that mentions an error in unknown words, unless work was done after it."""
     spoken: dict[int, Event] = {}
     for event in gathered.log:
         if event.what == "error_words":
@@ -114,7 +114,7 @@ def _cause(job: Job, found: Hypothesis, confidence: Confidence, gathered: Gather
 
 
 def _evidence(found: Hypothesis, gathered: GatheredLogs) -> Iterable[EvidenceLine]:
-    """Its lines; for the first exception also the statement that raised it."""
+    """The lines of the hypothesis; for the first exception also the statement that raised it."""
     for number, event in enumerate(found.events[:6]):
         name = gathered.files[event.file].name if event.file < len(gathered.files) else "?"
         raised = event.number("raised")
@@ -124,7 +124,7 @@ def _evidence(found: Hypothesis, gathered: GatheredLogs) -> Iterable[EvidenceLin
 
 
 def _dump_evidence(job: Job, found: Hypothesis, gathered: GatheredLogs) -> tuple[EvidenceLine, ...]:
-    """The dumps of the ranks that are named, else the first ones; and lines of ranks that waited."""
+    """The dumps of the named ranks, else the first ones; and lines of ranks that waited."""
     shown = [file for file in gathered.files if file.rank is not None and not file.text]
     chosen = [file for file in shown if file.rank in found.ranks] or shown
     waits = Hypothesis(what="", events=job.of("wait")[:2])
@@ -132,7 +132,7 @@ def _dump_evidence(job: Job, found: Hypothesis, gathered: GatheredLogs) -> tuple
 
 
 def _others(job: Job, found: list[Hypothesis], best: Hypothesis, gathered: GatheredLogs) -> list[Cause]:
-    """Hypotheses that remain: of another kind or place, and not what merely follows from the best one."""
+    """The remaining hypotheses of another kind or place, without those that merely follow from the best one."""
     kept: list[Cause] = []
     seen = {(best.what, best.ranks)}
     if len(best.ranks) > 1 and best.what == "rank_behind":

@@ -1,4 +1,4 @@
-"""Torchelastic's error.json: what a rank under @record wrote before it ended."""
+"""Torchelastic's error.json, which a rank under @record writes before it ends."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from gpudoctor.diagnose.tracebacks import Tracebacks, exception_event
 
 
 def looks_like_error_file(head: bytes, name: str) -> bool:
-    """By name and first bytes."""
+    """Whether name and first bytes are those of an error.json."""
     return name.endswith("error.json") and head.lstrip()[:1] == b"{"
 
 
 def read_error_file(data: bytes, file: int) -> Event | None:
-    """The exception that it tells; None where it holds none. The rank is that of the folder."""
+    """The exception in the file; None if it contains none. The folder gives the rank."""
     try:
         content = json.loads(data)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Every source -> what it told: events of text, dumps, stacks, error files; and what could not be read."""
+"""Reads every source into events, flight recorder dumps and stacks, and lists what could not be read."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ from gpudoctor.diagnose.sources import (
 from gpudoctor.diagnose.stacks import Stack, looks_like_stacks, read_stacks
 
 _CHUNK_BYTES = 8 << 20
-_WHOLE_BYTES = 256 << 10  # of the begin and the end of a file every line is read: there stand places and ends
+_WHOLE_BYTES = 256 << 10  # at either end of a file every line is read: ranks and hosts come first, exits last
 _SAMPLE_BYTES = 2048
 _SAMPLE_LINES = 4
 _POOL_FROM_BYTES = 96 << 20
 _LABEL_LINES = 200
-_SIGNS_OF_A_JOB = 3  # steps, ranks, processes: prose speaks of one by chance
+_SIGNS_OF_A_JOB = 3  # steps, ranks, processes: ordinary prose may mention one by chance
 
 
 class GatheredLogs(msgspec.Struct):
-    """What all sources told."""
+    """What was read from all sources."""
 
     log: EventLog
     files: list[LogFile]
@@ -50,7 +50,7 @@ class GatheredLogs(msgspec.Struct):
 
 
 def gather(sources: Iterable[LogSource]) -> GatheredLogs:
-    """Read every source; one that cannot be read is told in one line, and the rest is used."""
+    """Read every source; one that cannot be read becomes an entry of `skipped`, and the rest is used."""
     found = GatheredLogs(EventLog(), [], [], [], [])
     for source in sources:
         number = len(found.files)
@@ -119,7 +119,7 @@ def _text(line: bytes) -> str:
 
 
 def _hits(source: LogSource) -> Iterator[Hit]:
-    """The lines to look at as (number from 0, line), of large plain files by several processes."""
+    """The lines to parse as (number from 0, line); several processes read a large plain file."""
     if source.path is not None and source.bytes >= _POOL_FROM_BYTES and is_plain(source) and (os.cpu_count() or 1) > 1:
         yield from _hits_of_parts(source.path, source.bytes)
         return
@@ -151,7 +151,7 @@ def _of_block(block: bytes, lines: int, *, whole: bool, tail: bool = False) -> I
     hits = interesting_lines(middle)
     for number, line in hits:
         yield lines + number, line
-    if not tail and middle:  # how far the job had come here
+    if not tail and middle:  # a sample that shows how far the job had come
         count = middle.count(b"\n")
         for number, line in enumerate(middle[-_SAMPLE_BYTES:].split(b"\n")[1:-1][-_SAMPLE_LINES:]):
             place = count - min(_SAMPLE_LINES, middle[-_SAMPLE_BYTES:].count(b"\n") - 1) + number
@@ -180,7 +180,7 @@ def _hits_of_parts(path: Path, size: int) -> Iterator[Hit]:
 
 
 def hits_of_part(path: str, begin: int, end: int, size: int) -> tuple[list[Hit], int]:
-    """The lines of interest that begin in this part of a file, and how many lines begin there."""
+    """The lines of interest that begin in this part of a file, and the number of lines that begin there."""
     with Path(path).open("rb") as file:
         file.seek(max(begin - 1, 0))
         if begin and file.read(1) != b"\n":

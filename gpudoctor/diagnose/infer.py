@@ -1,6 +1,7 @@
-"""Which hypothesis is the best one: the order of kinds of evidence, and what remains beside it.
+"""Ranks all hypotheses by kind of evidence.
 
-Facts come before times: clocks differ between hosts, and who speaks first is seldom who failed first.
+Kinds of evidence count before times: clocks differ between hosts, and the first rank to report an error is seldom the
+first to fail.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _FATAL = ("exit", "ending", "wait", "stuck", "victim", "wrapper", "closed")
 
 
 def hypotheses(job: Job, dumps: list[Dump], stacks: list[Stack]) -> list[Hypothesis]:
-    """All of them, the best first; empty where nothing wrong is found."""
+    """All hypotheses, the best first; empty if nothing is wrong."""
     by_rank = _stacks_by_rank(job, stacks)
     if went_on(job) and not dumps and not stacks:
         return []
@@ -85,9 +86,9 @@ def hypotheses(job: Job, dumps: list[Dump], stacks: list[Stack]) -> list[Hypothe
 
 
 def first_failed_attempt(job: Job) -> int | None:
-    """The number of the first attempt with a sign of failure; later ones may follow from it.
+    """The number of the first attempt with a sign of failure; later failures may follow from it.
 
-    An attempt that the scheduler ended is none, unless something had failed in it: Slurm cancels such a step, too.
+    An attempt that the scheduler ended counts only if something had failed in it: Slurm cancels failed steps too.
     """
     attempts = sorted({e.attempt for e in job.of(*_FATAL, *TROUBLE)})
     ended = [e for e in job.of("ending") if e.what in REQUEUED]
@@ -97,7 +98,7 @@ def first_failed_attempt(job: Job) -> int | None:
 
 
 def _failed_itself(job: Job, ending: Event) -> bool:
-    """Whether something failed in this attempt before the scheduler ended it, or a process left with an error."""
+    """Whether something failed in this attempt before the scheduler ended it, or a process exited with an error."""
     if failed_before(job, ending.attempt, ending, lost_peers_count=False):
         return True
     if any(e.what == "host_oom" for e in job.of("cause", attempt=ending.attempt)):
@@ -107,7 +108,7 @@ def _failed_itself(job: Job, ending: Event) -> bool:
 
 
 def recovered(job: Job) -> Hypothesis | None:
-    """An attempt failed, and the last one ended well: what failed then, as a note."""
+    """What failed in an earlier attempt, as a note, if the last attempt ended well."""
     failed = first_failed_attempt(job)
     if failed is None or failed == job.attempts - 1:
         return None
@@ -130,7 +131,7 @@ def recovered(job: Job) -> Hypothesis | None:
 
 
 def went_on(job: Job) -> bool:
-    """Whether the job went on behind everything that looks like an error, and nothing says that a process ended."""
+    """Whether the job went on after everything that looks like an error, and no line shows that a process ended."""
     if any(e.role in ("exit", "wait", "stuck", "ending", "closed") and e.what != "stalled_tensor" for e in job.events):
         return False
     finished = any(e.role == "done" for e in job.events)
@@ -140,7 +141,7 @@ def went_on(job: Job) -> bool:
         for e in job.events
         if e.role in (*TROUBLE, "wrapper")
         and not job.outlived(e)
-        # the store goes when rank 0 ends, and a program's Xid is of any program
+        # the store ends with rank 0, and an application Xid may come from any program
         and not (worked and e.role == "echo" and e.detail.get("warning"))
         and not (finished and e.what == "store_lost" and e.detail.get("warning"))
         and not (finished and e.number("xid") is not None and e.strength < 3 and not is_hard(e))
@@ -156,7 +157,7 @@ def went_on(job: Job) -> bool:
 
 
 def _said_dead(job: Job, attempt: int) -> list[Hypothesis]:
-    """Ray or RAS say that a process or node is gone; why, they do not know."""
+    """Ray or RAS reports that a process or node is lost, without a reason."""
     found: list[Hypothesis] = []
     for what in ("process_died_unknown", "node_lost"):
         events = [e for e in job.of("cause", attempt=attempt) if e.what == what]

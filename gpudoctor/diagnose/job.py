@@ -1,4 +1,4 @@
-"""All events of one job, joined: which rank, host and GPU each belongs to, which attempt, and who said nothing."""
+"""Joins all events of one job: which rank, host, GPU and attempt each belongs to, and which ranks are silent."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _BEGINNINGS = ("comm", "member", "world")
 
 
 class LogFile(msgspec.Struct):
-    """What was read of one file."""
+    """One file: how much of it was read, and the host, rank and attempt that it belongs to."""
 
     name: str
     lines: int = 0
@@ -36,7 +36,7 @@ class LogFile(msgspec.Struct):
 
 
 class Job:
-    """The events of a job with their places filled in; `attempt` is the one to diagnose, the first that failed."""
+    """The events of a job, with ranks, hosts and attempts filled in."""
 
     def __init__(self, events: Iterable[Event], files: list[LogFile]) -> None:
         self.files = files
@@ -56,15 +56,15 @@ class Job:
         return [e for e in self.events if e.role in roles and (attempt is None or e.attempt == attempt)]
 
     def worked_behind(self, event: Event) -> bool:
-        """Whether the work went on behind this line: one line more may be that of another rank."""
+        """Whether the work went on after this line; a single further step may be another rank's."""
         work = [e for e in self.of("progress", "done", attempt=event.attempt) if e.file == event.file]
         work = [e for e in work if e.line > event.line]
         return len(work) >= STEPS_OF_WORK or any(e.role == "done" for e in work)
 
     def outlived(self, event: Event) -> bool:
-        """Whether the job went on behind words that say of something unknown that it failed: an option, a helper.
+        """Whether the job went on after the failure of something unknown: an option, a helper.
 
-        NCCL goes on where the process that warned has its communicator; a helper may fail behind the end of the work.
+        NCCL went on if the process that warned has its communicator; a helper may fail after the work is done.
         """
         if not event.detail.get("vague"):
             return False
@@ -81,19 +81,19 @@ class Job:
         return self.worked_behind(event)
 
     def ranks_heard(self) -> set[int]:
-        """Ranks that any line, file or dump speaks of."""
+        """Ranks that any line, file or dump names."""
         return {e.rank for e in self.events if e.rank is not None and e.rank < 1 << 20}
 
     def head_missing(self) -> bool:
-        """Whether some text begins inside of a traceback or of a launcher's table: what came before is not here."""
+        """Whether some text begins inside a traceback or a launcher's table, so that what came before is missing."""
         return any(e.what == "begins_inside" or e.detail.get("cut") for e in self.events)
 
     def ranks_in_trouble(self, attempt: int) -> set[int]:
-        """Ranks that themselves told of an error, a wait or a lost peer."""
+        """Ranks that reported an error, a wait or a lost peer themselves."""
         return {e.rank for e in self.of(*TROUBLE, attempt=attempt) if e.rank is not None}
 
     def exits(self, attempt: int) -> dict[int, Event]:
-        """How each rank ended: the table's word over the agent's over srun's."""
+        """How each rank ended; torchrun's table takes precedence over its agent, the agent over srun."""
         order = {"own": 0, "container": 0, "shell": 0, "spawn": 1, "mpirun": 2, "srun": 3, "agent": 4, "table": 5}
         found: dict[int, Event] = {}
         for event in sorted(self.of("exit", attempt=attempt), key=lambda e: order.get(e.word("by") or "", 0)):
@@ -102,7 +102,7 @@ class Job:
         return found
 
     def store_host(self) -> str | None:
-        """The host of the key-value store, which is that of rank 0, as those who lost it name it."""
+        """The host of the key-value store (that of rank 0), as named by the ranks that lost it."""
         named = {e.word("store") for e in self.of("victim") if e.word("store")}
         names = {name for name in named if name and is_host(name)}
         return names.pop() if len(names) == 1 else None
@@ -133,7 +133,7 @@ class Job:
         return self.files[event.file] if event.file < len(self.files) else None
 
     def _attempts(self) -> None:
-        """Count the attempts inside of each file, by the exits that one and the same agent reports."""
+        """Count the attempts inside each file by the exits that one agent reports."""
         by_file: dict[int, list[Event]] = {}
         for event in self.events:
             by_file.setdefault(event.file, []).append(event)
@@ -170,7 +170,7 @@ class Job:
             event.host = event.host or None
 
     def _hosts_by_names(self) -> None:
-        """Files that are called like each other but for a number are one a host: `dgx01.log`, `pod-3.log`."""
+        """Files whose names differ only in a number belong to one host each: `dgx01.log`, `pod-3.log`."""
         families: dict[tuple[str, str], list[LogFile]] = {}
         for file in self.files:
             path = PurePath(file.name)
@@ -210,7 +210,7 @@ class Job:
                 bus_ids[event.host, event.pid] = event.word("bus") or ""
                 if event.number("world") == world and (comm_rank := event.number("comm_rank")) is not None:
                     by_pid.setdefault((event.host, event.pid), comm_rank)
-        for event in self.events:  # only where nothing better is known: a pair's own words
+        for event in self.events:  # the ranks in NCCL's connection messages, only if nothing better is known
             if event.what == "comm_rank" and event.pid is not None:
                 self._comm_rank(event, by_pid)
         single = len(self.hosts) <= 1 and len({e.task for e in self.events if e.local_rank is not None}) <= 1
@@ -245,7 +245,7 @@ class Job:
         self.pids = {pid for _, pid in by_pid}
 
     def _only_rank(self) -> None:
-        """An excerpt with one process of NCCL and one rank is that rank's."""
+        """If an excerpt has one NCCL process and one rank, they belong together."""
         pids = {(e.host, e.pid) for e in self.events if e.pid is not None and e.gpu is not None}
         ranks = {e.rank for e in self.events if e.rank is not None}
         if len(pids) == 1 and len(ranks) == 1 and len(self.files) == 1:
@@ -254,7 +254,7 @@ class Job:
                     event.rank = next(iter(ranks))
 
     def _orphan(self) -> None:
-        """An exception at the start has no label: it is that of the one rank that failed without words."""
+        """An early exception has no label: it belongs to the one rank that failed without reporting an error."""
         for attempt in {e.attempt for e in self.events}:
             nameless = [e for e in self.of("cause", attempt=attempt) if e.rank is None and e.detail.get("traceback")]
             told = self.ranks_in_trouble(attempt)
@@ -285,18 +285,18 @@ class Job:
 
     @property
     def members(self) -> set[int]:
-        """All ranks there are, where the size of the world is known; else those heard of."""
+        """All ranks if the world size is known, else all up to the highest one that is named."""
         heard = self.ranks_heard()
         return set(range(self.world or max(heard, default=-1) + 1))
 
 
 def is_host(name: str) -> bool:
-    """Whether it tells a machine from others: no loop-back, no address, no name that many have."""
+    """Whether the name identifies a machine: no loopback, no address, no name that many machines have."""
     return name not in _NO_HOST and not _ADDRESS.fullmatch(name)
 
 
 def _tasks_are_ranks(tasks: dict[int, set[int]], events: list[Event]) -> bool:
-    """Whether srun's tasks are the ranks: some line says both, or a host has more than one task."""
+    """Whether srun's tasks are the ranks: lines show both as equal, or a host has more than one task."""
     if tasks:
         return all(ranks == {task} for task, ranks in tasks.items())
     by_host: dict[str, set[int]] = {}

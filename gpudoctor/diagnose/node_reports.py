@@ -1,4 +1,4 @@
-"""Reports of `gpudoctor check` of the job's nodes: they raise or lower a hypothesis."""
+"""Reads reports of `gpudoctor check` on the job's nodes, which raise or lower the confidence of a hypothesis."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _UP: dict[Confidence, Confidence] = {"possible": "likely", "likely": "certain", 
 
 
 class NodeReport(msgspec.Struct, frozen=True):
-    """A node's verdict: its host, and the ids of checks that failed or warned, and that passed."""
+    """A node's host name, and the ids of its checks that failed, warned and passed."""
 
     host: str
     failed: tuple[str, ...]
@@ -25,7 +25,7 @@ class NodeReport(msgspec.Struct, frozen=True):
 
 
 def read_reports(paths: list[Path]) -> tuple[list[NodeReport], list[Skipped]]:
-    """Reports in files and folders; what is none is told."""
+    """The reports in files and folders, and the files that are no reports."""
     found: list[NodeReport] = []
     skipped: list[Skipped] = []
     for path in paths:
@@ -54,7 +54,7 @@ def _report(data: object) -> NodeReport:
 
 
 def weigh(best: Hypothesis, reports: list[NodeReport]) -> tuple[Hypothesis, Confidence, list[str]]:
-    """The hypothesis with its confidence after the nodes' reports, and a note for each that counts."""
+    """The hypothesis, its confidence given the nodes' reports, and a note for each report that counts."""
     confidence = best.confidence
     notes: list[str] = []
     wanted = text_of_cause(best.what).checks

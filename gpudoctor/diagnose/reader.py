@@ -1,4 +1,4 @@
-"""The lines of one file -> events: prefixes, then each family's reader in turn."""
+"""Turns the lines of one file into events: strips the prefixes, then tries the reader of each library in turn."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gpudoctor.facts.kernel_log.messages import parse_message
 from gpudoctor.facts.kernel_log.records import read_line
 
 _MOST_WRAPPED = 9
-# a line of a traceback, or its exception: what came before is missing
+# a file that begins with a line of a traceback, or with its exception, lacks what came before
 _INSIDE = re.compile(r"  File |    |\^|(?:[A-Za-z_]\w*\.)*\w*(?:Error|Exception): |(?P<begin>Traceback \(most recent)")
 _MOST_WRITERS = 100_000
 
@@ -34,7 +34,7 @@ _RETURNED: dict[str, tuple[str, Role]] = {
 
 
 class _Held(msgspec.Struct):
-    """A line that a terminal may have cut into pieces; `decisive` is the piece with the words that matter."""
+    """A line that a terminal may have wrapped; `decisive` is the number of the piece with the words that matter."""
 
     origin: Origin
     label: str
@@ -45,7 +45,7 @@ class _Held(msgspec.Struct):
 
 
 class LogReader:
-    """One file. Call `read` for each line of interest in order, then `end`; `events` hold what it told."""
+    """Reads one file: call `read` for each line of interest in order, then `end`."""
 
     def __init__(self, file: int, labels: Labels) -> None:
         self._file = file
@@ -60,13 +60,13 @@ class LogReader:
         self._seen: set[object] = set()
 
     def read(self, number: int, raw: str) -> Iterator[Event]:
-        """The events of one line; a progress bar's parts, ended by carriage returns, are lines of the same number."""
+        """The events of one line; the parts of a progress bar, separated by carriage returns, have the same number."""
         for part in raw.split("\r") if "\r" in raw else (raw,):
             if part:
                 yield from self._read(number, part)
 
     def end(self) -> Iterator[Event]:
-        """What was held back for a line that may go on."""
+        """The events of a line that was held because it might have continued."""
         yield from self._flush()
 
     def _read(self, number: int, raw: str) -> Iterator[Event]:
@@ -116,7 +116,7 @@ class LogReader:
         event.file, event.line, event.text = self._file, number, event.text or raw.strip()
         if origin.level in ("W", "I", "V") and event.role in ("cause", "echo", "victim"):
             event.detail["warning"] = 1
-            if event.role == "cause":  # whoever warns goes on
+            if event.role == "cause":  # a process that warns goes on
                 event.role, event.strength = "echo", 1
         for field in ("rank", "local_rank", "task", "host", "pid", "ip", "gpu", "time_s"):
             if getattr(event, field) is None:
@@ -166,7 +166,7 @@ class LogReader:
             if exception.rank is None and origin.rank is None:
                 exception.rank = self._spawned if self._spawned is not None else self._ray.rank
                 if exception.rank is not None:
-                    exception.detail["repeated"] = 1  # by a controller, whose process is another one
+                    exception.detail["repeated"] = 1  # printed by a controller, which is another process
             self._spawned = None
             yield from self._detailed(exception, text)
             return
@@ -183,7 +183,7 @@ class LogReader:
             event.gpu = said.get("gpu")
             event.host = said.get("host") or said.get("node")
             if row.role == "ending" and row.what != "terminated_signal" and event.host is None:
-                event.host = ""  # the scheduler's line comes from any node of the job
+                event.host = ""  # any node of the job may have printed the scheduler's line
             event.ip = said.get("ip")
             if said.get("pid"):
                 event.pid = int(said["pid"])
@@ -197,7 +197,7 @@ class LogReader:
         yield from self._facts(text)
 
     def _detailed(self, event: Event, text: str) -> Iterator[Event]:
-        """What a cause's own words say of rank, host and GPU."""
+        """The event with the rank, host and GPU that its own text names."""
         if event.what == "collective_mismatch" and (found := facts.MISMATCH.search(text)):
             event.detail = {**event.detail, **{k: v for k, v in found.groupdict().items() if v is not None}}
         if event.what == "nan" and (named := re.search(r"[Rr]ank (\d+)", text)):
@@ -257,7 +257,7 @@ class LogReader:
 
     def _kernel(self, text: str, raw: str, origin: Origin) -> Event | None:
         told = parse_message(read_line(raw).message)
-        if told is None and origin.rank is None and origin.local_rank is None:  # not what a rank prints
+        if told is None and origin.rank is None and origin.local_rank is None:  # a rank does not print kernel messages
             told = parse_message(read_line(text).message)
         if told:
             if told.kind == "xid":

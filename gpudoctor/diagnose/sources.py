@@ -1,4 +1,4 @@
-"""The files, folders and streams to read: found, named, decompressed and decoded, in blocks of bounded size."""
+"""Finds the files, folders and streams to read; decompresses and decodes them in blocks of bounded size."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MAX_FILES = 20_000
 _HEAD_BYTES = 4096
 _MAX_DUMP_BYTES = 256 << 20
 
-# what lies beside logs in a folder and is none: programs, pages, weights
+# files that lie beside logs and are none: programs, pages, weights
 _NO_LOGS = frozenset((
     ".py", ".pyc", ".md", ".rst", ".html", ".css", ".js", ".c", ".h", ".cc", ".cpp", ".cu", ".cuh", ".go", ".rs",
     ".sh", ".yaml", ".yml", ".toml", ".ini", ".cfg", ".ipynb", ".so", ".whl", ".pt", ".pth", ".bin",
@@ -33,7 +33,7 @@ _NO_LOGS = frozenset((
 
 
 class LogSource(msgspec.Struct, frozen=True):
-    """One file to read. `name` is what the answer calls it; a `path` of None is standard input."""
+    """One file to read, called `name` in the answer; a `path` of None is standard input."""
 
     name: str
     path: Path | None
@@ -41,16 +41,16 @@ class LogSource(msgspec.Struct, frozen=True):
 
 
 class Skipped(msgspec.Struct, frozen=True):
-    """What could not be read, and why."""
+    """A source that could not be read, and why."""
 
     name: str
     reason: str
 
 
 def find_sources(names: list[str]) -> tuple[list[LogSource], list[Skipped]]:
-    """Every file below the names, in order; `-` is standard input.
+    """Every file below the given paths, in order; `-` is standard input.
 
-    Raises UserError where a name leads nowhere: a typing error must not end as "nothing found".
+    Raises UserError for a path that does not exist: a typo must not end as "nothing found".
     """
     sources: list[LogSource] = []
     skipped: list[Skipped] = []
@@ -96,7 +96,7 @@ def _denied(error: OSError) -> Skipped:
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
-    """Numbers in the order of numbers: `rank10` behind `rank9`."""
+    """Sort key with numbers by value: `rank10` after `rank9`."""
     parts: list[tuple[int, str]] = []
     digits, text = "", ""
     for letter in name:
@@ -111,11 +111,11 @@ def _natural(name: str) -> list[tuple[int, str]]:
 
 
 class UnreadableError(Exception):
-    """This source cannot be read; the message says why in one line."""
+    """This source cannot be read; the message gives the reason in one line."""
 
 
 def is_plain(source: LogSource) -> bool:
-    """Whether its bytes on the disk are its text: neither compressed nor UTF-16, and it can be read in parts."""
+    """Whether the bytes on disk are the text itself, neither compressed nor UTF-16, so that parts can be read alone."""
     if source.path is None:
         return False
     head = head_of(source)
@@ -125,7 +125,7 @@ def is_plain(source: LogSource) -> bool:
 
 
 def head_of(source: LogSource) -> bytes:
-    """The first bytes as they lie there; empty where it cannot be opened."""
+    """The first bytes as stored; empty if the file cannot be opened."""
     if source.path is None:
         return b""
     try:
@@ -136,7 +136,7 @@ def head_of(source: LogSource) -> bytes:
 
 
 def read_whole(source: LogSource, limit: int = _MAX_DUMP_BYTES) -> bytes:
-    """All bytes of a dump, decompressed; UnreadableError where it is larger than `limit`."""
+    """All bytes of a dump, decompressed. Raises UnreadableError if there are more than `limit`."""
     data = bytearray()
     for block in raw_blocks(source):
         data += block
@@ -146,9 +146,9 @@ def read_whole(source: LogSource, limit: int = _MAX_DUMP_BYTES) -> bytes:
 
 
 def text_blocks(source: LogSource) -> Iterator[bytes]:
-    """UTF-8 text in blocks that end with a line; a longer line than 64 KiB loses its middle.
+    """UTF-8 text in blocks of whole lines; a line of more than 128 KiB loses its middle.
 
-    Raises UnreadableError where it cannot be opened, or is no text.
+    Raises UnreadableError if the source cannot be opened or is not text.
     """
     rest = b""
     for raw in _decoded(raw_blocks(source)):
@@ -170,7 +170,7 @@ def _clipped(line: bytes) -> bytes:
 
 
 def raw_blocks(source: LogSource) -> Iterator[bytes]:
-    """The bytes, decompressed where they are gzip, zstd, xz; UnreadableError in words for people."""
+    """The bytes, decompressed if they are gzip, zstd or xz. Raises UnreadableError."""
     try:
         if source.path is None:
             stream: IO[bytes] = sys.stdin.buffer
@@ -198,7 +198,7 @@ def _blocks_of(stream: IO[bytes], name: str) -> Iterator[bytes]:
 
 
 def _gunzipped(head: bytes, stream: IO[bytes]) -> Iterator[bytes]:
-    """Members one after the other, as log rotation appends them; a torn end gives what came before it."""
+    """All members, as log rotation appends them; a truncated file yields what comes before the cut."""
     inflater = zlib.decompressobj(31)
     data = head
     while data:
@@ -227,7 +227,7 @@ def _inflated(inflater: lzma.LZMADecompressor, head: bytes, stream: IO[bytes]) -
 
 
 class _Rest(io.RawIOBase):
-    """A stream of which the first bytes were read already."""
+    """A stream whose first bytes have been read already."""
 
     def __init__(self, head: bytes, stream: IO[bytes]) -> None:
         self._head, self._stream = head, stream
@@ -243,7 +243,7 @@ class _Rest(io.RawIOBase):
 
 
 def _unzstd(head: bytes, stream: IO[bytes]) -> Iterator[bytes]:
-    """Frames one after the other, a block at a time: a small file may unpack to any size. Torn: what came before."""
+    """All frames, a block at a time since a small file may unpack to any size; truncated: what comes before the cut."""
     reader, broken = _zstd_reader(_Rest(head, stream))
     try:
         while block := reader.read(BLOCK_BYTES):
@@ -255,7 +255,7 @@ def _unzstd(head: bytes, stream: IO[bytes]) -> Iterator[bytes]:
 
 
 def _zstd_reader(source: io.RawIOBase) -> tuple[Any, type[Exception]]:
-    """Python's own from 3.14 on, else the package zstandard; UnreadableError names them where there is none."""
+    """The standard library's from Python 3.14 on, else zstandard's; UnreadableError names both if there is none."""
     try:
         from compression import zstd  # type: ignore[import-not-found,unused-ignore]
 
@@ -269,12 +269,12 @@ def _zstd_reader(source: io.RawIOBase) -> tuple[Any, type[Exception]]:
             "zstd needs Python 3.14 or the package zstandard (pip install zstandard); "
             "or: zstd -dc FILE | gpudoctor diagnose -"
         ) from None
-    readable = cast(IO[bytes], source)  # it calls `read` alone
+    readable = cast(IO[bytes], source)  # zstandard calls only `read`
     return zstandard.ZstdDecompressor().stream_reader(readable, read_across_frames=True), zstandard.ZstdError
 
 
 def _decoded(blocks: Iterator[bytes]) -> Iterator[bytes]:
-    """UTF-8 out of UTF-16; other bytes as they are."""
+    """UTF-16 converted to UTF-8; other bytes unchanged."""
     decoder: codecs.IncrementalDecoder | None = None
     first = True
     for block in blocks:
@@ -303,7 +303,7 @@ def _utf16(head: bytes) -> str | None:
 
 
 def looks_binary(head: bytes) -> bool:
-    """Whether the bytes are no text of any encoding that logs have; single NULs and colours occur in logs."""
+    """Whether the bytes are not text in any encoding that logs use; single NULs and colours do occur in logs."""
     if not head:
         return False
     strange = sum(byte < 32 and byte not in (0, 7, 8, 9, 10, 12, 13, 27) for byte in head)

@@ -1,4 +1,4 @@
-"""All tables in the order in which they are tried: what a text means."""
+"""All tables of patterns, in the order in which they are tried."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ALL: tuple[LinePattern, ...] = (*KERNEL, *ENDINGS, *NCCL, *CUDA, *TORCH, *NCCL_W
 
 
 def meaning_of(text: str) -> tuple[LinePattern, re.Match[str]] | None:
-    """The first row that matches; None where none does, or the line is known to be harmless.
+    """The first row that matches, with its match; None if there is none or the line is known to be harmless.
 
     >>> meaning_of("RuntimeError: CUDA error: an illegal memory access was encountered")[0].what
     'cuda_illegal_access'

@@ -1,4 +1,4 @@
-"""What CUDA says, through torch or alone. Codes and words: cudaError_t in the CUDA Runtime API reference."""
+"""Errors of CUDA, reported by torch or directly. Codes and texts: cudaError_t in the CUDA Runtime API reference."""
 
 from __future__ import annotations
 

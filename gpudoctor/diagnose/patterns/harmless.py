@@ -1,6 +1,6 @@
-"""Lines that hold words of failure and say nothing of one.
+"""Lines with words of failure that report none.
 
-Sources: NCCL's src/plugin and src/misc (information about what is optional), torch's warnings at a clean end, Ray.
+Sources: NCCL's src/plugin and src/misc (information about optional parts), torch's warnings at a clean end, Ray.
 """
 
 from __future__ import annotations
@@ -19,5 +19,5 @@ _HARMLESS = re.compile(
 
 
 def is_harmless(text: str) -> bool:
-    """Whether a line of this text is information only."""
+    """Whether the line is only information."""
     return _HARMLESS.search(text) is not None

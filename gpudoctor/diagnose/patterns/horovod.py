@@ -1,4 +1,4 @@
-"""Horovod's stall inspector: which ranks did not submit a tensor that others wait for. Source: Horovod 0.11 to 0.28."""
+"""Horovod's stall inspector: ranks that did not submit a tensor that others wait for. Source: Horovod 0.11 to 0.28."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _MOST_OPS = 16
 
 
 class StallReader:
-    """Keeps whether rows of ranks follow: those of newer versions stand below a header of their own."""
+    """Reads the warnings; newer versions print one row for each rank below a header."""
 
     def __init__(self) -> None:
         self._rows = False
 
     def read(self, text: str) -> list[Event]:
-        """One event for each tensor, as far as 16 of a line. A warning: training may go on after it."""
+        """One event for each tensor, at most 16 of a line. Only warnings: training may go on after them."""
         if self._rows and (row := _ROW.match(text)):
             return [_stalled("missing", row)]
         self._rows = bool(_HEADER.search(text))

@@ -1,4 +1,4 @@
-"""What a kernel log says beside the messages that `facts.kernel_log` reads: processes that were killed or crashed."""
+"""Messages of a kernel log that `facts.kernel_log` does not read: processes that were killed or crashed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One row of a table of patterns."""
+"""The rows of the tables of patterns."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from gpudoctor.diagnose.events import Role
 
 
 class LinePattern(msgspec.Struct, frozen=True):
-    """A text, and what it means. Named groups `rank`, `host`, `gpu`, `pid`, `ip` say where; others become details.
+    """A pattern and its meaning. The named groups `host`, `node`, `gpu`, `pid` and `ip` give the place of the event.
 
-    `needle`: a literal that each match holds (lower case), looked for before the expression is tried. `names_rank`:
-    whether the fault lies with the process that prints it; not so for a path between two, or what all share.
+    `needle`: a lower-case literal in each match, searched for before the expression is tried. `names_rank`: whether
+    the fault lies with the process that prints the line, not with a path between two or with something shared.
     """
 
     what: str
@@ -30,7 +30,7 @@ def rows(
     | tuple[str, str, str, Role, int]
     | tuple[str, str, str, Role, int, bool],
 ) -> tuple[LinePattern, ...]:
-    """(what, needle, regex, role, strength, names the rank): the last three have defaults."""
+    """Rows from (what, needle, regex, role, strength, names_rank); the last three have defaults."""
     made = []
     for what, needle, text, *rest in given:
         made.append(LinePattern(what, re.compile(text), needle, *rest))

@@ -1,4 +1,4 @@
-"""What NCCL's warnings mean, from 2.7 to today, bare or below "Last error:" of torch. Source: NCCL's src."""
+"""Warnings of NCCL 2.7 and newer, printed directly or by torch after "Last error:". Source: NCCL's src."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ NCCL = rows(
     ("bootstrap_no_interface", "family", r"[Aa]ddress family \d+ is neither|wrong type 59936|family 59936 is neither"),
     ("cuda_not_supported", "not supported", r"Cuda failure (?:\d+ )?'(?:operation|feature) not supported'"),
     ("iommu", "iommu", r"Missing \"iommu=pt\"|IO_PAGE_FAULT", "fact", 1),
-    # a peer that has gone looks the same as one that cannot be reached
+    # a peer that has exited looks the same as one that cannot be reached
     ("bootstrap_connect_failed", "connect",
      r"(?:socketStartConnect|NCCL WARN|Last error|NET/Socket).{0,60}[Cc]onnect to \S+ (?:failed|returned)|^Connect to \S+ failed",
      "echo", 2),
@@ -63,7 +63,7 @@ NCCL = rows(
     ("peer_lost", "aborted", r"NCCL communicator (?:was|is) aborted|communicator was aborted on rank", "victim"),
 )  # fmt: skip
 
-# what wraps the error of another library: tried after all others
+# errors that wrap those of another library: tried after all others
 NCCL_WRAPPERS = rows(
     ("nccl_invalid_usage", "invalid usage", r"NCCL error.{0,200}invalid usage|ncclInvalidUsage", "cause", 1, False),
     ("nccl_invalid_usage", "invalid argument", r"NCCL error.{0,200}invalid argument|ncclInvalidArgument", "cause", 1, False),

@@ -1,4 +1,4 @@
-"""How Slurm, Kubernetes and the host end a job. Sources: slurmstepd and srun of 22.05 to 24.11, kubelet, the kernel."""
+"""Jobs ended by Slurm, Kubernetes or the host. Sources: slurmstepd and srun of 22.05 to 24.11, kubelet, the kernel."""
 
 from __future__ import annotations
 

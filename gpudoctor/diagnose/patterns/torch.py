@@ -1,4 +1,4 @@
-"""What torch itself says: stores, gloo, data loaders, DDP, checkpoints, numbers. Source: torch 1.13 to 2.15."""
+"""Errors of torch: stores, gloo, data loaders, DDP, checkpoints, numerics. Source: torch 1.13 to 2.15."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from gpudoctor.diagnose.patterns.model import rows
 
 TORCH = rows(
     ("bootstrap_no_interface", "unable to find", r"Unable to find (?:address|interface) for: \S+"),
-    # gloo: the address is that of the peer which went first
+    # gloo: the address is that of the peer that exited first
     ("connect_stale", "connectfullmesh", r"connectFullMesh failed|\] ERROR failed to connect, willRetry", "echo", 1, False),
     ("peer_lost", "connection closed by peer", r"Connection closed by peer \[(?P<peer>[^\]]{1,80})\]", "victim"),
     ("peer_lost", "connection reset by peer", r"Read error \[(?P<peer>[^\]]{1,80})\]\S* Connection reset by peer", "victim"),
@@ -14,20 +14,20 @@ TORCH = rows(
     ("gloo_timeout", "timed out waiting", r"Timed out waiting (?P<timeout_ms>\d+)ms for (?P<side>recv|send) operation", "wait"),
     ("gloo_timeout", "application timeout", r"Application timeout caused pair closure", "wait"),
     ("collective_mismatch", "preamble", r"op\.preamble\.length <= op\.nbytes\. (?P<got>\d+) vs (?P<wanted>\d+)", "cause", 2, False),
-    # the store lives with rank 0: whoever writes this outlived it
+    # rank 0 holds the store: a rank that prints this outlived rank 0
     ("store_lost", "should dump", r"Failed to check the \"should dump\" flag on TCPStore", "victim"),
     ("store_lost", "socketimpl", r"(?:sendBytes|recvValue\w*|recvVector|recvBytes) failed on SocketImpl"
      r"\(fd=\d+, addr=\[[^\]]*\]:\d+, remote=\[(?P<store>[^\]]{1,253})\]:\d+\)", "victim"),
     ("store_lost", "failed to recv, got 0 bytes", r"Failed to recv, got 0 bytes", "victim"),
     ("store_lost", "broken pipe", r"(?:TCPStore|c10d|SocketImpl|DistNetworkError|DistBackendError).{0,200}Broken pipe", "victim"),
-    # who waits for a key waits for the rank that is to write it; gloo's keys end in that rank
+    # a rank that waits for a key waits for the rank that writes it; gloo's keys end in that rank
     ("store_timeout", "wait timeout", r"wait timeout after \d+ms, keys: (?:\S*/(?:cpu|cuda)//\d+/(?P<key_rank>\d+))?", "wait"),
     ("store_timeout", "store based barrier", r"store based barrier on rank.{0,120}?world_size=(?P<world>\d+), (?:worker_count|num_workers_joined)=(?P<joined>\d+)", "wait"),
     ("store_timeout", "uniqueid", r"ret(?:rie|rei)ving ncclUniqueId from \[(?P<key_rank>\d+)\].{0,200}got error: (?:[Ww]ait timeout|Socket Timeout|Timeout)", "wait"),
     ("store_timeout", "other ranks", r"there are other ranks that didn't finish", "wait"),
     ("store_timeout", "socket timeout", r"(?:RuntimeError|DistStoreError|DistNetworkError|c10d\S*): (?:Socket Timeout|Timed out|Wait timeout)\b", "wait"),
     ("store_lost", "store->get", r"store->get\('.{0,80}got error", "victim"),
-    # Horovod: one of its processes ended, which told why before this
+    # Horovod: one of its processes ended and reported why before this
     ("peer_lost", "horovod", r"Horovod has been shut down|HorovodInternalError", "victim"),
     ("peer_lost", "mpi communication peer", r"MPI communication peer process has unexpectedly disconnected", "victim"),
     ("peer_timeout", "deepep", r"DeepEP\b.{0,80}\btimeout", "wait"),

@@ -1,4 +1,4 @@
-"""Torch's NCCL watchdog and heartbeat monitor, from 1.13 to 2.15: sequence numbers of each rank in each group."""
+"""Torch's NCCL watchdog and heartbeat monitor, 1.13 to 2.15: the sequence numbers of each rank in each group."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _HEARTBEAT = re.compile(r"Heartbeat monitor timed out.{0,200}?(?:workMetaList_\.
 _STUCK = re.compile(
     r"watchdog got stuck for\s+(?P<seconds>\d+)\s*seconds(?:.{0,1200}?workMetaList_\.size\(\)\s*=\s*(?P<works>\d+))?"
 )
-# a word that each line of interest here has, and those that terminals cut into pieces
+# one of these is in each first piece of a message that terminals wrap
 CONTINUES = re.compile(
     r"Watchdog caught|Exception \(either|failure detected|ProcessGroupNCCL|Heartbeat|Timeout at NCCL"
 )
 DECIDES = re.compile(r"got stuck|Watchdog caught|Heartbeat monitor|work sequence id|at work:")
-# one of them in each line that is read here: most lines are thrown away by this alone
+# one of these is in each line that is read here: most lines are ruled out by this alone
 _WORDS = re.compile(
     r"imeout|atchdog|eartbeat|blocking wait|NCCL operations|data inconsistency|failed collective|debug info"
 )
@@ -42,7 +42,7 @@ _CONSEQUENCE = re.compile(
 
 
 def read_watchdog(text: str) -> Event | None:
-    """What the line says of a collective that did not end, or of a watchdog that is stuck itself.
+    """The event for a collective that did not end, or for a watchdog that is stuck itself.
 
     >>> event = read_watchdog("Watchdog caught collective operation timeout: WorkNCCL(SeqNum=44, OpType=ALLREDUCE, "
     ...                       "Timeout(ms)=1800000) ran for 1800024 milliseconds before timing out.")

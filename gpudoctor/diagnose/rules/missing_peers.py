@@ -1,4 +1,4 @@
-"""Waits that have no numbers: for a key of the store, for a peer of gloo. Who never came, who says nothing."""
+"""Waits without sequence numbers, for a key of the store or for a peer of gloo: ranks that never came or are silent."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gpudoctor.diagnose.rules.model import Hypothesis, host_of, named, ranks_of
 
 
 def missing_ranks(job: Job, attempt: int) -> list[Hypothesis]:
-    """Ranks that wait for a key of the store wait for the rank that never wrote it, most often at the start."""
+    """Ranks that wait for a key of the store wait for the rank that never wrote it, usually at the start."""
     waits = [e for e in job.of("wait", attempt=attempt) if e.what == "store_timeout"]
     if not waits:
         return []
@@ -48,7 +48,7 @@ def ranks_of_set(events: list[Event]) -> set[int]:
 
 
 def gloo_timeouts(job: Job, attempt: int) -> list[Hypothesis]:
-    """Gloo has no numbers: a rank without an error among peers that timed out is the one that hangs."""
+    """The rank without an error among peers that timed out hangs; gloo has no sequence numbers to compare."""
     waits = [e for e in job.of("wait", attempt=attempt) if e.what in ("gloo_timeout", "barrier_waits", "peer_timeout")]
     if not waits:
         return []
@@ -57,7 +57,7 @@ def gloo_timeouts(job: Job, attempt: int) -> list[Hypothesis]:
     silent = job.members - job.ranks_in_trouble(attempt)
     silent = {rank for rank in silent if rank not in exits or (exits[rank].number("code") or 0) in (-15, -9)}
     forced = {e.rank for e in job.of("closed", attempt=attempt) if e.what == "forced"} & silent
-    if len(silent) > 1 and len(forced) == 1:  # it did not even heed the order to end
+    if len(silent) > 1 and len(forced) == 1:  # this one even ignored the signal to end
         silent = {rank for rank in forced if rank is not None}
     alive = silent <= ended | set(exits)
     if silent and (len(silent) < len(job.members) / 2 or (alive and len(silent) == 1)):
@@ -89,7 +89,7 @@ def gloo_timeouts(job: Job, attempt: int) -> list[Hypothesis]:
 
 
 def _other_calls(job: Job, attempt: int) -> Hypothesis | None:
-    """All ranks wait, and by their tracebacks in different collectives."""
+    """All ranks wait, but their tracebacks show different collectives."""
     waits = [e for e in job.of("wait", "victim", attempt=attempt) if e.rank is not None and e.word("collective")]
     values = {e.rank: e.word("collective") or "" for e in waits if e.rank is not None}
     if len(set(values.values())) < 2 or set(values) != job.members:

@@ -1,4 +1,4 @@
-"""What came from outside of the program: the scheduler, the kernel, a lost node, signals."""
+"""Causes outside the program: the scheduler, the kernel, a lost node, signals."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _OTHER_PROGRAM = re.compile(r"\((?!python|pt_|ray|torchrun|train|deepspeed|accel
 
 
 def scheduler_endings(job: Job, attempt: int) -> list[Hypothesis]:
-    """Time limit, preemption, eviction, a lost node: said by the scheduler itself, and nothing failed before."""
+    """Time limit, preemption, eviction or a lost node, as the scheduler reports them, if nothing failed before."""
     found: list[Hypothesis] = []
     for what in ("node_lost", "preempted", "time_limit", "evicted"):
         events = [e for e in job.of("ending") if e.what == what and e.attempt >= attempt]
@@ -28,7 +28,7 @@ def scheduler_endings(job: Job, attempt: int) -> list[Hypothesis]:
 
 
 def signals_and_cancels(job: Job, attempt: int) -> list[Hypothesis]:
-    """A signal to the launcher, Ctrl-C, scancel: only if nothing failed before it."""
+    """A signal to the launcher, Ctrl-C or scancel, if nothing failed before it."""
     found: list[Hypothesis] = []
     for what in ("terminated_signal", "cancelled"):
         events = [e for e in job.of("ending") if e.what == what and e.attempt >= attempt]
@@ -51,7 +51,7 @@ def signals_and_cancels(job: Job, attempt: int) -> list[Hypothesis]:
 
 
 def failed_before(job: Job, attempt: int, ending: Event, *, lost_peers_count: bool) -> bool:
-    """Whether something failed or hung before the job was ended. Peers that went may have been ended as well."""
+    """Whether something failed or hung before the job was ended; lost peers may have been ended with the job."""
     roles = ("cause", "wait", "stuck", "victim") if lost_peers_count else ("cause", "wait", "stuck")
     for event in job.of(*roles, attempt=attempt):
         if event.what == "host_oom" or (event.strength < 2 and event.role == "cause"):
@@ -68,7 +68,7 @@ def _later(event: Event, other: Event) -> bool:
 
 
 def out_of_host_memory(job: Job, attempt: int) -> list[Hypothesis]:
-    """The kernel, Slurm, the kubelet or Ray killed a process for memory: the witness that exit -9 alone is not."""
+    """The kernel, Slurm, the kubelet or Ray killed a process for memory: evidence that exit code -9 alone is not."""
     events = [e for e in job.of("cause", attempt=attempt) if e.what == "host_oom"]
     pids = {e.pid for e in job.of("exit", "closed", "fact") if e.pid}
     ours = [e for e in events if e.pid is None or e.pid in pids or not pids or not _OTHER_PROGRAM.search(e.text)]
@@ -90,7 +90,7 @@ def out_of_host_memory(job: Job, attempt: int) -> list[Hypothesis]:
 
 
 def gpu_faults(job: Job, attempt: int) -> list[Hypothesis]:
-    """Xids of the kernel, a GPU that is lost, an ECC error: kernel truth beats what a library says of it."""
+    """Xids, lost GPUs and ECC errors: the kernel's report counts more than a library's."""
     found: list[Hypothesis] = []
     lost = [e for e in job.of("cause") if e.what == "gpu_lost"]
     ecc = [e for e in job.of("cause", attempt=attempt) if e.what == "gpu_ecc"]
@@ -122,7 +122,7 @@ def gpu_faults(job: Job, attempt: int) -> list[Hypothesis]:
 
 
 def program_xids(job: Job) -> list[Hypothesis]:
-    """Xids that a program's own fault brings about (13, 31): a cause only where the program's words are missing."""
+    """Xids that a fault of the program causes (13, 31): a hypothesis only if the program's own errors are missing."""
     events = [e for e in job.of("cause") if e.what == "gpu_xid" and not is_hard(e)]
     if not events:
         return []
@@ -143,7 +143,7 @@ def program_xids(job: Job) -> list[Hypothesis]:
 
 
 def normal_bus_id(gpu: str) -> str:
-    """With a domain of four digits, in lower case.
+    """The bus id with a domain of four digits, in lower case.
 
     >>> normal_bus_id("00000000:03:00.0")
     '0000:03:00.0'
@@ -155,7 +155,7 @@ def normal_bus_id(gpu: str) -> str:
 
 
 def is_hard(event: Event) -> bool:
-    """Whether the driver's word is of a fault of the GPU, not of a program or a mere consequence."""
+    """Whether the event is a fault of the GPU, not one of a program or a mere consequence."""
     code = event.number("xid")
     if code is None:
         return True

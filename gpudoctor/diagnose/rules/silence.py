@@ -1,4 +1,4 @@
-"""Who says nothing while others lose it, and what is left where only victims speak."""
+"""Hosts and ranks that are silent while others lose them, and logs that contain only victims or a launcher."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from gpudoctor.diagnose.rules.model import Hypothesis, host_of, named, ranks_of
 
 
 def silent_places(job: Job, attempt: int) -> list[Hypothesis]:
-    """A host whose log ends without a word, or the one rank without an error, while the others lost a peer."""
+    """The host whose log ends without an error, or the one rank without one, while the others lost a peer."""
     victims = job.of("victim", attempt=attempt)
     if not victims:
         return []
@@ -65,7 +65,7 @@ def _silent_host(job: Job, attempt: int) -> Hypothesis | None:
 
 
 def only_victims(job: Job, attempt: int) -> list[Hypothesis]:
-    """Everybody who speaks lost somebody else: the first failure is not in this text."""
+    """Every rank in the logs only lost another one: the first failure is not in this text."""
     victims = list(job.of("victim", attempt=attempt))
     if not victims:
         return []
@@ -98,7 +98,7 @@ def only_victims(job: Job, attempt: int) -> list[Hypothesis]:
 
 
 def only_a_launcher(job: Job, attempt: int) -> list[Hypothesis]:
-    """The launcher says that something failed, and nobody says what."""
+    """The launcher reports that something failed, and no line shows what."""
     events = [e for e in job.of("wrapper", attempt=attempt) if not job.outlived(e)]
     told = [e for e in events if e.what in ("child_failed", "launcher_exit")] or events
     exits = [e for e in job.of("exit", attempt=attempt) if (e.number("code") or 0) not in (0,)]

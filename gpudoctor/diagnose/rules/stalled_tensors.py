@@ -1,4 +1,4 @@
-"""Tensors that some ranks submitted and others did not, as Horovod lists them."""
+"""Tensors that some ranks submitted and others did not, from Horovod's stall warnings."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _NUMBER = re.compile(r"\d+")
 
 
 def stalled_tensors(job: Job, attempt: int) -> list[Hypothesis]:
-    """The same ranks missing everywhere did not come; different ones for different tensors took different paths.
+    """Ranks that are missing for every tensor are behind; if they differ by tensor, the ranks took different paths.
 
-    A warning behind which the work went on is over: that tensor came, only late.
+    A warning after which the work went on does not count: that tensor was only late.
     """
     events = [e for e in job.of("wait", attempt=attempt) if e.what == "stalled_tensor" and not job.worked_behind(e)]
     if not events:
