@@ -9,12 +9,10 @@ import msgspec
 
 from gpudoctor.diagnose.events import Event, Role
 from gpudoctor.diagnose.patterns import facts
-from gpudoctor.diagnose.patterns.catalogue import meaning_of
-from gpudoctor.diagnose.patterns.harmless import is_harmless
-from gpudoctor.diagnose.patterns.horovod import StallReader
+from gpudoctor.diagnose.patterns.catalogue import error_event, is_harmless
 from gpudoctor.diagnose.patterns.launchers import ElasticTable, expanded, read_launcher
 from gpudoctor.diagnose.patterns.ray import RayReader
-from gpudoctor.diagnose.patterns.watchdog import CONTINUES, DECIDES, read_watchdog
+from gpudoctor.diagnose.patterns.watchdog import CONTINUES, DECIDES, StallReader, read_watchdog
 from gpudoctor.diagnose.prefixes import Labels, Origin, stripped
 from gpudoctor.diagnose.tracebacks import Tracebacks, exception_event
 from gpudoctor.facts.kernel_log.messages import parse_message
@@ -143,7 +141,7 @@ class LogReader:
             yield ray
             return
         if handed := facts.ERROR_HANDLER.match(text):  # torchelastic's error handler prints what error.json holds
-            yield from self._detailed(exception_event(handed[1]), text)
+            yield _with_place(exception_event(handed[1]), text)
             return
         if stalls := self._stalls.read(text):
             yield from stalls
@@ -168,45 +166,27 @@ class LogReader:
                 if exception.rank is not None:
                     exception.detail["repeated"] = 1  # printed by a controller, which is another process
             self._spawned = None
-            yield from self._detailed(exception, text)
+            yield _with_place(exception, text)
             return
         if inside:
             return
         yield from self._plain(text, origin)
 
     def _plain(self, text: str, origin: Origin) -> Iterator[Event]:
-        meaning = meaning_of(text)
-        if meaning is not None:
-            row, found = meaning
-            said = found.groupdict()
-            event = Event(role=row.role, what=row.what, strength=row.strength, names_rank=row.names_rank)
-            event.gpu = said.get("gpu")
-            event.host = said.get("host") or said.get("node")
-            if row.role == "ending" and row.what != "terminated_signal" and event.host is None:
-                event.host = ""  # any node of the job may have printed the scheduler's line
-            event.ip = said.get("ip")
-            if said.get("pid"):
-                event.pid = int(said["pid"])
-            event.detail = {key: value for key, value in said.items() if value is not None}
-            if oom := facts.SRUN_OOM.search(text):
-                for task in expanded(oom["tasks"])[:64]:
-                    yield Event(role="cause", what="host_oom", strength=3, task=task, host=oom["host"])
-                return
-            yield from self._detailed(event, text)
+        event = error_event(text)
+        if event is None:
+            yield from self._facts(text)
             return
-        yield from self._facts(text)
-
-    def _detailed(self, event: Event, text: str) -> Iterator[Event]:
-        """The event with the rank, host and GPU that its own text names."""
-        if event.what == "collective_mismatch" and (found := facts.MISMATCH.search(text)):
-            event.detail = {**event.detail, **{k: v for k, v in found.groupdict().items() if v is not None}}
-        if event.what == "nan" and (named := re.search(r"[Rr]ank (\d+)", text)):
-            event.rank = int(named[1])
-        if where := facts.DEVICE_NODE.search(text):
-            event.gpu, event.host = where["gpu"], where["host"]
-        if event.gpu is None and event.what in ("cuda_oom", "gpu_ecc") and (gpu := facts.GPU.search(text)):
-            event.gpu = gpu["gpu"] or gpu["device"]
-        yield event
+        if oom := facts.SRUN_OOM.search(text):
+            for task in expanded(oom["tasks"])[:64]:
+                yield Event(role="cause", what="host_oom", strength=3, task=task, host=oom["host"])
+            return
+        event.gpu, event.host = event.word("gpu"), event.word("host") or event.word("node")
+        if event.role == "ending" and event.what != "terminated_signal" and event.host is None:
+            event.host = ""  # any node of the job may have printed the scheduler's line
+        if pid := event.word("pid"):
+            event.pid = int(pid)
+        yield _with_place(event, text)
 
     def _nccl(self, head: re.Match[str], origin: Origin, text: str) -> Iterator[Event]:
         if head["host"]:
@@ -240,15 +220,10 @@ class LogReader:
             rank = segment["dst"] if segment["way"] == "recv" else segment["src"]
             yield Event(role="fact", what="comm_rank", detail={"comm_rank": int(rank)})
         if head["level"] == "WARN":
-            meaning = meaning_of(text)
-            if meaning is None:
-                if facts.NCCL_FAILS.search(words) and not is_harmless(text):
-                    yield Event(role="wrapper", what="nccl_unknown", strength=1, names_rank=False, detail={"vague": 1})
-                return
-            row, found = meaning
-            event = Event(role=row.role, what=row.what, strength=row.strength, names_rank=row.names_rank)
-            event.detail = {key: value for key, value in found.groupdict().items() if value is not None}
-            yield event
+            if event := error_event(text):
+                yield event
+            elif facts.NCCL_FAILS.search(words) and not is_harmless(text):
+                yield Event(role="wrapper", what="nccl_unknown", strength=1, names_rank=False, detail={"vague": 1})
         elif returned := facts.RETURNED.search(words):
             what, role = _RETURNED[returned["code"]]
             yield Event(role=role, what=what, strength=1, names_rank=False)
@@ -296,3 +271,16 @@ class LogReader:
 def _goes_on(text: str) -> bool:
     starts = ("Exception raised", "frame #", "terminate called", "Traceback", "  File", "srun:", "slurmstepd")
     return bool(text) and "NCCL " not in text[:200] and not text.startswith(starts)
+
+
+def _with_place(event: Event, text: str) -> Event:
+    """The event with the rank, host and GPU that its own text names."""
+    if event.what == "collective_mismatch" and (found := facts.MISMATCH.search(text)):
+        event.detail = {**event.detail, **{k: v for k, v in found.groupdict().items() if v is not None}}
+    if event.what == "nan" and (named := re.search(r"[Rr]ank (\d+)", text)):
+        event.rank = int(named[1])
+    if where := facts.DEVICE_NODE.search(text):
+        event.gpu, event.host = where["gpu"], where["host"]
+    if event.gpu is None and event.what in ("cuda_oom", "gpu_ecc") and (gpu := facts.GPU.search(text)):
+        event.gpu = gpu["gpu"] or gpu["device"]
+    return event

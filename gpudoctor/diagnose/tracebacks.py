@@ -7,7 +7,7 @@ import re
 import msgspec
 
 from gpudoctor.diagnose.events import MAX_TEXT, Event
-from gpudoctor.diagnose.patterns.catalogue import meaning_of
+from gpudoctor.diagnose.patterns.catalogue import error_event
 
 _BEGIN = re.compile(r"Traceback \(most recent call last\):?(?: \(RANK (?P<rank>\d+)\))?")
 _FRAME = re.compile(r'\s*(?:\|\s*)?File "(?P<file>[^"]{1,400})", line (?P<line>\d+)(?:, in (?P<function>.{1,120}))?')
@@ -234,24 +234,18 @@ def exception_event(text: str, functions: set[str] = frozenset()) -> Event:  # t
         "BrokenPipeError",
     ):
         return Event(role="cause", what="loader_worker_killed", strength=2, detail=detail)
-    meaning = meaning_of(text)
-    if meaning is not None:
-        row, match = meaning
-        said = {key: value for key, value in match.groupdict().items() if value is not None}
-        event = Event(role=row.role, what=row.what, strength=row.strength, names_rank=row.names_rank)
-        event.detail = {**said, **detail}
-        return event
+    if known := error_event(text):
+        known.detail.update(detail)
+        return known
     if name in _IMPORT:
         return Event(role="cause", what="import_error", strength=3, detail=detail)
     if name == "MemoryError":
         return Event(role="cause", what="host_alloc_failed", strength=3, detail=detail)
-    if name in ("KeyboardInterrupt",):
+    if name == "KeyboardInterrupt":
         return Event(role="ending", what="terminated_signal", strength=1, names_rank=False, detail=detail)
     if guilty := _GUILTY.search(text):
         detail["ranks"] = guilty[1]
-    if _ELSEWHERE.search(message):
-        return Event(role="wrapper", what="wrapper", detail=detail)
-    if name in _WRAPPERS or name.startswith("RayTaskError"):
+    if _ELSEWHERE.search(message) or name in _WRAPPERS or name.startswith("RayTaskError"):
         return Event(role="wrapper", what="wrapper", detail=detail)
     if name in _MOVED:
         return Event(role="echo", what="user_exception", strength=1, detail=detail)
