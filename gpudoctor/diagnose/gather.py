@@ -10,7 +10,6 @@ from pathlib import Path
 
 import msgspec
 
-from gpudoctor.diagnose.error_files import looks_like_error_file, read_error_file
 from gpudoctor.diagnose.events import EventLog
 from gpudoctor.diagnose.flight_recorder import Dump, DumpError, looks_like_dump, rank_in_name, read_dump
 from gpudoctor.diagnose.job import LogFile
@@ -29,6 +28,7 @@ from gpudoctor.diagnose.sources import (
     text_blocks,
 )
 from gpudoctor.diagnose.stacks import Stack, looks_like_stacks, read_stacks
+from gpudoctor.diagnose.tracebacks import looks_like_error_file, read_error_file
 
 _CHUNK_BYTES = 8 << 20
 _WHOLE_BYTES = 256 << 10  # at either end of a file every line is read: ranks and hosts come first, exits last

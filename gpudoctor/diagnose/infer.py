@@ -14,7 +14,7 @@ from gpudoctor.diagnose.rules.collective_timeouts import nccl_timeouts, watchdog
 from gpudoctor.diagnose.rules.direct import direct_causes, echoes, mismatches, weak_causes
 from gpudoctor.diagnose.rules.dumps import from_dumps, from_stacks
 from gpudoctor.diagnose.rules.ends import early_exit, unexplained_exits
-from gpudoctor.diagnose.rules.missing_peers import gloo_timeouts, missing_ranks
+from gpudoctor.diagnose.rules.missing_peers import gloo_timeouts, missing_ranks, stalled_tensors
 from gpudoctor.diagnose.rules.model import Hypothesis, host_of, ranks_of
 from gpudoctor.diagnose.rules.outside import (
     failed_before,
@@ -26,7 +26,6 @@ from gpudoctor.diagnose.rules.outside import (
     signals_and_cancels,
 )
 from gpudoctor.diagnose.rules.silence import only_a_launcher, only_victims, silent_places
-from gpudoctor.diagnose.rules.stalled_tensors import stalled_tensors
 from gpudoctor.diagnose.stacks import Stack
 
 _ENDED_FROM_OUTSIDE = (0, -2, -9, -15)  # SIGINT, SIGKILL, SIGTERM
