@@ -101,9 +101,7 @@ def _last_words(gathered: GatheredLogs) -> Iterable[EvidenceLine]:
 def _cause(job: Job, found: Hypothesis, confidence: Confidence, gathered: GatheredLogs) -> Cause:
     return Cause(
         what=found.what,
-        rank=found.rank
-        if found.rank is not None
-        else (found.ranks[0] if found.what == "rank_behind" and found.ranks else None),
+        rank=found.ranks[0] if found.ranks and found.what == "rank_behind" else found.rank,
         host=found.host,
         gpu=found.gpu,
         confidence=confidence,
@@ -116,7 +114,7 @@ def _cause(job: Job, found: Hypothesis, confidence: Confidence, gathered: Gather
 def _evidence(found: Hypothesis, gathered: GatheredLogs) -> Iterable[EvidenceLine]:
     """The lines of the hypothesis; for the first exception also the statement that raised it."""
     for number, event in enumerate(found.events[:6]):
-        name = gathered.files[event.file].name if event.file < len(gathered.files) else "?"
+        name = gathered.files[event.file].name
         raised = event.number("raised")
         if number == 0 and raised and not (event.word("raised_text") or "").endswith("("):
             yield EvidenceLine(name, raised, event.word("raised_text") or "")
@@ -147,9 +145,7 @@ def _others(job: Job, found: list[Hypothesis], best: Hypothesis, gathered: Gathe
 
 
 def _of_rank(best: Hypothesis, rank: int) -> Hypothesis:
-    return Hypothesis(
-        what=best.what, ranks=(rank,), host=best.host, confidence=best.confidence, text=best.text, events=best.events
-    )
+    return msgspec.structs.replace(best, ranks=(rank,), gpu=None, unknown=False)
 
 
 def _victims(job: Job, attempt: int, best: Hypothesis) -> Iterable[Victim]:
@@ -167,7 +163,7 @@ def _victims(job: Job, attempt: int, best: Hypothesis) -> Iterable[Victim]:
         ):
             continue
         told.add(key)
-        name = job.files[event.file].name if event.file < len(job.files) else "?"
+        name = job.files[event.file].name
         why = "waited for a peer" if event.role == "wait" else "lost the connection to a peer or to the store"
         yield Victim(event.rank, event.host, why, (EvidenceLine(name, event.line, event.text.strip()),))
 
@@ -188,7 +184,7 @@ def _timeline(job: Job) -> tuple[TimelineEntry, ...]:
             e.rank,
             e.host,
             _timeline_word(e),
-            job.files[e.file].name if e.file < len(job.files) else "?",
+            job.files[e.file].name,
             e.line,
             e.text.strip()[:200],
         )

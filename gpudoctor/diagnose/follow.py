@@ -11,7 +11,7 @@ import msgspec
 
 from gpudoctor.diagnose.events import EventLog
 from gpudoctor.diagnose.gather import GatheredLogs
-from gpudoctor.diagnose.job import LogFile
+from gpudoctor.diagnose.places import LogFile
 from gpudoctor.diagnose.prefixes import Labels, labels_of
 from gpudoctor.diagnose.reader import LogReader
 from gpudoctor.diagnose.sources import LogSource

@@ -12,8 +12,8 @@ import msgspec
 
 from gpudoctor.diagnose.events import EventLog
 from gpudoctor.diagnose.flight_recorder import Dump, DumpError, looks_like_dump, rank_in_name, read_dump
-from gpudoctor.diagnose.job import LogFile
 from gpudoctor.diagnose.nccl_ras import read_ras
+from gpudoctor.diagnose.places import LogFile
 from gpudoctor.diagnose.prefixes import labels_of
 from gpudoctor.diagnose.reader import LogReader
 from gpudoctor.diagnose.scan import Hit, all_lines, interesting_lines

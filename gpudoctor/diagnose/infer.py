@@ -6,16 +6,16 @@ first to fail.
 
 from __future__ import annotations
 
-from gpudoctor.diagnose.attempts import REQUEUED
 from gpudoctor.diagnose.events import TROUBLE, Event
 from gpudoctor.diagnose.flight_recorder import Dump
 from gpudoctor.diagnose.job import Job
+from gpudoctor.diagnose.places import REQUEUED
 from gpudoctor.diagnose.rules.collective_timeouts import nccl_timeouts, watchdogs_stuck
 from gpudoctor.diagnose.rules.direct import direct_causes, echoes, mismatches, weak_causes
 from gpudoctor.diagnose.rules.dumps import from_dumps, from_stacks
 from gpudoctor.diagnose.rules.ends import early_exit, unexplained_exits
 from gpudoctor.diagnose.rules.missing_peers import gloo_timeouts, missing_ranks, stalled_tensors
-from gpudoctor.diagnose.rules.model import Hypothesis, host_of, ranks_of
+from gpudoctor.diagnose.rules.model import Hypothesis, host_of, only_rank, ranks_of
 from gpudoctor.diagnose.rules.outside import (
     failed_before,
     gpu_faults,
@@ -118,10 +118,9 @@ def recovered(job: Job) -> Hypothesis | None:
     if not shown:
         return None
     causes = list(job.of("cause", attempt=failed)) or list(job.of("exit", attempt=failed))
-    ranks = ranks_of(causes)
     return Hypothesis(
         what="recovered",
-        ranks=ranks if len(ranks) == 1 else (),
+        ranks=only_rank(ranks_of(causes)),
         host=host_of(causes) or (next(iter(job.hosts)) if len(job.hosts) == 1 else None),
         confidence="certain",
         text=f"attempt {failed} failed ({causes[0].text if causes else 'see the log'}); attempt {last} ran to its end",
@@ -159,7 +158,7 @@ def _said_dead(job: Job, attempt: int) -> list[Hypothesis]:
     """Ray or RAS reports that a process or node is lost, without a reason."""
     found: list[Hypothesis] = []
     for what in ("process_died_unknown", "node_lost"):
-        events = [e for e in job.of("cause", attempt=attempt) if e.what == what]
+        events = job.of("cause", attempt=attempt, what=what)
         if not events:
             continue
         ranks = ranks_of(events)
@@ -167,7 +166,7 @@ def _said_dead(job: Job, attempt: int) -> list[Hypothesis]:
         found.append(
             Hypothesis(
                 what=what,
-                ranks=ranks if len(ranks) == 1 else (),
+                ranks=only_rank(ranks),
                 host=host_of(events),
                 confidence="likely",
                 events=events[:3],
@@ -179,16 +178,14 @@ def _said_dead(job: Job, attempt: int) -> list[Hypothesis]:
 
 
 def _ras_behind(job: Job, attempt: int) -> list[Hypothesis]:
-    events = [e for e in job.of("cause", attempt=attempt) if e.what == "rank_behind"]
+    events = job.of("cause", attempt=attempt, what="rank_behind")
     if not events:
         return []
-    ranks = ranks_of(events)
     return [
         Hypothesis(
             what="rank_behind",
-            ranks=ranks,
+            ranks=ranks_of(events),
             host=host_of(events),
-            gpu=None,
             confidence="likely",
             events=events[:4],
             text="NCCL RAS: launched fewer operations than the other ranks of the communicator",
@@ -200,7 +197,7 @@ def _stacks_by_rank(job: Job, stacks: list[Stack]) -> dict[int, Stack]:
     found: dict[int, Stack] = {}
     pids = {e.pid: e.rank for e in job.events if e.pid is not None and e.rank is not None}
     for stack in stacks:
-        rank = job.files[stack.file].rank if stack.file < len(job.files) else None
+        rank = job.files[stack.file].rank
         if rank is None and stack.pid is not None:
             rank = pids.get(stack.pid)
         if rank is not None:

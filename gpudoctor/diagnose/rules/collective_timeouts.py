@@ -42,7 +42,7 @@ def nccl_timeouts(job: Job, attempt: int) -> list[Hypothesis]:
 def groups_of(job: Job, attempt: int) -> dict[Group, dict[int, Waiting]]:
     """For each process group, the ranks that timed out or printed counts; key None: old formats without a group."""
     status = [e for e in job.of("wait", attempt=attempt) if e.what == "group_status" and e.rank is not None]
-    timeouts = [e for e in job.of("wait", attempt=attempt) if e.what == "nccl_timeout"]
+    timeouts = job.of("wait", attempt=attempt, what="nccl_timeout")
     keys = {_key(e) for e in status}
     only = next(iter(keys)) if len(keys) == 1 else None
     group_of = {(e.rank, e.number("seq")): _key(e) for e in status}

@@ -68,7 +68,7 @@ def echoes(job: Job, attempt: int, least: int) -> list[Hypothesis]:
 
 def weak_causes(job: Job, attempt: int) -> list[Hypothesis]:
     """Lines that name only what failed in general: wrappers of an error that is not in the text."""
-    lost = [e for e in job.of("victim", attempt=attempt) if e.what == "peer_lost"]
+    lost = job.of("victim", attempt=attempt, what="peer_lost")
     events = [
         e
         for e in job.of("cause", "wrapper", attempt=attempt)
@@ -98,7 +98,7 @@ def mismatches(job: Job, attempt: int) -> list[Hypothesis]:
     """Reports of torch that ranks do different things; the minority in all reports is named, if there is one."""
     found: list[Hypothesis] = []
     for what, value_of in (("collective_mismatch", _running), ("config_mismatch", _parameters)):
-        events = [e for e in job.of("cause", attempt=attempt) if e.what == what]
+        events = job.of("cause", attempt=attempt, what=what)
         if not events:
             continue
         values: dict[int, str] = {}
@@ -116,7 +116,7 @@ def mismatches(job: Job, attempt: int) -> list[Hypothesis]:
         found.append(
             Hypothesis(what=what, ranks=odd, host=host_of(events), confidence="certain", text=text, events=events)
         )
-    barrier = [e for e in job.of("cause", attempt=attempt) if e.what == "barrier_failed"]
+    barrier = job.of("cause", attempt=attempt, what="barrier_failed")
     if barrier:
         said = barrier[0].word("ranks") or barrier[0].word("more") or ""
         ranks = tuple(sorted({int(number) for number in _NUMBER.findall(said)}))

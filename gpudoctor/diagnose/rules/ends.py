@@ -5,7 +5,7 @@ from __future__ import annotations
 from gpudoctor.diagnose.diagnosis import Confidence
 from gpudoctor.diagnose.events import Event
 from gpudoctor.diagnose.job import Job
-from gpudoctor.diagnose.rules.model import Hypothesis, host_of, named, ranks_of
+from gpudoctor.diagnose.rules.model import Hypothesis, host_of, named, only_rank, ranks_of
 
 _CLASS = {-9: "killed_sigkill", -11: "segfault", -7: "sigbus"}
 _WHOLE_NODES = (4, 8, 16)
@@ -41,7 +41,7 @@ def unexplained_exits(job: Job, attempt: int) -> list[Hypothesis]:
 
 def _of_code(job: Job, attempt: int, code: int, events: list[Event]) -> Hypothesis | None:
     ranks = ranks_of(events)
-    one = ranks if len(ranks) == 1 else ()
+    one = only_rank(ranks)
     who = named(ranks) if ranks else "a process"
     first = [e for e in events if e.number("root")] or events
     if code == 1:
@@ -112,10 +112,9 @@ def _silent(job: Job, attempt: int, events: list[Event], ranks: tuple[int, ...])
     late = any(e.what == "begins_failing" and e.file in files for e in job.events)
     worked = any(e.file in files for e in job.of("progress", attempt=attempt))  # the file has the output of ranks
     if (own or ((others_speak or worked) and not late)) and not job.head_missing() and ranks:
-        one = ranks if len(ranks) == 1 else ()
         return Hypothesis(
             what="silent_exit",
-            ranks=one,
+            ranks=only_rank(ranks),
             host=host_of(events),
             confidence="likely",
             events=events[:3],

@@ -7,27 +7,27 @@ import re
 from gpudoctor.diagnose.events import Event
 from gpudoctor.diagnose.job import Job
 from gpudoctor.diagnose.rules.direct import minority
-from gpudoctor.diagnose.rules.model import Hypothesis, host_of, named, ranks_of
+from gpudoctor.diagnose.rules.model import Hypothesis, host_of, named, only_rank, ranks_of
 
 _NUMBER = re.compile(r"\d+")
 
 
 def missing_ranks(job: Job, attempt: int) -> list[Hypothesis]:
     """Ranks that wait for a key of the store wait for the rank that never wrote it, usually at the start."""
-    waits = [e for e in job.of("wait", attempt=attempt) if e.what == "store_timeout"]
+    waits = job.of("wait", attempt=attempt, what="store_timeout")
     if not waits:
         return []
     if crowded := [e for e in waits if int(e.word("joined") or 0) > int(e.word("world") or 0) > 0]:
         return [_too_many(crowded)]
     keys = {e.detail["key_rank"] for e in waits if e.detail.get("key_rank") is not None}
-    named_ranks = {int(key) for key in keys} - ranks_of_set(waits)
+    named_ranks = {int(key) for key in keys} - set(ranks_of(waits))
     silent = job.members - job.ranks_in_trouble(attempt)
     ranks = tuple(sorted(named_ranks or (silent if len(silent) < len(job.members) / 2 else set())))
     who = named(ranks) if ranks else "a rank"
     return [
         Hypothesis(
             what="missing_rank",
-            ranks=ranks if len(ranks) == 1 else (),
+            ranks=only_rank(ranks),
             confidence="likely" if ranks else "possible",
             text=f"the others waited in vain for {who}: it never came that far",
             events=waits[:3],
@@ -46,11 +46,6 @@ def _too_many(waits: list[Event]) -> Hypothesis:
     )
 
 
-def ranks_of_set(events: list[Event]) -> set[int]:
-    """The ranks of events, as a set."""
-    return set(ranks_of(events))
-
-
 def gloo_timeouts(job: Job, attempt: int) -> list[Hypothesis]:
     """The rank without an error among peers that timed out hangs; gloo has no sequence numbers to compare."""
     waits = [e for e in job.of("wait", attempt=attempt) if e.what in ("gloo_timeout", "barrier_waits", "peer_timeout")]
@@ -67,12 +62,11 @@ def gloo_timeouts(job: Job, attempt: int) -> list[Hypothesis]:
     if silent and (len(silent) < len(job.members) / 2 or (alive and len(silent) == 1)):
         ranks = tuple(sorted(silent))
         shown = waits[:2] + [e for e in exits.values() if e.rank in silent][:2]
-        hosts = {e.host for e in job.events if e.rank in silent and e.host}
         return [
             Hypothesis(
                 what="rank_hung",
-                ranks=ranks if len(ranks) == 1 else (),
-                host=hosts.pop() if len(hosts) == 1 else None,
+                ranks=only_rank(ranks),
+                host=host_of(e for e in job.events if e.rank in silent),
                 confidence="likely" if len(ranks) == 1 else "possible",
                 events=shown,
                 text=f"the others timed out waiting; {named(ranks)} told of no error and was still there: it hangs",
@@ -102,7 +96,7 @@ def _other_calls(job: Job, attempt: int) -> Hypothesis | None:
     odd = minority(values) if len(values) > 2 else ()
     return Hypothesis(
         what="collective_mismatch",
-        ranks=odd if len(odd) == 1 else (),
+        ranks=only_rank(odd),
         host=host_of(waits),
         confidence="likely",
         events=waits[:4],
@@ -115,7 +109,7 @@ def stalled_tensors(job: Job, attempt: int) -> list[Hypothesis]:
 
     A warning after which the work went on does not count: that tensor was only late.
     """
-    events = [e for e in job.of("wait", attempt=attempt) if e.what == "stalled_tensor" and not job.worked_behind(e)]
+    events = [e for e in job.of("wait", attempt=attempt) if e.what == "stalled_tensor" and not job.worked_after(e)]
     if not events:
         return []
     missing: dict[str, set[int]] = {}

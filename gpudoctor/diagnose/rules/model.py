@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import msgspec
 
@@ -31,6 +31,11 @@ class Hypothesis(msgspec.Struct, kw_only=True):
 def ranks_of(events: Iterable[Event]) -> tuple[int, ...]:
     """The ranks of the events, sorted."""
     return tuple(sorted({e.rank for e in events if e.rank is not None}))
+
+
+def only_rank(ranks: Collection[int]) -> tuple[int, ...]:
+    """The rank, if it is the only one; else empty."""
+    return tuple(ranks) if len(ranks) == 1 else ()
 
 
 def host_of(events: Iterable[Event]) -> str | None:

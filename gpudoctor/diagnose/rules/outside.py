@@ -7,7 +7,7 @@ import re
 from gpudoctor.checks.gpu.xid_codes import XIDS
 from gpudoctor.diagnose.events import Event
 from gpudoctor.diagnose.job import Job
-from gpudoctor.diagnose.rules.model import Hypothesis, host_of, named, ranks_of
+from gpudoctor.diagnose.rules.model import Hypothesis, host_of, named, only_rank, ranks_of
 
 _ECC = {48, 63, 64, 94, 95, 140, 171, 172}
 _FOLLOWS = {43, 45}
@@ -21,9 +21,9 @@ def scheduler_endings(job: Job, attempt: int) -> list[Hypothesis]:
         events = [e for e in job.of("ending") if e.what == what and e.attempt >= attempt]
         if not events or failed_before(job, attempt, events[0], lost_peers_count=False):
             continue
-        hosts = {e.host for e in events if e.host}
-        host = hosts.pop() if len(hosts) == 1 else None
-        found.append(Hypothesis(what=what, host=host, confidence="certain", text=events[0].text, events=events[:3]))
+        found.append(
+            Hypothesis(what=what, host=host_of(events), confidence="certain", text=events[0].text, events=events[:3])
+        )
     return found
 
 
@@ -69,18 +69,17 @@ def _later(event: Event, other: Event) -> bool:
 
 def out_of_host_memory(job: Job, attempt: int) -> list[Hypothesis]:
     """The kernel, Slurm, the kubelet or Ray killed a process for memory: evidence that exit code -9 alone is not."""
-    events = [e for e in job.of("cause", attempt=attempt) if e.what == "host_oom"]
+    events = job.of("cause", attempt=attempt, what="host_oom")
     pids = {e.pid for e in job.of("exit", "closed", "fact") if e.pid}
     ours = [e for e in events if e.pid is None or e.pid in pids or not pids or not _OTHER_PROGRAM.search(e.text)]
     if not ours:
         return []
     ranks = ranks_of(ours)
-    matched = [e for e in ours if e.rank is not None]
     return [
         Hypothesis(
             what="host_oom",
-            ranks=ranks if len(ranks) == 1 else (),
-            host=host_of(matched or ours),
+            ranks=only_rank(ranks),
+            host=host_of([e for e in ours if e.rank is not None] or ours),
             confidence="certain",
             text=f"{named(ranks) if ranks else 'a process of the job'} was killed because the memory of the host "
             "or of its cgroup ran out",
@@ -92,8 +91,8 @@ def out_of_host_memory(job: Job, attempt: int) -> list[Hypothesis]:
 def gpu_faults(job: Job, attempt: int) -> list[Hypothesis]:
     """Xids, lost GPUs and ECC errors: the kernel's report counts more than a library's."""
     found: list[Hypothesis] = []
-    lost = [e for e in job.of("cause") if e.what == "gpu_lost"]
-    ecc = [e for e in job.of("cause", attempt=attempt) if e.what == "gpu_ecc"]
+    lost = job.of("cause", what="gpu_lost")
+    ecc = job.of("cause", attempt=attempt, what="gpu_ecc")
     xids = [e for e in job.of("cause") if e.what == "gpu_xid" and e.number("xid") not in _FOLLOWS]
     hard = [e for e in xids if is_hard(e)]
     for what, events in (
@@ -110,7 +109,7 @@ def gpu_faults(job: Job, attempt: int) -> list[Hypothesis]:
         found.append(
             Hypothesis(
                 what=what,
-                ranks=ranks if len(ranks) == 1 else (),
+                ranks=only_rank(ranks),
                 host=host_of(events),
                 gpu=normal_bus_id(gpu) if gpu else None,
                 confidence="certain",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpudoctor.diagnose.events import TROUBLE
 from gpudoctor.diagnose.job import Job
-from gpudoctor.diagnose.rules.model import Hypothesis, host_of, named, ranks_of
+from gpudoctor.diagnose.rules.model import Hypothesis, host_of, named, only_rank, ranks_of
 
 
 def silent_places(job: Job, attempt: int) -> list[Hypothesis]:
@@ -22,13 +22,11 @@ def silent_places(job: Job, attempt: int) -> list[Hypothesis]:
     heard = job.ranks_heard()
     silent = {r for r in range(job.world) if r not in trouble and r not in exits}
     if len(silent) == 1 and silent <= heard and not job.of("exit", "closed", attempt=attempt):
-        rank = next(iter(silent))
-        hosts = {e.host for e in job.events if e.rank == rank and e.host}
         return [
             Hypothesis(
                 what="process_died_unknown",
-                ranks=(rank,),
-                host=hosts.pop() if len(hosts) == 1 else None,
+                ranks=tuple(silent),
+                host=host_of(e for e in job.events if e.rank in silent),
                 confidence="possible",
                 events=victims[:3],
                 text=f"{named(silent)} went without a word; all others lost their connection to it",
@@ -49,14 +47,14 @@ def _silent_host(job: Job, attempt: int) -> Hypothesis | None:
         events = [e for e in job.events if e.file in numbers]
         if not any(e.role in (*TROUBLE, "exit", "ending", "wrapper", "closed") for e in events):
             quiet.append(host)
-    if len(quiet) != 1 or len(of_host) - len(quiet) < 1:
+    if len(quiet) != 1:
         return None
     known = any(file.host == quiet[0] for file in job.files)
     ranks = ranks_of(e for e in job.events if e.file in of_host[quiet[0]])
     shown = list(job.of("victim", attempt=attempt))[:3]
     return Hypothesis(
         what="node_lost",
-        ranks=ranks if len(ranks) == 1 else (),
+        ranks=only_rank(ranks),
         host=quiet[0] if known else None,
         confidence="likely",
         events=shown,
