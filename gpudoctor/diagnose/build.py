@@ -15,8 +15,6 @@ from gpudoctor.diagnose.diagnosis import (
     EvidenceLine,
     NextStep,
     TimelineEntry,
-    Unread,
-    Verdict,
     Victim,
 )
 from gpudoctor.diagnose.events import Event
@@ -40,30 +38,32 @@ def diagnose(gathered: GatheredLogs, reports: Iterable[NodeReport] = ()) -> Diag
         gathered.files[dump.file].rank = dump.rank
     healed = recovered(job)
     found = [healed] if healed else hypotheses(job, gathered.dumps, gathered.stacks)
-    unread = tuple(Unread(s.name, s.reason) for s in gathered.skipped)
-    common = {"files": len(gathered.files), "unread": unread, "world_size": job.world, "timeline": _timeline(job)}
+    answer = Diagnosis(
+        verdict="nothing",
+        cause=None,
+        files=len(gathered.files),
+        unread=tuple(gathered.unread),
+        world_size=job.world,
+        timeline=_timeline(job),
+    )
     if not found:
-        reason, last_words = _nothing_reason(gathered), tuple(_last_words(gathered))
-        return Diagnosis(verdict="nothing", cause=None, reason=reason, unexplained=last_words, **common)  # type: ignore[arg-type]
-    nodes = list(reports)
-    best, confidence, notes = weigh(found[0], nodes)
+        return msgspec.structs.replace(
+            answer, reason=_nothing_reason(gathered), unexplained=tuple(_last_words(gathered))
+        )
+    best, confidence, notes = weigh(found[0], list(reports))
     cause = _cause(job, best, confidence, gathered)
-    others = [] if healed else _others(job, found, best, gathered)
     attempt = first_failed_attempt(job) or 0
-    verdict: Verdict = "nothing" if healed else "unknown" if best.unknown else "cause"
-    words = text_of_cause(best.what)
-    doubtful = best.unknown or cause.confidence == "possible"
-    return Diagnosis(
-        verdict=verdict,
+    return msgspec.structs.replace(
+        answer,
+        verdict="nothing" if healed else "unknown" if best.unknown else "cause",
         cause=cause,
-        others=tuple(others),
+        others=() if healed else tuple(_others(job, found, best, gathered)),
         victims=() if healed else tuple(_victims(job, attempt, best)),
-        collect=COLLECT["unknown"] if doubtful else (),
-        next=tuple(_next_steps(cause, words.checks)),
+        collect=COLLECT if best.unknown or confidence == "possible" else (),
+        next=tuple(_next_steps(cause, text_of_cause(best.what).checks)),
         reason="; ".join(notes),
         clocks=clock_skews(job, attempt),
         silent_ranks=tuple(sorted(job.members - job.ranks_heard()))[:1024] if job.world else (),
-        **common,  # type: ignore[arg-type]
     )
 
 
@@ -74,7 +74,7 @@ def stalled(answer: Diagnosis, stall: Stall) -> Diagnosis:
     words = "; ".join(stall.last[:8]) or "no step was seen"
     text = f"no step for {stall.seconds:g} s, and no line says why; last known: {words}"
     cause = Cause("stalled", None, None, None, "possible", text)
-    return msgspec.structs.replace(answer, verdict="unknown", cause=cause, collect=COLLECT["unknown"], reason="")
+    return msgspec.structs.replace(answer, verdict="unknown", cause=cause, collect=COLLECT, reason="")
 
 
 def _nothing_reason(gathered: GatheredLogs) -> str:

@@ -109,14 +109,13 @@ CAUSES: dict[str, CauseText] = {
     "recovered": _c("ended-from-outside", "an attempt failed, and a later one ended well", "Nothing to do for this job; the first attempt's cause is named above."),
 }  # fmt: skip
 
-COLLECT: dict[str, tuple[str, ...]] = {
-    "unknown": (
-        "the output of every rank, not of one alone (torchrun --log-dir DIR --redirects 3, srun -l)",
-        "the kernel log of each host: dmesg -T",
-        "flight recorder dumps: TORCH_FR_BUFFER_SIZE=2000 and TORCH_NCCL_DUMP_ON_TIMEOUT=1",
-        "while it hangs: py-spy dump of every rank, and ncclras",
-    ),
-}
+# for a cause that is unknown or only possible
+COLLECT = (
+    "the output of every rank, not of one alone (torchrun --log-dir DIR --redirects 3, srun -l)",
+    "the kernel log of each host: dmesg -T",
+    "flight recorder dumps: TORCH_FR_BUFFER_SIZE=2000 and TORCH_NCCL_DUMP_ON_TIMEOUT=1",
+    "while it hangs: py-spy dump of every rank, and ncclras",
+)
 
 
 def text_of_cause(what: str) -> CauseText:

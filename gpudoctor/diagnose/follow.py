@@ -9,7 +9,6 @@ from collections.abc import Callable
 
 import msgspec
 
-from gpudoctor.diagnose.events import EventLog
 from gpudoctor.diagnose.gather import GatheredLogs
 from gpudoctor.diagnose.places import LogFile
 from gpudoctor.diagnose.prefixes import Labels, labels_of
@@ -108,7 +107,7 @@ class _Tail:
 
 def follow(sources: list[LogSource], stall_s: float, say: Callable[[str], None]) -> tuple[GatheredLogs, Stall | None]:
     """Read until standard input ends, or until nothing moved for `stall_s` seconds."""
-    found = GatheredLogs(EventLog(), [], [], [], [])
+    found = GatheredLogs()
     tails = [_Tail(source, number, found) for number, source in enumerate(sources)]
     found.files = [tail.file for tail in tails]
     moved_s = time.monotonic()

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from itertools import islice, pairwise
+from itertools import chain, islice, pairwise
 from pathlib import Path
 
 import msgspec
 
+from gpudoctor.diagnose.decoding import UnreadableError, head_of, is_plain, looks_binary, read_whole, text_blocks
+from gpudoctor.diagnose.diagnosis import Unread
 from gpudoctor.diagnose.events import EventLog
 from gpudoctor.diagnose.flight_recorder import Dump, DumpError, looks_like_dump, rank_in_name, read_dump
 from gpudoctor.diagnose.nccl_ras import read_ras
@@ -17,16 +19,7 @@ from gpudoctor.diagnose.places import LogFile
 from gpudoctor.diagnose.prefixes import labels_of
 from gpudoctor.diagnose.reader import LogReader
 from gpudoctor.diagnose.scan import Hit, all_lines, interesting_lines
-from gpudoctor.diagnose.sources import (
-    LogSource,
-    Skipped,
-    UnreadableError,
-    head_of,
-    is_plain,
-    looks_binary,
-    read_whole,
-    text_blocks,
-)
+from gpudoctor.diagnose.sources import LogSource
 from gpudoctor.diagnose.stacks import Stack, looks_like_stacks, read_stacks
 from gpudoctor.diagnose.tracebacks import looks_like_error_file, read_error_file
 
@@ -42,16 +35,16 @@ _SIGNS_OF_A_JOB = 3  # steps, ranks, processes: ordinary prose may mention one b
 class GatheredLogs(msgspec.Struct):
     """What was read from all sources."""
 
-    log: EventLog
-    files: list[LogFile]
+    log: EventLog = msgspec.field(default_factory=EventLog)
+    files: list[LogFile] = []
     dumps: list[Dump] = []
     stacks: list[Stack] = []
-    skipped: list[Skipped] = []
+    unread: list[Unread] = []
 
 
 def gather(sources: Iterable[LogSource]) -> GatheredLogs:
-    """Read every source; one that cannot be read becomes an entry of `skipped`, and the rest is used."""
-    found = GatheredLogs(EventLog(), [], [], [], [])
+    """Read every source; one that cannot be read becomes an entry of `unread`, and the rest is used."""
+    found = GatheredLogs()
     for source in sources:
         number = len(found.files)
         found.files.append(LogFile(source.name))
@@ -59,7 +52,7 @@ def gather(sources: Iterable[LogSource]) -> GatheredLogs:
             _read(source, number, found)
         except (UnreadableError, DumpError) as error:
             found.files[number].text = False
-            found.skipped.append(Skipped(source.name, str(error)))
+            found.unread.append(Unread(source.name, str(error)))
     return found
 
 
@@ -94,7 +87,7 @@ def _read_text(source: LogSource, number: int, found: GatheredLogs) -> None:
     reader = LogReader(number, labels_of([_text(line) for _, line in first]))
     ras: list[str] = []
     last = signs = 0
-    for place, line in _chained(first, hits):
+    for place, line in chain(first, hits):
         last = place + 1
         text = _text(line)
         if len(ras) < 400:
@@ -107,11 +100,6 @@ def _read_text(source: LogSource, number: int, found: GatheredLogs) -> None:
     found.log.extend(read_ras(ras, number))
     file.lines = last
     file.like_a_job = signs >= _SIGNS_OF_A_JOB
-
-
-def _chained(first: list[Hit], rest: Iterator[Hit]) -> Iterator[Hit]:
-    yield from first
-    yield from rest
 
 
 def _text(line: bytes) -> str:

@@ -7,9 +7,8 @@ from pathlib import Path
 import msgspec
 
 from gpudoctor.diagnose.causes import text_of_cause
-from gpudoctor.diagnose.diagnosis import Confidence
+from gpudoctor.diagnose.diagnosis import Confidence, Unread
 from gpudoctor.diagnose.rules.model import Hypothesis
-from gpudoctor.diagnose.sources import Skipped
 
 _MAX_BYTES = 64 << 20
 _UP: dict[Confidence, Confidence] = {"possible": "likely", "likely": "certain", "certain": "certain"}
@@ -24,10 +23,10 @@ class NodeReport(msgspec.Struct, frozen=True):
     passed: tuple[str, ...]
 
 
-def read_reports(paths: list[Path]) -> tuple[list[NodeReport], list[Skipped]]:
+def read_reports(paths: list[Path]) -> tuple[list[NodeReport], list[Unread]]:
     """The reports in files and folders, and the files that are no reports."""
     found: list[NodeReport] = []
-    skipped: list[Skipped] = []
+    unread: list[Unread] = []
     for path in paths:
         files = sorted(path.rglob("*.json"))[:10_000] if path.is_dir() else [path]
         for file in files:
@@ -36,10 +35,10 @@ def read_reports(paths: list[Path]) -> tuple[list[NodeReport], list[Skipped]]:
                     raise ValueError("too large")
                 found.append(_report(msgspec.json.decode(file.read_bytes())))
             except OSError as error:
-                skipped.append(Skipped(str(file), error.strerror or str(error)))
+                unread.append(Unread(str(file), error.strerror or str(error)))
             except (msgspec.DecodeError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-                skipped.append(Skipped(str(file), "no gpudoctor report"))
-    return found, skipped
+                unread.append(Unread(str(file), "no gpudoctor report"))
+    return found, unread
 
 
 def _report(data: object) -> NodeReport:

@@ -14,9 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpudoctor.diagnose.build import diagnose
+from gpudoctor.diagnose.decoding import text_blocks
 from gpudoctor.diagnose.gather import gather, hits_of_part
 from gpudoctor.diagnose.scan import all_lines, interesting_lines
-from gpudoctor.diagnose.sources import LogSource, find_sources, text_blocks
+from gpudoctor.diagnose.sources import LogSource, find_sources
 from gpudoctor.errors import UserError
 from tests.diagnose.asking import answer_of, answer_to, said
 
