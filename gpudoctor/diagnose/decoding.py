@@ -32,10 +32,10 @@ def is_plain(source: LogSource) -> bool:
 
 
 def head_of(source: LogSource) -> bytes:
-    """The first bytes as stored; empty if the file cannot be opened."""
-    if source.path is None:
-        return b""
+    """The first bytes as stored; empty for a stream, which would lose them, and for a file that cannot be opened."""
     try:
+        if source.path is None or not source.path.is_file():
+            return b""
         with source.path.open("rb") as file:
             return file.read(_HEAD_BYTES)
     except OSError:
@@ -95,7 +95,7 @@ def _blocks_of(stream: IO[bytes], name: str) -> Iterator[bytes]:
     if head.startswith(b"\x1f\x8b"):
         yield from _gunzipped(head, stream)
     elif head.startswith(b"\xfd7zXZ"):
-        yield from _inflated(lzma.LZMADecompressor(), head, stream)
+        yield from _unxz(head, stream)
     elif head.startswith(b"\x28\xb5\x2f\xfd"):
         yield from _unzstd(head, stream)
     else:
@@ -122,15 +122,23 @@ def _gunzipped(head: bytes, stream: IO[bytes]) -> Iterator[bytes]:
             data = stream.read(BLOCK_BYTES)
 
 
-def _inflated(inflater: lzma.LZMADecompressor, head: bytes, stream: IO[bytes]) -> Iterator[bytes]:
+def _unxz(head: bytes, stream: IO[bytes]) -> Iterator[bytes]:
+    """All streams of an xz file, with padding between them; a truncated file yields what comes before the cut."""
+    inflater = lzma.LZMADecompressor()
     data = head
-    while not inflater.eof:
-        if inflater.needs_input and not data:
-            return
+    while data or not inflater.needs_input:
         out = inflater.decompress(data, BLOCK_BYTES)
         if out:
             yield out
-        data = stream.read(BLOCK_BYTES) if inflater.needs_input else b""
+        data = b""
+        if inflater.eof:
+            data = inflater.unused_data.lstrip(b"\0")
+            data += b"" if len(data) >= len(_XZ) else stream.read(BLOCK_BYTES)
+            inflater = lzma.LZMADecompressor()
+            if not data.startswith(_XZ):
+                return
+        elif inflater.needs_input:
+            data = stream.read(BLOCK_BYTES)
 
 
 class _Rest(io.RawIOBase):

@@ -15,6 +15,7 @@ Role = Literal[
     "cause", "echo", "wait", "stuck", "victim", "exit", "ending", "closed", "wrapper", "progress", "done", "fact"
 ]
 
+MOST_RANKS = 1 << 20  # a larger rank or world size is a damaged line
 TROUBLE = ("cause", "echo", "wait", "stuck", "victim")
 MAX_TEXT = 400
 _MAX_OF_A_KIND = 64

@@ -131,7 +131,7 @@ def read_dump(data: bytes, name: str, file: int = 0) -> Dump:
         raise DumpError("no flight recorder dump: no entries")
     try:
         return _dump(content, rank, file)
-    except (TypeError, ValueError, AttributeError, KeyError) as error:
+    except (TypeError, ValueError, AttributeError, LookupError, OverflowError) as error:
         raise DumpError(f"a flight recorder dump of a form that is not known ({type(error).__name__})") from None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from itertools import chain, islice, pairwise
 from pathlib import Path
 
@@ -109,7 +110,10 @@ def _text(line: bytes) -> str:
 def _hits(source: LogSource) -> Iterator[Hit]:
     """The lines to parse as (number from 0, line); several processes read a large plain file."""
     if source.path is not None and source.bytes >= _POOL_FROM_BYTES and is_plain(source) and (os.cpu_count() or 1) > 1:
-        yield from _hits_of_parts(source.path, source.bytes)
+        try:
+            yield from _hits_of_parts(source.path, source.bytes)
+        except (OSError, BrokenProcessPool) as error:  # gone since it was found, or a reader ran out of memory
+            raise UnreadableError(getattr(error, "strerror", None) or "a process that read it was killed") from None
         return
     lines = 0
     done = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from gpudoctor.diagnose.events import TROUBLE, Event
+from gpudoctor.diagnose.events import MOST_RANKS, TROUBLE, Event
 from gpudoctor.diagnose.places import (
     STEPS_OF_WORK,
     LogFile,
@@ -70,7 +70,7 @@ class Job:
 
     def ranks_heard(self) -> set[int]:
         """Ranks that any line, file or dump names."""
-        return {e.rank for e in self.events if e.rank is not None and e.rank < 1 << 20}
+        return {e.rank for e in self.events if e.rank is not None and e.rank < MOST_RANKS}
 
     def head_missing(self) -> bool:
         """Whether some text begins inside a traceback or a launcher's table, so that what came before is missing."""
@@ -91,7 +91,8 @@ class Job:
         return hosts.pop() if len(hosts) == 1 else None
 
     def _world(self) -> int | None:
-        size = max((e.number("world") or 0 for e in self.events), default=0)
+        sizes = [e.number("world") or 0 for e in self.events]
+        size = max((size for size in sizes if size <= MOST_RANKS), default=0)
         return size if size > max(self.ranks_heard(), default=0) else None
 
     @property

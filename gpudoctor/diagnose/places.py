@@ -13,7 +13,7 @@ from gpudoctor.diagnose.events import TROUBLE, Event
 
 REQUEUED = ("preempted", "time_limit", "cancelled")  # by a scheduler; no failure if the job went on later
 STEPS_OF_WORK = 3
-_ATTEMPT = re.compile(r"attempt_(\d+)/(\d+)/(?:std(?:out|err)\.log|error\.json)$")
+_ATTEMPT = re.compile(r"attempt_(\d{1,6})/(\d{1,6})/(?:std(?:out|err)\.log|error\.json)$")
 _RANK_FILE = re.compile(r"(?:^|[._-])(?:rank|worker_?rank|global_rank)[._-]?(\d{1,6})(?:\D|$)")
 _NUMBERED = re.compile(r"^(.*?)(\d+)$")
 _NOT_BY_HOST = re.compile(r"(?i)(?:rank|trace|dump|slurm-|attempt|std(?:out|err))[_-]?$")

@@ -33,7 +33,7 @@ _SRUN_WORDS = {
     "Floating point exception": -8,
     "Illegal instruction": -4,
 }
-_AGENT = re.compile(r"failed \(exitcode: (?P<code>-?\d+)\) local_rank: (?P<local_rank>\d+) \(pid: (?P<pid>\d+)\)")
+_AGENT = re.compile(r"failed \(exitcode: (?P<code>-?\d+)\) local_rank: (?P<local_rank>\d{1,6}) \(pid: (?P<pid>\d+)\)")
 _CLOSING = re.compile(
     r"Sending process (?P<pid>\d+) closing signal (?P<signal>SIG\w+)|Killing subprocess (?P<killed>\d+)"
 )
@@ -78,7 +78,7 @@ _HANDLER = re.compile(
 )
 _BLOCK = re.compile(r"\s*\[\d+\]:\s*$")
 _FIELD = re.compile(r"\s*(?P<name>time|host|rank|exitcode|error_file|traceback)\s*: ?(?P<value>.*)")
-_TABLE_RANK = re.compile(r"(\d+) \(local_rank: (\d+)\)")
+_TABLE_RANK = re.compile(r"(\d{1,6}) \(local_rank: (\d{1,6})\)")
 _TABLE_CODE = re.compile(r"(-?\d+) \(pid: (\d+)\)")
 
 

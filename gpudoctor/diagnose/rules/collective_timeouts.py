@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from gpudoctor.diagnose.events import Event
+from gpudoctor.diagnose.events import MOST_RANKS, Event
 from gpudoctor.diagnose.job import Job
 from gpudoctor.diagnose.rules.direct import minority
 from gpudoctor.diagnose.rules.model import Hypothesis, host_of, named, ranks_of
@@ -213,6 +213,7 @@ def _silent(job: Job, attempt: int, waiting: list[Waiting], heard: set[int]) -> 
             small
             and ("ALLGATHER" in w.op or "REDUCE_SCATTER" in w.op or "ALLGATHER" in w.op.replace("_", ""))
             and large % small == 0
+            and large // small <= MOST_RANKS
         ):
             size = max(size or 0, large // small)
     gone = job.exits(attempt)

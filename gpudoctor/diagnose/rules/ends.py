@@ -97,7 +97,7 @@ def _others_gone(job: Job, attempt: int, events: list[Event]) -> bool:
     if len(pids) in _WHOLE_NODES and 2 * (max(pids) - min(pids) + 1) <= 3 * len(pids):
         return False  # a whole node's ranks: a gap between two ids is a process of another program
     in_a_row = pid - number <= min(pids)
-    return len(before) < number or (in_a_row and pids != set(range(pid - number, max(pids) + 1)))
+    return len(before) < number or (in_a_row and len(pids) != max(pids) - (pid - number) + 1)
 
 
 def _silent(job: Job, attempt: int, events: list[Event], ranks: tuple[int, ...]) -> Hypothesis | None:
