@@ -69,14 +69,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Read, infer and answer; the exit code is that of the verdict. Raise UserError if nothing can be read."""
-    found, skipped = sources.find_sources(args.sources)
-    reports, unread = node_reports.read_reports(args.reports)
+    found, not_entered = sources.find_sources(args.sources)
+    reports, no_reports = node_reports.read_reports(args.reports)
     stall = None
     if args.follow:
         gathered, stall = follow.follow(found, args.stall, say)
     else:
         gathered = gather.gather(found)
-    gathered.skipped[:0] = [*skipped, *unread]
+    gathered.unread[:0] = [*not_entered, *no_reports]
     _refuse_nothing(gathered)
     answer = build.diagnose(gathered, reports)
     if stall is not None:
@@ -90,11 +90,11 @@ def run(args: argparse.Namespace) -> int:
 
 def _refuse_nothing(gathered: gather.GatheredLogs) -> None:
     """If no file could be read at all, that is no "nothing found"."""
-    unread = {skipped.name for skipped in gathered.skipped}
-    if gathered.skipped and all(file.name in unread for file in gathered.files):
-        first = gathered.skipped[0]
-        more = f" (and {len(gathered.skipped) - 1} more)" if len(gathered.skipped) > 1 else ""
-        raise UserError(f"{first.name}: {first.reason}{more}")
+    unread = {each.file for each in gathered.unread}
+    if unread and all(file.name in unread for file in gathered.files):
+        first = gathered.unread[0]
+        more = f" (and {len(gathered.unread) - 1} more)" if len(gathered.unread) > 1 else ""
+        raise UserError(f"{first.file}: {first.reason}{more}")
     if not gathered.files:
         raise UserError("no file in there")
 

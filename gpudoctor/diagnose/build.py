@@ -1,4 +1,4 @@
-"""What was gathered -> the answer."""
+"""Builds the answer from what was gathered."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ from gpudoctor.diagnose.diagnosis import (
     EvidenceLine,
     NextStep,
     TimelineEntry,
-    Unread,
-    Verdict,
     Victim,
 )
 from gpudoctor.diagnose.events import Event
@@ -34,47 +32,49 @@ _MOST_TIMELINE = 2000
 
 
 def diagnose(gathered: GatheredLogs, reports: Iterable[NodeReport] = ()) -> Diagnosis:
-    """The best hypothesis, what remains beside it, the victims, and what to do."""
+    """The best hypothesis, the remaining ones, the victims, and what to do."""
     job = Job(gathered.log, gathered.files)
     for dump in gathered.dumps:
         gathered.files[dump.file].rank = dump.rank
     healed = recovered(job)
     found = [healed] if healed else hypotheses(job, gathered.dumps, gathered.stacks)
-    unread = tuple(Unread(s.name, s.reason) for s in gathered.skipped)
-    common = {"files": len(gathered.files), "unread": unread, "world_size": job.world, "timeline": _timeline(job)}
+    answer = Diagnosis(
+        verdict="nothing",
+        cause=None,
+        files=len(gathered.files),
+        unread=tuple(gathered.unread),
+        world_size=job.world,
+        timeline=_timeline(job),
+    )
     if not found:
-        reason, last_words = _nothing_reason(gathered), tuple(_last_words(gathered))
-        return Diagnosis(verdict="nothing", cause=None, reason=reason, unexplained=last_words, **common)  # type: ignore[arg-type]
-    nodes = list(reports)
-    best, confidence, notes = weigh(found[0], nodes)
+        return msgspec.structs.replace(
+            answer, reason=_nothing_reason(gathered), unexplained=tuple(_last_words(gathered))
+        )
+    best, confidence, notes = weigh(found[0], list(reports))
     cause = _cause(job, best, confidence, gathered)
-    others = [] if healed else _others(job, found, best, gathered)
     attempt = first_failed_attempt(job) or 0
-    verdict: Verdict = "nothing" if healed else "unknown" if best.unknown else "cause"
-    words = text_of_cause(best.what)
-    doubtful = best.unknown or cause.confidence == "possible"
-    return Diagnosis(
-        verdict=verdict,
+    return msgspec.structs.replace(
+        answer,
+        verdict="nothing" if healed else "unknown" if best.unknown else "cause",
         cause=cause,
-        others=tuple(others),
+        others=() if healed else tuple(_others(job, found, best, gathered)),
         victims=() if healed else tuple(_victims(job, attempt, best)),
-        collect=COLLECT["unknown"] if doubtful else (),
-        next=tuple(_next_steps(cause, words.checks)),
+        collect=COLLECT if best.unknown or confidence == "possible" else (),
+        next=tuple(_next_steps(cause, text_of_cause(best.what).checks)),
         reason="; ".join(notes),
         clocks=clock_skews(job, attempt),
         silent_ranks=tuple(sorted(job.members - job.ranks_heard()))[:1024] if job.world else (),
-        **common,  # type: ignore[arg-type]
     )
 
 
 def stalled(answer: Diagnosis, stall: Stall) -> Diagnosis:
-    """The answer about a job that stands still: something is wrong, even if no line says so."""
+    """The answer for a job that makes no progress: something is wrong, even if no line shows it."""
     if answer.verdict != "nothing":
         return answer
     words = "; ".join(stall.last[:8]) or "no step was seen"
     text = f"no step for {stall.seconds:g} s, and no line says why; last known: {words}"
     cause = Cause("stalled", None, None, None, "possible", text)
-    return msgspec.structs.replace(answer, verdict="unknown", cause=cause, collect=COLLECT["unknown"], reason="")
+    return msgspec.structs.replace(answer, verdict="unknown", cause=cause, collect=COLLECT, reason="")
 
 
 def _nothing_reason(gathered: GatheredLogs) -> str:
@@ -86,7 +86,7 @@ def _nothing_reason(gathered: GatheredLogs) -> str:
 
 
 def _last_words(gathered: GatheredLogs) -> Iterable[EvidenceLine]:
-    """Of each log of a job the last line that speaks of an error in unknown words, if no work comes behind it."""
+    """The last line of each log that mentions an error in unknown words, unless work was done after it."""
     spoken: dict[int, Event] = {}
     for event in gathered.log:
         if event.what == "error_words":
@@ -101,9 +101,7 @@ def _last_words(gathered: GatheredLogs) -> Iterable[EvidenceLine]:
 def _cause(job: Job, found: Hypothesis, confidence: Confidence, gathered: GatheredLogs) -> Cause:
     return Cause(
         what=found.what,
-        rank=found.rank
-        if found.rank is not None
-        else (found.ranks[0] if found.what == "rank_behind" and found.ranks else None),
+        rank=found.ranks[0] if found.ranks and found.what == "rank_behind" else found.rank,
         host=found.host,
         gpu=found.gpu,
         confidence=confidence,
@@ -114,9 +112,9 @@ def _cause(job: Job, found: Hypothesis, confidence: Confidence, gathered: Gather
 
 
 def _evidence(found: Hypothesis, gathered: GatheredLogs) -> Iterable[EvidenceLine]:
-    """Its lines; for the first exception also the statement that raised it."""
+    """The lines of the hypothesis; for the first exception also the statement that raised it."""
     for number, event in enumerate(found.events[:6]):
-        name = gathered.files[event.file].name if event.file < len(gathered.files) else "?"
+        name = gathered.files[event.file].name
         raised = event.number("raised")
         if number == 0 and raised and not (event.word("raised_text") or "").endswith("("):
             yield EvidenceLine(name, raised, event.word("raised_text") or "")
@@ -124,7 +122,7 @@ def _evidence(found: Hypothesis, gathered: GatheredLogs) -> Iterable[EvidenceLin
 
 
 def _dump_evidence(job: Job, found: Hypothesis, gathered: GatheredLogs) -> tuple[EvidenceLine, ...]:
-    """The dumps of the ranks that are named, else the first ones; and lines of ranks that waited."""
+    """The dumps of the named ranks, else the first ones; and lines of ranks that waited."""
     shown = [file for file in gathered.files if file.rank is not None and not file.text]
     chosen = [file for file in shown if file.rank in found.ranks] or shown
     waits = Hypothesis(what="", events=job.of("wait")[:2])
@@ -132,7 +130,7 @@ def _dump_evidence(job: Job, found: Hypothesis, gathered: GatheredLogs) -> tuple
 
 
 def _others(job: Job, found: list[Hypothesis], best: Hypothesis, gathered: GatheredLogs) -> list[Cause]:
-    """Hypotheses that remain: of another kind or place, and not what merely follows from the best one."""
+    """The remaining hypotheses of another kind or place, without those that merely follow from the best one."""
     kept: list[Cause] = []
     seen = {(best.what, best.ranks)}
     if len(best.ranks) > 1 and best.what == "rank_behind":
@@ -147,9 +145,7 @@ def _others(job: Job, found: list[Hypothesis], best: Hypothesis, gathered: Gathe
 
 
 def _of_rank(best: Hypothesis, rank: int) -> Hypothesis:
-    return Hypothesis(
-        what=best.what, ranks=(rank,), host=best.host, confidence=best.confidence, text=best.text, events=best.events
-    )
+    return msgspec.structs.replace(best, ranks=(rank,), gpu=None, unknown=False)
 
 
 def _victims(job: Job, attempt: int, best: Hypothesis) -> Iterable[Victim]:
@@ -167,7 +163,7 @@ def _victims(job: Job, attempt: int, best: Hypothesis) -> Iterable[Victim]:
         ):
             continue
         told.add(key)
-        name = job.files[event.file].name if event.file < len(job.files) else "?"
+        name = job.files[event.file].name
         why = "waited for a peer" if event.role == "wait" else "lost the connection to a peer or to the store"
         yield Victim(event.rank, event.host, why, (EvidenceLine(name, event.line, event.text.strip()),))
 
@@ -188,7 +184,7 @@ def _timeline(job: Job) -> tuple[TimelineEntry, ...]:
             e.rank,
             e.host,
             _timeline_word(e),
-            job.files[e.file].name if e.file < len(job.files) else "?",
+            job.files[e.file].name,
             e.line,
             e.text.strip()[:200],
         )

@@ -1,6 +1,6 @@
-"""Every word of `cause.what`: its title, what to do, which checks to run where it happened, and its page.
+"""Every value of `cause.what`: its title, what to do, which checks to run on the node, and its page.
 
-A page may serve several words. Checks are ids of `gpudoctor list`; none where no node is at fault.
+Several values may share a page. Checks are ids of `gpudoctor list`; none if no node is at fault.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _PAGES = Path(__file__).parent / "pages"
 
 
 class CauseText(msgspec.Struct, frozen=True):
-    """One word: title in a line, steps, checks for the node, name of the page."""
+    """The text for one value: a title of one line, steps, checks for the node, name of the page."""
 
     title: str
     page: str
@@ -109,18 +109,17 @@ CAUSES: dict[str, CauseText] = {
     "recovered": _c("ended-from-outside", "an attempt failed, and a later one ended well", "Nothing to do for this job; the first attempt's cause is named above."),
 }  # fmt: skip
 
-COLLECT: dict[str, tuple[str, ...]] = {
-    "unknown": (
-        "the output of every rank, not of one alone (torchrun --log-dir DIR --redirects 3, srun -l)",
-        "the kernel log of each host: dmesg -T",
-        "flight recorder dumps: TORCH_FR_BUFFER_SIZE=2000 and TORCH_NCCL_DUMP_ON_TIMEOUT=1",
-        "while it hangs: py-spy dump of every rank, and ncclras",
-    ),
-}
+# for a cause that is unknown or only possible
+COLLECT = (
+    "the output of every rank, not of one alone (torchrun --log-dir DIR --redirects 3, srun -l)",
+    "the kernel log of each host: dmesg -T",
+    "flight recorder dumps: TORCH_FR_BUFFER_SIZE=2000 and TORCH_NCCL_DUMP_ON_TIMEOUT=1",
+    "while it hangs: py-spy dump of every rank, and ncclras",
+)
 
 
 def text_of_cause(what: str) -> CauseText:
-    """The row of a word; a plain one for a word without a row."""
+    """The text for a value of `cause.what`; a plain one for a value without a row."""
     return CAUSES.get(what) or CauseText(what.replace("_", " "), "victims-only", ())
 
 
@@ -130,7 +129,7 @@ def page_names() -> list[str]:
 
 
 def page_of(name: str) -> str | None:
-    """The page of a name or of a word of `cause.what`; None where there is none."""
+    """The page with this name, or of this value of `cause.what`; None if there is none."""
     wanted = name.removeprefix("diagnose.")
     word = CAUSES.get(wanted.replace("-", "_"))
     path = _PAGES / f"{wanted.replace('_', '-')}.md"

@@ -1,4 +1,4 @@
-"""By how much the clocks of hosts differ, from events that two hosts saw at one moment. Pure: a job in, seconds out."""
+"""Estimates how much the clocks of hosts differ, from events that two hosts saw at the same moment."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from gpudoctor.diagnose.diagnosis import ClockSkew
 from gpudoctor.diagnose.events import Event
 from gpudoctor.diagnose.job import Job
 
-_LEAST_S = 3.0  # launchers poll, and ends follow each other: below this nothing is shown by a pair
+_LEAST_S = 3.0  # launchers poll, and processes end one after the other: a smaller difference proves nothing
 _ZONE_S = 1800.0
 _NEAR_ZONE_S = 120.0
 _MOST_HOSTS = 64
 
 
 def clock_skews(job: Job, attempt: int) -> tuple[ClockSkew, ...]:
-    """Each host against the first one, where they differ by more than events of one moment can.
+    """Each host against the first one, if they differ by more than simultaneous events can.
 
-    Pairs: the timeout of the same number in the same process group, and the ends of two hosts of which one lost its
-    connection to the other, which it notices at once. A host that waited for a timeout tells nothing by its end.
+    Pairs of events: the timeout of the same number in the same process group; and the ends of two hosts of which one
+    lost its connection to the other, which it notices at once. The end of a host that waited for a timeout is not used.
     """
     ends, timeouts = _ends(job, attempt), _timeouts(job, attempt)
     hosts = sorted({host for moments in (ends, *timeouts.values()) for host in moments})[:_MOST_HOSTS]
@@ -35,13 +35,13 @@ def clock_skews(job: Job, attempt: int) -> tuple[ClockSkew, ...]:
 
 
 def _is_zone(seconds: float) -> bool:
-    """Whether it is a difference of time zones: half hours, nearly."""
+    """Whether this may be a difference of time zones: nearly a multiple of half an hour."""
     rest = abs(seconds) % _ZONE_S
     return abs(seconds) > _ZONE_S / 2 and min(rest, _ZONE_S - rest) <= _NEAR_ZONE_S
 
 
 def _ends(job: Job, attempt: int) -> dict[str, float]:
-    """When each host's launcher noticed the end, if some host lost a connection and none waited for a timeout."""
+    """When each host's launcher noticed the end; empty unless a connection was lost and no rank was timing out."""
     if job.of("wait", "stuck", attempt=attempt) or not job.of("victim", attempt=attempt):
         return {}
     told = [e for e in job.of("exit", "closed", attempt=attempt) if e.detail.get("by") != "table"]
@@ -49,7 +49,7 @@ def _ends(job: Job, attempt: int) -> dict[str, float]:
 
 
 def _timeouts(job: Job, attempt: int) -> dict[object, dict[str, float]]:
-    """By group and number, when the first rank of each host gave up on it."""
+    """When the first rank of each host timed out, by group and sequence number."""
     groups: dict[object, list[Event]] = {}
     for event in job.of("wait", attempt=attempt):
         if event.what == "nccl_timeout" and event.number("seq") is not None:

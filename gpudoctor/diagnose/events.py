@@ -1,4 +1,4 @@
-"""What one line or dump says, as typed events, and a log of them that stays bounded."""
+"""Typed events, each from one line or dump, and a log of them that stays bounded."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from typing import Literal
 import msgspec
 
 # cause: may be the first failure. echo: may be one, or follow from another rank's end. wait: a collective timed out.
-# victim: a peer or the store went away. exit: how a process ended. ending: a scheduler or a user ended the job.
-# wrapper: says only that something failed. progress: the job went on. done: the job says that it is finished.
+# stuck: a watchdog made no progress. victim: a peer or the store went away. exit: how a process ended. ending: a
+# scheduler or a user ended the job. closed: a launcher ended the process. wrapper: something failed, without a reason.
+# progress: the job went on. done: the job reported its end. fact: places, sizes, everything else.
 Role = Literal[
     "cause", "echo", "wait", "stuck", "victim", "exit", "ending", "closed", "wrapper", "progress", "done", "fact"
 ]
 
+MOST_RANKS = 1 << 20  # a larger rank or world size is a damaged line
 TROUBLE = ("cause", "echo", "wait", "stuck", "victim")
 MAX_TEXT = 400
 _MAX_OF_A_KIND = 64
@@ -21,10 +23,10 @@ _MAX_EVENTS = 50_000
 
 
 class Event(msgspec.Struct, kw_only=True):
-    """One thing that a line says. `what` is a word of `causes` or a reader's own; unknown fields stay None.
+    """One piece of information from a line. `what` is a key of `causes` or a reader's own word.
 
-    `time_s` counts seconds within a year without zone: logs leave out year and zone. `gpu` is a bus id, or the index
-    that the process itself counts by. `strength`: 3 decisive, 2 likely, 1 weak.
+    Unknown fields are None. `time_s`: seconds within a year without time zone, since logs leave out year and zone.
+    `gpu`: a PCI bus id, or the process's own index. `strength`: 3 decisive, 2 likely, 1 weak.
     """
 
     role: Role
@@ -46,18 +48,18 @@ class Event(msgspec.Struct, kw_only=True):
     detail: dict[str, str | int] = {}
 
     def number(self, name: str) -> int | None:
-        """A detail that is a number."""
+        """The detail, if it is a number."""
         value = self.detail.get(name)
         return value if isinstance(value, int) else None
 
     def word(self, name: str) -> str | None:
-        """A detail that is text."""
+        """The detail, if it is text."""
         value = self.detail.get(name)
         return value if isinstance(value, str) else None
 
 
 class EventLog:
-    """Events in the order in which they were read; of one kind and place the first ones, and the last."""
+    """Events in order of file and line; of each kind and place only the first 64 and the last are kept."""
 
     def __init__(self) -> None:
         self._events: list[Event] = []
@@ -66,7 +68,7 @@ class EventLog:
         self.left_out = 0
 
     def add(self, event: Event) -> None:
-        """Keep it, unless many like it are there."""
+        """Keep the event, unless there are many like it."""
         event.text = event.text[:MAX_TEXT]
         key = (event.role, event.what, event.file, event.rank, event.local_rank, event.pid, event.host)
         count = self._counts.get(key, 0) + 1
@@ -79,7 +81,7 @@ class EventLog:
         self._events.append(event)
 
     def extend(self, events: Iterable[Event]) -> None:
-        """Keep several."""
+        """Add several events."""
         for event in events:
             self.add(event)
 

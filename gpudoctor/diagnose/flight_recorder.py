@@ -1,7 +1,7 @@
-"""Dumps of PyTorch's flight recorder, pickle or JSON: read without running anything in them.
+"""Reads dumps of PyTorch's flight recorder, pickle or JSON, without running anything in them.
 
-A dump is a pickle, and a pickle may name any function to call. Real ones hold only dict, list, tuple, str, int, float,
-bool and None, so every other object is refused: by name (`find_class`), by persistent id, by size, depth and count.
+A pickle may name any function to call. Real dumps contain only dict, list, tuple, str, int, float, bool and None, so
+every other object is refused: by opcode, name (`find_class`) and persistent id; size and number of objects are limited.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ _REFUSED = {
 
 
 class DumpError(Exception):
-    """It is no dump that can be read; the message says why."""
+    """The dump cannot be read; the message gives the reason."""
 
 
 class RecordedCollective(msgspec.Struct, frozen=True):
-    """One entry. `finished`: completed, or retired (gloo retires what it has finished, whatever its state says)."""
+    """One entry. `finished`: completed or retired (gloo retires finished work and may leave its state unchanged)."""
 
     group: tuple[str, tuple[int, ...]]
     group_name: str
@@ -58,14 +58,14 @@ class RecordedCollective(msgspec.Struct, frozen=True):
 
 
 class GroupStatus(msgspec.Struct, frozen=True):
-    """Counts of one group: what was enqueued and completed last."""
+    """Numbers of the last enqueued and the last completed collective of one group."""
 
     enqueued: int | None
     completed: int | None
 
 
 class Dump(msgspec.Struct, frozen=True):
-    """One rank's recorder. `status` by the group's name and members."""
+    """One rank's recorder. Keys of `status`: the group's name and members."""
 
     rank: int
     version: str
@@ -85,7 +85,7 @@ class _Plain(pickle.Unpickler):
 
 
 def looks_like_dump(head: bytes, name: str) -> bool:
-    """Whether the first bytes and the name are those of a dump: a pickle of protocol 2 or newer, or its JSON."""
+    """Whether a file begins like a dump: a pickle of protocol 2 or newer, or its JSON."""
     if head[:1] == b"\x80" and head[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05"):
         return True
     return head.lstrip()[:1] == b"{" and any(
@@ -94,7 +94,7 @@ def looks_like_dump(head: bytes, name: str) -> bool:
 
 
 def rank_in_name(name: str) -> int | None:
-    """The rank that the file's name ends in.
+    """The rank at the end of the file's name.
 
     >>> rank_in_name("fr/nccl_trace_rank_12"), rank_in_name("_dump_3"), rank_in_name("notes.txt")
     (12, 3, None)
@@ -104,7 +104,7 @@ def rank_in_name(name: str) -> int | None:
 
 
 def read_dump(data: bytes, name: str, file: int = 0) -> Dump:
-    """The dump of the rank that the file is named after. Raises DumpError in one line, whatever the bytes are."""
+    """The dump of the rank in the file's name. Raises DumpError with a message of one line, whatever the bytes are."""
     rank = rank_in_name(name)
     if rank is None:
         raise DumpError("a flight recorder dump whose name ends in no rank")
@@ -131,7 +131,7 @@ def read_dump(data: bytes, name: str, file: int = 0) -> Dump:
         raise DumpError("no flight recorder dump: no entries")
     try:
         return _dump(content, rank, file)
-    except (TypeError, ValueError, AttributeError, KeyError) as error:
+    except (TypeError, ValueError, AttributeError, LookupError, OverflowError) as error:
         raise DumpError(f"a flight recorder dump of a form that is not known ({type(error).__name__})") from None
 
 

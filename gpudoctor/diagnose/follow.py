@@ -1,4 +1,4 @@
-"""A job that still runs: read on, and stop when nothing moves any more."""
+"""Follows the logs of a running job until it stops making progress."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from collections.abc import Callable
 
 import msgspec
 
-from gpudoctor.diagnose.events import EventLog
 from gpudoctor.diagnose.gather import GatheredLogs
-from gpudoctor.diagnose.job import LogFile
+from gpudoctor.diagnose.places import LogFile
 from gpudoctor.diagnose.prefixes import Labels, labels_of
 from gpudoctor.diagnose.reader import LogReader
 from gpudoctor.diagnose.sources import LogSource
@@ -22,14 +21,14 @@ _MAX_HELD = 1 << 20
 
 
 class Stall(msgspec.Struct, frozen=True):
-    """Nothing moved for so long. `last` says of each writer the last step or line that is known."""
+    """No progress for `seconds`. `last` has the last known step or line of each writer."""
 
     seconds: float
     last: tuple[str, ...]
 
 
 class _Tail:
-    """One file or stdin that grows."""
+    """A growing file, or stdin."""
 
     def __init__(self, source: LogSource, number: int, found: GatheredLogs) -> None:
         self.file = LogFile(source.name)
@@ -46,7 +45,7 @@ class _Tail:
         self.progress = False
 
     def poll(self, wait_s: float) -> bool:
-        """Read what is new; whether that moved the job: a step, or any line where no steps were seen yet."""
+        """Read what is new; whether it shows progress: a step, or any line as long as no step was ever seen."""
         if self.is_stdin and not select.select([0], [], [], wait_s)[0]:
             return False
         data = os.read(self._descriptor, 1 << 20)
@@ -61,7 +60,7 @@ class _Tail:
         return any(moved)
 
     def _moved_away(self) -> bool:
-        """Whether another file has the name now, or this one was cut to begin anew: it is read from its begin."""
+        """Whether the file was rotated or truncated; if so, reading goes on at the beginning of the current one."""
         if self._path is None:
             return False
         try:
@@ -73,7 +72,7 @@ class _Tail:
                     return True
                 return False
             descriptor = os.open(self._path, os.O_RDONLY)
-        except OSError:  # between the old name and the new one: asked again
+        except OSError:  # in the middle of a rotation: the next poll tries again
             return False
         os.close(self._descriptor)
         self._descriptor = descriptor
@@ -98,7 +97,7 @@ class _Tail:
         return moved or not self.progress
 
     def close(self) -> None:
-        """Let go of it; what waits for a line that goes on is told."""
+        """Close the file and record the events of a line that was still held."""
         if self._reader is not None:
             self._found.log.extend(self._reader.end())
         self.file.like_a_job = True
@@ -108,7 +107,7 @@ class _Tail:
 
 def follow(sources: list[LogSource], stall_s: float, say: Callable[[str], None]) -> tuple[GatheredLogs, Stall | None]:
     """Read until standard input ends, or until nothing moved for `stall_s` seconds."""
-    found = GatheredLogs(EventLog(), [], [], [], [])
+    found = GatheredLogs()
     tails = [_Tail(source, number, found) for number, source in enumerate(sources)]
     found.files = [tail.file for tail in tails]
     moved_s = time.monotonic()

@@ -1,57 +1,51 @@
-"""Every source -> what it told: events of text, dumps, stacks, error files; and what could not be read."""
+"""Reads every source into events, flight recorder dumps and stacks, and lists what could not be read."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from itertools import islice, pairwise
+from concurrent.futures.process import BrokenProcessPool
+from itertools import chain, islice, pairwise
 from pathlib import Path
 
 import msgspec
 
-from gpudoctor.diagnose.error_files import looks_like_error_file, read_error_file
+from gpudoctor.diagnose.decoding import UnreadableError, head_of, is_plain, looks_binary, read_whole, text_blocks
+from gpudoctor.diagnose.diagnosis import Unread
 from gpudoctor.diagnose.events import EventLog
 from gpudoctor.diagnose.flight_recorder import Dump, DumpError, looks_like_dump, rank_in_name, read_dump
-from gpudoctor.diagnose.job import LogFile
 from gpudoctor.diagnose.nccl_ras import read_ras
+from gpudoctor.diagnose.places import LogFile
 from gpudoctor.diagnose.prefixes import labels_of
 from gpudoctor.diagnose.reader import LogReader
 from gpudoctor.diagnose.scan import Hit, all_lines, interesting_lines
-from gpudoctor.diagnose.sources import (
-    LogSource,
-    Skipped,
-    UnreadableError,
-    head_of,
-    is_plain,
-    looks_binary,
-    read_whole,
-    text_blocks,
-)
+from gpudoctor.diagnose.sources import LogSource
 from gpudoctor.diagnose.stacks import Stack, looks_like_stacks, read_stacks
+from gpudoctor.diagnose.tracebacks import looks_like_error_file, read_error_file
 
 _CHUNK_BYTES = 8 << 20
-_WHOLE_BYTES = 256 << 10  # of the begin and the end of a file every line is read: there stand places and ends
+_WHOLE_BYTES = 256 << 10  # at either end of a file every line is read: ranks and hosts come first, exits last
 _SAMPLE_BYTES = 2048
 _SAMPLE_LINES = 4
 _POOL_FROM_BYTES = 96 << 20
 _LABEL_LINES = 200
-_SIGNS_OF_A_JOB = 3  # steps, ranks, processes: prose speaks of one by chance
+_SIGNS_OF_A_JOB = 3  # steps, ranks, processes: ordinary prose may mention one by chance
 
 
 class GatheredLogs(msgspec.Struct):
-    """What all sources told."""
+    """What was read from all sources."""
 
-    log: EventLog
-    files: list[LogFile]
+    log: EventLog = msgspec.field(default_factory=EventLog)
+    files: list[LogFile] = []
     dumps: list[Dump] = []
     stacks: list[Stack] = []
-    skipped: list[Skipped] = []
+    unread: list[Unread] = []
 
 
 def gather(sources: Iterable[LogSource]) -> GatheredLogs:
-    """Read every source; one that cannot be read is told in one line, and the rest is used."""
-    found = GatheredLogs(EventLog(), [], [], [], [])
+    """Read every source; one that cannot be read becomes an entry of `unread`, and the rest is used."""
+    found = GatheredLogs()
     for source in sources:
         number = len(found.files)
         found.files.append(LogFile(source.name))
@@ -59,7 +53,7 @@ def gather(sources: Iterable[LogSource]) -> GatheredLogs:
             _read(source, number, found)
         except (UnreadableError, DumpError) as error:
             found.files[number].text = False
-            found.skipped.append(Skipped(source.name, str(error)))
+            found.unread.append(Unread(source.name, str(error)))
     return found
 
 
@@ -94,7 +88,7 @@ def _read_text(source: LogSource, number: int, found: GatheredLogs) -> None:
     reader = LogReader(number, labels_of([_text(line) for _, line in first]))
     ras: list[str] = []
     last = signs = 0
-    for place, line in _chained(first, hits):
+    for place, line in chain(first, hits):
         last = place + 1
         text = _text(line)
         if len(ras) < 400:
@@ -109,19 +103,17 @@ def _read_text(source: LogSource, number: int, found: GatheredLogs) -> None:
     file.like_a_job = signs >= _SIGNS_OF_A_JOB
 
 
-def _chained(first: list[Hit], rest: Iterator[Hit]) -> Iterator[Hit]:
-    yield from first
-    yield from rest
-
-
 def _text(line: bytes) -> str:
     return line.decode("utf-8", "replace").rstrip("\r\n")
 
 
 def _hits(source: LogSource) -> Iterator[Hit]:
-    """The lines to look at as (number from 0, line), of large plain files by several processes."""
+    """The lines to parse as (number from 0, line); several processes read a large plain file."""
     if source.path is not None and source.bytes >= _POOL_FROM_BYTES and is_plain(source) and (os.cpu_count() or 1) > 1:
-        yield from _hits_of_parts(source.path, source.bytes)
+        try:
+            yield from _hits_of_parts(source.path, source.bytes)
+        except (OSError, BrokenProcessPool) as error:  # gone since it was found, or a reader ran out of memory
+            raise UnreadableError(getattr(error, "strerror", None) or "a process that read it was killed") from None
         return
     lines = 0
     done = 0
@@ -151,7 +143,7 @@ def _of_block(block: bytes, lines: int, *, whole: bool, tail: bool = False) -> I
     hits = interesting_lines(middle)
     for number, line in hits:
         yield lines + number, line
-    if not tail and middle:  # how far the job had come here
+    if not tail and middle:  # a sample that shows how far the job had come
         count = middle.count(b"\n")
         for number, line in enumerate(middle[-_SAMPLE_BYTES:].split(b"\n")[1:-1][-_SAMPLE_LINES:]):
             place = count - min(_SAMPLE_LINES, middle[-_SAMPLE_BYTES:].count(b"\n") - 1) + number
@@ -180,7 +172,7 @@ def _hits_of_parts(path: Path, size: int) -> Iterator[Hit]:
 
 
 def hits_of_part(path: str, begin: int, end: int, size: int) -> tuple[list[Hit], int]:
-    """The lines of interest that begin in this part of a file, and how many lines begin there."""
+    """The lines of interest that begin in this part of a file, and the number of lines that begin there."""
     with Path(path).open("rb") as file:
         file.seek(max(begin - 1, 0))
         if begin and file.read(1) != b"\n":

@@ -1,4 +1,4 @@
-"""The answer as one self-contained page: no script, nothing loaded; text from logs stays text."""
+"""The answer as one self-contained page: no scripts, nothing loaded, all text from logs escaped."""
 
 from __future__ import annotations
 

@@ -1,20 +1,21 @@
-"""Which hypothesis is the best one: the order of kinds of evidence, and what remains beside it.
+"""Ranks all hypotheses by kind of evidence.
 
-Facts come before times: clocks differ between hosts, and who speaks first is seldom who failed first.
+Kinds of evidence count before times: clocks differ between hosts, and the first rank to report an error is seldom the
+first to fail.
 """
 
 from __future__ import annotations
 
-from gpudoctor.diagnose.attempts import REQUEUED
 from gpudoctor.diagnose.events import TROUBLE, Event
 from gpudoctor.diagnose.flight_recorder import Dump
 from gpudoctor.diagnose.job import Job
+from gpudoctor.diagnose.places import REQUEUED
 from gpudoctor.diagnose.rules.collective_timeouts import nccl_timeouts, watchdogs_stuck
 from gpudoctor.diagnose.rules.direct import direct_causes, echoes, mismatches, weak_causes
 from gpudoctor.diagnose.rules.dumps import from_dumps, from_stacks
 from gpudoctor.diagnose.rules.ends import early_exit, unexplained_exits
-from gpudoctor.diagnose.rules.missing_peers import gloo_timeouts, missing_ranks
-from gpudoctor.diagnose.rules.model import Hypothesis, host_of, ranks_of
+from gpudoctor.diagnose.rules.missing_peers import gloo_timeouts, missing_ranks, stalled_tensors
+from gpudoctor.diagnose.rules.model import Hypothesis, host_of, only_rank, ranks_of
 from gpudoctor.diagnose.rules.outside import (
     failed_before,
     gpu_faults,
@@ -25,7 +26,6 @@ from gpudoctor.diagnose.rules.outside import (
     signals_and_cancels,
 )
 from gpudoctor.diagnose.rules.silence import only_a_launcher, only_victims, silent_places
-from gpudoctor.diagnose.rules.stalled_tensors import stalled_tensors
 from gpudoctor.diagnose.stacks import Stack
 
 _ENDED_FROM_OUTSIDE = (0, -2, -9, -15)  # SIGINT, SIGKILL, SIGTERM
@@ -33,7 +33,7 @@ _FATAL = ("exit", "ending", "wait", "stuck", "victim", "wrapper", "closed")
 
 
 def hypotheses(job: Job, dumps: list[Dump], stacks: list[Stack]) -> list[Hypothesis]:
-    """All of them, the best first; empty where nothing wrong is found."""
+    """All hypotheses, the best first; empty if nothing is wrong."""
     by_rank = _stacks_by_rank(job, stacks)
     if went_on(job) and not dumps and not stacks:
         return []
@@ -85,9 +85,9 @@ def hypotheses(job: Job, dumps: list[Dump], stacks: list[Stack]) -> list[Hypothe
 
 
 def first_failed_attempt(job: Job) -> int | None:
-    """The number of the first attempt with a sign of failure; later ones may follow from it.
+    """The number of the first attempt with a sign of failure; later failures may follow from it.
 
-    An attempt that the scheduler ended is none, unless something had failed in it: Slurm cancels such a step, too.
+    An attempt that the scheduler ended counts only if something had failed in it: Slurm cancels failed steps too.
     """
     attempts = sorted({e.attempt for e in job.of(*_FATAL, *TROUBLE)})
     ended = [e for e in job.of("ending") if e.what in REQUEUED]
@@ -97,7 +97,7 @@ def first_failed_attempt(job: Job) -> int | None:
 
 
 def _failed_itself(job: Job, ending: Event) -> bool:
-    """Whether something failed in this attempt before the scheduler ended it, or a process left with an error."""
+    """Whether something failed in this attempt before the scheduler ended it, or a process exited with an error."""
     if failed_before(job, ending.attempt, ending, lost_peers_count=False):
         return True
     if any(e.what == "host_oom" for e in job.of("cause", attempt=ending.attempt)):
@@ -107,7 +107,7 @@ def _failed_itself(job: Job, ending: Event) -> bool:
 
 
 def recovered(job: Job) -> Hypothesis | None:
-    """An attempt failed, and the last one ended well: what failed then, as a note."""
+    """What failed in an earlier attempt, as a note, if the last attempt ended well."""
     failed = first_failed_attempt(job)
     if failed is None or failed == job.attempts - 1:
         return None
@@ -118,10 +118,9 @@ def recovered(job: Job) -> Hypothesis | None:
     if not shown:
         return None
     causes = list(job.of("cause", attempt=failed)) or list(job.of("exit", attempt=failed))
-    ranks = ranks_of(causes)
     return Hypothesis(
         what="recovered",
-        ranks=ranks if len(ranks) == 1 else (),
+        ranks=only_rank(ranks_of(causes)),
         host=host_of(causes) or (next(iter(job.hosts)) if len(job.hosts) == 1 else None),
         confidence="certain",
         text=f"attempt {failed} failed ({causes[0].text if causes else 'see the log'}); attempt {last} ran to its end",
@@ -130,7 +129,7 @@ def recovered(job: Job) -> Hypothesis | None:
 
 
 def went_on(job: Job) -> bool:
-    """Whether the job went on behind everything that looks like an error, and nothing says that a process ended."""
+    """Whether the job went on after everything that looks like an error, and no line shows that a process ended."""
     if any(e.role in ("exit", "wait", "stuck", "ending", "closed") and e.what != "stalled_tensor" for e in job.events):
         return False
     finished = any(e.role == "done" for e in job.events)
@@ -140,7 +139,7 @@ def went_on(job: Job) -> bool:
         for e in job.events
         if e.role in (*TROUBLE, "wrapper")
         and not job.outlived(e)
-        # the store goes when rank 0 ends, and a program's Xid is of any program
+        # the store ends with rank 0, and an application Xid may come from any program
         and not (worked and e.role == "echo" and e.detail.get("warning"))
         and not (finished and e.what == "store_lost" and e.detail.get("warning"))
         and not (finished and e.number("xid") is not None and e.strength < 3 and not is_hard(e))
@@ -156,10 +155,10 @@ def went_on(job: Job) -> bool:
 
 
 def _said_dead(job: Job, attempt: int) -> list[Hypothesis]:
-    """Ray or RAS say that a process or node is gone; why, they do not know."""
+    """Ray or RAS reports that a process or node is lost, without a reason."""
     found: list[Hypothesis] = []
     for what in ("process_died_unknown", "node_lost"):
-        events = [e for e in job.of("cause", attempt=attempt) if e.what == what]
+        events = job.of("cause", attempt=attempt, what=what)
         if not events:
             continue
         ranks = ranks_of(events)
@@ -167,7 +166,7 @@ def _said_dead(job: Job, attempt: int) -> list[Hypothesis]:
         found.append(
             Hypothesis(
                 what=what,
-                ranks=ranks if len(ranks) == 1 else (),
+                ranks=only_rank(ranks),
                 host=host_of(events),
                 confidence="likely",
                 events=events[:3],
@@ -179,16 +178,14 @@ def _said_dead(job: Job, attempt: int) -> list[Hypothesis]:
 
 
 def _ras_behind(job: Job, attempt: int) -> list[Hypothesis]:
-    events = [e for e in job.of("cause", attempt=attempt) if e.what == "rank_behind"]
+    events = job.of("cause", attempt=attempt, what="rank_behind")
     if not events:
         return []
-    ranks = ranks_of(events)
     return [
         Hypothesis(
             what="rank_behind",
-            ranks=ranks,
+            ranks=ranks_of(events),
             host=host_of(events),
-            gpu=None,
             confidence="likely",
             events=events[:4],
             text="NCCL RAS: launched fewer operations than the other ranks of the communicator",
@@ -200,7 +197,7 @@ def _stacks_by_rank(job: Job, stacks: list[Stack]) -> dict[int, Stack]:
     found: dict[int, Stack] = {}
     pids = {e.pid: e.rank for e in job.events if e.pid is not None and e.rank is not None}
     for stack in stacks:
-        rank = job.files[stack.file].rank if stack.file < len(job.files) else None
+        rank = job.files[stack.file].rank
         if rank is None and stack.pid is not None:
             rank = pids.get(stack.pid)
         if rank is not None:

@@ -1,4 +1,4 @@
-"""Tables of NCCL's RAS subsystem (ncclras, port 28028; NCCL 2.24 and newer), inside of a log or alone."""
+"""Tables of NCCL's RAS subsystem (ncclras, port 28028; NCCL 2.24 and newer), inside a log or alone."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _RANK_MISSING = re.compile(
 
 
 def read_ras(lines: list[str], file: int) -> list[Event]:
-    """The size of the job, ranks that launched fewer operations than others, processes that do not answer."""
+    """The world size, ranks that launched fewer operations than others, and processes that do not answer."""
     if not any("Communicators" in line or "Job summary" in line for line in lines):
         return []
     events: list[Event] = []

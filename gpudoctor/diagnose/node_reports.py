@@ -1,4 +1,4 @@
-"""Reports of `gpudoctor check` of the job's nodes: they raise or lower a hypothesis."""
+"""Reads reports of `gpudoctor check` on the job's nodes, which raise or lower the confidence of a hypothesis."""
 
 from __future__ import annotations
 
@@ -7,16 +7,15 @@ from pathlib import Path
 import msgspec
 
 from gpudoctor.diagnose.causes import text_of_cause
-from gpudoctor.diagnose.diagnosis import Confidence
+from gpudoctor.diagnose.diagnosis import Confidence, Unread
 from gpudoctor.diagnose.rules.model import Hypothesis
-from gpudoctor.diagnose.sources import Skipped
 
 _MAX_BYTES = 64 << 20
 _UP: dict[Confidence, Confidence] = {"possible": "likely", "likely": "certain", "certain": "certain"}
 
 
 class NodeReport(msgspec.Struct, frozen=True):
-    """A node's verdict: its host, and the ids of checks that failed or warned, and that passed."""
+    """A node's host name, and the ids of its checks that failed, warned and passed."""
 
     host: str
     failed: tuple[str, ...]
@@ -24,10 +23,10 @@ class NodeReport(msgspec.Struct, frozen=True):
     passed: tuple[str, ...]
 
 
-def read_reports(paths: list[Path]) -> tuple[list[NodeReport], list[Skipped]]:
-    """Reports in files and folders; what is none is told."""
+def read_reports(paths: list[Path]) -> tuple[list[NodeReport], list[Unread]]:
+    """The reports in files and folders, and the files that are no reports."""
     found: list[NodeReport] = []
-    skipped: list[Skipped] = []
+    unread: list[Unread] = []
     for path in paths:
         files = sorted(path.rglob("*.json"))[:10_000] if path.is_dir() else [path]
         for file in files:
@@ -36,10 +35,10 @@ def read_reports(paths: list[Path]) -> tuple[list[NodeReport], list[Skipped]]:
                     raise ValueError("too large")
                 found.append(_report(msgspec.json.decode(file.read_bytes())))
             except OSError as error:
-                skipped.append(Skipped(str(file), error.strerror or str(error)))
+                unread.append(Unread(str(file), error.strerror or str(error)))
             except (msgspec.DecodeError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-                skipped.append(Skipped(str(file), "no gpudoctor report"))
-    return found, skipped
+                unread.append(Unread(str(file), "no gpudoctor report"))
+    return found, unread
 
 
 def _report(data: object) -> NodeReport:
@@ -54,7 +53,7 @@ def _report(data: object) -> NodeReport:
 
 
 def weigh(best: Hypothesis, reports: list[NodeReport]) -> tuple[Hypothesis, Confidence, list[str]]:
-    """The hypothesis with its confidence after the nodes' reports, and a note for each that counts."""
+    """The hypothesis, its confidence given the nodes' reports, and a note for each report that counts."""
     confidence = best.confidence
     notes: list[str] = []
     wanted = text_of_cause(best.what).checks

@@ -1,4 +1,4 @@
-"""What stands in front of a line: stripped from the left, again and again, and what it says kept.
+"""Strips the prefixes of a line, from the left and repeatedly, and keeps what they contain.
 
 Launchers, schedulers, runtimes and loggers each put their own label before a line, often several at once:
 `[default0]:[rank4]:[E817 01:45:40.18 ProcessGroupNCCL.cpp:607] ` has a LOCAL rank, a GLOBAL rank and a time.
@@ -19,7 +19,7 @@ _MONTHS = {
 
 
 class Origin(msgspec.Struct):
-    """Who wrote a line, and when, as far as its prefixes tell. `time_s` counts within a year, without zone."""
+    """Who wrote a line, and when, as far as its prefixes show. `time_s`: seconds within a year, without time zone."""
 
     rank: int | None = None
     local_rank: int | None = None
@@ -36,12 +36,12 @@ class Origin(msgspec.Struct):
 
     @property
     def stream(self) -> object:
-        """Lines of one writer have the same."""
+        """Equal for all lines of one writer."""
         return self.rank, self.local_rank, self.task, self.label, self.pid
 
 
 class Labels(msgspec.Struct, frozen=True):
-    """Labels that only many lines together show: `3: ` of `srun -l`, `node17: ` of pdsh, the margin of a quoted log."""
+    """Labels recognised from many lines only: `3: ` of `srun -l`, `node17: ` of pdsh, the margin of a quoted log."""
 
     tasks: bool = False
     hosts: frozenset[str] = frozenset()
@@ -61,7 +61,7 @@ _TIME = r"\d\d:\d\d:\d\d(?:[.,]\d{1,9})?"
 
 
 def _may_begin(pattern: str, letter: str) -> bool:
-    """Whether a match of the pattern may begin with this letter; yes in doubt."""
+    """Whether a match of the pattern may begin with this letter; true if in doubt."""
     if pattern.startswith(r"\["):
         return letter == "["
     if pattern.startswith(r"\("):
@@ -121,7 +121,7 @@ _PATTERNS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         ("", r"(?:\[(?:INFO|WARNING|ERROR|DEBUG|CRITICAL)\]|(?:INFO|WARNING|ERROR|CRITICAL):) (?=\[|\()"),
     )
 )
-# by first letter, since most prefixes can begin with one or two only
+# by first letter, since most prefixes can begin with only one or two
 _PREFIXES: dict[str, tuple[tuple[str, re.Pattern[str]], ...]] = {
     letter: tuple((name, pattern) for name, pattern in _PATTERNS if _may_begin(pattern.pattern, letter))
     for letter in "[(-s0123456789" + "abcdefghijklmnopqrtuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_"
@@ -131,7 +131,7 @@ _INDENTED = re.compile(r"[ \t]+\[(?:rank|default|[IWEF]\d{3,4} )")  # a log that
 
 
 def labels_of(lines: list[str]) -> Labels:
-    """Which labels the first lines of a file show on nearly all lines."""
+    """The labels that most of the first lines of a file have."""
     margin = _margin(lines)
     shown = [rest for line in lines if (rest := stripped(line.removeprefix(margin))[1].strip("\r\n")).strip()]
     if not shown:
@@ -151,7 +151,7 @@ def labels_of(lines: list[str]) -> Labels:
 
 
 def _margin(lines: list[str]) -> str:
-    """Blanks and quote marks that all lines begin with: a log that was quoted or indented as a whole."""
+    """Blanks and quote marks that all lines begin with, as in a log that was quoted or indented as a whole."""
     begins = {_MARGIN.match(line)[0] for line in lines if line.strip(" \t\r\n>")}  # type: ignore[index]
     if not begins:
         return ""
@@ -161,7 +161,7 @@ def _margin(lines: list[str]) -> str:
 
 
 def stripped(line: str, labels: Labels = NO_LABELS) -> tuple[Origin, str]:
-    """The line without its prefixes, and what they said.
+    """The line without its prefixes, and what they contained.
 
     >>> origin, text = stripped("[default0]:[rank4]:[E816 02:52:53.183 ProcessGroupNCCL.cpp:607] [Rank 4] Watchdog")
     >>> origin.local_rank, origin.rank, text
@@ -190,7 +190,7 @@ def stripped(line: str, labels: Labels = NO_LABELS) -> tuple[Origin, str]:
 
 
 def _without_label(origin: Origin, line: str, labels: Labels) -> str | None:
-    """The line behind a label that only many lines together show; None where it has none, or had it already."""
+    """The line after one of `labels`; None if it has none, or if that label was stripped already."""
     if labels.tasks and origin.task is None and (found := _TASK.match(line)):
         origin.task = int(found[1])
         return line[found.end() :]
@@ -209,12 +209,12 @@ def _take(origin: Origin, name: str, found: re.Match[str]) -> bool:
         origin.local_rank = number
         return True
     if name == "in group":
-        # behind torch's own label it is the rank in a process group, not in the job
+        # after torch's own label this is the rank in a process group, not in the job
         if origin.rank is None:
             origin.rank = int(said["rank"])
         return True
     if said.get("rank") is not None:
-        # `[rank0]:[rank12]:` of a changed template: local first, then torch's own, which is global
+        # `[rank0]:[rank12]:` comes from a changed template: the local rank, then torch's own label with the global rank
         if origin.rank is not None and origin.local_rank is None:
             origin.local_rank = origin.rank
         origin.rank = int(said["rank"])
@@ -256,7 +256,7 @@ def _seconds(said: dict[str, str | None]) -> float | None:
 
 
 def seconds_in_year(month: int, day: int, clock: str) -> float | None:
-    """Seconds since the year began, each month taken as 31 days: for order and distance, not for a calendar."""
+    """Seconds since the year began, counting 31 days a month: good for order and distance only."""
     try:
         hours, minutes, rest = clock.replace(",", ".").split(":")
         return (month * 31 + day) * _SECONDS_A_DAY + int(hours) * 3600 + int(minutes) * 60 + float(rest)

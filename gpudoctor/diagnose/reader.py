@@ -1,4 +1,4 @@
-"""The lines of one file -> events: prefixes, then each family's reader in turn."""
+"""Turns the lines of one file into events: strips the prefixes, then tries the reader of each library in turn."""
 
 from __future__ import annotations
 
@@ -9,19 +9,17 @@ import msgspec
 
 from gpudoctor.diagnose.events import Event, Role
 from gpudoctor.diagnose.patterns import facts
-from gpudoctor.diagnose.patterns.catalogue import meaning_of
-from gpudoctor.diagnose.patterns.harmless import is_harmless
-from gpudoctor.diagnose.patterns.horovod import StallReader
+from gpudoctor.diagnose.patterns.catalogue import error_event, is_harmless
 from gpudoctor.diagnose.patterns.launchers import ElasticTable, expanded, read_launcher
 from gpudoctor.diagnose.patterns.ray import RayReader
-from gpudoctor.diagnose.patterns.watchdog import CONTINUES, DECIDES, read_watchdog
+from gpudoctor.diagnose.patterns.watchdog import CONTINUES, DECIDES, StallReader, read_watchdog
 from gpudoctor.diagnose.prefixes import Labels, Origin, stripped
 from gpudoctor.diagnose.tracebacks import Tracebacks, exception_event
 from gpudoctor.facts.kernel_log.messages import parse_message
 from gpudoctor.facts.kernel_log.records import read_line
 
 _MOST_WRAPPED = 9
-# a line of a traceback, or its exception: what came before is missing
+# a file that begins with a line of a traceback, or with its exception, lacks what came before
 _INSIDE = re.compile(r"  File |    |\^|(?:[A-Za-z_]\w*\.)*\w*(?:Error|Exception): |(?P<begin>Traceback \(most recent)")
 _MOST_WRITERS = 100_000
 
@@ -34,7 +32,7 @@ _RETURNED: dict[str, tuple[str, Role]] = {
 
 
 class _Held(msgspec.Struct):
-    """A line that a terminal may have cut into pieces; `decisive` is the piece with the words that matter."""
+    """A line that a terminal may have wrapped; `decisive` is the number of the piece with the words that matter."""
 
     origin: Origin
     label: str
@@ -45,7 +43,7 @@ class _Held(msgspec.Struct):
 
 
 class LogReader:
-    """One file. Call `read` for each line of interest in order, then `end`; `events` hold what it told."""
+    """Reads one file: call `read` for each line of interest in order, then `end`."""
 
     def __init__(self, file: int, labels: Labels) -> None:
         self._file = file
@@ -60,13 +58,13 @@ class LogReader:
         self._seen: set[object] = set()
 
     def read(self, number: int, raw: str) -> Iterator[Event]:
-        """The events of one line; a progress bar's parts, ended by carriage returns, are lines of the same number."""
+        """The events of one line; the parts of a progress bar, separated by carriage returns, have the same number."""
         for part in raw.split("\r") if "\r" in raw else (raw,):
             if part:
                 yield from self._read(number, part)
 
     def end(self) -> Iterator[Event]:
-        """What was held back for a line that may go on."""
+        """The events of a line that was held because it might have continued."""
         yield from self._flush()
 
     def _read(self, number: int, raw: str) -> Iterator[Event]:
@@ -116,7 +114,7 @@ class LogReader:
         event.file, event.line, event.text = self._file, number, event.text or raw.strip()
         if origin.level in ("W", "I", "V") and event.role in ("cause", "echo", "victim"):
             event.detail["warning"] = 1
-            if event.role == "cause":  # whoever warns goes on
+            if event.role == "cause":  # a process that warns goes on
                 event.role, event.strength = "echo", 1
         for field in ("rank", "local_rank", "task", "host", "pid", "ip", "gpu", "time_s"):
             if getattr(event, field) is None:
@@ -143,7 +141,7 @@ class LogReader:
             yield ray
             return
         if handed := facts.ERROR_HANDLER.match(text):  # torchelastic's error handler prints what error.json holds
-            yield from self._detailed(exception_event(handed[1]), text)
+            yield _with_place(exception_event(handed[1]), text)
             return
         if stalls := self._stalls.read(text):
             yield from stalls
@@ -166,47 +164,29 @@ class LogReader:
             if exception.rank is None and origin.rank is None:
                 exception.rank = self._spawned if self._spawned is not None else self._ray.rank
                 if exception.rank is not None:
-                    exception.detail["repeated"] = 1  # by a controller, whose process is another one
+                    exception.detail["repeated"] = 1  # printed by a controller, which is another process
             self._spawned = None
-            yield from self._detailed(exception, text)
+            yield _with_place(exception, text)
             return
         if inside:
             return
         yield from self._plain(text, origin)
 
     def _plain(self, text: str, origin: Origin) -> Iterator[Event]:
-        meaning = meaning_of(text)
-        if meaning is not None:
-            row, found = meaning
-            said = found.groupdict()
-            event = Event(role=row.role, what=row.what, strength=row.strength, names_rank=row.names_rank)
-            event.gpu = said.get("gpu")
-            event.host = said.get("host") or said.get("node")
-            if row.role == "ending" and row.what != "terminated_signal" and event.host is None:
-                event.host = ""  # the scheduler's line comes from any node of the job
-            event.ip = said.get("ip")
-            if said.get("pid"):
-                event.pid = int(said["pid"])
-            event.detail = {key: value for key, value in said.items() if value is not None}
-            if oom := facts.SRUN_OOM.search(text):
-                for task in expanded(oom["tasks"])[:64]:
-                    yield Event(role="cause", what="host_oom", strength=3, task=task, host=oom["host"])
-                return
-            yield from self._detailed(event, text)
+        event = error_event(text)
+        if event is None:
+            yield from self._facts(text)
             return
-        yield from self._facts(text)
-
-    def _detailed(self, event: Event, text: str) -> Iterator[Event]:
-        """What a cause's own words say of rank, host and GPU."""
-        if event.what == "collective_mismatch" and (found := facts.MISMATCH.search(text)):
-            event.detail = {**event.detail, **{k: v for k, v in found.groupdict().items() if v is not None}}
-        if event.what == "nan" and (named := re.search(r"[Rr]ank (\d+)", text)):
-            event.rank = int(named[1])
-        if where := facts.DEVICE_NODE.search(text):
-            event.gpu, event.host = where["gpu"], where["host"]
-        if event.gpu is None and event.what in ("cuda_oom", "gpu_ecc") and (gpu := facts.GPU.search(text)):
-            event.gpu = gpu["gpu"] or gpu["device"]
-        yield event
+        if oom := facts.SRUN_OOM.search(text):
+            for task in expanded(oom["tasks"])[:64]:
+                yield Event(role="cause", what="host_oom", strength=3, task=task, host=oom["host"])
+            return
+        event.gpu, event.host = event.word("gpu"), event.word("host") or event.word("node")
+        if event.role == "ending" and event.what != "terminated_signal" and event.host is None:
+            event.host = ""  # any node of the job may have printed the scheduler's line
+        if pid := event.word("pid"):
+            event.pid = int(pid)
+        yield _with_place(event, text)
 
     def _nccl(self, head: re.Match[str], origin: Origin, text: str) -> Iterator[Event]:
         if head["host"]:
@@ -240,15 +220,10 @@ class LogReader:
             rank = segment["dst"] if segment["way"] == "recv" else segment["src"]
             yield Event(role="fact", what="comm_rank", detail={"comm_rank": int(rank)})
         if head["level"] == "WARN":
-            meaning = meaning_of(text)
-            if meaning is None:
-                if facts.NCCL_FAILS.search(words) and not is_harmless(text):
-                    yield Event(role="wrapper", what="nccl_unknown", strength=1, names_rank=False, detail={"vague": 1})
-                return
-            row, found = meaning
-            event = Event(role=row.role, what=row.what, strength=row.strength, names_rank=row.names_rank)
-            event.detail = {key: value for key, value in found.groupdict().items() if value is not None}
-            yield event
+            if event := error_event(text):
+                yield event
+            elif facts.NCCL_FAILS.search(words) and not is_harmless(text):
+                yield Event(role="wrapper", what="nccl_unknown", strength=1, names_rank=False, detail={"vague": 1})
         elif returned := facts.RETURNED.search(words):
             what, role = _RETURNED[returned["code"]]
             yield Event(role=role, what=what, strength=1, names_rank=False)
@@ -257,7 +232,7 @@ class LogReader:
 
     def _kernel(self, text: str, raw: str, origin: Origin) -> Event | None:
         told = parse_message(read_line(raw).message)
-        if told is None and origin.rank is None and origin.local_rank is None:  # not what a rank prints
+        if told is None and origin.rank is None and origin.local_rank is None:  # a rank does not print kernel messages
             told = parse_message(read_line(text).message)
         if told:
             if told.kind == "xid":
@@ -296,3 +271,16 @@ class LogReader:
 def _goes_on(text: str) -> bool:
     starts = ("Exception raised", "frame #", "terminate called", "Traceback", "  File", "srun:", "slurmstepd")
     return bool(text) and "NCCL " not in text[:200] and not text.startswith(starts)
+
+
+def _with_place(event: Event, text: str) -> Event:
+    """The event with the rank, host and GPU that its own text names."""
+    if event.what == "collective_mismatch" and (found := facts.MISMATCH.search(text)):
+        event.detail = {**event.detail, **{k: v for k, v in found.groupdict().items() if v is not None}}
+    if event.what == "nan" and (named := re.search(r"[Rr]ank (\d+)", text)):
+        event.rank = int(named[1])
+    if where := facts.DEVICE_NODE.search(text):
+        event.gpu, event.host = where["gpu"], where["host"]
+    if event.gpu is None and event.what in ("cuda_oom", "gpu_ecc") and (gpu := facts.GPU.search(text)):
+        event.gpu = gpu["gpu"] or gpu["device"]
+    return event

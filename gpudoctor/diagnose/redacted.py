@@ -1,4 +1,4 @@
-"""The answer for strangers: hosts and files get stand-ins, the same one everywhere; texts lose what names somebody."""
+"""Redacts an answer: hosts and files get placeholders, the same everywhere; texts lose what identifies a person."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 def redacted_diagnosis(answer: Diagnosis) -> Diagnosis:
-    """The same verdict, without names of hosts, files, paths and addresses; ranks, lines and bus ids stay."""
+    """The same answer without names of hosts, files, paths and addresses; ranks, lines and bus ids stay."""
     hosts = {host: f"host-{number}" for number, host in enumerate(_named(answer, "host", "than"), 1)}
     files = {file: f"file-{number}{PurePath(file).suffix[:8]}" for number, file in enumerate(_named(answer, "file"), 1)}
     names = sorted(hosts, key=len, reverse=True)

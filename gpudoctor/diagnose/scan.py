@@ -1,7 +1,7 @@
-"""The lines of a block that may say anything: a fast sieve before any line is parsed. Pure: bytes in, lines out.
+"""A fast filter for the lines of a block that are worth parsing. Pure: bytes in, lines out.
 
-A log of a healthy hour is millions of lines that say nothing. Looking for a few literals is a hundred times as fast as
-parsing; what is let through too much costs time only. Lines behind "Traceback" come along.
+A healthy hour's log has millions of lines without information. Searching for a few literals is a hundred times as fast
+as parsing, and a line let through needlessly costs only time. The lines after "Traceback" are kept too.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-# Each line of interest in the middle of a log holds one of these, or stands behind a traceback's begin. Each costs
-# about 0.5 s for 1 GB, so that none is here whose lines hold another one ("Errno", "error:") anyway
+# Each line of interest in the middle of a log contains one of these or follows the beginning of a traceback. Each costs
+# about 0.5 s for 1 GB, so words whose lines contain another one anyway ("Errno", "error:") are not listed
 NEEDLES = (
     b"rror", b"ailed", b"raceback", b"atchdog", b"ProcessGroup", b"illed", b"illing", b"ignal",
     b"NCCL WARN", b"NVRM", b"xit", b"busId", b" died", b"by peer", b"NaN", b"Evict",
@@ -21,16 +21,16 @@ _LAST_ERROR = b"Last error"
 _LINES_OF_TRACEBACK = 120
 _LINES_OF_LAST_ERROR = 4
 _OF_TRACEBACK = re.compile(rb'  File "|^ {2,}|: {3,}|\^\^\^|rror|xception')
-_MOST_OTHERS_BETWEEN = 12  # lines of other writers inside of a traceback
+_MOST_OTHERS_BETWEEN = 12  # lines of other writers inside a traceback
 _MOST_ALIKE = 200  # in one block
-_BEFORE, _BEHIND = 16, 40  # bytes around a word of interest that tell what it is about
+_BEFORE, _BEHIND = 16, 40  # bytes around a word of interest that identify its kind of line
 _DIGITS = bytes.maketrans(b"0123456789abcdef", b"0" * 16)
 
 Hit = tuple[int, bytes]
 
 
 def interesting_lines(block: bytes) -> list[Hit]:
-    """The lines of interest as (line number from 0, bytes without line end), in their order."""
+    """The lines of interest in order, as (line number from 0, bytes without line end)."""
     present = tuple(needle for needle in NEEDLES if needle in block)
     if not present:
         return []
@@ -78,9 +78,9 @@ def interesting_lines(block: bytes) -> list[Hit]:
 
 
 def _next_match(pattern: re.Pattern[bytes], block: bytes, place: int, around: dict[bytes, int]) -> int:
-    """Where the next word of interest stands whose surroundings were not there hundreds of times; -1 at the end.
+    """The offset of the next word of interest whose surroundings have not come up 200 times yet; -1 at the end.
 
-    "validation error 0.31" in the line of every step must not cost what a line of interest does.
+    "validation error 0.31" in the line of every step must not cost as much as a line of interest.
     """
     for found in pattern.finditer(block, place):
         start = found.start()
@@ -93,7 +93,7 @@ def _next_match(pattern: re.Pattern[bytes], block: bytes, place: int, around: di
 
 
 def all_lines(block: bytes) -> list[Hit]:
-    """Every line."""
+    """Every line, as `interesting_lines` returns them."""
     lines = block.split(b"\n")
     if lines and not lines[-1]:
         lines.pop()

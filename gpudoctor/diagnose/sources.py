@@ -1,29 +1,21 @@
-"""The files, folders and streams to read: found, named, decompressed and decoded, in blocks of bounded size."""
+"""Finds the files, folders and streams to read."""
 
 from __future__ import annotations
 
-import codecs
-import io
-import lzma
 import os
+import re
 import stat
-import sys
-import zlib
-from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any, cast
 
 import msgspec
 
+from gpudoctor.diagnose.diagnosis import Unread
 from gpudoctor.errors import UserError
 
-BLOCK_BYTES = 1 << 20
-MAX_LINE_BYTES = 1 << 16
 MAX_FILES = 20_000
-_HEAD_BYTES = 4096
-_MAX_DUMP_BYTES = 256 << 20
+_PARTS = re.compile(r"([^0-9]*)([0-9]*)")
 
-# what lies beside logs in a folder and is none: programs, pages, weights
+# files that lie beside logs and are none: programs, pages, weights
 _NO_LOGS = frozenset((
     ".py", ".pyc", ".md", ".rst", ".html", ".css", ".js", ".c", ".h", ".cc", ".cpp", ".cu", ".cuh", ".go", ".rs",
     ".sh", ".yaml", ".yml", ".toml", ".ini", ".cfg", ".ipynb", ".so", ".whl", ".pt", ".pth", ".bin",
@@ -33,279 +25,60 @@ _NO_LOGS = frozenset((
 
 
 class LogSource(msgspec.Struct, frozen=True):
-    """One file to read. `name` is what the answer calls it; a `path` of None is standard input."""
+    """One file to read, called `name` in the answer; a `path` of None is standard input."""
 
     name: str
     path: Path | None
     bytes: int = 0
 
 
-class Skipped(msgspec.Struct, frozen=True):
-    """What could not be read, and why."""
+def find_sources(names: list[str]) -> tuple[list[LogSource], list[Unread]]:
+    """Every file below the given paths, in order; `-` is standard input.
 
-    name: str
-    reason: str
-
-
-def find_sources(names: list[str]) -> tuple[list[LogSource], list[Skipped]]:
-    """Every file below the names, in order; `-` is standard input.
-
-    Raises UserError where a name leads nowhere: a typing error must not end as "nothing found".
+    Raises UserError for a path that does not exist: a typo must not end as "nothing found".
     """
     sources: list[LogSource] = []
-    skipped: list[Skipped] = []
+    unread: list[Unread] = []
     for name in names:
         if name == "-":
             sources.append(LogSource("<stdin>", None))
             continue
         path = Path(name)
         try:
-            mode = path.stat().st_mode
+            found = path.stat()
         except OSError as error:
             raise UserError(f"{name}: {error.strerror or error}") from None
-        if stat.S_ISDIR(mode):
-            _walk(path, sources, skipped)
+        if stat.S_ISDIR(found.st_mode):
+            _walk(path, sources, unread)
         else:
-            sources.append(LogSource(name, path, path.stat().st_size))
-    return sources, skipped
+            sources.append(LogSource(name, path, found.st_size))
+    return sources, unread
 
 
-def _walk(folder: Path, sources: list[LogSource], skipped: list[Skipped]) -> None:
-    for place, folders, files in os.walk(folder, onerror=lambda error: skipped.append(_denied(error))):
+def _walk(folder: Path, sources: list[LogSource], unread: list[Unread]) -> None:
+    def denied(error: OSError) -> None:
+        unread.append(Unread(str(error.filename), error.strerror or str(error)))
+
+    for place, folders, files in os.walk(folder, onerror=denied):
         folders.sort(key=_natural)
         for name in sorted(files, key=_natural):
             path = Path(place, name)
             if path.suffix.lower() in _NO_LOGS:
                 continue
             if len(sources) >= MAX_FILES:
-                skipped.append(Skipped(str(folder), f"more than {MAX_FILES} files: the others were not read"))
+                unread.append(Unread(str(folder), f"more than {MAX_FILES} files: the others were not read"))
                 return
             try:
                 found = path.stat()
             except OSError as error:
-                skipped.append(Skipped(str(path), error.strerror or str(error)))
+                unread.append(Unread(str(path), error.strerror or str(error)))
                 continue
             if stat.S_ISREG(found.st_mode):
                 sources.append(LogSource(str(path), path, found.st_size))
             else:
-                skipped.append(Skipped(str(path), "no plain file"))
-
-
-def _denied(error: OSError) -> Skipped:
-    return Skipped(str(error.filename), error.strerror or str(error))
+                unread.append(Unread(str(path), "no plain file"))
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
-    """Numbers in the order of numbers: `rank10` behind `rank9`."""
-    parts: list[tuple[int, str]] = []
-    digits, text = "", ""
-    for letter in name:
-        if letter.isdecimal() and letter.isascii():
-            digits += letter
-            continue
-        if digits:
-            parts.append((int(digits[:18]), text))
-            digits, text = "", ""
-        text += letter
-    return [*parts, (int(digits[:18] or -1), text)]
-
-
-class UnreadableError(Exception):
-    """This source cannot be read; the message says why in one line."""
-
-
-def is_plain(source: LogSource) -> bool:
-    """Whether its bytes on the disk are its text: neither compressed nor UTF-16, and it can be read in parts."""
-    if source.path is None:
-        return False
-    head = head_of(source)
-    return not head.startswith((b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"\xfd7zXZ", b"BZh", b"\xff\xfe", b"\xfe\xff")) and (
-        _utf16(head) is None
-    )
-
-
-def head_of(source: LogSource) -> bytes:
-    """The first bytes as they lie there; empty where it cannot be opened."""
-    if source.path is None:
-        return b""
-    try:
-        with source.path.open("rb") as file:
-            return file.read(_HEAD_BYTES)
-    except OSError:
-        return b""
-
-
-def read_whole(source: LogSource, limit: int = _MAX_DUMP_BYTES) -> bytes:
-    """All bytes of a dump, decompressed; UnreadableError where it is larger than `limit`."""
-    data = bytearray()
-    for block in raw_blocks(source):
-        data += block
-        if len(data) > limit:
-            raise UnreadableError(f"larger than {limit >> 20} MiB: not read as a dump")
-    return bytes(data)
-
-
-def text_blocks(source: LogSource) -> Iterator[bytes]:
-    """UTF-8 text in blocks that end with a line; a longer line than 64 KiB loses its middle.
-
-    Raises UnreadableError where it cannot be opened, or is no text.
-    """
-    rest = b""
-    for raw in _decoded(raw_blocks(source)):
-        data = rest + raw if rest else raw
-        end = data.rfind(b"\n") + 1
-        if end == 0:
-            rest = data if len(data) <= 2 * MAX_LINE_BYTES else _clipped(data)
-            continue
-        yield data[:end]
-        rest = data[end:]
-        if len(rest) > 2 * MAX_LINE_BYTES:
-            rest = _clipped(rest)
-    if rest:
-        yield rest
-
-
-def _clipped(line: bytes) -> bytes:
-    return line[:MAX_LINE_BYTES] + line[-MAX_LINE_BYTES // 2 :]
-
-
-def raw_blocks(source: LogSource) -> Iterator[bytes]:
-    """The bytes, decompressed where they are gzip, zstd, xz; UnreadableError in words for people."""
-    try:
-        if source.path is None:
-            stream: IO[bytes] = sys.stdin.buffer
-            yield from _blocks_of(stream, source.name)
-            return
-        with source.path.open("rb") as file:
-            yield from _blocks_of(file, source.name)
-    except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
-        words = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        raise UnreadableError(words.partition("\n")[0]) from None
-
-
-def _blocks_of(stream: IO[bytes], name: str) -> Iterator[bytes]:
-    head = stream.read(BLOCK_BYTES)
-    if head.startswith(b"\x1f\x8b"):
-        yield from _gunzipped(head, stream)
-    elif head.startswith(b"\xfd7zXZ"):
-        yield from _inflated(lzma.LZMADecompressor(), head, stream)
-    elif head.startswith(b"\x28\xb5\x2f\xfd"):
-        yield from _unzstd(head, stream)
-    else:
-        while head:
-            yield head
-            head = stream.read(BLOCK_BYTES)
-
-
-def _gunzipped(head: bytes, stream: IO[bytes]) -> Iterator[bytes]:
-    """Members one after the other, as log rotation appends them; a torn end gives what came before it."""
-    inflater = zlib.decompressobj(31)
-    data = head
-    while data:
-        out = inflater.decompress(data, BLOCK_BYTES)
-        if out:
-            yield out
-        data = inflater.unconsumed_tail
-        if inflater.eof:
-            data = inflater.unused_data or stream.read(BLOCK_BYTES)
-            inflater = zlib.decompressobj(31)
-            if not data.startswith(b"\x1f\x8b"):
-                return
-        elif not data:
-            data = stream.read(BLOCK_BYTES)
-
-
-def _inflated(inflater: lzma.LZMADecompressor, head: bytes, stream: IO[bytes]) -> Iterator[bytes]:
-    data = head
-    while not inflater.eof:
-        if inflater.needs_input and not data:
-            return
-        out = inflater.decompress(data, BLOCK_BYTES)
-        if out:
-            yield out
-        data = stream.read(BLOCK_BYTES) if inflater.needs_input else b""
-
-
-class _Rest(io.RawIOBase):
-    """A stream of which the first bytes were read already."""
-
-    def __init__(self, head: bytes, stream: IO[bytes]) -> None:
-        self._head, self._stream = head, stream
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        data = self._head[: len(buffer)] if self._head else self._stream.read(len(buffer))
-        self._head = self._head[len(buffer) :]
-        buffer[: len(data)] = data
-        return len(data)
-
-
-def _unzstd(head: bytes, stream: IO[bytes]) -> Iterator[bytes]:
-    """Frames one after the other, a block at a time: a small file may unpack to any size. Torn: what came before."""
-    reader, broken = _zstd_reader(_Rest(head, stream))
-    try:
-        while block := reader.read(BLOCK_BYTES):
-            yield block
-    except EOFError:
-        return
-    except broken as error:
-        raise UnreadableError(f"no whole zstd file: {error}") from None
-
-
-def _zstd_reader(source: io.RawIOBase) -> tuple[Any, type[Exception]]:
-    """Python's own from 3.14 on, else the package zstandard; UnreadableError names them where there is none."""
-    try:
-        from compression import zstd  # type: ignore[import-not-found,unused-ignore]
-
-        return zstd.ZstdFile(source), zstd.ZstdError
-    except ImportError:
-        pass
-    try:
-        import zstandard  # type: ignore[import-not-found,unused-ignore]
-    except ImportError:
-        raise UnreadableError(
-            "zstd needs Python 3.14 or the package zstandard (pip install zstandard); "
-            "or: zstd -dc FILE | gpudoctor diagnose -"
-        ) from None
-    readable = cast(IO[bytes], source)  # it calls `read` alone
-    return zstandard.ZstdDecompressor().stream_reader(readable, read_across_frames=True), zstandard.ZstdError
-
-
-def _decoded(blocks: Iterator[bytes]) -> Iterator[bytes]:
-    """UTF-8 out of UTF-16, with a space for each no-break space, which web pages write; other bytes as they are."""
-    decoder: codecs.IncrementalDecoder | None = None
-    first = True
-    for block in blocks:
-        if first:
-            first = False
-            if encoding := _utf16(block[:_HEAD_BYTES]):
-                decoder = codecs.getincrementaldecoder(encoding)("replace")
-            elif looks_binary(block[:_HEAD_BYTES]):
-                raise UnreadableError("binary, no log")
-            elif block.startswith(b"\xef\xbb\xbf"):
-                block = block[3:]
-        block = decoder.decode(block).encode("utf-8", "replace") if decoder else block
-        yield block.replace(b"\xc2\xa0", b" ")
-
-
-def _utf16(head: bytes) -> str | None:
-    if head.startswith((b"\xff\xfe", b"\xfe\xff")):
-        return "utf-16"
-    pairs = len(head) // 2
-    if pairs < 8:
-        return None
-    if head[1 : 2 * pairs : 2].count(0) > 0.8 * pairs and head[: 2 * pairs : 2].count(0) < 0.1 * pairs:
-        return "utf-16-le"
-    if head[: 2 * pairs : 2].count(0) > 0.8 * pairs and head[1 : 2 * pairs : 2].count(0) < 0.1 * pairs:
-        return "utf-16-be"
-    return None
-
-
-def looks_binary(head: bytes) -> bool:
-    """Whether the bytes are no text of any encoding that logs have; single NULs and colours occur in logs."""
-    if not head:
-        return False
-    strange = sum(byte < 32 and byte not in (0, 7, 8, 9, 10, 12, 13, 27) for byte in head)
-    return head.count(0) > 0.05 * len(head) + 16 or strange > 0.02 * len(head) + 2
+    """Sort key with numbers by value: `rank10` after `rank9`."""
+    return [(int(digits[:18] or -1), text) for text, digits in _PARTS.findall(name)]

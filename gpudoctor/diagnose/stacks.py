@@ -1,4 +1,4 @@
-"""Stacks of Python processes: py-spy's dump and faulthandler's, one or many in a file."""
+"""Stacks of Python processes as py-spy and faulthandler dump them, one or many in a file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ _WAITING = re.compile(
 
 
 class Stack(msgspec.Struct, frozen=True):
-    """The main thread of one process, innermost first, as `function (file:line)`; `line` is that of its first frame."""
+    """The main thread of one process, as `function (file:line)` from the innermost frame outwards.
+
+    `line` is the log line of the first frame.
+    """
 
     file: int
     line: int
@@ -32,13 +35,13 @@ class Stack(msgspec.Struct, frozen=True):
 
 
 def looks_like_stacks(head: bytes) -> bool:
-    """Whether a text begins like a dump of stacks."""
+    """Whether a text begins like a py-spy dump."""
     start = head.lstrip()[:200]
     return bool(re.match(rb"Process \d+: ", start)) and b"\n" in head
 
 
 def read_stacks(lines: list[str], file: int) -> list[Stack]:
-    """The main thread of each process; the first thread where none is called so."""
+    """The main thread of each process; the first thread if none has that name."""
     found: list[Stack] = []
     pid: int | None = None
     threads: list[tuple[int, str, str, list[str]]] = []

@@ -1,4 +1,4 @@
-"""The answer as text: what, where, the lines that show it, why the others are only victims, what to do next."""
+"""The answer as text: what, where, the lines that show it, why other ranks are only victims, what to do next."""
 
 from __future__ import annotations
 

@@ -1,34 +1,38 @@
-"""Python tracebacks, whole or cut, of several writers at once: the exception, where it came from, what it means."""
+"""Python tracebacks, whole or cut, interleaved by several writers: the exception, its origin and its meaning.
+
+Also torchelastic's error.json, which a rank under @record writes before it ends.
+"""
 
 from __future__ import annotations
 
+import json
 import re
 
 import msgspec
 
 from gpudoctor.diagnose.events import MAX_TEXT, Event
-from gpudoctor.diagnose.patterns.catalogue import meaning_of
+from gpudoctor.diagnose.patterns.catalogue import error_event
 
 _BEGIN = re.compile(r"Traceback \(most recent call last\):?(?: \(RANK (?P<rank>\d+)\))?")
 _FRAME = re.compile(r'\s*(?:\|\s*)?File "(?P<file>[^"]{1,400})", line (?P<line>\d+)(?:, in (?P<function>.{1,120}))?')
 _EXCEPTION = re.compile(
     r"(?P<type>(?:[A-Za-z_]\w{0,80}\.){0,12}[A-Za-z_]\w{0,80})(?::(?: (?P<message>.*))?)?$", re.DOTALL
 )
-# without a traceback before it, only what is named like an exception is one
+# without a traceback before it, only a name like an exception's counts
 _NAMED = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Timeout)$")
-# a class; the standard library has these few in lower case. `self.comm: ncclComm_t = f(` is a statement
+# a class; the standard library has only these in lower case. `self.comm: ncclComm_t = f(` is a statement
 _CLASS = re.compile(r"(?:^|\.)_?(?:[A-Z]\w*|error|timeout|gaierror|herror)$")
-# the last line of a frame, or the marks below it, behind a head that is missing
+# the last line of a frame, or the marks below it, when the head is missing
 _CUT = re.compile(r"\s{4,}(?:raise\s|[\^~]+\s*$)|\s*│ ❱ +\d+ │")
 # torch puts `[rank3]: ` before the lines of an uncaught exception
 _UNCAUGHT = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception): \S")
 # the margin of an exception group
 _GROUPED = re.compile(r"^ {0,40}\| ")
-# Python prints these where nothing ends by them
+# printed by Python for exceptions that end nothing
 _IGNORED = ("Exception ignored in", "--- Logging error ---")
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
 _RERAISED = re.compile(r"Caught \w+ in (?:DataLoader worker process|replica|pin memory thread)")
-# vLLM, SGLang: the error of another process, printed elsewhere
+# vLLM, SGLang: the error of another process, which is printed elsewhere
 _ELSEWHERE = re.compile(
     r"(?i)see (?:the )?(?:stack trace|root cause|error)|engine (?:core|process)\b.{0,60}(?:failed|died)"
     r"|WorkerProc initialization"
@@ -36,7 +40,7 @@ _ELSEWHERE = re.compile(
 _GUILTY = re.compile(r"CheckpointException ranks:dict_keys\(\[([\d, ]+)\]\)")
 _LIBRARY = re.compile(r"site-packages|dist-packages|/lib/python3|lib64/python3|<frozen|/opt/conda/lib|/torch/")
 _LOADER = {"_try_get_data", "_get_data", "rebuild_storage_fd", "rebuild_storage_filename", "get_connection"}
-# torch.distributed's own, and the backward pass, in which DDP and FSDP reduce gradients
+# of torch.distributed, and the backward pass, in which DDP and FSDP reduce gradients
 _COLLECTIVES = {
     "all_reduce",
     "broadcast",
@@ -98,7 +102,7 @@ _MOST_OPEN = 512
 
 
 class _Open(msgspec.Struct):
-    """A traceback whose exception has not come yet."""
+    """A traceback whose exception line has not been read yet."""
 
     line: int
     rank: int | None = None
@@ -114,7 +118,7 @@ class _Open(msgspec.Struct):
 
 
 class Tracebacks:
-    """The tracebacks of one file, one open for each writer."""
+    """The tracebacks of one file; at most one is open for each writer."""
 
     def __init__(self) -> None:
         self._open: dict[object, _Open] = {}
@@ -124,9 +128,9 @@ class Tracebacks:
         self._logged: tuple[int, object, int | None] | None = None
 
     def read(self, stream: object, number: int, text: str, writer: int | None = None) -> tuple[bool, Event | None]:
-        """Whether the line belongs to a traceback, and the exception if it ends with this line.
+        """Whether the line belongs to a traceback, and the exception if the traceback ends with this line.
 
-        `writer`: the rank that the line's own label tells.
+        `writer`: the rank in the line's own label.
         """
         text = _GROUPED.sub("", text)
         if text.startswith(_IGNORED):
@@ -154,7 +158,7 @@ class Tracebacks:
             self._chain.add(stream)
             return True, None
         if trace is None and (_CUT.match(text) or (writer is not None and _UNCAUGHT.match(text))):
-            # its head is missing: no frame was seen, only what stands right before the exception, or that itself
+            # the head is missing: no frame was seen, only the line right before the exception, or the exception itself
             trace = self._open[stream] = _Open(number, functions=set())
         if trace is None:
             return False, None
@@ -163,7 +167,7 @@ class Tracebacks:
                 trace.raised, trace.raised_text = number, text.strip()
             return True, None
         found = _EXCEPTION.match(text)
-        # interleaved lines of another writer stand between, where no prefix tells writers apart
+        # without prefixes, lines of another writer may come in between
         if found is None or (trace.frames == 0 and not _NAMED.match(found["type"])) or not _CLASS.search(found["type"]):
             return False, None
         if " " in found["type"] or (not found["message"] and not _NAMED.match(found["type"]) and text != found["type"]):
@@ -172,7 +176,7 @@ class Tracebacks:
         return True, self._event(stream, trace, found, text)
 
     def _taken_over(self, number: int) -> _Open | None:
-        """The traceback that a logger's line began, whose further lines have no label: `[... TP2] ... Traceback`."""
+        """The traceback that a logger's line began if its other lines have no label: `[... TP2] ... Traceback`."""
         if self._logged is None or self._logged[0] != number - 1:
             return None
         _, stream, writer = self._logged
@@ -205,7 +209,7 @@ class Tracebacks:
         if trace.collective:
             event.detail["collective"] = trace.collective
         if _RERAISED.search(text):
-            # the exception itself comes below "Original Traceback"
+            # the exception itself follows after "Original Traceback"
             event.role = "wrapper" if event.what == "user_exception" else event.role
             event.detail["reraised"] = 1
         first = self._last.get(stream) if trace.chained else None
@@ -217,7 +221,7 @@ class Tracebacks:
 
 
 def exception_event(text: str, functions: set[str] = frozenset()) -> Event:  # type: ignore[assignment]
-    """What an exception's last line means: a cause, or what a rank says that lost its peers.
+    """The event for an exception's last line: a cause, or the error of a rank that lost its peers.
 
     >>> exception_event("KeyError: 'label'").what, exception_event("ImportError: x").what
     ('user_exception', 'import_error')
@@ -234,25 +238,49 @@ def exception_event(text: str, functions: set[str] = frozenset()) -> Event:  # t
         "BrokenPipeError",
     ):
         return Event(role="cause", what="loader_worker_killed", strength=2, detail=detail)
-    meaning = meaning_of(text)
-    if meaning is not None:
-        row, match = meaning
-        said = {key: value for key, value in match.groupdict().items() if value is not None}
-        event = Event(role=row.role, what=row.what, strength=row.strength, names_rank=row.names_rank)
-        event.detail = {**said, **detail}
-        return event
+    if known := error_event(text):
+        known.detail.update(detail)
+        return known
     if name in _IMPORT:
         return Event(role="cause", what="import_error", strength=3, detail=detail)
     if name == "MemoryError":
         return Event(role="cause", what="host_alloc_failed", strength=3, detail=detail)
-    if name in ("KeyboardInterrupt",):
+    if name == "KeyboardInterrupt":
         return Event(role="ending", what="terminated_signal", strength=1, names_rank=False, detail=detail)
     if guilty := _GUILTY.search(text):
         detail["ranks"] = guilty[1]
-    if _ELSEWHERE.search(message):
-        return Event(role="wrapper", what="wrapper", detail=detail)
-    if name in _WRAPPERS or name.startswith("RayTaskError"):
+    if _ELSEWHERE.search(message) or name in _WRAPPERS or name.startswith("RayTaskError"):
         return Event(role="wrapper", what="wrapper", detail=detail)
     if name in _MOVED:
         return Event(role="echo", what="user_exception", strength=1, detail=detail)
     return Event(role="cause", what="user_exception", strength=3, detail=detail)
+
+
+def looks_like_error_file(head: bytes, name: str) -> bool:
+    """Whether name and first bytes are those of an error.json."""
+    return name.endswith("error.json") and head.lstrip()[:1] == b"{"
+
+
+def read_error_file(data: bytes, file: int) -> Event | None:
+    """The exception in the file; None if it contains none. The folder gives the rank."""
+    try:
+        content = json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+    message = content.get("message") if isinstance(content, dict) else None
+    stack = ""
+    if isinstance(message, dict):
+        extra = message.get("extraInfo")
+        stack = str(extra.get("py_callstack", "")) if isinstance(extra, dict) else ""
+        message = message.get("message")
+    if not isinstance(message, str) or not message.strip():
+        return None
+    traces = Tracebacks()
+    event: Event | None = None
+    for number, line in enumerate(stack.split("\n")[:2000]):
+        _, told = traces.read(None, number, line)
+        event = told or event
+    if event is None:
+        event = exception_event(message.split("\n")[0])
+    event.file, event.line, event.text = file, 1, message.split("\n")[0]
+    return event

@@ -14,7 +14,7 @@ RECOMPUTES: tuple[Recompute, ...] = ("none", "selective", "full")  # each keeps 
 
 
 class Kernels(msgspec.Struct, frozen=True):
-    """How the layers are computed, as far as it changes what is kept.
+    """How the layers are computed, as far as it affects what is kept.
 
     `flash`: attention without its s x s scores (scaled_dot_product_attention, flash attention).
     `dropout`: two masks a layer are kept.

@@ -1,4 +1,4 @@
-"""Which strategy to take, and why; or what would work where none does."""
+"""Chooses a strategy and gives the reason; if none works, names the nearest request that would."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MOST_NODES = 4096
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """All that was tried, the one to take, why, and what else would work where that one costs much."""
+    """Every option tried, the one to take, the reason, and alternatives if that one is slow or tight."""
 
     options: tuple[Option, ...]
     taken: Option
@@ -57,7 +57,7 @@ def choose(machine: Machine, job: PlanJob, global_batch: int | None) -> Choice:
 
 
 def why(option: Option, options: tuple[Option, ...], machine: Machine) -> str:
-    """In words, why this one."""
+    """The reason for this option, in words."""
     split = option.split
     if machine.world == 1:
         return "one GPU holds it all" if not split.offload else "one GPU holds it only with the states in host RAM"
@@ -96,7 +96,7 @@ def _best(options: tuple[Option, ...], machine: Machine) -> Option | None:
 
 
 def check_batch(global_batch: int, split: RankSplit) -> None:
-    """Raise UserError if the data-parallel ranks cannot share the batch evenly."""
+    """Raises UserError, with the nearest batch that works, if the data-parallel ranks cannot share it evenly."""
     if global_batch % split.data == 0:
         return
     lower, upper = global_batch // split.data * split.data, -(-global_batch // split.data) * split.data
@@ -111,7 +111,7 @@ def _rank(option: Option, machine: Machine) -> int:
     split = option.split
     within = split.shards <= machine.gpus_per_node
     order = {"ddp": 0, "fsdp": 1 if within else 5, "3d": 2, "tensor": 3, "pipeline": 4, "fsdp-offload": 6}
-    return order.get(split.name, 9)  # ZeRO-1 and ZeRO-2 are shown, and never better than FSDP here
+    return order.get(split.name, 9)  # ZeRO-1 and ZeRO-2 are shown, but never better than FSDP here
 
 
 def _short(options: tuple[Option, ...], name: str) -> str:
@@ -130,13 +130,13 @@ def _nothing_fits(options: tuple[Option, ...], machine: Machine, job: PlanJob) -
 
 
 def way_out(machine: Machine, job: PlanJob) -> str:
-    """The nearest that works where nothing that was asked for does; with states in RAM where nothing else does."""
+    """The nearest request that works if this one does not; with states in RAM only if nothing else works."""
     nearest = list(_nearest(machine, job)) or [*_shorter(machine, job, offload=True)]
     return f"the nearest that works: {'; or '.join(nearest)}" if nearest else "take a smaller model"
 
 
 def _nearest(machine: Machine, job: PlanJob) -> Iterator[str]:
-    """What would work without states in RAM: fewer bytes a parameter, shorter sequences, more nodes."""
+    """Options that would work without states in RAM: fewer bytes per parameter, shorter sequences, more nodes."""
     if job.precision in ("bf16", "fp16") and _fits(machine, msgspec.structs.replace(job, precision="bf16-true")):
         yield "--precision bf16-true (8 bytes a parameter, coarser updates)"
     if job.optimizer == "adamw" and _fits(machine, msgspec.structs.replace(job, optimizer="adamw-8bit")):
@@ -157,7 +157,7 @@ def _shorter(machine: Machine, job: PlanJob, *, offload: bool) -> Iterator[str]:
 
 
 def _nodes_wanted(machine: Machine, job: PlanJob) -> int | None:
-    """The smallest number of such nodes that hold it, found by doubling and halving."""
+    """The smallest number of such nodes that hold the job, found by doubling and bisection."""
     upper = machine.nodes
     while not _fits(msgspec.structs.replace(machine, nodes=upper), job):
         upper *= 2
@@ -179,11 +179,11 @@ def _fits(machine: Machine, job: PlanJob, *, offload: bool = False) -> bool:
     return any(o.fit == "fits" and (offload or not o.split.offload) for o in each_option(machine, job, None))
 
 
-# The split that --tensor and --pipeline ask for, or the nearest to it that works.
+# The split that --tensor and --pipeline request, or the nearest to it that works.
 
 
 def choose_forced(machine: Machine, job: PlanJob, global_batch: int | None, tensor: int, pipeline: int) -> Choice:
-    """The split that --tensor and --pipeline ask for. Raise UserError, with the nearest that works."""
+    """The split that --tensor and --pipeline request. Raises UserError, with the nearest that works, if it does not."""
     widest = max(tensor, machine.nvlinked)
 
     def split_of(ways: int, stages: int) -> RankSplit:
@@ -217,7 +217,7 @@ def choose_forced(machine: Machine, job: PlanJob, global_batch: int | None, tens
 
 
 def undividable(job: PlanJob, world: int, tensor: int, pipeline: int, of: str = "GPUs") -> str | None:
-    """Why `world` ranks (called `of`) cannot be divided like that; None where they can."""
+    """Why `world` ranks (called `of` in the text) cannot be divided like that; None if they can."""
     shape = job.shape
     if pipeline > shape.layers:
         return f"--pipeline {pipeline}: {shape.name} has {shape.layers} layers, and a stage needs one"
@@ -235,7 +235,7 @@ def undividable(job: PlanJob, world: int, tensor: int, pipeline: int, of: str = 
 def nearest_split(
     job: PlanJob, world: int, tensor: int, pipeline: int, works: Callable[[int, int], bool]
 ) -> str | None:
-    """In words, what both options can be, as near as can be to what was asked; None where nothing `works`."""
+    """The values of both options, in words, that are nearest to the request and `works`; None if there are none."""
     pairs = (
         (ways, stages)
         for ways in range(1, min(world, job.shape.heads) + 1)

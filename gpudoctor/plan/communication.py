@@ -1,4 +1,4 @@
-"""What the GPUs send each other in one step, and how long that takes at the rates that are known."""
+"""The traffic between GPUs in one step, and the time that it takes at the known rates."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ Link = Literal["node", "network", "host"]
 
 
 class LinkTraffic(msgspec.Struct, frozen=True):
-    """One kind of traffic of one GPU in one step: `gb` that its slowest link carries in one direction.
+    """One kind of traffic of one GPU in one step: `gb` over its slowest link in one direction.
 
-    `hidden`: whether it can run beside arithmetic.
+    `hidden`: whether it can overlap with arithmetic.
     """
 
     what: str
@@ -33,10 +33,10 @@ class LinkTraffic(msgspec.Struct, frozen=True):
 
 
 class StepTime(msgspec.Struct, frozen=True):
-    """One optimizer step. `compute_s` at the fastest rate known, so that real steps take longer.
+    """The time of one optimizer step. `compute_s` is at the fastest known rate, so real steps take longer.
 
-    `bubble` is the share of a step in which a pipeline stage waits. Efficiencies are upper bounds: `best`
-    where everything that can be hidden is, `plain` where nothing is. None: a rate is not known.
+    `bubble` is the share of a step in which a pipeline stage waits. Efficiencies are upper bounds: `best` if
+    everything that can be hidden is, `plain` if nothing is. None: a rate is not known.
     """
 
     traffic: tuple[LinkTraffic, ...]
@@ -101,7 +101,7 @@ def step_time(job: PlanJob, split: RankSplit, machine: Machine) -> StepTime:
 
 
 def compute_seconds(job: PlanJob, split: RankSplit, machine: Machine) -> float | None:
-    """Arithmetic of one step on one GPU, in s; the formula stands at `step_time`."""
+    """Seconds of arithmetic in one step on one GPU, by the formula in `step_time`."""
     if isinstance(machine.compute, str):
         return None
     shape = job.shape
@@ -181,15 +181,15 @@ def _pipeline_traffic(job: PlanJob, split: RankSplit, machine: Machine) -> list[
     local = split.world <= machine.gpus_per_node
     rate = machine.gather if local else _per_gpu(machine)
     link: Link = "node" if local else "network"
-    # forward to the next stage and backward to the one before are two directions of the same wire
+    # forward to the next stage and backward to the previous one are the two directions of one link
     return [LinkTraffic("activations to the next stage", once * job.micro_batches, link, True, rate)]
 
 
 def _across(machine: Machine, apart: int) -> Rate | str:
-    """Bus bandwidth of a group over nodes, whose members are `apart` ranks apart: the network, or the node if slower.
+    """The bus bandwidth of a group over nodes with members `apart` ranks apart: the network's, or the node's if lower.
 
-    A ring enters and leaves each node through its adapters. Where each of several groups has a part of the
-    node's GPUs only, they share the adapters.
+    A ring enters and leaves each node through its adapters. If several groups divide the node's GPUs among them,
+    they share the adapters.
     """
     if isinstance(machine.network, str):
         return machine.network
@@ -204,5 +204,5 @@ def _across(machine: Machine, apart: int) -> Rate | str:
 
 
 def _per_gpu(machine: Machine) -> Rate | str:
-    """Each GPU's share of the node's adapters, as in groups of one GPU a node."""
+    """Each GPU's share of the node's adapters, for groups with one GPU per node."""
     return _across(machine, machine.gpus_per_node)

@@ -1,4 +1,4 @@
-"""A plan if there is no GPU and CPU ranks are to try it: which strategy this machine's RAM holds."""
+"""Plans for CPU ranks, to be verified on a machine without GPUs: the strategy that fits its RAM."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from gpudoctor.units import gib_text
 
 
 def cpu_plan(request: PlanRequest, shape: ModelShape, sourced: Sourced) -> tuple[Plan, Option]:
-    """The simplest strategy whose tensors, on all CPU ranks together, the RAM holds; in fp32 unless asked otherwise.
+    """The simplest strategy for which the tensors of all CPU ranks together fit in RAM; fp32 by default.
 
-    Raise UserError if none does. Nothing is said of settings, launch and times: no GPU is there to have them.
+    Raises UserError if none does. Settings, launch and times are left out, as they apply to GPUs only.
     """
     asked = (("--nodes", request.nodes > 1), ("--global-batch", request.global_batch), ("--report", request.report))
     for option, given in asked:
@@ -83,7 +83,7 @@ def _splits(request: PlanRequest, job: PlanJob, ranks: int) -> tuple[RankSplit, 
 
 
 def _options(job: PlanJob, splits: tuple[RankSplit, ...], room: float | None) -> Iterator[Option]:
-    """Each with the memory of one rank's tensors; where RAM is not known, all fit: what is tried is small anyway."""
+    """The options with the memory of one rank's tensors; all fit if the RAM is not known: the tried model is small."""
     for split in splits:
         memory = msgspec.structs.replace(memory_of(job, split, 0.0), framework=0.0)
         over = 0.0 if room is None else memory.total * split.world - room

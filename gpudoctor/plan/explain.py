@@ -1,4 +1,4 @@
-"""Every formula with its source, as the functions' own docstrings have it: one truth for code and reader."""
+"""Every formula with its source, taken from the docstring of the function that computes it."""
 
 from __future__ import annotations
 
@@ -33,6 +33,6 @@ FORMULAS: tuple[tuple[str, Callable[..., object]], ...] = (
 
 
 def formulas() -> tuple[str, ...]:
-    """Each formula as text: a heading, then its docstring. Under python -OO there are no docstrings to print."""
+    """Each formula as text: a heading, then its docstring, which is missing under python -OO."""
     lost = "not kept by this interpreter (-OO)"
     return tuple(f"{title}\n{cleandoc(function.__doc__ or lost)}" for title, function in FORMULAS)

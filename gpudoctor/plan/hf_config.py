@@ -13,21 +13,21 @@ from gpudoctor.exits import printable
 from gpudoctor.plan.model_shape import ModelError, ModelShape
 
 MAX_BYTES = 4 * 2**20
-_LARGEST = 10**8  # of any single dimension: what is more is a broken file
+_LARGEST = 10**8  # of any dimension: a larger one means a broken file
 
 
 def shape_of_config(path: Path) -> ModelShape:
-    """The shape that a config.json (or a folder with one) describes.
+    """The shape of the model that a config.json, or a folder with one, describes.
 
-    Raise ModelError, one line with file and key, for a file that cannot be read, an architecture that
-    is not known, and numbers that make no sense.
+    Raises ModelError, one line with file and key, for a file that cannot be read, an unknown architecture and
+    implausible numbers.
     """
     shown = printable(str(path))
     try:
         if path.is_dir():
             path = path / "config.json"
             shown = printable(str(path))
-    except (OSError, ValueError):  # a name that is too long, or a folder that may not be entered
+    except (OSError, ValueError):  # the name is too long, or the folder may not be entered
         raise ModelError(f"{shown[:80]}: neither a size (350m, 7b, 1.5b) nor a file") from None
     data = _read(path, shown)
     try:
@@ -81,7 +81,7 @@ class _Fields:
         return value
 
     def head_dim(self, hidden: int, heads: int) -> int:
-        """As it is given, else what each head has of `hidden`; transformers refuses heads that cannot share it too."""
+        """The key `head_dim`, else `hidden` / `heads`, which must divide evenly as in transformers."""
         if self._raw.get("head_dim") is not None:
             return self.number("head_dim")
         if hidden % heads:
@@ -91,7 +91,7 @@ class _Fields:
 
 def _read(path: Path, shown: str) -> bytes:
     try:
-        # a FIFO or a device would never end
+        # reading a FIFO or a device would never end
         if not path.is_file():
             if path.exists():
                 raise ModelError(f"{shown}: not a file")

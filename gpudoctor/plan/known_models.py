@@ -1,4 +1,4 @@
-"""What is meant by "7b": the published model of that size, or one made to reach it."""
+"""The model that a size like "7b" stands for: the published one, or one constructed to have that size."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ _ALSO = {"117m": "124m", "125m": "124m", "355m": "350m", "760m": "774m", "1.6b":
 
 
 def is_size(text: str) -> bool:
-    """Whether it has the form of a size; it may still be one that makes no sense."""
+    """Whether the text has the form of a size, plausible or not."""
     return _SIZE.fullmatch(text.strip()) is not None
 
 
 def shape_of_size(text: str) -> ModelShape:
-    """The model of a size like 350m, 7b or 1.5b. Raise ModelError for one outside 1m to 5t.
+    """The model of a size like 350m, 7b or 1.5b. Raises ModelError for a size outside 1m to 5t.
 
-    A size that no published model in the table has gets a shape made to reach it (`made_shape`).
+    If no published model in the table has this size, the shape is constructed (`made_shape`).
     """
     found = _SIZE.fullmatch(text.strip())
     if found is None:

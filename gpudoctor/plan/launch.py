@@ -1,4 +1,4 @@
-"""The command that starts the training, and the lines of code or options that make it this strategy."""
+"""The command that starts the training, and the code or options that implement the strategy."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def launch_of(
     bucket: Setting | None,
     every_gpu: bool,
 ) -> LaunchScript:
-    """`every_gpu`: the plan uses all GPUs of the node, so that none has to be hidden."""
+    """The launch of a plan. `every_gpu`: the plan uses all GPUs of the node, so none has to be hidden."""
     program = megatron.PROGRAM if split.engine == "megatron" else "train.py"
     variables = [f"{s.name}={s.value}" for s in settings]
     indices = ",".join(str(gpu.index) for gpu in machine.gpus)
@@ -46,7 +46,7 @@ def launch_of(
     if machine.nodes == 1:
         command = f"torchrun --standalone --nproc-per-node {per_node} {program}"
         return LaunchScript(" ".join([*hidden, *variables, command]) + "".join(own), None, code)
-    # Slurm sets CUDA_VISIBLE_DEVICES anew for each step: what is exported before srun does not reach the ranks
+    # Slurm sets CUDA_VISIBLE_DEVICES again for each step: an export before srun does not reach the ranks
     start = " ".join(["srun", *(["env", *hidden] if hidden else []), "torchrun"])
     lines = [
         "#!/bin/bash",
@@ -54,7 +54,7 @@ def launch_of(
         "#SBATCH --ntasks-per-node=1",
         f"#SBATCH --gpus-per-node={per_node}" if every_gpu else f"#SBATCH --gpus-per-node={_of_node(machine)}",
         "#SBATCH --exclusive",
-        "#SBATCH --mem=0",  # all of it: without it --exclusive gives a cluster's default a CPU
+        "#SBATCH --mem=0",  # all memory: otherwise --exclusive gives the cluster's default per CPU
         *(f"export {variable}" for variable in variables),
         'head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
         f"{start} --nnodes {machine.nodes} --nproc-per-node {per_node} \\",
@@ -89,7 +89,7 @@ def _code(job: PlanJob, split: RankSplit, batch: Batch, bucket: Setting | None) 
     dtype = _AUTOCAST.get(job.precision)
     policy = f", mp_policy=MixedPrecisionPolicy({dtype}, torch.float32)" if dtype else ""
     offload = ", offload_policy=CPUOffloadPolicy()" if split.offload else ""
-    # embedding and head apart, or both are whole all the time; where they are one weight, they stay with the model
+    # wrap embedding and head separately, or both stay unsharded all the time; tied weights must stay with the model
     parts = "model.layers" if job.shape.tied else "(model.embedding, *model.layers, model.head)"
     lines.append(f"for part in {parts}: fully_shard(part{mesh}{policy}{offload})")
     lines.append(f"fully_shard(model{mesh}{policy}{offload})")
@@ -97,7 +97,7 @@ def _code(job: PlanJob, split: RankSplit, batch: Batch, bucket: Setting | None) 
 
 
 def _precision(job: PlanJob, split: RankSplit) -> tuple[str, ...]:
-    """FSDP's policy casts by itself; the others need autocast."""
+    """FSDP's mixed-precision policy casts by itself; the other engines need autocast."""
     if job.precision == "bf16-true":
         return ("model.to(torch.bfloat16) before all else",)
     dtype = _AUTOCAST.get(job.precision)
@@ -110,13 +110,13 @@ def _precision(job: PlanJob, split: RankSplit) -> tuple[str, ...]:
 
 
 def _accumulation(split: RankSplit, batch: Batch) -> tuple[str, ...]:
-    """Without these DDP and replicas exchange gradients for every micro-batch, and not once a step."""
+    """Without these, DDP and replicas exchange gradients for every micro-batch instead of once a step."""
     if batch.accumulation == 1:
         return ()
     lines = [f"divide the loss by {batch.accumulation}, and step every {batch.accumulation} batches"]
     if split.name == "ddp" and split.data > 1:
         lines.append("all but the last of them under model.no_sync()")
-        # else the gradients of the first micro-batches lie beside DDP's buckets
+        # otherwise the gradients of the first micro-batches exist beside DDP's buckets
         lines.append("zero_grad(set_to_none=False), or DDP holds gradients twice")
     if split.shards < split.data and split.sharding == "parameters":
         lines.append("model.set_requires_all_reduce(False) for all but the last of them")

@@ -1,4 +1,4 @@
-"""The GPUs that a plan may use, and what joins them: facts and measurements boiled down to a few numbers."""
+"""The GPUs that a plan may use, and their links: facts and measurements reduced to a few numbers."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from gpudoctor.units import MIB, option_ranges
 
 
 class Machine(msgspec.Struct, frozen=True):
-    """`nodes` nodes alike. A rate that is not known is a str: why.
+    """`nodes` equal nodes. A rate that is not known is a str with the reason.
 
-    `collective` is all_reduce bus bandwidth inside the node, `gather` that of all_gather and reduce_scatter,
-    `nvlink` that of GPUs joined by NVLink; `network` what all adapters of a node carry together; `host` one
-    GPU's link to RAM. `nvlinked`: how many GPUs reach each other by NVLink alone, by the node's kind where
-    not `topology_read`. `memory_bytes` of the smallest GPU, less what the driver keeps for itself.
-    `left_out`: GPUs that cannot train, and why.
+    `collective` is the all_reduce bus bandwidth inside the node, `gather` that of all_gather and reduce_scatter,
+    `nvlink` that of GPUs joined by NVLink; `network`: all adapters of a node together; `host`: one GPU's link to
+    RAM. `nvlinked`: how many GPUs reach each other over NVLink, taken from the kind of node unless
+    `topology_read`. `memory_bytes`: of the smallest GPU, without what the driver reserves.
+    `left_out`: GPUs that cannot train, with the reason.
     """
 
     gpus: tuple[Gpu, ...]
@@ -67,7 +67,7 @@ class Machine(msgspec.Struct, frozen=True):
 
 
 def usable_gpus(node: Node, scope: tuple[int, ...] | None, unfit: dict[int, str]) -> tuple[Gpu, ...]:
-    """The GPUs in scope that can train. Raise UserError, with the nearest thing that works, if there is none."""
+    """The GPUs in scope that can train. Raises UserError, with the nearest request that works, if there is none."""
     if not node.gpus:
         why = "the driver shows no GPU"
         if known(node.driver.init_code) not in (0, None):
@@ -92,9 +92,9 @@ def usable_gpus(node: Node, scope: tuple[int, ...] | None, unfit: dict[int, str]
 def machine_of(
     node: Node, gpus: tuple[Gpu, ...], nodes: int, precision: Precision, measurements: Measurements | None
 ) -> Machine:
-    """What `gpus` of this node, and `nodes` such nodes, have. Raise UserError for memory that is not known.
+    """The machine of `nodes` nodes with these GPUs. Raises UserError if a GPU's memory is not known.
 
-    `measurements` are of GPUs: what CPU ranks measured says nothing here, and is not to be given.
+    `measurements` must be of GPUs, not of CPU ranks.
     """
     profile = profile_for(node)
     collective = collective_rate(node, gpus, profile, measurements)
@@ -116,7 +116,7 @@ def machine_of(
 
 
 def compute_capability(gpus: tuple[Gpu, ...], profile: Profile) -> float | None:
-    """The least of these GPUs; a dump does not hold it, and then it is that of the model they are known as."""
+    """The lowest of these GPUs; if the source lacks it, as dumps do, that of the GPU model."""
     of_model = profile.gpu.compute_capability if profile.gpu else None
     found = [known(gpu.compute_capability) or of_model for gpu in gpus]
     return min((float(each) for each in found if each), default=None)
@@ -133,7 +133,7 @@ def _memory_bytes(node: Node, gpu: Gpu) -> float:
 
 
 def ram_bytes(node: Node) -> float | None:
-    """RAM that is free, or all of it where that is not known; a cgroup's limit counts."""
+    """Free RAM, or all of it if that is not known, but no more than the cgroup's limit."""
     free = known(node.host.ram_available_mib) or known(node.host.ram_mib)
     limit = known(node.host.memory_limit_mib)
     amounts = [mib for mib in (free, limit) if mib]

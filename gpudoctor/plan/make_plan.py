@@ -1,4 +1,4 @@
-"""One plan: the facts are judged, a strategy is chosen, and a plan is made of both."""
+"""Makes a plan: judges the facts, chooses a strategy, and combines both."""
 
 from __future__ import annotations
 
@@ -44,16 +44,16 @@ with lazy_imports():
 
 
 def planned(request: PlanRequest, shape: ModelShape, sourced: Sourced) -> Plan:
-    """The plan for a model on a node, verified if that was asked for. Raise UserError."""
+    """The plan for a model on a node, verified if the request says so. Raises UserError."""
     if not request.verify:
         return make_plan(request, shape, sourced)[0]
-    devices = verification.devices_of(sourced.node, request)  # before the plan: it may not run at all
+    devices = verification.devices_of(sourced.node, request)  # before the plan: a verification may be refused
     made, taken = (make_plan if sourced.node.gpus else cpu_ranks.cpu_plan)(request, shape, sourced)
     return msgspec.structs.replace(made, trial=verification.verify_plan(taken.job, taken.split, devices))
 
 
 def make_plan(request: PlanRequest, shape: ModelShape, sourced: Sourced) -> tuple[Plan, Option]:
-    """The plan for a model on a node, and the option that it takes. Raise UserError."""
+    """The plan for a model on a node, and the option that it recommends. Raises UserError."""
     node = sourced.node
     measured = sourced.measurements if request.report is None else measurements_of(request.report, node)
     measurements = _of_gpus(measured)
@@ -101,7 +101,7 @@ def make_plan(request: PlanRequest, shape: ModelShape, sourced: Sourced) -> tupl
 
 
 def shape_of(model: str) -> ModelShape:
-    """The shape of the model that was named. Raise ModelError for what is neither a size nor a configuration."""
+    """The shape of a model given as a size or a config.json. Raises ModelError for anything else."""
     if is_size(model):
         return shape_of_size(model)
     if not model.strip():
@@ -128,7 +128,7 @@ def _meant(
     step: StepTime,
     measurements: Measurements | None,
 ) -> FaultMeaning:
-    """The trouble with what it means: the same plan on a machine whose GPU has a sound link is the yardstick."""
+    """The trouble and its cost, compared with the same plan on a machine whose PCIe links are all healthy."""
     taken = choice.taken
     gpus = tuple(mended(gpu) if gpu.index in trouble.gpus else gpu for gpu in machine.gpus)
     whole = msgspec.structs.replace(node, gpus=tuple(mended(g) if g.index in trouble.gpus else g for g in node.gpus))
@@ -138,7 +138,7 @@ def _meant(
 
 
 def _of_gpus(measurements: Measurements | None) -> Measurements | None:
-    """What CPU ranks measured says nothing of GPUs."""
+    """Measurements of GPUs; those of CPU ranks do not apply to GPUs."""
     launch = measurements.launch if measurements else None
     return measurements if launch is not None and launch.backend == "nccl" else None
 
@@ -168,7 +168,7 @@ def _tight(choice: Choice, room_bytes: float) -> tuple[str, ...]:
 
 
 def _lacking(taken: Option) -> tuple[str, ...]:
-    """What neither the memory nor the times of the plan say."""
+    """Warnings about what the plan's memory and times leave out."""
     if taken.split.engine == "megatron":
         return megatron.lacks(taken.job, taken.split)
     if taken.split.offload:
@@ -177,7 +177,7 @@ def _lacking(taken: Option) -> tuple[str, ...]:
 
 
 def _slower(machine: Machine, step: StepTime) -> tuple[str, ...]:
-    """Said where even the bound of all nodes together is below what one would do that waits for nothing."""
+    """A warning if all nodes together do at most the work of one node that never waits."""
     if machine.nodes == 1 or step.best is None or step.best * machine.nodes >= 1:
         return ()
     work = step.best * machine.nodes

@@ -1,4 +1,4 @@
-"""The options of Megatron-LM's pretrain_gpt.py that make it train this model in this way."""
+"""The options of Megatron-LM's pretrain_gpt.py for a planned model and split."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _OPTIMIZERS: dict[Optimizer, str] = {
 
 
 def options_of(job: PlanJob, split: RankSplit, batch: Batch) -> tuple[str, ...]:
-    """A line each; data, tokenizer, learning rate and the number of steps are the user's to add.
+    """The options, one line each; the user adds data, tokenizer, learning rate and the number of steps.
 
     Source: Megatron-LM, megatron/training/arguments.py.
     """
@@ -42,7 +42,7 @@ def options_of(job: PlanJob, split: RankSplit, batch: Batch) -> tuple[str, ...]:
 
 
 def lacks(job: PlanJob, split: RankSplit) -> tuple[str, ...]:
-    """What of the plan Megatron-LM has no option for, as sentences; of optimizers it shards Adam only."""
+    """The parts of the plan that Megatron-LM has no option for, as sentences; it shards only Adam's states."""
     asked = []
     if job.precision == "bf16-true":
         asked.append("bf16 weights without fp32 copies")
@@ -57,7 +57,7 @@ def lacks(job: PlanJob, split: RankSplit) -> tuple[str, ...]:
 
 
 def _layout(shape: ModelShape, split: RankSplit) -> str:
-    """Layers of each stage: E is the embedding, t a layer, L the loss."""
+    """The layers of each stage: E is the embedding, t a layer, L the loss."""
     stages = "|".join(f"t*{layers}" for layers in layers_of_stages(shape.layers, split.pipeline))
     return f"E{stages}L"
 

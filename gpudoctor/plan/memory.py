@@ -13,14 +13,14 @@ from gpudoctor.plan.split import RankSplit
 CONTEXT_BYTES = 855 * 2**20
 # NCCL_BUFFSIZE's default of 4 MiB, to send and to receive, 32 channels: a communicator. NCCL user guide
 COMMUNICATOR_BYTES = 2 * 4 * 2**20 * 32
-# what the caching allocator holds beyond the tensors; fitted to torchtitan's table of December 2024, see docs/plan.md
+# memory of the caching allocator beyond the tensors; fitted to torchtitan's table of December 2024, see docs/plan.md
 ALLOCATOR_SHARE = 0.10
 
 
 class PlanJob(msgspec.Struct, frozen=True):
-    """What is trained and how: `micro_batch` sequences of `seq` tokens at a time on one data-parallel rank.
+    """What to train and how: `micro_batch` sequences of `seq` tokens at a time on one data-parallel rank.
 
-    `micro_batches` of them make a step; a pipeline has several in flight.
+    `micro_batches` of these make a step; a pipeline has several in flight.
     """
 
     shape: ModelShape
@@ -34,14 +34,14 @@ class PlanJob(msgspec.Struct, frozen=True):
 
     @property
     def tokens(self) -> int:
-        """Of one micro-batch."""
+        """Tokens of one micro-batch."""
         return self.micro_batch * self.seq
 
 
 class Memory(msgspec.Struct, frozen=True):
-    """Bytes on the fullest GPU. `gathered`: weights and gradients that FSDP holds whole for a moment.
+    """Bytes on the fullest GPU. `gathered`: weights and gradients that FSDP holds unsharded for a moment.
 
-    `host` is what offloading keeps in RAM instead, for one rank.
+    `host`: what offloading keeps in RAM instead, for one rank.
     """
 
     weights: float
@@ -55,7 +55,7 @@ class Memory(msgspec.Struct, frozen=True):
 
     @property
     def tensors(self) -> float:
-        """What PyTorch's own counters show (max_memory_reserved): all but CUDA's and NCCL's."""
+        """The memory that PyTorch counts (max_memory_reserved): all but CUDA's and NCCL's."""
         return self.total - self.framework
 
     @property
@@ -115,7 +115,7 @@ def _stage(job: PlanJob, split: RankSplit, stage: int) -> Memory:
         moment, gathered = loss, loss_gathered
     activations = kept + moment
     if not gradients_persist(job, split):
-        # as the backward pass goes on, gradients come and activations go: only the larger end counts
+        # during the backward pass gradients replace activations: only the larger end counts
         gradients, activations = (0.0, activations) if activations + gathered > gradients else (gradients, 0.0)
     return Memory(weights, gradients, optimizer, activations, gathered, 0.0, 0.0, host)
 

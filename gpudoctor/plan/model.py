@@ -1,4 +1,4 @@
-"""The plan as data: everything that text and JSON show (`gpudoctor.plan/1`)."""
+"""The plan as data: everything that the text and the JSON (`gpudoctor.plan/1`) show."""
 
 from __future__ import annotations
 
@@ -248,7 +248,7 @@ def plan_of(
     source: SourceSummary,
     simulated: bool,
 ) -> Plan:
-    """The parts that follow from a choice; settings, troubles and the launch are put in by the caller."""
+    """The parts that follow from a choice; the caller adds settings, troubles and the launch."""
     return Plan(
         source=source,
         simulated=simulated,

@@ -1,4 +1,4 @@
-"""A decoder-only transformer as the few numbers that memory, traffic and arithmetic depend on."""
+"""The dimensions of a decoder-only transformer that memory, traffic and arithmetic depend on."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ DEFAULT_SEQ = 4096
 
 
 class ModelError(UserError):
-    """MODEL_SIZE is no size, or its config.json cannot be planned for."""
+    """MODEL_SIZE is not a size, or its config.json cannot be planned for."""
 
 
 class ModelShape(TransformerShape, frozen=True, kw_only=True):
-    """The dimensions of a named model; parameters are counted from them, biases and norms included.
+    """The dimensions of a named model; parameter counts include biases and norms.
 
-    `ffn` is the width of one expert. `origin` says where the dimensions come from.
+    `ffn` is the width of one expert. `origin` is the source of the dimensions.
     """
 
     name: str
@@ -37,21 +37,21 @@ class ModelShape(TransformerShape, frozen=True, kw_only=True):
 
     @property
     def attention_parameters(self) -> int:
-        """Of one layer: query, key, value and output projections."""
+        """Parameters of one layer's query, key, value and output projections."""
         q, kv, h = self.query_width, self.kv_width, self.hidden
         biases = (q + 2 * kv if self.qkv_bias else 0) + (h if self.out_bias else 0)
         return 2 * h * q + 2 * h * kv + biases + (2 * self.head_dim if self.qk_norm else 0)
 
     @property
     def mlp_parameters(self) -> int:
-        """Of one layer's MLP, or of one of its experts."""
+        """Parameters of one layer's MLP, or of one of its experts."""
         matrices = 3 if self.gated else 2
         biases = (matrices - 1) * self.ffn + self.hidden if self.mlp_bias else 0
         return matrices * self.hidden * self.ffn + biases
 
     @property
     def layer_parameters(self) -> int:
-        """Of one layer, all experts and the router included."""
+        """Parameters of one layer, with all experts and the router."""
         router = self.experts * self.hidden if self.experts > 1 else 0
         return self.attention_parameters + self.experts * self.mlp_parameters + router + self.norms * self._norm
 
@@ -61,7 +61,7 @@ class ModelShape(TransformerShape, frozen=True, kw_only=True):
 
     @property
     def head_parameters(self) -> int:
-        """Of the last norm and the output projection if it is not the embedding."""
+        """Parameters of the last norm, and of the output projection unless it is tied to the embedding."""
         return self._norm + (0 if self.tied else self.vocab * self.hidden) + (self.vocab if self.head_bias else 0)
 
     @property
@@ -70,13 +70,13 @@ class ModelShape(TransformerShape, frozen=True, kw_only=True):
 
     @property
     def active_parameters(self) -> int:
-        """Those that one token meets: all of them but the experts that are not chosen."""
+        """Parameters that one token uses: all but those of the experts that are not chosen."""
         idle = self.layers * (self.experts - self.experts_per_token) * self.mlp_parameters
         return self.parameters - idle
 
     @property
     def multiplied_parameters(self) -> int:
-        """Those that one token is multiplied with: the active ones, without an embedding that is only looked up."""
+        """Parameters in matrix products of one token: the active ones without an embedding that is only looked up."""
         looked_up = self.embedding_parameters - (self.vocab * self.hidden if self.tied else 0)
         return self.active_parameters - looked_up
 
@@ -87,10 +87,10 @@ class ModelShape(TransformerShape, frozen=True, kw_only=True):
 
 @lru_cache(maxsize=4096)
 def layers_of_stages(layers: int, stages: int) -> tuple[int, ...]:
-    """How many layers each pipeline stage gets: as even as can be, more in the middle, where no embedding is.
+    """The number of layers of each pipeline stage: as even as possible, more in the middle, away from the embedding.
 
-    So does Megatron-LM where the number of layers is a multiple of the stages less 2 (first and last
-    stage a layer less); arXiv:2401.10241 section 5.1 trains like that.
+    Megatron-LM does the same if the number of layers is a multiple of the stages less 2 (first and last
+    stage have a layer less); arXiv:2401.10241 section 5.1 trains like that.
 
     >>> layers_of_stages(22, 8)
     (2, 3, 3, 3, 3, 3, 3, 2)
@@ -102,7 +102,7 @@ def layers_of_stages(layers: int, stages: int) -> tuple[int, ...]:
 
 
 def seq_of(asked: int | None, shape: ModelShape) -> tuple[int, tuple[str, ...]]:
-    """Tokens of a sequence, and a word where the model is not made for so many. Raise UserError if it cannot."""
+    """Tokens of a sequence, and a warning if the model was not made for so many. Raises UserError if it cannot."""
     if asked is None:
         return min(DEFAULT_SEQ, shape.max_seq), ()
     if asked > shape.max_seq and shape.positions:

@@ -1,4 +1,4 @@
-"""What the checks of this node found, now or in a saved report, and what each fault means for a training on it."""
+"""The faults that the checks find on this node, now or with a saved report, and what each means for a training."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from gpudoctor.report.judge import Question, judge
 from gpudoctor.report.model import Report
 from gpudoctor.units import gib_text, option_ranges
 
-# a plan names warnings of these too, of the others failures only
+# a plan names failures of any impact, but warnings of these only
 _WARNINGS_OF: frozenset[Impact | None] = frozenset(
     {"wrong-results", "slow-gpu", "slow-host-link", "slow-collectives", "memory-taken", "costs"}
 )
@@ -43,7 +43,7 @@ class FaultMeaning(msgspec.Struct, frozen=True):
 def examined(
     node: Node, measurements: Measurements | None, checks: tuple[Check, ...], config: Config, gpu: str | None
 ) -> Report:
-    """The node judged by what is known of it: facts, and measurements where the source is a report."""
+    """The report on the node by its facts, and by measurements if there are any."""
     level: Level = "full" if measurements is not None else "quick"
     profile = None if config.profile == "auto" else config.profile
     question = Question(
@@ -59,9 +59,9 @@ def examined(
 
 
 def measurements_of(path: Path, node: Node) -> Measurements:
-    """What the report in a file measured on this node. Raise UserError, naming the file, if it is of another one.
+    """The measurements in a report file. Raises UserError, naming the file, if it is unusable or of another node.
 
-    The facts stay those of now: the report needs none.
+    The report needs no facts: the plan uses the current ones.
     """
     shown = printable(str(path))
     try:
@@ -127,9 +127,9 @@ def troubles(report: Report, left_out: Iterable[int]) -> tuple[FaultMeaning, ...
 
 
 def meaning(trouble: FaultMeaning, machine: Machine, now: StepTime, sound: StepTime, host_sound: Rate | str) -> str:
-    """What a fault means for the plan: leave the GPU out, or what to expect with it.
+    """What a fault means for the plan: leave the GPU out, or expect this cost.
 
-    `sound` and `host_sound` are the step and the link to RAM that these GPUs would have with sound PCIe links.
+    `sound` and `host_sound` are the step and the link to RAM that these GPUs would have with healthy PCIe links.
     """
     several, impact = option_ranges(trouble.gpus), impact_of(trouble.check)
     here = {gpu.index for gpu in machine.gpus}
@@ -155,7 +155,7 @@ def meaning(trouble: FaultMeaning, machine: Machine, now: StepTime, sound: StepT
         rate = machine.collective
         if isinstance(rate, str):
             return f"{leave}, or expect slower collectives: the slowest GPU sets the pace"
-        # a profile's figure is that of sound links
+        # a profile's figure is that of healthy links
         most = "" if rate.measured else "at most "
         return f"{leave}, or expect collectives of {most}{rate.value:.4g} GB/s: the slowest GPU sets the pace"
     return f"{leave}, or see gpudoctor explain {trouble.check}"
@@ -175,7 +175,7 @@ def _link_cost(machine: Machine, now: StepTime, sound: StepTime, host_sound: Rat
 
 
 def mended(gpu: Gpu) -> Gpu:
-    """The same GPU with its PCIe link at the width that it and its slot can do."""
+    """The GPU with its PCIe link at the width that it and its slot support."""
     width = known(gpu.pcie.width_max)
     if width is None:
         return gpu

@@ -1,4 +1,4 @@
-"""The plan as text for people, laid out for a width."""
+"""The plan as text, laid out for a width."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from gpudoctor.plan.text_rows import hanging, row_of, rows_of, verification_line
 from gpudoctor.units import option_ranges, seconds_text
 
 NARROWEST = 40
-_WORDS = 24  # columns that words beside a strategy's figures want at least
+_WORDS = 24  # the fewest columns for text beside a strategy's figures
 _NAMED = re.compile(r"[A-Za-z0-9][\w .,()-]{1,40}:( |$)")
 _FITS = {"fits": "fits", "tight": "tight", "no": "no", "not here": "-"}
-_LONE = {"no": "does not fit", "-": "not here"}  # where no heading says what it is about
+_LONE = {"no": "does not fit", "-": "not here"}  # without the column heading
 _RECOMPUTE = {"none": "no recomputation", "selective": "selective recomputation", "full": "full recomputation"}
 
 
 def render_text(plan: Plan, *, width: int) -> str:
-    """The whole plan in lines of at most `width` columns, commands and names excepted."""
+    """The whole plan in lines of at most `width` columns, except commands and names."""
     width = max(width, NARROWEST)
     lines: list[str] = []
     parts = [
@@ -34,7 +34,7 @@ def render_text(plan: Plan, *, width: int) -> str:
         _launch,
         _formulas,
     ]
-    if plan.machine is None:  # no GPU: planned for CPU ranks, which have no settings and no command
+    if plan.machine is None:  # planned for CPU ranks, which have no settings and no command
         parts = [_cpu_head, _strategies, _recommended, _troubles, verification_lines, _formulas]
     for part in parts:
         made = list(part(plan, width))
@@ -97,7 +97,7 @@ def _strategies(plan: Plan, width: int) -> Iterator[str]:
     rows = [_row(strategy, strategy == plan.recommended) for strategy in plan.strategies]
     title = max(len(row[1]) for row in rows)
     gib = "GiB/GPU" if plan.machine is not None else "GiB"
-    if width < title + len("  GiB/GPU  fits     ") + _WORDS:  # words below the name, not beside it
+    if width < title + len("  GiB/GPU  fits     ") + _WORDS:  # text below the name, not beside it
         for mark, name, amount, fit, words in rows:
             yield from hanging(f"{mark} ", name, width)
             yield from hanging(
@@ -231,7 +231,7 @@ def _formulas(plan: Plan, width: int) -> Iterator[str]:
 
 
 def _blocks(text: str) -> Iterator[str]:
-    """The lines of a docstring, joined again; what begins with a name and a colon begins a line."""
+    """The lines of a docstring, joined; a line that begins with a name and a colon begins a new block."""
     block: list[str] = []
     for line in text.splitlines():
         if block and (not line or _NAMED.match(line)):

@@ -1,4 +1,4 @@
-"""Bytes of one parameter's weight, gradient and optimizer states, by precision, optimizer and engine."""
+"""Bytes per parameter of weights, gradients and optimizer states, by precision, optimizer and engine."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import msgspec
 Precision = Literal["bf16", "fp16", "fp32", "bf16-true"]
 Optimizer = Literal["adamw", "adamw-8bit", "momentum", "lion", "sgd"]
 
-# autocast: DDP with fp32 weights; sharded: FSDP2 with fp32 shards; zero: DeepSpeed; megatron: bf16 weights beside
-# fp32 gradients
+# autocast: DDP with fp32 weights; sharded: FSDP2 with fp32 shards; zero: DeepSpeed; megatron: bf16 weights and fp32
+# gradients
 Engine = Literal["autocast", "sharded", "zero", "megatron"]
 
 _STATES = {"adamw": 2, "adamw-8bit": 2, "momentum": 1, "lion": 1, "sgd": 0}
 
 
 class StateBytes(msgspec.Struct, frozen=True):
-    """Bytes a parameter; `optimizer` includes a master copy where the weights themselves are 16 bits wide."""
+    """Bytes per parameter; `optimizer` includes a master copy if the weights are 16 bits wide."""
 
     weights: float
     gradients: float
@@ -29,7 +29,7 @@ class StateBytes(msgspec.Struct, frozen=True):
 
 
 def compute_bytes(precision: Precision) -> int:
-    """Bytes of an activation, and of a weight as the matrix products read it."""
+    """Bytes of one activation value, and of one weight as the matrix products read it."""
     return 4 if precision == "fp32" else 2
 
 

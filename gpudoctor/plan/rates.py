@@ -1,4 +1,4 @@
-"""How fast GPUs reach each other, RAM and other nodes, and how fast they compute: measured, else specified."""
+"""Rates of the links between GPUs, to RAM and to other nodes, and of arithmetic: measured, else specified."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ C2C_GB_S = 342
 
 
 class Rate(msgspec.Struct, frozen=True):
-    """A speed and where it comes from. `measured` here, else specified or measured by others.
+    """A rate and its source. `measured`: on this node; else specified or measured by others.
 
-    GB/s (1e9 bytes) a direction for links, TFLOP/s for arithmetic. `at_most`: a bound from a line rate,
-    which nothing reaches.
+    GB/s (1e9 bytes) per direction for links, TFLOP/s for arithmetic. `at_most`: an upper bound, such as a line
+    rate, which is never reached.
     """
 
     value: float
@@ -33,10 +33,10 @@ class Rate(msgspec.Struct, frozen=True):
 
 
 def nvlinked(node: Node, gpus: tuple[Gpu, ...], profile: Profile) -> int:
-    """How many of these GPUs are joined by NVLink, each with each: the largest group that every GPU is in one of.
+    """The size of the groups of GPUs that are joined by NVLink, each with each; of the smallest if they differ.
 
-    All of them behind NVSwitch, pairs with bridges, 1 without NVLink. Where the topology was not read, a
-    kind of node that always has NVSwitch is taken to have it.
+    All of them behind NVSwitch, 2 with bridges, 1 without NVLink. If the topology was not read, a kind of
+    node that always has NVSwitch is assumed to have it.
     """
     if isinstance(node.pairs, Missing):
         return len(gpus) if profile.node is not None and profile.node.nvlink_topology == "switch" else 1
@@ -55,7 +55,7 @@ def nvlinked(node: Node, gpus: tuple[Gpu, ...], profile: Profile) -> int:
 def collective_rate(
     node: Node, gpus: tuple[Gpu, ...], profile: Profile, measurements: Measurements | None
 ) -> Rate | str:
-    """all_reduce bus bandwidth of these GPUs, large messages: measured here, the profile's, or a link's line rate."""
+    """The all_reduce bus bandwidth of these GPUs for large messages: measured, the profile's, or a line rate."""
     if len(gpus) < 2:
         return "one GPU needs no link to others"
     measured = _measured(measurements, len(gpus), "all_reduce")
@@ -63,7 +63,7 @@ def collective_rate(
         return measured
     spec = profile.gpu.nvlink if profile.gpu else None
     active = _fewest_active_nvlinks(gpus)
-    # a profile's figure is that of sound links; a virtual machine or a dump may hide them
+    # a profile's figure is that of healthy links; a virtual machine or a dump may hide links
     broken = spec is not None and any(known(g.nvlinks) for g in gpus) and active < spec.links
     row = next((r for r in profile.node.all_reduce if r.ranks == len(gpus)), None) if profile.node else None
     if row is not None and profile.node is not None and not broken:
@@ -86,10 +86,10 @@ def collective_rate(
 def gather_rate(
     gpus: tuple[Gpu, ...], profile: Profile, measurements: Measurements | None, collective: Rate | str
 ) -> Rate | str:
-    """Bus bandwidth of all_gather and reduce_scatter: measured, else that of all_reduce without sums in the switch.
+    """The bus bandwidth of all_gather and reduce_scatter: measured, else that of all_reduce without NVLS.
 
-    NVSwitch adds up for all_reduce only (NVLS): 8 x H200 reach 473 GB/s there, and 361 and 363 here, as rings do
-    (stas00/ml-engineering, network/README.md).
+    NVSwitch computes the sums of all_reduce only (NVLS): 8 x H200 reach 473 GB/s with all_reduce, and 361 and 363
+    GB/s with these two, as rings do (stas00/ml-engineering, network/README.md).
     """
     both = [_measured(measurements, len(gpus), op) for op in ("all_gather", "reduce_scatter")]
     for rate in both:
@@ -110,7 +110,7 @@ def _fewest_active_nvlinks(gpus: tuple[Gpu, ...]) -> int:
 
 
 def _measured(measurements: Measurements | None, ranks: int, op: str) -> Rate | str | None:
-    """Bus bandwidth at the largest size that so many GPUs measured, unless a result was wrong; None if nobody did."""
+    """The bus bandwidth at the largest size measured with this many GPUs and no wrong result; None if there is none."""
     launch = measurements.launch if measurements else None
     if measurements is None or launch is None or launch.world_size != ranks:
         return None
@@ -122,12 +122,12 @@ def _measured(measurements: Measurements | None, ranks: int, op: str) -> Rate | 
 
 
 def _found(value: float, source: str) -> Rate | str:
-    """A measured rate, or that it is none: nothing may be divided by what a broken GPU, or report, says."""
+    """A measured rate, or the reason that it is unusable: a broken GPU or report may give 0, and rates are divisors."""
     return Rate(value, source, measured=True) if 0 < value < inf else f"{source}, {value:g}: no rate"
 
 
 def nvlink_rate(gpus: tuple[Gpu, ...], profile: Profile) -> Rate | str:
-    """One direction of the NVLinks of the GPU that has the fewest up, as NCCL's own model counts them."""
+    """One direction of all NVLinks of the GPU with the fewest active ones, at the rates of NCCL's own model."""
     spec = profile.gpu.nvlink if profile.gpu else None
     active = _fewest_active_nvlinks(gpus)
     unread = all(isinstance(g.nvlinks, Missing) for g in gpus)
@@ -140,12 +140,12 @@ def nvlink_rate(gpus: tuple[Gpu, ...], profile: Profile) -> Rate | str:
 
 
 def active_ports(node: Node) -> list[RdmaPort]:
-    """The node's RDMA ports that are active."""
+    """The active RDMA ports of the node."""
     return [p for p in known(node.network.rdma_ports) or () if "ACTIVE" in (known(p.state) or "").upper()]
 
 
 def network_rate(node: Node) -> Rate | str:
-    """What the node's adapters carry together: active RDMA ports, else the fastest interface that is up."""
+    """The rate of all the node's adapters: its active RDMA ports, else the fastest interface that is up."""
     rates = [rate for p in active_ports(node) if (rate := known(p.rate_gbit_s))]
     if rates:
         return Rate(sum(rates) / 8, f"{len(rates)} active RDMA ports, {sum(rates):g} Gbit/s together", at_most=True)
@@ -163,7 +163,7 @@ def network_rate(node: Node) -> Rate | str:
 
 
 def host_rate(gpus: tuple[Gpu, ...], measurements: Measurements | None) -> Rate | str:
-    """One GPU's copies to and from RAM while all copy: the slowest measured, NVLink-C2C, else the slowest PCIe link."""
+    """The rate of one GPU's copies to and from RAM while all copy: the slowest measured, NVLink-C2C, or PCIe."""
     if measurements and measurements.host_links:
         both = [
             min(
@@ -183,7 +183,7 @@ def host_rate(gpus: tuple[Gpu, ...], measurements: Measurements | None) -> Rate 
 def compute_rate(
     gpus: tuple[Gpu, ...], profile: Profile, precision: Precision, measurements: Measurements | None
 ) -> Rate | str:
-    """Matrix products of the slowest GPU: measured here, the best anybody measured, or the data sheet's dense rate."""
+    """The rate of matrix products on the slowest GPU: measured, the best published, or the data sheet's dense rate."""
     dtype = "fp16" if precision == "fp16" else "fp32" if precision == "fp32" else "bf16"
     if measurements:
         rates = [g.tflops for rank in measurements.compute for g in rank.gemms if g.dtype == dtype]

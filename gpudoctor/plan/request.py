@@ -1,4 +1,4 @@
-"""What is asked of one plan."""
+"""The request for one plan."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from gpudoctor.plan.precision import Optimizer, Precision
 
 
 class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What `gpudoctor plan` is asked, in the meaning of its options; `model` is a size, or the path of a config.json.
+    """The options of `gpudoctor plan`, with their meaning; `model` is a size or the path of a config.json.
 
-    `precision` None: what the GPUs can. `tensor` and `pipeline` None: chosen. `verify` runs a few steps of the plan, on
-    what `backend`, `ranks` and `force` say. Raise UserError if these are given without `verify`.
+    `precision` None: what the GPUs support. `tensor` and `pipeline` None: chosen. `verify` runs a few steps of the
+    plan; `backend`, `ranks` and `force` say on what. Raises UserError if these are given without `verify`.
     """
 
     model: str
@@ -43,5 +43,5 @@ class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def load(self) -> LoadRequest:
-        """Where the plan is verified."""
+        """The devices to verify the plan on."""
         return LoadRequest(self.backend or "auto", self.gpu, self.ranks, force=self.force)

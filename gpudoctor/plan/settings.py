@@ -1,4 +1,4 @@
-"""Batch, learning rate, bucket size, and the settings of NCCL and torch that this machine wants, and must not have."""
+"""Batch, learning rate, bucket size, and the settings of NCCL and torch that help or harm on this machine."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Setting(msgspec.Struct, frozen=True):
 
 
 def batch_of(job: PlanJob, split: RankSplit) -> Batch:
-    """Global batch = batch at a time x accumulation x data-parallel ranks."""
+    """The batch of a job: global batch = batch at a time x accumulation x data-parallel ranks."""
     total = job.micro_batch * job.micro_batches * split.data
     return Batch(job.micro_batch, job.micro_batches, split.data, total, total * job.seq)
 
@@ -95,7 +95,7 @@ def wanted_settings(machine: Machine, split: RankSplit, node: Node) -> tuple[Set
     quota = known(node.host.cpu_quota)
     if cpus:
         each = max(int(min(cpus, quota or cpus) // machine.gpus_per_node), 1)
-        # threads of the data loaders want CPUs as well
+        # leave CPUs for the threads of the data loaders
         threads = max(min(each // 2, 16), 1)
         found.append(Setting("OMP_NUM_THREADS", str(threads), f"torchrun sets 1; there are {each} CPUs a GPU"))
     capability = compute_capability(machine.gpus, machine.profile)

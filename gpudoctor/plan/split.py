@@ -24,14 +24,14 @@ TITLES: dict[StrategyName, str] = {
 
 
 def model_split_name(tensor: int, pipeline: int) -> Literal["tensor", "pipeline", "3d"]:
-    """What a split of the model itself over so many ranks is called; one of both is more than 1."""
+    """The name of a split of the model itself; at least one of the two must be more than 1."""
     if tensor > 1 and pipeline > 1:
         return "3d"
     return "tensor" if pipeline == 1 else "pipeline"
 
 
 class RankSplit(msgspec.Struct, frozen=True):
-    """data x tensor x pipeline ranks. `shards` of the data-parallel ranks share the states, as `sharding` says.
+    """data x tensor x pipeline ranks; groups of `shards` data-parallel ranks share the states that `sharding` names.
 
     Fewer shards than data ranks: FSDP inside each node, replicas between them (HSDP).
     """
@@ -51,7 +51,7 @@ class RankSplit(msgspec.Struct, frozen=True):
 
     @property
     def communicators(self) -> int:
-        """NCCL communicators that one rank is in: one for each kind of parallelism, two where FSDP replicates."""
+        """The number of NCCL communicators of one rank: one for each kind of parallelism, two if FSDP replicates."""
         replicated = self.sharding == "parameters" and self.shards < self.data
         return sum((self.data > 1, self.tensor > 1, self.pipeline > 1, replicated))
 

@@ -1,4 +1,4 @@
-"""Every way to divide a model over a machine, with the memory of one GPU under each."""
+"""Every way to divide a model over a machine, with the memory of one GPU for each."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from gpudoctor.units import gib_number, gib_text
 
 Fit = Literal["fits", "tight", "no", "not here"]
 LARGEST_MICRO_BATCH = 64
-# GPipe (arXiv:1811.06965) section 2.3: the bubble hardly counts from 4 micro-batches a stage on
+# GPipe (arXiv:1811.06965) section 2.3: the bubble is negligible from 4 micro-batches per stage on
 MICRO_BATCHES_A_STAGE = 4
 
 
 class Option(msgspec.Struct, frozen=True):
-    """A strategy tried. `job` has the batch and the recomputation with which it fits, or comes nearest to it.
+    """A strategy that was tried. `job` has the batch and recomputation with which it fits or comes nearest.
 
-    `tight`: it fits only if the caching allocator wastes nothing. `not here`: `reason` says why it was not tried.
+    `tight`: it fits only if the caching allocator wastes nothing. `not here`: not tried, with the reason.
     """
 
     split: RankSplit
@@ -43,7 +43,7 @@ def options_of(machine: Machine, job: PlanJob, global_batch: int | None) -> tupl
 
 
 def each_option(machine: Machine, job: PlanJob, global_batch: int | None) -> Iterator[Option]:
-    """The same one by one, for who looks for the first that fits."""
+    """The same one by one, for callers that stop at the first that fits."""
     if machine.world == 1:
         splits: Iterable[RankSplit | Option] = (RankSplit("ddp", 1), _offload(machine))
     else:
@@ -73,7 +73,7 @@ def tried(machine: Machine, job: PlanJob, split: RankSplit, global_batch: int | 
 
 
 def recomputes_of(split: RankSplit) -> tuple[Recompute, ...]:
-    """Megatron-LM's own "selective" drops attention scores only, which flash attention does not keep anyway."""
+    """Megatron-LM's "selective" drops only attention scores, which flash attention does not keep anyway."""
     return ("none", "full") if split.engine == "megatron" else RECOMPUTES
 
 
@@ -107,7 +107,7 @@ def _at(
 
 
 def _larger(machine: Machine, option: Option, per_rank: int | None) -> Option:
-    """The same with the largest micro-batch (a power of two that divides the rank's batch) that fits as well."""
+    """The option with the largest micro-batch, a power of two that divides the rank's batch, that fits equally well."""
     best = option
     micro_batch = 2
     while micro_batch <= LARGEST_MICRO_BATCH:
@@ -160,7 +160,7 @@ def _model_splits(machine: Machine, job: PlanJob, global_batch: int | None) -> I
 
 
 def widest_tensor(job: PlanJob, machine: Machine) -> int:
-    """The largest tensor-parallel group: inside NVLink, dividing the node and what it has to divide of the model."""
+    """The largest tensor-parallel group inside NVLink that divides the node and the model."""
     return max(t for t in range(1, machine.nvlinked + 1) if machine.gpus_per_node % t == 0 and tensor_divides(job, t))
 
 
@@ -176,7 +176,7 @@ def tensor_divides(job: PlanJob, ways: int) -> bool:
 
 
 def megatron(machine: Machine, tensor: int, pipeline: int) -> RankSplit:
-    """Tensor and pipeline parallelism with data parallelism over the rest, the optimizer sharded over that."""
+    """Tensor and pipeline parallelism; data parallelism over the other ranks, which shard the optimizer."""
     data = machine.world // (tensor * pipeline)
     name = model_split_name(tensor, pipeline)
     sharding: Literal["optimizer", "none"] = "optimizer" if data > 1 else "none"
@@ -184,7 +184,7 @@ def megatron(machine: Machine, tensor: int, pipeline: int) -> RankSplit:
 
 
 def _first_that_fits(machine: Machine, job: PlanJob, tensor: int, global_batch: int | None) -> Option | RankSplit:
-    """Pipeline parallelism with the fewest stages that fit (the smallest bubble); else the most there can be."""
+    """Pipeline parallelism with the fewest stages that fit (the smallest bubble), else with the most possible."""
     ranks = machine.world // tensor
     stages = [p for p in range(2, min(ranks, job.shape.layers) + 1) if ranks % p == 0]
     if not stages:

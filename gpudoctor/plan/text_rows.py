@@ -1,4 +1,4 @@
-"""Rows of a plan's text: a label, and words that hang beside it."""
+"""Rows of a plan's text, each a label with wrapped text beside it; and the rows of its verification."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ _LABEL = 14
 
 
 def row_of(label: str, words: str, width: int) -> Iterator[str]:
-    """A label, and the words beside it, in lines of `width` columns."""
+    """A label with text beside it, in lines of `width` columns."""
     yield from hanging(f"{label:<{_LABEL}}", words, width)
 
 
 def rows_of(label: str, rows: Iterable[str], width: int) -> Iterator[str]:
-    """The same for several rows under one label, which stands before the first."""
+    """Several rows, of which only the first shows the label."""
     for number, words in enumerate(rows):
         yield from row_of(label if number == 0 else "", words, width)
 
 
 def hanging(lead: str, words: str, width: int) -> Iterator[str]:
-    """The words behind `lead`, further lines below them; never narrower than 20 columns."""
+    """Text after `lead`, with further lines indented below it; the text is at least 20 columns wide."""
     room = max(width - len(lead), 20)
     lines = wrap(printable(words), room, break_long_words=False, break_on_hyphens=False) or [""]
     yield lead + lines[0]
@@ -34,15 +34,15 @@ def hanging(lead: str, words: str, width: int) -> Iterator[str]:
 
 
 def wrapped(words: str, width: int) -> Iterable[str]:
-    """The words in lines of `width` columns."""
+    """The text in lines of `width` columns."""
     return wrap(printable(words), width, break_long_words=False, break_on_hyphens=False)
 
 
-# What `--try` found, as text.
+# The result of `--try` as text.
 
 
 def verification_lines(plan: Plan, width: int) -> Iterator[str]:
-    """The rows of the verification; none if there was none."""
+    """The rows of the verification, if the plan has one."""
     tried = plan.trial
     if tried is None:
         return

@@ -12,9 +12,9 @@ from gpudoctor.diagnose.sources import find_sources
 
 def answer_of(path: Path) -> Diagnosis:
     """The answer about one file or folder."""
-    sources, skipped = find_sources([str(path)])
+    sources, unread = find_sources([str(path)])
     gathered = gather(sources)
-    gathered.skipped[:0] = skipped
+    gathered.unread[:0] = unread
     return diagnose(gathered)
 
 

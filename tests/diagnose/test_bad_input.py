@@ -5,7 +5,9 @@ from __future__ import annotations
 import gzip
 import itertools
 import lzma
+import os
 import random
+import resource
 import sys
 from pathlib import Path
 
@@ -14,9 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpudoctor.diagnose.build import diagnose
+from gpudoctor.diagnose.decoding import text_blocks
 from gpudoctor.diagnose.gather import gather, hits_of_part
 from gpudoctor.diagnose.scan import all_lines, interesting_lines
-from gpudoctor.diagnose.sources import LogSource, find_sources, text_blocks
+from gpudoctor.diagnose.sources import LogSource, find_sources
 from gpudoctor.errors import UserError
 from tests.diagnose.asking import answer_of, answer_to, said
 
@@ -33,6 +36,7 @@ FAILURE = (
         gzip.compress(FAILURE.encode()),
         gzip.compress(FAILURE.encode()[:40]) + gzip.compress(FAILURE.encode()[40:]),
         lzma.compress(FAILURE.encode()),
+        lzma.compress(FAILURE.encode()[:18]) + bytes(4) + lzma.compress(FAILURE.encode()[18:]),
         FAILURE.encode("utf-16"),
         FAILURE.encode("utf-16-le"),
         b"\xef\xbb\xbf" + FAILURE.encode(),
@@ -200,3 +204,53 @@ def test_parts_of_a_file_are_the_file(tmp_path: Path) -> None:
             begun += count
         assert begun == 6000
         assert all(lines[number] == line for number, line in found)
+
+
+def test_a_pipe_loses_nothing(tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    os.write(writer, FAILURE.encode())
+    os.close(writer)
+    try:
+        assert said(answer_of(Path(f"/dev/fd/{reader}"))) == ("user_exception", 3)
+    finally:
+        os.close(reader)
+
+
+ABSURD = 99_999_999_999
+WAIT = "[rank{}]:[E816 02:52:53.1 ProcessGroupNCCL.cpp:632] [Rank {}] Watchdog caught collective operation timeout: "
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        f"h1:1:1 [0] NCCL INFO ncclCommInitRank comm 0x1 rank 0 nranks {ABSURD} cudaDev 0 nvmlDev 0 busId 1a000\n",
+        "".join(
+            WAIT.format(rank, rank)
+            + f"WorkNCCL(SeqNum=44, OpType=ALLGATHER, NumelIn=1, NumelOut={ABSURD}, Timeout(ms)=600000) ran for 600026 ms\n"
+            for rank in (0, 1)
+        ),
+        f"[1]:\n  host      : n1\n  rank      : 5 (local_rank: {ABSURD})\n  exitcode  : 1 (pid: 5)\n"
+        + WAIT.format(1, 1),
+        f"W Sending process {ABSURD} closing signal SIGTERM\nE failed (exitcode: -9) local_rank: 1 (pid: 100)\n"
+        "W Sending process 99 closing signal SIGTERM\n",
+    ],
+)
+def test_an_absurd_number_is_no_size(damaged: str, tmp_path: Path) -> None:
+    """A set of so many ranks would not fit into memory."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (16 << 30, hard))
+    try:
+        answer_to(damaged + FAILURE, tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+def test_a_large_file_that_is_gone_is_one_line(tmp_path: Path) -> None:
+    gathered = gather([LogSource("big.log", tmp_path / "big.log", 1 << 30)])
+    assert [unread.file for unread in gathered.unread] == ["big.log"]
+
+
+@pytest.mark.parametrize("entry", ['{"process_group": ["0"]}', '{"time_created_ns": Infinity}'])
+def test_a_dump_of_another_form_is_one_line(entry: str, tmp_path: Path) -> None:
+    answer = answer_to(f'{{"version": "2.5", "pg_config": {{}}, "entries": [{entry}]}}', tmp_path, "nccl_trace_rank_0")
+    assert "of a form that is not known" in answer.unread[0].reason

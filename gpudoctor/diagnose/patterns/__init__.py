@@ -1,1 +1,1 @@
-"""What the lines of each library, launcher and scheduler mean: one table a family, and their readers. No inference."""
+"""Recognises lines of libraries, launchers and schedulers: tables of patterns and readers. No inference."""

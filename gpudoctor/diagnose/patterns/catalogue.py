@@ -1,28 +1,291 @@
-"""All tables in the order in which they are tried: what a text means."""
+"""Tables of patterns: the lines of the kernel, schedulers, NCCL, CUDA and torch that report or wrap an error."""
 
 from __future__ import annotations
 
 import re
 
-from gpudoctor.diagnose.patterns.cuda import CUDA
-from gpudoctor.diagnose.patterns.harmless import is_harmless
-from gpudoctor.diagnose.patterns.kernel import KERNEL
-from gpudoctor.diagnose.patterns.model import LinePattern
-from gpudoctor.diagnose.patterns.nccl import NCCL, NCCL_WRAPPERS
-from gpudoctor.diagnose.patterns.scheduler import ENDINGS
-from gpudoctor.diagnose.patterns.torch import TORCH
+import msgspec
 
-ALL: tuple[LinePattern, ...] = (*KERNEL, *ENDINGS, *NCCL, *CUDA, *TORCH, *NCCL_WRAPPERS)
+from gpudoctor.diagnose.events import Event, Role
 
 
-def meaning_of(text: str) -> tuple[LinePattern, re.Match[str]] | None:
-    """The first row that matches; None where none does, or the line is known to be harmless.
+class _LinePattern(msgspec.Struct, frozen=True):
+    """A pattern and its meaning. Named groups become details; `host`, `node`, `gpu` and `pid` give the place.
 
-    >>> meaning_of("RuntimeError: CUDA error: an illegal memory access was encountered")[0].what
+    `needle`: a lower-case literal in each match, searched for before the expression is tried. `names_rank`: whether
+    the fault lies with the process that prints the line, not with a path between two or with something shared.
+    """
+
+    what: str
+    regex: re.Pattern[str]
+    needle: str
+    role: Role = "cause"
+    strength: int = 3
+    names_rank: bool = True
+
+
+def _rows(
+    *given: tuple[str, str, str]
+    | tuple[str, str, str, Role]
+    | tuple[str, str, str, Role, int]
+    | tuple[str, str, str, Role, int, bool],
+) -> tuple[_LinePattern, ...]:
+    """Rows from (what, needle, regex, role, strength, names_rank); the last three have defaults."""
+    made = []
+    for what, needle, text, *rest in given:
+        made.append(_LinePattern(what, re.compile(text), needle, *rest))
+    return tuple(made)
+
+
+# Messages of a kernel log that `facts.kernel_log` does not read: processes that were killed or crashed
+_KERNEL = _rows(
+    ("host_oom", "killed process", r"Killed process (?P<pid>\d+) \((?P<name>[^)]{0,64})\)", "cause", 3),
+    ("host_oom", "oom-kill:", r"oom-kill:constraint=\w+,.{0,800}?,pid=(?P<pid>\d+)", "cause", 3),
+    ("segfault", "segfault at", r"\[(?P<pid>\d+)\]: segfault at", "exit", 2),
+)
+
+# Jobs ended by Slurm, Kubernetes or the host. Sources: slurmstepd and srun of 22.05 to 24.11, kubelet, the kernel
+_ENDINGS = _rows(
+    ("time_limit", "time limit", r"CANCELLED AT \S+ DUE TO TIME LIMIT|DUE TO TIME LIMIT", "ending", 3, False),
+    ("preempted", "preempt", r"DUE TO PREEMPTION|preempted JobId=\d+ has been|Preempted in order to admit|reason: Preempted|Reason: +Preempted", "ending", 3, False),
+    ("node_lost", "node failure", r"DUE TO NODE FAILURE|Node failure on (?P<host>[\w.\[\],-]+)|due to failure of node (?P<node>\w[\w.-]*)", "ending", 3, False),
+    ("node_lost", "not responding", r"error: Nodes (?P<host>[\w.\[\],-]+) not responding", "ending", 3, False),
+    ("node_lost", "node is not ready", r"NodeNotReady|Node is not ready|NodeLost", "ending", 2, False),
+    ("cancelled", "cancelled at", r"\*\*\* (?:JOB|STEP) \S+ ON (?P<on>\S+) CANCELLED AT \S+ \*\*\*", "ending", 1, False),
+    ("cancelled", "cancelled", r"REQUEST_KILL_JOB JobId=\d+ uid|scancel", "ending", 1, False),
+    ("host_oom", "oom", r"Detected \d+ oom[-_]kill event(?:\(s\)|s)? in (?:StepId|JobId|step)", "cause", 3),
+    ("host_oom", "out of memory", r"(?:srun|slurmstepd\S*): error: (?P<host>[\w.-]+): tasks? (?P<tasks>[\d,\-]+): Out Of Memory", "cause", 3),
+    ("host_oom", "oomkilled", r"OOMKilled", "cause", 3),
+    ("host_oom", "memory", r"(?:task\(s\)|workers?) (?:was|were|is) killed (?:due to|because of) the node running low on memory|ray\.exceptions\.OutOfMemoryError", "cause", 3),
+    ("host_oom", "memory pressure", r"[1-9]\d* Workers \(tasks / actors\) killed due to memory pressure|actors\) killed due to memory pressure \(OOM\), 0 Workers crashed", "cause", 3),
+    ("host_oom", "exceeded job memory limit", r"[Ee]xceeded job memory limit|memory limit.{0,20}being killed", "cause", 3),
+    ("evicted", "evict", r"(?:Reason|reason|status|Status)\W{1,40}Evicted|The node was low on resource|Pod was evicted", "ending", 3, False),
+    ("terminated_signal", "death signal", r"Received (?:(?P<signal>\d+)|Signals\.(?P<name>SIG\w+)) death signal", "ending", 2, False),
+    ("terminated_signal", "got signal", r"SignalException: Process (?P<pid>\d+) got signal: (?P<signal>\d+)", "ending", 2, False),
+    ("terminated_signal", "keyboardinterrupt", r"^KeyboardInterrupt\b", "ending", 1, False),
+)  # fmt: skip
+
+# Warnings of NCCL 2.7 and newer, printed directly or by torch after "Last error:". Source: NCCL's src
+_NCCL = _rows(
+    ("nvls_failed", "nvl", r"Failed to bind NVLink SHARP|NVLS.{0,40}(?:[Ff]ailed to|CUDA error)|transport/nvls\.cc:\d+ .{0,60}NCCL WARN Cuda failure "
+     r"(?:1\b|401|'invalid argument|'the operation cannot)"),
+    ("imex_mnnvl", "mnnvl", r"MNNVL.{0,80}(?:not working|failed|error)|[Cc]uda failure 800 .{0,60}(?:alloc|mnnvl)"
+     r"|mnnvl\.cc.{0,80}NCCL WARN"),
+    ("imex_mnnvl", "imex", r"IMEX (?:channel|daemon|domain).{0,60}(?:not|fail|missing)|CUDA_ERROR_NOT_PERMITTED.{0,40}fabric"),
+    ("imex_mnnvl", "800", r"Cuda failure 800 'operation not permitted'"),
+    # a flushed request (5) follows from the first error of its queue
+    ("ib_flushed", "completion", r"Got completion .{0,120}(?:with error|status[= ]*) ?5\b", "victim"),
+    ("ib_completion_error", "completion",
+     r"Got completion (?:from peer (?P<peer>[^ <]{1,80})\S*)?.{0,60}(?:with error|status[= ]*) ?(?P<status>12|9|11|13)\b",
+     "echo", 2, False),
+    ("ib_completion_error", "completion",
+     r"Got completion (?:from peer (?P<peer>[^ <]{1,80})\S*)?.{0,60}(?:with error|status[= ]*) ?(?P<status>\d+)\b",
+     "cause", 2, False),
+    ("ib_completion_error", "transport retry", r"transport retry counter exceeded", "echo", 2, False),
+    ("ib_completion_error", "async", r"NET/IB : .{0,80}(?:[Gg]ot async (?:fatal )?event|async fatal event)", "echo", 2, False),
+    ("ib_qp_setup_failed", "ibv_modify_qp", r"ibv_modify_qp failed"),
+    ("ib_qp_setup_failed", "ibv_create_qp", r"ibv_create_qp failed"),
+    ("ib_qp_setup_failed", "nvshmem", r"nvshmem.{0,200}(?:Error in mlx5dv_devx_obj_modify|ibgda_\w+ failed|ep_connect failed|connect EPS failed|setup connections failed)"),
+    ("ib_qp_setup_failed", "init2r", r"Error in mlx5dv_devx_obj_modify for (?:INIT2RTR|RTR2RTS)"),
+    ("ib_memlock", "ibv_", r"ibv_(?:reg_mr\w*|create_cq|create_qp) failed.{0,60}Cannot allocate memory"),
+    ("ib_registration_failed", "ibv_reg", r"ibv_reg_\w*mr\w* failed.{0,40}(?:Bad address|Invalid argument|Operation not permitted|Input/output)"),
+    ("ofi_error", "net/ofi", r"NET/OFI .{0,200}(?:RC: |[Uu]nable to|[Ff]ailed|err(?:or|no)?\b|Request .{0,40}completed with error)",
+     "cause", 2, False),
+    ("ofi_error", "peer host id", r"Peer host id: \S+", "cause", 2, False),
+    ("shm_permission", "shm", r"(?:shm_open|/dev/shm/\S+|shared memory segment).{0,60}[Pp]ermission denied"),
+    ("shm_too_small", "shm", r"failed to extend /dev/shm/|/dev/shm/nccl-\S+.{0,80}No space left"),
+    ("shm_too_small", "posix_fallocate", r"posix_fallocate failed ?: ?No space left"),
+    ("shm_too_small", "shared memory segment", r"creating shared memory segment \S*(?P<segment>nccl-\S+)", "cause", 2),
+    ("shm_too_small", "posix_fallocate", r"posix_fallocate failed", "cause", 2),
+    ("duplicate_gpu", "duplicate gpu", r"Duplicate GPU detected ?: ?rank (?P<a>\d+) and rank (?P<b>\d+) both on CUDA device (?P<device>\w+)",
+     "cause", 3, False),
+    ("nccl_size_mismatch", "message truncated", r"[Mm]essage truncated ?: ?(?:received|receiving) (?P<got>\d+) bytes instead of (?P<wanted>\d+)"),
+    ("nccl_size_mismatch", "mismatched collective", r"Mismatched collective", "cause", 3, False),
+    ("nccl_lib_mismatch", "mismatched nccl version", r"Mismatched NCCL version detected", "cause", 3, False),
+    ("nccl_lib_mismatch", "nccl", r"undefined symbol: nccl\w+|symbol lookup error: .{0,200}nccl|libnccl\S*: version `\S+' not found"),
+    ("bootstrap_no_interface", "interface", r"no socket interface found|No (?:usable )?(?:socket )?interface found|no interface found"),
+    ("bootstrap_no_interface", "family", r"[Aa]ddress family \d+ is neither|wrong type 59936|family 59936 is neither"),
+    ("cuda_not_supported", "not supported", r"Cuda failure (?:\d+ )?'(?:operation|feature) not supported'"),
+    ("iommu", "iommu", r"Missing \"iommu=pt\"|IO_PAGE_FAULT", "fact", 1),
+    # a peer that has exited looks the same as one that cannot be reached
+    ("bootstrap_connect_failed", "connect",
+     r"(?:socketStartConnect|NCCL WARN|Last error|NET/Socket).{0,60}[Cc]onnect to \S+ (?:failed|returned)|^Connect to \S+ failed",
+     "echo", 2),
+    ("bootstrap_connect_failed", "call to connect", r"NCCL (?:WARN|INFO) (?:NET/Socket : )?Call to connect (?:to \S+ )?(?:returned|failed)[^,]{0,60}(?!, retrying)$", "echo", 1),
+    ("bootstrap_connect_failed", "socketpollconnect", r"socketPollConnect.{0,80}(?:[Cc]onnect|[Tt]imed out|refused|returned)", "echo", 2),
+    ("bootstrap_connect_failed", "exceeded", r"(?:exceeded|after) (?:retries|\d+ (?:retries|attempts)).{0,40}(?:[Cc]onnect|root)", "echo", 2),
+    ("peer_lost", "remote", r"socketProgress.{0,40}: Connection closed by remote peer|Connection closed by remote peer"
+     r"|remote process exited or there was a network error|ncclRemoteError", "victim"),
+    ("peer_lost", "socket recv", r"Socket recv failed while polling|recv failed with .{0,80}(?:reset|closed)", "victim"),
+    ("peer_lost", "connection reset", r"NCCL WARN .{0,120}Connection reset by peer", "victim"),
+    ("peer_lost", "failed to execute operation", r"\[Proxy Service\D{0,12}\d*\] Failed to execute operation .{0,80}", "victim"),
+    ("peer_lost", "proxy call", r"Proxy Call to rank \d+ failed", "victim"),
+    ("peer_lost", "attempt to use communicator", r"Attempt to use communicator before the previous operation", "victim"),
+    ("peer_lost", "encountered error", r"communicator encountered error set by ProcessGroupNCCL", "victim"),
+    ("peer_lost", "aborted", r"NCCL communicator (?:was|is) aborted|communicator was aborted on rank", "victim"),
+)  # fmt: skip
+
+# errors that wrap those of another library: tried after all others
+_NCCL_WRAPPERS = _rows(
+    ("nccl_invalid_usage", "invalid usage", r"NCCL error.{0,200}invalid usage|ncclInvalidUsage", "cause", 1, False),
+    ("nccl_invalid_usage", "invalid argument", r"NCCL error.{0,200}invalid argument|ncclInvalidArgument", "cause", 1, False),
+    ("nccl_cuda_unknown", "unhandled cuda error", r"unhandled cuda error|ncclUnhandledCudaError", "wrapper", 1, False),
+    ("nccl_cuda_unknown", "cuda failure", r"NCCL WARN (?:.{0,60})?Cuda failure", "cause", 1),
+    ("nccl_unknown", "attaching", r"Error while attaching to shared memory segment", "wrapper", 1),
+    ("nccl_unknown", "system", r"ncclSystemError|unhandled system error", "wrapper", 1),
+    ("nccl_unknown", "internal", r"ncclInternalError|NCCL (?:error|failure).{0,200}internal error", "wrapper", 1),
+)  # fmt: skip
+
+# Errors of CUDA, reported by torch or directly. Codes and texts: cudaError_t in the CUDA Runtime API reference
+_CUDA = _rows(
+    ("gpu_ecc", "uncorrectable", r"[Uu]ncorrectable (?:ECC|NVLink) error (?:encountered|was detected)"),
+    ("cuda_device_assert", "assert", r"device-side assert triggered|:\d+: \S+: block: \[\d.{0,60}Assertion `.{0,300}failed"),
+    ("cuda_illegal_access", "illegal", r"an illegal memory access was encountered|CUDA_ERROR_ILLEGAL_ADDRESS"),
+    ("cuda_illegal_access", "memory access fault", r"Memory access fault by GPU node-\d+"),
+    ("cuda_illegal_access", "illegal", r"an illegal instruction was encountered", "cause", 2),
+    ("cuda_launch_failure", "launch", r"unspecified launch failure|CUDA_ERROR_LAUNCH_FAILED", "cause", 2),
+    ("cuda_launch_failure", "misaligned", r"misaligned address", "cause", 2),
+    ("cuda_launch_failure", "launch", r"the launch timed out and was terminated", "cause", 2),
+    ("cuda_oom", "out of memory",
+     r"CUDA out of memory|CUDA error: out of memory|cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY"
+     r"|OutOfMemoryError: (?:CUDA|Allocation)|Cuda failure (?:\d+ )?'out of memory'|cudaMalloc failed: out of memory"
+     r"|RESOURCE_EXHAUSTED: Out of memory while trying to allocate"),
+    ("cuda_oom", "oom when allocating", r"OOM when allocating tensor with shape"),
+    ("cuda_system_not_ready", "system not yet initialized", r"system not yet initialized", "cause", 3, False),
+    ("cuda_driver_mismatch", "driver combination", r"unsupported display driver / cuda driver combination",
+     "cause", 3, False),
+    ("cuda_driver_mismatch", "driver/library version mismatch", r"[Dd]river/library version mismatch"),
+    ("cuda_driver_mismatch", "forward compat", r"forward compatibility was attempted on non supported HW"),
+    ("cuda_driver_mismatch", "driver", r"CUDA driver version is insufficient for CUDA runtime version"
+     r"|The NVIDIA driver on your system is too old"),
+    ("cuda_busy", "busy", r"all CUDA-capable devices are busy or unavailable|CUDA-capable device\(s\) is/are busy"),
+    ("gpu_isolated", "no cuda", r"no CUDA-capable device is detected|No CUDA GPUs are available|"
+     r"CUDA_ERROR_NO_DEVICE"),
+    ("gpu_isolated", "invalid device ordinal", r"invalid device ordinal"),
+    ("cuda_not_supported", "not supported", r"(?:CUDA|Cuda|cuda)\b.{0,80}operation not supported"),
+    ("cuda_not_supported", "no kernel image", r"no kernel image is available for execution on the device"),
+    ("cuda_init_failed", "initialization error", r"(?:CUDA|Cuda|cuda)\b.{0,80}initialization error", "cause", 2),
+    ("cuda_init_failed", "unknown error", r"CUDA unknown error|CUDA (?:error|failure)[^a-z]{0,20}unknown error",
+     "cause", 2),
+    ("cuda_init_failed", "cublas", r"CUBLAS_STATUS_(?:NOT_INITIALIZED|ALLOC_FAILED)", "cause", 1),
+    ("cuda_init_failed", "cudnn", r"CUDNN_STATUS_NOT_INITIALIZED", "cause", 1),
+    ("cuda_launch_failure", "cublas", r"CUBLAS_STATUS_(?:EXECUTION_FAILED|INTERNAL_ERROR)", "cause", 1),
+    ("gpu_lost", "device handle", r"Unable to determine the device handle for (?:GPU|gpu) ?(?P<gpu>[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7])"),
+    ("gpu_lost", "lost", r"GPU is lost\. +Reboot|NVMLError_GpuIsLost|NVML_ERROR_GPU_IS_LOST|nvml\w*.{0,60}: GPU is lost"),
+)  # fmt: skip
+
+# Errors of torch: stores, gloo, data loaders, DDP, checkpoints, numerics. Source: torch 1.13 to 2.15
+_TORCH = _rows(
+    ("bootstrap_no_interface", "unable to find", r"Unable to find (?:address|interface) for: \S+"),
+    # gloo: the address is that of the peer that exited first
+    ("connect_stale", "connectfullmesh", r"connectFullMesh failed|\] ERROR failed to connect, willRetry", "echo", 1, False),
+    ("peer_lost", "connection closed by peer", r"Connection closed by peer \[(?P<peer>[^\]]{1,80})\]", "victim"),
+    ("peer_lost", "connection reset by peer", r"Read error \[(?P<peer>[^\]]{1,80})\]\S* Connection reset by peer", "victim"),
+    ("peer_lost", "gloo", r"gloo/transport/tcp/\S+\] (?:Connection closed|Read error|writev|sendmsg|Socket closed|Error (?:reading|writing))", "victim"),
+    ("gloo_timeout", "timed out waiting", r"Timed out waiting (?P<timeout_ms>\d+)ms for (?P<side>recv|send) operation", "wait"),
+    ("gloo_timeout", "application timeout", r"Application timeout caused pair closure", "wait"),
+    ("collective_mismatch", "preamble", r"op\.preamble\.length <= op\.nbytes\. (?P<got>\d+) vs (?P<wanted>\d+)", "cause", 2, False),
+    # rank 0 holds the store: a rank that prints this outlived rank 0
+    ("store_lost", "should dump", r"Failed to check the \"should dump\" flag on TCPStore", "victim"),
+    ("store_lost", "socketimpl", r"(?:sendBytes|recvValue\w*|recvVector|recvBytes) failed on SocketImpl"
+     r"\(fd=\d+, addr=\[[^\]]*\]:\d+, remote=\[(?P<store>[^\]]{1,253})\]:\d+\)", "victim"),
+    ("store_lost", "failed to recv, got 0 bytes", r"Failed to recv, got 0 bytes", "victim"),
+    ("store_lost", "broken pipe", r"(?:TCPStore|c10d|SocketImpl|DistNetworkError|DistBackendError).{0,200}Broken pipe", "victim"),
+    # a rank that waits for a key waits for the rank that writes it; gloo's keys end in that rank
+    ("store_timeout", "wait timeout", r"wait timeout after \d+ms, keys: (?:\S*/(?:cpu|cuda)//\d+/(?P<key_rank>\d+))?", "wait"),
+    ("store_timeout", "store based barrier", r"store based barrier on rank.{0,120}?world_size=(?P<world>\d+), (?:worker_count|num_workers_joined)=(?P<joined>\d+)", "wait"),
+    ("store_timeout", "uniqueid", r"ret(?:rie|rei)ving ncclUniqueId from \[(?P<key_rank>\d+)\].{0,200}got error: (?:[Ww]ait timeout|Socket Timeout|Timeout)", "wait"),
+    ("store_timeout", "other ranks", r"there are other ranks that didn't finish", "wait"),
+    ("store_timeout", "socket timeout", r"(?:RuntimeError|DistStoreError|DistNetworkError|c10d\S*): (?:Socket Timeout|Timed out|Wait timeout)\b", "wait"),
+    ("store_lost", "store->get", r"store->get\('.{0,80}got error", "victim"),
+    # Horovod: one of its processes ended and reported why before this
+    ("peer_lost", "horovod", r"Horovod has been shut down|HorovodInternalError", "victim"),
+    ("peer_lost", "mpi communication peer", r"MPI communication peer process has unexpectedly disconnected", "victim"),
+    ("peer_timeout", "deepep", r"DeepEP\b.{0,80}\btimeout", "wait"),
+    # JAX's coordination service
+    ("store_lost", "coordination", r"(?:UNAVAILABLE|ABORTED|INTERNAL): .{0,300}[Cc]oordination", "victim"),
+    ("store_timeout", "deadline_exceeded", r"DEADLINE_EXCEEDED: .{0,200}[Bb]arrier", "wait"),
+    ("rendezvous_unreachable", "stop_waiting", r"[Ss]top_waiting response is (?:expected|required)"),
+    ("rendezvous_unreachable", "client socket has", r"client socket has (?:timed out|failed).{0,120}(?:while trying to connect|connect to)"),
+    ("rendezvous_unreachable", "connect() timed out", r"connect\(\) timed out\. Original timeout was \d+ ms"),
+    ("rendezvous_unreachable", "rendezvousconnectionerror", r"RendezvousConnectionError", "echo", 2, False),
+    ("rendezvous_unreachable", "hostname", r"(?:Name or service not known|Temporary failure in name resolution|"
+     r"The IPv[46] network addresses of \([^)]*\) cannot be retrieved)", "echo", 2, False),
+    ("rendezvous_timeout", "rendezvoustimeouterror", r"RendezvousTimeoutError", "cause", 3, False),
+    ("rendezvous_timeout", "clients joined", r"waiting for clients\. (?P<joined>\d+)/(?P<world>\d+) clients joined", "cause", 3, False),
+    ("port_in_use", "address already in use", r"(?:EADDRINUSE|address already in use|Address already in use)", "cause", 3, False),
+    ("port_in_use", "eaddrinuse", r"EADDRINUSE", "cause", 3, False),
+    ("barrier_failed", "monitoredbarrier", r"(?P<ranks>Rank[s ]*[\d, ]+)(?:failed to pass|in) monitoredBarrier|Ranks? (?P<more>[\d, ]+) failed to pass monitoredBarrier", "cause", 3, False),
+    ("peer_lost", "monitoredbarrier", r"reached monitoredBarrier, but received errors while waiting", "victim"),
+    ("barrier_waits", "monitoredbarrier", r"(?:Detected rank|Please check rank) (?P<named>\d+).{0,80}monitoredBarrier|monitoredBarrier", "wait"),
+    ("collective_mismatch", "detected mismatch between collectives", r"Detected mismatch between collectives on ranks", "cause", 3, False),
+    ("config_mismatch", "ddp expects same model", r"DDP expects same model across all ranks, but Rank (?P<a>\d+) has (?P<a_params>\d+) params, "
+     r"while rank (?P<b>\d+) has inconsistent (?P<b_params>\d+) params", "cause", 3, False),
+    ("config_mismatch", "appears not to match", r"\[(?P<a>\d+)\]: params\[\d+\] in this process with sizes .{0,200}appears not to match"
+     r"|params\[\d+\] in this process with sizes .{0,200}appears not to match", "cause", 3, False),
+    ("user_exception_all", "finished reduction", r"Expected to have finished reduction in the prior iteration", "cause", 3, False),
+    ("shm_too_small_loader", "bus error", r"DataLoader worker .{0,60}killed by signal: Bus error|[Uu]nexpected bus error encountered in worker", "cause", 3, False),
+    ("shm_too_small_loader", "shm", r"[Uu]nable to (?:allocate|open|write|mmap|resize).{0,120}(?:shm|/torch_)", "cause", 3, False),
+    ("shm_too_small_loader", "shared memory", r"insufficient shared memory|out of shared memory", "cause", 3, False),
+    ("shm_too_small_loader", "torch_", r"unable to write to file </torch_\S+>", "cause", 3, False),
+    ("loader_worker_killed", "dataloader worker", r"DataLoader worker \(pid(?:\(s\))? (?P<workers>[\d, ]+)\) (?:is killed by signal|exited unexpectedly)"),
+    ("limit_nofile", "too many open files", r"Too many open files"),
+    ("limit_nofile", "ancdata", r"received \d+ items of ancdata"),
+    ("disk_full", "no space left", r"(?:Errno 28\]?|OSError|IOError|Exception|Error|write|\(28\)|os error 28).{0,120}No space left on device|No space left on device \(os error 28\)"),
+    ("disk_full", "quota", r"(?:Errno 122|Disk quota exceeded)"),
+    ("disk_full", "unexpected pos", r"unexpected pos \d+ vs \d+", "cause", 2),
+    ("disk_full", "pytorchstreamwriter", r"PytorchStreamWriter failed writing", "cause", 2),
+    ("disk_full", "iostream error", r"basic_ios::clear: iostream error", "cause", 2),
+    ("fs_readonly", "read-only", r"Errno 30\b|Read-only file system"),
+    ("stale_nfs", "stale", r"Errno 116\b|Stale (?:NFS )?file handle"),
+    ("fs_error", "input/output error", r"Errno 5\] Input/output error|(?:read|write)\(\): fd \d+ failed with Input/output error", "cause", 2),
+    ("fs_error", "remote i/o", r"Errno 121\] Remote I/O error|Errno 110\] Connection timed out: '/", "cause", 2),
+    ("host_alloc_failed", "allocat", r"DefaultCPUAllocator: (?:can't allocate memory|not enough memory).{0,40}(?:allocate )?(?P<bytes>\d+)? ?|Unable to allocate [\d.]+ [KMGTPE]iB for an array"),
+    ("host_alloc_failed", "cannot allocate memory", r"OSError: \[Errno 12\] Cannot allocate memory|^MemoryError"),
+    ("nan", "in local", r"found (?:NaN|Inf) in local (?:grad|forward)"),
+    ("nan", "unexpected result", r"Unexpected result (?:nan|inf)"),
+    ("nan", "nan", r"[Ll]oss is (?:nan|NaN|inf|not finite)"
+     r"|(?:FloatingPointError|AssertionError|ValueError|RuntimeError|\.NaN\w*).{0,120}\b(?:nan|NaN|NaNs)\b|contains? NaN"
+     r"|Function '\w+' returned nan values"),
+    ("nan", "nan", r"(?i)\bgrad(?:ient)? ?norm[:= ]+(?:nan|inf)\b|\bloss[:= ]+nan\b", "cause", 2),
+    ("nan", "loss scale already at minimum", r"loss scale already at minimum"),
+    ("nan", "minimum loss scale", r"Minimum loss scale reached"),
+)  # fmt: skip
+
+# in the order in which they are tried
+_ALL: tuple[_LinePattern, ...] = (*_KERNEL, *_ENDINGS, *_NCCL, *_CUDA, *_TORCH, *_NCCL_WRAPPERS)
+
+# Lines with words of failure that report none. Sources: NCCL's src/plugin and src/misc (information about optional
+# parts), torch's warnings at a clean end, Ray
+_HARMLESS = re.compile(
+    r"NET/Plugin ?: |Plugin load|Could not find: ?lib|Failed to find nccl\w+Plugin|Failed to find CUDA library"
+    r"|Failed to find \w+Plugin|NET/IB : No device found|Failed to open libibverbs|NVLS multicast support is not available"
+    r"|P2P plugin |fabric UUID 0\.0|Could not find real path of /sys/class/net|destroy_process_group\(\) was not called"
+    r"|process group has NOT been destroyed|Guessing device ID|OMP_NUM_THREADS|leaked (?:semaphore|shared_memory) objects"
+    r"|Missing hostname|CXI Service ID|FI_HMEM|PlacementGroupCleaner|TUNER/Plugin|PROFILER/Plugin|No plugin found"
+    r"|switch_g_job_postfini|Graceful shutdown of backend failed|TORCH_NCCL_\w+ is deprecated|libibverbs: Warning"
+    r"|DeprecationWarning|FutureWarning|UserWarning: (?!CUDA init)"
+)
+
+
+def is_harmless(text: str) -> bool:
+    """Whether the line is only information."""
+    return _HARMLESS.search(text) is not None
+
+
+def error_event(text: str) -> Event | None:
+    """The event of the first row that matches, with its named groups as details.
+
+    None if no row matches or the line is known to be harmless.
+
+    >>> error_event("RuntimeError: CUDA error: an illegal memory access was encountered").what
     'cuda_illegal_access'
     """
     lowered = text.lower()
-    for row in ALL:
+    for row in _ALL:
         if row.needle in lowered and (found := row.regex.search(text)):
-            return None if is_harmless(text) else (row, found)
+            if is_harmless(text):
+                return None
+            detail = {key: value for key, value in found.groupdict().items() if value is not None}
+            return Event(role=row.role, what=row.what, strength=row.strength, names_rank=row.names_rank, detail=detail)
     return None

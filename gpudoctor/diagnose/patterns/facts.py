@@ -1,4 +1,4 @@
-"""What lines say of places and progress: which process is which rank on which GPU, how large the world is, how far it is."""
+"""Patterns for places and progress: the rank and GPU of each process, the world size, steps, the end of the job."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ NCCL = re.compile(
     r"(?:(?P<host>[\w.-]{1,253}):(?P<pid>\d{1,10}):(?P<tid>\d{1,10}) (?:\[(?P<dev>\d{1,4})\] )?)?(?:[\d.]+ )?"
     r"(?:(?P<source>[\w/.+-]+\.(?:cc|h|cu|c|cpp):\d+)(?: \((?P<function>[\w:~<>]+)\))? )?NCCL (?P<level>INFO|WARN|CALL|TRACE) ?"
 )
-# behind words that are no prefix known here
+# after a prefix that is not known here
 NCCL_BARE = re.compile(
     r"(?:(?P<host>[\w.-]{1,253}):(?P<pid>\d{1,10}):(?P<tid>\d{1,10}) )?(?:\[(?P<dev>\d{1,4})\] )?"
     r"(?:(?P<source>[\w/.+-]+\.\w+:\d+) )?(?P<function>)NCCL (?P<level>INFO|WARN) ?"
@@ -22,9 +22,9 @@ CHANNEL = re.compile(
 )
 INTERFACE = re.compile(r"NET/Socket ?: Using |Call to connect returned [^,]{1,60}, retrying")
 LAST_RETRY = re.compile(r"connect returned [^,]{1,60}, retrying \((\d+)/\1\)")
-# the call of the program returned this code; its reason was not printed
+# the program's NCCL call returned this code; the reason was not printed
 RETURNED = re.compile(r"(?:^|/)(?:init|group)\.cc:\d+ -> (?P<code>[126])\b")
-# a warning that is not known here, of something that did not work
+# an unknown warning about something that did not work
 NCCL_FAILS = re.compile(r"(?i)^error\b|\bfailed\b|\bno algorithm")
 ERROR_HANDLER = re.compile(r'\s*"message": "([\w.]*(?:Error|Exception): [^"]*)",?\s*$')
 PROXY = re.compile(r"Failed to execute operation \w+ from rank (?P<rank>\d+)")
@@ -45,7 +45,7 @@ DONE = re.compile(
     r"(?i)^\W*(?:done|finished|completed?)\b|\b(?:train(?:ing)?|job|run|fit|epochs?)\b.{0,40}\b(?:finished|completed?|done|succeeded)\b"
     r"|max_(?:steps|epochs)\S* reached|srun exit code 0\b|exit(?:ed with)? (?:code|status) 0\b|state=COMPLETED"
 )
-# before the word of an end: "Timed out waiting for job step to complete", "training was not finished"
+# before a word like "done": "Timed out waiting for job step to complete", "training was not finished"
 _FAILED = re.compile(r"(?i)\b(?:error|exception|fail(?:ed|ure|s)?|timed out|timeout|abort(?:ed)?)\b")
 # in the same clause: "model saved to x, training completed" is an end
 _NEGATED = re.compile(
@@ -61,7 +61,7 @@ MISMATCH = re.compile(
     r"(?:, TensorShape=\[(?P<a_shape>[\d, ]*)\])?.*?but Rank (?P<b>\d+) is running (?:inconsistent )?collective: "
     r"CollectiveFingerPrint\(SequenceNumber=(?P<b_seq>\d+),? ?OpType=(?P<b_op>\w+)(?:, TensorShape=\[(?P<b_shape>[\d, ]*)\])?"
 )
-# said of an end, where nothing else here knows the line
+# errors in lines that nothing else recognises
 ERROR_WORDS = re.compile(
     r"(?i)^(?!.*\b(?:retry|retrying|ignored)\b).*(?<![\w-])(?:error|exception|fatal|crashed|aborted|core dumped)(?![\w=-])"
 )
@@ -71,7 +71,7 @@ KERNEL = re.compile(r"NVRM: |AER: |PCIe Bus Error|oom-kill:|Killed process|segfa
 
 
 def is_done(text: str) -> bool:
-    """Whether the line says that the job came to its end.
+    """Whether the line reports that the job completed.
 
     >>> is_done("Training finished after 3 epochs"), is_done("Waiting for the job to complete")
     (True, False)
@@ -86,7 +86,7 @@ def is_done(text: str) -> bool:
 
 
 def bus_id(hexed: str) -> str:
-    """NCCL's bus id without punctuation, read from the right.
+    """A PCI bus id in the usual form; NCCL prints it without punctuation and leading zeros.
 
     >>> bus_id("1a000"), bus_id("f000"), bus_id("1901000")
     ('0000:1a:00.0', '0000:0f:00.0', '0019:01:00.0')

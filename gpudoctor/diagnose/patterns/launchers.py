@@ -1,4 +1,4 @@
-"""How launchers say that a process ended: torchrun's agent and table, srun, mpirun, DeepSpeed, torch's spawn."""
+"""How launchers report the end of a process: torchrun's agent and table, srun, mpirun, DeepSpeed, torch's spawn."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _SRUN_WORDS = {
     "Floating point exception": -8,
     "Illegal instruction": -4,
 }
-_AGENT = re.compile(r"failed \(exitcode: (?P<code>-?\d+)\) local_rank: (?P<local_rank>\d+) \(pid: (?P<pid>\d+)\)")
+_AGENT = re.compile(r"failed \(exitcode: (?P<code>-?\d+)\) local_rank: (?P<local_rank>\d{1,6}) \(pid: (?P<pid>\d+)\)")
 _CLOSING = re.compile(
     r"Sending process (?P<pid>\d+) closing signal (?P<signal>SIG\w+)|Killing subprocess (?P<killed>\d+)"
 )
@@ -50,13 +50,13 @@ _SRUN = re.compile(
 _MPIRUN = re.compile(
     r"noticed that process rank (?P<rank>\d+) with PID \d+ on node (?P<host>[\w.-]+) exited on signal (?P<signal>\d+)"
 )
-# Open MPI writes the code on the next line
+# Open MPI prints the code on the next line
 _ABORT = re.compile(r"MPI_ABORT was invoked on rank (?P<rank>\d+) in communicator(?:.{0,80}?errorcode (?P<code>\d+))?")
 _COMPOSER = re.compile(
     r"Rank (?P<rank>\d+) crashed with exit code (?P<code>-?\d+)|Global rank (?P<global>\d+) \(PID (?P<pid>\d+)\) exited with code (?P<other>-?\d+)"
 )
 _LAUNCH_FAILED = re.compile(r"srun: error: (?:Task launch for \S+ failed|Application launch failed)")
-# of the job, of one of its processes, or of any helper: `which nvcc` at the start, an upload at the end
+# the job, one of its processes, or any helper: `which nvcc` at the start, an upload at the end
 _EXITED = re.compile(r"(?:exited with|returned)(?: non-?zero)?(?: exit)? (?:code|status) -?[1-9]\d*\b")
 _PART_OF_A_JOB = re.compile(
     r"(?i)srun|torchrun|mpirun|deepspeed|accelerate|launch|python|train|rank|worker|process|container|pod\b|job|task"
@@ -65,7 +65,7 @@ _SPAWN = re.compile(r"process (?P<rank>\d+) terminated with (?:signal (?P<signal
 _SPAWNED = re.compile(r"process (?P<pid>\d+) spawned with command: .{0,2000}--local_rank=(?P<local_rank>\d+)")
 _LIGHTNING = re.compile(r"Child process with PID (?P<pid>\d+) terminated with code (?P<code>-?\d+)\. Forcefully")
 _DEEPSPEED = re.compile(r"exits with return code = (?P<code>-?\d+)")
-# torch.distributed.launch up to 1.8: the command that it names is the last one that it started, whichever died
+# torch.distributed.launch up to 1.8 names the last command that it started, whichever process died
 _LAUNCH = re.compile(r"CalledProcessError: Command .{1,4000} died with <Signals\.(?P<signal>SIG\w+): \d+>")
 _POD = re.compile(r"[Ee]xit [Cc]ode:\s+(?P<code>\d+)|exitCode\W{1,4}(?P<json>\d+)")
 _SHELL = re.compile(r"line \d+: +(?P<pid>\d+) (?P<how>Killed|Segmentation fault|Bus error|Aborted|Terminated)\b")
@@ -78,7 +78,7 @@ _HANDLER = re.compile(
 )
 _BLOCK = re.compile(r"\s*\[\d+\]:\s*$")
 _FIELD = re.compile(r"\s*(?P<name>time|host|rank|exitcode|error_file|traceback)\s*: ?(?P<value>.*)")
-_TABLE_RANK = re.compile(r"(\d+) \(local_rank: (\d+)\)")
+_TABLE_RANK = re.compile(r"(\d{1,6}) \(local_rank: (\d{1,6})\)")
 _TABLE_CODE = re.compile(r"(-?\d+) \(pid: (\d+)\)")
 
 
@@ -116,7 +116,7 @@ def read_launcher(text: str) -> list[Event]:
     if found := _LIGHTNING.search(text):
         return [_exit(int(found["code"]), "lightning", pid=int(found["pid"]))]
     if found := _DEEPSPEED.search(text):
-        # of the process that it polled first, whichever that was
+        # the code of the process that it happened to poll first
         event = _exit(int(found["code"]), "deepspeed")
         return [event] if int(found["code"]) < 0 else [Event(role="wrapper", what="launcher_exit", detail=event.detail)]
     if (found := _POD.search(text)) and (code := int(found["code"] or found["json"])):
@@ -135,7 +135,7 @@ def read_launcher(text: str) -> list[Event]:
 
 
 class ElasticTable:
-    """Torchrun's table of failures, line by line; `rank` is that of the block which a line belongs to."""
+    """Reads torchrun's table of failures line by line; `rank` is that of the current block."""
 
     def __init__(self) -> None:
         self._fields: dict[str, str] = {}
@@ -144,7 +144,7 @@ class ElasticTable:
         self.rank: int | None = None
 
     def read(self, text: str) -> Event | None:
-        """The exit that a block tells, at its line with the code."""
+        """The exit that a block describes, at its line with the exit code."""
         if text.startswith("Root Cause (first"):
             self.root, self._inside = True, True
         elif text.startswith("Failures:"):
@@ -154,7 +154,7 @@ class ElasticTable:
         elif _BLOCK.match(text):
             self._fields, self._inside, self.rank = {}, True, None
         elif (field := _FIELD.match(text)) and (self._inside or _TABLE_RANK.fullmatch(field["value"].strip())):
-            self._inside = True  # also where a cut left the head out: no other line has a rank of this form
+            self._inside = True  # even if the head was cut off: no other line has a rank of this form
             self._fields[field["name"]] = field["value"].strip()
             if field["name"] == "rank" and (rank := _TABLE_RANK.match(field["value"].strip())):
                 self.rank = int(rank[1])
@@ -170,7 +170,7 @@ class ElasticTable:
         event = _exit(int(code[1]), "table", rank=int(rank[1]), local_rank=int(rank[2]), pid=int(code[2]))
         event.host = self._fields.get("host") or None
         event.detail["root"] = int(self.root)
-        if not self._whole:  # it begins in the middle: who else failed is missing
+        if not self._whole:  # the table begins in the middle: other failures may be missing
             event.detail["cut"] = 1
         stamp = self._fields.get("time", "")
         if re.match(r"\d{4}-\d\d-\d\d_\d\d:\d\d:\d\d", stamp):
@@ -179,7 +179,7 @@ class ElasticTable:
 
 
 def expanded(tasks: str) -> list[int]:
-    """Slurm's list of task numbers, as far as 4096 of them.
+    """The task numbers of one of Slurm's lists, at most 4096.
 
     >>> expanded("0-2,5")
     [0, 1, 2, 5]
@@ -203,7 +203,7 @@ def _exit(
     host: str | None = None,
     strength: int = 2,
 ) -> Event:
-    if code > 128 and code < 160:  # a shell's way to tell a signal
+    if code > 128 and code < 160:  # a shell reports signal n as 128 + n
         code = -(code - 128)
     return Event(
         role="exit",

@@ -1,4 +1,4 @@
-"""Ray's words for workers: which process is which rank, and that an actor or a node has died."""
+"""Lines of Ray: which process is which rank, and that an actor or a node has died."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _BEGINS = re.compile(r"The actor died unexpectedly|ActorDiedError|A worker healt
 
 
 class RayReader:
-    """Keeps what the lines of one report on a dead actor say until the line that tells its end."""
+    """Collects the fields of a report on a dead actor up to the line that states its death."""
 
     def __init__(self) -> None:
         self._said: dict[str, str] = {}
@@ -31,7 +31,7 @@ class RayReader:
         self.rank: int | None = None
 
     def read(self, text: str) -> Event | None:
-        """A worker's place, or a death."""
+        """A worker's rank and process, or the death of an actor or node."""
         if found := _WORKER.search(text):
             return Event(
                 role="fact",

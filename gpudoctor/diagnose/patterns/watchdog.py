@@ -1,4 +1,4 @@
-"""Torch's NCCL watchdog and heartbeat monitor, from 1.13 to 2.15: sequence numbers of each rank in each group."""
+"""Watchdogs of collectives: torch's NCCL watchdog and heartbeat monitor, and Horovod's stall inspector."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 
 from gpudoctor.diagnose.events import Event
 
+# torch 1.13 to 2.15
 _WORK = re.compile(
     r"WorkNCCL\(\s*(?:SeqNum=(?P<seq>\d+),\s*)?OpType=(?P<op>\w+)(?:,\s*NumelIn=(?P<numel_in>\d+))?"
     r"(?:,\s*NumelOut=(?P<numel_out>\d+))?(?:,\s*TensorShape=\[(?P<shape>[\d, ]*)\])?.{0,80}?Timeout\(ms\)=(?P<timeout_ms>\d+)\)"
@@ -26,12 +27,12 @@ _HEARTBEAT = re.compile(r"Heartbeat monitor timed out.{0,200}?(?:workMetaList_\.
 _STUCK = re.compile(
     r"watchdog got stuck for\s+(?P<seconds>\d+)\s*seconds(?:.{0,1200}?workMetaList_\.size\(\)\s*=\s*(?P<works>\d+))?"
 )
-# a word that each line of interest here has, and those that terminals cut into pieces
+# one of these is in each first piece of a message that terminals wrap
 CONTINUES = re.compile(
     r"Watchdog caught|Exception \(either|failure detected|ProcessGroupNCCL|Heartbeat|Timeout at NCCL"
 )
 DECIDES = re.compile(r"got stuck|Watchdog caught|Heartbeat monitor|work sequence id|at work:")
-# one of them in each line that is read here: most lines are thrown away by this alone
+# one of these is in each line that is read here: most lines are ruled out by this alone
 _WORDS = re.compile(
     r"imeout|atchdog|eartbeat|blocking wait|NCCL operations|data inconsistency|failed collective|debug info"
 )
@@ -42,7 +43,7 @@ _CONSEQUENCE = re.compile(
 
 
 def read_watchdog(text: str) -> Event | None:
-    """What the line says of a collective that did not end, or of a watchdog that is stuck itself.
+    """The event for a collective that did not end, or for a watchdog that is stuck itself.
 
     >>> event = read_watchdog("Watchdog caught collective operation timeout: WorkNCCL(SeqNum=44, OpType=ALLREDUCE, "
     ...                       "Timeout(ms)=1800000) ran for 1800024 milliseconds before timing out.")
@@ -74,3 +75,33 @@ def _details(found: re.Match[str] | None) -> dict[str, str | int]:
         return {}
     words = {name: value.strip() for name, value in found.groupdict().items() if value is not None}
     return {name: int(value) if name not in ("op", "desc", "shape", "guid") else value for name, value in words.items()}
+
+
+# Horovod 0.11 to 0.28
+_MISSING = re.compile(r"(?<![\w./-])(?P<op>[\w./-]{1,1000}) \[missing ranks: ?(?P<ranks>\d[\d, ]{0,400})\]")
+_READY = re.compile(r"(?<![\w./-])(?P<op>[\w./-]{1,1000}) \[ready ranks: ?(?P<ranks>\d[\d, ]{0,400})\]")
+_HEADER = re.compile(r"Missing ranks: ?$")
+_ROW = re.compile(r"(?P<ranks>\d{1,6}): \[(?P<op>[^\s,\]]{1,200})")
+_MOST_OPS = 16
+
+
+class StallReader:
+    """Reads the warnings; newer versions print one row for each rank below a header."""
+
+    def __init__(self) -> None:
+        self._rows = False
+
+    def read(self, text: str) -> list[Event]:
+        """One event for each tensor, at most 16 of a line. Only warnings: training may go on after them."""
+        if self._rows and (row := _ROW.match(text)):
+            return [_stalled("missing", row)]
+        self._rows = bool(_HEADER.search(text))
+        if " ranks:" not in text:
+            return []
+        found = [_stalled("missing", match) for match in _MISSING.finditer(text)]
+        found += [_stalled("ready", match) for match in _READY.finditer(text)]
+        return found[:_MOST_OPS]
+
+
+def _stalled(said: str, found: re.Match[str]) -> Event:
+    return Event(role="wait", what="stalled_tensor", detail={"op": found["op"], said: found["ranks"], "warning": 1})

@@ -1,1 +1,1 @@
-"""Rules of inference: each a pure function, a job in, hypotheses out. Which wins is decided in `infer`."""
+"""Rules of inference: pure functions that turn a job into hypotheses. `infer` decides which one wins."""

@@ -1,20 +1,20 @@
-"""Collectives that did not end: who is behind, who never came, who runs another one, or the same everywhere."""
+"""Collectives that timed out: ranks that are behind, that never came, that run another one, or all at the same one."""
 
 from __future__ import annotations
 
 import msgspec
 
-from gpudoctor.diagnose.events import Event
+from gpudoctor.diagnose.events import MOST_RANKS, Event
 from gpudoctor.diagnose.job import Job
 from gpudoctor.diagnose.rules.direct import minority
 from gpudoctor.diagnose.rules.model import Hypothesis, host_of, named, ranks_of
 
 _UNEVEN = ("ALLTOALL", "SEND", "RECV", "GATHER", "SCATTER", "COALESCED", "UNKNOWN")
-_OVERHEARD = 0.1  # below this share of the ranks heard, nothing can be said of the others
+_OVERHEARD = 0.1  # if fewer ranks than this share are heard of, nothing can be concluded about the others
 
 
 class Waiting(msgspec.Struct):
-    """One rank in one process group: what it timed out in, and its counts."""
+    """One rank in one process group: the collective it timed out in, and its counts."""
 
     rank: int
     seq: int | None = None
@@ -29,7 +29,7 @@ Group = str | None
 
 
 def nccl_timeouts(job: Job, attempt: int) -> list[Hypothesis]:
-    """What the watchdog's sequence numbers say, compared only inside one process group."""
+    """Hypotheses from the watchdog's sequence numbers, which are compared only inside one process group."""
     groups = groups_of(job, attempt)
     if not groups:
         return []
@@ -40,9 +40,9 @@ def nccl_timeouts(job: Job, attempt: int) -> list[Hypothesis]:
 
 
 def groups_of(job: Job, attempt: int) -> dict[Group, dict[int, Waiting]]:
-    """Per process group the ranks that timed out or told their counts. None: the old formats, which name no group."""
+    """For each process group, the ranks that timed out or printed counts; key None: old formats without a group."""
     status = [e for e in job.of("wait", attempt=attempt) if e.what == "group_status" and e.rank is not None]
-    timeouts = [e for e in job.of("wait", attempt=attempt) if e.what == "nccl_timeout"]
+    timeouts = job.of("wait", attempt=attempt, what="nccl_timeout")
     keys = {_key(e) for e in status}
     only = next(iter(keys)) if len(keys) == 1 else None
     group_of = {(e.rank, e.number("seq")): _key(e) for e in status}
@@ -143,7 +143,8 @@ def _same_everywhere(job: Job, attempt: int, groups: dict[Group, dict[int, Waiti
     first = waiting[0]
     silent, size = _silent(job, attempt, waiting, heard)
     known = [key for key in groups if key is not None]
-    one_call = len({w.op for w in waiting if w.op}) <= 1 or bool(known)  # where a group is named, others were compared
+    # in named groups the operations have been compared before
+    one_call = len({w.op for w in waiting if w.op}) <= 1 or bool(known)
     one_place = len({w.seq for w in waiting}) == 1 and len(known) <= 1 and one_call
     started = any(e.role == "progress" and (e.number("step") or 0) > 0 for e in job.of("progress", attempt=attempt))
     never = all(w.seq is not None and w.seq <= 1 for w in waiting) or all(
@@ -204,7 +205,7 @@ def _same_everywhere(job: Job, attempt: int, groups: dict[Group, dict[int, Waiti
 
 
 def _silent(job: Job, attempt: int, waiting: list[Waiting], heard: set[int]) -> tuple[set[int] | None, int | None]:
-    """The ranks that said nothing, and the size of the group: of the world, or by the sizes of an all-gather."""
+    """The silent ranks, and the size of the group: the world size, or the ratio of an all-gather's sizes."""
     size = job.world
     for w in waiting:
         small, large = sorted((w.numel[0] or 0, w.numel[1] or 0))
@@ -212,6 +213,7 @@ def _silent(job: Job, attempt: int, waiting: list[Waiting], heard: set[int]) -> 
             small
             and ("ALLGATHER" in w.op or "REDUCE_SCATTER" in w.op or "ALLGATHER" in w.op.replace("_", ""))
             and large % small == 0
+            and large // small <= MOST_RANKS
         ):
             size = max(size or 0, large // small)
     gone = job.exits(attempt)
@@ -219,7 +221,7 @@ def _silent(job: Job, attempt: int, waiting: list[Waiting], heard: set[int]) -> 
         r for r, e in gone.items() if e.number("code") in (-15, -9)
     }
     if size is None and ended & (job.ranks_heard() - heard - job.ranks_in_trouble(attempt)):
-        size = len(job.members)  # some that did not time out were there until the launcher ended them
+        size = len(job.members)  # some ranks that did not time out were alive until the launcher ended them
     if size is None or size <= max(heard):
         return None, size
     spoke = heard | job.ranks_in_trouble(attempt)
@@ -227,10 +229,10 @@ def _silent(job: Job, attempt: int, waiting: list[Waiting], heard: set[int]) -> 
 
 
 def watchdogs_stuck(job: Job, attempt: int) -> list[Hypothesis]:
-    """A watchdog that made no progress itself: a CUDA call or the GIL hangs in that process.
+    """A watchdog that itself made no progress: a CUDA call or the GIL hangs in that process.
 
-    With work outstanding the rank may only wait for a communicator that was never complete: then nobody is named,
-    unless others have more outstanding.
+    With work outstanding the rank may just be waiting for a communicator that was never complete: then no rank is
+    named, unless others have more outstanding.
     """
     events = [e for e in job.of("stuck", attempt=attempt) if e.rank is not None]
     if not events:

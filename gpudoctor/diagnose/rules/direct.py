@@ -1,4 +1,4 @@
-"""Lines that name a cause themselves: exceptions, CUDA, NCCL, shared memory, files, ports."""
+"""Lines that name a cause directly: exceptions, CUDA, NCCL, shared memory, files, ports."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ _ALL = {"user_exception": "user_exception_all"}
 
 
 def direct_causes(job: Job, attempt: int) -> list[Hypothesis]:
-    """Each kind of cause that some line names, the most decisive first, then in the order in which they came.
+    """Each kind of cause that some line names, the most decisive first, then in order of appearance.
 
-    Several ranks with the same cause are no reason to name one of them.
+    If several ranks have the same cause, none of them is named.
     """
     events = [e for e in job.of("cause", attempt=attempt) if e.what not in _OUTSIDE and e.strength >= 2]
-    if any(e.what == "shm_too_small_loader" for e in events):  # why the workers died
+    if any(e.what == "shm_too_small_loader" for e in events):  # the workers died of it
         events = [e for e in events if e.what != "loader_worker_killed"]
     return _grouped(job, attempt, _deduplicated([e for e in events if not _survived(job, attempt, e, events)]))
 
 
 def _survived(job: Job, attempt: int, event: Event, causes: list[Event]) -> bool:
-    """Whether the job went on behind it until another cause came: it was handled, then.
+    """Whether the job handled this cause and went on until another one came.
 
-    A few steps behind it prove nothing: what a process had buffered is printed when it ends.
+    A few steps after it prove nothing: a process prints what it had buffered when it ends.
     """
     later = [e.line for e in causes if e.file == event.file and e.line > event.line and _kind(e) != _kind(event)]
     if not later:
@@ -54,10 +54,10 @@ def _survived(job: Job, attempt: int, event: Event, causes: list[Event]) -> bool
 
 
 def echoes(job: Job, attempt: int, least: int) -> list[Hypothesis]:
-    """Causes that a peer's end brings about as well: a refused connection, an unanswered request."""
+    """Causes that may also follow from a peer's end: a refused connection, an unanswered request."""
     found = _grouped(job, attempt, [e for e in job.of("echo", attempt=attempt) if e.strength >= least])
     for hypothesis in found:
-        if hypothesis.what == "connect_stale" and attempt == 0:  # no earlier attempt that could have left an address
+        if hypothesis.what == "connect_stale" and attempt == 0:  # no earlier attempt could have left an address
             hypothesis.what = "bootstrap_connect_failed"
         hypothesis.unknown = hypothesis.what == "connect_stale" or all(
             e.detail.get("warning") for e in hypothesis.events
@@ -67,8 +67,8 @@ def echoes(job: Job, attempt: int, least: int) -> list[Hypothesis]:
 
 
 def weak_causes(job: Job, attempt: int) -> list[Hypothesis]:
-    """Words that say what failed in general: the wrapper of an error that is not in the text."""
-    lost = [e for e in job.of("victim", attempt=attempt) if e.what == "peer_lost"]
+    """Lines that name only what failed in general: wrappers of an error that is not in the text."""
+    lost = job.of("victim", attempt=attempt, what="peer_lost")
     events = [
         e
         for e in job.of("cause", "wrapper", attempt=attempt)
@@ -87,7 +87,7 @@ def weak_causes(job: Job, attempt: int) -> list[Hypothesis]:
 
 
 def _told_below(event: Event, lost: list[Event]) -> bool:
-    """Whether the "Last error:" of this wrapper says that a peer went."""
+    """Whether the "Last error:" of this wrapper is a lost peer."""
     return any(
         e.file == event.file and e.rank == event.rank and event.line < e.line <= event.line + _LAST_ERROR_LINES
         for e in lost
@@ -95,16 +95,16 @@ def _told_below(event: Event, lost: list[Event]) -> bool:
 
 
 def mismatches(job: Job, attempt: int) -> list[Hypothesis]:
-    """Reports of torch that two ranks do different things: the minority of all reports is named, if there is one."""
+    """Reports of torch that ranks do different things; the minority in all reports is named, if there is one."""
     found: list[Hypothesis] = []
     for what, value_of in (("collective_mismatch", _running), ("config_mismatch", _parameters)):
-        events = [e for e in job.of("cause", attempt=attempt) if e.what == what]
+        events = job.of("cause", attempt=attempt, what=what)
         if not events:
             continue
         values: dict[int, str] = {}
         for event in events:
             values.update(value_of(event))
-        if not values and what == "collective_mismatch":  # gloo's word for sizes that differ
+        if not values and what == "collective_mismatch":  # gloo reports only that sizes differ
             found.append(
                 Hypothesis(
                     what=what, host=host_of(events), confidence="likely", events=events, text=events[0].text.strip()
@@ -116,7 +116,7 @@ def mismatches(job: Job, attempt: int) -> list[Hypothesis]:
         found.append(
             Hypothesis(what=what, ranks=odd, host=host_of(events), confidence="certain", text=text, events=events)
         )
-    barrier = [e for e in job.of("cause", attempt=attempt) if e.what == "barrier_failed"]
+    barrier = job.of("cause", attempt=attempt, what="barrier_failed")
     if barrier:
         said = barrier[0].word("ranks") or barrier[0].word("more") or ""
         ranks = tuple(sorted({int(number) for number in _NUMBER.findall(said)}))
@@ -134,7 +134,7 @@ def mismatches(job: Job, attempt: int) -> list[Hypothesis]:
 
 
 def minority(values: dict[int, str]) -> tuple[int, ...]:
-    """The ranks whose value few have, where most have one and the same; else nobody.
+    """The ranks whose value differs from that of the majority; empty if no value has a majority.
 
     >>> minority({0: "a", 1: "a", 2: "b"}), minority({0: "a", 1: "b"})
     ((2,), ())
@@ -166,7 +166,7 @@ def _parameters(event: Event) -> dict[int, str]:
 
 
 def _deduplicated(events: list[Event]) -> list[Event]:
-    """Without the copies that a driver or controller prints of what a rank said."""
+    """The events without a driver's or controller's copies of a rank's exception."""
     ranked = {(e.what, e.word("type"), e.word("message")) for e in events if e.rank is not None and e.word("type")}
     return [e for e in events if e.rank is not None or (e.what, e.word("type"), e.word("message")) not in ranked]
 
@@ -210,7 +210,7 @@ def _hypothesis(job: Job, attempt: int, events: list[Event]) -> Hypothesis:
     if not all(e.names_rank for e in decisive) or len(ranks) > 1 or _others_cut_off(job, attempt, ranks):
         ranks = ()
     shown = decisive[:3] + [e for e in decisive[3:] if e.rank not in {d.rank for d in decisive[:3]}][:3]
-    if what == "bootstrap_connect_failed":  # over which interface it was tried
+    if what == "bootstrap_connect_failed":  # show the interface that was used
         speakers = {(e.file, e.pid) for e in decisive}
         shown += [e for e in job.events if e.what == "interface" and (e.file, e.pid) in speakers][:2]
     return Hypothesis(
@@ -225,7 +225,7 @@ def _hypothesis(job: Job, attempt: int, events: list[Event]) -> Hypothesis:
 
 
 def _others_cut_off(job: Job, attempt: int, ranks: tuple[int, ...]) -> bool:
-    """Whether the head is missing and another rank failed by itself, whose words stood there."""
+    """Whether the head is missing and another rank failed by itself, whose error may have been there."""
     told = job.ranks_in_trouble(attempt) | set(ranks)
     return job.head_missing() and any(
         e.number("code") == 1 and rank not in told for rank, e in job.exits(attempt).items()

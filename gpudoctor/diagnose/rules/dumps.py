@@ -1,4 +1,4 @@
-"""Who waits for whom, by flight recorder dumps and by stacks."""
+"""Which ranks wait for which, according to flight recorder dumps and stacks."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ Group = tuple[str, tuple[int, ...]]
 
 
 def from_dumps(dumps: list[Dump]) -> list[Hypothesis]:
-    """Ranks that others wait for and that wait for nobody; else ranks that run another collective at one number.
+    """Ranks that others wait for and that wait for none; else ranks that run another collective at the same number.
 
-    An edge r -> m: r has an unfinished collective of a group that its member m has not enqueued. Pairwise sends and
-    receives are asked only where no collective says anything: a pipeline's neighbours always wait for each other.
+    Edge r -> m: r has an unfinished collective in a group whose member m has not enqueued it. Sends and receives are
+    used only if collectives give no edge, since neighbours in a pipeline always wait for each other.
     """
     by_rank = {dump.rank: dump for dump in dumps}
     if len(by_rank) < 2:
@@ -78,7 +78,7 @@ def _edges(dumps: dict[int, Dump], *, p2p: bool) -> tuple[dict[int, set[int]], d
 
 
 def _oldest(dump: Dump, group: Group, p2p: bool, has: int) -> int:
-    """The first unfinished number that a member with `has` enqueued has not come to; 0 where there is none."""
+    """The first unfinished number that a member with `has` enqueued has not reached; 0 if there is none."""
     later = [e.seq for e in dump.entries if e.group == group and not e.finished and e.p2p is p2p and e.seq > has]
     return min(later, default=0)
 
@@ -108,7 +108,7 @@ def _different(dumps: dict[int, Dump]) -> list[Hypothesis]:
 
 
 def from_stacks(job: Job, stacks: dict[int, Stack]) -> list[Hypothesis]:
-    """The rank whose main thread stands elsewhere than the others', which wait in a collective."""
+    """The rank whose main thread is elsewhere while the others wait in a collective."""
     if len(stacks) < 3:
         return []
     places = {rank: _place(stack) for rank, stack in stacks.items()}

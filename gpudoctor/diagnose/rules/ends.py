@@ -1,11 +1,11 @@
-"""How processes ended, where no line of theirs explains it."""
+"""Ends of processes that no line of theirs explains."""
 
 from __future__ import annotations
 
 from gpudoctor.diagnose.diagnosis import Confidence
 from gpudoctor.diagnose.events import Event
 from gpudoctor.diagnose.job import Job
-from gpudoctor.diagnose.rules.model import Hypothesis, host_of, named, ranks_of
+from gpudoctor.diagnose.rules.model import Hypothesis, host_of, named, only_rank, ranks_of
 
 _CLASS = {-9: "killed_sigkill", -11: "segfault", -7: "sigbus"}
 _WHOLE_NODES = (4, 8, 16)
@@ -13,10 +13,10 @@ _CRASHES = (-11, -7, -9, -8, -4, -6, 1)
 
 
 def unexplained_exits(job: Job, attempt: int) -> list[Hypothesis]:
-    """A rank that died of a signal, or left with an error code without a word: that rank was first.
+    """Ranks that died of a signal, or exited with an error code without reporting an error: such a rank was first.
 
-    -15 is an order of the launcher. -6 follows from the watchdog if the rank said that it waited. A rank that told of
-    a lost peer has explained its end.
+    -15 comes from the launcher. -6 follows from the watchdog if the rank reported a wait. A rank that reported a lost
+    peer has explained its end.
     """
     exits = {**job.exits(attempt)}
     closed = {(e.host, e.pid) for e in job.of("closed", attempt=attempt)}
@@ -41,7 +41,7 @@ def unexplained_exits(job: Job, attempt: int) -> list[Hypothesis]:
 
 def _of_code(job: Job, attempt: int, code: int, events: list[Event]) -> Hypothesis | None:
     ranks = ranks_of(events)
-    one = ranks if len(ranks) == 1 else ()
+    one = only_rank(ranks)
     who = named(ranks) if ranks else "a process"
     first = [e for e in events if e.number("root")] or events
     if code == 1:
@@ -49,7 +49,7 @@ def _of_code(job: Job, attempt: int, code: int, events: list[Event]) -> Hypothes
     what = _CLASS.get(code, "process_died_unknown")
     others = {e.rank for e in job.of("victim", "wait", attempt=attempt)} - set(ranks) - {None}
     everyone = len(ranks) > 1 and not others
-    # torchrun's agent names one of those that it found ended; the others are in the table below
+    # torchrun's agent names one of the processes that it found ended; the others are in the table below
     alone = {e.detail.get("by") for e in events} == {"agent"} and not others and not job.of("closed", attempt=attempt)
     undecided = (alone and (job.world or 0) > 1) or _others_gone(job, attempt, events)
     undecided = undecided or any(e.detail.get("cut") for e in events)
@@ -80,10 +80,10 @@ def _of_code(job: Job, attempt: int, code: int, events: list[Event]) -> Hypothes
 
 
 def _others_gone(job: Job, attempt: int, events: list[Event]) -> bool:
-    """Whether the agent ended fewer processes than were there: the rest had died too, and it names one of them only.
+    """Whether the agent ended fewer processes than existed: the rest had died too, and it names only one of them.
 
-    Workers are started in the order of their ranks: as many as its number were started before the one that is named,
-    and without a gap between process ids none is missing behind it either. A table would list all that failed.
+    Workers start in the order of their ranks: `local_rank` of them started before the named one, and without a gap
+    between process ids none is missing after it either. A table would list all that failed.
     """
     exits = job.of("exit", attempt=attempt)
     named_one = next((e for e in events if e.pid is not None and e.local_rank is not None), None)
@@ -95,26 +95,26 @@ def _others_gone(job: Job, attempt: int, events: list[Event]) -> bool:
     if len(pids) < 2 or len(before) > number:
         return False
     if len(pids) in _WHOLE_NODES and 2 * (max(pids) - min(pids) + 1) <= 3 * len(pids):
-        return False  # all of a node's: a gap between two ids is a process of another program
+        return False  # a whole node's ranks: a gap between two ids is a process of another program
     in_a_row = pid - number <= min(pids)
-    return len(before) < number or (in_a_row and pids != set(range(pid - number, max(pids) + 1)))
+    return len(before) < number or (in_a_row and len(pids) != max(pids) - (pid - number) + 1)
 
 
 def _silent(job: Job, attempt: int, events: list[Event], ranks: tuple[int, ...]) -> Hypothesis | None:
-    """Exit code 1 without a word is a finding only where the words of others show that words would be here."""
+    """Exit code 1 without an error is a finding only if the errors of others show that it would have been logged."""
     others_speak = job.ranks_in_trouble(attempt) - set(ranks)
     own_files = {f.local_rank for f in job.files if f.attempt == attempt} | {
         f.rank for f in job.files if f.rank is not None
     }
     own = [e for e in events if e.rank in own_files or (e.local_rank is not None and e.local_rank in own_files)]
     files = {e.file for e in events}
-    late = any(e.what == "begins_failing" and e.file in files for e in job.events)  # what it said may stand before
-    worked = any(e.file in files for e in job.of("progress", attempt=attempt))  # what ranks print is here
+    # the file begins with a traceback: the error may have come before that
+    late = any(e.what == "begins_failing" and e.file in files for e in job.events)
+    worked = any(e.file in files for e in job.of("progress", attempt=attempt))  # the file has the output of ranks
     if (own or ((others_speak or worked) and not late)) and not job.head_missing() and ranks:
-        one = ranks if len(ranks) == 1 else ()
         return Hypothesis(
             what="silent_exit",
-            ranks=one,
+            ranks=only_rank(ranks),
             host=host_of(events),
             confidence="likely",
             events=events[:3],
@@ -131,7 +131,7 @@ def _silent(job: Job, attempt: int, events: list[Event], ranks: tuple[int, ...])
 
 
 def early_exit(job: Job, attempt: int) -> list[Hypothesis]:
-    """A rank that is neither among the failed nor among those that were ended had left by itself, with 0."""
+    """A rank that neither failed nor was ended by the launcher exited by itself, with 0."""
     if not job.of("victim", "wait", attempt=attempt):
         return []
     world = job.world or len(job.members)
@@ -174,7 +174,7 @@ def early_exit(job: Job, attempt: int) -> list[Hypothesis]:
 
 
 def _not_in_table(job: Job, attempt: int) -> tuple[int, ...]:
-    """The one rank that is neither in the table of failures nor among those that the agent ended: it left with 0."""
+    """The one rank that is neither in the table of failures nor ended by the agent: it exited with 0."""
     rows = [
         e
         for e in job.of("exit", attempt=attempt)
@@ -192,7 +192,7 @@ def _not_in_table(job: Job, attempt: int) -> tuple[int, ...]:
 
 
 def _left_over(job: Job, attempt: int, pids: set[int], listed: set[int]) -> tuple[int, ...]:
-    """Whose process is missing: by the table, else by process ids, which torchrun hands out in the order of ranks."""
+    """The rank whose process is missing, by the table or by process ids, which torchrun assigns in order of ranks."""
     world = job.world or 0
     if len(listed) == world - 1:
         return tuple(set(range(world)) - {r for r in listed if r is not None})

@@ -1,29 +1,33 @@
-"""Waits that have no numbers: for a key of the store, for a peer of gloo. Who never came, who says nothing."""
+"""Waits without sequence numbers: for a key of the store, for a peer of gloo, for a tensor of Horovod."""
 
 from __future__ import annotations
+
+import re
 
 from gpudoctor.diagnose.events import Event
 from gpudoctor.diagnose.job import Job
 from gpudoctor.diagnose.rules.direct import minority
-from gpudoctor.diagnose.rules.model import Hypothesis, host_of, named, ranks_of
+from gpudoctor.diagnose.rules.model import Hypothesis, host_of, named, only_rank, ranks_of
+
+_NUMBER = re.compile(r"\d+")
 
 
 def missing_ranks(job: Job, attempt: int) -> list[Hypothesis]:
-    """Ranks that wait for a key of the store wait for the rank that never wrote it, most often at the start."""
-    waits = [e for e in job.of("wait", attempt=attempt) if e.what == "store_timeout"]
+    """Ranks that wait for a key of the store wait for the rank that never wrote it, usually at the start."""
+    waits = job.of("wait", attempt=attempt, what="store_timeout")
     if not waits:
         return []
     if crowded := [e for e in waits if int(e.word("joined") or 0) > int(e.word("world") or 0) > 0]:
         return [_too_many(crowded)]
     keys = {e.detail["key_rank"] for e in waits if e.detail.get("key_rank") is not None}
-    named_ranks = {int(key) for key in keys} - ranks_of_set(waits)
+    named_ranks = {int(key) for key in keys} - set(ranks_of(waits))
     silent = job.members - job.ranks_in_trouble(attempt)
     ranks = tuple(sorted(named_ranks or (silent if len(silent) < len(job.members) / 2 else set())))
     who = named(ranks) if ranks else "a rank"
     return [
         Hypothesis(
             what="missing_rank",
-            ranks=ranks if len(ranks) == 1 else (),
+            ranks=only_rank(ranks),
             confidence="likely" if ranks else "possible",
             text=f"the others waited in vain for {who}: it never came that far",
             events=waits[:3],
@@ -42,13 +46,8 @@ def _too_many(waits: list[Event]) -> Hypothesis:
     )
 
 
-def ranks_of_set(events: list[Event]) -> set[int]:
-    """The ranks of events, as a set."""
-    return set(ranks_of(events))
-
-
 def gloo_timeouts(job: Job, attempt: int) -> list[Hypothesis]:
-    """Gloo has no numbers: a rank without an error among peers that timed out is the one that hangs."""
+    """The rank without an error among peers that timed out hangs; gloo has no sequence numbers to compare."""
     waits = [e for e in job.of("wait", attempt=attempt) if e.what in ("gloo_timeout", "barrier_waits", "peer_timeout")]
     if not waits:
         return []
@@ -57,18 +56,17 @@ def gloo_timeouts(job: Job, attempt: int) -> list[Hypothesis]:
     silent = job.members - job.ranks_in_trouble(attempt)
     silent = {rank for rank in silent if rank not in exits or (exits[rank].number("code") or 0) in (-15, -9)}
     forced = {e.rank for e in job.of("closed", attempt=attempt) if e.what == "forced"} & silent
-    if len(silent) > 1 and len(forced) == 1:  # it did not even heed the order to end
+    if len(silent) > 1 and len(forced) == 1:  # this one even ignored the signal to end
         silent = {rank for rank in forced if rank is not None}
     alive = silent <= ended | set(exits)
     if silent and (len(silent) < len(job.members) / 2 or (alive and len(silent) == 1)):
         ranks = tuple(sorted(silent))
         shown = waits[:2] + [e for e in exits.values() if e.rank in silent][:2]
-        hosts = {e.host for e in job.events if e.rank in silent and e.host}
         return [
             Hypothesis(
                 what="rank_hung",
-                ranks=ranks if len(ranks) == 1 else (),
-                host=hosts.pop() if len(hosts) == 1 else None,
+                ranks=only_rank(ranks),
+                host=host_of(e for e in job.events if e.rank in silent),
                 confidence="likely" if len(ranks) == 1 else "possible",
                 events=shown,
                 text=f"the others timed out waiting; {named(ranks)} told of no error and was still there: it hangs",
@@ -89,7 +87,7 @@ def gloo_timeouts(job: Job, attempt: int) -> list[Hypothesis]:
 
 
 def _other_calls(job: Job, attempt: int) -> Hypothesis | None:
-    """All ranks wait, and by their tracebacks in different collectives."""
+    """All ranks wait, but their tracebacks show different collectives."""
     waits = [e for e in job.of("wait", "victim", attempt=attempt) if e.rank is not None and e.word("collective")]
     values = {e.rank: e.word("collective") or "" for e in waits if e.rank is not None}
     if len(set(values.values())) < 2 or set(values) != job.members:
@@ -98,9 +96,59 @@ def _other_calls(job: Job, attempt: int) -> Hypothesis | None:
     odd = minority(values) if len(values) > 2 else ()
     return Hypothesis(
         what="collective_mismatch",
-        ranks=odd if len(odd) == 1 else (),
+        ranks=only_rank(odd),
         host=host_of(waits),
         confidence="likely",
         events=waits[:4],
         text=f"all ranks wait, but in different collectives: {words}",
     )
+
+
+def stalled_tensors(job: Job, attempt: int) -> list[Hypothesis]:
+    """Ranks that are missing for every tensor are behind; if they differ by tensor, the ranks took different paths.
+
+    A warning after which the work went on does not count: that tensor was only late.
+    """
+    events = [e for e in job.of("wait", attempt=attempt) if e.what == "stalled_tensor" and not job.worked_after(e)]
+    if not events:
+        return []
+    missing: dict[str, set[int]] = {}
+    ready: dict[str, set[int]] = {}
+    for event in events:
+        for said, of in (("missing", missing), ("ready", ready)):
+            of.setdefault(event.word("op") or "", set()).update(map(int, _NUMBER.findall(event.word(said) or "")))
+    heard = set[int]().union(*ready.values())
+    for op, there in ready.items():
+        if there:
+            missing.setdefault(op, set()).update(heard - there)
+    sets = {frozenset(absent) for absent in missing.values() if absent}
+    if len(sets) == 1:
+        ranks = tuple(sorted(next(iter(sets))))
+        return [
+            Hypothesis(
+                what="rank_behind",
+                ranks=ranks,
+                confidence="likely",
+                events=events[:4],
+                text=f"{named(ranks)} did not submit the tensors that the others wait for",
+            )
+        ]
+    if sets:
+        words = "; ".join(f"{named(absent)} not {op}" for op, absent in list(missing.items())[:3] if absent)
+        return [
+            Hypothesis(
+                what="collective_mismatch",
+                confidence="likely",
+                events=events[:4],
+                text=f"the ranks submit different tensors: {words}",
+            )
+        ]
+    return [
+        Hypothesis(
+            what="timeout_undecidable",
+            confidence="possible",
+            unknown=True,
+            events=events[:3],
+            text="some ranks wait for tensors that others did not submit; which ones is not in this text",
+        )
+    ]

@@ -1,8 +1,8 @@
-"""What a rule makes."""
+"""The result of a rule, and helpers that rules share."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import msgspec
 
@@ -11,7 +11,7 @@ from gpudoctor.diagnose.events import Event
 
 
 class Hypothesis(msgspec.Struct, kw_only=True):
-    """What may have happened first. `ranks`: empty where nobody is named. `unknown`: the class is known, no cause."""
+    """What may have happened first. `ranks`: empty if no rank is named. `unknown`: a kind of failure, not its cause."""
 
     what: str
     ranks: tuple[int, ...] = ()
@@ -24,23 +24,28 @@ class Hypothesis(msgspec.Struct, kw_only=True):
 
     @property
     def rank(self) -> int | None:
-        """The one rank, if it is one."""
+        """The rank, if exactly one is named."""
         return self.ranks[0] if len(self.ranks) == 1 else None
 
 
 def ranks_of(events: Iterable[Event]) -> tuple[int, ...]:
-    """The ranks that events belong to, in order."""
+    """The ranks of the events, sorted."""
     return tuple(sorted({e.rank for e in events if e.rank is not None}))
 
 
+def only_rank(ranks: Collection[int]) -> tuple[int, ...]:
+    """The rank, if it is the only one; else empty."""
+    return tuple(ranks) if len(ranks) == 1 else ()
+
+
 def host_of(events: Iterable[Event]) -> str | None:
-    """The host of all of them, if it is one."""
+    """The common host of the events, if there is exactly one."""
     hosts = {e.host for e in events if e.host}
     return hosts.pop() if len(hosts) == 1 else None
 
 
 def gpu_of(events: Iterable[Event]) -> str | None:
-    """The GPU of all of them, if it is one; a bus id rather than an index."""
+    """The common GPU of the events, if there is exactly one; a bus id rather than an index."""
     found = [e for e in events if e.gpu]
     gpus = {e.gpu for e in found}
     if len(gpus) != 1:

@@ -1,4 +1,4 @@
-"""What came from outside of the program: the scheduler, the kernel, a lost node, signals."""
+"""Causes outside the program: the scheduler, the kernel, a lost node, signals."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from gpudoctor.checks.gpu.xid_codes import XIDS
 from gpudoctor.diagnose.events import Event
 from gpudoctor.diagnose.job import Job
-from gpudoctor.diagnose.rules.model import Hypothesis, host_of, named, ranks_of
+from gpudoctor.diagnose.rules.model import Hypothesis, host_of, named, only_rank, ranks_of
 
 _ECC = {48, 63, 64, 94, 95, 140, 171, 172}
 _FOLLOWS = {43, 45}
@@ -15,20 +15,20 @@ _OTHER_PROGRAM = re.compile(r"\((?!python|pt_|ray|torchrun|train|deepspeed|accel
 
 
 def scheduler_endings(job: Job, attempt: int) -> list[Hypothesis]:
-    """Time limit, preemption, eviction, a lost node: said by the scheduler itself, and nothing failed before."""
+    """Time limit, preemption, eviction or a lost node, as the scheduler reports them, if nothing failed before."""
     found: list[Hypothesis] = []
     for what in ("node_lost", "preempted", "time_limit", "evicted"):
         events = [e for e in job.of("ending") if e.what == what and e.attempt >= attempt]
         if not events or failed_before(job, attempt, events[0], lost_peers_count=False):
             continue
-        hosts = {e.host for e in events if e.host}
-        host = hosts.pop() if len(hosts) == 1 else None
-        found.append(Hypothesis(what=what, host=host, confidence="certain", text=events[0].text, events=events[:3]))
+        found.append(
+            Hypothesis(what=what, host=host_of(events), confidence="certain", text=events[0].text, events=events[:3])
+        )
     return found
 
 
 def signals_and_cancels(job: Job, attempt: int) -> list[Hypothesis]:
-    """A signal to the launcher, Ctrl-C, scancel: only if nothing failed before it."""
+    """A signal to the launcher, Ctrl-C or scancel, if nothing failed before it."""
     found: list[Hypothesis] = []
     for what in ("terminated_signal", "cancelled"):
         events = [e for e in job.of("ending") if e.what == what and e.attempt >= attempt]
@@ -51,7 +51,7 @@ def signals_and_cancels(job: Job, attempt: int) -> list[Hypothesis]:
 
 
 def failed_before(job: Job, attempt: int, ending: Event, *, lost_peers_count: bool) -> bool:
-    """Whether something failed or hung before the job was ended. Peers that went may have been ended as well."""
+    """Whether something failed or hung before the job was ended; lost peers may have been ended with the job."""
     roles = ("cause", "wait", "stuck", "victim") if lost_peers_count else ("cause", "wait", "stuck")
     for event in job.of(*roles, attempt=attempt):
         if event.what == "host_oom" or (event.strength < 2 and event.role == "cause"):
@@ -68,19 +68,18 @@ def _later(event: Event, other: Event) -> bool:
 
 
 def out_of_host_memory(job: Job, attempt: int) -> list[Hypothesis]:
-    """The kernel, Slurm, the kubelet or Ray killed a process for memory: the witness that exit -9 alone is not."""
-    events = [e for e in job.of("cause", attempt=attempt) if e.what == "host_oom"]
+    """The kernel, Slurm, the kubelet or Ray killed a process for memory: evidence that exit code -9 alone is not."""
+    events = job.of("cause", attempt=attempt, what="host_oom")
     pids = {e.pid for e in job.of("exit", "closed", "fact") if e.pid}
     ours = [e for e in events if e.pid is None or e.pid in pids or not pids or not _OTHER_PROGRAM.search(e.text)]
     if not ours:
         return []
     ranks = ranks_of(ours)
-    matched = [e for e in ours if e.rank is not None]
     return [
         Hypothesis(
             what="host_oom",
-            ranks=ranks if len(ranks) == 1 else (),
-            host=host_of(matched or ours),
+            ranks=only_rank(ranks),
+            host=host_of([e for e in ours if e.rank is not None] or ours),
             confidence="certain",
             text=f"{named(ranks) if ranks else 'a process of the job'} was killed because the memory of the host "
             "or of its cgroup ran out",
@@ -90,10 +89,10 @@ def out_of_host_memory(job: Job, attempt: int) -> list[Hypothesis]:
 
 
 def gpu_faults(job: Job, attempt: int) -> list[Hypothesis]:
-    """Xids of the kernel, a GPU that is lost, an ECC error: kernel truth beats what a library says of it."""
+    """Xids, lost GPUs and ECC errors: the kernel's report counts more than a library's."""
     found: list[Hypothesis] = []
-    lost = [e for e in job.of("cause") if e.what == "gpu_lost"]
-    ecc = [e for e in job.of("cause", attempt=attempt) if e.what == "gpu_ecc"]
+    lost = job.of("cause", what="gpu_lost")
+    ecc = job.of("cause", attempt=attempt, what="gpu_ecc")
     xids = [e for e in job.of("cause") if e.what == "gpu_xid" and e.number("xid") not in _FOLLOWS]
     hard = [e for e in xids if is_hard(e)]
     for what, events in (
@@ -110,7 +109,7 @@ def gpu_faults(job: Job, attempt: int) -> list[Hypothesis]:
         found.append(
             Hypothesis(
                 what=what,
-                ranks=ranks if len(ranks) == 1 else (),
+                ranks=only_rank(ranks),
                 host=host_of(events),
                 gpu=normal_bus_id(gpu) if gpu else None,
                 confidence="certain",
@@ -122,7 +121,7 @@ def gpu_faults(job: Job, attempt: int) -> list[Hypothesis]:
 
 
 def program_xids(job: Job) -> list[Hypothesis]:
-    """Xids that a program's own fault brings about (13, 31): a cause only where the program's words are missing."""
+    """Xids that a fault of the program causes (13, 31): a hypothesis only if the program's own errors are missing."""
     events = [e for e in job.of("cause") if e.what == "gpu_xid" and not is_hard(e)]
     if not events:
         return []
@@ -143,7 +142,7 @@ def program_xids(job: Job) -> list[Hypothesis]:
 
 
 def normal_bus_id(gpu: str) -> str:
-    """With a domain of four digits, in lower case.
+    """The bus id with a domain of four digits, in lower case.
 
     >>> normal_bus_id("00000000:03:00.0")
     '0000:03:00.0'
@@ -155,7 +154,7 @@ def normal_bus_id(gpu: str) -> str:
 
 
 def is_hard(event: Event) -> bool:
-    """Whether the driver's word is of a fault of the GPU, not of a program or a mere consequence."""
+    """Whether the event is a fault of the GPU, not one of a program or a mere consequence."""
     code = event.number("xid")
     if code is None:
         return True

@@ -1,14 +1,14 @@
-"""Who says nothing while others lose it, and what is left where only victims speak."""
+"""Hosts and ranks that are silent while others lose them, and logs that contain only victims or a launcher."""
 
 from __future__ import annotations
 
 from gpudoctor.diagnose.events import TROUBLE
 from gpudoctor.diagnose.job import Job
-from gpudoctor.diagnose.rules.model import Hypothesis, host_of, named, ranks_of
+from gpudoctor.diagnose.rules.model import Hypothesis, host_of, named, only_rank, ranks_of
 
 
 def silent_places(job: Job, attempt: int) -> list[Hypothesis]:
-    """A host whose log ends without a word, or the one rank without an error, while the others lost a peer."""
+    """The host whose log ends without an error, or the one rank without one, while the others lost a peer."""
     victims = job.of("victim", attempt=attempt)
     if not victims:
         return []
@@ -22,13 +22,11 @@ def silent_places(job: Job, attempt: int) -> list[Hypothesis]:
     heard = job.ranks_heard()
     silent = {r for r in range(job.world) if r not in trouble and r not in exits}
     if len(silent) == 1 and silent <= heard and not job.of("exit", "closed", attempt=attempt):
-        rank = next(iter(silent))
-        hosts = {e.host for e in job.events if e.rank == rank and e.host}
         return [
             Hypothesis(
                 what="process_died_unknown",
-                ranks=(rank,),
-                host=hosts.pop() if len(hosts) == 1 else None,
+                ranks=tuple(silent),
+                host=host_of(e for e in job.events if e.rank in silent),
                 confidence="possible",
                 events=victims[:3],
                 text=f"{named(silent)} went without a word; all others lost their connection to it",
@@ -49,14 +47,14 @@ def _silent_host(job: Job, attempt: int) -> Hypothesis | None:
         events = [e for e in job.events if e.file in numbers]
         if not any(e.role in (*TROUBLE, "exit", "ending", "wrapper", "closed") for e in events):
             quiet.append(host)
-    if len(quiet) != 1 or len(of_host) - len(quiet) < 1:
+    if len(quiet) != 1:
         return None
     known = any(file.host == quiet[0] for file in job.files)
     ranks = ranks_of(e for e in job.events if e.file in of_host[quiet[0]])
     shown = list(job.of("victim", attempt=attempt))[:3]
     return Hypothesis(
         what="node_lost",
-        ranks=ranks if len(ranks) == 1 else (),
+        ranks=only_rank(ranks),
         host=quiet[0] if known else None,
         confidence="likely",
         events=shown,
@@ -65,7 +63,7 @@ def _silent_host(job: Job, attempt: int) -> Hypothesis | None:
 
 
 def only_victims(job: Job, attempt: int) -> list[Hypothesis]:
-    """Everybody who speaks lost somebody else: the first failure is not in this text."""
+    """Every rank in the logs only lost another one: the first failure is not in this text."""
     victims = list(job.of("victim", attempt=attempt))
     if not victims:
         return []
@@ -98,7 +96,7 @@ def only_victims(job: Job, attempt: int) -> list[Hypothesis]:
 
 
 def only_a_launcher(job: Job, attempt: int) -> list[Hypothesis]:
-    """The launcher says that something failed, and nobody says what."""
+    """The launcher reports that something failed, and no line shows what."""
     events = [e for e in job.of("wrapper", attempt=attempt) if not job.outlived(e)]
     told = [e for e in events if e.what in ("child_failed", "launcher_exit")] or events
     exits = [e for e in job.of("exit", attempt=attempt) if (e.number("code") or 0) not in (0,)]

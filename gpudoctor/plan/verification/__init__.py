@@ -1,1 +1,1 @@
-"""`gpudoctor plan --try`: what was predicted against what a few steps measured."""
+"""`gpudoctor plan --try`: compares the plan's predictions with the measurements of a few steps."""

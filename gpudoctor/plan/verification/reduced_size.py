@@ -1,4 +1,4 @@
-"""What `--try` runs: the planned model made smaller in its proportions, and its split on the ranks there are."""
+"""The job that `--try` runs: the planned model scaled down, and its split on the available ranks."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from gpudoctor.errors import UserError
 from gpudoctor.plan.memory import PlanJob
 from gpudoctor.plan.split import RankSplit
 
-# what predicted and measured memory of CPU ranks may differ by
+# the accepted relative difference between predicted and measured memory of CPU ranks
 TOLERANCE = 0.10
 LARGEST_MICRO_BATCHES = 2  # of one step, if there is no pipeline
 
 
 class ReducedSize(msgspec.Struct, frozen=True):
-    """The most of each that is tried on one kind of device: what gives steps of well under a second.
+    """The upper limits for one kind of device, chosen for steps of well under a second.
 
-    Many tokens beside few hidden values, as in real trainings: there activations weigh more than a weight's gradient.
+    Many tokens and a small hidden size, as in real trainings, so that activations outweigh a weight's gradient.
     """
 
     layers: int
@@ -31,10 +31,10 @@ GPU_SIZE = ReducedSize(layers=8, hidden=2048, head_dim=128, seq=2048, micro_batc
 
 
 def reduced_split(split: RankSplit, ranks: int, layers: int) -> RankSplit:
-    """The planned split on so many ranks. Raise UserError, with the nearest that works, where it cannot be had.
+    """The planned split on `ranks` ranks. Raises UserError, with the nearest number that works, if it is impossible.
 
-    Every kind of parallelism stays; tensor and pipeline parallelism take what there is, data parallelism the
-    rest where the plan has it. States are not sharded beside tensor and pipeline parallelism.
+    Tensor and pipeline parallelism are kept, data parallelism over 2 ranks if these leave enough for the others. With
+    tensor or pipeline parallelism the states are not sharded.
     """
     if split.sharding == "parameters":
         return RankSplit(
@@ -68,19 +68,19 @@ def reduced_split(split: RankSplit, ranks: int, layers: int) -> RankSplit:
 
 
 def least_ranks(split: RankSplit, usual: int) -> int:
-    """How many CPU ranks to take where nobody says: `usual`, or as many as every kind of parallelism needs."""
+    """The default number of CPU ranks: `usual`, or as many as every kind of parallelism needs."""
     return max(usual if split.tensor == 1 else 1, _least_tensor(split) * (2 if split.pipeline > 1 else 1))
 
 
 def _least_tensor(split: RankSplit) -> int:
-    """The fewest tensor-parallel ranks that divide what the planned ones divide."""
+    """The fewest tensor-parallel ranks that divide whatever the planned ones divide."""
     return next((t for t in range(2, split.tensor + 1) if split.tensor % t == 0), 1)
 
 
 def reduced_job(job: PlanJob, split: RankSplit, size: ReducedSize) -> PlanJob:
-    """The job at the size of a verification: hidden, ffn and vocabulary in proportion, heads in groups as they are.
+    """The job scaled down for a verification: hidden, ffn and vocabulary in proportion, with the same groups of heads.
 
-    No dimension becomes larger than the model's own; tensor-parallel ranks divide heads, ffn, vocabulary and sequence.
+    No dimension exceeds the model's; heads, ffn, vocabulary and sequence divide by the tensor-parallel ranks.
     """
     shape, tensor = job.shape, split.tensor
     hidden = min(shape.hidden, size.hidden)

@@ -1,4 +1,4 @@
-"""`gpudoctor plan --try`: the planned strategy for a few steps, predicted against measured memory and time."""
+"""`gpudoctor plan --try`: runs a few steps of the planned strategy and compares memory and time with the prediction."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ DEADLINE_S: dict[Backend, float] = {"nccl": 180.0, "gloo": 240.0}
 
 
 class Devices(msgspec.Struct, frozen=True):
-    """Where a plan is verified: these GPUs of this machine, or so many CPU ranks."""
+    """The devices to verify a plan on: these GPUs of this machine, or a number of CPU ranks."""
 
     backend: Backend
     gpus: tuple[Gpu, ...]
@@ -44,7 +44,7 @@ class Devices(msgspec.Struct, frozen=True):
 
 
 def devices_of(node: Node, request: PlanRequest) -> Devices:
-    """Where the plan is verified. Raise UserError if it may not be, with what would work."""
+    """The devices to verify the plan on. Raises UserError, with what would work, if they may not be used."""
     found = devices_to_load(node, request.load)
     if isinstance(found, Missing):
         raise UserError(f"--try: {found.reason}")
@@ -53,7 +53,7 @@ def devices_of(node: Node, request: PlanRequest) -> Devices:
 
 
 def verify_plan(job: PlanJob, split: RankSplit, devices: Devices) -> PlanVerification:
-    """Try a plan's job and split, made smaller, on these devices. Raise UserError for what no rank can run."""
+    """Run a plan's job and split, scaled down, on these devices. Raises UserError for what no rank can run."""
     on_gpu = devices.backend == "nccl"
     ranks = devices.ranks or least_ranks(split, CPU_RANKS)
     small_split = reduced_split(split, ranks, job.shape.layers)
@@ -67,9 +67,7 @@ def verify_plan(job: PlanJob, split: RankSplit, devices: Devices) -> PlanVerific
     def hear(rank: int, message: AnyMessage) -> None:
         if isinstance(message, VerificationSample):
             figures[rank] = message.figures
-        elif isinstance(
-            message, UnusableTorch
-        ):  # this torch lacks what the strategy wants; nothing is wrong with the node
+        elif isinstance(message, UnusableTorch):  # this torch lacks what the strategy needs; the node is not at fault
             lacking.append(message.text)
 
     gpus = tuple((gpu.index, str(gpu.uuid), gpu.bus_id) for gpu in devices.gpus)
@@ -100,7 +98,7 @@ def verify_plan(job: PlanJob, split: RankSplit, devices: Devices) -> PlanVerific
 def compared(
     verification: PlanVerification, job: PlanJob, split: RankSplit, figures: dict[int, VerificationFigures]
 ) -> PlanVerification:
-    """The verification with what the ranks measured beside what the plan's formulas say of the same job and split."""
+    """The verification with the ranks' measurements and the predictions of the plan's formulas for the same job."""
     memory = memory_of(job, split, 0.0)
     fullest = max(figures.values(), key=lambda f: f.peak_bytes)
     predicted = memory.tensors
@@ -122,7 +120,7 @@ def compared(
         memory_predicted_mib=round(predicted / MIB, 2),
         memory_measured_mib=round(fullest.peak_bytes / MIB, 2),
         off=round(predicted / fullest.peak_bytes - 1, 4),
-        # what is offloaded is no part of the GPU's memory
+        # offloaded states are not in the GPU's memory
         parts=tuple(
             PredictedPart(name, round(a / MIB, 2), round(b / MIB, 2)) for name, a, b in rows if not split.offload
         ),
@@ -137,7 +135,7 @@ def compared(
 
 
 def order_of(job: PlanJob, split: RankSplit) -> VerificationOrder:
-    """The job and its split as the ranks receive them."""
+    """The job and its split as the message to the ranks."""
     assert job.optimizer in ("adamw", "momentum", "sgd")
     return VerificationOrder(
         model=job.shape,
@@ -158,7 +156,7 @@ def order_of(job: PlanJob, split: RankSplit) -> VerificationOrder:
 
 
 def _runnable(job: PlanJob, split: RankSplit, *, on_gpu: bool) -> tuple[PlanJob, tuple[str, ...]]:
-    """The job as it can be tried, and what of the plan it leaves out. Raise UserError."""
+    """The job as it can be run, and notes on what it leaves out of the plan. Raises UserError."""
     if job.optimizer in ("adamw-8bit", "lion"):
         nearest = "adamw" if job.optimizer == "adamw-8bit" else "momentum"
         raise UserError(f"--try: torch has no {job.optimizer}; the nearest that can be tried: --optimizer {nearest}")
@@ -176,13 +174,13 @@ def _runnable(job: PlanJob, split: RankSplit, *, on_gpu: bool) -> tuple[PlanJob,
 
 
 def _machine(split: RankSplit, gflops: float, exchange_gb_s: float | None) -> Machine:
-    """The ranks as a machine whose rates are those that they have just reached."""
+    """The ranks as a machine with the rates that they have just measured."""
     compute = Rate(gflops / 1000, "measured on these ranks", measured=True)
     exchange: Rate | str = "one rank"
     if exchange_gb_s is not None:
         exchange = Rate(exchange_gb_s, "measured on these ranks", measured=True)
     ranks = tuple(Gpu(index=number, bus_id="") for number in range(split.world))
-    # a rank's own tensors are where it computes: nothing passes to RAM and back
+    # a rank's tensors stay where it computes: nothing is copied to RAM and back
     return Machine(
         ranks, 1, 0.0, split.world, True, exchange, exchange, exchange, exchange, compute, compute, None, NO_PROFILE,
     )  # fmt: skip

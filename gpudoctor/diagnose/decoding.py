@@ -1,0 +1,226 @@
+"""Reads a source in blocks of bounded size: decompressed, and as UTF-8."""
+
+from __future__ import annotations
+
+import codecs
+import io
+import lzma
+import sys
+import zlib
+from collections.abc import Iterator
+from typing import IO, Any, cast
+
+from gpudoctor.diagnose.sources import LogSource
+
+BLOCK_BYTES = 1 << 20
+MAX_LINE_BYTES = 1 << 16
+_HEAD_BYTES = 4096
+_MAX_DUMP_BYTES = 256 << 20
+_GZIP, _XZ, _ZSTD, _BZIP2 = b"\x1f\x8b", b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd", b"BZh"
+
+
+class UnreadableError(Exception):
+    """This source cannot be read; the message gives the reason in one line."""
+
+
+def is_plain(source: LogSource) -> bool:
+    """Whether the bytes on disk are the text itself, neither compressed nor UTF-16, so that parts can be read alone."""
+    if source.path is None:
+        return False
+    head = head_of(source)
+    return not head.startswith((_GZIP, _XZ, _ZSTD, _BZIP2, b"\xff\xfe", b"\xfe\xff")) and (_utf16(head) is None)
+
+
+def head_of(source: LogSource) -> bytes:
+    """The first bytes as stored; empty for a stream, which would lose them, and for a file that cannot be opened."""
+    try:
+        if source.path is None or not source.path.is_file():
+            return b""
+        with source.path.open("rb") as file:
+            return file.read(_HEAD_BYTES)
+    except OSError:
+        return b""
+
+
+def read_whole(source: LogSource, limit: int = _MAX_DUMP_BYTES) -> bytes:
+    """All bytes of a dump, decompressed. Raises UnreadableError if there are more than `limit`."""
+    data = bytearray()
+    for block in raw_blocks(source):
+        data += block
+        if len(data) > limit:
+            raise UnreadableError(f"larger than {limit >> 20} MiB: not read as a dump")
+    return bytes(data)
+
+
+def text_blocks(source: LogSource) -> Iterator[bytes]:
+    """UTF-8 text in blocks of whole lines; a line of more than 128 KiB loses its middle.
+
+    Raises UnreadableError if the source cannot be opened or is not text.
+    """
+    rest = b""
+    for raw in _decoded(raw_blocks(source)):
+        data = rest + raw if rest else raw
+        end = data.rfind(b"\n") + 1
+        if end == 0:
+            rest = data if len(data) <= 2 * MAX_LINE_BYTES else _clipped(data)
+            continue
+        yield data[:end]
+        rest = data[end:]
+        if len(rest) > 2 * MAX_LINE_BYTES:
+            rest = _clipped(rest)
+    if rest:
+        yield rest
+
+
+def _clipped(line: bytes) -> bytes:
+    return line[:MAX_LINE_BYTES] + line[-MAX_LINE_BYTES // 2 :]
+
+
+def raw_blocks(source: LogSource) -> Iterator[bytes]:
+    """The bytes, decompressed if they are gzip, zstd or xz. Raises UnreadableError."""
+    try:
+        if source.path is None:
+            stream: IO[bytes] = sys.stdin.buffer
+            yield from _blocks_of(stream, source.name)
+            return
+        with source.path.open("rb") as file:
+            yield from _blocks_of(file, source.name)
+    except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
+        words = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise UnreadableError(words.partition("\n")[0]) from None
+
+
+def _blocks_of(stream: IO[bytes], name: str) -> Iterator[bytes]:
+    head = stream.read(BLOCK_BYTES)
+    if head.startswith(b"\x1f\x8b"):
+        yield from _gunzipped(head, stream)
+    elif head.startswith(b"\xfd7zXZ"):
+        yield from _unxz(head, stream)
+    elif head.startswith(b"\x28\xb5\x2f\xfd"):
+        yield from _unzstd(head, stream)
+    else:
+        while head:
+            yield head
+            head = stream.read(BLOCK_BYTES)
+
+
+def _gunzipped(head: bytes, stream: IO[bytes]) -> Iterator[bytes]:
+    """All members, as log rotation appends them; a truncated file yields what comes before the cut."""
+    inflater = zlib.decompressobj(31)
+    data = head
+    while data:
+        out = inflater.decompress(data, BLOCK_BYTES)
+        if out:
+            yield out
+        data = inflater.unconsumed_tail
+        if inflater.eof:
+            data = inflater.unused_data or stream.read(BLOCK_BYTES)
+            inflater = zlib.decompressobj(31)
+            if not data.startswith(b"\x1f\x8b"):
+                return
+        elif not data:
+            data = stream.read(BLOCK_BYTES)
+
+
+def _unxz(head: bytes, stream: IO[bytes]) -> Iterator[bytes]:
+    """All streams of an xz file, with padding between them; a truncated file yields what comes before the cut."""
+    inflater = lzma.LZMADecompressor()
+    data = head
+    while data or not inflater.needs_input:
+        out = inflater.decompress(data, BLOCK_BYTES)
+        if out:
+            yield out
+        data = b""
+        if inflater.eof:
+            data = inflater.unused_data.lstrip(b"\0")
+            data += b"" if len(data) >= len(_XZ) else stream.read(BLOCK_BYTES)
+            inflater = lzma.LZMADecompressor()
+            if not data.startswith(_XZ):
+                return
+        elif inflater.needs_input:
+            data = stream.read(BLOCK_BYTES)
+
+
+class _Rest(io.RawIOBase):
+    """A stream whose first bytes have been read already."""
+
+    def __init__(self, head: bytes, stream: IO[bytes]) -> None:
+        self._head, self._stream = head, stream
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._head[: len(buffer)] if self._head else self._stream.read(len(buffer))
+        self._head = self._head[len(buffer) :]
+        buffer[: len(data)] = data
+        return len(data)
+
+
+def _unzstd(head: bytes, stream: IO[bytes]) -> Iterator[bytes]:
+    """All frames, a block at a time since a small file may unpack to any size; truncated: what comes before the cut."""
+    reader, broken = _zstd_reader(_Rest(head, stream))
+    try:
+        while block := reader.read(BLOCK_BYTES):
+            yield block
+    except EOFError:
+        return
+    except broken as error:
+        raise UnreadableError(f"no whole zstd file: {error}") from None
+
+
+def _zstd_reader(source: io.RawIOBase) -> tuple[Any, type[Exception]]:
+    """The standard library's from Python 3.14 on, else zstandard's; UnreadableError names both if there is none."""
+    try:
+        from compression import zstd  # type: ignore[import-not-found,unused-ignore]
+
+        return zstd.ZstdFile(source), zstd.ZstdError
+    except ImportError:
+        pass
+    try:
+        import zstandard  # type: ignore[import-not-found,unused-ignore]
+    except ImportError:
+        raise UnreadableError(
+            "zstd needs Python 3.14 or the package zstandard (pip install zstandard); "
+            "or: zstd -dc FILE | gpudoctor diagnose -"
+        ) from None
+    readable = cast(IO[bytes], source)  # zstandard calls only `read`
+    return zstandard.ZstdDecompressor().stream_reader(readable, read_across_frames=True), zstandard.ZstdError
+
+
+def _decoded(blocks: Iterator[bytes]) -> Iterator[bytes]:
+    """UTF-16 converted to UTF-8, no-break spaces of web pages to spaces; other bytes unchanged."""
+    decoder: codecs.IncrementalDecoder | None = None
+    first = True
+    for block in blocks:
+        if first:
+            first = False
+            if encoding := _utf16(block[:_HEAD_BYTES]):
+                decoder = codecs.getincrementaldecoder(encoding)("replace")
+            elif looks_binary(block[:_HEAD_BYTES]):
+                raise UnreadableError("binary, no log")
+            elif block.startswith(b"\xef\xbb\xbf"):
+                block = block[3:]
+        block = decoder.decode(block).encode("utf-8", "replace") if decoder else block
+        yield block.replace(b"\xc2\xa0", b" ")
+
+
+def _utf16(head: bytes) -> str | None:
+    if head.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return "utf-16"
+    pairs = len(head) // 2
+    if pairs < 8:
+        return None
+    if head[1 : 2 * pairs : 2].count(0) > 0.8 * pairs and head[: 2 * pairs : 2].count(0) < 0.1 * pairs:
+        return "utf-16-le"
+    if head[: 2 * pairs : 2].count(0) > 0.8 * pairs and head[1 : 2 * pairs : 2].count(0) < 0.1 * pairs:
+        return "utf-16-be"
+    return None
+
+
+def looks_binary(head: bytes) -> bool:
+    """Whether the bytes are not text in any encoding that logs use; single NULs and colours do occur in logs."""
+    if not head:
+        return False
+    strange = sum(byte < 32 and byte not in (0, 7, 8, 9, 10, 12, 13, 27) for byte in head)
+    return head.count(0) > 0.05 * len(head) + 16 or strange > 0.02 * len(head) + 2

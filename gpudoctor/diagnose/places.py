@@ -1,0 +1,277 @@
+"""Fills in which attempt, host and rank each event of a job belongs to, from file names and from other events."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections import Counter
+from pathlib import PurePath
+
+import msgspec
+
+from gpudoctor.diagnose.events import TROUBLE, Event
+
+REQUEUED = ("preempted", "time_limit", "cancelled")  # by a scheduler; no failure if the job went on later
+STEPS_OF_WORK = 3
+_ATTEMPT = re.compile(r"attempt_(\d{1,6})/(\d{1,6})/(?:std(?:out|err)\.log|error\.json)$")
+_RANK_FILE = re.compile(r"(?:^|[._-])(?:rank|worker_?rank|global_rank)[._-]?(\d{1,6})(?:\D|$)")
+_NUMBERED = re.compile(r"^(.*?)(\d+)$")
+_NOT_BY_HOST = re.compile(r"(?i)(?:rank|trace|dump|slurm-|attempt|std(?:out|err))[_-]?$")
+_MOST_GPUS_A_NODE = 8  # unless local ranks above are seen
+
+
+class LogFile(msgspec.Struct):
+    """One file: how much of it was read, and the host, rank and attempt that it belongs to."""
+
+    name: str
+    lines: int = 0
+    like_a_job: bool = False
+    text: bool = True
+    host: str | None = None
+    rank: int | None = None
+    local_rank: int | None = None
+    attempt: int | None = None
+
+
+def fill_in_from_names(files: list[LogFile], events: list[Event]) -> None:
+    """Ranks and attempts that the names of files contain."""
+    for file in files:
+        if found := _ATTEMPT.search(file.name):
+            file.attempt, file.local_rank = int(found[1]), int(found[2])
+        elif found := _RANK_FILE.search(PurePath(file.name).stem):
+            file.rank = int(found[1])
+    for event in events:
+        file = files[event.file]
+        if file.attempt is not None:
+            event.attempt = file.attempt
+        unplaced = event.rank is None and event.local_rank is None and event.task is None
+        if unplaced and event.detail.get("by") != "table":
+            event.rank, event.local_rank = file.rank, file.local_rank
+
+
+def fill_in_attempts(files: list[LogFile], events: list[Event]) -> None:
+    """Count the attempts inside each file whose name does not give one."""
+    by_file: dict[int, list[Event]] = {}
+    for event in events:
+        by_file.setdefault(event.file, []).append(event)
+    for number, of_file in by_file.items():
+        if files[number].attempt is not None:
+            continue
+        for line in _restarts(of_file):
+            for event in of_file:
+                if event.line > line:
+                    event.attempt += 1
+
+
+def _restarts(events: list[Event]) -> list[int]:
+    """The lines of one file after which another attempt begins."""
+    agents: dict[str | int, list[Event]] = {}
+    for event in events:
+        if event.role == "exit" and event.detail.get("by") == "agent":
+            agents.setdefault(event.detail.get("agent", 0), []).append(event)
+    lines = [e.line for e in events if e.what == "restart"]
+    for agent, exits in agents.items():
+        for exit_told, next_told in itertools.pairwise(exits):
+            new_pid = exit_told.pid != next_told.pid
+            later = (next_told.time_s or 0) - (exit_told.time_s or 0) > 0.5
+            again = any(_begins_again(e) for e in events if exit_told.line < e.line < next_told.line)
+            if new_pid and ((later and agent != 0) or again):
+                lines.append(exit_told.line)
+        if exits and not lines and len(agents) == 1 and _goes_on_well(events, exits[-1].line):
+            lines.append(exits[-1].line)
+    lines += [e.line for e in events if e.what in REQUEUED and e.role == "ending" and _works_again(events, e.line)]
+    return sorted(set(lines))
+
+
+def _works_again(events: list[Event], line: int) -> bool:
+    """Whether a job that a scheduler ended made progress later: it was requeued and writes to the same file."""
+    after = [e for e in events if e.line > line]
+    steps = [e.number("step") or 0 for e in after if e.role == "progress"]
+    before = [e.number("step") or 0 for e in events if e.line < line and e.role == "progress"]
+    anew = any(e.role == "done" or _begins_again(e) for e in after)
+    return anew and len(steps) >= STEPS_OF_WORK and bool(before) and max(steps) > max(before)
+
+
+def _begins_again(event: Event) -> bool:
+    return event.what in ("member", "connect_stale", "comm", "world")
+
+
+def _goes_on_well(events: list[Event], line: int) -> bool:
+    """Whether new work is done after this line, and nothing fails."""
+    after = [e for e in events if e.line > line]
+    if any(e.role in ("wrapper", "exit", "closed", *TROUBLE) for e in after):
+        return False
+    steps = [e.number("step") or 0 for e in after if e.role == "progress"]
+    before = [e.number("step") or 0 for e in events if e.line <= line and e.role == "progress"]
+    finished = any(e.role == "done" for e in after)
+    return bool(steps) and bool(before) and len(steps) >= 2 and (max(steps) > max(before) or finished)
+
+
+def fill_in_hosts(files: list[LogFile], events: list[Event]) -> set[str]:
+    """The host of each file and event; returns all hosts."""
+    named: dict[int, set[str]] = {}
+    for event in events:
+        if event.host and (event.detail.get("by") == "table" or event.role != "exit") and event.role != "ending":
+            named.setdefault(event.file, set()).add(event.host)
+    for number, names in named.items():
+        if len(names) == 1:
+            files[number].host = next(iter(names))
+    _hosts_by_file_names(files, events)
+    for event in events:
+        if event.host is None:
+            event.host = files[event.file].host
+    hosts = {event.host for event in events if event.host}
+    only = next(iter(hosts)) if len(hosts) == 1 else None
+    for event in events:
+        if event.host is None and event.role != "ending":
+            event.host = only
+        event.host = event.host or None
+    return hosts
+
+
+def _hosts_by_file_names(files: list[LogFile], events: list[Event]) -> None:
+    """Files whose names differ only in a number belong to one host each: `dgx01.log`, `pod-3.log`."""
+    families: dict[tuple[str, str], list[int]] = {}
+    for number, file in enumerate(files):
+        path = PurePath(file.name)
+        if file.attempt is None and file.rank is None and file.text and (found := _NUMBERED.match(path.stem)):
+            families.setdefault((str(path.parent), found[1]), []).append(number)
+    for (_, stem), numbers in families.items():
+        if len(numbers) < 2 or _NOT_BY_HOST.search(stem):
+            continue
+        hosts = {files[number].host for number in numbers}
+        same_host = hosts.pop() if len(hosts) == 1 else None
+        for number in numbers:
+            if files[number].host is None or same_host:
+                files[number].host = PurePath(files[number].name).stem
+        if same_host:
+            family = set(numbers)
+            for event in events:
+                if event.file in family and event.host == same_host:
+                    event.host = files[event.file].host
+
+
+class _Ranks(msgspec.Struct, kw_only=True):
+    """The ranks of processes, local ranks and tasks, as some events give them together."""
+
+    by_process: dict[tuple[str | None, int], int]
+    by_local_rank: dict[tuple[int, int], int]  # of a file
+    first_of_host: dict[str | None, int]
+    one_node: bool
+    tasks_are_ranks: bool
+    by_pid: dict[int, int] = {}  # pids that only one host has
+    first_of_file: dict[int, int] = {}
+
+    def __post_init__(self) -> None:
+        hosts = Counter(pid for _, pid in self.by_process)
+        self.by_pid = {pid: rank for (_, pid), rank in self.by_process.items() if hosts[pid] == 1}
+        firsts: dict[int, set[int]] = {}
+        for (file, local_rank), rank in self.by_local_rank.items():
+            firsts.setdefault(file, set()).add(rank - local_rank)
+        self.first_of_file = {file: next(iter(each)) for file, each in firsts.items() if len(each) == 1}
+
+    def of(self, event: Event) -> int | None:
+        if event.pid is not None:
+            rank = self.by_process.get((event.host, event.pid), self.by_pid.get(event.pid))
+            if rank is not None:
+                return rank
+        if event.local_rank is not None:
+            rank = self._of_local_rank(event, event.local_rank)
+            if rank is not None:
+                return rank
+        return event.task if self.tasks_are_ranks else None
+
+    def _of_local_rank(self, event: Event, local_rank: int) -> int | None:
+        rank = self.by_local_rank.get((event.file, local_rank))
+        if rank is not None:
+            return rank
+        if event.file in self.first_of_file:
+            return local_rank + self.first_of_file[event.file]
+        if event.host in self.first_of_host and (self.one_node or event.host is not None):
+            return local_rank + self.first_of_host[event.host]
+        return local_rank if self.one_node and not self.first_of_host else None
+
+
+def fill_in_ranks(events: list[Event], hosts: set[str], *, one_file: bool) -> dict[str, int | None]:
+    """The rank of each event, and the bus id of its GPU; returns the rank of each bus id."""
+    world = max((e.number("world") or 0 for e in events), default=0)
+    by_process: dict[tuple[str | None, int], int] = {}
+    by_local_rank: dict[tuple[int, int], int] = {}
+    first_of_host: dict[str | None, int] = {}
+    bus_ids: dict[tuple[str | None, int], str] = {}
+    for event in events:
+        if event.rank is not None and event.pid is not None and not event.detail.get("repeated"):
+            by_process[event.host, event.pid] = event.rank
+        if event.rank is not None and event.local_rank is not None:
+            by_local_rank[event.file, event.local_rank] = event.rank
+            if event.detail.get("by") == "table":
+                first_of_host[event.host] = event.rank - event.local_rank
+        if event.what == "comm" and event.pid is not None:
+            bus_ids[event.host, event.pid] = event.word("bus") or ""
+            comm_rank = event.number("comm_rank")
+            if event.number("world") == world and comm_rank is not None:
+                by_process.setdefault((event.host, event.pid), comm_rank)
+    for process, rank in _ranks_of_connections(events).items():
+        by_process.setdefault(process, rank)
+    ranks = _Ranks(
+        by_process=by_process,
+        by_local_rank=by_local_rank,
+        first_of_host=first_of_host,
+        one_node=_is_one_node(events, hosts, world),
+        tasks_are_ranks=_tasks_are_ranks(events),
+    )
+    for event in events:
+        if event.rank is None:
+            event.rank = ranks.of(event)
+        if event.gpu is not None and event.gpu.isdecimal() and event.pid is not None:
+            event.detail["gpu_bus_id"] = bus_ids.get((event.host, event.pid), "")
+    if one_file:
+        _fill_in_only_rank(events)
+    return {bus_id: by_process.get(process) for process, bus_id in bus_ids.items()}
+
+
+def _ranks_of_connections(events: list[Event]) -> dict[tuple[str | None, int], int]:
+    """The ranks in NCCL's messages on connections, of processes with one GPU whose messages all agree."""
+    ranks: dict[tuple[int | None, str | None], set[int | None]] = {}
+    gpus: dict[tuple[str | None, int | None], set[str]] = {}
+    for event in events:
+        if event.what == "comm_rank":
+            ranks.setdefault((event.pid, event.gpu), set()).add(event.number("comm_rank"))
+        if event.gpu:
+            gpus.setdefault((event.host, event.pid), set()).add(event.gpu)
+    found: dict[tuple[str | None, int], int] = {}
+    for event in events:
+        if event.what == "comm_rank" and event.pid is not None and len(ranks[event.pid, event.gpu]) == 1:
+            rank = event.number("comm_rank")
+            if rank is not None and len(gpus.get((event.host, event.pid), ())) <= 1:
+                found.setdefault((event.host, event.pid), rank)
+    return found
+
+
+def _is_one_node(events: list[Event], hosts: set[str], world: int) -> bool:
+    """Whether local ranks are the ranks: one host, one task, and no more ranks than one node may have."""
+    local = [e for e in events if e.local_rank is not None]
+    if len(hosts) > 1 or len({e.task for e in local}) > 1 or any((e.rank or 0) >= 64 for e in local):
+        return False
+    return world <= max([_MOST_GPUS_A_NODE, *((e.local_rank or 0) + 1 for e in local)])
+
+
+def _tasks_are_ranks(events: list[Event]) -> bool:
+    """Whether srun's tasks are the ranks: lines show both as equal, or a host has more than one task."""
+    both = [e for e in events if e.task is not None and e.rank is not None]
+    if both:
+        return all(e.task == e.rank for e in both)
+    tasks: dict[str, set[int]] = {}
+    for event in events:
+        if event.task is not None and event.host and event.detail.get("by") == "srun":
+            tasks.setdefault(event.host, set()).add(event.task)
+    return any(len(each) > 1 for each in tasks.values())
+
+
+def _fill_in_only_rank(events: list[Event]) -> None:
+    """If an excerpt has one NCCL process and one rank, they belong together."""
+    of_nccl = [e for e in events if e.pid is not None and e.gpu is not None]
+    ranks = {e.rank for e in events if e.rank is not None}
+    if len({(e.host, e.pid) for e in of_nccl}) == 1 and len(ranks) == 1:
+        for event in of_nccl:
+            event.rank = next(iter(ranks))
