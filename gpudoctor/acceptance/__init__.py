@@ -1,1 +1,1 @@
-"""`python -m gpudoctor.acceptance`: what only a real GPU node can tell of gpudoctor, in one run and one archive."""
+"""`python -m gpudoctor.acceptance`: compares gpudoctor with other tools on a real GPU node, in one run and archive."""

@@ -5,9 +5,9 @@ import sys
 
 
 def run() -> int:
-    """Run the acceptance; give its exit code."""
+    """Run the acceptance; return its exit code."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        # Ctrl-C while modules load: nothing was begun, and no traceback
+        # Ctrl-C while modules load: no traceback, nothing has started yet
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     from gpudoctor.cli.acceptance import main
 

@@ -1,4 +1,4 @@
-"""The archive of an acceptance run: a bundle that `--node` reads, with all that the run saw beside the facts."""
+"""The archive of an acceptance run: a bundle that `--node` reads, with reports and raw data beside the facts."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from gpudoctor.report.model import render_json
 
 T = TypeVar("T")
 
-# what names a part, a person's program or a rack, in the dump of nvidia-smi
+# tags of nvidia-smi's dump that identify a part, a user's program or a rack
 _NAMING_TAGS = "serial|board_part_number|gpu_part_number|process_name|chassis_serial_number"
 _TAG = re.compile(rf"<({_NAMING_TAGS})>([^<]*)</\1>")
 _NOTHING = ("N/A", "None", "")
-# the measurements that are judged again with the archive: the richest first
+# the reports whose measurements go into the archive: the first one present
 _RICHEST = ("burn", "full", "standard")
 
 
 def packed(run: AcceptanceRun, acceptance: Acceptance, made_s: int) -> bytes:
-    """The .tar.gz, redacted where the run's options say so."""
+    """The .tar.gz, redacted unless the options disable it."""
     redaction = Redaction(run.node) if run.request.redact else None
 
     def clean(thing: T) -> T:

@@ -1,4 +1,4 @@
-"""Starts the processes of the acceptance run, hears them, and ends them; each carries the run's mark."""
+"""Starts, reads and ends the child processes of the acceptance run; each has the run's mark in its environment."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gpudoctor.process.pipes import TURN_S, Bounded, LineReader, read_to_end
 from gpudoctor.process.spawn import PIPE, Child
 
 MARK = "GPUDOCTOR_ACCEPTANCE"
-_OBEY_S = 5.0  # a check that is told to end still writes its report and ends its ranks
+_OBEY_S = 5.0  # a check that receives SIGTERM still writes its report and ends its ranks
 _MAX_BYTES = 64 << 20
 _KEPT_LINES = 40
 
@@ -26,7 +26,7 @@ OnLine = Callable[[str], "signal.Signals | None"]
 
 
 class EndedChild(msgspec.Struct, frozen=True):
-    """A child that ended, or was ended because it was late. `code` as Popen's; `said` its last lines on stderr."""
+    """A child that ended, or was ended at its deadline (`late`). `code`: as Popen's; `said`: its last stderr lines."""
 
     code: int | None
     stdout: bytes
@@ -36,22 +36,22 @@ class EndedChild(msgspec.Struct, frozen=True):
 
     @property
     def words(self) -> str:
-        """How it ended, with the last thing it said."""
+        """How it ended, with its last line on stderr."""
         how = f"did not end in {self.seconds:.0f} s" if self.late else ending_words(self.code)
         return f"{how}: {self.said[-1][:200]}" if self.said else how
 
 
 def environment(mark: str, folder: Path) -> dict[str, str]:
-    """What children of the run get: its mark, and a TMPDIR of their own."""
+    """The environment of the run's children: with its mark and a private TMPDIR."""
     return {**os.environ, MARK: mark, "TMPDIR": str(folder)}
 
 
 def run_child(
     argv: Sequence[str], *, deadline_s: float, environ: Mapping[str, str], cwd: Path, on_line: OnLine | None = None
 ) -> EndedChild:
-    """Run a program until its end, or end its process group: at the deadline, and on any exception. Raise OSError.
+    """Run a program until it ends; end its process group at the deadline and on any exception. Raise OSError.
 
-    `on_line` hears each line of stderr as it comes; a signal that it gives back is sent to the program.
+    `on_line` is called with each line of stderr as it arrives; a signal that it returns is sent to the program.
     """
     started = monotonic()
     process = Child(argv, stdout=PIPE, stderr=PIPE, env=environ, cwd=cwd)
@@ -67,7 +67,7 @@ def run_child(
 
     try:
         give_up_s = started + deadline_s
-        # whoever still holds the pipe when the program has ended is not the program
+        # do not wait for other processes that keep the pipe open after the program has ended
         read = read_to_end(
             {process.stdout: stdout.take, process.stderr: take}, give_up_s, over=lambda: process.poll() is not None
         )
@@ -81,7 +81,7 @@ def run_child(
 
 
 def _end(process: Child) -> None:
-    """What one that has ended by itself left behind is for the step `left-behind` to see."""
+    """End the process if it runs; what it left behind stays, for step `left-behind` to find."""
     if process.poll() is None:
         process.end(_OBEY_S)
     process.close()
@@ -91,18 +91,18 @@ def _end(process: Child) -> None:
 def beside(
     argv: Sequence[str], *, environ: Mapping[str, str], cwd: Path, deadline_s: float, may_end_with: int | None = None
 ) -> Iterator[str]:
-    """Have a program run while the block runs; it gives its first line of stdout, "" where none came in time.
+    """Run a program during the block; yields its first line of stdout, "" if none came in time.
 
-    It is told to end by the end of its stdin. Raise OSError where it cannot be started, and UserError where
-    it did not begin, or has ended by itself, so that a part of the block ran without it. With the exit code
-    `may_end_with` it may end before its first line.
+    Closing its stdin asks it to end. Raise OSError if it cannot be started, and UserError if it wrote no line or
+    ended by itself, because part of the block then ran without it. With the exit code `may_end_with` it may
+    end before its first line.
     """
     process = Child(argv, stdin=PIPE, stdout=PIPE, env=environ, cwd=cwd)
     try:
         said = (LineReader(process.stdout).one(deadline_s) or b"").decode("utf-8", "replace").strip()
         yield said
         if not said:
-            process.ends_within(TURN_S)  # its output has ended, and so it does
+            process.ends_within(TURN_S)  # its output has ended, so it is about to end
         code = process.poll()
         if code is None and not said:
             raise UserError(f"what was to run beside it had not begun after {deadline_s:.0f} s")

@@ -1,4 +1,4 @@
-"""Runs the acceptance: the steps one after the other, then the summary and the archive, also when a signal ends it."""
+"""Runs the acceptance: the steps in order, then the summary and the archive, also after a signal."""
 
 from __future__ import annotations
 
@@ -32,15 +32,13 @@ from gpudoctor.exits import (
 from gpudoctor.facts.model.missing import known
 from gpudoctor.report.output_files import OutputError, write_new_file
 
-# The summary of an acceptance run, in lines of at most 80 columns.
-
 _WIDTH = 80
 _INDENT = 4
 _SIGNS = {"agreed": "+", "did not agree": "!", "could not look": "?"}
 
 
 def summary(acceptance: Acceptance) -> str:
-    """What each step said; then what could not be looked at, and what did not agree, so that the last lines matter."""
+    """The summary, in lines of at most 80 columns: the steps, then what was not compared, at last the differences."""
     made_up = "SIMULATED node: nothing here is about a real machine\n" if acceptance.simulated else ""
     head = f"gpudoctor acceptance of {acceptance.node}, backend {acceptance.backend}, {acceptance.duration_s:.0f} s"
     lines = [made_up + "\n".join(textwrap.wrap(printable(head), _WIDTH)), ""]
@@ -84,7 +82,7 @@ def _last_line(acceptance: Acceptance) -> str:
 
 
 _FACTS_S = 180.0
-# what a step may meet and not expect: it did not agree, and the others go on
+# unexpected errors of a step: it counts as "did not agree", the other steps go on
 _STEP_ERRORS = (
     *(UserError, msgspec.MsgspecError, OSError, ValueError, TypeError, LookupError, AttributeError),
     *(ArithmeticError, RuntimeError),
@@ -92,7 +90,7 @@ _STEP_ERRORS = (
 
 
 def accept(request: AcceptanceRequest, output: Path | None) -> int:
-    """One run. Raise UserError if it could not begin, or the archive cannot be written."""
+    """Do one run and return its exit code. Raise UserError if it cannot start or the archive cannot be written."""
     path = _writable(output or Path(time.strftime("gpudoctor-acceptance-%Y%m%dT%H%M%SZ.tar.gz", time.gmtime())))
     mark = str(uuid.uuid4())
     folder = _private_folder()
@@ -108,7 +106,7 @@ def accept(request: AcceptanceRequest, output: Path | None) -> int:
         acceptance = _told(run, results, interrupted, started, time.monotonic() - began_s)
         try:
             write_new_file(path, packed(run, acceptance, int(time.time())))
-        finally:  # the summary is worth having also if the archive cannot be written
+        finally:  # print the summary also if the archive cannot be written
             write_stdout(summary(acceptance))
         write_stdout(f"{printable(str(path))}\n")
         return acceptance.exit_code
@@ -120,7 +118,7 @@ def accept(request: AcceptanceRequest, output: Path | None) -> int:
 
 
 def run_steps(run: AcceptanceRun, steps: tuple[Step, ...]) -> tuple[list[StepResult], InterruptedBySignal | None]:
-    """The results so far, and the signal that ended it early. Raise UserError if there is no driver to look at."""
+    """The results, and the signal that ended the run early. Raise UserError if there is no GPU."""
     results: list[StepResult] = []
     items: list[Item] = []
     began_s = time.monotonic()
@@ -148,7 +146,7 @@ def run_steps(run: AcceptanceRun, steps: tuple[Step, ...]) -> tuple[list[StepRes
 
 
 def first_look(run: AcceptanceRun) -> None:
-    """The cold reading of the driver before anything wakes it, and the facts. Raise UserError if there is no GPU."""
+    """Read the driver before anything else wakes it, then the facts. Raise UserError if there is no GPU."""
     read_cold(run)
     run.allow(_FACTS_S)
     run.node = run.facts()
@@ -181,7 +179,7 @@ def _told(
 
 
 def _writable(path: Path) -> Path:
-    """The path, if a new file can be made there: 20 minutes must not end in a full stop. Raise OutputError."""
+    """The path. Raise OutputError if no file can be created there: better now than after 20 minutes."""
     if str(path) == "-":
         raise OutputError("-o -: the summary goes to stdout; name a file for the archive")
     if os.path.lexists(path):
@@ -201,7 +199,7 @@ def _private_folder() -> Path:
 
 
 def _progress() -> Callable[[str], None]:
-    """Says on one line of stderr what goes on, on a terminal only; "" clears it."""
+    """A function that shows progress on one line of stderr, on a terminal only; "" clears it."""
     try:
         on_terminal = bool(sys.stderr and sys.stderr.isatty())
     except ValueError:

@@ -1,6 +1,6 @@
-"""A process that reads the driver as gpudoctor does and notes each call: how long it took, and what fields answered.
+"""A process that reads the driver as gpudoctor does and records the duration of each call and the field values.
 
-It stands before pynvml as the readers' own module does, so that it notes exactly the calls that they make.
+It wraps pynvml where the readers expect it, so that it records exactly the calls that they make.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from gpudoctor.process.ending import leave
 _TURN_S = 0.2
 _saying = threading.Lock()
 _FIELDS = "nvmlDeviceGetFieldValues"
-# the counters of time slowed down by their numbers in both kinds of drivers: which of them has this one?
+# field ids of the slowdown time counters in both generations of drivers: which ones does this driver have?
 _THROTTLE_IDS = (251, 252, 253, 269, 270, 271)
 _BYTES = {1: 4, 5: 4, 6: 2}  # NVML_VALUE_TYPE_*: unsigned and signed int, unsigned short
-# field id -> (getter, its arguments, which part of its answer): the same value by two ways
+# (field id, getter, its arguments, index into its result): the same value in two ways
 _TWINS: tuple[tuple[int, str, tuple[int, ...], int | None], ...] = (
     (1, "nvmlDeviceGetEccMode", (), 0),
     (2, "nvmlDeviceGetEccMode", (), 1),
@@ -45,7 +45,7 @@ _TWINS: tuple[tuple[int, str, tuple[int, ...], int | None], ...] = (
 
 
 class Call(msgspec.Struct, frozen=True):
-    """One driver call: its thread ("GPU 3", "MainThread"), how long it took, and NVML's return code."""
+    """One driver call: its thread ("GPU 3", "MainThread"), duration, and NVML's return code."""
 
     name: str
     thread: str
@@ -54,7 +54,7 @@ class Call(msgspec.Struct, frozen=True):
 
 
 class DriverAnswer(msgspec.Struct, frozen=True):
-    """One value of nvmlDeviceGetFieldValues as it came: return code, NVML's value type, the union's bytes as hex."""
+    """One raw value of nvmlDeviceGetFieldValues: return code, NVML's value type, the union's bytes in hex."""
 
     thread: str
     field: int
@@ -65,7 +65,7 @@ class DriverAnswer(msgspec.Struct, frozen=True):
 
 
 class Twin(msgspec.Struct, frozen=True):
-    """One value asked by field id and by its getter; None if that way gave none."""
+    """One value read by field id and by getter; None if that way failed."""
 
     gpu: int
     field: int
@@ -75,7 +75,7 @@ class Twin(msgspec.Struct, frozen=True):
 
 
 class DriverReading(msgspec.Struct):
-    """One whole reading. `unread` are GPUs that were not read to the end, and why; `hung` calls that did not return."""
+    """One reading of the driver. `unread`: GPUs not read completely, and why; `hung`: calls that did not return."""
 
     seconds: float = 0.0
     driver: Driver = Driver()
@@ -88,12 +88,12 @@ class DriverReading(msgspec.Struct):
 
 
 def where(thread: str) -> str:
-    """Of which GPU a thread's calls are, in words; "" for the first thread, whose calls are about the system."""
+    """The GPU of a thread's calls as text; "" for the main thread, whose calls concern the system."""
     return f" on {thread}" if thread.startswith("GPU") else ""
 
 
 class _Noted:
-    """pynvml, each function of which notes its calls."""
+    """pynvml with functions that record their calls."""
 
     def __init__(self, nvml: Any, reading: DriverReading) -> None:
         self._nvml = nvml
@@ -131,7 +131,7 @@ class _Noted:
 
 
 class _Ears:
-    """Hears of the reading what its parent wants to know."""
+    """Receives the events of the reading."""
 
     def __init__(self, reading: DriverReading) -> None:
         self._reading = reading
@@ -154,7 +154,7 @@ class _Ears:
 
 
 def main(call_limit: str) -> None:
-    """Read, and write the `Reading` as JSON to stdout; `call_limit` is how many seconds a call may take."""
+    """Read and write the `DriverReading` as JSON to stdout; `call_limit`: seconds that one call may take."""
     reading = DriverReading()
     played = stand_in(os.environ)
     nvml = _Noted(load_pynvml(), reading)
@@ -168,7 +168,7 @@ def main(call_limit: str) -> None:
 
 
 def _watch(nvml: _Noted, reading: DriverReading, limit_s: float) -> None:
-    """End the process when a call has not returned in time: its thread never will."""
+    """End the process when a call exceeds the limit: its thread will never return."""
     while not (hung := nvml.hung(limit_s)):
         sleep(_TURN_S)
     reading.hung = hung
@@ -205,7 +205,7 @@ def _asked(nvml: Any, getter: str, args: tuple[Any, ...], part: int | None) -> i
 
 
 def _number(value: Any) -> int:
-    # the drivers' machines are little-endian; what a smaller member leaves of the union is not defined
+    # all machines with this driver are little-endian; the rest of the union after a smaller member is undefined
     return int.from_bytes(bytes(value.value)[: _BYTES.get(int(value.valueType), 8)], "little")
 
 

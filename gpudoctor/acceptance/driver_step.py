@@ -1,4 +1,4 @@
-"""Step `driver`: what each NVML call took, cold and warm, and what each field id answered."""
+"""Step `driver`: the duration of each NVML call, cold and warm, and the value of each field id."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from gpudoctor.acceptance.result import Item, agreed, could_not, differs
 from gpudoctor.acceptance.run import AcceptanceRun, StepError
 from gpudoctor.facts.model.missing import known
 
-HANGS_S = 60.0  # a call: without persistence mode 16 GPUs wake in 48 s, one after the other
+HANGS_S = 60.0  # limit of one call: without persistence mode 16 GPUs wake one after the other in 48 s
 _READING_S = 180.0
 _CHILD = ("gpudoctor.acceptance.driver_child", f"{HANGS_S:g}")
 COLD, WARM = "nvml-cold.json", "nvml-warm.json"
-_COUNTERS = (3, 4, 5, 6, 94)  # they may grow between two questions
+_COUNTERS = (3, 4, 5, 6, 94)  # field ids that may grow between two reads
 _SHOWN = 3
 
 
 def read_cold(run: AcceptanceRun) -> None:
-    """The first reading of all, before anything else has woken the driver; what is wrong with it, the step tells."""
+    """Read the driver before anything else wakes it; step `driver` reports the errors of this reading."""
     run.allow(_READING_S)
     try:
         run.raw[COLD] = run.module(*_CHILD)
@@ -30,7 +30,7 @@ def read_cold(run: AcceptanceRun) -> None:
 
 
 def driver(run: AcceptanceRun) -> Iterator[Item]:
-    """Both readings came to their end, each GPU was read, and no value differs by the way it is asked."""
+    """Both readings must be complete for each GPU, and each value the same by field id and by getter."""
     run.raw[WARM] = run.module(*_CHILD)
     for name, words in ((COLD, "first"), (WARM, "second")):
         try:

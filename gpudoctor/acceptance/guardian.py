@@ -1,7 +1,7 @@
-"""A process that undoes what the acceptance run has done, however that ends: its pipe closes, and it begins.
+"""A process that undoes the changes of the acceptance run, however the run ends: it starts when its pipe closes.
 
-It runs in a session of its own and ignores what ends others, so that Ctrl-C, a closed terminal and
-SIGKILL of the run leave neither a locked clock nor a process nor a file behind.
+It runs in a separate session and ignores the ending signals, so that Ctrl-C, a closed terminal and
+SIGKILL of the run leave no locked clock, process or file behind.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _SAID_BYTES = 1 << 20
 
 
 class UndoOrder(msgspec.Struct, frozen=True):
-    """What is to be undone: commands, processes that carry `mark`, and a folder."""
+    """What to undo when `pipe` closes: run `commands` last first, end processes with `mark`, remove `folder`."""
 
     pipe: int
     commands: tuple[tuple[str, ...], ...] = ()
@@ -45,7 +45,7 @@ class UndoOrder(msgspec.Struct, frozen=True):
 
 
 class Guardian:
-    """The process; `close` has it undo now and gives what it could not. Raise UserError where it cannot be started."""
+    """The process; `close` makes it undo now. Raise UserError if it cannot be started."""
 
     def __init__(
         self, commands: Sequence[Sequence[str]] = (), mark: str | None = None, folder: Path | None = None
@@ -67,7 +67,7 @@ class Guardian:
             raise UserError("the process that would undo it did not start")
 
     def close(self) -> tuple[str, ...]:
-        """Have it undo all; the commands that failed, with their words, for a person to repeat."""
+        """Make it undo everything; return the commands that failed, with their output, to be repeated by hand."""
         os.close(self._life)
         wait_s = _COMMAND_DEADLINE_S * _TRIES * len(self._commands) + _SLACK_S
         give_up_s = monotonic() + wait_s
@@ -83,23 +83,23 @@ class Guardian:
 
 
 def main(argument: str) -> None:
-    """Wait for the end of the pipe, then undo; a line on stdout for each command that failed."""
+    """Wait until the pipe closes, then undo; write a line to stdout for each command that failed."""
     order = msgspec.json.decode(argument, type=UndoOrder)
     for number in ENDING_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     write_all(1, _READY + b"\n")
-    os.read(order.pipe, 1)  # nobody writes: it returns when the run has closed it, or is gone
+    os.read(order.pipe, 1)  # nothing is ever written: returns when the run closes it or dies
     if order.mark:
         end_marked(MARK, order.mark, _CLEARING_S)
     failed = [line for command in reversed(order.commands) if (line := _undone(command))]
     if order.folder:
         shutil.rmtree(order.folder, ignore_errors=True)
-    with suppress(OSError):  # nobody may be left to read it
+    with suppress(OSError):  # the run may be dead
         write_all(1, "".join(f"{line}\n" for line in failed).encode())
 
 
 def _undone(command: tuple[str, ...]) -> str:
-    """Run the command, again if it fails; "" where it worked, else the command and why not."""
+    """Run the command, with retries; "" if it worked, else the command and the reason."""
     why = ""
     for _ in range(_TRIES):
         done = run_command(command, _COMMAND_DEADLINE_S)

@@ -1,4 +1,4 @@
-"""Steps `quick` and `under-load`: the quick check again and again, idle and beside a load; all must say the same."""
+"""Steps `quick` and `under-load`: repeated quick checks, idle and beside a load, must all give the same statuses."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from gpudoctor.process.own_program import own_python
 from gpudoctor.report.model import Report
 
 _LOAD_START_S = 120.0
-# NVML's utilisation is of up to the last second: a check that came at once would take the load for somebody's work
+# NVML's utilisation covers up to the last second: an immediate check would take our load for a user's job
 _SETTLE_S = 2.0
 _BAD = ("fail", "unknown")
 Statuses = dict[str, str]
 
 
 def quick(run: AcceptanceRun) -> Iterator[Item]:
-    """The first quick check and the second say the same, and neither has a fail or an unknown."""
+    """Two quick checks must give the same statuses, without a fail or an unknown."""
     first = run.check("--level", "quick", name="quick")
     second = run.check("--level", "quick", name="quick-warm")
     times = " and ".join(f"{each.run.duration_s:.2f} s" for each in (first, second))
@@ -32,7 +32,7 @@ def quick(run: AcceptanceRun) -> Iterator[Item]:
 
 
 def under_load(run: AcceptanceRun) -> Iterator[Item]:
-    """Beside a load on every GPU all quick checks say the same, and nothing fails that did not fail on an idle node."""
+    """Quick checks beside a load on every GPU must give the same statuses, none worse than on the idle node."""
     idle = run.reports.get("quick-warm") or run.check("--level", "quick", name="quick-warm")
     uuids = loaded_gpus(run)
     if not uuids and not run.on_cpu:
@@ -75,7 +75,7 @@ def under_load(run: AcceptanceRun) -> Iterator[Item]:
 
 
 def loaded_gpus(run: AcceptanceRun) -> tuple[str, ...]:
-    """The GPUs, by UUID, that gpudoctor itself has put under load, and so may be: nobody else uses them."""
+    """The UUIDs of the GPUs that gpudoctor put under load: they are free, so load is allowed on them."""
     if run.on_cpu:
         return ()
     launched = [report.measurements.launch for report in run.reports.values()]
@@ -86,12 +86,12 @@ def loaded_gpus(run: AcceptanceRun) -> tuple[str, ...]:
 
 
 def statuses(report: Report) -> Statuses:
-    """What each check says, by its id."""
+    """The status of each check by id."""
     return {check.id: check.status.value for check in report.checks}
 
 
 def compared(one: Statuses, other: Statuses, what: str) -> Iterator[Item]:
-    """A line for each check that the two judge differently; one line if there is none."""
+    """A difference for each check whose status differs; one agreement if there is none."""
     odd = [name for name in one if one[name] != other.get(name)]
     for name in odd:
         yield differs(f"{what}: {name} is {one[name]}, then {other.get(name, 'not there')}")
@@ -113,10 +113,10 @@ def _counted(said: Counter[str]) -> str:
 
 
 def verdicts(report: Report) -> Iterator[Item]:
-    """Each fail and each unknown, since this node is taken for a healthy one; warnings in one line.
+    """A difference for each fail and unknown, because the node is assumed healthy; warnings in one line.
 
-    What another finding explains is left to the report. What stays unknown of CPU ranks, as on a machine
-    too busy to compare them, says nothing of a GPU.
+    Findings explained by another one are left out. An unknown about a CPU rank, as on a machine too busy to
+    compare them, says nothing about a GPU.
     """
     bad = 0
     launch = report.measurements.launch

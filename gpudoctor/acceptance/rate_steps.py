@@ -1,4 +1,4 @@
-"""Steps `rates` and `all-reduce`: gpudoctor's figures against plain torch loops, and against nccl-tests."""
+"""Steps `rates` and `all-reduce`: gpudoctor's rates against plain torch loops and against nccl-tests."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from gpudoctor.facts.system.sysfs import parse_cpu_list
 from gpudoctor.probes.compute.plain_loops import LOOPS, NOTHING_TO_RUN_ON, HostCopies, LoopOrder, PlainFigures
 from gpudoctor.process.own_program import own_python
 
-TOLERANCE = 0.03  # the issue's own: two programs that do the same on the same GPU within a minute
-NCCL_TOLERANCE = 0.10  # nccl-tests gives out many operations before it waits, a train step waits for each
+TOLERANCE = 0.03  # from the issue: two programs doing the same on the same GPU within a minute
+NCCL_TOLERANCE = 0.10  # nccl-tests enqueues many operations before it waits, a train step waits for each
 _SECONDS = 3.0
 _PROGRAM = "all_reduce_perf"
 
 
 def rates(run: AcceptanceRun) -> Iterator[Item]:
-    """The plain loop, gpudoctor, the plain loop again: within 3 % on every GPU, for each figure."""
+    """Plain loops, gpudoctor, plain loops again: each rate of each GPU must agree within 3 %."""
     uuids = loaded_gpus(run)
     if not uuids and not run.on_cpu:
         yield could_not("no GPU of this node may be put under load (see the step standard)")
@@ -48,7 +48,7 @@ def rates(run: AcceptanceRun) -> Iterator[Item]:
 
 
 def _on_cpu(run: AcceptanceRun) -> Iterator[Item]:
-    """The loops must run; what they measure on a CPU says nothing, and is not shown."""
+    """Check that the loops run; their rates on a CPU mean nothing and are not shown."""
     done = _loops(run, LoopOrder((), "fp32", 256, 0.1))
     if isinstance(done, str):
         yield could_not(f"the plain loops: {done}")
@@ -73,7 +73,7 @@ def _order(run: AcceptanceRun, ours: Measurements, uuids: tuple[str, ...]) -> Lo
 
 
 def _loops(run: AcceptanceRun, order: LoopOrder) -> PlainFigures | str:
-    """The figures, or why there are none. Raise StepError if the loops broke."""
+    """The rates, or the reason why there are none. Raise StepError if the loops failed."""
     done = run.child(own_python(LOOPS, "main", msgspec.json.encode(order).decode()))
     if done.code == NOTHING_TO_RUN_ON:
         return done.said[-1] if done.said else "there is no torch to run them"
@@ -85,7 +85,7 @@ def _loops(run: AcceptanceRun, order: LoopOrder) -> PlainFigures | str:
 def judged(
     ours: Measurements, labels: Sequence[str], order: LoopOrder, first: PlainFigures, second: PlainFigures
 ) -> Iterator[Item]:
-    """Each figure of each rank against the loops before and after it; `labels` name the GPUs by rank."""
+    """Each rate of each rank against the loops before and after; `labels`: the GPUs' names by rank."""
     for rank in ours.compute:
         at, label = rank.rank, labels[rank.rank]
         gemm = rank.gemms[0].tflops if rank.gemms else Missing("not measured")
@@ -109,9 +109,9 @@ def _why_not(ours: Measurements, probe: str) -> str:
 def rate_item(
     what: str, unit: str, ours: float | Missing, before: float, after: float, tolerance: float = TOLERANCE
 ) -> Item:
-    """gpudoctor's figure against the plain loop's before and after it.
+    """gpudoctor's rate against those of the plain loop before and after it.
 
-    Where the plain loop itself moved by more than the tolerance, nothing can be said: an unsteady clock.
+    If the plain loop itself changed by more than the tolerance (unsteady clocks), nothing can be compared.
     """
     if isinstance(ours, Missing):
         return differs(f"{what}: gpudoctor has no figure ({ours.reason}), the plain loop {before:.4g} {unit}")
@@ -122,13 +122,13 @@ def rate_item(
 
 
 def _within(words: str, off: float, tolerance: float) -> Item:
-    """Whether two figures, which the words name, are `off` by no more than the tolerance (shares of the second one)."""
+    """Whether the relative difference `off` of the two rates in `words` is within the tolerance."""
     words = f"{words} ({off:+.1%})"
     return agreed(words) if abs(off) <= tolerance else differs(f"{words}; allowed are {tolerance:.0%}")
 
 
 def all_reduce(run: AcceptanceRun) -> Iterator[Item]:
-    """Bus bandwidth of the largest all_reduce against nccl-tests at the same size and type, on the same GPUs."""
+    """Bus bandwidth of the largest all_reduce against nccl-tests with the same size and type on the same GPUs."""
     if run.on_cpu:
         yield could_not("all_reduce against nccl-tests: CPU ranks do not use NCCL")
         return
@@ -162,7 +162,7 @@ def all_reduce(run: AcceptanceRun) -> Iterator[Item]:
 
 
 def bus_bandwidth(text: str, size_bytes: int) -> float | None:
-    """Out-of-place bus bandwidth (GB/s) of the row of this size in nccl-tests' table; None if there is none.
+    """Out-of-place bus bandwidth (GB/s) in the row of this size in nccl-tests' table; None if there is none.
 
     Columns: size, count, type, redop (newer: root), then time, algbw, busbw, #wrong out of place and again in place.
     """

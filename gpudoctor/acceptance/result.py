@@ -1,4 +1,4 @@
-"""What the acceptance run says: statements that agreed, did not agree, or could not be looked at."""
+"""The results of an acceptance run: statements that agreed, did not agree, or could not be checked."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ _WORST_FIRST: tuple[Outcome, ...] = ("did not agree", "agreed", "could not look"
 
 
 class Item(msgspec.Struct, frozen=True):
-    """One statement of a step, in one line."""
+    """One statement of a step, one line of text."""
 
     outcome: Outcome
     text: str
 
 
 def agreed(text: str) -> Item:
-    """Two sources were compared, and said the same."""
+    """Two sources were compared and agreed."""
     return Item("agreed", text)
 
 
 def differs(text: str) -> Item:
-    """Two sources were compared and said different things, or one of them failed; the text names both."""
+    """Two sources were compared and differed, or one of them failed; the text names both."""
     return Item("did not agree", text)
 
 
 def could_not(text: str) -> Item:
-    """Nothing was compared; the text says why, and what it takes."""
+    """Nothing was compared; the text gives the reason and what would be needed."""
     return Item("could not look", text)
 
 
 def found_none(what: str, found: Sequence[str], none: str) -> Item:
-    """What should not be there: a difference that names the first five of it, or `none` in words that agree."""
+    """`none` as agreement if `found` is empty, else a difference with the first five of what should not be there."""
     return differs(f"{what}: {', '.join(found[:5])}") if found else agreed(none)
 
 
@@ -51,7 +51,7 @@ class StepResult(msgspec.Struct, frozen=True):
 
 
 def result_of(step: str, title: str, seconds: float, items: tuple[Item, ...]) -> StepResult:
-    """The step with the worst of its items; one that said nothing did not agree."""
+    """The result of a step: the worst outcome of its items; "did not agree" if it has none."""
     items = items or (differs("the step ended without a word: a defect of gpudoctor"),)
     outcome = min((item.outcome for item in items), key=_WORST_FIRST.index)
     return StepResult(step, title, outcome, round(seconds, 1), items)

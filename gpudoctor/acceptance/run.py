@@ -1,4 +1,4 @@
-"""What the steps of one acceptance run share: its options, its processes, the facts, and the raw data it keeps."""
+"""The state that the steps of an acceptance run share: options, child processes, facts, reports and raw data."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gpudoctor.report.model import Report
 
 
 class AcceptanceRequest(msgspec.Struct, frozen=True):
-    """What was asked for. `burn_s` None: 3 minutes on GPUs, 10 s on CPU ranks."""
+    """The options. `burn_s` None: 3 minutes on GPUs, 10 s on CPU ranks."""
 
     backend: str = "auto"
     ranks: int | None = None
@@ -29,7 +29,7 @@ class AcceptanceRequest(msgspec.Struct, frozen=True):
 
 
 class Step(msgspec.Struct, frozen=True):
-    """One part of the run; its function gives statements as it comes to them. `deadline_s` bounds it as a whole."""
+    """One part of the run. `function` yields statements; `deadline_s` bounds all its child processes together."""
 
     name: str
     title: str
@@ -38,14 +38,14 @@ class Step(msgspec.Struct, frozen=True):
 
 
 class StepError(UserError):
-    """A step could not go on, in words: it did not agree."""
+    """A step cannot continue and counts as "did not agree"; the text gives the reason."""
 
 
 class AcceptanceRun:
-    """One acceptance run. `folder` is private and empty, `mark` is in the environment of every child.
+    """One acceptance run. `folder` is private and empty; `mark` is in the environment of every child.
 
-    `node` are the facts as they were before the first step; `raw` is what goes into the archive
-    beside them, by file name; `reports` the reports of the checks that ran, by step.
+    `node`: the facts from before the first step. `raw`: files for the archive, by name. `reports`: the
+    reports of the checks, by step or given name.
     """
 
     def __init__(self, request: AcceptanceRequest, folder: Path, mark: str, show: Callable[[str], None]) -> None:
@@ -65,7 +65,7 @@ class AcceptanceRun:
 
     @property
     def on_cpu(self) -> bool:
-        """Whether the ranks are CPU ranks by what was asked for, or because there is no real GPU."""
+        """Whether the ranks are CPU ranks: by option, or because the node is simulated."""
         return self.request.backend == "gloo" or self.simulated
 
     @property
@@ -73,13 +73,13 @@ class AcceptanceRun:
         return environment(self.mark, self.folder)
 
     def begin(self, step: Step) -> None:
-        """From here on children belong to this step, and end with it."""
+        """Start a step: the following children share its deadline."""
         self._step = step.name
         self.allow(step.deadline_s)
         self._show(f"{step.name}: {step.title}")
 
     def allow(self, seconds: float) -> None:
-        """All children from here on have so long together."""
+        """Let all following children together run for this long."""
         self._ends_s = monotonic() + seconds
 
     @property
@@ -87,7 +87,7 @@ class AcceptanceRun:
         return max(1.0, self._ends_s - monotonic())
 
     def child(self, argv: list[str], on_line: OnLine | None = None) -> EndedChild:
-        """A program of this step, to its end or the step's. Raise StepError if it cannot be started."""
+        """Run a program until it ends or the step's deadline. Raise StepError if it cannot be started."""
         try:
             return run_child(
                 argv, deadline_s=self.left_s, environ=self.environ, cwd=self.folder, on_line=on_line or self._tell
@@ -96,14 +96,14 @@ class AcceptanceRun:
             raise StepError(f"{argv[0]} cannot be started: {error.strerror or error}") from None
 
     def module(self, module: str, *arguments: str) -> bytes:
-        """What a module of ours writes to stdout. Raise StepError if it fails."""
+        """The stdout of `main` of one of our modules, run as a child. Raise StepError if it fails."""
         done = self.child(own_python(module, "main", *arguments))
         if done.code != 0:
             raise StepError(f"{module} {done.words}")
         return done.stdout
 
     def facts(self) -> Node:
-        """The facts as `gpudoctor facts` reads them now. Raise StepError."""
+        """The facts as `gpudoctor facts` reads them now. Raise StepError if it fails."""
         done = self.child([*own_gpudoctor(), "facts"])
         try:
             return from_json(done.stdout)
@@ -111,9 +111,10 @@ class AcceptanceRun:
             raise StepError(f"gpudoctor facts {done.words}") from None
 
     def check(self, *arguments: str, name: str | None = None, on_line: OnLine | None = None) -> Report:
-        """The report of `gpudoctor check`, kept under `name` (default: the step's). Raise StepError for none.
+        """The report of `gpudoctor check`, also stored in `reports` as `name` (default: the step's name).
 
-        On every exit there is exactly one report, whose exit code is the process's; all else is a defect.
+        Raise StepError if there is no report or its exit code is not that of the process: gpudoctor promises
+        exactly one report, with the same exit code, on every exit.
         """
         words = ["check", *arguments, "--backend", self.request.backend, "--json", "--progress", "--include-facts"]
         if self.on_cpu and self.request.ranks:

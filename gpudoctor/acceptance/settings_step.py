@@ -1,6 +1,6 @@
-"""Step `settings`: a power cap and a locked clock on one GPU, which gpudoctor must name, and nothing else.
+"""Step `settings`: sets a power cap and a locked clock on one GPU; gpudoctor must report these and nothing else.
 
-A guardian process takes both back, however the run ends.
+A guardian process restores both, however the run ends.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from gpudoctor.facts.model.missing import known
 from gpudoctor.report.model import Report
 
 _CAP_SHARE = 0.8  # of the default: far below the 1 % that gpu.power-limit allows
-_CLOCK_SHARE = 0.4  # of the maximum: below the 50 % at which gpu.clocks takes a busy GPU for locked
+_CLOCK_SHARE = 0.4  # of the maximum: below the 50 % under which gpu.clocks calls a busy GPU locked
 _CAP_CHECKS = frozenset({"gpu.power-limit", "gpu.identical"})
 _CLOCK_CHECKS = frozenset(
     {*("gpu.clocks", "gpu.throttle", "compute.gemm", "compute.memory", "train.balance", "train.scaling")}
 )
 _LOCK_LOAD = ("gpu", "compute.gemm", "compute.memory", "--level", "full")
-# nvidia-smi ends with 0 after "... is not supported for GPU ...", and goes on
+# nvidia-smi exits with 0 after "... is not supported for GPU ..."
 _NOT_SET = b"treating as warning"
 Said = set[tuple[str, str, str | None]]
 
 
 def settings(run: AcceptanceRun) -> Iterator[Item]:
-    """The power cap by a quick check, the locked clock by a check under load."""
+    """The power cap with a quick check, the locked clock with a check under load."""
     program = shutil.which(SMI)
     if program is None:
         yield could_not(f"a power cap and a locked clock: {SMI} is not on PATH")
@@ -56,7 +56,7 @@ def settings(run: AcceptanceRun) -> Iterator[Item]:
 
 
 def _free_gpu(run: AcceptanceRun) -> Gpu | None:
-    """The last GPU that nobody uses: job schedulers give out the first ones first."""
+    """The last free GPU: job schedulers allocate the first ones first."""
     for gpu in reversed(run.node.gpus):
         if known(gpu.processes) == () and known(gpu.settings.mig_enabled) is not True:
             return gpu
@@ -111,7 +111,7 @@ def _changed(
     check: tuple[str, ...],
     may_say: frozenset[str],
 ) -> Iterator[Item]:
-    """Check, change, check, undo. The guardian is there before the change, and it alone undoes it."""
+    """Check, change, check, undo. The guardian starts before the change, and it alone undoes it."""
     do, undo = commands
     before = run.check(*check, name="settings-before")
     try:
@@ -127,7 +127,7 @@ def _changed(
     finally:
         failed = guardian.close()
     if after is None:
-        # what was not set need not be put back, and is refused in the same words
+        # the undo failed for the same reason: nothing was set
         said = done.stdout.decode("utf-8", "replace").strip().partition("\n")[0] or done.words
         root = "" if os.geteuid() == 0 else "needs root; "
         yield could_not(f"{what} on {gpu.label}: {root}{SMI} said: {said}")
@@ -138,7 +138,7 @@ def _changed(
 
 
 def judged(before: Report, after: Report, gpu: Gpu, what: str, may_say: frozenset[str]) -> Iterator[Item]:
-    """Of what was not said before: one of these checks names this GPU, and no other check or GPU is named."""
+    """Among the new findings, one of the checks `may_say` must name this GPU, and no other check or GPU may appear."""
     new = _said(after) - _said(before)
     named = {said for said in new if said[0] in may_say and said[2] == gpu.bus_id}
     if named:

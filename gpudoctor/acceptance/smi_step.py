@@ -17,10 +17,8 @@ from gpudoctor.facts.model.gpu import Gpu, GpuProcess
 from gpudoctor.facts.model.missing import Fact, Missing, known
 from gpudoctor.facts.model.node import Node
 
-# Two readings of one GPU, leaf by leaf: gpudoctor's, taken before and after, and nvidia-smi's between them.
-
 Value = object
-# what moves by itself: both must tell it, and the number may have changed meanwhile
+# values that change by themselves: both must have one, the numbers may differ
 VOLATILE = frozenset(
     {
         *("clocks.graphics_mhz", "clocks.sm_mhz", "clocks.memory_mhz", "clocks.performance_state"),
@@ -28,7 +26,7 @@ VOLATILE = frozenset(
         *("memory_used_mib", "memory_free_mib", "pcie.generation"),
     }
 )
-# volatile, but slow: within so much of what was read before or after
+# values that change slowly or are rounded: the allowed distance from the readings before and after
 _TOLERANCE: Mapping[str, float] = {
     "thermal.gpu_c": 5,
     "thermal.memory_c": 5,
@@ -37,7 +35,7 @@ _TOLERANCE: Mapping[str, float] = {
     **dict.fromkeys(("memory_total_mib", "memory_reserved_mib"), 1),
     **{f"power.{name}_w": 0.01 for name in ("limit", "requested_limit", "default_limit", "min_limit", "max_limit")},
 }
-# not nvidia-smi's to tell, or told in another way on purpose; `errors` and `index` are no values of the GPU
+# not in nvidia-smi's dump, or deliberately read another way; `errors` and `index` are no values of the GPU
 _NOT_COMPARED = frozenset(
     {
         *("index", "bus_id", "errors", "numa_node", "cpu_affinity", "processes", "compute_capability"),
@@ -45,12 +43,12 @@ _NOT_COMPARED = frozenset(
         "pcie.host_generation_max",  # gpudoctor takes it from /sys
     }
 )
-# asked for only where the GPU tells no margins
+# gpudoctor reads these only from GPUs without margins
 _LIMITS = frozenset(f"thermal.{name}_c" for name in ("slowdown", "shutdown", "max_operating", "memory_max"))
 
 
 class LeafComparison(msgspec.Struct):
-    """How many leaves agree, those that do not in words, and those that only one side may tell (denied, no root)."""
+    """The number of leaves that agree and that nvidia-smi lacks; those that differ; those denied without root."""
 
     same: int = 0
     not_shown: int = 0
@@ -59,10 +57,10 @@ class LeafComparison(msgspec.Struct):
 
 
 def compare(before: Gpu, after: Gpu, smi: Gpu) -> LeafComparison:
-    """Each leaf of nvidia-smi's GPU against the two readings around it.
+    """Compare each leaf of gpudoctor's readings before and after with nvidia-smi's reading between them.
 
-    A number that grew from the first reading to the second (a counter) may be anything between
-    them. What nvidia-smi does not show in this version is counted and not compared.
+    A number that grew from the first reading to the second (a counter) may have any value between
+    them. A leaf that this version of nvidia-smi does not show is counted but not compared.
     """
     made = LeafComparison()
     after_of = dict(leaves(after))
@@ -95,7 +93,7 @@ def leaves(fact: Fact, at: str = "") -> Iterator[tuple[str, Value]]:
 
 
 def _difference(path: str, first: Value, last: Value, theirs: Value) -> str | None:
-    """None where they agree, else both in words."""
+    """None if they agree, else a text with both values."""
     both = f"gpudoctor {_word(first)}, nvidia-smi {_word(theirs)}"
     ours_missing = isinstance(first, Missing) and isinstance(last, Missing)
     if ours_missing or isinstance(theirs, Missing):
@@ -114,7 +112,7 @@ def _kind(value: Value) -> type:
 
 
 def _folded(value: Value) -> Value:
-    """Names and ids: capitals say nothing."""
+    """Names and ids in lower case: case does not matter."""
     return value.lower() if isinstance(value, str) else value
 
 
@@ -131,7 +129,7 @@ _MOST_SHOWN = 20
 
 
 def facts(run: AcceptanceRun) -> Iterator[Item]:
-    """gpudoctor, nvidia-smi, gpudoctor: what nvidia-smi shows is what gpudoctor read around it."""
+    """Run gpudoctor, nvidia-smi, gpudoctor: nvidia-smi's values must match those read before and after."""
     program = shutil.which(SMI)
     if program is None:
         yield could_not(f"facts against {SMI} -q -x: {SMI} is not on PATH")
@@ -197,7 +195,7 @@ def _driver(ours: Node, dump: SmiDump) -> Iterator[Item]:
 
 
 def _processes(before: Gpu, after: Gpu, smi: Gpu) -> Iterator[str]:
-    """A process that gpudoctor saw both times is in nvidia-smi's list, and the other way round."""
+    """Processes that only gpudoctor (both times) or only nvidia-smi saw."""
     if isinstance(smi.processes, Missing) or isinstance(before.processes, Missing):
         return
     listed = {process.pid for process in smi.processes}
@@ -205,7 +203,7 @@ def _processes(before: Gpu, after: Gpu, smi: Gpu) -> Iterator[str]:
     for pid in sorted(first & last - listed):
         yield f"processes: gpudoctor shows {pid} before and after, {SMI} does not"
     for pid in sorted(listed - first - last):
-        # it may have come and gone between the two
+        # it may have run only between the two readings
         yield f"processes: {SMI} shows {pid}, gpudoctor neither before nor after"
 
 

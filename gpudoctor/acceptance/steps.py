@@ -25,9 +25,9 @@ from gpudoctor.process.leftovers import marked_processes
 from gpudoctor.process.own_program import own_gpudoctor
 from gpudoctor.report.model import Report
 
-# Steps `interrupt` and `left-behind`: Ctrl-C in the middle of a check, and what is left of the whole run.
+# Steps `interrupt` and `left-behind`: Ctrl-C during a check, and what remains after the whole run.
 
-_LETTING_GO_S = 10.0  # a driver may take as long to let a process go
+_LETTING_GO_S = 10.0  # a driver may take this long to release a process
 _SHM = Path("/dev/shm")
 
 
@@ -36,7 +36,7 @@ class _Line(msgspec.Struct):
 
 
 def interrupt(run: AcceptanceRun) -> Iterator[Item]:
-    """SIGINT as soon as a rank is at work: exit 130, a partial report, and no process left."""
+    """SIGINT as soon as a rank is working must give exit code 130 and a partial report, and leave no process."""
     sent = False
 
     def on_line(line: str) -> signal.Signals | None:
@@ -71,7 +71,7 @@ def interrupt(run: AcceptanceRun) -> Iterator[Item]:
 
 
 def shm_entries() -> frozenset[str]:
-    """What this user holds in /dev/shm, by name."""
+    """The names of this user's entries in /dev/shm."""
     try:
         entries = [entry for entry in os.scandir(_SHM) if entry.stat(follow_symlinks=False).st_uid == os.getuid()]
     except OSError:
@@ -80,7 +80,7 @@ def shm_entries() -> frozenset[str]:
 
 
 def left_behind(run: AcceptanceRun, shm_before: frozenset[str]) -> Iterator[Item]:
-    """No process of the run, no file in its TMPDIR, nothing new in /dev/shm, every setting as before."""
+    """No process of the run and no file in its TMPDIR may remain, nothing new in /dev/shm, no changed setting."""
     yield found_none("processes are left", _left(run.mark), "no process is left")
     files = sorted(path.relative_to(run.folder).as_posix() for path in run.folder.rglob("*") if not path.is_dir())
     yield found_none(f"{len(files)} files are left in TMPDIR", files, "no file is left in TMPDIR")
@@ -93,7 +93,7 @@ def left_behind(run: AcceptanceRun, shm_before: frozenset[str]) -> Iterator[Item
 
 
 def settings_kept(before: Node, after: Node) -> Iterator[Item]:
-    """A line for each GPU setting that is not what it was."""
+    """A difference for each GPU setting that has changed."""
     later = {gpu.bus_id: _settings(gpu) for gpu in after.gpus}
     changed = 0
     for gpu in before.gpus:
@@ -119,14 +119,12 @@ def _settings(gpu: Gpu) -> dict[str, object]:
 
 
 def _left(mark: str) -> list[str]:
-    """The processes that are still there after a while: one that was killed ends a little later."""
+    """The marked processes that remain after a grace period: a killed process takes a moment to end."""
     give_up_s = monotonic() + _LETTING_GO_S
     while (left := marked_processes(MARK, mark)) and monotonic() < give_up_s:
         sleep(0.1)
     return [f"{name} ({pid})" for pid, name in sorted(left.items())]
 
-
-# Steps `standard`, `full` and `burn`: each level as a user runs it.
 
 _BURN_GPU_S, _BURN_CPU_S = 180.0, 10.0
 _NOT_ASKED = "not asked for"
@@ -143,13 +141,13 @@ def full(run: AcceptanceRun) -> Iterator[Item]:
 
 
 def burn(run: AcceptanceRun) -> Iterator[Item]:
-    """Level burn: full again and again, with the drift judged."""
+    """Level burn: full repeatedly, with the drift judged."""
     asked_s = run.request.burn_s or (_BURN_CPU_S if run.on_cpu else _BURN_GPU_S)
     yield from level_items(run.check("--level", "burn", "--duration", f"{asked_s:g}"))
 
 
 def level_items(report: Report) -> Iterator[Item]:
-    """What failed or is unknown, what went wrong in the ranks, and what the level could not put under load."""
+    """Failed and unknown findings, problems of the ranks, and what the level could not put under load."""
     yield from verdicts(report)
     for problem in report.measurements.problems:
         who = "" if problem.rank is None else f"rank {problem.rank}: "
@@ -166,7 +164,7 @@ def level_items(report: Report) -> Iterator[Item]:
 
 
 def _skipped(report: Report) -> list[str]:
-    """The probes that ranks on GPUs did not run, and why."""
+    """The probes that ranks on GPUs did not run, with the reasons."""
     return [f"{name}: {gap.reason}" for name, gap in report.measurements.not_run.items() if gap.reason != _NOT_ASKED]
 
 
@@ -174,13 +172,13 @@ NAMES = (
     *("driver", "quick", "facts", "standard", "full", "rates", "all-reduce", "under-load", "burn"),
     *("settings", "interrupt", "left-behind"),
 )
-# many times what each takes on a healthy node: a step at its deadline hangs, and says so
+# many times the time on a healthy node: a step that reaches its deadline hangs
 _QUICK_S = 10.0
-_BURN_MORE_S = 900.0  # its start, the round that it ends with, its report
+_BURN_MORE_S = 900.0  # for its start, the round that is running at the end, and its report
 
 
 def wanted_steps(request: AcceptanceRequest) -> tuple[Step, ...]:
-    """The steps that were asked for."""
+    """The requested steps, in order; takes the snapshot of /dev/shm for `left-behind`."""
     shm = shm_entries()
 
     def nothing_left(run: AcceptanceRun) -> Iterator[Item]:

@@ -1,4 +1,4 @@
-"""The App: takes what comes, changes the state, tells the panes to draw it."""
+"""The Textual App: receives stream lines and messages, updates the state, redraws the panes."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ with lazy_imports():
 
 
 class Doctor(App[int]):
-    """The screen. `feed` brings the lines, `checker` runs the checks; `clock` is Unix time.
+    """The live view. `feed` yields stream lines, `checker` runs checks, `clock` returns Unix time.
 
-    The exit value is 0. `first_level` is run at the start; a read-only view runs nothing above quick.
+    Checks of `first_level` start with the app; a read-only view runs nothing above quick. The exit value is 0.
     """
 
     CSS_PATH = "app.tcss"
@@ -62,7 +62,7 @@ class Doctor(App[int]):
         clock: Callable[[], float] = time.time,
     ) -> None:
         if os.environ.get("NO_COLOR") == "":
-            del os.environ["NO_COLOR"]  # Textual takes it for set, the convention (no-color.org) does not
+            del os.environ["NO_COLOR"]  # empty means unset (no-color.org), but Textual treats it as set
         self._printable_text = PrintableText()
         super().__init__()
         for each in THEMES.values():
@@ -83,7 +83,7 @@ class Doctor(App[int]):
         if isinstance(feed, PlaybackFeed):
             self.state.playback = feed.playback
 
-    # ---- what is on the screen
+    # ---- layout
 
     def get_line_filters(self) -> Sequence[LineFilter]:
         return [*super().get_line_filters(), self._printable_text]
@@ -101,11 +101,11 @@ class Doctor(App[int]):
         self.query_one("#tabs ContentTabs").can_focus = False
         await self._mount_pane("overview")
         self.query_one("#gpus").focus()
-        # the terminal that a stopped screen comes back to is empty
+        # after ctrl-z and fg the terminal is empty
         self.app_resume_signal.subscribe(self, lambda _: self._draw_all())
         self.set_interval(1.0, self._second)
         self.changed()
-        self.call_after_refresh(self._begin)  # the children would take the cores from the first paint
+        self.call_after_refresh(self._begin)  # child processes started earlier would delay the first paint
 
     def _begin(self) -> None:
         self.run_worker(self._listen(), group="feed", exit_on_error=True)
@@ -117,7 +117,7 @@ class Doctor(App[int]):
         self._feed.close()
 
     async def _mount_pane(self, tab: str) -> Pane:
-        """The pane of a tab is made when it is first turned to."""
+        """Create the pane of a tab when the tab is first shown."""
         if tab not in self._panes:
             self._panes[tab] = pane = pane_class(tab)()
             await self.query_one(f"#{tab}", TabPane).mount(pane)
@@ -134,13 +134,13 @@ class Doctor(App[int]):
         self._focus_in(pane)
 
     def _focus_in(self, pane: Pane) -> None:
-        """Let the keys of a tab work at once; a line to type into would swallow the others."""
+        """Focus a widget of the pane so that the tab's keys work at once; never an Input, which would swallow keys."""
         if self._modal:
             return
         chain = (widget for widget in self.screen.focus_chain if pane in widget.ancestors)
         self.set_focus(next((widget for widget in chain if not isinstance(widget, Input)), None))
 
-    # ---- what comes
+    # ---- incoming data
 
     async def _listen(self) -> None:
         async for line in self._feed.lines():
@@ -168,7 +168,7 @@ class Doctor(App[int]):
 
     @property
     def hint(self) -> str | None:
-        """Why the verdicts on the screen may no longer hold, until checks were run again."""
+        """Why the verdicts on the screen may be out of date; None after checks ran again."""
         if self._hint_since is None or len(self.state.runs) > self._hint_since[0]:
             return None
         return f"{self._hint_since[1]}: the checks are older than that; R runs them again"
@@ -176,7 +176,7 @@ class Doctor(App[int]):
     # ---- drawing
 
     def changed(self) -> None:
-        """The state changed: draw it once, however often this is said before."""
+        """Schedule one redraw; further calls before it runs change nothing."""
         if not self._draws:
             self._draws = True
             self.call_later(self._draw)
@@ -207,7 +207,7 @@ class Doctor(App[int]):
             widget.refresh()
 
     def _follow_report(self) -> None:
-        """Turn to the first fault, unless the user has turned to something."""
+        """Select the first fault, unless the user has selected something."""
         report, overview = self.state.report, self._panes.get("overview")
         if self._user_chose or report is None or not report.faults or not isinstance(overview, OverviewPane):
             return
@@ -215,15 +215,15 @@ class Doctor(App[int]):
         if fault.subject.gpu is not None:
             self.state.selected_gpu = fault.subject.gpu
         self._user_chose = True
-        overview.show(self.state)  # the list has to hold a check before it can be turned to
+        overview.show(self.state)  # the list must contain the check before it can be selected
         overview.turn_to(fault.check, fault.subject.gpu)
 
     def _second(self) -> None:
-        # where nothing comes the clock goes on all the same
+        # keep the clock running while no data arrives
         if self._clock() - self._drawn_s > 0.9:
             self.query_one(HeaderLine).show(self.state, self._clock())
 
-    # ---- what the panes ask for
+    # ---- requests of the panes
 
     def on_gpu_chosen(self, message: GpuChosen) -> None:
         self._user_chose = True
@@ -258,7 +258,7 @@ class Doctor(App[int]):
             return isinstance(self._feed, PlaybackFeed) and not self._modal
         if action == "cancel":
             return self.state.running is not None
-        # a modal screen has keys of its own
+        # a modal screen binds its own keys
         return not (self._modal and action in MAIN_ACTIONS)
 
     @property
@@ -266,13 +266,13 @@ class Doctor(App[int]):
         return len(self.screen_stack) > 1
 
     async def action_quit(self) -> None:
-        # asked to end before anything else, so that they have the time that the screen takes to go
+        # first: the children can end while the screen is torn down
         self._feed.close()
         self.runs.close()
         self.exit(0)
 
     def action_tab(self, name: str) -> None:
-        # what keeps the focus would turn back to its own tab
+        # a focused widget would switch back to its own tab
         self.set_focus(None)
         self.query_one("#tabs", TabbedContent).active = name
 
@@ -315,7 +315,7 @@ class Doctor(App[int]):
         self.say(f"theme: {self.theme}", "information")
 
     def action_export(self) -> None:
-        """Write the screen as SVG into the working directory, and say where."""
+        """Write the screen as SVG into the working directory and show the path."""
         if self.state.read_only:
             self.say("this view is read-only: nothing is written from it")
             return
@@ -348,7 +348,7 @@ class Doctor(App[int]):
             self._seek(self.state.playback.begin_s if end < 0 else self.state.playback.end_s)
 
     def _seek(self, at_s: float) -> None:
-        """Turn a recording to this time, and build the state anew from what came before it."""
+        """Move a recording to this Unix time and rebuild the state from the ticks before it."""
         if not isinstance(self._feed, PlaybackFeed):
             return
         self._feed.seek(at_s)
@@ -360,7 +360,7 @@ class Doctor(App[int]):
         self.changed()
 
     def _in_checks(self, action: Callable[[CheckList], None]) -> None:
-        """Do this in the check list of this tab, else in that of the overview, which is turned to."""
+        """Run `action` on this tab's check list; a tab without one switches to the overview's list."""
         pane = self._panes.get(self._tab)
         found = list(pane.query(CheckList)) if pane is not None else []
         if not found:
@@ -373,5 +373,5 @@ class Doctor(App[int]):
         self.notify(text, severity=severity, markup=False)
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
-        """The command palette."""
+        """The commands of the command palette."""
         return palette_commands(self)

@@ -1,4 +1,4 @@
-"""Every key of the screen, and what is made of them: the footer, the command palette, the help screen."""
+"""The keys of the screen; the footer, the command palette and the help screen are built from them."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from gpudoctor.tui.themes import THEMES
 if TYPE_CHECKING:
     from gpudoctor.tui.app import Doctor
 
-# only a recording has a time to turn to
+# only for a recording
 PLAYBACK_ACTIONS = ("pause", "faster", "seek", "seek_end")
-# not to be done while a modal screen is open
+# disabled while a modal screen is open
 MAIN_ACTIONS = ("help", "run_one", "run_all", "level", "problems", "filter", "save", "tab", *PLAYBACK_ACTIONS)
 
 KEYS: tuple[BindingType, ...] = (
@@ -52,7 +52,7 @@ KEYS: tuple[BindingType, ...] = (
 
 
 def palette_commands(app: Doctor) -> Iterable[SystemCommand]:
-    """What the command palette offers now: everything that has a key."""
+    """The commands of the palette: everything that has a key."""
     for name, title in TABS:
         yield SystemCommand(f"Show {title}", f"Turn to the tab {title}", lambda name=name: app.action_tab(name))
     for theme in THEMES:
@@ -69,7 +69,7 @@ def palette_commands(app: Doctor) -> Iterable[SystemCommand]:
     yield SystemCommand("Quit", "End gpudoctor", app.action_quit)
 
 
-# (heading, [(keys, what they do)])
+# (heading, [(keys, description)])
 Group = tuple[str, list[tuple[str, str]]]
 _LEGEND = (
     "FAIL not fit   warn costs speed or will cause trouble   unknown tried, and got no answer\n"
@@ -78,7 +78,7 @@ _LEGEND = (
 
 
 class HelpScreen(ModalScreen[None]):
-    """Keys by where they work; escape, q or ? goes back."""
+    """The keys, grouped by the widget they work in; escape, q or ? closes it."""
 
     DEFAULT_CSS = """
     HelpScreen {
@@ -108,7 +108,7 @@ class HelpScreen(ModalScreen[None]):
 
 
 def help_content(groups: list[Group]) -> Content:
-    """The groups as text, and what the health words mean."""
+    """The groups as text, with a legend of the health words."""
     width = max((len(keys) for _, rows in groups for keys, _ in rows), default=0)
     parts: list[tuple[str, str] | str] = []
     for heading, rows in groups:
@@ -120,7 +120,7 @@ def help_content(groups: list[Group]) -> Content:
 
 
 def groups_of(app: App[Any]) -> list[Group]:
-    """The bindings of the screen below: of what has the focus, of what else is to be seen, and of the App."""
+    """The bindings of the App, of the focused widget and its ancestors, and of every other visible widget."""
     screen = app.screen
     nodes: list[DOMNode] = []
     if screen.focused is not None:
@@ -128,7 +128,7 @@ def groups_of(app: App[Any]) -> list[Group]:
     nodes += [widget for widget in screen.query("*") if widget.is_on_screen and widget not in nodes]
     groups: dict[str, list[tuple[str, str]]] = {}
     for node in (*nodes, app):
-        # what Textual's own widgets scroll by is no news
+        # skip the scroll keys of Textual's widgets
         if not type(node).__module__.startswith("gpudoctor."):
             continue
         rows = _rows(app, node)

@@ -1,4 +1,4 @@
-"""Who uses the GPUs now, as far as the screen knows, and which checks would load them."""
+"""Which processes use the GPUs according to the state, and which checks put load on them."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ SHOWN_MAX = 8
 
 
 def puts_load(words: Sequence[str], level: Level) -> bool:
-    """Whether a run of these checks (none: all) at this level starts ranks."""
+    """Whether a run of these checks (empty: all) at this level starts ranks."""
     if LEVELS.index(level) < LEVELS.index("standard"):
         return False
     try:
         return checks_put_load(select(all_checks(), words), level)
-    except UserError:  # a check of a plugin that only the other machine has
+    except UserError:  # a check of a plugin that only the remote machine has
         return True
 
 
 def users_of_gpus(state: State) -> tuple[str, ...]:
-    """One line for each use of a GPU that load would meet, by the same rule as on the command line."""
+    """One line for each current use of a GPU that load would disturb, by the same rule as on the command line."""
     lines = []
     for index in _gpus(state):
         readings = state.latest[index].readings if index in state.latest else {}
@@ -46,7 +46,7 @@ def _gpus(state: State) -> list[int]:
 
 
 def _processes(state: State, index: int) -> tuple[GpuProcess, ...] | Missing:
-    """What is listed on this GPU: by the newest tick, else by the facts."""
+    """The processes on this GPU: from the newest tick, else from the facts."""
     if state.processes is not None:
         return tuple(
             GpuProcess(

@@ -1,4 +1,4 @@
-"""Short words, signs and styles of the screen: statuses, reasons of clocks, bars and histories on fixed scales."""
+"""Short labels, signs and styles of the screen: statuses, clock event reasons, bars and graphs on fixed scales."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from gpudoctor.checks.core.finding import WORST_FIRST, Finding, Status
 from gpudoctor.exits import printable
 from gpudoctor.units import rate_number
 
-# what the health words look like; the word itself always stands there
+# colour never carries the meaning alone: the word is always shown
 STYLE_OF = {"FAIL": "fail", "LOST": "fail", "warn": "warn", "unknown": "unknown", "ok": "ok", "-": "dim"}
 
-# why clocks are held, the most telling first; what a healthy GPU shows at rest comes last
+# clock event reasons, most serious first; those that a healthy idle GPU shows come last
 _HELD = {
     "hw-thermal": "hot (hw)",
     "hw-power-brake": "brake",
@@ -29,7 +29,7 @@ LEVELS = "▁▂▃▄▅▆▇█"
 
 
 def held(events: Sequence[str] | None) -> str:
-    """The most telling reason why clocks are not at their highest, in at most 9 characters.
+    """The most serious reason why clocks are below their maximum, in at most 9 characters.
 
     >>> held(("idle", "sw-thermal")), held(()), held(None), held(("0x200",))
     ('hot', '', '-', '0x200')
@@ -41,7 +41,7 @@ def held(events: Sequence[str] | None) -> str:
 
 
 def bar(share: float | None, width: int) -> tuple[str, str]:
-    """The filled and the empty part of a bar for a share from 0 to 1; both are blank where nothing was read.
+    """The filled and the empty part of a bar for a share from 0 to 1; blank if nothing was read.
 
     >>> bar(0.5, 4), bar(0.6, 4), bar(1.2, 2), bar(None, 2)
     (('██', '░░'), ('██▌', '░'), ('██', ''), ('', '  '))
@@ -53,7 +53,7 @@ def bar(share: float | None, width: int) -> tuple[str, str]:
 
 
 def graph(values: Sequence[float | None], low: float, high: float, height: int = 1) -> list[str]:
-    """Lines, top first, of a history on the fixed scale `low` to `high`; None leaves a blank.
+    """The lines of a graph, top first, on the fixed scale `low` to `high`; None leaves a blank column.
 
     >>> graph([0, 50, 100, None], 0, 100), graph([0, 50, 100], 0, 100, 2)
     (['▁▅█ '], [' ▁█', '▁██'])
@@ -73,7 +73,7 @@ def graph(values: Sequence[float | None], low: float, high: float, height: int =
 
 
 def both(received: float | None, sent: float | None) -> str:
-    """GB/s received/sent; one dash where neither was read."""
+    """GB/s received/sent; one dash if neither was read."""
     return "-" if received is None and sent is None else f"{rate_number(received)}/{rate_number(sent)}"
 
 
@@ -82,11 +82,11 @@ def whole(value: float | None) -> str:
 
 
 def clock(at_s: float) -> str:
-    """HH:MM:SS of this machine's time zone."""
+    """HH:MM:SS in this machine's time zone."""
     return time.strftime("%H:%M:%S", time.localtime(at_s))
 
 
-# "low" is a figure far below the others that nobody has judged
+# "low": a figure far below its peers that no check has judged
 Tone = Literal["fail", "unknown", "warn", "pass", "skip", "low", "head", "quiet"]
 
 WORDS = {Status.FAIL: "FAIL", Status.UNKNOWN: "unknown", Status.WARN: "warn", Status.PASS: "PASS", Status.SKIP: "skip"}

@@ -1,4 +1,4 @@
-"""What panes ask of the App; only the App acts on it."""
+"""Messages from the panes to the App, which alone acts on them."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from gpudoctor.checks.core.registry import Level
 
 @dataclass
 class RunWanted(Message):
-    """Run these checks (ids or domains; none: all) at a level."""
+    """Run these checks (ids or domains; empty: all) at a level."""
 
     words: tuple[str, ...]
     level: Level
 
 
 class CancelWanted(Message):
-    """End the check that runs now."""
+    """Cancel the running check."""
 
 
 @dataclass
 class GpuChosen(Message):
-    """The user turned to this GPU (NVML index)."""
+    """The user selected this GPU (NVML index)."""
 
     index: int
 
@@ -36,8 +36,8 @@ class PageWanted(Message):
 
 
 class ComparedReportWanted(Message):
-    """Ask for the file of a saved report, to compare with."""
+    """Prompt for a saved report to compare with."""
 
 
 class SaveWanted(Message):
-    """Ask where the newest report is to be saved, and save it."""
+    """Prompt for a path and save the newest report."""

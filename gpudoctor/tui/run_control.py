@@ -1,13 +1,4 @@
-"""What the user wants done about checks: run, cancel, compare, save. The App hands its messages on to this.
-
-runs = RunControl(app, state, Checker(prefix, node), on_change)
-on_run_wanted     -> runs.want(message.words, message.level)
-on_cancel_wanted  -> runs.cancel()
-on_compared_report_wanted    -> runs.compare()
-on_save_wanted    -> runs.save()        (and the App's key s)
-on_page_wanted    -> runs.page(message.check_id)
-at the end        -> runs.close()
-"""
+"""Runs, cancels, compares and saves checks on behalf of the App, with the questions that need an answer first."""
 
 from __future__ import annotations
 
@@ -37,18 +28,16 @@ from gpudoctor.tui.state import FinishedRun, LogLine, Running, State
 with lazy_imports():
     from gpudoctor.tui import screens
 
-# Reads a report that was saved as JSON.
-
 
 def load_report(path: str) -> Report:
-    """The report of a file written by `check --json`, packed with gzip or not.
+    """The report in a file written by `check --json`, gzip-compressed or not.
 
-    Raise UserError, one line with the file's name, for what is no such report.
+    Raise UserError, one line with the file's name, for anything else.
     """
     name = printable(path)
     try:
         data = read_file(str(Path(path).expanduser()))
-    except (SourceError, RuntimeError, ValueError) as error:  # no such user's home; a zero byte in the name
+    except (SourceError, RuntimeError, ValueError) as error:  # unknown user in ~user; a NUL byte in the name
         raise UserError(f"{name}: {error}") from None
     try:
         report = msgspec.json.decode(data, type=Report)
@@ -69,7 +58,7 @@ RUNS_KEPT = 100
 
 
 class RunControl:
-    """Does it, asking first where it must; `on_change` is called after each change of the state."""
+    """Carries out the user's requests about checks; calls `on_change` after each change of the state."""
 
     def __init__(self, app: App[Any], state: State, checker: Checker, on_change: Callable[[], None]) -> None:
         self._app = app
@@ -78,10 +67,10 @@ class RunControl:
         self._on_change = on_change
 
     def want(self, words: Sequence[str], level: Level, *, quiet: bool = False) -> None:
-        """Run these checks, and ask first where that would load GPUs that somebody uses.
+        """Run these checks (empty: all); ask first if that would load GPUs that are in use.
 
-        `quiet`: it is the screen that wants it, not the user: nothing is said of refusals, and a
-        read-only view may judge the facts (level quick) so.
+        `quiet`: the screen starts the run, not the user. A refusal shows no message, and a read-only
+        view may then run level quick, which only judges facts.
         """
         words = tuple(words)
         if quiet and (self._state.running is not None or (self._state.read_only and level != "quick")):
@@ -105,7 +94,7 @@ class RunControl:
         self._app.push_screen(screens.ConfirmScreen("Load GPUs that are in use?", lines, "Run all the same"), answered)
 
     def cancel(self) -> None:
-        """End the run with what it has learnt."""
+        """Ask the run to end with a partial report."""
         if self._state.running is None:
             self._say("no check runs")
             return
@@ -118,11 +107,11 @@ class RunControl:
         self._checker.close()
 
     def page(self, check_id: str) -> None:
-        """Show the page of a check."""
+        """Show the documentation page of a check."""
         self._app.push_screen(screens.PageScreen(check_id))
 
     def save(self) -> None:
-        """Ask where to, and save the newest report."""
+        """Prompt for a path and save the newest report."""
         if self._state.report is None:
             self._say("there is no report yet")
             return
@@ -137,7 +126,7 @@ class RunControl:
         self._app.push_screen(screens.SaveScreen(self._state.report), saved)
 
     def compare(self) -> None:
-        """Ask for a saved report, and compare with it from now on; an empty answer ends that."""
+        """Prompt for a saved report and compare with it from now on; an empty answer ends the comparison."""
         if self._state.read_only:
             self._say("this view is read-only: no file is read from it")
             return
@@ -156,11 +145,11 @@ class RunControl:
         self._app.push_screen(screens.PathScreen(title), answered)
 
     def _start(self, words: tuple[str, ...], level: Level, *, force: bool) -> None:
-        if self._checker.busy:  # started while the question stood
+        if self._checker.busy:  # another run was started while the question was open
             self._say("a check runs already: c cancels it")
             return
         self._state.running = Running(words, level, time.time())
-        # a worker of the App: it is cancelled, and the child ended, when the App ends
+        # as a worker of the App it is cancelled, and the child killed, when the App ends
         self._app.run_worker(self._run(words, level, force=force), group="check", exit_on_error=False)
         self._on_change()
 
@@ -210,7 +199,7 @@ class RunControl:
 
 
 def summary(phases: dict[int, str]) -> str:
-    """What the ranks do, those that are alone with it first.
+    """What the ranks are doing, smallest group first.
 
     >>> summary({0: "join", 1: "join"})
     'join (2 ranks)'
@@ -229,7 +218,7 @@ def summary(phases: dict[int, str]) -> str:
 
 
 def run_words(run: FinishedRun) -> str:
-    """One line on a run that is over: what was asked, and the verdict."""
+    """One line on a finished run: its checks, its level and the verdict."""
     what = ", ".join(run.words) or "all checks"
     if run.report is None:
         return f"{what}, level {run.level}: no verdict: {run.error}"

@@ -1,4 +1,4 @@
-"""The modal screens: a question, a path, where to save, a level, and the page of a check."""
+"""The modal screens: confirm, enter a path, save the report, choose a level, read the page of a check."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from gpudoctor.report.output_files import write_file
 with lazy_imports():
     from gpudoctor.report import html
 
-# the README's words and times; where it gives none, none is made up
+# wording and times as in the README; no time where it gives none
 LEVEL_COSTS: dict[Level, str] = {
     "quick": "facts only, a second or two, safe beside running jobs",
     "standard": "loads the GPUs: all_reduce and a short DDP train, about half a minute",
@@ -63,7 +63,7 @@ class BoxScreen(ModalScreen[_Answer]):
 
 
 class ConfirmScreen(BoxScreen[bool]):
-    """A question with its reasons; True only for an outright yes. "No" has the focus."""
+    """A yes/no question with its reasons; True only for an explicit yes. "No" has the focus."""
 
     DEFAULT_CSS = "ConfirmScreen VerticalScroll { height: auto; max-height: 14; }"
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -101,7 +101,7 @@ class ConfirmScreen(BoxScreen[bool]):
 
 
 class PathScreen(BoxScreen[str]):
-    """Asks for a path; None if the user went back."""
+    """Prompts for a path; None if the user cancels."""
 
     BINDINGS: ClassVar[list[BindingType]] = [("escape", "back", "Back")]
 
@@ -120,9 +120,9 @@ class PathScreen(BoxScreen[str]):
 
 
 class SaveScreen(BoxScreen[str]):
-    """Saves a report, as JSON (all of it, with facts) or as a page in HTML; gives the path, or None.
+    """Saves a report as JSON (complete, with facts) or as an HTML page; returns the path, None if cancelled.
 
-    What is wrong (no permission, a full disk) is one line on the screen, to try again.
+    An error (no permission, full disk) is shown in one line and the user can try again.
     """
 
     DEFAULT_CSS = "SaveScreen RadioSet { height: auto; layout: horizontal; }"
@@ -185,7 +185,7 @@ class SaveScreen(BoxScreen[str]):
         self.dismiss(str(path))
 
     def _text(self) -> str:
-        """Raise UserError where this installation cannot write the format."""
+        """Raise UserError if this installation cannot write the format."""
         if self._kind == "json":
             return render_json(self._report)
         return html.render_html(self._report)
@@ -197,7 +197,7 @@ class SaveScreen(BoxScreen[str]):
 
 
 class LevelScreen(BoxScreen[Level]):
-    """Chooses a level, each with what it costs."""
+    """Chooses a level; each is shown with its cost."""
 
     DEFAULT_CSS = "LevelScreen OptionList { height: auto; border: none; }"
     BINDINGS: ClassVar[list[BindingType]] = [("escape", "back", "Back")]
@@ -230,7 +230,7 @@ class LevelScreen(BoxScreen[Level]):
 
 
 class PageScreen(BoxScreen[None]):
-    """The page of a check: what, why, thresholds, false alarms, fix."""
+    """The documentation page of a check: what, why, thresholds, false alarms, fix."""
 
     DEFAULT_CSS = "PageScreen > ModalBox { height: 90%; }"
     BINDINGS: ClassVar[list[BindingType]] = [("escape,q,e,enter", "back", "Back")]
@@ -248,6 +248,6 @@ class PageScreen(BoxScreen[None]):
 
 
 def page_of(check_id: str) -> str:
-    """The page as Markdown; of a check that only the other machine has, that it is not here."""
+    """The page as Markdown; a note if only the remote machine has the check."""
     check = next((check for check in all_checks() if check.id == check_id), None)
     return page_text(check) if check is not None else f"# {check_id}\n\nThis check is not part of this installation.\n"

@@ -1,4 +1,4 @@
-"""Starts the screen: what `gpudoctor tui` was asked for, as a feed, a checker and an App."""
+"""Starts the screen: turns the options of `gpudoctor tui` into a feed, a checker and an App."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from gpudoctor.tui.feeds.feed import Feed
 
 _SSH = "ssh:"
-# user@host, an address, or a Host of the user's own ssh_config; never an option
+# user@host, an address, or a Host of the user's ssh_config; never an option
 _HOST = re.compile(r"[A-Za-z0-9_\[][A-Za-z0-9_.@:%\[\]-]*")
-# a line that is down is noticed within 15 s; nothing is asked, since the screen is taken
+# a broken connection is noticed within 15 s; BatchMode: ssh cannot prompt, the screen is in use
 _SSH_OPTIONS = ("-o", "BatchMode=yes", "-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3")
 
 
 class TuiRequest(msgspec.Struct, frozen=True):
-    """What the screen is to show, and how. `interval_s`: between samples. `config` is for the checks that are run."""
+    """The options of the screen. `interval_s`: seconds between samples. `config`: for the checks that it runs."""
 
     node: str | None = None
     faults: tuple[str, ...] = ()
@@ -47,13 +47,13 @@ class TuiRequest(msgspec.Struct, frozen=True):
 
 
 def start(request: TuiRequest) -> int:
-    """Show the screen until the user quits; give the exit code. Raise UserError before it is taken over."""
-    if "TEXTUAL_DRIVER" in os.environ:  # in a browser: Textual's web driver draws, and pipes are no terminal
-        die_with_parent(sent=signal.SIGTERM)  # Textual's web driver would not notice that the server has died
+    """Show the screen until the user quits and return the exit code. Raise UserError before the screen is set up."""
+    if "TEXTUAL_DRIVER" in os.environ:  # in a browser: Textual's web driver draws, standard streams are pipes
+        die_with_parent(sent=signal.SIGTERM)  # Textual's web driver does not notice when the server dies
     elif not _on_terminal():
         raise UserError("tui wants a terminal on standard input and output; without one: gpudoctor watch, or check")
     if os.environ.get("SSH_CONNECTION"):
-        # read by Textual when it is imported: over a slow line frames are what costs
+        # Textual reads these on import; frames are expensive over a slow line
         os.environ.setdefault("TEXTUAL_FPS", "15")
         os.environ.setdefault("TEXTUAL_ANIMATIONS", "basic")
     feed, checker = opened(request)
@@ -69,7 +69,7 @@ def start(request: TuiRequest) -> int:
 
 
 def opened(request: TuiRequest) -> tuple[Feed, check_runner.Checker]:
-    """Where lines come from and what runs the checks, by `--node`. Raise UserError for a source that cannot be read."""
+    """The feed and the checker for `--node`. Raise UserError for a source that cannot be read."""
     source: str | None = request.node
     if source is not None and source.startswith(_SSH):
         host = ssh_host(source)
@@ -93,7 +93,7 @@ def opened(request: TuiRequest) -> tuple[Feed, check_runner.Checker]:
 
 
 def ssh_host(source: str) -> str:
-    """The host in `ssh:HOST`. Raise UserError for what is none, above all for what ssh would take for an option."""
+    """The host in `ssh:HOST`. Raise UserError if it is no host name, above all if ssh would parse it as an option."""
     host = source[len(_SSH) :]
     if not _HOST.fullmatch(host):
         raise UserError(f"--node {printable(source)}: write it as ssh:HOST or ssh:USER@HOST")
@@ -101,16 +101,16 @@ def ssh_host(source: str) -> str:
 
 
 def ssh_command(host: str, interval_s: float) -> list[str]:
-    """The command that watches another machine over the user's own ssh."""
+    """The command that watches another machine through the user's ssh."""
     return ["ssh", *_SSH_OPTIONS, "--", host, "gpudoctor", "watch", "--interval", f"{interval_s:g}"]
 
 
 def _refuse(source: str | None, faults: tuple[str, ...]) -> None:
-    """Raise UserError, as `check` would, for a source that gives no node."""
+    """Raise UserError, as `check` does, for a source without a node."""
     if source == "-":
         raise UserError("--node -: the screen needs standard input for its keys; write the stream into a file first")
     if source is None and not faults:
-        return  # this machine: what it says is seen on the screen
+        return  # this machine: errors show on the screen
     api.read_source(source, faults, 10.0, progress.terminal_progress())
 
 
@@ -121,7 +121,7 @@ def _label(source: str | None) -> str:
 
 
 def _file_name(source: str) -> str:
-    return os.path.basename(os.path.normpath(source)) or source  # noqa: PTH119 - a name to show, as typed
+    return os.path.basename(os.path.normpath(source)) or source  # noqa: PTH119 - a name for display, as typed
 
 
 def _on_terminal() -> bool:

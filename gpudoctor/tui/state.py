@@ -1,4 +1,4 @@
-"""All that the screen shows, in one place: handlers change it, widgets only draw it."""
+"""Everything the screen shows, in one place: handlers change it, widgets only draw it."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from gpudoctor.report.model import Report
 
 HISTORY_TICKS = 600
 LOG_LINES = 2000
-# another machine may tell anything, and without end
+# bounds, because another machine may send anything and any amount
 MOST_GPUS, MOST_NAMES, LONGEST_LINE = 1024, 64, 2000
 LogKind = Literal["kernel", "driver", "run", "note"]
 
 
 @dataclass(frozen=True)
 class LogLine:
-    """One event, at Unix time; `kind` says whose it is."""
+    """One event at a Unix time; `kind` names its source."""
 
     at_s: float
     kind: LogKind
@@ -31,7 +31,7 @@ class LogLine:
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """One `gpudoctor check` that the screen has run; `report` is None where it gave none, and `error` says why."""
+    """One finished `gpudoctor check` of the screen. Without a report, `report` is None and `error` gives the reason."""
 
     at_s: float
     words: tuple[str, ...]
@@ -42,9 +42,9 @@ class FinishedRun:
 
 @dataclass
 class Running:
-    """The check that runs now: what was asked, since when (Unix time), and what it said last.
+    """The running check: its arguments, its start (Unix time) and its last progress message.
 
-    `ends_s`: when it will usually be over (Unix time), where that is known.
+    `ends_s`: when it will usually be over (Unix time), None if unknown.
     """
 
     words: tuple[str, ...]
@@ -56,7 +56,7 @@ class Running:
 
 @dataclass
 class Playback:
-    """Of a recorded stream: from when to when (Unix time), where it is, and how it moves."""
+    """The position in a recorded stream: its begin and end, the current time (Unix times), speed and pause."""
 
     begin_s: float
     end_s: float
@@ -69,10 +69,10 @@ class Playback:
 class State:
     """What is known now.
 
-    `label` names the source in the header, `simulated` whether it is made up. `latest` merges the
-    ticks of each GPU, so that what is read seldom stays. `lost` are GPUs of the facts that the last
-    tick did not hold. `trouble`: why nothing comes, with its begin (Unix time).
-    `report` is the newest judgement, `base` the one it is compared with where the user loaded one.
+    `label` names the source in the header; `simulated`: it is no real node. `latest` merges the ticks
+    of each GPU, so that readings taken only now and then stay. `lost`: GPUs of the facts that are missing in
+    the last tick. `trouble`: why no data arrives, since `trouble_since_s` (Unix time). `report` is the newest
+    report, `base` the saved one that the user loaded to compare with.
     """
 
     label: str = ""
@@ -100,11 +100,11 @@ class State:
         return self.opening.node if self.opening is not None else None
 
     def gpu(self, index: int | None) -> Gpu | None:
-        """The facts of this GPU (NVML index)."""
+        """The facts of this GPU (NVML index), None if it is not in the facts."""
         return next((gpu for gpu in self.node.gpus if gpu.index == index), None) if self.node is not None else None
 
     def open(self, opening: Opening) -> None:
-        """Take the facts; of another node than before nothing is kept."""
+        """Set the facts; a selected GPU that they do not contain is replaced by their first one."""
         self.opening = opening
         self.simulated = opening.node.source.kind == "simulated"
         indices = [gpu.index for gpu in opening.node.gpus]
@@ -112,7 +112,7 @@ class State:
             self.selected_gpu = indices[0] if indices else 0
 
     def take(self, tick: Tick) -> None:
-        """Add one moment: the newest readings, the history, kernel lines, and whether the driver answers."""
+        """Add one tick: the newest readings, the history, kernel lines, and whether the driver responds."""
         self.tick = tick
         for sample in tick.gpus[:MOST_GPUS]:
             if sample.gpu not in self.latest and len(self.latest) >= MOST_GPUS:
@@ -136,7 +136,7 @@ class State:
             self.silent(f"driver not answering: {tick.silence.why}", tick.silence.since_s)
 
     def forget(self) -> None:
-        """Drop what ticks brought, as before the first one: a recording turns to another moment."""
+        """Drop everything that came from ticks: a recording jumps to another time."""
         self.tick = self.host = self.processes = None
         self.latest.clear()
         self.history.clear()
@@ -147,7 +147,7 @@ class State:
         self.log.extend(kept)
 
     def silent(self, why: str, since_s: float) -> None:
-        """Nothing comes any more; the first reason and time stay until something does."""
+        """Data stopped: keep the time of the first call until data arrives, and the newest reason."""
         why = why[:LONGEST_LINE]
         if self.trouble is None:
             self.log.append(LogLine(since_s, "driver", why))
@@ -155,13 +155,13 @@ class State:
         self.trouble = why
 
     def answered(self, at_s: float) -> None:
-        """Something came again."""
+        """Data arrives again."""
         if self.trouble is not None:
             self.log.append(LogLine(at_s, "driver", "answers again"))
         self.trouble = self.trouble_since_s = None
 
     def findings_of(self, gpu: int) -> list[tuple[str, Finding]]:
-        """(check id, finding) of all that concerns this GPU (NVML index), worst first, without passes and skips."""
+        """(check id, finding) of every problem of this GPU (NVML index), worst first."""
         if self.report is None:
             return []
         found = [
@@ -173,9 +173,9 @@ class State:
         return sorted(found, key=lambda row: (PROBLEMS.index(row[1].status), row[1].explained_by is not None))
 
     def health_of(self, gpu: int) -> str:
-        """One word: FAIL, unknown, warn, ok; LOST where the driver no longer tells of it; "-" where none judged it.
+        """One word: FAIL, unknown, warn, ok; LOST if the driver no longer lists the GPU; "-" if no check judged it.
 
-        While nothing comes, what was fine before is unknown: silence is no pass.
+        While no data arrives, a GPU that was ok is unknown: silence is no pass.
         """
         if gpu in self.lost:
             return "LOST"
@@ -187,7 +187,7 @@ class State:
         return "ok" if self.trouble is None else "unknown"
 
     def _passed(self, gpu: int) -> bool:
-        """Whether any check looked at this GPU and found it fine."""
+        """Whether any check passed on this GPU."""
         checks = self.report.checks if self.report is not None else ()
         return any(f.status is Status.PASS and f.subject.gpu == gpu for check in checks for f in check.findings)
 
@@ -195,7 +195,7 @@ class State:
 def _merged(before: GpuTick | None, now: GpuTick) -> GpuTick:
     if before is None:
         return now
-    # what is told again is no longer unread, and what fails now is no longer known
+    # a value read now is no longer unread; one that cannot be read now is no longer known
     unread = {name: why for name, why in {**before.unread, **now.unread}.items() if name not in now.readings}
     readings = {name: value for name, value in {**before.readings, **now.readings}.items() if name not in unread}
     counters = {**before.counters, **now.counters}

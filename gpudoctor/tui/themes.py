@@ -1,4 +1,4 @@
-"""The themes: dark, light, and one that is safe for the colour-blind; their names are what `--theme` takes."""
+"""The colour themes: dark, light, colour-blind safe. Their names are the values of `--theme`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _LIGHT = Theme(
     error="#b3161f",
     dark=False,
 )
-# blue for good, orange for bad: the two that every common colour vision tells apart (Okabe and Ito)
+# blue for good, orange for bad: distinguishable with every common colour vision deficiency (Okabe and Ito)
 _COLOUR_BLIND = Theme(
     name="colour-blind",
     primary="#56b4e9",
@@ -51,6 +51,6 @@ THEMES = {theme.name: theme for theme in (_DARK, _LIGHT, _COLOUR_BLIND)}
 
 
 def next_theme(name: str) -> str:
-    """The one after this; the first one after any other."""
+    """The name of the next theme; the first one after the last or an unknown name."""
     names = list(THEMES)
     return names[(names.index(name) + 1) % len(names)] if name in names else names[0]

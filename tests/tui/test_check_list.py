@@ -46,21 +46,15 @@ def line_of(app: ChecksApp, name: str) -> str:
     return next(line for line in screen_text(app).splitlines() if f" {name} " in line.split("││")[0])
 
 
-def test_domains_with_problems_are_open_and_the_others_shut() -> None:
+def test_domains_with_problems_are_open_and_the_cursor_begins_on_the_first_problem() -> None:
     async def body(app: ChecksApp, pilot: Pilot[None]) -> None:
+        assert chosen(app) == "pcie.link-width"
         assert line_of(app, "pcie").startswith("│v FAIL    pcie")
         assert "1 fail  4 ok" in line_of(app, "pcie")
         assert "> FAIL    link-width    GPU 5" in line_of(app, "link-width").replace("  GPU", "    GPU")
         assert line_of(app, "nvlink").startswith("│> PASS    nvlink")
         assert "nvlink.links" not in names(app)
         assert "level full" in line_of(app, "compute")
-
-    in_app(body)
-
-
-def test_the_cursor_begins_on_the_first_problem() -> None:
-    async def body(app: ChecksApp, pilot: Pilot[None]) -> None:
-        assert chosen(app) == "pcie.link-width"
 
     in_app(body)
 

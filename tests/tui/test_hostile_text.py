@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import json
 from typing import Any, get_args
 
@@ -83,6 +82,7 @@ def test_no_field_of_the_facts_or_of_a_stream_reaches_the_terminal_raw(text: str
                 app.action_tab(name)
                 await pilot.pause()
                 found.append((name, unprintable(app)))
+            found.append(("screenshot", ["escape"] if "\x1b" in app.export_screenshot() else []))
             put(app, hostile_tick(node, text, silent=True))
             await pilot.pause()
             found.append(("silent", unprintable(app)))
@@ -105,15 +105,3 @@ def test_a_line_keeps_its_width_and_what_can_be_printed(texts: list[str]) -> Non
 def test_why_clocks_are_held_is_shown_as_text() -> None:
     assert held((CLIPBOARD,)).isprintable()
     assert "\x1b" not in held((CLIPBOARD,))
-
-
-def test_a_screenshot_holds_no_escapes_either() -> None:
-    node = hostile_node(CLIPBOARD)
-
-    async def body() -> str:
-        app = doctor(node, opening_of(node), hostile_tick(node, CLIPBOARD), checker=HandChecker(node))
-        async with app.run_test(size=(120, 40)) as pilot:
-            await until(pilot, lambda: bool(app.state.runs))
-            return io.StringIO(app.export_screenshot()).read()
-
-    assert "\x1b" not in asyncio.run(body())

@@ -1,1 +1,1 @@
-"""Where the screen gets its data from: child processes, recordings, saved reports."""
+"""Where the screen gets its data: child processes and recordings."""

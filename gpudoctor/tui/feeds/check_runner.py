@@ -1,4 +1,4 @@
-"""Runs `gpudoctor check` as a child: starts it, hears its progress, takes its report, ends it without fail."""
+"""Runs `gpudoctor check` as a child process: reads its progress and its report, and always ends it."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ from gpudoctor.progress import ProgressLine
 from gpudoctor.report.model import Report
 from gpudoctor.tui.state import FinishedRun
 
-# a full report of 16 GPUs with facts is below 2 MiB
+# a full report of 16 GPUs with facts is smaller than 2 MiB
 REPORT_BYTES_MAX = 64 << 20
 LINE_BYTES_MAX = 1 << 16
-# SIGINT asks for the partial report; ending ranks may take 13 s where the driver does not let one go
+# SIGINT requests the partial report; ending ranks may take 13 s if the driver does not release one
 CANCEL_GRACE_S, TERM_GRACE_S = 15.0, 3.0
 
 OnProgress = Callable[[ProgressLine], None]
 
 
 def ssh_prefix(host: str) -> list[str]:
-    """The command that starts gpudoctor on another machine, over the user's own ssh, which may not ask anything."""
-    # without --, a host that begins with - would be an option
+    """The command that starts gpudoctor on another machine through the user's ssh, which must not prompt."""
+    # without --, a host that starts with - would be an option
     return ["ssh", "-o", "BatchMode=yes", "--", host, "gpudoctor"]
 
 
 class Checker:
-    """One check at a time.
+    """Runs one check at a time.
 
-    `prefix` starts gpudoctor (`own_gpudoctor()` or `ssh_prefix(host)`; what ssh hands to a shell is
-    quoted); `node` are the words that name what is judged ("--node", "hgx-h100-8", "--fault", ...),
-    empty for the machine itself; `options` are further ones of every run (--config ...). A node that
-    is not a machine cannot be put under load: there CPU ranks of this one are measured, and called so.
+    `prefix` starts gpudoctor (`own_gpudoctor()` or `ssh_prefix(host)`; arguments for a remote shell are
+    quoted). `node` are the options that name what is judged ("--node", "hgx-h100-8", "--fault", ...), empty
+    for the machine itself. `options` are added to every run (--config ...). A simulated or captured node
+    cannot be put under load: CPU ranks of this machine are measured instead, and labelled as such.
     """
 
     def __init__(
@@ -96,9 +96,9 @@ class Checker:
     async def run(
         self, words: Sequence[str], level: Level, *, force: bool = False, on_progress: OnProgress | None = None
     ) -> FinishedRun:
-        """Run these checks (ids or domains; none: all) and give what came of it; a failure is its `error`.
+        """Run these checks (ids or domains; empty: all). A failure is the `error` of the returned run.
 
-        Raise UserError where a check runs already. When cancelled, the child is killed.
+        Raise UserError if a check is running already. If the task is cancelled, the child is killed.
         """
         if self._busy:
             raise UserError("a check runs already: cancel it first")
@@ -124,19 +124,19 @@ class Checker:
             self._busy = False
 
     def cancel(self) -> None:
-        """Ask the child to end with what it has learnt; it is terminated, then killed, where it does not."""
+        """Ask the child to end with a partial report; it is terminated, then killed, if it does not."""
         if self._child is not None:
             self._child.cancel()
 
     def close(self) -> None:
-        """End everything now, without waiting."""
+        """Kill the child without waiting, and refuse further runs."""
         self._closed = True
         if self._child is not None:
             self._child.drop()
 
 
 class _Child(AsyncChild):
-    """The running child: what it wrote so far, and how it ends."""
+    """The running child and what it has written so far."""
 
     def __init__(self, command: list[str], on_progress: OnProgress | None, report_bytes_max: int) -> None:
         super().__init__(command)
@@ -150,7 +150,7 @@ class _Child(AsyncChild):
         self._decoder = msgspec.json.Decoder(ProgressLine)
 
     async def to_its_end(self) -> None:
-        """Until it has ended and all that it wrote is heard."""
+        """Read all output until the child has ended."""
         await self.hear(self._take_report, self._take_words)
         if self._words.rest:
             self._hear(self._words.rest)
@@ -164,7 +164,7 @@ class _Child(AsyncChild):
         self.send_later(CANCEL_GRACE_S + TERM_GRACE_S, signal.SIGKILL, group=True)
 
     def drop(self) -> None:
-        """Kill its whole group and listen no more; its ranks die with it, by its pipes' end. How it ended is told."""
+        """Kill the process group and stop reading. The ranks end with it, when their pipes close."""
         self.cancel_timers()
         self.kill_now()
         self.stop_reading()
@@ -183,7 +183,7 @@ class _Child(AsyncChild):
     def _hear(self, line: bytes) -> None:
         try:
             heard = self._decoder.decode(line)
-        except msgspec.DecodeError:  # an error message, of gpudoctor's or of ssh's
+        except msgspec.DecodeError:  # an error message of gpudoctor or ssh
             self.last_words = printable(line.decode("utf-8", "replace").strip()) or self.last_words
             return
         if self._on_progress is not None:
@@ -191,7 +191,7 @@ class _Child(AsyncChild):
 
 
 def _outcome(child: _Child, remote: str | None) -> tuple[Report | None, str | None]:
-    """The report, or one line that says why there is none."""
+    """The report, or one line with the reason why there is none."""
     said = f": {child.last_words}" if child.last_words else ""
     if child.too_large:
         return None, "the report is larger than can be: it was not read"
@@ -202,7 +202,7 @@ def _outcome(child: _Child, remote: str | None) -> tuple[Report | None, str | No
             return None, "cancelled, without a report"
         if not child.report.strip():
             return None, f"gpudoctor check gave no report ({ending_words(child.returncode)}){said}"
-        # another version of gpudoctor, or something that is not gpudoctor at all
+        # another version of gpudoctor, or another program
         where = "the gpudoctor over there" if remote else "gpudoctor check"
         return None, f"{where} gave a report that cannot be read ({printable(str(error))}){said}"
     if report.error is not None or report.exit_code == COULD_NOT:

@@ -1,4 +1,4 @@
-"""The live source: `gpudoctor watch` as a child process, here or over ssh, kept going whatever happens to it."""
+"""The live source: `gpudoctor watch` as a child process, local or over ssh, restarted whenever it fails."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from gpudoctor.process.pipes import LineReader
 from gpudoctor.tui.feeds.feed import FeedFailure
 
 LINE_BYTES_MAX = 16 << 20
-FIRST_LINE_S = COLLECTION.seconds + 35.0  # the facts are read first; ssh may take its time too
+FIRST_LINE_S = COLLECTION.seconds + 35.0  # the facts are read first; ssh may need time to connect
 SILENT_S, SILENT_INTERVALS = 5.0, 3.0
 KILL_AFTER_S = 1.0
 LONGEST_PAUSE_S = 60.0
-# a stopped and continued screen (ctrl-z) finds its deadline passed and the lines waiting
+# after ctrl-z and fg the deadline has passed although lines are waiting in the pipe
 _SECOND_LOOK_S = 0.25
 _ENDING_S = 0.5
 _WORDS_BYTES_MAX = 4096
@@ -31,8 +31,8 @@ _WORDS_BYTES_MAX = 4096
 class ChildFeed:
     """Lines of a child that writes `gpudoctor.watch/1`.
 
-    Where it cannot be started, ends, talks nonsense or falls silent, a `FeedFailure` says why, it is
-    killed, and another one is started after 1, 2, 4 ... 60 s; one that gave a tick begins at 1 again.
+    If it cannot be started, ends, writes anything else or falls silent, it is killed, a `FeedFailure` gives
+    the reason, and another child is started after 1, 2, 4 ... 60 s. A tick resets the pause to 1 s.
     """
 
     def __init__(self, command: list[str], label: str, clock: Callable[[], float] = time.time) -> None:
@@ -44,7 +44,7 @@ class ChildFeed:
         self._closed = asyncio.Event()
 
     async def lines(self) -> AsyncIterator[WatchLine | FeedFailure]:
-        """Yield lines and troubles until `close`."""
+        """Yield lines and failures until `close`."""
         pause_s = 1.0
         while not self._closed.is_set():
             why = "ended"
@@ -67,7 +67,7 @@ class ChildFeed:
                     else:
                         pause_s = 1.0
                     yield came
-                    await asyncio.sleep(0)  # lines that wait already must not keep the screen from its keys
+                    await asyncio.sleep(0)  # let the app handle keys while many lines are waiting
                 else:
                     return
                 words = await child.last_words()
@@ -84,7 +84,7 @@ class ChildFeed:
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
     def close(self) -> None:
-        """End the child without waiting: the first call asks it to (SIGTERM), a second one does not ask (SIGKILL)."""
+        """End the child without waiting: by SIGTERM on the first call, by SIGKILL on the second."""
         if self._child is not None:
             self._child.end_soon(now=self._closed.is_set())
         self._closed.set()
@@ -95,7 +95,7 @@ class ChildFeed:
 
 
 class _Child(AsyncChild):
-    """One process with its two pipes."""
+    """One watch process with its two pipes."""
 
     def __init__(self, command: list[str]) -> None:
         super().__init__(command)
@@ -112,7 +112,7 @@ class _Child(AsyncChild):
             self._last_words = line[-_WORDS_BYTES_MAX:] if line.strip() else self._last_words
 
     async def line(self, limit_s: float) -> bytes | str:
-        """The next line; in words why there is none."""
+        """The next line as bytes, or as str the reason why there is none."""
         for seconds in (limit_s, _SECOND_LOOK_S):
             try:
                 line = await asyncio.wait_for(self._lines.readline(), seconds)
@@ -120,26 +120,26 @@ class _Child(AsyncChild):
                 continue
             except ValueError:
                 return f"wrote a line longer than {LINE_BYTES_MAX >> 20} MiB"
-            # without its end a line is cut off, and what is cut off is not to be trusted
+            # a line without its end is truncated and must not be used
             return line if line.endswith(b"\n") else await self._ending()
         return f"said nothing for {limit_s:.0f} s"
 
     async def _ending(self) -> str:
-        # the end of its output is seen a moment before its own
+        # its output ends a moment before the process does
         code = await self.exit_status(_ENDING_S)
         if code is None:
             return "closed its output"
         return f"ended (exit code {code})" if code >= 0 else f"was killed by signal {-code}"
 
     async def last_words(self) -> str:
-        """The last line that it wrote to stderr; what it said last may come after its output ended."""
+        """The last line on stderr, which may arrive after the end of stdout."""
         with suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._heard.wait(), 0.1)
         words = self._words.rest if self._words.rest.strip() else self._last_words
         return printable(words.decode("utf-8", "replace").strip())[:200]
 
     def end_soon(self, *, now: bool = False) -> None:
-        """End it and its group without waiting: by SIGTERM and, a second later, SIGKILL; or at once."""
+        """End the process group without waiting: by SIGTERM and SIGKILL a second later; `now`: SIGKILL at once."""
         self.stop_reading()
         if now:
             self.kill_now()

@@ -1,4 +1,4 @@
-"""Where the lines of `gpudoctor watch` come from, and what is told when they do not come."""
+"""The interface of a source of `gpudoctor watch` lines."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from gpudoctor.facts.stream.messages import WatchLine
 
 @dataclass(frozen=True)
 class FeedFailure:
-    """The source ended, could not be started, or says nothing; `since_s` is Unix time."""
+    """The source ended, could not be started or is silent; `since_s` is Unix time."""
 
     why: str
     since_s: float
 
 
 class Feed(Protocol):
-    """A source of lines. `lines` goes on for ever, whatever happens, until `close`, which never waits."""
+    """A source of lines. `lines` yields until `close`, also after failures; `close` never waits."""
 
     label: str
 

@@ -1,4 +1,4 @@
-"""A recorded stream as a source: it plays, pauses, goes faster and slower, and turns to any moment."""
+"""A recorded stream as a source: play, pause, change speed, seek."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 SPEEDS = (0.5, 1.0, 2.0, 5.0, 10.0, 60.0)
 STEP_S = 10.0
-LONGEST_GAP_S = 5.0  # a night in which nothing was written is passed over
+LONGEST_GAP_S = 5.0  # a longer gap in the recording is shortened to this
 
 
 class PlaybackFeed:
-    """Ticks of a recording at the pace they were written in, times `playback.speed`.
+    """Ticks of a recording at their original pace times `playback.speed`.
 
-    `playback` is what the screen shows of it; `pause`, `faster` and `seek` change it. After a seek
-    `before` gives what the state is to be built of. At the end it stays, paused.
+    `playback` is the position that the screen shows; `pause`, `faster` and `seek` change it. After a seek,
+    `before` returns what the state is rebuilt from. At its end the recording pauses.
     """
 
     def __init__(self, recording: Recording, label: str, clock: Callable[[], float] = time.monotonic) -> None:
@@ -40,7 +40,7 @@ class PlaybackFeed:
         self._closed = False
 
     async def lines(self) -> AsyncIterator[WatchLine | FeedFailure]:
-        """Yield the facts that hold, and each tick in its time, until `close`. A broken line is a Trouble."""
+        """Yield the facts in force and each tick when it is due, until `close`; a FeedFailure for a broken line."""
         recording = self._recording
         due_s = self._clock()
         while not self._closed:
@@ -65,20 +65,20 @@ class PlaybackFeed:
                 yield FeedFailure(str(error), self.playback.at_s)
 
     def pause(self) -> None:
-        """Stop or go on; at the end, begin again."""
+        """Pause or resume; at the end, start again."""
         if self.playback.paused and self._next >= self._recording.count:
             self._next = 0
         self.playback.paused = not self.playback.paused
         self._changed.set()
 
     def faster(self, steps: int) -> None:
-        """So many steps up (or down) in `SPEEDS`."""
+        """Move `steps` up (negative: down) in `SPEEDS`."""
         place = SPEEDS.index(self.playback.speed) + steps
         self.playback.speed = SPEEDS[min(max(place, 0), len(SPEEDS) - 1)]
         self._changed.set()
 
     def seek(self, at_s: float) -> None:
-        """Turn to the last tick at or before this Unix time."""
+        """Move to the last tick at or before this Unix time."""
         recording = self._recording
         number = recording.number_at(min(max(at_s, recording.begin_s), recording.end_s))
         if recording.count:
@@ -87,7 +87,7 @@ class PlaybackFeed:
         self._changed.set()
 
     def before(self) -> tuple[Opening, list[Tick]]:
-        """The facts that hold at this moment and the ticks that a history is built of; broken ones are left out."""
+        """The facts in force now and the ticks that the history is built from, without broken ones."""
         ticks = []
         for number in range(max(0, self._next - HISTORY_TICKS), self._next):
             with suppress(UserError):
@@ -111,7 +111,7 @@ class PlaybackFeed:
         return min(max(gap_s, 0.0), LONGEST_GAP_S) / self.playback.speed
 
     async def _wait(self, seconds: float | None) -> bool:
-        """Whether the controls were used meanwhile."""
+        """Wait; whether the controls were used meanwhile."""
         try:
             await asyncio.wait_for(self._changed.wait(), None if seconds is None else max(seconds, 0.0))
         except asyncio.TimeoutError:

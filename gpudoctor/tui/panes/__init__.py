@@ -1,1 +1,1 @@
-"""The panes of the screen and what they show, one tab or part each."""
+"""The panes of the screen: one module for each tab or part of a tab."""

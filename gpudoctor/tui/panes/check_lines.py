@@ -1,4 +1,4 @@
-"""Draws the lines of the check list, with a cursor that keys and mouse move."""
+"""Draws the rows of the check list, with a cursor that keys and mouse move."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _DETAIL_MIN = 6
 
 
 class CheckLines(ScrollView, can_focus=True):
-    """One line a row. The detail at the right goes first where there is no room."""
+    """One line for each row. The detail at the right is dropped first if there is no room."""
 
     ALLOW_SELECT = False
     COMPONENT_CLASSES: ClassVar[set[str]] = {
@@ -71,19 +71,19 @@ class CheckLines(ScrollView, can_focus=True):
 
     @dataclass
     class Moved(Message):
-        """The user put the cursor on this row."""
+        """The user moved the cursor to this row."""
 
         row: CheckRow
 
     @dataclass
     class Entered(Message):
-        """The user pressed enter, or clicked twice, on this row."""
+        """The user pressed enter on this row, or clicked it twice."""
 
         row: CheckRow
 
     @dataclass
     class Folded(Message):
-        """The user wants this row's domain shut, or opened."""
+        """The user folded (`shut`) or unfolded the domain of this row."""
 
         row: CheckRow
         shut: bool
@@ -101,7 +101,7 @@ class CheckLines(ScrollView, can_focus=True):
         return self.rows[self._at] if self._at < len(self.rows) else None
 
     def show_rows(self, rows: Sequence[CheckRow], empty: str) -> None:
-        """Draw these from now on; the cursor stays on its check, or goes to its domain where that was shut."""
+        """Replace the rows; the cursor stays on its check, or moves to its domain if that was folded."""
         before = self.row
         self.rows, self._empty = tuple(rows), empty
         self._name_width = max((len(row.name) for row in self.rows), default=0)
@@ -112,16 +112,16 @@ class CheckLines(ScrollView, can_focus=True):
             self._at = min(self._at, max(0, len(self.rows) - 1)) if place is None else place
         self.virtual_size = Size(0, len(self.rows))
         if self._at != was_at:
-            # the cursor's line stays where it is on the screen
+            # keep the cursor's line at its place on the screen
             self.scroll_to(y=self.scroll_offset.y + self._at - was_at, animate=False, force=True)
         self.refresh()
 
     def move_to(self, row: CheckRow) -> None:
-        """Put the cursor on a row that is there."""
+        """Move the cursor to one of the rows."""
         self._put(self.rows.index(row))
 
     def _put(self, place: int) -> bool:
-        """Whether the cursor moved."""
+        """Move the cursor; whether it moved."""
         place = max(0, min(place, len(self.rows) - 1))
         moved, self._at = place != self._at, place
         if self.rows:
@@ -178,14 +178,14 @@ class CheckLines(ScrollView, can_focus=True):
 
 
 def _pieces(row: CheckRow, width: int, name_width: int, *, cursor: bool) -> list[tuple[str, str]]:
-    """(text, tone) from the left; a domain's line begins at the left edge, a check's is set in.
+    """(text, tone) from the left; a domain starts at the left edge, a check is indented.
 
-    `name_width`: of the longest name of all, so that details stand below each other.
+    `name_width`: that of the longest name, so that the details line up.
     """
     tone = _TONES.get(row.word, "")
     name = printable(row.name)
     mark = ("v " if row.opened else "> ") if row.check_id is None else ("  > " if cursor else "    ")
-    # both kinds of line have their details in the same column
+    # both kinds of row have their details in the same column
     room = width - 4 - _STATUS_WIDTH - 1
     detail = printable(row.detail)
     detail_room = room - name_width - 2

@@ -1,4 +1,4 @@
-"""The list of checks: statuses under their domains, to move in, fold, filter and run."""
+"""The list of checks by domain, with keys to fold, filter and run them."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ _PROBLEM_WORDS = tuple(WORDS[status] for status in PROBLEMS)
 
 @dataclass
 class CheckChosen(Message):
-    """The cursor came to this check; `gpu` is the first GPU (NVML index) that its worst finding names."""
+    """The cursor moved to this check; `gpu` is the first GPU (NVML index) that its worst finding names."""
 
     check_id: str
     gpu: int | None = None
 
 
 class CheckList(Vertical):
-    """Draws `state.report` as a list when told to (`show`), and only where something changed.
+    """Draws `state.report` as a list; `show` redraws only if something changed.
 
-    Cursor, folds, filter and scroll stay as the user set them.
+    Cursor, folds, filter and scroll position stay as the user set them.
     """
 
     DEFAULT_CSS = """
@@ -86,7 +86,7 @@ class CheckList(Vertical):
         )
         if key == self._shown:
             return
-        # the report is kept, so that no other can get its id
+        # keep a reference to the report, so that no other object can get its id
         self._shown, self._report = key, state.report
         rows = rows_of(state.report, running, self._folded, self._filter, self._problems_only)
         before = self._lines.row
@@ -100,7 +100,7 @@ class CheckList(Vertical):
             self.post_message(CheckChosen(after.check_id, after.gpu))
 
     def choose(self, check_id: str) -> None:
-        """Put the cursor on a check, where it is to be seen; nothing is posted."""
+        """Move the cursor to a check if the list shows it; posts no message."""
         row = next((row for row in self._lines.rows if row.check_id == check_id), None)
         if row is not None:
             self._touched = True
@@ -108,7 +108,7 @@ class CheckList(Vertical):
 
     @property
     def chosen(self) -> CheckRow | None:
-        """The line under the cursor."""
+        """The row under the cursor."""
         return self._lines.row
 
     def focus(self, scroll_visible: bool = True) -> CheckList:
@@ -152,7 +152,7 @@ class CheckList(Vertical):
         self._post(self.one_wanted())
 
     def one_wanted(self) -> RunWanted | None:
-        """The check under the cursor at its own level, or its domain where the cursor is on that."""
+        """The run of the check under the cursor at its level; of its domain if the cursor is on a domain."""
         row = self.chosen
         if row is None or row.check_id is None:
             return self.domain_wanted()
@@ -160,7 +160,7 @@ class CheckList(Vertical):
         return next((RunWanted((check.id,), check.level) for check in checks if check.id == row.check_id), None)
 
     def domain_wanted(self) -> RunWanted | None:
-        """The cursor's domain as deep as all was run last; where it is deeper, as deep as its first check."""
+        """The run of the cursor's domain, at the level of the last run of all checks but within the domain's levels."""
         checks = self._report.checks if self._report is not None else ()
         domain = self.chosen.domain if self.chosen is not None else None
         levels = [LEVELS.index(check.level) for check in checks if check.domain == domain]
@@ -186,7 +186,7 @@ class CheckList(Vertical):
         self._input.focus()
 
     def action_no_filter(self) -> None:
-        """End the filter, and the typing of one."""
+        """Clear the filter and close its input line."""
         self._input.value = ""
         self._filter = ""
         self._problems_only = False
@@ -225,7 +225,7 @@ class CheckList(Vertical):
         self.show(self._state)
 
     def on_descendant_blur(self, event: events.DescendantBlur) -> None:
-        # a click elsewhere ends the typing too
+        # a click elsewhere closes the input line too
         if event.widget is self._input:
             self._input.remove_class("-shown")
             self._filter_changed()

@@ -1,4 +1,4 @@
-"""The lines of the check list: checks under their domains, filtered and folded, as data."""
+"""The rows of the check list as data: checks under their domains, filtered and folded."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _COUNTED = {"PASS": "ok", "FAIL": "fail"}
 
 @dataclass(frozen=True)
 class CheckRow:
-    """One line. `check_id` is None for a domain's own line. `opened`: whether the domain shows its checks.
+    """One row. `check_id` is None for the row of a domain. `opened`: whether the domain shows its checks.
 
-    `word` is the status, or RUN; `detail` what stands at the right; `gpu` the first GPU concerned.
+    `word` is the status or RUN, `detail` the text at the right, `gpu` the first GPU concerned.
     """
 
     domain: str
@@ -46,9 +46,9 @@ def rows_of(
     filter_text: str = "",
     problems_only: bool = False,
 ) -> list[CheckRow]:
-    """All lines to be shown. `folded` says which domains the user has shut (True) or opened (False).
+    """All visible rows. `folded`: the domains that the user has folded (True) or unfolded (False).
 
-    A domain that he has not touched is open where it holds a problem, and where a filter is set.
+    Any other domain is unfolded if it has a problem or a filter is set.
     """
     rows: list[CheckRow] = []
     level = report.run.level if report is not None else "quick"
@@ -72,17 +72,17 @@ def rows_of(
 
 
 def level_of(state: State) -> Level:
-    """How deep everything is, or was last, run; quick before that."""
+    """The level of the current or last run of all checks; quick before the first."""
     if state.running is not None and not state.running.words:
         return state.running.level
     return next((run.level for run in reversed(state.runs) if not run.words), "quick")
 
 
 def is_running(check: CheckResult, running: Running | None) -> bool:
-    """Whether the run that goes on now will judge this check.
+    """Whether the current run will judge this check.
 
-    In a run of everything at a deeper level only what waits for the probes counts: the quick
-    checks keep the status that they have.
+    In a run of all checks above quick only those that wait for the probes count: the quick
+    checks keep their status.
     """
     if running is None or LEVELS.index(check.level) > LEVELS.index(running.level):
         return False
@@ -124,7 +124,7 @@ def _worst_word(words: Iterable[str]) -> str:
 
 
 def _summary(checks: list[CheckResult], words: Mapping[str, str], level: Level) -> str:
-    """ "1 fail  3 ok"; of a domain that was skipped whole, why."""
+    """ "1 fail  3 ok"; the reason if the whole domain was skipped."""
     counts = Counter(words.values())
     if set(counts) == {WORDS[Status.SKIP]}:
         return _why_not(checks[0], level)
@@ -133,7 +133,7 @@ def _summary(checks: list[CheckResult], words: Mapping[str, str], level: Level) 
 
 
 def _matches(check: CheckResult, word: str, filter_text: str) -> bool:
-    """A part of the id, the title, a subject or the status, whatever the case."""
+    """Whether the text is part of the id, the title, a subject or the status, in any case."""
     wanted = filter_text.casefold()
     texts = [check.id, check.title, word, *(finding.subject.label for finding in check.findings)]
     return any(wanted in text.casefold() for text in texts)

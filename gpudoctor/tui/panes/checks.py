@@ -1,4 +1,4 @@
-"""The Checks tab: every check, what it found, its page, and the runs."""
+"""The Checks tab: all checks, their findings and pages, and the runs."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from gpudoctor.tui.panes.run_lines import history_content, running_words
 from gpudoctor.tui.screens import LEVEL_COSTS, LevelScreen, page_of
 from gpudoctor.tui.state import State
 
-# a page is some twenty widgets: not for each check that a held key runs over
+# a page has about twenty widgets: do not build one for each check that a held key passes
 _PAGE_DELAY_S = 0.15
 _PAGE_LINES_MIN = 28
 
 
 class ChecksPane(Pane):
-    """Check list left; findings, page, controls and history right. The App has the keys R, l and c of the controls."""
+    """Check list left; controls, findings, page and runs right. The App binds the keys R, l and c."""
 
     DEFAULT_CSS = """
     ChecksPane {
@@ -95,7 +95,7 @@ class ChecksPane(Pane):
         self._show_level("quick")
 
     def on_resize(self, event: events.Resize) -> None:
-        # on a low screen findings and runs need the lines; e shows the page by itself
+        # on a low screen findings and runs need the lines; e opens the page
         self._page_box.display = event.size.height >= _PAGE_LINES_MIN
 
     def show(self, state: State) -> None:
@@ -158,7 +158,7 @@ class ChecksPane(Pane):
         self._post(self._list.domain_wanted())
 
     def _post(self, wanted: RunWanted | None) -> None:
-        # from here and not from the list: a message does not rise above the widget that had it sent
+        # posted here and not by the list: a message does not bubble above the widget that caused it
         if wanted is not None:
             self.post_message(wanted)
 
@@ -169,7 +169,7 @@ class ChecksPane(Pane):
         self.post_message(ComparedReportWanted())
 
     def action_level(self) -> None:
-        """Choose how deep to check, and run everything so."""
+        """Choose a level and run all checks at it."""
 
         def answered(level: Level | None) -> None:
             if level is not None:

@@ -1,4 +1,4 @@
-"""The words of the finding pane: each finding of a check, the chosen GPU's first."""
+"""The finding pane: each finding of a check, those of the selected GPU first."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ _NARROWEST = 24
 def finding_content(state: State, check_id: str, gpu: int | None, width: int, no_color: bool) -> Content:
     """All findings of the check in `state.report`, wrapped to `width` cells.
 
-    `gpu` (NVML index): its findings come first, then the worst. Problems are told whole; passes and
-    skips of the same words share a line.
+    Findings of `gpu` (NVML index) come first, then the worst. Problems are shown in full; passes and
+    skips with the same text share a line.
     """
     result = check_of(state.report, check_id)
     if state.report is None or result is None:
@@ -51,14 +51,14 @@ def finding_content(state: State, check_id: str, gpu: int | None, width: int, no
 
 
 def check_of(report: Report | None, check_id: str) -> CheckResult | None:
-    """What the report says on this check."""
+    """The report's result of this check."""
     return next((check for check in report.checks if check.id == check_id), None) if report is not None else None
 
 
 def seen(runs: Sequence[FinishedRun], check_id: str, finding: Finding) -> tuple[float, int] | None:
-    """Since when (Unix time of the run), and in how many runs in a row, this subject has had this status.
+    """(Unix time of the first, number) of the latest runs in a row in which this subject had this status.
 
-    Runs that did not look at the check do not break the row. None where no run of `runs` has it.
+    Runs that did not judge the check do not break the row. None if no run has it.
     """
     first_s, count = 0.0, 0
     for run in reversed(runs):
@@ -95,7 +95,7 @@ def _problem(
 
 
 def _since(runs: Sequence[FinishedRun], check_id: str, finding: Finding) -> str:
-    """ "first seen 20:31:05, 4 runs in a row"; nothing before a second run."""
+    """ "first seen 20:31:05, 4 runs in a row"; empty before a second run."""
     found = seen(runs, check_id, finding)
     if found is None or len(runs) < 2:
         return ""
@@ -104,7 +104,7 @@ def _since(runs: Sequence[FinishedRun], check_id: str, finding: Finding) -> str:
 
 
 def _quiet(findings: list[Finding], width: int, no_color: bool) -> Iterator[Content]:
-    """Passes and skips: what was found, or why not, and of whom."""
+    """Passes and skips: the subjects, and what was found or why it was skipped."""
     groups: dict[tuple[Status, str], list[Subject]] = {}
     for finding in findings:
         text = finding.found.text if finding.found is not None else finding.reason or ""
@@ -134,11 +134,8 @@ def _cut(text: str, width: int) -> str:
     return text if len(text) <= width else text[: width - 1] + "~"
 
 
-# What a check found: found, expected, evidence, likely, do, explains, and since when.
-
-
 class FindingPane(VerticalScroll, can_focus=True):
-    """Draws the findings of one check when told to; it scrolls, and goes back to the top for another check."""
+    """Draws the findings of one check; scrolls back to the top for another check."""
 
     DEFAULT_CSS = """
     FindingPane {
@@ -162,7 +159,7 @@ class FindingPane(VerticalScroll, can_focus=True):
         yield self._text
 
     def show_finding(self, state: State, check_id: str | None, gpu: int | None = None) -> None:
-        """Draw all findings of the check, those of `gpu` (NVML index) first; None clears the pane."""
+        """Draw all findings of the check, those of `gpu` (NVML index) first; a check of None clears the pane."""
         if (check_id, gpu) != (self._check_id, self._gpu):
             self.scroll_home(animate=False)
         self._state, self._check_id, self._gpu = state, check_id, gpu
@@ -171,7 +168,7 @@ class FindingPane(VerticalScroll, can_focus=True):
     def _draw(self) -> None:
         if self._state is None:
             return
-        # the scrollbar's column is always kept free: else lines would break anew when it comes
+        # always leave the column of the scrollbar free, or lines would wrap differently when it appears
         width = self.scrollable_content_region.width
         no_color = self.app.no_color
         key = (id(self._state.report), len(self._state.runs), self._check_id, self._gpu, width, no_color)

@@ -1,4 +1,4 @@
-"""The table of GPUs: one row each, the chosen one marked, drawn anew only where it changed."""
+"""The table of GPUs: one row for each, the selected one marked."""
 
 from __future__ import annotations
 
@@ -17,11 +17,9 @@ from gpudoctor.tui.state import State
 from gpudoctor.tui.widgets.lines import Row, Run, row
 from gpudoctor.units import MIB, gib_number
 
-# Which columns the table of GPUs has at a width, and what stands in them.
-#
-# The order in which columns give way on a narrow terminal: why clocks are held, NVLink, PCIe, SM
-# clock, the memory bar, the utilisation bar, power. Index, utilisation, memory, temperature and
-# health always stay. What is left of the width makes the bars longer, up to 24 characters.
+# On a narrow terminal columns are dropped in this order: clock event reason, NVLink, PCIe, SM clock, memory bar,
+# utilisation bar, power. Index, utilisation, memory, temperature and health always stay. Remaining width makes the
+# bars longer, up to 24 characters.
 
 _WIDTHS = {
     "gpu": 4,
@@ -61,7 +59,7 @@ _WIDE = 130
 
 @dataclass(frozen=True)
 class Columns:
-    """The columns from left to right with their widths, and the blanks between two."""
+    """The columns from left to right with their widths, and the number of blanks between them."""
 
     widths: tuple[tuple[str, int], ...]
     gap: int
@@ -72,16 +70,16 @@ class Columns:
 
 
 def columns_for(width: int, *, nvlink: bool = True) -> Columns:
-    """As many columns as fit into `width` characters, the bars stretched over what is left.
+    """As many columns as fit into `width` characters, with the bars stretched over the rest.
 
-    `nvlink`: whether any GPU has NVLinks at all.
+    `nvlink`: whether any GPU has NVLinks.
     """
     gap = 2 if width >= _WIDE else 1
     names = [name for name in _WIDTHS if nvlink or name != "nvlink"]
     for name in ("", *_DROPPED_FIRST):
         if name in names:
             names.remove(name)
-        # beside its bar a figure needs no title of its own
+        # a figure beside its bar has a shorter title
         widths = {each: _BESIDE_BAR[each] if f"{each}_bar" in names else _WIDTHS[each] for each in names}
         taken = sum(widths.values()) + gap * (len(names) - 1)
         if taken <= width:
@@ -97,13 +95,13 @@ def heading(columns: Columns) -> Row:
     for name, width in columns.widths:
         title = _TITLES[name]
         if f"{name}_bar" in columns.names:
-            title = {"util": "%", "memory": "GiB"}[name]  # the bar beside it says the rest
+            title = {"util": "%", "memory": "GiB"}[name]  # the bar beside it has the name
         cells.append(title.ljust(width) if name in _LEFT else title.rjust(width))
     return row(((" " * columns.gap).join(cells), "title"))
 
 
 def gpu_row(columns: Columns, gpu: Gpu, tick: GpuTick | None, health: str, chosen: bool) -> Row:
-    """One GPU; what was not read is a dash, and of a lost GPU nothing is."""
+    """The row of one GPU; a dash for a missing reading, and for every reading of a lost GPU."""
     readings = tick.readings if tick is not None and health != "LOST" else {}
     used, total = readings.get("memory_used_mib"), known(gpu.memory_total_mib)
     util = readings.get("utilization_pct")
@@ -142,7 +140,7 @@ def _cell(name: str, readings: dict[str, float], tick: GpuTick | None, health: s
 
 
 class GpuRows(DrawnLines, can_focus=True):
-    """Keys and mouse choose a GPU (posts GpuChosen). Where they are more than fit, the chosen one stays in sight."""
+    """The table; keys and mouse select a GPU (posts GpuChosen). It scrolls to keep the selected one visible."""
 
     BINDINGS = [
         Binding("up,k", "choose(-1)", "GPU before", show=False),
@@ -209,7 +207,7 @@ def _has_nvlink(gpu: Gpu, state: State) -> bool:
 
 
 def _faded(each: Row) -> Row:
-    """What was read before nothing came any more; the bars too lose their colour, the health words do not."""
+    """The row without colours, for old readings; only the health word keeps its colour."""
     return Row(
         tuple((text, "dim" if style in ("", "bar", "strong") else style) for text, style in each.runs), each.cursor
     )

@@ -1,4 +1,4 @@
-"""The lines around the panes: what is looked at and the verdict, alarms below it, and where a recording is."""
+"""The lines around the panes: source and verdict, alerts, and the position in a recording."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _DRIVER_SILENT = "driver not answering: "
 
 
 class HeaderLine(Lines):
-    """One line. What it leaves out on a narrow terminal, first to last: driver, skipped checks, version, GPUs,
-    the clock, the host's name. Tags (SIMULATED, INJECTED ...) and the verdict always stand there."""
+    """The first line. On a narrow terminal it drops, in this order: driver, number of skips, version, GPUs, clock,
+    program name, label. Tags (SIMULATED, INJECTED ...) and the verdict are always shown."""
 
     def show(self, state: State, now_s: float) -> None:
         width = self.size.width
@@ -33,7 +33,7 @@ class HeaderLine(Lines):
 
 
 class AlertLine(Lines):
-    """Shown only where something is wrong with what is shown: no data, old verdicts; or while a check runs."""
+    """Shown only if data is missing, if verdicts may be out of date, or while a check above level quick runs."""
 
     def show(self, state: State, hint: str | None) -> None:
         text, kind = alert(state, hint)
@@ -90,7 +90,7 @@ def _spaced(parts: dict[str, list[Run]]) -> list[Run]:
 
 
 def tags_of(state: State) -> list[str]:
-    """What must not be mistaken for this machine as it is."""
+    """Tags that keep the screen from being mistaken for this machine as it is."""
     tags = ["SIMULATED"] if state.simulated else []
     if state.report is not None and state.report.run.injected:
         tags.append("INJECTED")
@@ -102,7 +102,7 @@ def tags_of(state: State) -> list[str]:
 
 
 def gpus_in_words(node: Node) -> str:
-    """ "8 x H100 80GB HBM3"; of a mixed node each model."""
+    """ "8 x H100 80GB HBM3"; each model of a mixed node."""
     if not node.gpus:
         return "no GPU"
     models: dict[str, int] = {}
@@ -117,7 +117,7 @@ def driver_of(node: Node) -> str | None:
 
 
 def verdict_runs(state: State, *, with_skip: bool) -> list[Run]:
-    """Counts of the newest judgement, faults first; whether one is on its way."""
+    """Whether a check is running, and the counts of the newest report."""
     runs: list[Run] = []
     if state.running is not None:
         runs.append(("running", "warn"))
@@ -131,13 +131,13 @@ def verdict_runs(state: State, *, with_skip: bool) -> list[Run]:
 
 
 def report_runs(report: Report, *, with_skip: bool) -> list[Run]:
-    """ "1 FAULT  2 warn  31 ok  3 skip"; words in the order of weight, none of what is 0 but ok."""
+    """ "1 FAULT  2 warn  31 ok  3 skip"; most serious first, zero counts left out except that of ok."""
     counts = report.counts
     faults = len(report.faults)
     runs: list[Run] = []
     if faults:
         runs.append((f"{faults} FAULT{'S' if faults > 1 else ''}", "fail"))
-    elif counts.fail:  # explained by nothing that is a fault of its own
+    elif counts.fail:  # explained by a finding that is no fault itself
         runs.append((f"{counts.fail} FAIL", "fail"))
     if counts.unknown:
         runs.append((f"{counts.unknown} unknown", "unknown"))
@@ -150,14 +150,14 @@ def report_runs(report: Report, *, with_skip: bool) -> list[Run]:
 
 
 def alert(state: State, hint: str | None) -> tuple[str, str]:
-    """The line below the header and its kind: trouble before a hint before what runs now."""
+    """The text and kind of the alert line, in this priority: trouble, the running check, the hint."""
     if state.trouble is not None:
         since = clock(state.trouble_since_s) if state.trouble_since_s is not None else "?"
         why = printable(state.trouble)
         if why.startswith(_DRIVER_SILENT):
             return f"driver not answering since {since}: {why[len(_DRIVER_SILENT) :]}", "trouble"
         return f"no data since {since}: {why}", "trouble"
-    # a quick run is over before a line that comes and goes could be read
+    # a quick run is over before its line could be read
     if state.running is not None and state.running.level != "quick":
         what = ", ".join(state.running.words) or "all checks"
         progress = f": {printable(state.running.progress)}" if state.running.progress else ""
@@ -167,13 +167,13 @@ def alert(state: State, hint: str | None) -> tuple[str, str]:
 
 @dataclass
 class Sought(Message):
-    """The user wants this moment (Unix time)."""
+    """The user clicked on this time (Unix time)."""
 
     at_s: float
 
 
 class TimeSlider(Lines):
-    """Shown while a recording plays; a click turns to the time under it."""
+    """The position in a recording; a click seeks to the time under it."""
 
     def __init__(self) -> None:
         super().__init__()

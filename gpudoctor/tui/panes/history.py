@@ -1,4 +1,4 @@
-"""The last minutes of one GPU, each reading on a scale that never changes."""
+"""The last minutes of one GPU, each reading on a fixed scale."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from gpudoctor.tui.state import State
 from gpudoctor.tui.widgets.lines import Row, row
 from gpudoctor.units import rate_number, rounded_duration_text
 
-SPAN_S = 300  # what the graph reaches back at least, where it was watched for so long
+SPAN_S = 300  # the graph covers at least this, or all that was watched
 _STEPS_S = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600)
-# a reading that is taken seldom still holds: PCIe throughput comes with every 4th tick
+# a reading stays valid for some ticks: PCIe throughput comes with every 4th one only
 _HOLDS_TICKS = 5
 _COLDEST_C, _HOTTEST_C = 20.0, 90.0
 _LABEL, _VALUE = 16, 9
@@ -26,7 +26,7 @@ Samples = Sequence[tuple[float, float]]
 
 @dataclass(frozen=True)
 class _Line:
-    """One reading: its label, scale (None: not known), the series (the greater one counts), what it is now."""
+    """One reading: label, scale (None: unknown), series (the greatest is drawn), and the current value as text."""
 
     label: str
     low: float
@@ -36,7 +36,7 @@ class _Line:
 
 
 class HistoryGraph(DrawnLines):
-    """The chosen GPU's history; taller if there is room, without its last readings if there is none."""
+    """The selected GPU's history; taller if there is room, without its last readings if there is too little."""
 
     def _draw(self, state: State, width: int, height: int) -> None:
         gpu = state.gpu(state.selected_gpu)
@@ -52,7 +52,7 @@ class HistoryGraph(DrawnLines):
 
 
 def history_rows(state: State, gpu: Gpu, columns: int, height: int, step_s: float) -> list[Row]:
-    """Rows for `height` lines, each column a step of `step_s` seconds."""
+    """The rows for `height` lines; each column covers `step_s` seconds."""
     if state.opening is None:
         return []
     lines = _lines(state, gpu)[:height]
@@ -73,7 +73,7 @@ def history_rows(state: State, gpu: Gpu, columns: int, height: int, step_s: floa
 
 
 def step_for(columns: int, interval_s: float, watched_s: float) -> float:
-    """Seconds a column stands for: as few as show all that was watched, up to `SPAN_S`; never less than a tick."""
+    """Seconds in a column: as few as show all that was watched, up to `SPAN_S`, but at least one interval."""
     wanted_s = min(watched_s, SPAN_S)
     return next((s for s in _STEPS_S if s >= interval_s and s * columns >= wanted_s), _STEPS_S[-1])
 
@@ -103,7 +103,7 @@ def _lines(state: State, gpu: Gpu) -> list[_Line]:
     for label, name, limit in traffic:
         received, sent = f"{name}_rx_gb_s", f"{name}_tx_gb_s"
         if name == "nvlink" and limit is None and received not in now:
-            continue  # no NVLink: nothing to show for ever
+            continue  # a GPU without NVLink
         words = both(now.get(received), now.get(sent))
         lines.append(_Line(f"{label} {_upto(limit)} GB/s", 0, limit, series(received, sent), words))
     return lines
@@ -114,7 +114,7 @@ def _upto(limit: float | None) -> str:
 
 
 def pcie_limit_gb_s(gpu: Gpu) -> float | None:
-    """What GPU and slot together could carry in one direction."""
+    """The highest rate in one direction that GPU and slot allow."""
     generation, width = known(gpu.pcie.generation_max), known(gpu.pcie.width_max)
     if generation not in LANE_GB_S or not width:
         return None
@@ -122,17 +122,17 @@ def pcie_limit_gb_s(gpu: Gpu) -> float | None:
 
 
 def nvlink_limit_gb_s(gpu: Gpu) -> float | None:
-    """The line rate of all its NVLinks together in one direction, whether they are up or not."""
+    """The line rate of all NVLinks of the GPU together in one direction, up or down."""
     links = known(gpu.nvlinks) or ()
     speeds = [speed for link in links if (speed := known(link.speed_gb_s))]
-    # a link that is down tells no speed
+    # a link that is down has no speed
     return max(speeds) * len(links) if speeds else None
 
 
 def _columns(
     series: tuple[Samples, ...], end_s: float, step_s: float, columns: int, holds_s: float
 ) -> list[float | None]:
-    """The mean of each step; of several series the greater. Steps lie fixed in time: the graph only moves on."""
+    """The mean of each step, the greatest of several series. Steps are aligned to absolute time, so old ones stay."""
     last = int(end_s // step_s)
     means: list[float | None] = [None] * columns
     for samples in series:

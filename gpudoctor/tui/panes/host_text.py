@@ -1,4 +1,4 @@
-"""The host and the job in words: who holds the GPUs, and whether its ranks' GPUs are alike."""
+"""The host and the job on the GPUs, and whether the job uses its GPUs evenly."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from gpudoctor.tui.state import State
 from gpudoctor.tui.widgets.lines import Row, Run, length, row
 from gpudoctor.units import MIB, gib_number, gib_text, option_ranges, rounded_duration_text
 
-# what train.utilization and train.memory call alike, so that screen and verdict agree
+# as in train.utilization and train.memory, so that screen and verdict agree
 APART_PCT = 20.0
 APART_SHARE, APART_MIB = 0.02, 256.0
-STEADY_PCT = 20.0  # from one second to the next NVML's figure jumps by 10 by itself
+STEADY_PCT = 20.0  # NVML's value jumps by 10 from one second to the next under constant load
 LOOKED_BACK_S = 60.0
 _LEAST_SAMPLES = 5
 
 
 class HostLines(DrawnLines):
-    """The machine and the job."""
+    """A line on the machine and one on the job."""
 
     def _draw(self, state: State, width: int, height: int) -> None:
         self.show_rows(host_rows(state, width)[:height])
 
 
 def host_rows(state: State, width: int) -> list[Row]:
-    """Two rows: the machine, and the job; a dash for what could not be read. Shorter words where it is tight."""
+    """Two rows, machine and job; a dash for what could not be read, shorter words if the width is too small."""
     job = _job(state, short=False)
     return [_host(state), job if length(job.runs) <= width else _job(state, short=True)]
 
@@ -82,7 +82,7 @@ def _job(state: State, *, short: bool) -> Row:
 
 
 def _balance(state: State, gpus: list[int], *, short: bool) -> list[Run | str]:
-    """Similar utilisation, balanced memory, little fluctuation; nothing of it where a reading is missing."""
+    """Similar utilisation, balanced memory, little fluctuation; each only if no reading is missing."""
     parts: list[Run | str] = []
     for part in (_utilization(state, gpus), _memory(state, gpus), _steadiness(state, gpus)):
         if part is not None:
@@ -95,7 +95,7 @@ def _balance(state: State, gpus: list[int], *, short: bool) -> list[Run | str]:
 
 
 def _readings(state: State, gpus: Iterable[int], name: str) -> dict[int, float] | None:
-    """Of all these GPUs, or None where one was not read: of the rest alone nothing is said."""
+    """The reading of each of these GPUs; None if any is missing, because the rest alone proves nothing."""
     read: dict[int, float] = {}
     for gpu in gpus:
         tick = state.latest.get(gpu)
@@ -127,7 +127,7 @@ def _memory(state: State, gpus: list[int]) -> Run | None:
 
 
 def _steadiness(state: State, gpus: list[int]) -> Run | None:
-    """How far utilisation went up and down within the last minute, on the GPU where it did most."""
+    """The range of utilisation within the last minute, on the GPU where it is largest."""
     end_s = state.tick.at_s if state.tick is not None else 0.0
     swings: dict[int, float] = {}
     seen_s = LOOKED_BACK_S

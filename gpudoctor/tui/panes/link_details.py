@@ -1,4 +1,4 @@
-"""What stands beside the matrix of the Links pane: NVLinks, host links, the way to the CPU, NUMA, network adapters."""
+"""The details beside the matrix of the Links pane: NVLinks, PCIe path, host copies, NUMA, network adapters."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _FINDINGS_MAX = 6
 
 
 def details(state: State, gpu_index: int | None, width: int, no_color: bool) -> Content:
-    """All of it, a line each; `gpu_index` is the GPU whose way to the CPU is shown."""
+    """All details; `gpu_index` is the GPU whose PCIe path is shown."""
     node = state.node
     if node is None:
         return Content("")
@@ -48,7 +48,7 @@ def details(state: State, gpu_index: int | None, width: int, no_color: bool) -> 
 
 
 def pair_line(state: State, a: int | None, b: int | None, ranks: tuple[int, int] | None) -> str:
-    """What is known of one pair in a line: the way, NVLinks, peer-to-peer, what was measured."""
+    """One line on a pair of GPUs or ranks: path, NVLinks, peer-to-peer status, measured rates."""
     node, report = state.node, state.report
     if a is not None and a == b:
         gpu = state.gpu(a)
@@ -68,7 +68,7 @@ def pair_line(state: State, a: int | None, b: int | None, ranks: tuple[int, int]
 
 
 def rank_of_gpu(report: Report | None, node: Node | None, gpu: int | None) -> int | None:
-    """The rank that sat on a GPU in the last measurement."""
+    """The rank that used a GPU in the last measurement."""
     launch = report.measurements.launch if report is not None else None
     if report is None or launch is None or gpu is None:
         return None
@@ -94,7 +94,7 @@ def _measured(report: Report, a: int, b: int) -> Iterator[str]:
 
 
 def _told(report: Report | None, width: int, no_color: bool) -> Iterator[Content]:
-    """What the checks of links say, worst first; of the checks of the matrices all that they say."""
+    """The problems found by checks of links, worst first; all findings of the checks that judge the matrices."""
     checks = report.checks if report is not None else ()
     measured = report is not None and bool(report.measurements.peer_links or report.measurements.pairs)
     found = [
@@ -117,13 +117,13 @@ def _told(report: Report | None, width: int, no_color: bool) -> Iterator[Content
 
 
 def _headed(name: str, lines: Iterable[str], width: int, no_color: bool) -> Iterator[Content]:
-    """A name at the left of the first of its lines."""
+    """The lines with a name at the left of the first."""
     for place, line in enumerate(lines):
         yield from hanging(f"{'' if place else name:<12}", line, style_of("head", no_color), width)
 
 
 def _path(gpu: Gpu, report: Report | None, no_color: bool) -> Iterator[Content]:
-    """From the GPU to the root port: each hop with its link now and at most, and what is judged of it."""
+    """Each hop from the GPU to the root port: its link now and at most, and its findings."""
     yield Content.styled(f"PCIe path of GPU {gpu.index}, to the CPU (now / at most)", style_of("head", no_color))
     hops = known(gpu.pcie.path)
     if not hops:
@@ -154,7 +154,7 @@ def _path_findings(gpu: Gpu, report: Report | None) -> list[tuple[str, Finding]]
 
 
 def _hop_of(finding: Finding, hops: tuple[PcieHop, ...]) -> int:
-    """The hop that a finding names in its readings; the GPU itself where it names none of the bridges."""
+    """The index of the hop that a finding names in its readings; the GPU itself if it names no bridge."""
     said = " ".join([finding.found.text if finding.found else "", *(f"{e.source} {e.value}" for e in finding.evidence)])
     named = [place for place, hop in enumerate(hops) if place and hop.bus_id in said]
     own = hops[0].bus_id in said
@@ -173,7 +173,7 @@ def _link(speed_gt_s: float | Missing, width: int | Missing) -> str:
 
 
 def _grouped(node: Node, words_of: Callable[[Gpu], str]) -> Iterator[str]:
-    """GPUs with the same words together; "every GPU" if there is one group."""
+    """GPUs grouped by their text; "every GPU" for a single group."""
     groups: dict[str, list[int]] = {}
     for gpu in node.gpus:
         groups.setdefault(words_of(gpu), []).append(gpu.index)
@@ -202,7 +202,7 @@ def _nvlink_words(state: State, gpu: Gpu) -> str:
 
 
 def _pcie_words(state: State, gpu: Gpu) -> str:
-    """The GPU's own link as the driver shows it, with the newest reading where there is one."""
+    """The GPU's link as the driver reports it, with the newest reading if there is one."""
     live = state.latest.get(gpu.index)
     readings = live.readings if live is not None else {}
     now = (
@@ -248,7 +248,7 @@ def _numa_words(where: int | Missing | None) -> str:
 
 
 def _rdma(node: Node) -> Iterator[str]:
-    """Adapters by NUMA node: nearer than that the facts do not tell."""
+    """Adapters by NUMA node; the facts have nothing more exact."""
     ports = node.network.rdma_ports
     if isinstance(ports, Missing):
         yield f"- ({ports.reason})"

@@ -1,4 +1,4 @@
-"""The matrices of the Links pane out of facts and measurements: what the driver shows, and what copies reached."""
+"""The matrices of the Links pane: paths that the driver reports, and rates that were measured."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _NAMES_MAX = 3
 
 @dataclass(frozen=True)
 class Drawn:
-    """A grid with its title and, below it, the scale its signs are on; `places` are its GPUs (None: no GPU)."""
+    """A grid with its title and the scale of its signs; `places` are the GPUs of its rows (None: no GPU)."""
 
     title: str
     scale: str
@@ -52,7 +52,7 @@ class Drawn:
 
 
 def best_metric(report: Report | None) -> Metric:
-    """What to show before the user has chosen: what was measured, else the topology."""
+    """The matrix to show until the user chooses one: a measured one, else the topology."""
     if report is not None and report.measurements.peer_links:
         return "peer"
     return "pairs" if report is not None and report.measurements.pairs else "topology"
@@ -91,7 +91,7 @@ def _fact_text(metric: Metric, pair: GpuPair) -> str:
         return way_of(pair)
     if metric == "nvlinks":
         count = known(pair.nvlinks)
-        # a known path without a bond says that there is none
+        # a known path without NVLinks means that there are none
         return str(count) if count is not None else "0" if known(pair.path) else "-"
     return known(pair.p2p_read) or "-"
 
@@ -139,7 +139,7 @@ def _figures(metric: Metric, node: Node | None, report: Report | None) -> Drawn:
     for (a, b), rate in rates.items():
         tone = _tone_of(tones, gpus[a], gpus[b])
         sign = "!" if (a, b) in matrix.wrong else heat_sign(rate / yardsticks[kinds[a, b]])
-        # below what is expected it never looks full, whatever its like reach
+        # a pair below the expected rate never looks full, even if its peers are equally slow
         sign = "-" if sign == "#" and tone is not None else sign
         cells[where[a], where[b]] = Cell(short_figure(rate), sign, tone or (None if cpu else _SIGN_TONES[sign]))
     if cpu:
@@ -165,9 +165,9 @@ def _yardsticks(
     report: Report | None,
     cpu: bool,
 ) -> tuple[dict[str, float], str]:
-    """What 100 % is for each kind of pair, and that in words.
+    """The rate that is 100 % for each kind of pair, and its description.
 
-    The median of its kind, or the floor that the check expects where that is higher; CPU ranks: the highest rate.
+    It is the median of the kind, or the floor that the check expects if that is higher; the highest rate for CPU ranks.
     """
     if cpu:
         highest = max(rates.values())
@@ -188,7 +188,7 @@ def _yardsticks(
 
 
 def _floor(report: Report | None, check_id: str) -> float | None:
-    """The rate that the check expects, the highest where it names several."""
+    """The rate that the check expects, the highest if it has several."""
     expectations = [found.expected for found in findings_of(report, check_id) if found.expected is not None]
     floors = [each.value for each in expectations if each.unit == "GB/s" and not isinstance(each.value, str)]
     return max((float(floor) for floor in floors if floor is not None), default=None)
@@ -198,7 +198,7 @@ _TOLD: dict[Status, Tone] = {Status.FAIL: "fail", Status.WARN: "warn", Status.UN
 
 
 def _tones(findings: tuple[Finding, ...]) -> dict[frozenset[int], Tone]:
-    """What was judged badly: pairs, and GPUs of which all pairs are."""
+    """The tones of pairs, and of single GPUs whose pairs are all concerned, with a problem."""
     tones: dict[frozenset[int], Tone] = {}
     for finding in findings:
         subject = finding.subject

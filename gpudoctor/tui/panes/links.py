@@ -1,4 +1,4 @@
-"""The Links tab: how GPUs reach each other, and how fast they did."""
+"""The Links tab: how GPUs are connected, and how fast copies between them were."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from gpudoctor.tui.panes.link_matrices import METRICS, Drawn, Metric, best_metri
 from gpudoctor.tui.panes.pane import DrawnPane, put
 from gpudoctor.tui.widgets.matrix import Matrix
 
-_BESIDE_WIDTH = 56  # what the details need to stand beside the matrix
+_BESIDE_WIDTH = 56  # the details need this width to go beside the matrix
 
 _LIVE = ("pcie_generation", "pcie_width")
 
 
 class LinksPane(DrawnPane):
-    """The matrix with a cursor, a line about the pair under it, and what else joins the GPUs and the host.
+    """The matrix with a cursor, a line on the pair under the cursor, and the other links of GPUs and host.
 
-    The GPU of the cursor's row is the one whose PCIe path is shown; turning to another posts GpuChosen.
+    The PCIe path is that of the GPU in the cursor's row; moving to another row posts GpuChosen.
     """
 
     DEFAULT_CSS = """
@@ -43,7 +43,7 @@ class LinksPane(DrawnPane):
 
     def __init__(self) -> None:
         super().__init__()
-        self._metric: Metric | None = None  # None: the best there is
+        self._metric: Metric | None = None  # None: the best available
         self._drawn: Drawn | None = None
         self._drawn_from: tuple[Metric, Node | None, Report | None] = ("topology", None, None)
         self._told_from: tuple[object, ...] = ()
@@ -61,7 +61,7 @@ class LinksPane(DrawnPane):
             self._draw()
 
     def action_next_metric(self) -> None:
-        """Turn to the next of the matrices, measured or not."""
+        """Show the next matrix, measured or not."""
         now = self._shown_metric
         self._metric = METRICS[(METRICS.index(now) + 1) % len(METRICS)]
         self._draw()
@@ -107,9 +107,9 @@ class LinksPane(DrawnPane):
     def _draw_texts(self) -> None:
         gpu = self._row_gpu()
         shown = self._state.selected_gpu if gpu is None else gpu
-        # less the scroll bar, and beside the matrix the gap
+        # without the scroll bar and, beside the matrix, the gap
         width = self.size.width - 2 - (self._matrix.grid.width + 4 if self.has_class("-beside") else 0)
-        # what of the ticks is shown there; all else comes with new facts or another report
+        # the only live readings in the details; everything else comes from the facts or the report
         live = [(tick.links_up, *(tick.readings.get(name) for name in _LIVE)) for tick in self._state.latest.values()]
         told_from = (self._state.node, self._state.report, shown, width, live)
         if not self._told_from or not _same(told_from, self._told_from):
@@ -139,5 +139,5 @@ class LinksPane(DrawnPane):
 
 
 def _same(one: tuple[object, ...], other: tuple[object, ...]) -> bool:
-    """Facts and report are compared as objects, since comparing their contents would cost more than drawing."""
+    """Facts and report are compared by identity: comparing their contents would cost more than drawing."""
     return all(a is b for a, b in zip(one[:2], other[:2], strict=True)) and one[2:] == other[2:]

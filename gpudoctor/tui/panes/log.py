@@ -1,4 +1,4 @@
-"""The Log tab: kernel lines and gpudoctor's own events as they come."""
+"""The Log tab: kernel lines and events of gpudoctor as they arrive."""
 
 from __future__ import annotations
 
@@ -22,13 +22,11 @@ from gpudoctor.tui.panes.pane import FILTER_KEYS, FilteredPane, put
 from gpudoctor.tui.state import LogLine
 from gpudoctor.tui.widgets.filter_line import FilterLine
 
-# Lines that grow at the end: drawn one by one where they are seen, and followed unless scrolled up.
-
 Run = tuple[str, str]  # text, and the name of a component class ("" for plain text)
 
 
 class LogView(ScrollView, can_focus=True):
-    """Rows of runs; `append` draws nothing that is out of sight. Text is data and never markup."""
+    """Rows of runs that follow the end unless scrolled up. Draws visible rows only; text is never parsed for markup."""
 
     COMPONENT_CLASSES = {"log--time", "log--kernel", "log--driver", "log--run", "log--note"}
     DEFAULT_CSS = """
@@ -57,24 +55,24 @@ class LogView(ScrollView, can_focus=True):
 
     @property
     def rows(self) -> tuple[str, ...]:
-        """What stands there, without styles."""
+        """The rows as text without styles."""
         return tuple("".join(text for text, _ in row) for row in self._rows)
 
     def replace(self, rows: Sequence[tuple[Run, ...]]) -> None:
-        """Other lines altogether; the end is shown."""
+        """Replace all rows and scroll to the end."""
         self._rows, self._widest = [], 0
         self._add(rows)
         self._follow()
         self.refresh()
 
     def append(self, rows: Sequence[tuple[Run, ...]], dropped: int = 0) -> None:
-        """Add lines at the end after `dropped` of the oldest went; the end stays in sight if it was."""
+        """Drop the `dropped` oldest rows and add rows at the end, which stays visible if it was."""
         follows = self._follows
         del self._rows[:dropped]
         first = len(self._rows)
         self._add(rows)
         if dropped:
-            # what is in sight stays in sight
+            # keep the visible rows in place
             self.scroll_to(y=max(self.scroll_offset.y - dropped, 0), animate=False, immediate=True, force=True)
             self.refresh()
         if follows:
@@ -93,7 +91,7 @@ class LogView(ScrollView, can_focus=True):
 
     def _follow(self) -> None:
         self._follows = True
-        # force: the scroll bar that tells Textual that there is something to scroll comes with the next layout
+        # force: Textual adds the scroll bar, and so allows scrolling, only with the next layout
         self.scroll_end(animate=False, immediate=True, force=True, x_axis=False)
 
     def render_line(self, y: int) -> Strip:
@@ -118,7 +116,7 @@ _BEFORE = "before"
 
 
 class LogPane(FilteredPane):
-    """First the kernel's lines that the facts held already, marked "before"; then events, the newest at the bottom."""
+    """First the kernel lines of the facts, marked "before"; then events, the newest at the bottom."""
 
     DEFAULT_CSS = """
     LogPane { layout: vertical; height: 1fr; }
@@ -132,7 +130,7 @@ class LogPane(FilteredPane):
     def __init__(self) -> None:
         super().__init__()
         self._only_kernel = False
-        self._drawn: list[LogLine] = []  # of the state's log, as far as it was looked at
+        self._drawn: list[LogLine] = []  # the lines of the state's log processed so far, filtered ones included
         self._before: tuple[str, ...] | None = None
 
     def compose(self) -> ComposeResult:
@@ -141,7 +139,7 @@ class LogPane(FilteredPane):
         yield LogView()
 
     def action_only_kernel(self) -> None:
-        """Show only the kernel's lines, or all again."""
+        """Toggle between kernel lines only and all lines."""
         self._only_kernel = not self._only_kernel
         self._draw_filtered()
 
@@ -150,7 +148,7 @@ class LogPane(FilteredPane):
         return self.query_one(LogView)
 
     def _draw(self) -> None:
-        """Add what has come since; draw anew only where lines went or are others."""
+        """Append new lines; redraw all only if the log is another one or dropped lines were visible."""
         log = list(self._state.log)
         gone = _gone(self._drawn, log)
         if gone is None or self._earlier() != self._before:
@@ -160,7 +158,7 @@ class LogPane(FilteredPane):
         if came:
             dropped = sum(self._wanted(line) for line in self._drawn[:gone])
             if dropped and self._before_rows():
-                # the facts' lines stand above those that went
+                # the lines of the facts are above the dropped ones
                 self._draw_filtered()
                 return
             self._drawn = log
@@ -192,7 +190,7 @@ class LogPane(FilteredPane):
         )
 
     def _earlier(self) -> tuple[str, ...]:
-        """The lines that the facts held."""
+        """The kernel lines of the facts."""
         node = self._state.node
         if node is None or isinstance(node.kernel_log.events, Missing):
             return ()
@@ -212,7 +210,7 @@ class LogPane(FilteredPane):
 
 
 def _gone(drawn: list[LogLine], log: list[LogLine]) -> int | None:
-    """How many of the oldest drawn lines the log no longer has; None where it is another log.
+    """How many of the oldest drawn lines the log has dropped; None if it is another log.
 
     >>> a, b, c = (LogLine(0.0, "note", text) for text in "abc")
     >>> _gone([a, b], [a, b, c]), _gone([a, b], [b, c]), _gone([a], [b]), _gone([], [a])

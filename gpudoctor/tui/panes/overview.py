@@ -1,4 +1,4 @@
-"""The first tab: GPUs, history of the chosen one, checks, the finding, host and job."""
+"""The Overview tab: GPUs, history of the selected one, checks, the finding, host and job."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from gpudoctor.tui.panes.host_text import HostLines
 from gpudoctor.tui.panes.pane import Pane
 from gpudoctor.tui.state import State
 
-# Where each part of the overview lies at a size: pure arithmetic, from 80x24 up, for 1 to 16 GPUs.
+# The layout of the overview: pure arithmetic, for 80x24 and larger and 1 to 16 GPUs.
 #
-# What gives way when it gets tight, first to last: the history (it wants 6 lines), the finding and
-# the check list beside it (both have a tab of their own), the job's line, and at last GPU rows (they scroll).
-# Above what all need, the history grows first to twice, three and four times its height, then the finding.
+# When space is short the parts give way in this order: the history (it needs 6 lines), the finding and the
+# check list beside it (both are also on the Checks tab), the job's line, at last GPU rows (they scroll).
+# Extra space goes first to the history, in multiples of its height up to four, then to the finding.
 
 NARROW_BELOW = 110
 HISTORY_LINES = 6
@@ -31,7 +31,7 @@ _CHECKS_LEAST, _CHECKS_MOST = 42, 72
 
 @dataclass(frozen=True)
 class Rectangle:
-    """A rectangle in cells; of height 0 where it is not shown."""
+    """A rectangle in cells; height 0 means hidden."""
 
     x: int = 0
     y: int = 0
@@ -41,7 +41,7 @@ class Rectangle:
 
 @dataclass(frozen=True)
 class Arrangement:
-    """The parts of the overview; `narrow`: rules instead of boxes, and checks and finding side by side below."""
+    """The places of the parts; `narrow`: rules instead of boxes, with checks and finding side by side below."""
 
     narrow: bool
     gpus: Rectangle
@@ -52,7 +52,7 @@ class Arrangement:
 
 
 def arrange(width: int, height: int, gpus: int) -> Arrangement:
-    """Lay out `height` lines of `width` for so many GPUs."""
+    """The layout of `width` x `height` cells for a number of GPUs."""
     return _narrow(width, height, gpus) if width < NARROW_BELOW else _wide(width, height, gpus)
 
 
@@ -90,7 +90,7 @@ def _wide(width: int, height: int, gpus: int) -> Arrangement:
     left = height - table - host
     finding = max(_FINDING_GOOD, min(_FINDING_MOST, left * 2 // 5))
     taller = min(4, (left - finding - box) // HISTORY_LINES)
-    # an alert or a time slider takes a line or two: that is no reason for the history to go
+    # an alert or a time slider takes a line or two and must not hide the history
     if taller < 1 and left >= HISTORY_LINES + box + _FINDING_TIGHT:
         taller = 1
     history = taller * HISTORY_LINES + box if taller > 0 else 0
@@ -110,7 +110,7 @@ def _wide(width: int, height: int, gpus: int) -> Arrangement:
 
 
 class OverviewPane(Pane):
-    """Choosing a GPU turns to its worst finding, choosing a check to the GPU it names."""
+    """Selecting a GPU shows its worst finding; selecting a check selects the GPU that it names."""
 
     DEFAULT_CSS = """
     OverviewPane {
@@ -159,13 +159,13 @@ class OverviewPane(Pane):
             self.show(self._state)
 
     def choose_gpu(self, state: State) -> None:
-        """The chosen GPU changed: turn to its worst finding, if it has one."""
+        """The selected GPU changed: show its worst finding, if it has one."""
         found = state.findings_of(state.selected_gpu)
         if found:
             self.turn_to(found[0][0], state.selected_gpu)
 
     def turn_to(self, check_id: str, gpu: int | None) -> None:
-        """Show what this check found, on this GPU (NVML index) first."""
+        """Show the findings of this check, those of this GPU (NVML index) first."""
         self._check_id, self._check_gpu = check_id, gpu
         self._checks.choose(check_id)
 
@@ -174,7 +174,7 @@ class OverviewPane(Pane):
         message.stop()
         cursor = self._checks.chosen
         if cursor is not None and cursor.check_id != message.check_id:
-            return  # the cursor has moved on since
+            return  # the cursor has moved since
         self._check_id, self._check_gpu = message.check_id, message.gpu
         if message.gpu is not None and self._state is not None and message.gpu != self._state.selected_gpu:
             self.post_message(GpuChosen(message.gpu))
@@ -186,7 +186,7 @@ class OverviewPane(Pane):
             self._finding.show_finding(state, self._check_id, self._check_gpu)
 
     def _arrange(self, state: State) -> bool:
-        """Put every part in its place; False while there is no size."""
+        """Place every part; False while the pane has no size."""
         width, height = self.size
         if not width or not height:
             return False

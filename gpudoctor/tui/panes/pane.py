@@ -1,4 +1,4 @@
-"""What every pane of the screen is: something that draws the state when it is told to."""
+"""Base classes of the panes, and the list of tabs."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from gpudoctor.tui.widgets.lines import Lines
 
 
 class Pane(Widget):
-    """One tab's content. `show` is called with the state after each change, only while the pane is to be seen.
+    """The content of one tab. The App calls `show` after each change of the state while the pane is visible.
 
-    It draws and returns; it never reads, waits or starts anything. What the user wants done goes
-    up as a message or an action of the App.
+    `show` only draws; it never reads, waits or starts anything. Requests of the user are posted as messages
+    or are actions of the App.
     """
 
     def show(self, state: State) -> None:
@@ -28,7 +28,7 @@ class Pane(Widget):
 
 
 class DrawnPane(Pane):
-    """A pane that keeps the state, and draws itself from it."""
+    """A pane that keeps the state and draws itself from it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ FILTER_KEYS = (
 
 
 class FilteredPane(DrawnPane):
-    """A drawn pane with a line in which a filter is typed, and `FILTER_KEYS` among its own keys."""
+    """A drawn pane with a FilterLine and `FILTER_KEYS` among its bindings."""
 
     def action_filter(self) -> None:
         self.query_one(FilterLine).open()
@@ -70,16 +70,16 @@ class FilteredPane(DrawnPane):
 
     @property
     def _listed(self) -> Widget:
-        """What is filtered."""
+        """The filtered widget."""
         raise NotImplementedError
 
     def _draw_filtered(self) -> None:
-        """Draw it with another filter."""
+        """Draw with another filter."""
         self._draw()
 
 
 class DrawnLines(Lines):
-    """Rows that are drawn from the state: after each change of it, and when there is more room or less."""
+    """Rows drawn from the state: after each change of the state and of the size."""
 
     def __init__(self, *, id: str | None = None, classes: str | None = None) -> None:
         super().__init__(id=id, classes=classes)
@@ -98,17 +98,12 @@ class DrawnLines(Lines):
         raise NotImplementedError
 
 
-# Drawing only what has changed: an update of a Static costs its layout, even with the same text.
-
-
 def put(place: Static, content: Content) -> None:
-    """Show `content` in `place`, unless it stands there already with the same styles."""
+    """Update a Static only if the content differs: each update costs a layout, even with the same text."""
     shown = place.content
     if not (isinstance(shown, Content) and shown.is_same(content)):
         place.update(content)
 
-
-# The tabs in their order, and the pane of each.
 
 TABS = (
     ("overview", "Overview"),
@@ -122,6 +117,6 @@ TABS = (
 
 def pane_class(tab: str) -> type[Pane]:
     """The class of a tab's pane, by the tab's id."""
-    # imported when first turned to: the screen stands sooner
+    # imported when first shown, so that the screen starts faster
     module = import_module(f"gpudoctor.tui.panes.{tab}")
     return cast(type[Pane], getattr(module, f"{tab.capitalize()}Pane"))

@@ -1,4 +1,4 @@
-"""The Processes tab: who holds the GPUs. It only shows them; gpudoctor ends nobody's process."""
+"""The Processes tab: the processes on the GPUs. It only shows them; gpudoctor never ends a user's process."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CYCLE: tuple[Column, ...] = ("gpu", "memory", "cpu", "user")
 
 @dataclass(frozen=True)
 class Heading:
-    """A column: its title with the unit, its width, and whether figures stand at its right edge."""
+    """A column: its title with the unit, its width (0: the rest), and whether it is right-aligned."""
 
     title: str
     width: int
@@ -47,7 +47,7 @@ TITLES: dict[Column, str] = {"gpu": "GPU", "pid": "PID", "memory": "GPU memory",
 
 
 def processes_of(state: State) -> tuple[ProcessTick, ...] | None:
-    """What the stream told last; before that, what the facts hold; None where neither tells."""
+    """The processes of the last tick, before the first one those of the facts; None if neither has them."""
     if state.processes is not None or state.node is None:
         return state.processes
     if all(isinstance(gpu.processes, Missing) for gpu in state.node.gpus):
@@ -60,7 +60,7 @@ def processes_of(state: State) -> tuple[ProcessTick, ...] | None:
 
 
 def cells(process: ProcessTick) -> dict[Column, str]:
-    """What stands in each column; "-" is what could not be read."""
+    """The text of each column; "-" if it could not be read."""
     job = process.job or ("-" if process.rank is None else "")
     rank = "" if process.rank is None else f"rank {process.rank}"
     command = process.command or process.name or "-"
@@ -77,7 +77,7 @@ def cells(process: ProcessTick) -> dict[Column, str]:
 
 
 def ordered(processes: Iterable[ProcessTick], by: Column) -> list[ProcessTick]:
-    """Figures of use: the highest first, what is not known last; all else ascending."""
+    """Sorted by a column: memory and CPU descending, all others ascending, unknown values last."""
 
     def key(process: ProcessTick) -> tuple[bool, float, str, int, int]:
         tail = (process.gpu, process.pid)
@@ -93,12 +93,12 @@ def ordered(processes: Iterable[ProcessTick], by: Column) -> list[ProcessTick]:
 
 
 def filtered(processes: Iterable[ProcessTick], words: str) -> list[ProcessTick]:
-    """Those with these words (lower case) in any column."""
+    """The processes that have this text (lower case) in any column."""
     return [one for one in processes if not words or any(words in text.lower() for text in cells(one).values())]
 
 
 def unread(state: State) -> list[str]:
-    """GPUs whose processes could not be read, and why; a line for each reason."""
+    """A line for each reason why processes could not be read, with its GPUs."""
     reasons: dict[str, list[int]] = {}
     for gpu in state.node.gpus if state.node is not None else ():
         live = state.latest.get(gpu.index)
@@ -114,7 +114,7 @@ def unread(state: State) -> list[str]:
 
 
 def why_empty(state: State) -> str:
-    """What an empty table means: nothing runs, or nothing could be read."""
+    """Why the table is empty: nothing runs, or nothing could be read."""
     if state.node is None:
         return "No facts yet."
     if not state.node.gpus:
@@ -131,7 +131,7 @@ _PADDING = 1
 
 
 class ProcessesPane(FilteredPane):
-    """A table that keeps its cursor on the same process while others come and go; the whole command stands below."""
+    """A table whose cursor stays on its process while others come and go, with the full command below."""
 
     DEFAULT_CSS = """
     ProcessesPane { layout: vertical; height: 1fr; }
@@ -161,7 +161,7 @@ class ProcessesPane(FilteredPane):
         yield Static(id="processes-command", markup=False)
 
     def on_resize(self, event: events.Resize) -> None:
-        # the columns' widths are fixed but for the last, which takes the rest
+        # the last column takes the rest of the width
         self._listed.clear(columns=True)
         self._rows, self._drawn = {}, {}
         self._draw()
@@ -228,7 +228,7 @@ class ProcessesPane(FilteredPane):
         self._rows = rows
 
     def _replace_rows(self, rows: dict[str, ProcessTick]) -> None:
-        """Other rows or another order: the cursor stays on its process, or else on its line."""
+        """Replace the rows; the cursor stays on its process, or on its line if that has ended."""
         table, chosen = self._listed, self._chosen()
         line, scrolled = table.cursor_row, table.scroll_y
         table.clear()
@@ -263,5 +263,5 @@ class ProcessesPane(FilteredPane):
 
 
 def _cell(column: Column, text: str) -> Text:
-    """Names come from strangers: a Text is never read as markup."""
+    """A Text, because untrusted names must not be parsed for markup."""
     return Text(text, justify="right" if HEADINGS[column].right else "left", no_wrap=True, overflow="ellipsis")

@@ -1,4 +1,4 @@
-"""The Ranks tab: what each rank did in the last train, and how fast the collectives were."""
+"""The Ranks tab: the time of each rank in the last training probe, and the speed of the collectives."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from gpudoctor.tui.widgets.lines import hanging
 from gpudoctor.units import exact_time_text, short_figure, size_text
 
 _SIGNS = {"compute": "█", "wait": "░", "data": "▒"}
-_PLOT_HEIGHT, _PLOT_WIDTH_MAX = 9, 100  # an odd height has a middle
+_PLOT_HEIGHT, _PLOT_WIDTH_MAX = 9, 100  # an odd height has a middle line to label
 _BAR_WIDTH_MAX = 80
 _WIDE = 100
 _LOAD = (("utilization_pct", "util %"), ("power_w", "power W"), ("temperature_c", "temp C"), ("sm_mhz", "SM MHz"))
@@ -41,7 +41,7 @@ _WHAT_TO_PRESS = (
 
 
 def figures(report: Report | None, node: Node | None, op: str | None, width: int, no_color: bool) -> Content:
-    """Everything on the tab, in lines of at most `width` characters where the words of a finding allow."""
+    """Everything on the tab, in lines of at most `width` characters if the words of a finding allow it."""
     if report is None:
         return Content("\n".join(_WHAT_TO_PRESS))
     measurements = report.measurements
@@ -61,7 +61,7 @@ def figures(report: Report | None, node: Node | None, op: str | None, width: int
 
 
 def operations(report: Report | None) -> tuple[str, ...]:
-    """The collectives that were measured, in the order in which they ran."""
+    """The measured collectives in the order in which they ran."""
     return tuple(dict.fromkeys(row.op for row in report.measurements.collectives)) if report is not None else ()
 
 
@@ -75,7 +75,7 @@ def _where(measurements: Measurements) -> str:
 
 
 def _problems(measurements: Measurements, width: int, no_color: bool) -> Iterator[Content]:
-    """Who hangs or died, in which phase, and who waits for it."""
+    """Each rank that hangs or died, in which phase, and the ranks that wait for it."""
     for problem in measurements.problems:
         who = "" if problem.rank is None else f" rank {problem.rank}"
         parts = [f"{problem.probe}: {problem.text}"]
@@ -116,8 +116,8 @@ def _bars(
     width: int,
     no_color: bool,
 ) -> Iterator[Content]:
-    """A bar for each rank, all on one scale; the one that a finding names is marked with its status."""
-    # of several findings of one rank the worst, which comes first, is the one to show
+    """A bar for each rank, all on one scale; a rank that a finding names is marked with its status."""
+    # show the worst finding of a rank, which comes first
     uneven = {f.subject.rank: f for f in reversed(findings) if f.subject.rank is not None}
     table = training_table(training, partial(_name, measurements, node), "NaN").rows
     longest = max((len(WORDS[finding.status]) for finding in uneven.values()), default=-1)
@@ -145,7 +145,7 @@ def _name(measurements: Measurements, node: Node | None, rank: int) -> str:
 
 
 def _tail_head(wide: bool) -> str:
-    """The figures beside a bar; a narrow screen has the most telling of them."""
+    """The headings of the figures beside a bar; a narrow screen has only the most important."""
     more = f"{'compute':>9}{'wait':>8}{'data':>8}" if wide else ""
     return f"{more}{'step ms':>9}{'loss':>14}" + (f"{'peak MiB':>10}" if wide else "")
 
@@ -183,13 +183,13 @@ def _scaling(training: Training, report: Report, width: int) -> Iterator[Content
 
 
 def _busbw(measurements: Measurements, op: str, width: int, no_color: bool) -> Iterator[Content]:
-    """One operation as a plot, and all of them as a table."""
+    """A plot of one operation and a table of all."""
     done = measurements.collectives
     rows = sorted((row for row in done if row.op == op), key=lambda row: row.size_bytes)
     who = ", CPU ranks: not judged" if on_cpus(measurements) else ""
     title = f"busbw of {op} in {rows[0].dtype if rows else '-'}, GB/s by message size{who} (m: next operation)"
     yield Content.styled(title, style_of("head", no_color))
-    # one axis for all operations, so that turning from one to the next compares them
+    # the same axis for all operations makes them comparable
     limit = nice_limit(max((row.busbw_gb_s for row in done), default=0.0))
     points = [(float(row.size_bytes), row.busbw_gb_s) for row in rows]
     labels = [size_text(_round_size(row.size_bytes)) for row in rows]
@@ -209,13 +209,13 @@ def _busbw(measurements: Measurements, op: str, width: int, no_color: bool) -> I
 
 
 def _round_size(size_bytes: int) -> int:
-    # sizes that must divide among the ranks are a few bytes below the round ones
+    # sizes that must be divisible by the number of ranks are a few bytes below a power of two
     near = 1 << max(size_bytes.bit_length() - 1, 0)
     return next((size for size in (near, near * 2) if abs(size - size_bytes) <= size // 64), size_bytes)
 
 
 def _load(measurements: Measurements, width: int, no_color: bool) -> Iterator[Content]:
-    """What the driver showed of each GPU while the train ran: lowest, median and highest."""
+    """The driver's readings of each GPU during the training probe: lowest, median and highest."""
     for telemetry in measurements.telemetry:
         if telemetry.during != "train" or not telemetry.gpus:
             continue
@@ -235,14 +235,14 @@ def _spread(spread: Spread | None) -> str:
 
 
 def next_operation(names: Sequence[str], now: str | None) -> str | None:
-    """The one after `now`, the first after the last; None where there is none."""
+    """The name after `now`, cyclically; None if there are no names."""
     if not names:
         return None
     return names[(names.index(now) + 1) % len(names)] if now in names else names[1 % len(names)]
 
 
 class RanksPane(DrawnPane):
-    """Figures of the report's ranks as text that scrolls; drawn anew only with another report or another width."""
+    """The figures of the report's ranks as scrolling text."""
 
     DEFAULT_CSS = """
     RanksPane { height: 1fr; }
@@ -262,7 +262,7 @@ class RanksPane(DrawnPane):
         self._draw()
 
     def action_next_operation(self) -> None:
-        """Plot the next of the collectives that were measured."""
+        """Plot the next measured collective."""
         self._operation = next_operation(operations(self._state.report), self._operation)
         self._draw()
 
@@ -274,6 +274,6 @@ class RanksPane(DrawnPane):
             return
         names = operations(self._state.report)
         op = self._operation if self._operation in names else None
-        # two columns are the scroll bar's
+        # the scroll bar takes two columns
         drawn = figures(self._state.report, self._state.node, op, self.size.width - 2, self.app.no_color)
         put(self.query_one("#ranks-figures", Static), drawn)

@@ -1,4 +1,4 @@
-"""The words of the Checks tab on runs: the one that goes on, those that are over, and what changed."""
+"""The text about runs on the Checks tab: the current one, the finished ones, and what changed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TONES: dict[str, Tone] = {"fail": "fail", "unknown": "unknown", "warn": "warn",
 
 
 def running_words(running: Running | None, now_s: float) -> str:
-    """One line on the run that goes on: what, for how long, what it does, and how long it usually goes on."""
+    """One line on the current run: its checks, elapsed time, usual time left, and progress."""
     if running is None:
         return ""
     what = ", ".join(running.words) or "all checks"
@@ -33,7 +33,7 @@ def running_words(running: Running | None, now_s: float) -> str:
 
 
 def history_content(state: State, no_color: bool) -> Content:
-    """What changed in the newest run, then the runs since the start, newest first."""
+    """The changes of the newest run, then the runs since the start, newest first."""
     lines = list(_changes(state, no_color))
     lines.append(Content("Runs since the start").stylize("bold"))
     if not state.runs:
@@ -43,9 +43,9 @@ def history_content(state: State, no_color: bool) -> Content:
 
 
 def compared(state: State) -> tuple[str, Report, Report] | None:
-    """(against what, old, new): with the saved report, else the newest run with the one before; None where none is.
+    """(name of the old report, old, new): the saved report and the newest, else the two newest runs; None without two.
 
-    The run before is the newest earlier one that judged any of the same checks.
+    Of the runs, the old one is the newest earlier run that judged any of the same checks.
     """
     if state.base is not None and state.report is not None:
         who = state.base.host.name or state.base.run.source.name

@@ -1,4 +1,4 @@
-"""The pages that a browser gets: the terminal, and the one that turns a token into a cookie."""
+"""The pages served to a browser: the terminal, and the one that exchanges the token for a cookie."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ _FONT_SIZE = 16
 
 
 def index_page(title: str, websocket_url: str, font_size: str) -> str:
-    """The terminal. What textual-serve's script looks for is kept: the class, the two data attributes, #start.
+    """The terminal page. textual-serve's script needs its class, the two data attributes and #start.
 
-    Nothing is loaded but from this server.
+    Everything is loaded from this server.
     """
     size = (
         int(font_size)
@@ -23,7 +23,7 @@ def index_page(title: str, websocket_url: str, font_size: str) -> str:
         element("meta", name="viewport", content="width=device-width, initial-scale=1"),
         element("title", f"gpudoctor {title}"),
         element("link", rel="icon", href="data:,"),
-        # the terminal measures its font once, when the page is loaded
+        # the terminal measures its font only once, when the page loads
         element(
             "link",
             rel="preload",
@@ -54,7 +54,7 @@ def index_page(title: str, websocket_url: str, font_size: str) -> str:
 
 
 def open_page() -> str:
-    """Goes on to the screen by itself: asked for from here, a browser brings its new cookie along."""
+    """Redirects to the screen. A request from this page is same-site, so the browser sends its new cookie."""
     head = element(
         "head",
         element("meta", charset="utf-8"),

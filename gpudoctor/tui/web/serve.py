@@ -27,7 +27,7 @@ from gpudoctor.tui.web.page import index_page, open_page
 from gpudoctor.tui.web.session import WebSession
 
 SESSIONS_MAX = 8
-# 8 screens, each with its page, scripts and a reload beside; browsers open 6 at a time
+# 8 screens, each with its page, its scripts and a reload; browsers open 6 connections at a time
 CONNECTIONS_MAX = 64
 HEAD_S = 5.0
 _CLIENT = Path(textual_serve.__file__).parent / "static"
@@ -36,7 +36,7 @@ _MESSAGE_MAX = 1 << 20
 _SHUTDOWN_S = 4.0
 _HEADERS = {
     **HEADERS,
-    # frames: no other page may put ours under a disguise; connect: the client's ?ping= asks any address
+    # frame-ancestors: against clickjacking; connect-src: the client's ?ping= would request any address
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; "
     "font-src 'self'; img-src 'self' data:; connect-src 'self'; frame-ancestors 'none'; base-uri 'none'; "
     "form-action 'none'",
@@ -48,16 +48,16 @@ _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def serve(request: TuiRequest, serve_at: str, token: str | None) -> int:
-    """Serve the screen at HOST:PORT until SIGINT, SIGTERM or SIGHUP; give 128 + its number. Raise UserError."""
+    """Serve the screen at HOST:PORT until SIGINT, SIGTERM or SIGHUP; return 128 + its number. Raise UserError."""
     where = listen_address(serve_at, "--serve", DEFAULT_ADDRESS)
     gate = BrowserAccess(token_of(token, os.environ, where), where.host)
-    feed, _ = opened(request)  # a source that cannot be read is an error now, not in each browser
+    feed, _ = opened(request)  # report an unreadable source now, not in each browser
     feed.close()
     return run_server(app_command(request), where, gate, feed.label)
 
 
 def app_command(request: TuiRequest) -> list[str]:
-    """The command of the app that each browser gets: the same source, and no way to start or write anything."""
+    """The command of each browser's app: the same source, read-only."""
     command = [*own_gpudoctor(), "tui", "--read-only", f"--interval={request.interval_s:g}"]
     command += [] if request.node is None else [f"--node={request.node}"]
     command += [f"--fault={fault}" for fault in request.faults]
@@ -66,7 +66,7 @@ def app_command(request: TuiRequest) -> list[str]:
 
 
 def run_server(command: Sequence[str], where: ListenAddress, gate: BrowserAccess, title: str) -> int:
-    """Serve the app that `command` starts. Raise UserError where the address is taken or not this machine's."""
+    """Serve the app that `command` starts. Raise UserError if the address is in use or not of this machine."""
     return asyncio.run(_serve(ScreenServer(command, gate, title), where))
 
 
@@ -85,7 +85,7 @@ async def _serve(server: ScreenServer, where: ListenAddress) -> int:
 
 
 class ScreenServer:
-    """Pages, the terminal's script, and a websocket for each browser with an app of its own behind it."""
+    """Serves pages, the terminal's script, and a websocket with a separate app process for each browser."""
 
     def __init__(self, command: Sequence[str], gate: BrowserAccess, title: str) -> None:
         self.title = title
@@ -100,7 +100,7 @@ class ScreenServer:
         return self._gate.wants_token
 
     def app(self) -> web.Application:
-        """What aiohttp serves; the gate stands before every route, static files and the websocket included."""
+        """The aiohttp application; access control covers every route, static files and the websocket included."""
         app = web.Application(middlewares=[self._guard])
         app.add_routes(
             [
@@ -138,7 +138,7 @@ class ScreenServer:
         return response
 
     def _welcome(self, request: web.Request) -> web.Response:
-        """Take the token out of the address again, and leave a cookie that this page itself brings back."""
+        """Set the cookie and redirect, so that the token leaves the address bar."""
         self.connections.heard(request.transport)
         response = _page(open_page())
         response.set_cookie(
@@ -180,7 +180,7 @@ class ScreenServer:
     async def _draw(self, session: WebSession, socket: web.WebSocketResponse) -> None:
         try:
             why = await session.run()
-        except (ConnectionError, RuntimeError):  # the browser is gone
+        except (ConnectionError, RuntimeError):  # the browser has disconnected
             return
         if why is not None:
             say(f"a browser's screen: {why}")
@@ -193,7 +193,7 @@ class ScreenServer:
             self._sessions.discard(session)
 
     async def _shut_down(self, app: web.Application) -> None:
-        """End every app, then tell the browsers; a handler that still waits finds its work done."""
+        """End every app, then close the websockets; handlers that still wait find their session ended."""
         await asyncio.gather(*(self._end(session) for session in list(self._sessions)))
         await asyncio.gather(*(socket.close(code=1001) for socket in list(self._sockets) if socket.prepared))
 
@@ -219,7 +219,7 @@ def _page(text: str) -> web.Response:
 
 
 def _cookie_name(request: web.Request) -> str:
-    # cookies know no ports: two servers on one machine must not overwrite each other's
+    # cookies ignore ports: two servers on one machine must not overwrite each other's
     return f"gpudoctor-{request.host.rpartition(':')[2] if ':' in request.host else 'web'}".replace("]", "")
 
 

@@ -1,4 +1,4 @@
-"""One browser's screen: the app as a child process that talks Textual's web protocol."""
+"""One browser's screen: the app as a child process that speaks Textual's web protocol."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from gpudoctor.process.async_child import AsyncChild
 from gpudoctor.process.ending import send_signal
 from gpudoctor.process.spawn import PIPE
 
-# Who may see the served screen: the token, and what a browser says of itself.
+# Access to the served screen: the token, the secret cookie and the Origin header.
 
 DEFAULT_ADDRESS = "127.0.0.1:8080"
 TOKEN_VARIABLE = "GPUDOCTOR_SERVE_TOKEN"
 
 
 def token_of(given: str | None, environ: Mapping[str, str], where: ListenAddress) -> str | None:
-    """The token that is wanted of a browser; None if none is. Raise UserError if one is needed and missing."""
+    """The token that a browser must present; None if none is needed. Raise UserError if one is needed and missing."""
     token = given if given is not None else environ.get(TOKEN_VARIABLE) or None
     if token is None and not where.is_loopback:
         raise UserError(
@@ -39,9 +39,9 @@ def token_of(given: str | None, environ: Mapping[str, str], where: ListenAddress
 
 
 class BrowserAccess(HttpAccess):
-    """What a browser adds: it asks from a page of ours only, and one that gave the token keeps a secret.
+    """Access control for browsers: refuses requests from other sites' pages, accepts a secret instead of the token.
 
-    The secret is this server's, for as long as it runs.
+    The secret is created at start and valid until the server ends.
     """
 
     def __init__(self, token: str | None, listens_on: str | None = None) -> None:
@@ -49,14 +49,14 @@ class BrowserAccess(HttpAccess):
         self.secret = secrets.token_urlsafe(32)
 
     def refusal(self, host: str | None, origin: str | None = None) -> str | None:
-        """Why a request is not for us at all, in words; `host` and `origin` are the headers."""
+        """Why a request is refused whatever its token, None if it is not; `host` and `origin` are the headers."""
         refused = super().refusal(host)
         if refused is None and origin is not None and origin.partition("://")[2].lower() != (host or "").lower():
             return f"a page of {printable(origin)[:80]} may not ask this server"
         return refused
 
     def knows(self, authorization: str | None, cookie: str | None = None) -> bool:
-        """Whether a request may be answered: no token is wanted, or it brings the token or the secret."""
+        """Whether a request may be answered: no token is needed, or it presents the token or the secret."""
         known = cookie is not None and hmac.compare_digest(digest(cookie), digest(self.secret))
         return known or super().knows(authorization)
 
@@ -68,9 +68,9 @@ _SIZES = {"width": (20, 500), "height": (5, 200)}
 
 
 class WebSession:
-    """Starts the app, hands its output to `show`, and ends it without fail.
+    """Starts the app, passes its output to `show`, and always ends it.
 
-    Of what the app can ask a browser for, only its end is passed on: no file is delivered, no page opened.
+    Of the app's requests to the browser only its exit is handled: no file is delivered, no page opened.
     """
 
     def __init__(self, command: Sequence[str], show: Callable[[bytes], Awaitable[None]]) -> None:
@@ -82,14 +82,14 @@ class WebSession:
         self._last_words: deque[str] = deque(maxlen=1)
 
     async def start(self, width: int, height: int) -> None:
-        """Raise OSError where the app cannot be started."""
+        """Raise OSError if the app cannot be started."""
         environ = _environment(_within("width", width), _within("height", height))
         self._process = AsyncChild(self._command, stdin=PIPE, env=environ)
         await self._process.read_into(asyncio.StreamReaderProtocol(self._out), asyncio.StreamReaderProtocol(self._err))
         self._in = await self._process.writer()
 
     async def run(self) -> str | None:
-        """Pass on what the app draws until it ends; in words why, where it was not asked to."""
+        """Pass on what the app draws until it ends; return the reason if it did not exit by itself."""
         listening = asyncio.create_task(self._listen(self._err))
         ended = False
         try:
@@ -112,7 +112,7 @@ class WebSession:
             listening.cancel()
 
     async def take(self, envelope: object) -> None:
-        """What the browser says: keys, its size, whether it is looked at. Anything else is nothing to us."""
+        """Handle a message of the browser: keys, size, focus. Anything else is ignored."""
         match envelope:
             case ["stdin", str(keys)]:
                 await self._send(b"D", keys.encode("utf-8", "replace"))
@@ -125,7 +125,7 @@ class WebSession:
                 return
 
     async def stop(self) -> None:
-        """End the app: asked first, then by SIGTERM, at last the whole group by SIGKILL."""
+        """End the app: by a quit message, then SIGTERM, at last SIGKILL to its process group."""
         process = self._process
         if process is None:
             return
@@ -135,14 +135,14 @@ class WebSession:
             if not await self._over(_ASKED_S):
                 process.send(signal.SIGTERM, group=True)
                 await self._over(_TERMINATED_S)
-        # also what the app may have left behind
+        # also processes that the app may have left behind
         send_signal(process.pid, signal.SIGKILL, group=True)
         await self._over(_TERMINATED_S)
         process.stop_reading()
 
     async def _over(self, limit_s: float) -> bool:
         assert self._process is not None
-        # what nobody reads keeps a process from writing, and so from ending
+        # a process that blocks on a full pipe cannot end
         drained = asyncio.create_task(_drain(self._out))
         try:
             return await self._process.exit_status(limit_s) is not None
@@ -160,20 +160,20 @@ class WebSession:
             await self._in.drain()
 
     async def _listen(self, stderr: asyncio.StreamReader) -> None:
-        """Keep the last line of what the app says went wrong."""
+        """Keep the last line that the app wrote to stderr."""
         while chunk := await stderr.read(4096):
             said = [line for line in chunk.decode("utf-8", "replace").splitlines() if line.strip()]
             self._last_words.extend(printable(line.strip())[:200] for line in said[-1:])
 
 
 async def _drain(stream: asyncio.StreamReader) -> None:
-    with suppress(RuntimeError):  # somebody else reads it
+    with suppress(RuntimeError):  # `run` is reading already
         while await stream.read(1 << 16):
             pass
 
 
 def _environment(width: int, height: int) -> dict[str, str]:
-    """What Textual's web driver is told; the token is not for the app."""
+    """The environment for Textual's web driver, without the token, which the app does not need."""
     kept = {name: value for name, value in os.environ.items() if name != TOKEN_VARIABLE}
     return {
         **kept,

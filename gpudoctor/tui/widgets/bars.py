@@ -1,4 +1,4 @@
-"""Bars and signs out of characters; every scale is fixed by the caller, never by the data."""
+"""Bars, signs and plots made of characters; the caller sets every scale."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from math import floor, log2, log10
 
 
 def stacked(parts: Sequence[tuple[float, str]], limit: float, width: int) -> list[tuple[str, str]]:
-    """Runs of (characters, sign) for parts laid end to end on a scale of 0 to `limit`; what is over it is cut.
+    """Runs of (characters, sign) for parts laid end to end on a scale of 0 to `limit`; anything beyond is cut.
 
-    Edges are rounded where they lie, so that the length of the whole is that of the sum. Blanks, of sign "", come last.
+    The edges are rounded, not the lengths, so that the total length is that of the sum. Blanks (sign "") come last.
 
     >>> stacked([(5.0, "█"), (2.5, "▒")], 10.0, 8)
     [('████', '█'), ('▒▒', '▒'), ('  ', '')]
@@ -26,7 +26,7 @@ def stacked(parts: Sequence[tuple[float, str]], limit: float, width: int) -> lis
 
 
 def heat_sign(share: float) -> str:
-    """How much of the expected was reached: `#` 90 % or more, `-` 50 % or more, `.` less.
+    """The sign for a share of the expected rate: `#` 90 % or more, `-` 50 % or more, `.` less.
 
     >>> heat_sign(1.02), heat_sign(0.9), heat_sign(0.7), heat_sign(0.49)
     ('#', '#', '-', '.')
@@ -35,7 +35,7 @@ def heat_sign(share: float) -> str:
 
 
 def nice_limit(value: float) -> float:
-    """The next of 1, 2, 2.5, 5 times a power of ten: the end of an axis that holds `value`.
+    """The end of an axis for `value`: the next of 1, 2, 2.5 or 5 times a power of ten.
 
     >>> nice_limit(0), nice_limit(7.2), nice_limit(210), nice_limit(24), nice_limit(0.03)
     (1.0, 10.0, 250.0, 25.0, 0.05)
@@ -46,7 +46,7 @@ def nice_limit(value: float) -> float:
     return next(float(f"{step * power:.6g}") for step in (1, 2, 2.5, 5, 10) if step * power >= value * 0.999999)
 
 
-# A plot of characters with labelled axes: sizes on a logarithmic x axis, a y axis from 0.
+# Plots with labelled axes: a logarithmic x axis, a y axis from 0.
 
 _LABEL_WIDTH = 7
 _POINT, _LINE = "o", "·"
@@ -57,8 +57,8 @@ def plot_lines(
 ) -> list[str]:
     """Lines of at most `width` characters, `height` of them above the axis.
 
-    `points` are (x, y) with x > 0 ascending, y from 0; `labels` stand below the x of each. `limit` is the
-    end of the y axis; without it the next round figure above the highest y. Between points the line is straight.
+    `points` are (x, y) with x > 0 ascending and y >= 0; `labels` go below their x. `limit` is the end of the
+    y axis (default: the next round number above the highest y). Points are joined by straight lines.
 
     >>> for line in plot_lines([(1, 0), (2, 5), (4, 10)], ["1", "2", "4"], 20, 3): print(line)
          10 ┤        ··o
@@ -92,7 +92,7 @@ def plot_lines(
 
 
 def _columns(xs: Sequence[float], across: int) -> list[int]:
-    """Where each x stands, by its logarithm; a single one in the middle."""
+    """The column of each x by its logarithm; a single one goes to the middle."""
     if not xs:
         return []
     low, high = log2(xs[0]), log2(xs[-1])
@@ -102,7 +102,7 @@ def _columns(xs: Sequence[float], across: int) -> list[int]:
 
 
 def _label_line(columns: Sequence[int], labels: Sequence[str], width: int) -> str:
-    """Labels centred below their columns; one that would touch the one before it is left out."""
+    """Labels centred below their columns; one that would touch its predecessor is left out."""
     line = ""
     for column, label in zip(columns, labels, strict=True):
         start = max(min(_LABEL_WIDTH + 2 + column - (len(label) - 1) // 2, width - len(label)), 0)

@@ -1,4 +1,4 @@
-"""The line in which a filter is typed: shown with `/`, gone and empty with Esc, left standing with Enter."""
+"""The input line for a filter: `/` opens it, Esc clears and closes it, Enter keeps it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from textual.widgets import Input
 
 
 class FilterLine(Input):
-    """A one-line Input that is not there until it is opened; every change posts Changed with the text in lower case."""
+    """A one-line Input, hidden until `open`; posts Filtered on every change."""
 
     DEFAULT_CSS = """
     FilterLine { display: none; height: 1; border: none; padding: 0; }
@@ -22,13 +22,13 @@ class FilterLine(Input):
 
     @dataclass
     class Filtered(Message):
-        """The filter is another; `done`: the focus goes back to what is filtered."""
+        """The filter changed; `done`: the focus should return to the filtered widget."""
 
         done: bool
 
     def __init__(self) -> None:
         super().__init__(placeholder="filter: a part of any column", compact=True)
-        self.can_focus = False  # while it is not to be seen
+        self.can_focus = False  # while hidden
 
     @property
     def words(self) -> str:

@@ -1,4 +1,4 @@
-"""Rows of styled text, behind everything that changes every second; and the filter that makes all text harmless."""
+"""A widget of styled rows that redraws only changed ones, and the filter that makes text printable."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ Run = tuple[str, str]  # text, and the name of a component class of `Lines` ("" 
 
 
 class Row(NamedTuple):
-    """One line of a `Lines`: runs from the left, and whether the cursor lies on it."""
+    """One line of a `Lines`: runs from the left, and whether it is under the cursor."""
 
     runs: tuple[Run, ...]
     cursor: bool = False
 
 
 def row(*runs: Run | str) -> Row:
-    """A row of runs; a bare string is plain text."""
+    """A row of runs; a string is plain text."""
     return Row(tuple((run, "") if isinstance(run, str) else run for run in runs))
 
 
 def length(runs: Sequence[Run]) -> int:
-    """Cells that the runs take."""
+    """The width of the runs in cells."""
     return sum(cell_len(text) for text, _ in runs)
 
 
 class Lines(Widget):
-    """Draws rows and, when they are told again, only those that changed.
+    """Draws rows; an update redraws only those that changed.
 
-    Text is data: it is never parsed for markup. Styles are the component classes below; each has
-    a form without colour, so that a word keeps its weight under NO_COLOR.
+    Text is never parsed for markup. Styles are the component classes below; each also has a form
+    without colour, so that emphasis remains under NO_COLOR.
     """
 
     ALLOW_SELECT = False
@@ -80,11 +80,11 @@ class Lines(Widget):
 
     @property
     def text(self) -> str:
-        """What stands there, without styles."""
+        """The rows as text without styles."""
         return "\n".join("".join(text for text, _ in each.runs) for each in self._rows)
 
     def show_rows(self, rows: Sequence[Row]) -> None:
-        """Draw these rows from now on; those that are as they were are left alone."""
+        """Replace the rows and redraw those that changed."""
         before, self._rows = self._rows, tuple(rows)
         if len(before) != len(self._rows):
             self.refresh(layout=self.styles.height is not None and self.styles.height.is_auto)
@@ -134,15 +134,13 @@ class Lines(Widget):
         return style + Style(reverse=True) if is_reverse else style
 
 
-# Text that goes over several lines, beside a name.
-
 _TEXT_WIDTH_MIN = 20
 
 
 def hanging(name: str, text: str, style: str, width: int) -> Iterator[Content]:
-    """`name` in a style, and the text beside it in as many lines of `width` as it takes.
+    """`name` in a style, with the text beside it wrapped to lines of `width`.
 
-    The text may come from strangers: it is made printable, and never read as markup.
+    The text may be untrusted: it is made printable and never parsed for markup.
     """
     room = max(width - len(name), _TEXT_WIDTH_MIN)
     for place, line in enumerate(wrap(printable(text), room) or [""]):
@@ -150,15 +148,15 @@ def hanging(name: str, text: str, style: str, width: int) -> Iterator[Content]:
 
 
 class PrintableText(LineFilter):
-    """Puts blanks, as wide as it, in the place of what is no printable character.
+    """Replaces every unprintable character by blanks of the same width.
 
-    Facts and streams come from strangers: names, reasons and lines may hold escape sequences (OSC 52
-    writes the clipboard), and characters that turn the direction of what follows. Every line of every
-    widget goes through here, whoever made its text.
+    Facts and streams are untrusted: names, reasons and lines may contain escape sequences (OSC 52
+    writes the clipboard) and characters that change the text direction. Every line of every widget
+    passes through this filter.
     """
 
     def apply(self, segments: list[Segment], background: Color) -> list[Segment]:
-        """The same segments, each as wide as it was."""
+        """The same segments with unchanged widths."""
         if all(segment.text.isprintable() for segment in segments):
             return segments
         return [

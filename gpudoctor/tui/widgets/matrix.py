@@ -1,4 +1,4 @@
-"""A square of cells, one for each two GPUs or ranks, with a cursor."""
+"""A square matrix with a cell for each pair of GPUs or ranks, and a cursor."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MORE = " >"
 
 @dataclass(frozen=True)
 class Cell:
-    """What stands in one place, with the sign after it (one character, or none), and how it is told."""
+    """The text of one cell, the sign after it (one character or none), and its tone."""
 
     text: str
     sign: str = ""
@@ -31,7 +31,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Grid:
-    """A matrix: `names` of rows and columns, `cells` by (row, column); a place without a cell shows "-"."""
+    """A matrix: `names` of rows and columns, `cells` by (row, column); a missing cell shows "-"."""
 
     names: tuple[str, ...] = ()
     cells: dict[tuple[int, int], Cell] = field(default_factory=dict)
@@ -51,7 +51,7 @@ DIAGONAL = Cell("X")
 
 
 class Matrix(Widget, can_focus=True):
-    """Draws a Grid; where it is too wide, the columns around the cursor. Arrow keys and mouse move the cursor."""
+    """Draws a Grid; if it is too wide, the columns around the cursor. Arrow keys and mouse move the cursor."""
 
     DEFAULT_CSS = """
     Matrix { height: auto; width: auto; }
@@ -64,29 +64,29 @@ class Matrix(Widget, can_focus=True):
     ]
 
     class Moved(Message):
-        """The cursor stands elsewhere."""
+        """The cursor moved."""
 
     def __init__(self) -> None:
         super().__init__()
         self.grid = Grid()
         self.row = 0
         self.column = 1
-        self._first = 0  # column that is drawn first
+        self._first = 0  # the first column drawn
 
     def show_grid(self, grid: Grid) -> None:
-        """Draw another grid; the cursor stays where it is, as far as there is such a place."""
+        """Draw another grid; the cursor stays in place, or moves to the edge of a smaller grid."""
         if grid == self.grid:
             return
         resized = len(grid.names) != len(self.grid.names) or grid.cell_width != self.grid.cell_width
         self.grid = grid
-        # an empty one is what was not measured: after it comes one of as many GPUs as before
+        # an empty grid (not measured) keeps the cursor for the next one
         if grid.names:
             last = len(grid.names) - 1
             self.row, self.column = min(self.row, last), min(self.column, last)
         self.refresh(layout=resized)
 
     def put_cursor(self, row: int, column: int) -> None:
-        """Move the cursor; outside of the grid it stays at the edge."""
+        """Move the cursor, at most to the edge of the grid."""
         last = len(self.grid.names) - 1
         row, column = min(max(row, 0), last), min(max(column, 0), last)
         if last < 0 or (row, column) == (self.row, self.column):
@@ -134,7 +134,7 @@ class Matrix(Widget, can_focus=True):
 
     def _cell(self, row: int, column: int, width: int, no_color: bool) -> tuple[str, str]:
         cell = self.grid.cells.get((row, column), DIAGONAL if row == column else NO_CELL)
-        # without a sign of its own a cell keeps the place of one, so that figures stand below each other
+        # a cell without a sign leaves a blank for it if others have one, so that figures line up
         signed = any(other.sign for other in self.grid.cells.values())
         text = (cell.text + (cell.sign or (" " if signed else ""))).rjust(width)
         style = style_of(cell.tone, no_color) if cell.tone else ""
@@ -144,7 +144,7 @@ class Matrix(Widget, can_focus=True):
 
 
 def _window(wanted: int, first: int, fit: int, count: int) -> int:
-    """Where to begin so that `wanted` is seen, moving no more than needed.
+    """The first visible position so that `wanted` is visible, moving no more than needed.
 
     >>> _window(0, 0, 4, 8), _window(5, 0, 4, 8), _window(3, 2, 4, 8), _window(1, 2, 4, 8), _window(7, 7, 4, 8)
     (0, 2, 2, 1, 4)
