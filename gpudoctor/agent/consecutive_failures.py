@@ -1,4 +1,4 @@
-"""How often in a row something was not fine, and when that is an alarm. Pure."""
+"""Counts consecutive warnings and failures per check and GPU, and decides when they are an alarm. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _AT_ONCE = (Status.FAIL, Status.UNKNOWN)
 
 
 class FailureStreak(msgspec.Struct, frozen=True):
-    """A check that warned or failed on a GPU ("" for the node) in so many runs in a row, up to the last one."""
+    """A check that warned or failed on a GPU ("" for the node) in each of the last `in_row` runs."""
 
     check: str
     gpu: str
@@ -21,7 +21,7 @@ class FailureStreak(msgspec.Struct, frozen=True):
 
 
 class Alarm(msgspec.Struct, frozen=True):
-    """A check whose status on a GPU ("" for the node) wants somebody to look now."""
+    """A check whose status on a GPU ("" for the node) needs attention now."""
 
     check: str
     gpu: str
@@ -30,10 +30,10 @@ class Alarm(msgspec.Struct, frozen=True):
 
 
 def counted(before: tuple[FailureStreak, ...], report: Report) -> tuple[FailureStreak, ...]:
-    """The strikes after a report: warn and fail add one, pass ends the row.
+    """The streaks after a report: warn and fail add one, pass resets to zero.
 
-    Where the check gave no verdict (skip, unknown) the row neither grows nor ends; what is no longer
-    in the node is forgotten. A report in which nothing was judged changes nothing.
+    A check without a verdict (skip, unknown) leaves its streak unchanged. Streaks of GPUs and checks that the report
+    no longer contains are dropped. A report with an error judged nothing and changes nothing.
     """
     if report.error is not None:
         return before
@@ -49,7 +49,7 @@ def counted(before: tuple[FailureStreak, ...], report: Report) -> tuple[FailureS
 
 
 def alarms(report: Report, strikes: tuple[FailureStreak, ...], needed: int) -> tuple[Alarm, ...]:
-    """What is an alarm after a report: fail and unknown at once, a warn once it came `needed` times in a row."""
+    """The alarms after a report: fail and unknown at once, warn after `needed` consecutive runs."""
     rows = {_key(strike.check, strike.gpu, strike.uuid): strike.in_row for strike in strikes}
     return tuple(
         Alarm(check, gpu, uuid, status)
@@ -59,5 +59,5 @@ def alarms(report: Report, strikes: tuple[FailureStreak, ...], needed: int) -> t
 
 
 def _key(check: str, gpu: str, uuid: str) -> tuple[str, str]:
-    # the index of a GPU may change at a reboot
+    # a GPU's index may change at a reboot
     return check, uuid or gpu

@@ -1,4 +1,4 @@
-"""The agent's metrics: the last report's while it counts, and the agent's own."""
+"""The agent's metrics: those of the last report while it is fresh, and those of the agent itself."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ try:
 except ImportError:
     raise UserError("agent wants prometheus-client: pip install 'gpudoctor-cli[agent]'") from None
 
-# of a report that no longer counts, only when it was made
+# the only metric of a stale report that is still exported
 _TIMESTAMP = "gpudoctor_run_timestamp_seconds"
 
 
 class AgentMetrics(Collector):
-    """All metrics, asked for anew at each scrape, in whatever format the asker accepts."""
+    """Collects all metrics at each scrape, in the format that the client accepts."""
 
     def __init__(self, tell: Callable[[], ScrapeFigures], *, old_series: bool) -> None:
         self._tell = tell
@@ -32,7 +32,7 @@ class AgentMetrics(Collector):
         ProcessCollector(registry=self._registry)
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing in advance: no name is ours alone before the first report."""
+        """Nothing in advance: the metric names are known only once there is a report."""
         return ()
 
     def render(self, accept: str) -> tuple[bytes, str]:

@@ -1,4 +1,4 @@
-"""How the node stands now: what the last report says, if it still counts. Pure."""
+"""The node's status now: the last report's verdict if the report is fresh, else unknown. Pure."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from gpudoctor.agent.state import Last, Moment
 from gpudoctor.exits import COULD_NOT
 from gpudoctor.report.model import Report, Run, SourceSummary, Verdict, error_report
 
-# a run may begin late on a busy machine, but one that does not begin at all must be seen
+# tolerates a run that starts late on a busy machine; a run that never starts must still show as stale
 LATE_SHARE = 0.5
 
 
 class NodeStatus(msgspec.Struct, frozen=True):
-    """The node now. `report`, `strikes` and `alarms` are there only while the report counts; else `why_not` is.
+    """The node's status. `report`, `strikes` and `alarms` are set only while the report is fresh, else `why_not` is.
 
-    `healthy`: the report counts and is pass or warn.
+    `healthy`: the report is fresh and its verdict is pass or warn.
     """
 
     verdict: Verdict
@@ -37,7 +37,7 @@ class NodeStatus(msgspec.Struct, frozen=True):
 
     @property
     def line(self) -> str:
-        """One line for people: the verdict, why, and how old it is."""
+        """One line for people: the verdict, the reason and the report's age."""
         if self.report is None:
             return f"UNKNOWN {self.why_not}"
         said = self.report.reason if self.report.error is None else f"UNKNOWN {self.report.error}"
@@ -47,7 +47,7 @@ class NodeStatus(msgspec.Struct, frozen=True):
 
 
 class ScrapeFigures(NamedTuple):
-    """What the agent tells of itself at a scrape."""
+    """What the metrics of one scrape are made from."""
 
     standing: NodeStatus
     interval_s: float
@@ -57,7 +57,7 @@ class ScrapeFigures(NamedTuple):
 
 
 def standing(last: Last | None, now: Moment, *, interval_s: float, deadline_s: float, strikes: int) -> NodeStatus:
-    """Judge the age: a report counts for one and a half intervals and a run's deadline, within one boot."""
+    """The status at `now`: a report is fresh for 1.5 intervals plus a run's deadline, and only within one boot."""
     if last is None:
         return NodeStatus("unknown", why_not="there is no report yet")
     age_s, limit_s = last.ended.age_s(now), (1 + LATE_SHARE) * interval_s + deadline_s
@@ -71,7 +71,7 @@ def standing(last: Last | None, now: Moment, *, interval_s: float, deadline_s: f
 
 
 def no_report(why: str, began: Moment, ended: Moment, host: str, source: SourceSummary) -> Report:
-    """The report of a run that gave none: unknown, with the reason as its error."""
+    """The report for a run that produced none: verdict unknown, with the reason as its error."""
     run = Run(
         id=str(uuid.uuid4()),
         started_at=datetime.datetime.fromtimestamp(began.unix_s, datetime.timezone.utc).isoformat("T", "seconds"),

@@ -1,4 +1,4 @@
-"""Runs the agent: the request is checked, then the schedule and the listener run side by side."""
+"""Runs the agent: checks the request, then runs the schedule and the HTTP server side by side."""
 
 from __future__ import annotations
 
@@ -41,9 +41,10 @@ class _Facts(msgspec.Struct):
 
 
 class AgentRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What the agent is to check, how often, and where it listens; times in seconds.
+    """What the agent checks, how often, and where it listens; times in seconds.
 
-    `strikes`: runs in a row with a warn before it is an alarm. `jitter_s` None: a tenth of the interval, 60 s at most.
+    `strikes`: consecutive runs with a warn before it is an alarm. `jitter_s` None: a tenth of the interval, 60 s at
+    most.
     """
 
     node: str | None = None
@@ -59,8 +60,8 @@ class AgentRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run_agent(request: AgentRequest) -> int:
-    """Run until SIGINT, SIGTERM or SIGHUP; give 128 + its number. Raise UserError if it cannot start."""
-    # they say if a library is missing, before all else
+    """Run until SIGINT, SIGTERM or SIGHUP; return 128 + its number. Raise UserError if the agent cannot start."""
+    # first, because these imports raise UserError if a library is missing
     from gpudoctor.agent.answers import AgentAnswers
     from gpudoctor.agent.metrics import AgentMetrics
     from gpudoctor.report.prometheus import wants_old_series
@@ -82,7 +83,7 @@ def run_agent(request: AgentRequest) -> int:
 
 
 def token_of(file: Path | None, environ: Mapping[str, str], where: ListenAddress) -> str | None:
-    """The token that is wanted; None if none is. Raise UserError if one is needed and missing."""
+    """The token that clients must send; None if none is needed. Raise UserError if it is needed and missing or weak."""
     token = environ.get(TOKEN_VARIABLE) or None if file is None else read_token(file)
     name = TOKEN_VARIABLE if file is None else f"--token-file {file}"
     if token is None:
@@ -101,9 +102,9 @@ def token_of(file: Path | None, environ: Mapping[str, str], where: ListenAddress
 
 
 def check_once(request: AgentRequest) -> int | tuple[NodeStatus, str]:
-    """Run one check now as the agent would, and keep its state; nothing listens. Raise UserError.
+    """Run one check now as the agent would and save its state, without the HTTP server. Raise UserError.
 
-    Gives how the node stands and what is to be said before it; 128 + n if signal n ended it.
+    Return the node's status and its prefix (`SchedulePlan.mark`), or 128 + n if signal n ended the run.
     """
     with ExitStack() as kept:
         rounds = _rounds(request, kept)
@@ -123,7 +124,7 @@ def _rounds(request: AgentRequest, kept: ExitStack) -> Rounds:
 
 
 async def _until_signal(work: Coroutine[None, None, None]) -> int | None:
-    """Let it run to its end; 128 + the number of the signal that ended it before, else None."""
+    """Run `work` to its end and return None, or cancel it on a signal and return 128 + the signal's number."""
     ended, task = ended_by_signal(), asyncio.ensure_future(work)
     try:
         await asyncio.wait((ended, task), return_when=asyncio.FIRST_COMPLETED)
@@ -139,13 +140,13 @@ async def _serve(sockets: Sequence[socket.socket], answers: AgentAnswers, rounds
 
     async with serving(answers.runner(), sockets, answers.listener):
         code = await _until_signal(rounds.run())
-    # it ends of itself only by a defect of ours, and then it must not look as if the agent still ran
+    # without a signal the schedule ends only by a bug, and then the process must not seem to be running still
     assert code is not None
     return code
 
 
 def _plan(request: AgentRequest) -> SchedulePlan:
-    """What is run, once it is known that it can be. Raise UserError for a source or a configuration that is none."""
+    """The plan, after checking the source and the configuration. Raise UserError if either is invalid."""
     from gpudoctor.agent.schedule import SchedulePlan, check_command
 
     options = [] if request.config is None else [f"--config={request.config}"]
@@ -176,7 +177,7 @@ def _source(request: AgentRequest, named: Sequence[str]) -> SourceSummary:
 
 
 def _asked(command: str, options: Sequence[str]) -> bytes:
-    """stdout of a gpudoctor that reads what we were given, so that this process stays small. Raise UserError."""
+    """stdout of another gpudoctor, which reads the user's input so that this process stays small. Raise UserError."""
     try:
         words = [*own_gpudoctor(), command, *options]
         done = run_command(words, _ASK_S, OUTPUT_BYTES_MAX, environment(os.environ), with_stderr=True)
@@ -191,5 +192,5 @@ def _asked(command: str, options: Sequence[str]) -> bytes:
 
 
 def _utf8(text: str | None) -> str | None:
-    """An argument or a host name need not be UTF-8; what is kept as JSON has to be."""
+    """The text with undecodable bytes escaped: arguments and host names need not be UTF-8, the saved JSON must be."""
     return None if text is None else text.encode("utf-8", "backslashreplace").decode()

@@ -1,4 +1,4 @@
-"""Runs the check again and again: when, one at a time, each to its end, and what is known in between."""
+"""Runs the check on a schedule, one run at a time, and holds the current status between runs."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from gpudoctor.process.leftovers import end_leftovers
 from gpudoctor.report.model import Report, SourceSummary
 
 _LOOK_S = 0.05
-_NAP_MAX_S = 30.0  # the loop's clock stands still while the machine is suspended
-SOFT_S, HARD_S = 4.0, 2.0  # a check that is asked to end needs below a second
-END_SOFT_S, END_HARD_S = 0.9, 0.6  # the agent itself has to end within 2 s
+_NAP_MAX_S = 30.0  # asyncio's clock stops while the machine is suspended
+SOFT_S, HARD_S = 4.0, 2.0  # a check needs less than a second to end after SIGTERM
+END_SOFT_S, END_HARD_S = 0.9, 0.6  # the agent must end within 2 s
 
 
 class SchedulePlan(msgspec.Struct, frozen=True):
-    """What is run, and when; times in seconds. `command` gives a report as JSON on its stdout."""
+    """What to run and when; times in seconds. `command` writes a report as JSON to its stdout."""
 
     command: tuple[str, ...]
     host: str
@@ -37,14 +37,14 @@ class SchedulePlan(msgspec.Struct, frozen=True):
 
     @property
     def mark(self) -> str:
-        """What stands before everything said of a node that is not this machine."""
+        """The prefix of every line about a node that is not this machine."""
         if self.source.kind == "simulated":
             return "SIMULATED "
         return "" if self.source.kind == "live" else f"({self.source.kind} {self.source.name}) "
 
 
 class Rounds:
-    """The agent's one job. `run` never returns; cancelled, it leaves no process behind."""
+    """The agent's runs. `run` never returns; when it is cancelled it leaves no process behind."""
 
     def __init__(self, plan: SchedulePlan, state: StateDirectory) -> None:
         self.plan = plan
@@ -55,7 +55,7 @@ class Rounds:
         self._said: str | None = None
 
     def look(self) -> tuple[NodeStatus, str]:
-        """How the node stands now, and what is to be said before it."""
+        """The node's status now, and the prefix for lines about it."""
         plan = self.plan
         found = standing(
             self._last, now(), interval_s=plan.interval_s, deadline_s=plan.deadline_s, strikes=plan.strikes
@@ -63,12 +63,12 @@ class Rounds:
         return found, plan.mark
 
     def tell(self) -> ScrapeFigures:
-        """For the metrics."""
+        """What the metrics are made from."""
         simulated = self.plan.source.kind == "simulated"
         return ScrapeFigures(self.look()[0], self.plan.interval_s, dict(self._runs), self._state_kept, simulated)
 
     async def once(self) -> None:
-        """Run the check one time, now."""
+        """Run the check once, now."""
         began = now()
         self._take(await self._outcome(), began, now(), quiet=True)
 
@@ -92,12 +92,12 @@ class Rounds:
         self._last = Last(began, ended, report, strikes)
         self._state_kept = self._state.save(self._last)
         line = report.reason if report.error is None else f"UNKNOWN {report.error}"
-        if line != self._said and not quiet:  # a log that says the same each time is not read
+        if line != self._said and not quiet:  # logged only when it changes: nobody reads a log that repeats itself
             say(f"{self.plan.mark}{line}")
         self._said = line
 
     async def _outcome(self) -> Report | str:
-        """Run the check once; its report, or why there is none."""
+        """Run the check once; return its report, or why there is none."""
         left = await _clear_leftovers()
         if left:
             return (
@@ -121,7 +121,7 @@ class Rounds:
         return outcome
 
     async def _ended(self, run: QuickRun) -> str:
-        """End a run that is late. What it had learnt is no verdict."""
+        """End a run that is late; return why it has no report. A partial report is not used as a verdict."""
         run.end_softly()
         if not await _over_within(run, SOFT_S):
             run.end_hard()
@@ -135,7 +135,7 @@ class Rounds:
 
 
 def first_due_s(last: Last | None, at: Moment, interval_s: float, jitter_s: float) -> float:
-    """When the first run begins, in seconds since boot: an interval after the last one of this boot, else soon."""
+    """When the first run is due, in seconds since boot: an interval after the last run of this boot, else soon."""
     age_s = None if last is None else last.began.age_s(at)
     if age_s is not None and age_s < interval_s:
         return at.since_boot_s - age_s + interval_s
@@ -143,7 +143,7 @@ def first_due_s(last: Last | None, at: Moment, interval_s: float, jitter_s: floa
 
 
 def next_due_s(due_s: float, at_s: float, interval_s: float) -> float:
-    """The next run's time; those whose time passed during a longer one are left out, not caught up with."""
+    """When the next run is due. Runs that fell due during a longer run are skipped, not caught up on."""
     missed = max(0.0, (at_s - due_s) // interval_s)
     return due_s + (missed + 1) * interval_s
 
@@ -163,7 +163,7 @@ async def _over_within(run: QuickRun, limit_s: float) -> bool:
 
 
 async def _clear_leftovers() -> tuple[int, ...]:
-    """End what runs left behind, and give what will not end: a process that is killed needs a moment."""
+    """End the processes that earlier runs left behind; return the ids of those still there after `HARD_S`."""
     give_up_s = time.monotonic() + HARD_S
     while (left := end_leftovers()) and time.monotonic() < give_up_s:
         await asyncio.sleep(_LOOK_S)
@@ -171,7 +171,7 @@ async def _clear_leftovers() -> tuple[int, ...]:
 
 
 def _end_now(run: QuickRun) -> None:
-    """End it while nothing else goes on any more."""
+    """End the run with blocking waits: the event loop is shutting down."""
     for end, limit_s in ((run.end_softly, END_SOFT_S), (run.end_hard, END_HARD_S)):
         end()
         give_up_s = time.monotonic() + limit_s
@@ -185,5 +185,5 @@ def _end_now(run: QuickRun) -> None:
 
 
 def check_command(own: Sequence[str], options: Sequence[str]) -> tuple[str, ...]:
-    """The command of a run."""
+    """The command line of one run."""
     return (*own, "check", "--level", "quick", "--json", *options)

@@ -1,4 +1,4 @@
-"""What outlives a restart: the last report, when it was made, and the strikes; and moments of time."""
+"""The state that survives a restart: the last report, when it was made, and the streaks of failures."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ STATE_BYTES_MAX = 64 << 20
 
 
 class Moment(msgspec.Struct, frozen=True):
-    """A moment: the boot it was in, the seconds since that boot (suspends included), and Unix time for people.
+    """A point in time: the boot id, the seconds since that boot (suspends included), and Unix time for people.
 
-    Two moments of one boot have a distance whatever was done to the wall clock; those of two have none. So an age is
-    honest: no step of the wall clock, no suspend and no reboot makes it smaller.
+    An age is computed from the boot clock, and only within one boot, so that no step of the wall clock, no suspend and
+    no reboot makes a report look younger than it is.
     """
 
     boot: str
@@ -36,13 +36,13 @@ class Moment(msgspec.Struct, frozen=True):
     unix_s: float
 
     def age_s(self, now: Moment) -> float | None:
-        """Seconds from this moment to `now`; None where they are not of one boot, or in the wrong order."""
+        """Seconds from this moment to `now`; None if they are from different boots or in the wrong order."""
         age = now.since_boot_s - self.since_boot_s
         return age if self.boot == now.boot and age >= 0 else None
 
 
 def now() -> Moment:
-    """This moment."""
+    """The current moment."""
     return Moment(_boot(), time.clock_gettime(time.CLOCK_BOOTTIME), time.time())
 
 
@@ -51,12 +51,12 @@ def _boot() -> str:
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except (OSError, ValueError):
-        # unknown: no moment that was kept in a file is of this boot
+        # unique, so that no saved moment counts as being from this boot
         return f"unknown since {time.time()}"
 
 
 class WatchedSubject(msgspec.Struct, frozen=True):
-    """What is watched: this host, or what `--node` and `--fault` say. Another subject's report is not ours."""
+    """What the agent checks: this host, or the source given by `--node` and `--fault`. State of another is not used."""
 
     host: str
     node: str | None = None
@@ -64,7 +64,7 @@ class WatchedSubject(msgspec.Struct, frozen=True):
 
 
 class Last(msgspec.Struct, frozen=True):
-    """The last run: when it began and ended, what it reported, and the strikes after it."""
+    """The last run: when it began and ended, its report, and the streaks after it."""
 
     began: Moment
     ended: Moment
@@ -79,7 +79,7 @@ class _Kept(msgspec.Struct, frozen=True):
 
 
 def default_directory(environ: Mapping[str, str]) -> Path:
-    """systemd's StateDirectory=, else XDG's. Raise UserError where neither is known."""
+    """systemd's StateDirectory=, else XDG's state directory. Raise UserError if neither is known."""
     given = environ.get("STATE_DIRECTORY", "").split(":")[0]
     if given:
         return Path(given)
@@ -96,10 +96,10 @@ def default_directory(environ: Mapping[str, str]) -> Path:
 
 
 class StateDirectory:
-    """A folder that belongs to one agent at a time.
+    """A folder that one agent at a time uses, held by a lock.
 
-    Raise UserError where it is another's, cannot be written, or could be changed by other users: what is kept there
-    decides on an alarm.
+    Raise UserError if another agent holds it, if it cannot be written, or if other users could change it: its content
+    decides about alarms.
     """
 
     def __init__(self, folder: Path, subject: WatchedSubject) -> None:
@@ -130,7 +130,7 @@ class StateDirectory:
         os.close(self._lock)
 
     def load(self) -> Last | None:
-        """The last run of the agent that was here before; None where there is none that can be used, which is said."""
+        """The last run that an earlier agent saved; None if there is none, or (with a message) if it is unusable."""
         path = self.folder / STATE_FILE
         try:
             return self._read(path)
@@ -152,7 +152,7 @@ class StateDirectory:
         return kept.last
 
     def save(self, last: Last) -> bool:
-        """Keep it, whole or not at all; False where that cannot be done, which is said once and not fatal."""
+        """Write the state atomically. Return False if that fails, with a message at the first failure only."""
         text = msgspec.json.encode(_Kept("gpudoctor.agent-state/1", self._subject, last)).decode()
         try:
             write_file(self.folder / STATE_FILE, text + "\n")
