@@ -70,7 +70,7 @@ class NodeProgress(msgspec.Struct):
 
 
 class Group(msgspec.Struct):
-    """all_reduce among some nodes: its time, or each node's `trouble`. Nodes are indexes into `ClusterSession.nodes`."""
+    """all_reduce among some nodes (indexes into `ClusterSession.nodes`): its time, or the `trouble` of each node."""
 
     places: tuple[int, ...]
     ranks: int = 0

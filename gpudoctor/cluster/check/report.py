@@ -1,4 +1,4 @@
-"""The cluster report as data (`gpudoctor.cluster/1`): nodes with their verdicts, measurements between nodes, findings."""
+"""The cluster report as data (`gpudoctor.cluster/1`): nodes, measurements between nodes, findings."""
 
 from __future__ import annotations
 
