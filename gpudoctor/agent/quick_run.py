@@ -7,7 +7,6 @@ import os
 import re
 import signal
 from collections.abc import Mapping, Sequence
-from time import monotonic
 
 import msgspec
 
@@ -36,7 +35,6 @@ class QuickRun:
     """
 
     def __init__(self, command: Sequence[str], environ: Mapping[str, str]) -> None:
-        self.started_s = monotonic()
         self._files: list[int] = []
         try:
             for _ in ("output", "error"):
@@ -71,10 +69,8 @@ class QuickRun:
         """The report of a run that is over, or why there is none. Call it once: it closes the output."""
         status = self._process.returncode
         try:
-            output, words = (
-                content(self._out, OUTPUT_BYTES_MAX + 1),
-                _last_line(content(self._err, OUTPUT_BYTES_MAX + 1)),
-            )
+            output = content(self._out, OUTPUT_BYTES_MAX + 1)
+            words = _last_line(content(self._err, OUTPUT_BYTES_MAX + 1))
         finally:
             self._close()
         said = f": {words}" if words else ""

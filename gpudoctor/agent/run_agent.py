@@ -30,7 +30,7 @@ from gpudoctor.report.model import SourceSummary
 if TYPE_CHECKING:
     from gpudoctor.agent.answers import AgentAnswers
     from gpudoctor.agent.node_status import NodeStatus
-    from gpudoctor.agent.schedule import Rounds, SchedulePlan
+    from gpudoctor.agent.schedule import Schedule, SchedulePlan
 
 _ASK_S = 60.0
 _JITTER_SHARE, _JITTER_MAX_S = 0.1, 60.0
@@ -70,16 +70,16 @@ def run_agent(request: AgentRequest) -> int:
     token = token_of(request.token_file, os.environ, where)
     with ExitStack() as kept:
         sockets = [kept.enter_context(each) for each in where.listening_sockets()]
-        rounds = _rounds(request, kept)
-        plan = rounds.plan
-        metrics = AgentMetrics(rounds.tell, old_series=wants_old_series(os.environ))
-        answers = AgentAnswers(HttpAccess(token, where.host), metrics, rounds.look)
+        schedule = _schedule(request, kept)
+        plan = schedule.plan
+        metrics = AgentMetrics(schedule.scrape_figures, old_series=wants_old_series(os.environ))
+        answers = AgentAnswers(HttpAccess(token, where.host), metrics, schedule.status, plan.prefix)
         adopt_orphans()
         url = where.url(sockets[0].getsockname()[1])
-        say(f"{plan.mark}agent on {url} (metrics, healthz, report), a quick check every {plan.interval_s:g} s")
+        say(f"{plan.prefix}agent on {url} (metrics, healthz, report), a quick check every {plan.interval_s:g} s")
         if not where.is_loopback:
             say("the connection is not encrypted: on a network that you do not trust, put TLS or a tunnel before it")
-        return asyncio.run(_serve(sockets, answers, rounds))
+        return asyncio.run(_serve(sockets, answers, schedule))
 
 
 def token_of(file: Path | None, environ: Mapping[str, str], where: ListenAddress) -> str | None:
@@ -104,23 +104,23 @@ def token_of(file: Path | None, environ: Mapping[str, str], where: ListenAddress
 def check_once(request: AgentRequest) -> int | tuple[NodeStatus, str]:
     """Run one check now as the agent would and save its state, without the HTTP server. Raise UserError.
 
-    Return the node's status and its prefix (`SchedulePlan.mark`), or 128 + n if signal n ended the run.
+    Return the node's status and its prefix (`SchedulePlan.prefix`), or 128 + n if signal n ended the run.
     """
     with ExitStack() as kept:
-        rounds = _rounds(request, kept)
+        schedule = _schedule(request, kept)
         adopt_orphans()
-        ended_by = asyncio.run(_until_signal(rounds.once()))
-    return rounds.look() if ended_by is None else ended_by
+        ended_by = asyncio.run(_until_signal(schedule.once()))
+    return (schedule.status(), schedule.plan.prefix) if ended_by is None else ended_by
 
 
-def _rounds(request: AgentRequest, kept: ExitStack) -> Rounds:
+def _schedule(request: AgentRequest, kept: ExitStack) -> Schedule:
     plan = _plan(request)
     subject = WatchedSubject(plan.host, _utf8(request.node), tuple(_utf8(fault) or "" for fault in request.faults))
     state = StateDirectory(request.state or default_directory(os.environ), subject)
     kept.callback(state.close)
-    from gpudoctor.agent.schedule import Rounds
+    from gpudoctor.agent.schedule import Schedule
 
-    return Rounds(plan, state)
+    return Schedule(plan, state)
 
 
 async def _until_signal(work: Coroutine[None, None, None]) -> int | None:
@@ -135,11 +135,11 @@ async def _until_signal(work: Coroutine[None, None, None]) -> int | None:
     return ended.result() if ended.done() else None
 
 
-async def _serve(sockets: Sequence[socket.socket], answers: AgentAnswers, rounds: Rounds) -> int:
+async def _serve(sockets: Sequence[socket.socket], answers: AgentAnswers, schedule: Schedule) -> int:
     from gpudoctor.http.server import serving
 
     async with serving(answers.runner(), sockets, answers.listener):
-        code = await _until_signal(rounds.run())
+        code = await _until_signal(schedule.run())
     # without a signal the schedule ends only by a bug, and then the process must not seem to be running still
     assert code is not None
     return code
@@ -147,7 +147,7 @@ async def _serve(sockets: Sequence[socket.socket], answers: AgentAnswers, rounds
 
 def _plan(request: AgentRequest) -> SchedulePlan:
     """The plan, after checking the source and the configuration. Raise UserError if either is invalid."""
-    from gpudoctor.agent.schedule import SchedulePlan, check_command
+    from gpudoctor.agent.schedule import SchedulePlan
 
     options = [] if request.config is None else [f"--config={request.config}"]
     _asked("config", options)
@@ -155,7 +155,7 @@ def _plan(request: AgentRequest) -> SchedulePlan:
     named += [f"--fault={fault}" for fault in request.faults]
     usual_jitter_s = min(_JITTER_MAX_S, _JITTER_SHARE * request.interval_s)
     return SchedulePlan(
-        command=check_command(own_gpudoctor(), [*options, *named]),
+        command=(*own_gpudoctor(), "check", "--level", "quick", "--json", *options, *named),
         host=_utf8(node_name()) or "",
         source=_source(request, named),
         interval_s=request.interval_s,

@@ -6,14 +6,12 @@ import asyncio
 import os
 import random
 import time
-from collections.abc import Sequence
 
 import msgspec
 
-from gpudoctor.agent.consecutive_failures import counted
-from gpudoctor.agent.node_status import NodeStatus, ScrapeFigures, no_report, standing
+from gpudoctor.agent.node_status import Last, Moment, NodeStatus, ScrapeFigures, no_report, status_at, streaks_after
 from gpudoctor.agent.quick_run import QuickRun
-from gpudoctor.agent.state import Last, Moment, StateDirectory, now
+from gpudoctor.agent.state import StateDirectory, now
 from gpudoctor.exits import say
 from gpudoctor.process.leftovers import end_leftovers
 from gpudoctor.report.model import Report, SourceSummary
@@ -36,14 +34,14 @@ class SchedulePlan(msgspec.Struct, frozen=True):
     strikes: int
 
     @property
-    def mark(self) -> str:
+    def prefix(self) -> str:
         """The prefix of every line about a node that is not this machine."""
         if self.source.kind == "simulated":
             return "SIMULATED "
         return "" if self.source.kind == "live" else f"({self.source.kind} {self.source.name}) "
 
 
-class Rounds:
+class Schedule:
     """The agent's runs. `run` never returns; when it is cancelled it leaves no process behind."""
 
     def __init__(self, plan: SchedulePlan, state: StateDirectory) -> None:
@@ -54,23 +52,22 @@ class Rounds:
         self._state_kept = True
         self._said: str | None = None
 
-    def look(self) -> tuple[NodeStatus, str]:
-        """The node's status now, and the prefix for lines about it."""
+    def status(self) -> NodeStatus:
+        """The node's status now."""
         plan = self.plan
-        found = standing(
+        return status_at(
             self._last, now(), interval_s=plan.interval_s, deadline_s=plan.deadline_s, strikes=plan.strikes
         )
-        return found, plan.mark
 
-    def tell(self) -> ScrapeFigures:
+    def scrape_figures(self) -> ScrapeFigures:
         """What the metrics are made from."""
         simulated = self.plan.source.kind == "simulated"
-        return ScrapeFigures(self.look()[0], self.plan.interval_s, dict(self._runs), self._state_kept, simulated)
+        return ScrapeFigures(self.status(), self.plan.interval_s, dict(self._runs), self._state_kept, simulated)
 
     async def once(self) -> None:
         """Run the check once, now."""
         began = now()
-        self._take(await self._outcome(), began, now(), quiet=True)
+        self._record(await self._outcome(), began, now(), quiet=True)
 
     async def run(self) -> None:
         due_s = first_due_s(self._last, now(), self.plan.interval_s, random.uniform(0.0, self.plan.jitter_s))
@@ -78,22 +75,22 @@ class Rounds:
             await _sleep_until(due_s)
             began = now()
             outcome = await self._outcome()
-            self._take(outcome, began, now())
+            self._record(outcome, began, now())
             due_s = next_due_s(due_s, now().since_boot_s, self.plan.interval_s)
 
-    def _take(self, outcome: Report | str, began: Moment, ended: Moment, *, quiet: bool = False) -> None:
+    def _record(self, outcome: Report | str, began: Moment, ended: Moment, *, quiet: bool = False) -> None:
         if isinstance(outcome, str):
             self._runs["none"] += 1
             report = no_report(outcome, began, ended, self.plan.host, self.plan.source)
         else:
             self._runs["report"] += 1
             report = outcome
-        strikes = counted(self._last.strikes if self._last else (), report)
+        strikes = streaks_after(self._last.strikes if self._last else (), report)
         self._last = Last(began, ended, report, strikes)
         self._state_kept = self._state.save(self._last)
         line = report.reason if report.error is None else f"UNKNOWN {report.error}"
         if line != self._said and not quiet:  # logged only when it changes: nobody reads a log that repeats itself
-            say(f"{self.plan.mark}{line}")
+            say(f"{self.plan.prefix}{line}")
         self._said = line
 
     async def _outcome(self) -> Report | str:
@@ -182,8 +179,3 @@ def _end_now(run: QuickRun) -> None:
             time.sleep(_LOOK_S)
     run.abandon()
     end_leftovers()
-
-
-def check_command(own: Sequence[str], options: Sequence[str]) -> tuple[str, ...]:
-    """The command line of one run."""
-    return (*own, "check", "--level", "quick", "--json", *options)

@@ -12,33 +12,15 @@ from typing import Literal
 
 import msgspec
 
-from gpudoctor.agent.consecutive_failures import FailureStreak
+from gpudoctor.agent.node_status import Last, Moment
 from gpudoctor.errors import UserError
 from gpudoctor.exits import printable, say
 from gpudoctor.private_folder import make_private_folder, why_not_private
-from gpudoctor.report.model import Report
 from gpudoctor.report.output_files import write_file
 
 STATE_FILE, LOCK_FILE = "agent.json", "agent.lock"
 # a report of 16 GPUs is below 1 MiB
 STATE_BYTES_MAX = 64 << 20
-
-
-class Moment(msgspec.Struct, frozen=True):
-    """A point in time: the boot id, the seconds since that boot (suspends included), and Unix time for people.
-
-    An age is computed from the boot clock, and only within one boot, so that no step of the wall clock, no suspend and
-    no reboot makes a report look younger than it is.
-    """
-
-    boot: str
-    since_boot_s: float
-    unix_s: float
-
-    def age_s(self, now: Moment) -> float | None:
-        """Seconds from this moment to `now`; None if they are from different boots or in the wrong order."""
-        age = now.since_boot_s - self.since_boot_s
-        return age if self.boot == now.boot and age >= 0 else None
 
 
 def now() -> Moment:
@@ -61,15 +43,6 @@ class WatchedSubject(msgspec.Struct, frozen=True):
     host: str
     node: str | None = None
     faults: tuple[str, ...] = ()
-
-
-class Last(msgspec.Struct, frozen=True):
-    """The last run: when it began and ended, its report, and the streaks after it."""
-
-    began: Moment
-    ended: Moment
-    report: Report
-    strikes: tuple[FailureStreak, ...] = ()
 
 
 class _Kept(msgspec.Struct, frozen=True):
