@@ -24,7 +24,7 @@ def count_healthy(folder: Path, node: NodeRecord) -> int:
     drain = f"{node.reason} {node.since}"
     try:
         kept = msgspec.json.decode((folder / _FILE).read_bytes(), type=_HealthyChecks)
-    except (OSError, msgspec.DecodeError):
+    except (OSError, ValueError):  # msgspec raises UnicodeDecodeError too
         kept = _HealthyChecks(drain, 0)
     healthy = kept.healthy + 1 if kept.drain == drain else 1
     try:

@@ -64,7 +64,7 @@ def listed(source: str, found: FoundFiles) -> Iterator[Listed | Document]:
     """
     if not os.path.lexists(source):
         raise UserError(f"{source}: no such file or folder; reports are written by gpudoctor check --json -o FILE")
-    if not Path(source).is_dir():
+    if not os.path.isdir(source):  # noqa: PTH112 - Path.is_dir raises if a link's target is not a valid path
         found.files += 1
         yield Listed(source, Path(source).name)
         return
@@ -85,20 +85,22 @@ def stdin_documents(stdin: BinaryIO | None) -> Iterator[Document]:
 
 def _walk(folder: str, found: FoundFiles) -> Iterator[str | Document]:
     """Files named like reports, ordered by name. Links to folders are not followed, so that there are no cycles."""
-    within: list[str] = []
-    try:
-        with os.scandir(folder) as entries:
-            for entry in sorted(entries, key=lambda entry: entry.name):
-                if entry.is_dir(follow_symlinks=False):
-                    within.append(entry.path)
-                elif _is_named_like_one(entry.name):
-                    yield entry.path
-                else:
-                    found.others += 1
-    except OSError as error:
-        yield Document(as_text(folder), None, trouble=f"the folder cannot be read: {error.strerror or error}")
-    for path in within:
-        yield from _walk(path, found)
+    waiting = [folder]  # a stack instead of recursion: folders may be nested deeper than Python recurses
+    while waiting:
+        folder = waiting.pop()
+        within: list[str] = []
+        try:
+            with os.scandir(folder) as entries:
+                for entry in sorted(entries, key=lambda entry: entry.name):
+                    if entry.is_dir(follow_symlinks=False):
+                        within.append(entry.path)
+                    elif _is_named_like_one(entry.name):
+                        yield entry.path
+                    else:
+                        found.others += 1
+        except OSError as error:
+            yield Document(as_text(folder), None, trouble=f"the folder cannot be read: {error.strerror or error}")
+        waiting += reversed(within)
 
 
 def _is_named_like_one(name: str) -> bool:
