@@ -1,7 +1,7 @@
 #!/bin/sh
 # build_deb.sh SITE MAN VERSION PROCESSOR FOLDER
-# Writes FOLDER/gpudoctor_VERSION_ARCHITECTURE.deb. SITE: what site_packages.sh has installed; MAN: what man_pages.py has
-# written. gpudoctor on the PATH writes the completions. Needs dpkg-deb and no root.
+# Writes FOLDER/gpudoctor_VERSION_ARCHITECTURE.deb. SITE: the output of site_packages.sh; MAN: the output of man_pages.py.
+# gpudoctor in PATH writes the shell completions. Needs dpkg-deb, and no root.
 set -eu
 site=$1 man=$2 version=$3 processor=$4 out=$5
 here=$(dirname "$0")
@@ -9,7 +9,7 @@ case $processor in x86_64) architecture=amd64 ;; aarch64) architecture=arm64 ;; 
 umask 022
 tree=$(mktemp -d)
 trap 'rm -rf "$tree"' EXIT
-chmod 755 "$tree" # mktemp has made it for this user only
+chmod 755 "$tree" # mktemp made it private to this user
 
 install -D -m 755 "$here/gpudoctor" "$tree/usr/bin/gpudoctor"
 mkdir -p "$tree/usr/lib"
@@ -26,7 +26,7 @@ for each in bash:bash-completion/completions/gpudoctor zsh:zsh/vendor-completion
   gpudoctor completion "${each%%:*}" >"$tree/usr/share/${each#*:}"
 done
 
-# the units name the place of a virtual environment
+# the units contain the path of a virtual environment
 mkdir -p "$tree/usr/lib/systemd/system"
 for unit in "$here"/../prometheus/*.service "$here"/../prometheus/*.timer; do
   sed 's|/opt/gpudoctor/bin/gpudoctor|/usr/bin/gpudoctor|g' "$unit" >"$tree/usr/lib/systemd/system/$(basename "$unit")"

@@ -1,4 +1,4 @@
-"""Write the manual pages, gpudoctor(1) and one a command, from the parsers: `python man_pages.py FOLDER`."""
+"""Write the manual pages, gpudoctor(1) and one per command, from the parsers: `python man_pages.py FOLDER`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ the same for one user"""
 
 
 def page(parser: argparse.ArgumentParser, name: str, title: str, **sections: str) -> str:
-    """One page: `name` as man knows it, `title` what stands behind it in apropos; sections by their headings."""
+    """One page with this name and this title (as shown by apropos); `sections` are by heading."""
     data = {"project_name": "gpudoctor", "version": __version__, "manual_title": "gpudoctor", "description": title}
     written = Manpage(parser, _data=data, format="single-commands-section")
     written.prog = name
@@ -49,17 +49,17 @@ def page(parser: argparse.ArgumentParser, name: str, title: str, **sections: str
 
 
 def without_commands(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    """The parser of all commands as one that has none: each has a page of its own."""
+    """The parser of all commands without the commands, each of which has its own page."""
     parser.usage = parser.format_usage().removeprefix("usage: ").strip()
     for group in parser._action_groups:
         group._group_actions = [a for a in group._group_actions if not isinstance(a, argparse._SubParsersAction)]
-    parser.epilog = None  # the exit codes: they have their section
+    parser.epilog = None  # the exit codes have their own section
     return parser
 
 
 def main(folder: Path) -> None:
     """Write the pages into the folder, uncompressed."""
-    os.environ["COLUMNS"] = "10000"  # the reader's man wraps; a line that is wrapped here may begin with a dot
+    os.environ["COLUMNS"] = "10000"  # no wrapping: man wraps, and a line wrapped here might begin with a dot
     folder.mkdir(parents=True, exist_ok=True)
     top = parser_of_all_commands()
     of_commands = next(a for a in top._actions if isinstance(a, argparse._SubParsersAction)).choices

@@ -14,7 +14,7 @@ export LC_ALL=C
 if [ -r /etc/default/gpudoctor ]; then . /etc/default/gpudoctor; fi
 
 job=${SLURM_JOB_ID:-}
-# SLURM_JOB_EXIT_CODE is the wait status: 0 is a job that ended well
+# SLURM_JOB_EXIT_CODE is the wait status: 0 if the job succeeded
 if [ -z "$job" ] || [ "${SLURM_JOB_EXIT_CODE:-0}" = 0 ]; then exit 0; fi
 
 shown=$(timeout 10 scontrol show job -o "$job") || exit 0
@@ -23,7 +23,7 @@ if [ -z "$output" ] || [ ! -r "$output" ]; then exit 0; fi
 
 answer=$(timeout 120 nice "$GPUDOCTOR" diagnose --json -- "$output" 2>/dev/null)
 code=$?
-# 1: a cause, 3: something is wrong and the cause unknown
+# 1: a cause was found; 3: something is wrong but the cause is unknown
 if [ "$code" != 1 ] && [ "$code" != 3 ]; then exit 0; fi
 
 cause=$(python3 -c '
@@ -32,7 +32,7 @@ cause = json.load(sys.stdin)["cause"]
 place = "".join(f" {name} {cause[name]}" for name in ("rank", "host", "gpu") if cause[name] is not None)
 print(f"gpudoctor: {cause['"'what'"']} ({cause['"'confidence'"']}){place}"[:250])
 ' <<<"$answer") || exit 0
-# a comment that the user gave the job stays; ours of an attempt before a requeue does not
+# keep a comment that the user set; replace one of ours from before a requeue
 field=comment
 if [[ $shown == *" Comment="* && $shown != *" Comment=(null)"* && $shown != *" Comment=gpudoctor: "* ]]; then
   field=admincomment

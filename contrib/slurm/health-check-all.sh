@@ -1,6 +1,6 @@
 #!/bin/bash -p
-# HealthCheckProgram runs one program only: this one runs NHC (or yours) first, then gpudoctor. Each drains with a reason
-# of its own and takes only that back. slurmd kills all of it after 60 s, so that NHC gets 10 s of them (TIMEOUT in
+# Slurm has only one HealthCheckProgram: this one runs NHC (or another program) first, then gpudoctor. Each drains with
+# its own reason and undoes only its own drains. slurmd kills both after 60 s, so NHC gets 10 s of them (TIMEOUT in
 # /etc/default/nhc should be less). It always exits with 0: some versions of slurmd do not register otherwise.
 # slurm.conf: HealthCheckProgram=/opt/gpudoctor/slurm/health-check-all.sh
 OTHER=/usr/sbin/nhc

@@ -1,4 +1,4 @@
-"""What the agent answers: three paths, GET and HEAD, and one line for everything else."""
+"""The agent's HTTP responses: three paths for GET and HEAD, and a one-line refusal for everything else."""
 
 from __future__ import annotations
 
@@ -25,20 +25,23 @@ _SHUTDOWN_S = 0.5
 
 
 class AgentAnswers:
-    """Answers each request by how the node stands then, which `look` gives with the mark of a simulated one."""
+    """Answers requests with the node's current status; `prefix` marks a node that is not this machine."""
 
-    def __init__(self, access: HttpAccess, metrics: AgentMetrics, look: Callable[[], tuple[NodeStatus, str]]) -> None:
+    def __init__(
+        self, access: HttpAccess, metrics: AgentMetrics, status: Callable[[], NodeStatus], prefix: str
+    ) -> None:
         self._access = access
         self._metrics = metrics
-        self._look = look
-        # one limit for all of it: a client that sends or reads a byte at a time gets no longer
+        self._status = status
+        self._prefix = prefix
+        # one limit for the whole connection, so a client that sends or reads one byte at a time gets no extra time
         self.listener = BoundedListener(CONNECTIONS_MAX, CONNECTION_S, until_heard=False)
 
     def runner(self) -> web.ServerRunner:
         return web.ServerRunner(web.Server(self.answer), shutdown_timeout=_SHUTDOWN_S)
 
     async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Answer a request; the connection ends with it."""
+        """Answer a request and close the connection."""
         path = request.raw_path.partition("?")[0]
         hosts, tokens = request.headers.getall("Host", []), request.headers.getall("Authorization", [])
         if max(len(hosts), len(tokens)) > 1:
@@ -63,22 +66,22 @@ class AgentAnswers:
         if path == "/metrics":
             body, content_type = self._metrics.render(accept)
             return web.Response(body=body, headers={**HEADERS, "Content-Type": content_type})
-        standing, mark = self._look()
+        node = self._status()
         if path == "/healthz":
-            # which part of a node is broken is nobody else's
-            said = standing.line if knows else "healthy" if standing.healthy else "not healthy"
-            text = f"{mark}{printable(said)}\n"
-            return web.Response(status=200 if standing.healthy else 503, text=text, headers=HEADERS)
+            # only clients with the token learn which part of the node is broken
+            said = node.line if knows else "healthy" if node.healthy else "not healthy"
+            text = f"{self._prefix}{printable(said)}\n"
+            return web.Response(status=200 if node.healthy else 503, text=text, headers=HEADERS)
         if path == "/report":
-            return _report(standing, mark)
+            return _report(node, self._prefix)
         return one_line(404, "there are /metrics, /healthz and /report")
 
 
-def _report(standing: NodeStatus, mark: str) -> web.Response:
-    """The last report as it is, with its age; 503 if it no longer counts, though it is still there to be read."""
-    if standing.last is None:
-        return one_line(503, f"{mark}{standing.why_not}")
-    age = {} if standing.age_s is None else {"Age": f"{standing.age_s:.0f}"}
+def _report(node: NodeStatus, prefix: str) -> web.Response:
+    """The last report and its age. A stale report is still sent, with status 503."""
+    if node.last is None:
+        return one_line(503, f"{prefix}{node.why_not}")
+    age = {} if node.age_s is None else {"Age": f"{node.age_s:.0f}"}
     headers = {**HEADERS, **age, "Content-Type": "application/json"}
-    status = 503 if standing.report is None else 200
-    return web.Response(status=status, body=render_json(standing.last.report).encode(), headers=headers)
+    status = 503 if node.report is None else 200
+    return web.Response(status=status, body=render_json(node.last.report).encode(), headers=headers)

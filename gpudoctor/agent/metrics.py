@@ -1,4 +1,4 @@
-"""The agent's metrics: the last report's while it counts, and the agent's own."""
+"""The agent's metrics: those of the last report while it is fresh, and those of the agent itself."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ try:
 except ImportError:
     raise UserError("agent wants prometheus-client: pip install 'gpudoctor-cli[agent]'") from None
 
-# of a report that no longer counts, only when it was made
+# the only metric of a stale report that is still exported
 _TIMESTAMP = "gpudoctor_run_timestamp_seconds"
 
 
 class AgentMetrics(Collector):
-    """All metrics, asked for anew at each scrape, in whatever format the asker accepts."""
+    """Collects all metrics at each scrape, in the format that the client accepts."""
 
-    def __init__(self, tell: Callable[[], ScrapeFigures], *, old_series: bool) -> None:
-        self._tell = tell
+    def __init__(self, figures: Callable[[], ScrapeFigures], *, old_series: bool) -> None:
+        self._figures = figures
         self._old_series = old_series
         self._registry = CollectorRegistry()
         self._registry.register(self)
         ProcessCollector(registry=self._registry)
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing in advance: no name is ours alone before the first report."""
+        """Nothing in advance: the metric names are known only once there is a report."""
         return ()
 
     def render(self, accept: str) -> tuple[bytes, str]:
@@ -41,62 +41,59 @@ class AgentMetrics(Collector):
         return encoder(self._registry), content_type
 
     def collect(self) -> Iterator[Metric]:
-        telling = self._tell()
-        standing = telling.standing
-        mark = {"simulated": "true"} if telling.simulated else {}
-        for family in _of_report(standing, mark, old_series=self._old_series):
+        figures = self._figures()
+        status = figures.status
+        mark = {"simulated": "true"} if figures.simulated else {}
+        for family in _of_report(status, mark, old_series=self._old_series):
             yield _gauge(family)
-        for name, text, samples in _of_agent(telling):
+        for name, text, samples in _of_agent(figures):
             yield _gauge(Family(name, text, tuple(({**labels, **mark}, value) for labels, value in samples)))
         counter = CounterMetricFamily(
             "gpudoctor_agent_runs",
             "Runs since the agent began, with a report and without one.",
             labels=["outcome", *mark],
         )
-        for outcome, number in telling.runs.items():
+        for outcome, number in figures.runs.items():
             counter.add_metric([outcome, *mark.values()], number)
         yield counter
 
 
-def _of_report(standing: NodeStatus, mark: Labels, *, old_series: bool) -> Iterator[Family]:
-    if standing.report is not None:
-        yield from families(standing.report, old_series=old_series)
+def _of_report(status: NodeStatus, mark: Labels, *, old_series: bool) -> Iterator[Family]:
+    if status.report is not None:
+        yield from families(status.report, old_series=old_series)
         return
-    states = tuple(({**labels, **mark}, value) for labels, value in verdict_states(standing.verdict))
+    states = tuple(({**labels, **mark}, value) for labels, value in verdict_states(status.verdict))
     yield Family("gpudoctor_verdict", "Verdict on the node (state set).", states)
-    if standing.last is not None:
-        yield from (family for family in families(standing.last.report) if family.name == _TIMESTAMP)
+    if status.last is not None:
+        yield from (family for family in families(status.last.report) if family.name == _TIMESTAMP)
 
 
-def _of_agent(telling: ScrapeFigures) -> Iterator[tuple[str, str, Iterable[Sample]]]:
-    standing = telling.standing
+def _of_agent(figures: ScrapeFigures) -> Iterator[tuple[str, str, Iterable[Sample]]]:
+    status = figures.status
     yield "gpudoctor_agent_info", "This agent.", [({"version": __version__}, 1)]
-    yield "gpudoctor_agent_interval_seconds", "Between starts of runs.", [({}, telling.interval_s)]
-    yield "gpudoctor_agent_healthy", "Whether /healthz says 200.", [({}, standing.healthy)]
-    yield "gpudoctor_agent_report_fresh", "Whether the last report still counts.", [({}, standing.report is not None)]
-    yield "gpudoctor_agent_state_kept", "Whether the state would outlive a restart.", [({}, telling.state_kept)]
-    if standing.report is None or standing.report.error is not None:
+    yield "gpudoctor_agent_interval_seconds", "Between starts of runs.", [({}, figures.interval_s)]
+    yield "gpudoctor_agent_healthy", "Whether /healthz says 200.", [({}, status.healthy)]
+    yield "gpudoctor_agent_report_fresh", "Whether the last report still counts.", [({}, status.report is not None)]
+    yield "gpudoctor_agent_state_kept", "Whether the state would outlive a restart.", [({}, figures.state_kept)]
+    if status.report is None or status.report.error is not None:
         return  # nothing is known of alarms: 0 would look healthy
     yield (
         "gpudoctor_agent_alarms",
         "Checks, on a GPU each, that want somebody to look now.",
-        [({}, len(standing.alarms))],
+        [({}, len(status.alarms))],
     )
     yield (
         "gpudoctor_agent_alarm",
         "What wants somebody to look: fail and unknown at once, warn after enough strikes.",
         [
             ({"check": alarm.check, "gpu": alarm.gpu, "uuid": alarm.uuid, "status": alarm.status.value}, 1)
-            for alarm in standing.alarms
+            for alarm in status.alarms
         ],
     )
     yield (
         "gpudoctor_agent_strikes",
         "Runs in a row in which a check warned or failed.",
-        [
-            ({"check": strike.check, "gpu": strike.gpu, "uuid": strike.uuid}, strike.in_row)
-            for strike in standing.strikes
-        ],
+        [({"check": strike.check, "gpu": strike.gpu, "uuid": strike.uuid}, strike.in_row) for strike in status.strikes],
     )
 
 

@@ -1,4 +1,4 @@
-"""One run of `gpudoctor check --level quick` in a process of its own, ended without fail, and its report."""
+"""Runs `gpudoctor check --level quick` in a separate process, reads its report, and makes sure the process ends."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import os
 import re
 import signal
 from collections.abc import Mapping, Sequence
-from time import monotonic
 
 import msgspec
 
@@ -24,19 +23,18 @@ WORDS_MAX = 300
 
 
 def environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Ours without what is the agent's alone."""
+    """The agent's environment without the variables that are for the agent only."""
     return {name: value for name, value in environ.items() if name not in (TOKEN_VARIABLE, "NOTIFY_SOCKET")}
 
 
 class QuickRun:
-    """The process, in its own session. Its output goes to memory: no pipe, so no reader is ever needed.
+    """The process of one check, in its own session. Its output goes to memory files, so that no pipe has to be read.
 
-    `over()` is asked now and then; `end_softly()` and `end_hard()` never wait. Raise OSError where it
-    cannot be started.
+    The caller polls `over()`; `end_softly()` and `end_hard()` never wait. Raise OSError if the process cannot be
+    started.
     """
 
     def __init__(self, command: Sequence[str], environ: Mapping[str, str]) -> None:
-        self.started_s = monotonic()
         self._files: list[int] = []
         try:
             for _ in ("output", "error"):
@@ -52,7 +50,7 @@ class QuickRun:
         return self._process.pid
 
     def over(self) -> bool:
-        """Whether the process has ended; one that writes without end is killed."""
+        """Whether the process has ended. Kills a process that has written too much."""
         if self._process.poll() is not None:
             return True
         if max(os.fstat(self._out).st_size, os.fstat(self._err).st_size) > OUTPUT_BYTES_MAX:
@@ -60,21 +58,19 @@ class QuickRun:
         return False
 
     def end_softly(self) -> None:
-        """Ask it to end with what it has learnt."""
+        """Send SIGTERM: the check stops and reports what it has found so far."""
         self._process.send(signal.SIGTERM, group=True)
 
     def end_hard(self) -> None:
-        """Kill it and its group."""
+        """Kill the process group."""
         self._process.send(signal.SIGKILL, group=True)
 
     def outcome(self) -> Report | str:
-        """The report of a run that is over, or in words why there is none. To be called once."""
+        """The report of a run that is over, or why there is none. Call it once: it closes the output."""
         status = self._process.returncode
         try:
-            output, words = (
-                content(self._out, OUTPUT_BYTES_MAX + 1),
-                _last_line(content(self._err, OUTPUT_BYTES_MAX + 1)),
-            )
+            output = content(self._out, OUTPUT_BYTES_MAX + 1)
+            words = _last_line(content(self._err, OUTPUT_BYTES_MAX + 1))
         finally:
             self._close()
         said = f": {words}" if words else ""
@@ -92,7 +88,7 @@ class QuickRun:
         return report
 
     def abandon(self) -> None:
-        """Let go of a process that the kernel does not let die; `end_leftovers` reaps it when it does."""
+        """Stop waiting for a process that is stuck in the kernel; `end_leftovers` reaps it once it can die."""
         self._process.abandon()
         self._close()
 
@@ -102,7 +98,7 @@ class QuickRun:
 
 
 def decoded(data: bytes) -> Report:
-    """A report from JSON; names that are not UTF-8 get a ? for each such letter. Raise ValueError."""
+    """A report from JSON; each lone surrogate (from a name that is not UTF-8) becomes `?`. Raise ValueError."""
     try:
         return msgspec.json.decode(data, type=Report)
     except msgspec.DecodeError:

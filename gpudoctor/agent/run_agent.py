@@ -1,4 +1,4 @@
-"""Runs the agent: the request is checked, then the schedule and the listener run side by side."""
+"""Runs the agent: checks the request, then runs the schedule and the HTTP server side by side."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from gpudoctor.report.model import SourceSummary
 if TYPE_CHECKING:
     from gpudoctor.agent.answers import AgentAnswers
     from gpudoctor.agent.node_status import NodeStatus
-    from gpudoctor.agent.schedule import Rounds, SchedulePlan
+    from gpudoctor.agent.schedule import Schedule, SchedulePlan
 
 _ASK_S = 60.0
 _JITTER_SHARE, _JITTER_MAX_S = 0.1, 60.0
@@ -41,9 +41,10 @@ class _Facts(msgspec.Struct):
 
 
 class AgentRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What the agent is to check, how often, and where it listens; times in seconds.
+    """What the agent checks, how often, and where it listens; times in seconds.
 
-    `strikes`: runs in a row with a warn before it is an alarm. `jitter_s` None: a tenth of the interval, 60 s at most.
+    `strikes`: consecutive runs with a warn before it is an alarm. `jitter_s` None: a tenth of the interval, 60 s at
+    most.
     """
 
     node: str | None = None
@@ -59,8 +60,8 @@ class AgentRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run_agent(request: AgentRequest) -> int:
-    """Run until SIGINT, SIGTERM or SIGHUP; give 128 + its number. Raise UserError if it cannot start."""
-    # they say if a library is missing, before all else
+    """Run until SIGINT, SIGTERM or SIGHUP; return 128 + its number. Raise UserError if the agent cannot start."""
+    # first, because these imports raise UserError if a library is missing
     from gpudoctor.agent.answers import AgentAnswers
     from gpudoctor.agent.metrics import AgentMetrics
     from gpudoctor.report.prometheus import wants_old_series
@@ -69,20 +70,20 @@ def run_agent(request: AgentRequest) -> int:
     token = token_of(request.token_file, os.environ, where)
     with ExitStack() as kept:
         sockets = [kept.enter_context(each) for each in where.listening_sockets()]
-        rounds = _rounds(request, kept)
-        plan = rounds.plan
-        metrics = AgentMetrics(rounds.tell, old_series=wants_old_series(os.environ))
-        answers = AgentAnswers(HttpAccess(token, where.host), metrics, rounds.look)
+        schedule = _schedule(request, kept)
+        plan = schedule.plan
+        metrics = AgentMetrics(schedule.scrape_figures, old_series=wants_old_series(os.environ))
+        answers = AgentAnswers(HttpAccess(token, where.host), metrics, schedule.status, plan.prefix)
         adopt_orphans()
         url = where.url(sockets[0].getsockname()[1])
-        say(f"{plan.mark}agent on {url} (metrics, healthz, report), a quick check every {plan.interval_s:g} s")
+        say(f"{plan.prefix}agent on {url} (metrics, healthz, report), a quick check every {plan.interval_s:g} s")
         if not where.is_loopback:
             say("the connection is not encrypted: on a network that you do not trust, put TLS or a tunnel before it")
-        return asyncio.run(_serve(sockets, answers, rounds))
+        return asyncio.run(_serve(sockets, answers, schedule))
 
 
 def token_of(file: Path | None, environ: Mapping[str, str], where: ListenAddress) -> str | None:
-    """The token that is wanted; None if none is. Raise UserError if one is needed and missing."""
+    """The token that clients must send; None if none is needed. Raise UserError if it is needed and missing or weak."""
     token = environ.get(TOKEN_VARIABLE) or None if file is None else read_token(file)
     name = TOKEN_VARIABLE if file is None else f"--token-file {file}"
     if token is None:
@@ -101,29 +102,29 @@ def token_of(file: Path | None, environ: Mapping[str, str], where: ListenAddress
 
 
 def check_once(request: AgentRequest) -> int | tuple[NodeStatus, str]:
-    """Run one check now as the agent would, and keep its state; nothing listens. Raise UserError.
+    """Run one check now as the agent would and save its state, without the HTTP server. Raise UserError.
 
-    Gives how the node stands and what is to be said before it; 128 + n if signal n ended it.
+    Return the node's status and its prefix (`SchedulePlan.prefix`), or 128 + n if signal n ended the run.
     """
     with ExitStack() as kept:
-        rounds = _rounds(request, kept)
+        schedule = _schedule(request, kept)
         adopt_orphans()
-        ended_by = asyncio.run(_until_signal(rounds.once()))
-    return rounds.look() if ended_by is None else ended_by
+        ended_by = asyncio.run(_until_signal(schedule.once()))
+    return (schedule.status(), schedule.plan.prefix) if ended_by is None else ended_by
 
 
-def _rounds(request: AgentRequest, kept: ExitStack) -> Rounds:
+def _schedule(request: AgentRequest, kept: ExitStack) -> Schedule:
     plan = _plan(request)
     subject = WatchedSubject(plan.host, _utf8(request.node), tuple(_utf8(fault) or "" for fault in request.faults))
     state = StateDirectory(request.state or default_directory(os.environ), subject)
     kept.callback(state.close)
-    from gpudoctor.agent.schedule import Rounds
+    from gpudoctor.agent.schedule import Schedule
 
-    return Rounds(plan, state)
+    return Schedule(plan, state)
 
 
 async def _until_signal(work: Coroutine[None, None, None]) -> int | None:
-    """Let it run to its end; 128 + the number of the signal that ended it before, else None."""
+    """Run `work` to its end and return None, or cancel it on a signal and return 128 + the signal's number."""
     ended, task = ended_by_signal(), asyncio.ensure_future(work)
     try:
         await asyncio.wait((ended, task), return_when=asyncio.FIRST_COMPLETED)
@@ -134,19 +135,19 @@ async def _until_signal(work: Coroutine[None, None, None]) -> int | None:
     return ended.result() if ended.done() else None
 
 
-async def _serve(sockets: Sequence[socket.socket], answers: AgentAnswers, rounds: Rounds) -> int:
+async def _serve(sockets: Sequence[socket.socket], answers: AgentAnswers, schedule: Schedule) -> int:
     from gpudoctor.http.server import serving
 
     async with serving(answers.runner(), sockets, answers.listener):
-        code = await _until_signal(rounds.run())
-    # it ends of itself only by a defect of ours, and then it must not look as if the agent still ran
+        code = await _until_signal(schedule.run())
+    # without a signal the schedule ends only by a bug, and then the process must not seem to be running still
     assert code is not None
     return code
 
 
 def _plan(request: AgentRequest) -> SchedulePlan:
-    """What is run, once it is known that it can be. Raise UserError for a source or a configuration that is none."""
-    from gpudoctor.agent.schedule import SchedulePlan, check_command
+    """The plan, after checking the source and the configuration. Raise UserError if either is invalid."""
+    from gpudoctor.agent.schedule import SchedulePlan
 
     options = [] if request.config is None else [f"--config={request.config}"]
     _asked("config", options)
@@ -154,7 +155,7 @@ def _plan(request: AgentRequest) -> SchedulePlan:
     named += [f"--fault={fault}" for fault in request.faults]
     usual_jitter_s = min(_JITTER_MAX_S, _JITTER_SHARE * request.interval_s)
     return SchedulePlan(
-        command=check_command(own_gpudoctor(), [*options, *named]),
+        command=(*own_gpudoctor(), "check", "--level", "quick", "--json", *options, *named),
         host=_utf8(node_name()) or "",
         source=_source(request, named),
         interval_s=request.interval_s,
@@ -176,7 +177,7 @@ def _source(request: AgentRequest, named: Sequence[str]) -> SourceSummary:
 
 
 def _asked(command: str, options: Sequence[str]) -> bytes:
-    """stdout of a gpudoctor that reads what we were given, so that this process stays small. Raise UserError."""
+    """stdout of another gpudoctor, which reads the user's input so that this process stays small. Raise UserError."""
     try:
         words = [*own_gpudoctor(), command, *options]
         done = run_command(words, _ASK_S, OUTPUT_BYTES_MAX, environment(os.environ), with_stderr=True)
@@ -191,5 +192,5 @@ def _asked(command: str, options: Sequence[str]) -> bytes:
 
 
 def _utf8(text: str | None) -> str | None:
-    """An argument or a host name need not be UTF-8; what is kept as JSON has to be."""
+    """The text with undecodable bytes escaped: arguments and host names need not be UTF-8, the saved JSON must be."""
     return None if text is None else text.encode("utf-8", "backslashreplace").decode()

@@ -1,4 +1,4 @@
-"""Runs the check again and again: when, one at a time, each to its end, and what is known in between."""
+"""Runs the check on a schedule, one run at a time, and holds the current status between runs."""
 
 from __future__ import annotations
 
@@ -6,26 +6,24 @@ import asyncio
 import os
 import random
 import time
-from collections.abc import Sequence
 
 import msgspec
 
-from gpudoctor.agent.consecutive_failures import counted
-from gpudoctor.agent.node_status import NodeStatus, ScrapeFigures, no_report, standing
+from gpudoctor.agent.node_status import Last, Moment, NodeStatus, ScrapeFigures, no_report, status_at, streaks_after
 from gpudoctor.agent.quick_run import QuickRun
-from gpudoctor.agent.state import Last, Moment, StateDirectory, now
+from gpudoctor.agent.state import StateDirectory, now
 from gpudoctor.exits import say
 from gpudoctor.process.leftovers import end_leftovers
 from gpudoctor.report.model import Report, SourceSummary
 
 _LOOK_S = 0.05
-_NAP_MAX_S = 30.0  # the loop's clock stands still while the machine is suspended
-SOFT_S, HARD_S = 4.0, 2.0  # a check that is asked to end needs below a second
-END_SOFT_S, END_HARD_S = 0.9, 0.6  # the agent itself has to end within 2 s
+_NAP_MAX_S = 30.0  # asyncio's clock stops while the machine is suspended
+SOFT_S, HARD_S = 4.0, 2.0  # a check needs less than a second to end after SIGTERM
+END_SOFT_S, END_HARD_S = 0.9, 0.6  # the agent must end within 2 s
 
 
 class SchedulePlan(msgspec.Struct, frozen=True):
-    """What is run, and when; times in seconds. `command` gives a report as JSON on its stdout."""
+    """What to run and when; times in seconds. `command` writes a report as JSON to its stdout."""
 
     command: tuple[str, ...]
     host: str
@@ -36,15 +34,15 @@ class SchedulePlan(msgspec.Struct, frozen=True):
     strikes: int
 
     @property
-    def mark(self) -> str:
-        """What stands before everything said of a node that is not this machine."""
+    def prefix(self) -> str:
+        """The prefix of every line about a node that is not this machine."""
         if self.source.kind == "simulated":
             return "SIMULATED "
         return "" if self.source.kind == "live" else f"({self.source.kind} {self.source.name}) "
 
 
-class Rounds:
-    """The agent's one job. `run` never returns; cancelled, it leaves no process behind."""
+class Schedule:
+    """The agent's runs. `run` never returns; when it is cancelled it leaves no process behind."""
 
     def __init__(self, plan: SchedulePlan, state: StateDirectory) -> None:
         self.plan = plan
@@ -54,23 +52,22 @@ class Rounds:
         self._state_kept = True
         self._said: str | None = None
 
-    def look(self) -> tuple[NodeStatus, str]:
-        """How the node stands now, and what is to be said before it."""
+    def status(self) -> NodeStatus:
+        """The node's status now."""
         plan = self.plan
-        found = standing(
+        return status_at(
             self._last, now(), interval_s=plan.interval_s, deadline_s=plan.deadline_s, strikes=plan.strikes
         )
-        return found, plan.mark
 
-    def tell(self) -> ScrapeFigures:
-        """For the metrics."""
+    def scrape_figures(self) -> ScrapeFigures:
+        """What the metrics are made from."""
         simulated = self.plan.source.kind == "simulated"
-        return ScrapeFigures(self.look()[0], self.plan.interval_s, dict(self._runs), self._state_kept, simulated)
+        return ScrapeFigures(self.status(), self.plan.interval_s, dict(self._runs), self._state_kept, simulated)
 
     async def once(self) -> None:
-        """Run the check one time, now."""
+        """Run the check once, now."""
         began = now()
-        self._take(await self._outcome(), began, now(), quiet=True)
+        self._record(await self._outcome(), began, now(), quiet=True)
 
     async def run(self) -> None:
         due_s = first_due_s(self._last, now(), self.plan.interval_s, random.uniform(0.0, self.plan.jitter_s))
@@ -78,26 +75,26 @@ class Rounds:
             await _sleep_until(due_s)
             began = now()
             outcome = await self._outcome()
-            self._take(outcome, began, now())
+            self._record(outcome, began, now())
             due_s = next_due_s(due_s, now().since_boot_s, self.plan.interval_s)
 
-    def _take(self, outcome: Report | str, began: Moment, ended: Moment, *, quiet: bool = False) -> None:
+    def _record(self, outcome: Report | str, began: Moment, ended: Moment, *, quiet: bool = False) -> None:
         if isinstance(outcome, str):
             self._runs["none"] += 1
             report = no_report(outcome, began, ended, self.plan.host, self.plan.source)
         else:
             self._runs["report"] += 1
             report = outcome
-        strikes = counted(self._last.strikes if self._last else (), report)
+        strikes = streaks_after(self._last.strikes if self._last else (), report)
         self._last = Last(began, ended, report, strikes)
         self._state_kept = self._state.save(self._last)
         line = report.reason if report.error is None else f"UNKNOWN {report.error}"
-        if line != self._said and not quiet:  # a log that says the same each time is not read
-            say(f"{self.plan.mark}{line}")
+        if line != self._said and not quiet:  # logged only when it changes: nobody reads a log that repeats itself
+            say(f"{self.plan.prefix}{line}")
         self._said = line
 
     async def _outcome(self) -> Report | str:
-        """Run the check once; its report, or why there is none."""
+        """Run the check once; return its report, or why there is none."""
         left = await _clear_leftovers()
         if left:
             return (
@@ -121,7 +118,7 @@ class Rounds:
         return outcome
 
     async def _ended(self, run: QuickRun) -> str:
-        """End a run that is late. What it had learnt is no verdict."""
+        """End a run that is late; return why it has no report. A partial report is not used as a verdict."""
         run.end_softly()
         if not await _over_within(run, SOFT_S):
             run.end_hard()
@@ -135,7 +132,7 @@ class Rounds:
 
 
 def first_due_s(last: Last | None, at: Moment, interval_s: float, jitter_s: float) -> float:
-    """When the first run begins, in seconds since boot: an interval after the last one of this boot, else soon."""
+    """When the first run is due, in seconds since boot: an interval after the last run of this boot, else soon."""
     age_s = None if last is None else last.began.age_s(at)
     if age_s is not None and age_s < interval_s:
         return at.since_boot_s - age_s + interval_s
@@ -143,7 +140,7 @@ def first_due_s(last: Last | None, at: Moment, interval_s: float, jitter_s: floa
 
 
 def next_due_s(due_s: float, at_s: float, interval_s: float) -> float:
-    """The next run's time; those whose time passed during a longer one are left out, not caught up with."""
+    """When the next run is due. Runs that fell due during a longer run are skipped, not caught up on."""
     missed = max(0.0, (at_s - due_s) // interval_s)
     return due_s + (missed + 1) * interval_s
 
@@ -163,7 +160,7 @@ async def _over_within(run: QuickRun, limit_s: float) -> bool:
 
 
 async def _clear_leftovers() -> tuple[int, ...]:
-    """End what runs left behind, and give what will not end: a process that is killed needs a moment."""
+    """End the processes that earlier runs left behind; return the ids of those still there after `HARD_S`."""
     give_up_s = time.monotonic() + HARD_S
     while (left := end_leftovers()) and time.monotonic() < give_up_s:
         await asyncio.sleep(_LOOK_S)
@@ -171,7 +168,7 @@ async def _clear_leftovers() -> tuple[int, ...]:
 
 
 def _end_now(run: QuickRun) -> None:
-    """End it while nothing else goes on any more."""
+    """End the run with blocking waits: the event loop is shutting down."""
     for end, limit_s in ((run.end_softly, END_SOFT_S), (run.end_hard, END_HARD_S)):
         end()
         give_up_s = time.monotonic() + limit_s
@@ -182,8 +179,3 @@ def _end_now(run: QuickRun) -> None:
             time.sleep(_LOOK_S)
     run.abandon()
     end_leftovers()
-
-
-def check_command(own: Sequence[str], options: Sequence[str]) -> tuple[str, ...]:
-    """The command of a run."""
-    return (*own, "check", "--level", "quick", "--json", *options)

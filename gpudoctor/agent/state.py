@@ -1,4 +1,4 @@
-"""What outlives a restart: the last report, when it was made, and the strikes; and moments of time."""
+"""The state that survives a restart: the last report, when it was made, and the streaks of failures."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ from typing import Literal
 
 import msgspec
 
-from gpudoctor.agent.consecutive_failures import FailureStreak
+from gpudoctor.agent.node_status import Last, Moment
 from gpudoctor.errors import UserError
 from gpudoctor.exits import printable, say
 from gpudoctor.private_folder import make_private_folder, why_not_private
-from gpudoctor.report.model import Report
 from gpudoctor.report.output_files import write_file
 
 STATE_FILE, LOCK_FILE = "agent.json", "agent.lock"
@@ -24,25 +23,8 @@ STATE_FILE, LOCK_FILE = "agent.json", "agent.lock"
 STATE_BYTES_MAX = 64 << 20
 
 
-class Moment(msgspec.Struct, frozen=True):
-    """A moment: the boot it was in, the seconds since that boot (suspends included), and Unix time for people.
-
-    Two moments of one boot have a distance whatever was done to the wall clock; those of two have none. So an age is
-    honest: no step of the wall clock, no suspend and no reboot makes it smaller.
-    """
-
-    boot: str
-    since_boot_s: float
-    unix_s: float
-
-    def age_s(self, now: Moment) -> float | None:
-        """Seconds from this moment to `now`; None where they are not of one boot, or in the wrong order."""
-        age = now.since_boot_s - self.since_boot_s
-        return age if self.boot == now.boot and age >= 0 else None
-
-
 def now() -> Moment:
-    """This moment."""
+    """The current moment."""
     return Moment(_boot(), time.clock_gettime(time.CLOCK_BOOTTIME), time.time())
 
 
@@ -51,25 +33,16 @@ def _boot() -> str:
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except (OSError, ValueError):
-        # unknown: no moment that was kept in a file is of this boot
+        # unique, so that no saved moment counts as being from this boot
         return f"unknown since {time.time()}"
 
 
 class WatchedSubject(msgspec.Struct, frozen=True):
-    """What is watched: this host, or what `--node` and `--fault` say. Another subject's report is not ours."""
+    """What the agent checks: this host, or the source given by `--node` and `--fault`. State of another is not used."""
 
     host: str
     node: str | None = None
     faults: tuple[str, ...] = ()
-
-
-class Last(msgspec.Struct, frozen=True):
-    """The last run: when it began and ended, what it reported, and the strikes after it."""
-
-    began: Moment
-    ended: Moment
-    report: Report
-    strikes: tuple[FailureStreak, ...] = ()
 
 
 class _Kept(msgspec.Struct, frozen=True):
@@ -79,7 +52,7 @@ class _Kept(msgspec.Struct, frozen=True):
 
 
 def default_directory(environ: Mapping[str, str]) -> Path:
-    """systemd's StateDirectory=, else XDG's. Raise UserError where neither is known."""
+    """systemd's StateDirectory=, else XDG's state directory. Raise UserError if neither is known."""
     given = environ.get("STATE_DIRECTORY", "").split(":")[0]
     if given:
         return Path(given)
@@ -96,10 +69,10 @@ def default_directory(environ: Mapping[str, str]) -> Path:
 
 
 class StateDirectory:
-    """A folder that belongs to one agent at a time.
+    """A folder that one agent at a time uses, held by a lock.
 
-    Raise UserError where it is another's, cannot be written, or could be changed by other users: what is kept there
-    decides on an alarm.
+    Raise UserError if another agent holds it, if it cannot be written, or if other users could change it: its content
+    decides about alarms.
     """
 
     def __init__(self, folder: Path, subject: WatchedSubject) -> None:
@@ -130,7 +103,7 @@ class StateDirectory:
         os.close(self._lock)
 
     def load(self) -> Last | None:
-        """The last run of the agent that was here before; None where there is none that can be used, which is said."""
+        """The last run that an earlier agent saved; None if there is none, or (with a message) if it is unusable."""
         path = self.folder / STATE_FILE
         try:
             return self._read(path)
@@ -152,7 +125,7 @@ class StateDirectory:
         return kept.last
 
     def save(self, last: Last) -> bool:
-        """Keep it, whole or not at all; False where that cannot be done, which is said once and not fatal."""
+        """Write the state atomically. Return False if that fails, with a message at the first failure only."""
         text = msgspec.json.encode(_Kept("gpudoctor.agent-state/1", self._subject, last)).decode()
         try:
             write_file(self.folder / STATE_FILE, text + "\n")

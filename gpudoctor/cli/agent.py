@@ -95,6 +95,6 @@ def run(args: argparse.Namespace) -> int:
     ended = run_agent.check_once(request)
     if isinstance(ended, int):
         return ended
-    standing, mark = ended
-    write_stdout(f"{mark}{printable(standing.line)}\n")
-    return _EXIT_OF[standing.verdict]
+    status, prefix = ended
+    write_stdout(f"{prefix}{printable(status.line)}\n")
+    return _EXIT_OF[status.verdict]

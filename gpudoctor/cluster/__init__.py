@@ -1,1 +1,1 @@
-"""Many nodes, on an engine that people already run; it places the processes, gpudoctor runs in each."""
+"""Checks of many nodes. The user's own engine (Slurm, MPI, Ray, ...) places one gpudoctor process on each."""

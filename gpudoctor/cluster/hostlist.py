@@ -1,18 +1,18 @@
-"""Host names: many of them in few words, as Slurm writes them (node[1-3,7]), and in the order that people expect."""
+"""Host names: Slurm hostlist expressions (node[1-3,7]) and natural sorting."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
 
-# what a scheduler's host list may hold: a name from a report must not smuggle a second host, an option or a command in
+# what a host list may contain: a name from a report must not inject a second host, an option or a command
 _HOST_NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9_])?")
 _DIGITS = re.compile(r"([0-9]+)")
 _NUMBERED = re.compile(r"(.*?)([0-9]{1,9})", re.DOTALL)
 
 
 def is_host_name(name: str) -> bool:
-    """Whether the name can stand in a host list.
+    """Whether the name is allowed in a host list.
 
     >>> is_host_name("gpu-07.cluster"), is_host_name("a b"), is_host_name("-x"), is_host_name("node[1-9]")
     (True, False, False, False)
@@ -21,13 +21,13 @@ def is_host_name(name: str) -> bool:
 
 
 def natural(name: str) -> tuple[tuple[int, int, str], ...]:
-    """A key that sorts node2 before node10."""
+    """A sort key that puts node2 before node10."""
     words = _DIGITS.split(name)
     return tuple((1, int(word[:18]), word) if word.isdecimal() else (0, 0, word) for word in words)
 
 
 def hostlist(names: Iterable[str]) -> str:
-    """The names as a Slurm hostlist expression; only a number at the end of a name is folded.
+    """The names as a Slurm hostlist expression. Only a number at the end of a name is folded into a range.
 
     >>> hostlist(["node7", "node1", "node3", "node2", "login"])
     'login,node[1-3,7]'
@@ -49,7 +49,7 @@ def hostlist(names: Iterable[str]) -> str:
 
 
 def _folded(prefix: str, digits: set[str]) -> list[str]:
-    """The numbers of one prefix; those written with leading zeros keep their width."""
+    """The ranges of one prefix; numbers with leading zeros keep their width."""
     widths = {len(number) for number in digits if number.startswith("0") and len(number) > 1}
     groups: dict[int, list[int]] = {}
     for number in digits:

@@ -1,17 +1,17 @@
-"""Which of many equal measurements are worse than the others, by two rules that must both say so.
+"""Finds the values that are worse than the others among many like measurements. Two rules must both hold.
 
-1. Median and MAD: further below the median than chance puts a single one of all that are judged. The spread is the
-   larger of the MAD and of the same taken over the worse half only, times 1.4826 (so that it is a standard deviation
-   where noise is normal). The distance wanted grows with the number of values judged (normal quantile at 1 % chance
-   of naming any of them), and in small fleets by 1 + 18 / n + 250 / n^2 for n nodes: simulated with normal noise, the
-   MAD of 10 values is so often far too small that 4 to 5 times the distance is needed, of 32 values 1.6 times.
-2. The criterion of SuperBench (ATC 2024, arXiv 2402.06194): similarity to the criterion of the fleet below 0.95. The
-   criterion is the sample most similar to all others, found again while those of similarity 0.95 or less are left
-   out. A sample here is one number, already the median of repeats; of numbers the most similar one is their median,
-   and the area between two cumulative distributions is their distance: similarity is worse / better.
+1. Median and MAD: the value is further below the median than chance would put any of the judged values. The spread is
+   the larger of the MAD of all values and of the worse half, times 1.4826 (which makes it a standard deviation if the
+   noise is normal). The required distance grows with the number of judged values (normal quantile for a 1 % chance of
+   naming any of them), and for small fleets of n nodes by 1 + 18 / n + 250 / n^2: in simulations with normal noise,
+   the MAD of 10 values is so often far too small that 4 to 5 times the distance is needed, of 32 values 1.6 times.
+2. The criterion of SuperBench (ATC 2024, arXiv 2402.06194): similarity to the fleet's criterion below 0.95. The
+   criterion is the sample most similar to all others, recomputed after leaving out those of similarity 0.95 or less.
+   Here a sample is one number, already the median of repeats. The most similar of several numbers is their median, and
+   the area between two cumulative distributions is their difference, so similarity is worse / better.
 
-Only what is worse is named. Where a quarter of the nodes or more would be, or is 10 % worse than the criterion, there
-are two kinds of nodes and no outliers: that is said, and is nobody's fault.
+Only worse values are outliers. If a quarter of the nodes or more would be outliers, or are 10 % worse than the
+criterion, there are two kinds of nodes: this is reported as such, and no node is blamed.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _FEWEST_SIGMAS = 3.5  # Iglewicz and Hoaglin 1993: the usual bound of the modifi
 
 
 class Bad(msgspec.Struct, frozen=True, gc=False):
-    """A value that is worse than the others: by how much of the criterion, and how many standard deviations.
+    """An outlier: its similarity to the criterion, and its distance from the median in standard deviations.
 
-    `node` is what the caller called its node, `position` where it stood in the values.
+    `node` is the caller's number of its node, `position` its index in the values.
     """
 
     value: float
@@ -46,14 +46,14 @@ class Bad(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def status(self) -> Literal["fail", "warn"]:
-        """By size alone; whether it was seen more than once is for the caller."""
+        """The status by size alone; the caller decides whether it has been seen often enough."""
         return "fail" if self.similarity <= FAIL_SIMILARITY else "warn"
 
 
 class FigureSpread(msgspec.Struct, frozen=True):
-    """How the values of one figure lie. `bad` is worst first; `why_not` says why none was judged.
+    """The distribution of one figure's values. `bad` is worst first; `why_not` is why none was judged.
 
-    `split`: so many are worse that they are another population; `bad` then holds them all.
+    `split`: so many values are worse that they form a second population; `bad` then contains all of them.
     """
 
     nodes: int
@@ -69,7 +69,7 @@ class FigureSpread(msgspec.Struct, frozen=True):
 
 
 def sigmas_wanted(judged: int, nodes: int) -> float:
-    """How many standard deviations off a value must be, one of `judged` in a fleet of `nodes`.
+    """How many standard deviations an outlier must be off the median, with `judged` values in a fleet of `nodes`.
 
     >>> round(sigmas_wanted(2000, 10), 1), round(sigmas_wanted(2_000_000, 10_000), 1)
     (23.4, 5.7)
@@ -81,7 +81,7 @@ def sigmas_wanted(judged: int, nodes: int) -> float:
 
 
 def spread_of(values: Sequence[float], nodes: Sequence[int], less_is_better: bool, judged: int) -> FigureSpread:
-    """The spread of the values of one figure; `nodes` says of which node each is; `judged` as in `sigmas_wanted`."""
+    """The spread of one figure's values. `nodes` is the node of each value; `judged` is as in `sigmas_wanted`."""
     ordered = sorted(values)
     count = len(set(nodes))
     median = _median(ordered)
@@ -92,7 +92,7 @@ def spread_of(values: Sequence[float], nodes: Sequence[int], less_is_better: boo
         return msgspec.structs.replace(spread, why_not=f"{count} of at least {MIN_NODES} nodes")
     sigma = _MAD_TO_SIGMA * deviation
     furthest = sigmas_wanted(judged, count) * sigma
-    # a value counts as bad beyond both bounds; many beyond the first alone make the spread so wide that none is
+    # a value is bad beyond both bounds; a split is tested first because many bad values widen the spread
     far, bound = criterion * FAIL_SIMILARITY, min(criterion * ALPHA, median - furthest)
     if less_is_better:
         far, bound = criterion / FAIL_SIMILARITY, max(criterion / ALPHA, median + furthest)
@@ -112,7 +112,7 @@ def spread_of(values: Sequence[float], nodes: Sequence[int], less_is_better: boo
 
 
 def _beyond(values: Sequence[float], ordered: Sequence[float], limit: float, less_is_better: bool) -> list[int]:
-    """The places of the values that are worse than the limit."""
+    """The indexes of the values that are worse than the limit."""
     if less_is_better:
         return [] if ordered[-1] <= limit else [place for place, value in enumerate(values) if value > limit]
     return [] if ordered[0] >= limit else [place for place, value in enumerate(values) if value < limit]
@@ -124,14 +124,14 @@ def _median(ordered: Sequence[float]) -> float:
 
 
 def _mad(ordered: Sequence[float], median: float, less_is_better: bool) -> float:
-    """The larger of the median distance of all, and of the worse half: many spreads are wider on that side."""
+    """The larger MAD of all values and of the worse half, since many distributions are wider on that side."""
     middle = len(ordered) // 2
     worse = ordered[middle:] if less_is_better else ordered[: len(ordered) - middle]
     return max(_median_distance(ordered, median), abs(_median(worse) - median))
 
 
 def _median_distance(ordered: Sequence[float], median: float) -> float:
-    """The distance within which half of the values lie, by halving: a second sort would take most of the time."""
+    """The distance from the median within which half of the values lie, by bisection: faster than a second sort."""
     half = (len(ordered) + 1) // 2
     low, high = 0.0, max(median - ordered[0], ordered[-1] - median)
     for _ in range(50):
@@ -144,7 +144,7 @@ def _median_distance(ordered: Sequence[float], median: float) -> float:
 
 
 def _criterion(ordered: Sequence[float]) -> float:
-    """The median of those that are similar to it."""
+    """The median of the values that are similar to it."""
     criterion = _median(ordered)
     for _ in range(20):
         similar = ordered[bisect_right(ordered, criterion * ALPHA) : bisect_left(ordered, criterion / ALPHA)]

@@ -1,4 +1,4 @@
-"""Rows of text whose first cells are never cut, on any width."""
+"""Rows of text whose first cells are never cut, at any width."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from rich.table import Table
 from rich.text import Text
 
 _GAP = 2
-# narrower than this, words stand below their row and have the whole width
+# if less width is left for the last cell, it goes on lines below the row
 _WORDS_MIN = 20
 
 
 class TextRows:
-    """Rows of `columns` cells that keep their width, and one behind them that takes what is left.
+    """Rows of `columns` cells that keep their width, and a last cell that gets the remaining width.
 
-    A name that is cut is another node's name: where too little is left, the last cell goes below the others.
+    A cut node name would be another node's name, so if too little width is left, the last cell goes below the others.
     """
 
     def __init__(self, columns: int) -> None:
@@ -23,7 +23,7 @@ class TextRows:
         self._rows: list[tuple[list[Text], Text]] = []
 
     def add_row(self, *cells: Text) -> None:
-        """One row; the last of the cells is the one that is folded."""
+        """Add a row; the last of the cells is the one that is folded."""
         *first, words = cells
         assert len(first) == self._columns
         self._rows.append((first, words))

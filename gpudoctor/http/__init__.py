@@ -1,1 +1,1 @@
-"""What the agent and the screen in a browser share as HTTP servers: address, access, bounded connections."""
+"""What the agent and the served TUI share as HTTP servers: listen address, access control, bounded connections."""

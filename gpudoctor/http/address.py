@@ -1,4 +1,4 @@
-"""Where a server listens: the address as typed, as the system resolves it, and bound."""
+"""Where a server listens, and who may use it: the listen address, the token, and the check of the Host header."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _BACKLOG = 64
 
 @dataclass(frozen=True)
 class ListenAddress:
-    """Where to listen, as the value of a command line option; port 0 lets the system choose one."""
+    """Where to listen, as given to a command line option; port 0 lets the system choose one."""
 
     option: str
     host: str
@@ -30,7 +30,7 @@ class ListenAddress:
 
     @cached_property
     def resolved(self) -> list[tuple[socket.AddressFamily, tuple[Any, ...]]]:
-        """Each address of the host, once. Raise UserError if there is none."""
+        """Each address of the host, without duplicates. Raise UserError if the host cannot be resolved."""
         try:
             found = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         except (OSError, UnicodeError) as error:
@@ -52,7 +52,7 @@ class ListenAddress:
         try:
             for family, address in self.resolved:
                 port = sockets[0].getsockname()[1] if sockets else self.port
-                # [::] means every address, those of IPv4 too
+                # [::] means every address, including those of IPv4
                 both = address[0] == "::" and socket.has_dualstack_ipv6()
                 where = (address[0], port, *address[2:])
                 sockets.append(socket.create_server(where, family=family, backlog=_BACKLOG, dualstack_ipv6=both))
@@ -66,7 +66,7 @@ class ListenAddress:
 
 
 def listen_address(text: str, option: str, default: str) -> ListenAddress:
-    """HOST:PORT, HOST, [IPv6]:PORT, :PORT or PORT as typed; `default` gives what is left out. Raise UserError.
+    """Parse HOST:PORT, HOST, [IPv6]:PORT, :PORT or PORT; `default` fills in what is left out. Raise UserError.
 
     >>> address = listen_address("[::1]:80", "--listen", "127.0.0.1:9464")
     >>> address.host, address.port
@@ -86,7 +86,7 @@ def listen_address(text: str, option: str, default: str) -> ListenAddress:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address, or the name localhost, is this machine's own."""
+    """Whether the host is a loopback address or the name localhost."""
     if host.lower() == "localhost":
         return True
     try:
@@ -97,18 +97,14 @@ def is_loopback(host: str) -> bool:
     return (mapped or address).is_loopback
 
 
-# Who may ask a server of ours: the token, and what a request says of the name it asks for.
-
 TOKEN_LENGTH_MIN = 8
-
-
 TOKEN_BYTES_MAX = 4096
 
 
 def read_token(file: Path, *, proves_us: bool = False) -> str:
-    """The token in a file; that every user may read it is said. Raise UserError.
+    """The token in a file, with a message if every user can read the file. Raise UserError.
 
-    `proves_us`: we show by it who we are, so it must not be one that others may have written.
+    `proves_us`: this process proves its identity with the token, so nobody else may be able to write the file.
     """
     try:
         with file.open("rb") as stream:
@@ -126,10 +122,10 @@ def read_token(file: Path, *, proves_us: bool = False) -> str:
 
 
 class HttpAccess:
-    """Decides on each request before anything of it is answered.
+    """Decides whether a request may be answered.
 
-    Without a token only names of this machine's loopback may be asked for (and `listens_on`, the one
-    listened on), so that no page on the internet can point its own name here (DNS rebinding).
+    Without a token, the Host header must name this machine's loopback or `listens_on` (the host listened on), so that
+    no page on the internet can reach the server through a name of its own (DNS rebinding).
     """
 
     def __init__(self, token: str | None, listens_on: str | None = None) -> None:
@@ -141,7 +137,7 @@ class HttpAccess:
         return self._token is not None
 
     def refusal(self, host: str | None) -> str | None:
-        """Why a request is not for us at all, in words; `host` is its Host header (HTTP/1.0 may have none)."""
+        """Why a request is refused by its Host header `host` (None in HTTP/1.0); None if it is not."""
         if self._token is not None or host is None:
             return None
         name = host_of_header(host)
@@ -150,17 +146,17 @@ class HttpAccess:
         return f"{printable(host)[:80]} is not a name of this machine's loopback"
 
     def knows(self, authorization: str | None) -> bool:
-        """Whether the Authorization header brings the token, or none is wanted."""
+        """Whether the Authorization header contains the token, or no token is needed."""
         kind, _, given = (authorization or "").partition(" ")
         return not self.wants_token or (kind.lower() == "bearer" and self.is_token(given.strip()))
 
     def is_token(self, given: str) -> bool:
-        """Compared in a time that does not depend on how much of it is right."""
+        """Whether this is the token, compared in constant time."""
         return self._token is not None and hmac.compare_digest(digest(given), self._token)
 
 
 def host_of_header(header: str) -> str:
-    """The host that a Host header names, in lower case and without its port; empty if it names none."""
+    """The host in a Host header, in lower case and without its port; empty if there is none."""
     try:
         return urlsplit(f"//{header}").hostname or ""
     except ValueError:
@@ -168,7 +164,7 @@ def host_of_header(header: str) -> str:
 
 
 def is_host(header: str) -> bool:
-    """Whether a Host header is HOST or HOST:PORT, as a client that was not made to break something sends it."""
+    """Whether a Host header is a well-formed HOST or HOST:PORT."""
     try:
         parts = urlsplit(f"//{header}")
         return bool(re.fullmatch(r"[A-Za-z0-9._:%\[\]-]{1,255}", header)) and bool(parts.hostname) and parts.port != 0
@@ -177,5 +173,5 @@ def is_host(header: str) -> bool:
 
 
 def digest(text: str) -> bytes:
-    """What is compared in place of a token, so that neither its length nor its letters show in the time taken."""
+    """The digest that is compared instead of the token, so that timing reveals neither its length nor its content."""
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()

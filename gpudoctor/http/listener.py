@@ -1,4 +1,4 @@
-"""Lets connections in: a bounded number, each for a bounded time, until a signal ends the server."""
+"""Accepts connections: a bounded number, each for a bounded time, until a signal ends the server."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ from collections.abc import Callable
 from gpudoctor.process.ending import ENDING_SIGNALS
 
 _PAUSE_S = 0.1
-# of the system, not of this connection: tried again soon
+# shortages of the system, not errors of one connection: accept is tried again soon
 _OUT_OF = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class BoundedListener:
-    """Hands the connections of listening sockets to protocols, never more than `connections_max` at a time.
+    """Accepts connections for protocols, at most `connections_max` at a time.
 
-    At `connections_max` the oldest connection that has not asked for anything makes room; if all have,
-    the new one is refused. A connection ends after `limit_s`: one for which `heard` was not called if
-    `until_heard`, else each.
+    At the limit, the oldest connection without a valid request is closed to make room; if all have made one, the new
+    connection is refused. Connections end after `limit_s`: if `until_heard`, only those for which `heard` was not
+    called, else all.
     """
 
     def __init__(self, connections_max: int, limit_s: float, *, until_heard: bool) -> None:
         self._connections_max = connections_max
         self._limit_s = limit_s
         self._until_heard = until_heard
-        self._silent: dict[Transport, asyncio.TimerHandle] = {}  # the oldest first
+        self._silent: dict[Transport, asyncio.TimerHandle] = {}  # oldest first
         self._heard: dict[Transport, asyncio.TimerHandle] = {}
 
     @property
     def connections(self) -> int:
-        """How many are open."""
+        """The number of open connections."""
         self._forget_closed()
         return len(self._silent) + len(self._heard)
 
     def heard(self, transport: asyncio.BaseTransport | None) -> None:
-        """This connection has asked for something that it may have."""
+        """Record that this connection has made a request that is allowed."""
         if isinstance(transport, Transport) and (timer := self._silent.pop(transport, None)) is not None:
             if self._until_heard:
                 timer.cancel()
@@ -47,7 +47,7 @@ class BoundedListener:
         return transport in self._heard
 
     async def listen(self, listener: socket.socket, make: Callable[[], Protocol]) -> None:
-        """Take connections until it is cancelled, each for a protocol that `make` makes."""
+        """Accept connections until cancelled, each with a new protocol from `make`."""
         loop = asyncio.get_running_loop()
         listener.setblocking(False)
         while True:
@@ -57,7 +57,7 @@ class BoundedListener:
                 if error.errno in _OUT_OF:
                     self._drop_oldest()
                     await asyncio.sleep(_PAUSE_S)
-                continue  # else it was gone before it was let in
+                continue  # otherwise the client closed the connection before it was accepted
             if not self._has_room():
                 connection.close()
                 continue
@@ -72,7 +72,7 @@ class BoundedListener:
         return self.connections < self._connections_max or self._drop_oldest()
 
     def _forget_closed(self) -> None:
-        # whoever closed a connection, we or the other end, the transport knows
+        # the transport knows about a close by either end
         for known in (self._silent, self._heard):
             for transport in [each for each in known if each.is_closing() and not each.get_write_buffer_size()]:
                 known.pop(transport).cancel()
@@ -91,7 +91,7 @@ class BoundedListener:
 
 
 def ended_by_signal() -> asyncio.Future[int]:
-    """What becomes 128 + the number of the first signal that is to end this process."""
+    """A future that resolves to 128 + the number of the first signal to end this process."""
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[int] = loop.create_future()
 

@@ -1,4 +1,4 @@
-"""Serves HTTP through aiohttp to whoever comes, with a bound on what strangers may cost."""
+"""Serves HTTP through aiohttp, with a bound on the memory and time that an unknown client can use."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _NOBODY.setLevel(logging.CRITICAL + 1)
 async def serving(
     runner: web.AppRunner | web.ServerRunner, sockets: Sequence[socket.socket], listener: BoundedListener
 ) -> AsyncIterator[None]:
-    """Answer what comes in on listening sockets; at the end close them, and the runner too.
+    """Serve requests from the listening sockets; at the end close them and the runner.
 
-    Handlers tell the listener whom they have `heard`; of others no more than `HEAD_BYTES_MAX` is read.
+    Handlers call `listener.heard` for an allowed request; until then at most `HEAD_BYTES_MAX` of a connection is read.
     """
-    # what strangers do wrong is theirs: it makes no line, let alone a traceback for each of their connections
+    # clients' errors must not fill the log, let alone with one traceback per connection
     for name in ("aiohttp", "asyncio"):
         logging.getLogger(name).setLevel(logging.CRITICAL + 1)
     await runner.setup()
@@ -49,21 +49,21 @@ async def serving(
 
 
 def one_line(status: int, text: str, headers: Mapping[str, str] = HEADERS) -> web.Response:
-    """A refusal in words; the connection ends with it."""
+    """A one-line answer, after which the connection is closed."""
     response = web.Response(status=status, text=f"gpudoctor: {printable(text)}\n", headers=headers)
     response.force_close()
     return response
 
 
 class _Connection(web.RequestHandler):
-    """aiohttp's side of a connection, with a bound on the head of a request as a whole, and answers of one line."""
+    """aiohttp's connection handler, with a bound on the whole request head and one-line error answers."""
 
     def __init__(self, server: web.Server, listener: BoundedListener) -> None:
         super().__init__(
             server,
             loop=asyncio.get_running_loop(),
             keepalive_timeout=_KEPT_ALIVE_S,
-            lingering_time=0,  # nobody has a body to send that we want
+            lingering_time=0,  # request bodies are never read
             max_line_size=HEAD_BYTES_MAX,
             max_field_size=HEAD_BYTES_MAX,
             logger=_NOBODY,
@@ -78,12 +78,12 @@ class _Connection(web.RequestHandler):
             self._unheard_bytes += len(data)
             if self._unheard_bytes > HEAD_BYTES_MAX:
                 return self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "the request is too large")
-            if begins and data.startswith(b"\r\n"):  # aiohttp would wait for more
+            if begins and data.startswith(b"\r\n"):  # on which aiohttp would wait for more
                 return self._refuse(HTTPStatus.BAD_REQUEST, "this is not an HTTP request")
         return super().data_received(data)
 
     def _refuse(self, status: HTTPStatus, text: str) -> None:
-        """Answer before there is a request for aiohttp to answer."""
+        """Answer and close before aiohttp has a complete request."""
         body = f"gpudoctor: {text}\n"
         head = f"HTTP/1.1 {status.value} {status.phrase}\r\nContent-Type: text/plain; charset=utf-8\r\n"
         if self.transport is not None:
@@ -97,7 +97,7 @@ class _Connection(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """Without what aiohttp would say: the bytes of a stranger, or a title and a page."""
+        """Answer errors in one line: aiohttp would echo the client's bytes, or send an HTML page."""
         if request.writer.output_size > 0:
             raise ConnectionError("part of another answer is sent already")
         if status < 500:

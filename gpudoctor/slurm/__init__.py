@@ -1,4 +1,4 @@
-"""What Slurm's prolog, epilog and health check do on a node: judge it, and drain it within limits."""
+"""Slurm's prolog, epilog and health check on a node: check it, and drain it within limits."""
 
 from typing import Literal
 

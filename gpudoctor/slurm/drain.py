@@ -1,4 +1,4 @@
-"""Draining a node within a cap, and taking our own drains back."""
+"""Drains a node unless too many of its partition are drained already."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from gpudoctor.slurm.node_records import NodeRecord, drain_reason, read_nodes, s
 
 Say = Callable[[str], None]
 
-# how often, and how far apart, a node that may stay drained looks whether the others have stepped back
+# how often, and how far apart, a node that may stay drained checks whether the others have undrained themselves
 _LOOKS, _PAUSE_S = 4, 0.3
 
 
 class DrainResult(Enum):
-    """What became of a drain: the node takes no job now; it was refused by the cap; slurmctld did not answer."""
+    """The outcome of a drain: the node takes no jobs now; the cap forbids it; slurmctld did not answer."""
 
     OUT_OF_SERVICE = "out of service"
     REFUSED = "refused"
@@ -23,12 +23,12 @@ class DrainResult(Enum):
 
 
 def drain(name: str, why: str, cap_percent: int | None, say: Say) -> DrainResult:
-    """Drain this node for `why`, unless it is out of service for somebody else's reason, or the cap forbids it.
+    """Drain this node for `why`, unless it is already out of service for another reason or the cap forbids it.
 
-    Each node decides for itself, so several may drain at the same moment, all below the cap. Each counts again after
-    its own drain: the ones that came last, by the time of the drain and then by name, take it back, and the first ones
-    wait for that. Nobody stays who has not seen a number within the cap after its own drain, so that the cap holds once
-    all have looked; for a second it may not.
+    Each node decides by itself, so several below the cap may drain at the same moment. Each counts again after its own
+    drain: the latest ones (by time of the drain, then by name) undrain themselves, and the earliest wait for that. A
+    node stays drained only once it has seen a count within the cap after its own drain. So the cap may be exceeded for
+    about a second, until all have counted again.
     """
     reason = drain_reason(why)
     nodes = read_nodes(None if cap_percent else name)
@@ -54,9 +54,9 @@ def drain(name: str, why: str, cap_percent: int | None, say: Say) -> DrainResult
 
 
 def above_cap(nodes: Sequence[NodeRecord], own: NodeRecord, cap_percent: int) -> str | None:
-    """In words, why `own` may not be among the nodes that we drain; None if it may.
+    """Why the cap forbids that `own` is drained by gpudoctor; None if it does not.
 
-    The cap holds for each partition of the node, and lets one node of each be drained however small it is.
+    The cap applies to each partition of the node, and always allows one drained node per partition.
     """
     for partition in own.partitions:
         members, drained = _drained_of(nodes, partition)
@@ -71,7 +71,7 @@ def above_cap(nodes: Sequence[NodeRecord], own: NodeRecord, cap_percent: int) ->
 
 
 def _too_many(own: NodeRecord, cap_percent: int) -> str | None:
-    """After the drain of `own`: why it is to be taken back; None if it may stay."""
+    """After `own` was drained: why it must be undrained again; None if it may stay drained."""
     over = None
     for look in range(_LOOKS):
         nodes = read_nodes()
@@ -84,7 +84,7 @@ def _too_many(own: NodeRecord, cap_percent: int) -> str | None:
 
 
 def _came_first(nodes: Sequence[NodeRecord], own: NodeRecord, cap_percent: int) -> bool:
-    """Whether `own` is among those drained nodes that came first in each of its partitions, as many as may stay."""
+    """Whether `own` is, in each of its partitions, among the earliest drained nodes, as many as the cap allows."""
     for partition in own.partitions:
         members, drained = _drained_of(nodes, partition)
         in_order = [n.name for n in sorted(drained, key=lambda node: (node.since.partition("@")[2], node.name))]
@@ -94,7 +94,7 @@ def _came_first(nodes: Sequence[NodeRecord], own: NodeRecord, cap_percent: int) 
 
 
 def _drained_of(nodes: Sequence[NodeRecord], partition: str) -> tuple[int, list[NodeRecord]]:
-    """How many nodes the partition has, and those of them that we drained."""
+    """The number of nodes in the partition, and those that gpudoctor drained."""
     members = [node for node in nodes if partition in node.partitions]
     return len(members), [node for node in members if node.is_ours]
 

@@ -1,4 +1,4 @@
-"""How many health checks in a row a node that we drained has passed: it comes back after several."""
+"""Counts consecutive passed health checks of a node that gpudoctor drained: it is undrained after several."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ _FILE = "undrain.json"
 
 
 class _HealthyChecks(msgspec.Struct, frozen=True):
-    """`drain` names one drain, with its moment: another one begins at 0."""
+    """`drain` is the reason and time of one drain: the count of another drain starts at 0."""
 
     drain: str
     healthy: int
 
 
 def count_healthy(folder: Path, node: NodeRecord) -> int:
-    """Count one more healthy check of the drain that `node` has; give the number. A file that is lost counts as 0."""
+    """Add one passed health check to the current drain of `node` and return the count. A lost file counts as 0."""
     drain = f"{node.reason} {node.since}"
     try:
         kept = msgspec.json.decode((folder / _FILE).read_bytes(), type=_HealthyChecks)
-    except (OSError, msgspec.DecodeError):
+    except (OSError, ValueError):  # msgspec raises UnicodeDecodeError too
         kept = _HealthyChecks(drain, 0)
     healthy = kept.healthy + 1 if kept.drain == drain else 1
     try:
         write_file(folder / _FILE, msgspec.json.encode(_HealthyChecks(drain, healthy)).decode())
     except OutputError:
-        return 1  # what cannot be kept cannot grow: with a hold-down of 1 the node still comes back
+        return 1  # the count cannot be saved and so cannot grow; with GPUDOCTOR_UNDRAIN_AFTER=1 undraining still works
     return healthy
 
 
 def forget_healthy(folder: Path) -> None:
-    """Begin at 0 again."""
+    """Reset the count to 0."""
     (folder / _FILE).unlink(missing_ok=True)

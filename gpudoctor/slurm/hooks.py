@@ -1,4 +1,4 @@
-"""The three hooks: what each does on a verdict, and on none."""
+"""The three hooks: what each does with a verdict, and without one."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from gpudoctor.slurm.quick_check import HookVerdict, check
 from gpudoctor.slurm.records import HookLog, write_last, write_metrics
 from gpudoctor.slurm.settings import HookSettings, read_settings
 
-# of the driver; the scripts end a prolog or an epilog after 40 s, a health check after 45 s
+# for the driver's answers; the scripts in contrib/slurm end a prolog or epilog after 40 s, a health check after 45 s
 _DEADLINE_S = 30.0
 
 
 class HookResult(msgspec.Struct, frozen=True):
-    """Whether Slurm may go on (start the job, keep the node), and why, in one line."""
+    """Whether Slurm may go on (start the job, keep the node), and the reason in one line."""
 
     go_on: bool
     why: str
 
 
 def run_hook(hook: Hook, environ: Mapping[str, str]) -> HookResult:
-    """Run one hook on this node, as slurmd does. Settings that are not understood are no verdict."""
+    """Run one hook on this node, as slurmd does. Invalid settings make the verdict unknown."""
     node = environ.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0]
     settings, problem = read_settings(environ)
     wrong = HookVerdict("unknown", problem) if problem else None
@@ -39,7 +39,7 @@ def run_hook(hook: Hook, environ: Mapping[str, str]) -> HookResult:
 
 
 class _Run:
-    """One run of a hook: its settings, its log, the name of the node."""
+    """One run of a hook."""
 
     def __init__(self, hook: Hook, node: str, settings: HookSettings, environ: Mapping[str, str]) -> None:
         self._hook = hook
@@ -49,7 +49,7 @@ class _Run:
         self._say = HookLog(node, settings).say
 
     def of_job(self, wrong: HookVerdict | None) -> HookResult:
-        """Prolog and epilog: judge the job's GPUs, or the node if the job has none of its own."""
+        """Prolog and epilog: check the job's GPUs, or the whole node if they cannot be told apart."""
         numbers = self._environ.get("SLURM_JOB_GPUS", "")
         if not numbers and not self._settings.trial and not has_gpus():
             return HookResult(True, self._of_no_gpu(wrong))
@@ -66,11 +66,14 @@ class _Run:
         self._record(verdict, withheld=withheld)
         if result is None or result is DrainResult.REFUSED:
             return HookResult(True, verdict.why)
-        # an epilog that fails has Slurm drain the node; so has a prolog, which keeps the job off it besides
+        # if an epilog fails, Slurm drains the node; if a prolog fails, Slurm also keeps the job off it
         return HookResult(self._hook == "epilog" and result is DrainResult.OUT_OF_SERVICE, verdict.why)
 
     def health(self, wrong: HookVerdict | None) -> HookResult:
-        """Judge the node, drain it, or take our drain back. It never fails: slurmd might not register."""
+        """Check the node; drain it, or undrain it if gpudoctor drained it.
+
+        `go_on` is always True: slurmd might not register after a health check that failed.
+        """
         try:
             lock = self._lock()
         except OSError as error:
@@ -84,16 +87,16 @@ class _Run:
         except BlockingIOError:
             return HookResult(True, "another one runs, and will give the answer")
         finally:
-            fcntl.flock(lock, fcntl.LOCK_UN)  # a child that hangs in the driver may hold a copy of it
+            fcntl.flock(lock, fcntl.LOCK_UN)  # explicitly: a child that hangs in the driver may hold a copy
             os.close(lock)
 
     def _health(self, wrong: HookVerdict | None) -> str:
         node = read_node(self._node)
-        # a node that should have GPUs and shows none is a failure; a node without GPUs is none of ours
+        # a node that Slurm says has GPUs and that shows none has a failure; a node without GPUs is left alone
         wants_gpus = node is not None and "gpu" in node.gres
         if not wants_gpus and not self._settings.trial and not has_gpus():
             return self._of_no_gpu(wrong)
-        # before the check: what comes meanwhile is no part of it
+        # taken before the check, so that changes during it invalidate the saved verdict
         about, mark = kept_verdict.identity(self._settings), kept_verdict.kernel_mark()
         began_s = kept_verdict.since_boot_s()
         verdict = wrong or check(self._settings, None, _DEADLINE_S)
@@ -111,13 +114,16 @@ class _Run:
         return judged.why
 
     def _of_no_gpu(self, wrong: HookVerdict | None) -> str:
-        """A node without GPUs is left alone; a setting that is not understood is said all the same."""
+        """Leave a node without GPUs alone, but log invalid settings."""
         if wrong is not None:
             self._say(wrong.why)
         return "no GPU"
 
     def _drained(self, verdict: HookVerdict, of: str) -> tuple[DrainResult | None, bool]:
-        """What became of a drain, None if nothing asked for one; and whether a failure did not drain the node."""
+        """Drain the node if the verdict asks for it.
+
+        Return the outcome (None if no drain was wanted), and whether a failure did not drain the node.
+        """
         settings = self._settings
         if verdict.drains is None:
             if verdict.verdict == "fail":
@@ -128,7 +134,7 @@ class _Run:
             return None, True
         result = drain(self._node, verdict.drains, settings.drain_cap_percent, self._say)
         if result is DrainResult.NO_ANSWER and settings.drain_cap_percent and self._hook != "health":
-            # a hook that fails has Slurm drain the node: with nobody to count, that could be every node at once
+            # if a hook fails, Slurm drains the node; without the cap that could happen on every node at once
             self._say(f"{of}: not drained, GPUDOCTOR_DRAIN_CAP is set and slurmctld does not answer: {verdict.drains}")
             return DrainResult.REFUSED, True
         if result is DrainResult.NO_ANSWER:
@@ -137,7 +143,7 @@ class _Run:
         return result, result is not DrainResult.OUT_OF_SERVICE
 
     def _without_verdict(self, verdict: HookVerdict, of: str) -> HookVerdict:
-        """An unknown is said in every log, and drains where the operator wants it so."""
+        """Log an unknown verdict, and make it drain the node if GPUDOCTOR_ON_ERROR=hold."""
         if verdict.verdict != "unknown":
             return verdict
         self._say(f"{of}: no verdict: {verdict.why}")
@@ -146,9 +152,9 @@ class _Run:
         return verdict
 
     def _take_back(self, before: NodeRecord | None) -> None:
-        """Give the node back to Slurm once it has been healthy for long enough, if it was drained by us.
+        """Undrain the node once it has been healthy for long enough, if gpudoctor drained it.
 
-        `before` is the node before the check, which says nothing about what a drain since then was for.
+        `before` is the node before the check: a drain since then is for a reason that the check may not have seen.
         """
         if before is not None and not before.is_ours:
             return
@@ -156,7 +162,7 @@ class _Run:
         if before is None or node is None:
             self._say("slurmctld does not answer: state of the node not changed")
             return
-        # the check took its time: somebody, or an epilog of ours, may have drained the node meanwhile
+        # an administrator or our own epilog may have drained the node during the check
         if not node.is_ours or "DRAIN" not in node.state or (node.reason, node.since) != (before.reason, before.since):
             return
         if self._settings.action == "log":
@@ -176,7 +182,7 @@ class _Run:
         self._say(f"healthy {healthy} times in a row, back in service (was: {node.reason})")
 
     def _record(self, verdict: HookVerdict, *, withheld: bool) -> None:
-        """The last verdict and the metric; what cannot be written is said, and changes nothing."""
+        """Write the last verdict and the metric; log what cannot be written."""
         problems = []
         try:
             self._settings.state.mkdir(mode=0o755, parents=True, exist_ok=True)

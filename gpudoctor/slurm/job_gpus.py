@@ -1,4 +1,4 @@
-"""Which GPUs a job has, by bus id, and whether this machine has any."""
+"""The bus ids of a job's GPUs, and whether this machine has any GPU."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from pathlib import Path
 _NUMBERS = re.compile(r"\d{1,4}(?:,\d{1,4})*")
 _MINOR = re.compile(r"^Device Minor:\s*(\d+)", re.MULTILINE)
 _BUS = re.compile(r"^Bus Location:\s*(\S+)", re.MULTILINE)
-# the instances of GPUs that are split: Slurm numbers these then, and number 1 may be a part of GPU 0
+# MIG instances: if there are any, Slurm numbers these, and number 1 may be an instance on GPU 0
 _MIG = "proc/driver/nvidia/capabilities/gpu*/mig/gi*"
 _NVIDIA = "0x10de"
 _DISPLAY_CLASS = "0x03"
 
 
 def job_gpus(slurm_job_gpus: str, root: Path = Path("/")) -> str | None:
-    """SLURM_JOB_GPUS as bus ids, with commas: Slurm counts device files, which need not be the driver's order.
+    """SLURM_JOB_GPUS as comma-separated bus ids: Slurm counts device files, whose order need not be the driver's.
 
-    As it is where the driver shows no list. None where the GPUs cannot be told (MIG, a device that the driver does not
-    know): the whole node is to be judged then.
+    Returned unchanged if the driver lists no GPUs in /proc. None if the GPUs cannot be told (MIG, a device that the
+    driver does not know): the whole node is then checked.
     """
     if not _NUMBERS.fullmatch(slurm_job_gpus) or any(root.glob(_MIG)):
         return None
@@ -39,7 +39,7 @@ def job_gpus(slurm_job_gpus: str, root: Path = Path("/")) -> str | None:
 
 
 def has_gpus(root: Path = Path("/")) -> bool:
-    """Whether there is a GPU of NVIDIA, by device files or on the PCI bus: one slurm.conf serves nodes without, too."""
+    """Whether device files or the PCI bus show an NVIDIA GPU. A slurm.conf is shared with nodes that have none."""
     if any(root.glob("dev/nvidia[0-9]*")):
         return True
     return any(

@@ -1,4 +1,4 @@
-"""The health check's verdict, kept for prologs: trusted only if it is young and nothing has changed since."""
+"""The health check's verdict, saved for prologs: trusted only if it is recent and nothing has changed since."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gpudoctor.slurm.settings import HookSettings
 _FILE = "verdict.json"
 _CONFIG = "etc/gpudoctor/config.yaml"
 _KMSG_BYTES_MAX = 16 << 20
-# what a kernel line of a GPU, its slot, its memory or its network holds; more than are of interest cost a live look
+# words in kernel messages about GPUs, PCIe, memory or network; an irrelevant match only costs a live check
 _WORDS = (
     "nvrm",
     "nvidia",
@@ -35,7 +35,7 @@ _WORDS = (
 
 
 class NodeIdentity(msgspec.Struct, frozen=True):
-    """What must be as it was: the boot, the driver, the GPUs that it shows, and how they are judged."""
+    """What must be unchanged: the boot, the driver, the GPUs that it lists, and the settings of the check."""
 
     boot: str
     driver: str
@@ -44,7 +44,7 @@ class NodeIdentity(msgspec.Struct, frozen=True):
 
 
 class KernelMark(msgspec.Struct, frozen=True):
-    """The number of the kernel log's last record."""
+    """The sequence number of the kernel log's last record."""
 
     last: int
 
@@ -58,7 +58,7 @@ class _Kept(msgspec.Struct, frozen=True):
 
 
 class FreshVerdict(msgspec.Struct, frozen=True):
-    """A pass or a warn of the whole node, `age_s` seconds old, in one line."""
+    """A pass or warn of the whole node, `age_s` seconds old, with its one-line reason."""
 
     verdict: Literal["pass", "warn"]
     reason: str
@@ -66,7 +66,7 @@ class FreshVerdict(msgspec.Struct, frozen=True):
 
 
 def identity(settings: HookSettings, root: Path = Path("/")) -> NodeIdentity | None:
-    """What the verdict is about; None if the boot or the driver cannot be told: then nothing is kept."""
+    """What the verdict is about; None if the boot, the driver or the GPUs cannot be read: no verdict is saved then."""
     boot, driver = _text(root / "proc/sys/kernel/random/boot_id"), _text(root / "proc/driver/nvidia/version")
     if settings.trial:
         driver = "simulated"
@@ -83,7 +83,7 @@ def identity(settings: HookSettings, root: Path = Path("/")) -> NodeIdentity | N
 
 
 def kernel_mark(root: Path = Path("/")) -> KernelMark | None:
-    """Where the kernel log ends now, to be asked before a check begins; None if it cannot be read."""
+    """Where the kernel log ends now, to be read before a check begins; None if it cannot be read."""
     records = _kernel_records(root)
     return KernelMark(records[-1][0]) if records else None
 
@@ -96,7 +96,7 @@ def keep(
     verdict: Literal["pass", "warn"],
     reason: str,
 ) -> None:
-    """Keep a verdict of the whole node, of a check that began at `began_s` (`since_boot_s`), for prologs."""
+    """Save a verdict of the whole node for prologs; `began_s` is when its check began (`since_boot_s`)."""
     if about is None or mark is None or not settings.max_age_s:
         forget(settings)
         return
@@ -108,19 +108,19 @@ def keep(
 
 
 def forget(settings: HookSettings) -> None:
-    """No prolog is to trust what was kept."""
+    """Delete the saved verdict."""
     try:
         (settings.state / _FILE).unlink(missing_ok=True)
-    except OSError:  # it is read-only, or not ours: `fresh` does not trust it then
+    except OSError:  # read-only, or another user's: `fresh` does not trust it then
         return
 
 
 def fresh(settings: HookSettings, root: Path = Path("/")) -> FreshVerdict | None:
-    """The verdict that was kept, if it still holds; None for any doubt, and the node is to be looked at.
+    """The saved verdict if it is still valid; None if there is any doubt, and the node must be checked.
 
-    It holds for `max_age_s` of this boot's own clock, for the same driver, GPUs, settings and version of gpudoctor, as
-    long as the kernel has logged nothing of GPUs, slots, memory or network since. Another user than root must not
-    have been able to write it.
+    It is valid for `max_age_s` of the boot clock, for the same driver, GPUs, settings and version of gpudoctor, as long
+    as the kernel has logged nothing about GPUs, PCIe, memory or network since, and only if no user but root could have
+    written it.
     """
     path = settings.state / _FILE
     if not settings.max_age_s:
@@ -129,7 +129,7 @@ def fresh(settings: HookSettings, root: Path = Path("/")) -> FreshVerdict | None
         if why_replaceable(path) is not None:
             return None
         kept = msgspec.json.decode(path.read_bytes(), type=_Kept)
-    except (OSError, msgspec.DecodeError):
+    except (OSError, ValueError):  # msgspec raises UnicodeDecodeError too
         return None
     age_s = since_boot_s() - kept.since_boot_s
     if not 0 <= age_s <= settings.max_age_s or kept.identity != identity(settings, root):
@@ -138,7 +138,7 @@ def fresh(settings: HookSettings, root: Path = Path("/")) -> FreshVerdict | None
 
 
 def since_boot_s() -> float:
-    """Seconds since boot, suspends included: nobody can set this clock."""
+    """Seconds since boot, including suspends, on a clock that cannot be set."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
@@ -151,7 +151,7 @@ def _kernel_is_quiet_since(mark: KernelMark, root: Path) -> bool:
 
 
 def _kernel_records(root: Path) -> list[tuple[int, str]]:
-    """Number and text of each record of /dev/kmsg; empty if it cannot be read, or was overwritten meanwhile."""
+    """Sequence number and text of each record of /dev/kmsg; empty if it is unreadable or overwritten while reading."""
     try:
         device = os.open(root / "dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
     except OSError:

@@ -1,4 +1,4 @@
-"""What slurmctld knows of the nodes, and the two things that are asked of it: drain, undrain."""
+"""slurmctld's records of the nodes, and the two changes that gpudoctor makes: drain and undrain."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import msgspec
 
 from gpudoctor.process.command import CommandLateError, run_command
 
-# every reason that we give begins so, and only what begins so is taken back
+# every reason that gpudoctor sets begins so, and only such drains are undone
 PREFIX = "gpudoctor:"
 REASON_LENGTH = 100
 # slurmd ends a health check after 60 s, and three of these calls may follow a check
 _DEADLINE_S = 5.0
 _BYTES_MAX = 64 << 20
 _FIELD = {name: re.compile(rf"(?:^| ){name}=(\S+)") for name in ("NodeName", "State", "Gres", "Partitions")}
-# newer versions write more fields behind it
+# newer versions of Slurm write more fields after it
 _SIGNED_REASON = re.compile(r"(.*) \[([^\[\]]*@[^\[\]]*)\](?: [A-Z]\w*=.*)?")
 
 
 class NodeRecord(msgspec.Struct, frozen=True):
-    """One node as slurmctld sees it. `since` is who set the reason, and when, as Slurm writes it: `root@2026-...`."""
+    """One node in slurmctld's records. `since` is who set the reason and when, as Slurm writes it: `root@2026-...`."""
 
     name: str
     state: str
@@ -31,12 +31,12 @@ class NodeRecord(msgspec.Struct, frozen=True):
 
     @property
     def out_of_service(self) -> bool:
-        """Whether it takes no jobs; a reason that Slurm kept from before says nothing else."""
+        """Whether it takes no jobs. Judged by the state: Slurm keeps the reason after the node is back in service."""
         return any(word in self.state for word in ("DRAIN", "DOWN", "FAIL"))
 
     @property
     def is_ours(self) -> bool:
-        """Whether it is out of service since a hook of gpudoctor drained it."""
+        """Whether it is out of service because a hook of gpudoctor drained it."""
         return self.out_of_service and self.reason.startswith(PREFIX)
 
 
@@ -58,8 +58,8 @@ def read_node(name: str) -> NodeRecord | None:
 
 
 def parse_node(line: str) -> NodeRecord | None:
-    """One line of `scontrol -o show node`; None if it is none."""
-    # the reason is free text, and what stands in it is no field
+    """Parse one line of `scontrol -o show node`; None if it is not a node's."""
+    # the reason is free text and may contain NAME=VALUE
     head, _, reason = line.partition(" Reason=")
     found = {field: match[1] for field, pattern in _FIELD.items() if (match := pattern.search(head))}
     if "NodeName" not in found or "State" not in found:
@@ -76,12 +76,12 @@ def parse_node(line: str) -> NodeRecord | None:
 
 
 def set_drain(name: str, reason: str) -> bool:
-    """Ask slurmctld to give this node no further job; False if it did not take it."""
+    """Drain the node; False if slurmctld refuses or does not answer."""
     return _update(name, "state=drain", f"reason={reason}")
 
 
 def undo_drain(name: str) -> bool:
-    """Ask slurmctld to give this node jobs again; False if it did not take it."""
+    """Undrain the node; False if slurmctld refuses or does not answer."""
     return _update(name, "state=undrain")
 
 

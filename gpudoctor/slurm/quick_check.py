@@ -1,4 +1,4 @@
-"""One quick check of this node, or of the GPUs of a job, and what of it may drain."""
+"""Runs a quick check of this node or of a job's GPUs, and decides which failures may drain the node."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Verdict = Literal["pass", "warn", "fail", "unknown"]
 
 
 class HookVerdict(msgspec.Struct, frozen=True):
-    """The verdict and its one line. `drains`: the line of the failure that may drain the node; None if none may."""
+    """The verdict and its reason. `drains`: the reason for draining the node; None if no failure may drain it."""
 
     verdict: Verdict
     why: str
@@ -28,11 +28,11 @@ class HookVerdict(msgspec.Struct, frozen=True):
 
 
 def check(settings: HookSettings, gpus: str | None, deadline_s: float) -> HookVerdict:
-    """Judge the node, or only the GPUs named; unknown, with the reason, for whatever is no verdict on them."""
+    """Check the node, or only the named GPUs. Return unknown, with the reason, if the check could not be done."""
     from gpudoctor.facts.nvml.collector_ahead import dismiss_ahead, start_ahead
 
     if not settings.trial:
-        start_ahead()  # the driver is asked while the checks are imported
+        start_ahead()  # reads the driver while the checks are imported
     try:
         return _checked(settings, gpus, deadline_s)
     except UserError as error:
@@ -59,7 +59,7 @@ def _checked(settings: HookSettings, gpus: str | None, deadline_s: float) -> Hoo
 
 
 def result_of(report: Report, settings: HookSettings) -> HookVerdict:
-    """What a report says to Slurm."""
+    """The hook's verdict for a report; a simulated report is unknown unless GPUDOCTOR_TRIAL is set."""
     mark = "SIMULATED " if report.simulated else ""
     if report.simulated and not settings.trial:
         return HookVerdict(
@@ -75,7 +75,7 @@ def result_of(report: Report, settings: HookSettings) -> HookVerdict:
 
 
 def _may_drain(fault: Fault, patterns: Iterable[str]) -> bool:
-    """Whether the fault, or a failure that it explains, is among those that may drain."""
+    """Whether the fault, or a failure that it explains, may drain the node."""
     return any(_matches(check, word) for check in (fault.check, *fault.explains) for word in patterns)
 
 

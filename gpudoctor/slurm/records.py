@@ -1,4 +1,4 @@
-"""What a hook leaves for people and programs: a line in the logs, the last verdict, a metric."""
+"""What a hook writes for people and programs: log lines, its last verdict, and metrics."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _WITHHELD = "gpudoctor_slurm_withheld"
 
 
 class HookLog:
-    """Lines about this node, to stderr, to syslog, and to the file that GPUDOCTOR_LOG names.
+    """Logs lines about this node to stderr, to syslog, and to the file in GPUDOCTOR_LOG.
 
-    slurmd drops what a prolog or an epilog prints. Without syslog and without a file of the operator's, lines go to
-    `log` in the state folder, of which 1 MiB is kept, and the 1 MiB before that as `log.1`.
+    slurmd drops what a prolog or epilog prints. Without syslog and GPUDOCTOR_LOG, lines go to `log` in the state
+    folder, which is renamed to `log.1` at 1 MiB.
     """
 
     def __init__(self, node: str, settings: HookSettings) -> None:
@@ -33,7 +33,7 @@ class HookLog:
         self._own = settings.log is None
 
     def say(self, message: str) -> None:
-        """One line; a place that cannot be written takes nothing away from the others."""
+        """Log one line; a destination that fails does not affect the others."""
         line = printable(f"{self._node}: {message}")
         say_to_stderr(line)
         if self._has_syslog:
@@ -51,20 +51,20 @@ class HookLog:
             file.parent.mkdir(parents=True, exist_ok=True)
             if file.is_file() and file.stat().st_size > _LOG_BYTES_MAX:
                 file.replace(file.with_name("log.1"))
-        # at once, and at the end: slurmd may write to the same file
+        # unbuffered and in append mode: slurmd may write to the same file
         number = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
         with os.fdopen(number, "wb", buffering=0) as log:
             log.write(line.encode("utf-8", "backslashreplace"))
 
 
 def write_last(settings: HookSettings, hook: str, verdict: str, why: str) -> None:
-    """The hook's last verdict, one line: when, pass, warn, fail or unknown, and why. Raise OutputError."""
+    """Write the hook's last verdict as one line: time, pass, warn, fail or unknown, reason. Raise OutputError."""
     at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     write_file(settings.state / hook, f"{at} {verdict} {printable(why)}\n")
 
 
 def write_metrics(settings: HookSettings, hook: str, verdict: str, *, withheld: bool) -> str | None:
-    """The hook's last verdict and its time for node_exporter's textfile collector; in words, why it is not there."""
+    """Write the hook's metrics for node_exporter's textfile collector; return the error message, None if it worked."""
     folder = settings.textfile or settings.state
     try:
         write_file(folder / f"gpudoctor_slurm_{hook}.prom", metrics(settings, hook, verdict, withheld, time.time()))
@@ -74,7 +74,7 @@ def write_metrics(settings: HookSettings, hook: str, verdict: str, *, withheld: 
 
 
 def metrics(settings: HookSettings, hook: str, verdict: str, withheld: bool, time_s: float) -> str:
-    """Three gauges with the label `hook`; a trial carries simulated="true", as everywhere."""
+    """Three gauges with the label `hook`, and simulated="true" in a trial."""
     mark = f'hook="{hook}"' + (',simulated="true"' if settings.trial else "")
     return (
         f"# HELP {_VERDICT} What a Slurm hook found last: pass, warn, fail or unknown, which is 1.\n"

@@ -1,4 +1,4 @@
-"""The settings of the Slurm hooks: variables of /etc/default/gpudoctor, which the scripts in contrib/slurm pass on."""
+"""The settings of the Slurm hooks: variables in /etc/default/gpudoctor, which the scripts in contrib/slurm pass on."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import msgspec
 from gpudoctor.errors import UserError
 
 FILE = "/etc/default/gpudoctor"
-# how a setting is called in the file, and the field that holds it
+# the variable of each field of `HookSettings`
 _FIELDS = {
     "GPUDOCTOR_ACTION": "action",
     "GPUDOCTOR_DRAIN_CHECKS": "drain_checks",
@@ -27,7 +27,7 @@ _FIELDS = {
     "GPUDOCTOR_LOG": "log",
     "GPUDOCTOR_TRIAL": "trial",
 }
-# read by the scripts, and by every gpudoctor
+# read by the scripts or by every gpudoctor command
 _OTHERS = ("GPUDOCTOR", "GPUDOCTOR_TRACEBACK", "GPUDOCTOR_FAKE_DRIVER")
 _CHOICES = {"action": ("drain", "log"), "on_error": ("run", "hold"), "scope": ("job", "node")}
 _FOLDERS = ("state", "textfile", "log")
@@ -39,16 +39,16 @@ _NUMBERS = {
 
 
 class SettingsError(UserError):
-    """A setting is not understood; the line names it, its value and the way out."""
+    """An invalid setting; the message contains its name, its value and what is valid."""
 
 
 class HookSettings(msgspec.Struct, frozen=True):
-    """What an operator may set. An empty or missing setting has the default that stands here.
+    """What an operator may set. An empty or missing variable means the default.
 
-    `drain_checks` are ids, domains or globs whose failures may drain (none: all may). Above `drain_cap_percent` of a
-    partition no further node is drained (None: no limit). `undrain_after` is a number of health checks in a row.
-    A health check's verdict serves prologs for `max_age_s`. `trial` is a simulated node and its faults, judged in
-    place of this machine.
+    `drain_checks` are ids, domains or globs of checks whose failures may drain the node (empty: all). No further node
+    is drained above `drain_cap_percent` of a partition (None: no limit). `undrain_after` is a number of consecutive
+    health checks. Prologs reuse a health check's verdict for `max_age_s`. `trial` is a simulated node and its faults,
+    checked instead of this machine.
     """
 
     action: Literal["drain", "log"] = "drain"
@@ -57,7 +57,7 @@ class HookSettings(msgspec.Struct, frozen=True):
     undrain_after: int = 3
     on_error: Literal["run", "hold"] = "run"
     max_age_s: int = 330
-    # these would judge the limits and CPUs of slurmd instead of those of a job
+    # in a hook these would judge slurmd's limits and CPUs instead of a job's
     skip: tuple[str, ...] = ("env", "host.cpu-per-gpu", "host.ram-per-gpu", "host.limits", "topology.numa")
     scope: Literal["job", "node"] = "job"
     state: Path = Path("/run/gpudoctor")
@@ -67,7 +67,7 @@ class HookSettings(msgspec.Struct, frozen=True):
 
 
 def read_settings(environ: Mapping[str, str]) -> tuple[HookSettings, str | None]:
-    """The settings in the environment that are understood, and in one line what is not; None if all are."""
+    """The valid settings in the environment, and one line about the invalid ones; None if all are valid."""
     values: dict[str, Any] = {}
     wrong: list[str] = []
     for name, text in sorted(environ.items()):

@@ -7,22 +7,22 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from gpudoctor.agent import schedule as rounds
+from gpudoctor.agent import schedule
 from gpudoctor.agent.state import StateDirectory, WatchedSubject
 from gpudoctor.process import die_with_parent, leftovers
 from gpudoctor.report.model import SourceSummary
 
 
-async def _after(it: rounds.Rounds, runs: int) -> str:
+async def _after(it: schedule.Schedule, runs: int) -> str:
     running = asyncio.ensure_future(it.run())
-    while sum(it.tell().runs.values()) < runs:
+    while sum(it.scrape_figures().runs.values()) < runs:
         await asyncio.wait([running], timeout=0.01)
         if running.done():
             running.result()
     running.cancel()
     with suppress(asyncio.CancelledError):
         await running
-    return it.look()[0].line
+    return it.status().line
 
 
 def main() -> None:
@@ -33,9 +33,9 @@ def main() -> None:
         sys.exit(77)
     if "unkillable" in how:  # as in the kernel's D state
         leftovers.os.kill = lambda pid, number: None  # type: ignore[attr-defined]
-        rounds.HARD_S = 0.2
-    rounds.SOFT_S = 0.1
-    plan = rounds.SchedulePlan(
+        schedule.HARD_S = 0.2
+    schedule.SOFT_S = 0.1
+    plan = schedule.SchedulePlan(
         command=tuple(program),
         host="node7",
         source=SourceSummary("simulated", "hgx-h100-8"),
@@ -44,7 +44,7 @@ def main() -> None:
         deadline_s=1.0 if "late" in how else 60.0,
         strikes=3,
     )
-    it = rounds.Rounds(plan, StateDirectory(Path(folder), WatchedSubject("node7")))
+    it = schedule.Schedule(plan, StateDirectory(Path(folder), WatchedSubject("node7")))
     sys.stdout.write(asyncio.run(_after(it, 2 if "twice" in how else 1)))
 
 

@@ -15,11 +15,10 @@ import msgspec
 import psutil
 import pytest
 
-from gpudoctor.agent.consecutive_failures import FailureStreak, alarms, counted
-from gpudoctor.agent.node_status import no_report, standing
+from gpudoctor.agent.node_status import FailureStreak, Last, Moment, alarms, no_report, status_at, streaks_after
 from gpudoctor.agent.quick_run import OUTPUT_BYTES_MAX, QuickRun, decoded
 from gpudoctor.agent.schedule import first_due_s, next_due_s
-from gpudoctor.agent.state import STATE_FILE, Last, Moment, StateDirectory, WatchedSubject, default_directory, now
+from gpudoctor.agent.state import STATE_FILE, StateDirectory, WatchedSubject, default_directory, now
 from gpudoctor.checks.core.finding import Status
 from gpudoctor.errors import UserError
 from gpudoctor.facts.simulated.load import apply_faults, load_node, node_names
@@ -167,14 +166,14 @@ def test_beside_a_process_that_cannot_be_killed_no_further_one_is_started(tmp_pa
 
 def test_a_warn_grows_a_row_a_pass_ends_it_and_no_verdict_leaves_it() -> None:
     uuid = WARNING.gpus[3].uuid or ""
-    one = counted((), WARNING)
+    one = streaks_after((), WARNING)
     assert one == (FailureStreak("gpu.settings", "3", uuid, 1),)
-    two = counted(one, WARNING)
+    two = streaks_after(one, WARNING)
     assert [strike.in_row for strike in two] == [2]
-    assert counted(two, ERROR) == two
-    assert [s.in_row for s in counted(two, SILENT) if (s.check, s.gpu) == ("gpu.settings", "3")] in ([], [2])
-    assert counted(two, HEALTHY) == ()
-    assert [strike.in_row for strike in counted(counted(one, HEALTHY), WARNING)] == [1]
+    assert streaks_after(two, ERROR) == two
+    assert [s.in_row for s in streaks_after(two, SILENT) if (s.check, s.gpu) == ("gpu.settings", "3")] in ([], [2])
+    assert streaks_after(two, HEALTHY) == ()
+    assert [strike.in_row for strike in streaks_after(streaks_after(one, HEALTHY), WARNING)] == [1]
 
 
 def test_a_check_without_a_verdict_keeps_its_row() -> None:
@@ -187,20 +186,20 @@ def test_a_check_without_a_verdict_keeps_its_row() -> None:
             changed.append(msgspec.structs.replace(result, findings=findings))
         return msgspec.structs.replace(WARNING, checks=tuple(changed))
 
-    one = counted((), WARNING)
+    one = streaks_after((), WARNING)
     for silent in (Status.SKIP, Status.UNKNOWN):
-        kept = counted(one, with_status(silent))
+        kept = streaks_after(one, with_status(silent))
         assert [strike.in_row for strike in kept] == [1]
-        assert [strike.in_row for strike in counted(kept, WARNING)] == [2]
+        assert [strike.in_row for strike in streaks_after(kept, WARNING)] == [2]
     # another index at the next boot is still the same GPU
     moved = tuple(msgspec.structs.replace(strike, gpu="6") for strike in one)
-    assert [strike.in_row for strike in counted(moved, WARNING)] == [2]
+    assert [strike.in_row for strike in streaks_after(moved, WARNING)] == [2]
 
 
 def test_fail_and_unknown_are_alarms_at_once_and_a_warn_after_enough_strikes() -> None:
-    strikes = counted((), WARNING)
+    strikes = streaks_after((), WARNING)
     assert alarms(WARNING, strikes, 2) == ()
-    [alarm] = alarms(WARNING, counted(strikes, WARNING), 2)
+    [alarm] = alarms(WARNING, streaks_after(strikes, WARNING), 2)
     assert (alarm.check, alarm.gpu, alarm.status) == ("gpu.settings", "3", Status.WARN)
     assert [(a.check, a.gpu, a.status) for a in alarms(FAILING, (), 3)] == [("pcie.link-width", "5", Status.FAIL)]
     assert {a.status for a in alarms(SILENT, (), 3)} & {Status.UNKNOWN, Status.FAIL}
@@ -215,7 +214,7 @@ def test_only_a_fresh_pass_or_warn_is_healthy(report: Report, verdict: str, heal
     last = Last(AT, AT, report)
 
     def at(moment: Moment) -> tuple[str, bool, bool]:
-        found = standing(last, moment, interval_s=600, deadline_s=60, strikes=3)
+        found = status_at(last, moment, interval_s=600, deadline_s=60, strikes=3)
         return found.verdict, found.healthy, found.report is not None
 
     assert at(later(0)) == at(later(960)) == (verdict, healthy, True)
@@ -228,7 +227,7 @@ def test_no_step_of_the_wall_clock_makes_a_report_younger_or_older() -> None:
     last = Last(AT, AT, HEALTHY)
     for unix_s in (0.0, 4e9):
         moment = msgspec.structs.replace(later(42), unix_s=unix_s)
-        assert standing(last, moment, interval_s=600, deadline_s=60, strikes=3).age_s == 42
+        assert status_at(last, moment, interval_s=600, deadline_s=60, strikes=3).age_s == 42
     assert now().age_s(now()) is not None
 
 
@@ -296,7 +295,7 @@ def test_a_state_that_cannot_be_used_is_none_and_is_said(
         (tmp_path / STATE_FILE).write_bytes(broken)
         assert state.load() is None
         assert "is not used, and will be replaced" in capsys.readouterr().err
-        last = Last(AT, later(1), WARNING, counted((), WARNING))
+        last = Last(AT, later(1), WARNING, streaks_after((), WARNING))
         assert state.save(last)
         assert state.load() == last
     finally:

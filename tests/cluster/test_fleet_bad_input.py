@@ -373,3 +373,25 @@ def test_nothing_to_read_is_one_line_and_exit_2(gpudoctor: Gpudoctor, arguments:
     assert (outcome.code, outcome.out) == (2, "")
     assert outcome.err.count("\n") == 1
     assert words in outcome.err
+
+
+def test_folders_nested_deeper_than_python_recurses_are_read(
+    gpudoctor: Gpudoctor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for _ in range(1100):
+        os.mkdir("d")  # noqa: PTH102 - relative, as the whole path becomes too long for some calls
+        os.chdir("d")
+    write(Path("node1.json"), report("node1"))
+    os.chdir(tmp_path)
+    outcome = gpudoctor("cluster", "report", "--json", "d")
+    subprocess.run(["rm", "-r", "d"], check=True)  # too deep for pytest to remove
+    assert outcome.json["counts"]["nodes"] == 1
+
+
+def test_a_link_that_leads_to_no_valid_path_cannot_be_read(gpudoctor: Gpudoctor, tmp_path: Path) -> None:
+    link = tmp_path / "link.json"
+    link.symlink_to("x" * 300)
+    outcome = gpudoctor("cluster", "report", str(link))
+    assert outcome.code == 2
+    assert "cannot be read: File name too long" in outcome.err

@@ -106,6 +106,17 @@ def test_healthy_checks_count_for_one_drain_only(node: Node) -> None:
     assert node.updates() == []
 
 
+def test_a_garbled_count_of_healthy_checks_starts_again(node: Node) -> None:
+    node.trial()
+    node.node("IDLE+DRAIN", _REASON)
+    node.run("health")
+    file = next(node.folder.rglob("undrain.json"))
+    file.write_bytes(b'{"drain": "\xff", "healthy": 9}')
+    node.run("health")
+    assert node.updates() == []
+    assert b'"healthy":1' in file.read_bytes()
+
+
 def test_a_drain_that_came_during_a_health_check_is_not_taken_back_by_it(node: Node) -> None:
     """An epilog drains for what the health check, which began before, has not seen."""
     node.trial()

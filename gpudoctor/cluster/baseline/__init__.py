@@ -1,1 +1,1 @@
-"""`gpudoctor baseline`: one node compared with its own healthy runs."""
+"""`gpudoctor baseline`: compares a node with its own earlier healthy runs."""

@@ -1,4 +1,4 @@
-"""One node over time: what healthy runs measured and how it was set up, and what is not so now."""
+"""One node over time: the figures and configuration of its healthy runs, and how a later run differs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ChangeStatus = Literal["fail", "warn", "said"]
 
 
 class SavedRun(msgspec.Struct, frozen=True):
-    """One healthy run. `boards` are (bus id, UUID) of the GPUs; `figures` are what was measured, and the value."""
+    """One healthy run. `boards` are (bus id, UUID) of the GPUs; `figures` are measured entries with their values."""
 
     id: str
     started_s: float | None
@@ -34,7 +34,7 @@ class SavedRun(msgspec.Struct, frozen=True):
 
 
 class Baseline(msgspec.Struct, frozen=True):
-    """The healthy runs of one node, oldest first, 20 at most."""
+    """The healthy runs of one node, oldest first, at most `MOST_RUNS`."""
 
     schema: Literal["gpudoctor.baseline/1"]
     host: str
@@ -43,9 +43,9 @@ class Baseline(msgspec.Struct, frozen=True):
 
 
 class Change(msgspec.Struct, frozen=True):
-    """One thing that is not as in the baseline. `said` is what no verdict hangs on.
+    """One difference from the baseline. Status `said` does not affect the verdict.
 
-    `before` is the median of the saved runs, `ratio` now / before; both for figures only.
+    `before` is the median of the saved runs, `ratio` is now / before; both are for figures only.
     """
 
     status: ChangeStatus
@@ -57,7 +57,7 @@ class Change(msgspec.Struct, frozen=True):
 
 
 class Comparison(msgspec.Struct, frozen=True):
-    """The whole: `compared` figures were measured now and before, `not_measured` before only."""
+    """The result. `compared` figures were measured now and before, `not_measured` ones only before."""
 
     schema: Literal["gpudoctor.comparison/1"]
     version: str
@@ -75,7 +75,7 @@ class Comparison(msgspec.Struct, frozen=True):
 
 
 def with_run(old: Baseline | None, record: ReportRecord) -> Baseline:
-    """The baseline with one more run. Raise UserError for one not healthy, there already, or of another node."""
+    """The baseline with one more run. Raise UserError if it is not healthy, already there, or of another node."""
     if record.verdict not in ("pass", "warn"):
         raise UserError(f"{record.place}: not saved: a baseline holds healthy runs, and this one is {record.reason}")
     if record.injected:
@@ -99,7 +99,7 @@ def with_run(old: Baseline | None, record: ReportRecord) -> Baseline:
 
 
 def _of_the_same(baseline: Baseline, record: ReportRecord) -> None:
-    """Raise UserError where neither the name nor a GPU is the same: figures of two machines are no course of one."""
+    """Raise UserError if neither the host name nor a GPU is the same: figures of two machines do not compare."""
     boards = {uuid for run in baseline.runs for _, uuid in run.boards}
     if record.simulated != baseline.simulated:
         raise UserError(f"{record.place}: simulated and real runs do not compare")
@@ -110,9 +110,9 @@ def _of_the_same(baseline: Baseline, record: ReportRecord) -> None:
 
 
 def compare(baseline: Baseline, record: ReportRecord) -> tuple[tuple[Change, ...], int, int, Verdict]:
-    """Changes, worst first; how many figures were compared and how many are missing now; the verdict.
+    """The changes, worst first; the number of figures compared; the number missing now; the verdict.
 
-    Raise UserError for a report of another node, and for one whose run is itself the baseline.
+    Raise UserError for a report of another node, and for the run that is itself the whole baseline.
     """
     _of_the_same(baseline, record)
     if record.run_id and all(run.id == record.run_id for run in baseline.runs):
@@ -126,7 +126,7 @@ def compare(baseline: Baseline, record: ReportRecord) -> tuple[tuple[Change, ...
     compared = sum(1 for entry in saved if entry in now)
     missing = len(saved) - compared
     changes.sort(key=lambda change: (("fail", "warn", "said").index(change.status), change.ratio or 1.0))
-    # what was measured before and has nothing to stand beside now has no answer, where that is everything
+    # figures were measured before and none of them can be compared now: no verdict on them
     in_vain = not compared and any(run.figures for run in baseline.runs)
     return tuple(changes), compared, missing, _verdict(record, changes, in_vain)
 
@@ -147,7 +147,7 @@ def _of_verdict(record: ReportRecord) -> Iterator[Change]:
 
 
 def _of_configuration(baseline: Baseline, record: ReportRecord) -> Iterator[Change]:
-    """Against the newest saved run: an update that was made on purpose is the new normal."""
+    """Changes against the newest saved run only: an update made on purpose becomes the new normal."""
     before, now = baseline.runs[-1].configuration, dict(record.configuration)
     for item, value in now.items():
         if item in before and before[item] != value:
@@ -168,7 +168,7 @@ def _of_boards(baseline: Baseline, record: ReportRecord) -> Iterator[Change]:
 
 
 def _saved(baseline: Baseline, record: ReportRecord) -> dict[Entry, list[float]]:
-    """The saved values of each figure, of runs with the same GPUs in the slots."""
+    """The saved values of each figure, from runs with the same GPUs in the same slots."""
     now = dict(record.boards)
     values: dict[Entry, list[float]] = {}
     for run in baseline.runs:
@@ -180,7 +180,7 @@ def _saved(baseline: Baseline, record: ReportRecord) -> dict[Entry, list[float]]
 
 
 def _of_figure(entry: Entry, saved: list[float], now: float) -> Iterator[Change]:
-    """Worse counts where it is worse than every saved run; better, and what few runs say, is said."""
+    """A loss counts only if it is worse than every saved run; gains and results of too few runs are only `said`."""
     before = median(saved)
     if before <= 0:
         return

@@ -1,4 +1,4 @@
-"""The runs that `gpudoctor baseline` saves and compares: from a report, stdin, or a check made now."""
+"""Reads the runs that `gpudoctor baseline` saves and compares: from a report, stdin, or a check made now."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ _EXITS: dict[Verdict, int] = {"pass": OK, "warn": OK, "fail": FAILED, "unknown":
 
 
 class BaselineRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One run of a node: a `report` (`-` is stdin), or a source to check at level quick. `action` is save or compare.
+    """One run of a node: either a `report` (`-` is stdin) or a source `node` to check now. `action` is save or compare.
 
-    Raise UserError if it is neither, or both.
+    Raise UserError unless exactly one of `report` and `node` is given.
     """
 
     action: str
@@ -48,7 +48,7 @@ class BaselineRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def save_run(request: BaselineRequest, output: Path | None) -> str:
-    """Add a run to the baseline in `output` (None: named after the host); give a line for people. Raise UserError."""
+    """Add a run to the baseline in `output` (None: named after the host); return a line for people. Raise UserError."""
     record = _record(request)
     host = record.name if is_host_name(record.name) else "node"
     path = output or Path(f"gpudoctor-baseline-{host}.json")
@@ -65,7 +65,7 @@ def save_run(request: BaselineRequest, output: Path | None) -> str:
 
 
 def compare_run(request: BaselineRequest, baseline: Path) -> Comparison:
-    """A run against the saved ones. Raise UserError for what cannot be read or does not belong together."""
+    """Compare a run with the saved ones. Raise UserError if either cannot be read or they are of different nodes."""
     saved, record = _load(baseline), _record(request)
     changes, compared, missing, verdict = compare(saved, record)
     notes = []
@@ -114,7 +114,7 @@ def _read(path: str) -> Document:
 
 
 def _checked(request: BaselineRequest) -> Document:
-    """A check at level quick, with the figures that a report as the source holds."""
+    """A check made now at level quick; at level full if the source is a report that has measurements."""
     node = request.node or ""
     sourced = read_source(node, request.faults, 10.0, terminal_progress())
     source = sourced.node.source

@@ -1,4 +1,4 @@
-"""A comparison with a baseline, drawn for people."""
+"""A comparison with a baseline as text for people."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpudoctor.report.text_blocks import plain, status_word
 
 
 def render_comparison(comparison: Comparison, color: bool) -> str:
-    """The comparison for people."""
+    """The comparison as text."""
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold", ratio=1)

@@ -1,4 +1,4 @@
-"""`gpudoctor cluster check`: many live nodes, checked and measured against each other."""
+"""`gpudoctor cluster check`: checks many live nodes and measures between them."""
 
-# what may start a process on each node; here, since the command line imports nothing else of this room
+# what can start a process on each node; here because the command line imports nothing else of this package
 LAUNCHERS = ("slurm", "torchrun", "mpi", "ray", "k8s")

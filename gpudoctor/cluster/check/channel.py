@@ -1,10 +1,9 @@
-"""The connection between the hub and a member: one JSON line a message, signed as soon as both ends are proved.
+"""The connection between the hub and a member: one JSON message per line, signed once the member is authenticated.
 
-Who knows the job's token is believed, nobody else. Both ends give a nonce; the member proves that it
-knows the token over both of them, and from then on every line carries a MAC under a key that token and
-nonces make, one key for each direction, over the line's number and its text. The hub's first signed line
-is its own proof. What is changed, left out, repeated or sent back is noticed; what is said can be read by who
-listens. docs/decisions/hub-channel.md says why it is made this way.
+Only those who know the job's token are trusted. Each end sends a nonce. The member proves with a MAC over both nonces
+that it knows the token; from then on every line carries a MAC over its number and text, with one key per direction
+derived from the token and the nonces. The hub's first signed line is the hub's proof. Changed, dropped, repeated or
+reflected lines are detected. The content is not encrypted. The reasons are in docs/decisions/hub-channel.md.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ import msgspec
 
 from gpudoctor.cluster.check.messages import PROTOCOL, Challenge, Hello
 
-MAX_LINE_BYTES = 64 << 20  # a report with facts of 16 GPUs is 1 MB; more than this is no report
-UNPROVED_LINE_BYTES = 64 << 10  # who has not proved anything yet gets no more of the hub's memory than a Hello takes
+MAX_LINE_BYTES = 64 << 20  # a report with the facts of 16 GPUs is 1 MB
+UNPROVED_LINE_BYTES = 64 << 10  # before the proof: more than a Hello, and little of the hub's memory
 _MAC_BYTES = 64  # in hexadecimal digits
 _T = TypeVar("_T")
 
@@ -29,20 +28,20 @@ End = Literal["hub", "member"]
 
 
 class LineError(Exception):
-    """The other end sent what is no message."""
+    """The other end sent something that is not a message."""
 
 
 class TamperedError(LineError):
-    """A line that the other end did not send so, there, or then."""
+    """A line without the right MAC: it was changed, reordered, repeated or injected."""
 
     def __init__(self) -> None:
         super().__init__("the connection was tampered with")
 
 
 class Line:
-    """A socket as lines, without blocking: `take` gives what has come.
+    """A socket that sends and receives lines.
 
-    After `sign` every line that is sent carries a MAC, and one that comes without the right one is refused.
+    After `sign`, every sent line carries a MAC, and a received line without the right MAC is refused.
     """
 
     def __init__(self, connection: socket.socket, most_bytes: int = MAX_LINE_BYTES) -> None:
@@ -54,14 +53,14 @@ class Line:
         self._sent = self._taken = 0
 
     def sign(self, own_end: End, token: str, hub_nonce: str, member_nonce: str) -> None:
-        """Sign and verify from here on, as one end of a connection for which both ends gave these nonces."""
+        """Sign and verify all further lines, as this end of the connection with these nonces."""
         other: End = "member" if own_end == "hub" else "hub"
         keys = (_mac(token, f"key of the {end}", hub_nonce, member_nonce) for end in (own_end, other))
         own, others = (key.encode() for key in keys)
         self._keys = own, others
 
     def send(self, message: msgspec.Struct) -> None:
-        """Send a whole message. Raise OSError where the other end is gone, or takes none for too long."""
+        """Send a message. Raise OSError if the connection is broken, or the other end does not read for too long."""
         text = msgspec.json.encode(message)
         if self._keys is not None:
             text = _line_mac(self._keys[0], self._sent, text) + text
@@ -69,9 +68,9 @@ class Line:
         self.socket.sendall(text + b"\n")
 
     def one(self, limit_s: float) -> bytes:
-        """Wait for one line, however slowly it comes, and leave those behind it for `take`.
+        """Wait for one complete line, and keep those after it for `take`.
 
-        Raise OSError, also if it is not there within the limit, and LineError at the end.
+        Raise OSError (TimeoutError after the limit), and LineError if the connection ends.
         """
         until_s = time.monotonic() + limit_s
         while True:
@@ -87,9 +86,9 @@ class Line:
                 return first
 
     def take(self) -> list[bytes] | None:
-        """The whole lines among what has come; None at the end.
+        """The complete lines received so far; None at the end of the connection. Waits only if nothing was received.
 
-        Raise OSError, LineError for an endless line, TamperedError for one that is not the other end's.
+        Raise OSError, LineError for a line that is too long, TamperedError for one with a wrong MAC.
         """
         if self._kept:
             kept, self._kept = self._kept, []
@@ -115,7 +114,7 @@ class Line:
 
 
 def decoded(line: bytes, type_: type[_T]) -> _T:
-    """The message in a line. Raise LineError for what is none, whatever it is: anybody can connect and write."""
+    """The message in a line. Raise LineError for any other content: anybody can connect and send anything."""
     try:
         return msgspec.json.decode(line, type=type_)
     except RecursionError:
@@ -125,19 +124,19 @@ def decoded(line: bytes, type_: type[_T]) -> _T:
 
 
 def hello_of(token: str, challenge: Challenge, hostname: str, index: int | None) -> Hello:
-    """What a member answers to the hub's challenge."""
+    """The member's answer to the hub's challenge."""
     nonce = new_secret()
     return Hello(hostname, nonce, _proof(token, challenge.nonce, nonce, hostname, index), index)
 
 
 def is_proved(token: str, hub_nonce: str, hello: Hello) -> bool:
-    """Whether the one who says this knows the token; takes as long for every wrong proof."""
+    """Whether the sender of the Hello knows the token, compared in constant time."""
     wanted = _proof(token, hub_nonce, hello.nonce, hello.hostname, hello.index)
     return hmac.compare_digest(hello.proof.encode(), wanted.encode())
 
 
 def notice_silence(connection: socket.socket, silence_s: float) -> None:
-    """Have the kernel break the connection when the other host has not answered for so long."""
+    """Have the kernel break the connection if the other host does not respond for `silence_s`."""
     options = {
         "TCP_KEEPIDLE": max(1, int(silence_s / 3)),
         "TCP_KEEPINTVL": max(1, int(silence_s / 6)),
@@ -152,7 +151,7 @@ def notice_silence(connection: socket.socket, silence_s: float) -> None:
 
 
 def new_secret() -> str:
-    """32 hexadecimal digits that nobody can guess."""
+    """A random secret of 128 bits, as 32 hexadecimal digits."""
     return os.urandom(16).hex()
 
 
@@ -161,7 +160,7 @@ def _proof(token: str, hub_nonce: str, member_nonce: str, hostname: str, index: 
 
 
 def _mac(token: str, *parts: str | int | None) -> str:
-    # as JSON, so that no two lists of parts make the same text
+    # as JSON, so that no two lists of parts give the same text
     return hmac.new(token.encode(), msgspec.json.encode((PROTOCOL, *parts)), hashlib.sha256).hexdigest()
 
 

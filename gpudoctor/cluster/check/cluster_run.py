@@ -1,4 +1,4 @@
-"""The course of a check of many nodes: gather, check each, read clocks, then measure between them."""
+"""The steps of a check of many nodes: gather the nodes, check each, read clocks, measure between them."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ Backend = Literal["nccl", "gloo"]
 
 _PINGS = 5
 _PING_LIMIT_S = 10.0
-# CPU ranks share the machine with everything else, and TCP needs no more to fill a link; NCCL reaches its best from
-# some 256 MiB on (nccl-tests, doc/PERFORMANCE.md: bandwidth is flat at large sizes)
+# gloo: CPU ranks share the machine with other work, and 1 MiB is enough for TCP to fill a link. NCCL reaches its full
+# bandwidth from about 256 MiB (nccl-tests, doc/PERFORMANCE.md: bandwidth is flat at large sizes)
 _SIZE_BYTES: dict[Backend, int] = {"nccl": 256 << 20, "gloo": 1 << 20}
 _BOX_S: dict[Backend, float] = {"nccl": 0.5, "gloo": 0.3}
-_GIVE_UP_AFTER = 3  # partners in vain: each costs as long as a meeting may take
+_GIVE_UP_AFTER = 3  # failed groups of a node: each may take the whole time limit of a group
 _ROUNDS_BOX_S = 600.0
 
 
 class ClusterRunPlan(msgspec.Struct, frozen=True):
-    """What is to be done. Limits are in seconds, each for one step of one node; `count` and `names` may be unknown.
+    """What to do. Limits are in seconds, each for one step of one node; `count` and `names` may be unknown.
 
-    `slack_s` is what a node may need beyond its own limit, to end what took too long, and to say so.
+    `slack_s` is what a node may need beyond a limit, to end what took too long and to report it.
     """
 
     level: Level
@@ -51,7 +51,7 @@ class ClusterRunPlan(msgspec.Struct, frozen=True):
 
 
 class NodeProgress(msgspec.Struct):
-    """What came of one node so far. `phase` is what was going on when it was lost."""
+    """What is known of one node so far. `phase` is the step during which it was lost."""
 
     name: str
     hostname: str
@@ -70,7 +70,7 @@ class NodeProgress(msgspec.Struct):
 
 
 class Group(msgspec.Struct):
-    """all_reduce among these nodes: each one's times, by place in `nodes` of the examination, or its trouble."""
+    """all_reduce among some nodes (indexes into `ClusterSession.nodes`): its time, or the `trouble` of each node."""
 
     places: tuple[int, ...]
     ranks: int = 0
@@ -82,19 +82,19 @@ class Group(msgspec.Struct):
 
     @property
     def busbw_gb_s(self) -> float | None:
-        """nccl-tests' bus bandwidth of all_reduce: size / time * 2 (n - 1) / n."""
+        """The bus bandwidth of all_reduce in GB/s as nccl-tests defines it: size / time * 2 (n - 1) / n."""
         if self.time_s is None or self.ranks < 2:
             return None
         return self.size_bytes / self.time_s * 2 * (self.ranks - 1) / self.ranks / 1e9
 
 
 class ClusterSession:
-    """Leads the members through it all; what it has learnt stands in its attributes at any time."""
+    """Leads the members through all steps. Its attributes contain the results so far at any time."""
 
     def __init__(
         self, hub: Hub, plan: ClusterRunPlan, progress: Callable[[str], None], keep: Callable[[str, str, str], None]
     ) -> None:
-        """`keep` gets each node's name, hostname and report as JSON when it comes."""
+        """`keep` is called with each node's name, host name and report as JSON."""
         self.hub, self.plan = hub, plan
         self.nodes: list[NodeProgress] = []
         self.missing: tuple[str, ...] = ()
@@ -111,7 +111,7 @@ class ClusterSession:
         self._meetings = 0
 
     def run(self, given_up: Callable[[], bool]) -> None:
-        """Do all of it. A node that does not answer is left behind, and what else can be learnt is learnt."""
+        """Do all steps. A node that does not answer takes no further part; the others continue."""
         self._gather(given_up)
         if self.nodes:
             self._check()
@@ -144,7 +144,7 @@ class ClusterSession:
                 continue
             if report.error is None:
                 node.report = report
-            else:  # it could not do its work, and judged nothing
+            else:  # its check failed with an error and judged nothing
                 node.no_report = report.error
             self._keep(node.name, node.hostname, answer.report)
 
@@ -182,7 +182,7 @@ class ClusterSession:
         self._hold_tournament(backend, ready)
 
     def _chosen_backend(self) -> Backend | None:
-        """What to measure with; None, and `not_run` says why, where nothing is to be measured."""
+        """The backend to measure with; None, with the reason in `not_run`, if nothing can be measured."""
         if self.plan.backend == "gloo":
             return "gloo"
         reports = [node.report for node in self.nodes if node.report is not None]
@@ -226,7 +226,7 @@ class ClusterSession:
                 self.pairs[group.places[0], group.places[1]] = group
             if time.monotonic() - began > _ROUNDS_BOX_S:
                 break
-        # what disturbed a pair once, or the other pairs of its round, does not disturb it when it is alone
+        # measured alone, a pair is not disturbed by the other pairs of its round or by what disturbed it before
         for pair in self._doubtful(backend):
             if not (self._worth(pair[0]) and self._worth(pair[1])):
                 continue
@@ -240,7 +240,7 @@ class ClusterSession:
             self.pairs[pair] = better
 
     def _doubtful(self, backend: Backend) -> list[Pair]:
-        """The pairs to be measured again: those in vain, and those slow beside others or by what was asked."""
+        """The pairs to measure again: those that failed, are slow compared with others, or are below the floor."""
         rates = self.rates()
         doubtful = [pair for pair, group in self.pairs.items() if group.trouble]
         doubtful += slow_pairs(rates, self.plan.slow_share[backend])
@@ -248,17 +248,17 @@ class ClusterSession:
         return list(dict.fromkeys([*doubtful, *(pair for pair, rate in rates.items() if rate < floor)]))
 
     def rates(self) -> dict[Pair, float]:
-        """GB/s of each pair that has a figure."""
+        """The rate in GB/s of each pair that was measured."""
         return {pair: rate for pair, group in self.pairs.items() if (rate := group.busbw_gb_s) is not None}
 
     def _worth(self, place: int) -> bool:
-        """Whether to ask this node once more: it is there, and was not in vain with one partner after the other."""
+        """Whether to measure with this node again: it is there, and has not failed with several partners in a row."""
         if self.nodes[place].lost is not None or place not in self._ports:
             return False
         return self._in_vain[place] < _GIVE_UP_AFTER or place in self._measured
 
     def _meet(self, backend: Backend, groups: Iterable[tuple[int, ...]]) -> list[Group]:
-        """Have these groups measure, all at the same time."""
+        """Have these groups measure at the same time."""
         planned = [Group(places, trouble={}) for places in groups]
         orders: dict[int, messages.JoinGroup] = {}
         for group in planned:
@@ -301,7 +301,7 @@ class ClusterSession:
         self._measured.update(group.places if len(group.places) == 2 else ())
         group.wrong = tuple(p for p, t in zip(group.places, times, strict=True) if not all(t.right))
         group.size_bytes = times[0].size_bytes
-        # an all_reduce is done when its last rank is
+        # an all_reduce takes as long as its slowest rank
         per_operation = [max(of_ranks) for of_ranks in zip(*(rank for t in times for rank in t.seconds), strict=False)]
         group.time_s = min(per_operation) if backend == "gloo" else median(per_operation)
 
@@ -322,7 +322,7 @@ class ClusterSession:
 
 
 def _missing(nodes: Sequence[NodeProgress], count: int | None, names: Sequence[str]) -> tuple[str, ...]:
-    """The names of those that did not come; their numbers, where no names are known."""
+    """The names of the nodes that did not come, or their numbers if no names are known."""
     if count is None or len(nodes) >= count:
         return ()
     here = {node.hostname.partition(".")[0] for node in nodes}

@@ -1,4 +1,4 @@
-"""What the process with the hub does: it coordinates the check, judges, and hands over the report."""
+"""The process with the hub: coordinates the check, judges the results, and writes the report."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ from gpudoctor.report.model import COULD_NOT_REASON, Tool
 from gpudoctor.report.output_files import OutputError, write_file
 
 _JOIN_S = 60.0
-_NAME_MAX = 50  # letters, each of up to 4 bytes: file systems take 255 bytes
+_NAME_MAX = 50  # characters of up to 4 bytes each: file systems allow 255 bytes
 _READ_S = COLLECTION.seconds + 20.0  # Python and torch may come from a cold network disk
 _OPEN_S = 60.0  # importing torch on a busy machine, and opening a GPU
 _MEET_S = {"nccl": 60.0, "gloo": 20.0}  # NCCL opens connections between all NICs first: seconds, more with many ranks
 
 
 class Coordinator:
-    """One run as the coordinator sees it: what was asked, when it began, and where the reports go."""
+    """One run of the coordinator: the request, when it began, and where the reports go."""
 
     def __init__(
         self, request: ClusterCheckRequest, launcher: str, output: ClusterOutput, *, insecure: bool = False
@@ -52,7 +52,7 @@ class Coordinator:
         if request.reports is not None:
             try:
                 make_private_folder(request.reports)
-                # a group that may write to a folder was given it, to work there together
+                # group write permission is deliberate: people share such a folder
                 foreign = why_not_private(request.reports, group_may_write=True)
             except (OSError, ValueError) as error:
                 why = getattr(error, "strerror", None) or error
@@ -68,7 +68,7 @@ class Coordinator:
         given_up: Callable[[], bool],
         launcher_words: Callable[[], str | None],
     ) -> int:
-        """Examine, judge, write; give the exit code. Raise UserError if not one node came."""
+        """Check, judge and write the report; return the exit code. Raise UserError if no node came."""
         request = self.request
         floor_gb_s = request.at_least_gbit_s / 8 if request.at_least_gbit_s is not None else None
         exam = ClusterSession(hub, self._plan(count, names, floor_gb_s), self._output.show, self._keep)
@@ -124,13 +124,13 @@ class Coordinator:
         )
 
     def _keep(self, name: str, hostname: str, report: str) -> None:
-        """Write the node's own report, under a name that is surely one in that folder, and no other node's."""
+        """Write the node's own report under a file name that is valid and unique in that folder."""
         if self.request.reports is None:
             return
         path = self.request.reports / file_name(name, {Path(kept).name for kept in self.files.values()})
         try:
             write_file(path, report)
-        except OutputError as error:  # no reason to leave the nodes unjudged
+        except OutputError as error:  # the nodes are judged all the same
             say(f"error: {error}; the report of {name} is not kept")
             self._not_kept = True
             return
@@ -138,9 +138,10 @@ class Coordinator:
 
 
 def file_name(node: str, taken: Collection[str]) -> str:
-    """The name of a node's report: the node's own if that can be a file's, else with a digest of it.
+    """The file name of a node's report: the node's name, with a digest if it is not a valid file name.
 
-    Two nodes never share one (`a/b` and `a_b`), and without nodes that mean to the same node has the same in each run.
+    Two nodes never share a file name (`a/b` and `a_b`), and a node has the same one in each run unless nodes choose
+    colliding names on purpose.
     """
     name = "".join(c if c.isalnum() or c in "-._#" else "_" for c in node).lstrip(".")[:_NAME_MAX] or "node"
     digest = hashlib.sha256(node.encode("utf-8", "surrogatepass")).hexdigest()
@@ -152,12 +153,12 @@ def file_name(node: str, taken: Collection[str]) -> str:
 
 
 def silence_s(request: ClusterCheckRequest) -> float:
-    """After how long a host that does not answer at all is taken for gone."""
+    """After how many seconds without any response a host counts as lost."""
     return min(DEFAULT_SILENCE_S, request.deadline_s or DEFAULT_SILENCE_S)
 
 
 def could_not(request: ClusterCheckRequest, launcher: str, message: str, output: ClusterOutput) -> int:
-    """Say what could not be done, and hand over a report of it; give exit code 2."""
+    """Print the error and write a report with it; return exit code 2."""
     say(f"error: {message}")
     run = ClusterRun(run_id(), now(), 0.0, request.level, launcher, request.nodes, request.argv)
     report = ClusterReport(SCHEMA, Tool(), run, "unknown", COULD_NOT, COULD_NOT_REASON, error=printable(message))

@@ -1,4 +1,4 @@
-"""The hub: the one process that leads a check of many nodes, and hears when one of them falls silent."""
+"""The hub: sends orders to the members on all nodes, collects their answers, and detects lost nodes."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ from gpudoctor.cluster.hostlist import natural
 from gpudoctor.errors import UserError
 from gpudoctor.exits import printable
 
-_UNPROVED_MAX = 1024  # connections that have not proved themselves: more than a large job opens at once
-_PROOF_S = 5.0  # a member answers at once; one that was late comes again
+_UNPROVED_MAX = 1024  # unauthenticated connections: more than a large job opens at once
+_PROOF_S = 5.0  # a member answers at once; a late one connects again
 _TICK_S = 0.2
 
 
 class MemberSilence(msgspec.Struct, frozen=True):
-    """A node gave no answer; the text says since when, or how its connection ended."""
+    """A node gave no answer; the text is the reason, such as a timeout or how its connection ended."""
 
     text: str
 
 
 class HubMember(msgspec.Struct):
-    """A node that has come. `address` is where the others reach it; `lost` says why it is no longer there.
+    """A node that has joined. `address` is where the others reach it; `lost` is why it is no longer there.
 
-    `reached` is the hub's own address that it came to.
+    `reached` is the hub's own address that it connected to.
     """
 
     name: str
@@ -55,18 +55,18 @@ class HubMember(msgspec.Struct):
 
 
 class Unproved(msgspec.Struct, frozen=True):
-    """A connection that has `until_s` (monotonic) to prove over the nonce that it is one of the job's own."""
+    """An unauthenticated connection: it must prove that it knows the token, over this nonce and before `until_s`."""
 
     nonce: str
     until_s: float
 
 
 class Hub:
-    """Listens on the first of the ports that is free (0: any); raises UserError if none is.
+    """Listens on the first free one of the ports (0: any). Raise UserError if none is free.
 
-    Every call has a limit. A node that does not answer within it, or whose connection ends, is lost:
-    its connection is closed, on which it ends by itself, and it is not asked again.
-    `loopback_only`: nobody on the network can connect. `proof_s`: how long a connection may take to prove itself.
+    Every call has a time limit. A node that does not answer within it, or whose connection ends, is lost: its
+    connection is closed, on which it ends by itself, and it gets no further orders.
+    `loopback_only`: only processes of this machine can connect. `proof_s`: the time a connection has for its proof.
     """
 
     def __init__(
@@ -86,18 +86,18 @@ class Hub:
         self.port = int(self._listener.getsockname()[1])
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ, None)
-        self._unproved: dict[Line, Unproved] = {}  # the oldest first
+        self._unproved: dict[Line, Unproved] = {}  # oldest first
         self._asked = 0
 
     def gather(self, count: int | None, limit_s: float, given_up: Callable[[], bool]) -> None:
-        """Let members in until `count` are there, the limit is over, or nobody is to be waited for any more."""
-        _allow_many_connections()  # not before: what was started by now must see the limit as it was set here
+        """Accept members until there are `count`, the limit is over, or `given_up` returns True."""
+        _allow_many_connections()  # not before: processes started earlier must inherit the original limit
         deadline = time.monotonic() + limit_s
         while (count is None or len(self.members) < count) and time.monotonic() < deadline and not given_up():
             for key, _ in self._selector.select(min(_TICK_S, max(0.0, deadline - time.monotonic()))):
                 if key.data is None:
                     self._accept()
-                elif key.data in self._unproved:  # not hung up on meanwhile
+                elif key.data in self._unproved:  # unless it was closed meanwhile
                     self._hear_unproved(key.data)
             self._hang_up_on_the_late()
         if all(member.index is not None for member in self.members):
@@ -108,7 +108,7 @@ class Hub:
         self._stop_listening()
 
     def ask(self, orders: Mapping[int, Order], limit_s: float) -> dict[int, Answer | MemberSilence]:
-        """Give each of these members (by place in `members`) an order, and wait for all their answers."""
+        """Send orders to members (by index in `members`) and wait for all their answers."""
         answers: dict[int, Answer | MemberSilence] = {}
         waiting: dict[int, int] = {}
         for place, order in orders.items():
@@ -133,7 +133,7 @@ class Hub:
         return answers
 
     def present(self) -> list[int]:
-        """The places of the members that are there."""
+        """The indexes of the members that are not lost."""
         return [place for place, member in enumerate(self.members) if member.lost is None]
 
     def close(self) -> None:
@@ -185,10 +185,10 @@ class Hub:
             connection, _ = self._listener.accept()
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE) and self._unproved:
-                self._hang_up_on(next(iter(self._unproved)))  # strangers hold all that this process may open
-            return  # else it was gone before it was let in
+                self._hang_up_on(next(iter(self._unproved)))  # strangers' connections use up all file descriptors
+            return  # otherwise the client closed the connection before it was accepted
         if len(self._unproved) >= _UNPROVED_MAX:
-            self._hang_up_on(next(iter(self._unproved)))  # a member of ours comes again, and proves itself at once
+            self._hang_up_on(next(iter(self._unproved)))  # if it was a member, it connects again and proves itself
         connection.settimeout(self._silence_s)
         line, nonce = Line(connection, UNPROVED_LINE_BYTES), new_secret()
         try:
@@ -201,7 +201,7 @@ class Hub:
         self._selector.register(connection, selectors.EVENT_READ, line)
 
     def _hear_unproved(self, line: Line) -> None:
-        """Let it in if it proves itself; hang up on it if it does not."""
+        """Accept the connection as a member if its proof is right; close it if not."""
         try:
             lines = line.take()
             if lines == []:
@@ -210,7 +210,7 @@ class Hub:
             nonce = self._unproved[line].nonce
             if not is_proved(self._token, nonce, hello) or self._is_taken(hello.index):
                 raise LineError("not one of ours")
-            # asked now: of one that is gone by the end of the gathering nobody knows it
+            # read now: the addresses of a closed connection are not known any more
             address, reached = _host(line.socket.getpeername()), _host(line.socket.getsockname())
             line.sign("hub", self._token, nonce, hello.nonce)
             line.send(Welcome(self._silence_s))
@@ -248,7 +248,7 @@ class Hub:
         for place, member in enumerate(self.members):
             self._selector.register(member.line.socket, selectors.EVENT_READ, place)
             if member in local and reached:
-                # by whatever address it came (loopback, a bridge of containers), others reach it as they reach the hub
+                # it connected by loopback or a container bridge; the others reach it at the hub's address
                 member.address = reached[0]
 
 
@@ -261,7 +261,7 @@ def _give_names(members: Sequence[HubMember]) -> None:
 
 
 def _allow_many_connections() -> None:
-    """One a node; the soft limit is 1024 on most systems, and only there for programs that use select()."""
+    """Raise the soft limit, which is 1024 on most systems for the sake of programs that use select()."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 

@@ -1,4 +1,4 @@
-"""What was measured between nodes, judged: the node or the link that is slow, cut off, or adds wrongly."""
+"""Judges the measurements between nodes: finds the node or link that is slow, cut off, or gives wrong sums."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from gpudoctor.facts.model.missing import Missing
 from gpudoctor.probes.collective.merge import Pair
 from gpudoctor.units import rate_text
 
-# A pair below this share of what is usual is slow, and below the second one not fit. Both are gpudoctor's own choice:
-# healthy pairs of one fabric differ by a few percent over NCCL, and half of it is a NIC or a rail that is missing; over
-# gloo CPU ranks share their cores with others (1 to 14 Gbit/s were seen on idle links), so that only a link
-# that came up at another speed, which is a tenth of it, stands out.
+# A pair below this share of the usual rate is slow (warn); below the second share it fails. Both are gpudoctor's own
+# choice. Over NCCL, healthy pairs of one fabric differ by a few percent, and half the rate is a missing NIC or rail.
+# Over gloo, CPU ranks share their cores with other work (1 to 14 Gbit/s were seen on idle links), so that only a link
+# that came up at a lower speed, a tenth of it, stands out.
 SLOW_SHARE: dict[Backend, float] = {"nccl": 0.80, "gloo": 0.30}
 FAIL_SHARE: dict[Backend, float] = {"nccl": 0.50, "gloo": 0.15}
 _OWN = "gpudoctor's own choice"
@@ -36,7 +36,7 @@ _ALIKE_MAX = 6
 
 
 def all_reduce_findings(exam: ClusterSession) -> Iterator[Finding]:
-    """The sum over everybody: right or wrong, and how fast; what is slow is for the pairs to say."""
+    """Whether the sum over all nodes is right, and its rate; slow nodes are found by `pair_findings`."""
     group = exam.everyone
     if group is None:
         yield _not_measured(exam)
@@ -57,7 +57,7 @@ def all_reduce_findings(exam: ClusterSession) -> Iterator[Finding]:
 
 
 def pair_findings(exam: ClusterSession, floor_gb_s: float | None) -> Iterator[Finding]:
-    """Every pair against the others, and against `floor_gb_s` where that was asked for."""
+    """Every pair compared with the others, and with `floor_gb_s` if that was given."""
     backend = exam.backend
     if backend is None or not exam.pairs:
         yield _not_measured(exam)
@@ -73,7 +73,7 @@ def pair_findings(exam: ClusterSession, floor_gb_s: float | None) -> Iterator[Fi
         for place, node in enumerate(exam.nodes)
         if node.left_out is not None and node.lost is None and any(place in pair for pair in exam.pairs)
     )
-    # of a pair one of whose ends broke nobody knows what the way between them is like
+    # a pair with a node whose ranks broke is no evidence about the link between them
     in_vain = [pair for pair, group in there.items() if group.trouble and not out.intersection(pair)]
     rates = {pair: rate for pair, group in there.items() if (rate := group.busbw_gb_s) is not None}
     if in_vain and not rates:
@@ -109,7 +109,7 @@ def _slow(
         _OWN,
     )
     if worst >= usual * SLOW_SHARE[exam.backend] and floor_gb_s is not None:
-        is_fail = True  # somebody who knows the network said what it has to reach
+        is_fail = True  # the user knows the network and gave the rate that it must reach
         expected = Expected(f"at least {rate_text(floor_gb_s)}", ">=", floor_gb_s, "GB/s", "--at-least")
     places = {place for pair in pairs for place in pair}
     alone = subject.kind == "node"
@@ -147,7 +147,7 @@ _GROUP_STEPS = (
 def _odd_subjects(
     exam: ClusterSession, measured: Iterable[Pair], odd: Sequence[Pair]
 ) -> Iterator[tuple[Subject, list[Pair]]]:
-    """The nodes, then the links, that explain the odd ones of the pairs, each with its odd pairs."""
+    """The nodes, then the links, that explain the odd pairs, each with its odd pairs."""
     named = name_odd(measured, odd)
     for place in named.nodes:
         yield _of(exam, place), [pair for pair in odd if place in pair]
@@ -170,7 +170,7 @@ def _cut_off(exam: ClusterSession, there: Mapping[Pair, Group], in_vain: Sequenc
 
 
 def _unmeasured(exam: ClusterSession, there: Mapping[Pair, Group]) -> Iterator[Finding]:
-    # of those whose ranks stood ready: no pair was planned with any other
+    # pairs were planned only among nodes whose ranks were ready
     ready = {place for place, node in enumerate(exam.nodes) if node.ranks is not None}
     lost = {p for p in ready if exam.nodes[p].lost is not None or exam.nodes[p].left_out is not None}
     planned = exam.pairs_planned - sum(1 for pair in exam.pairs if pair not in there)

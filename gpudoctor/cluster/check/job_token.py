@@ -1,4 +1,4 @@
-"""The secret by which the processes of one job know each other: where it comes from, and when none is good enough."""
+"""The token by which the processes of one job authenticate each other: where it comes from, and when it is needed."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from gpudoctor.http.address import TOKEN_BYTES_MAX, is_loopback, read_token
 from gpudoctor.process.pipes import write_all
 
 TOKEN_VARIABLE = "GPUDOCTOR_CLUSTER_TOKEN"
-# 64 bits where it is random: it can be tried out offline by who has seen one connection
+# 64 bits if it is random hexadecimal: whoever has recorded a connection can try tokens offline
 _LENGTH_MIN = 16
-_LENGTH_MAX = 1024  # all of it has to fit into a pipe that nobody reads yet
+_LENGTH_MAX = 1024  # the whole token must fit into a pipe that has no reader yet
 _ADVICE = "openssl rand -hex 16 makes one"
 
 
 def given_token(request: ClusterCheckRequest, environ: MutableMapping[str, str]) -> str | None:
-    """The token that this process was given: by an inherited pipe, by --token-file, else by the environment.
+    """The token given to this process: by an inherited pipe, else by --token-file, else by the environment.
 
-    It is taken out of the environment, so that no process that this one starts inherits it. Raise
-    UserError where it cannot be read, or is too short to be a secret.
+    It is removed from `environ`, so that no child process inherits it. Raise UserError if it cannot be read or is too
+    short to be a secret.
     """
     variable = environ.pop(TOKEN_VARIABLE, None)
     if request.token_fd is not None:
@@ -38,11 +38,11 @@ def given_token(request: ClusterCheckRequest, environ: MutableMapping[str, str])
 
 
 def token_for(place: JobPlacement, given: str | None, *, insecure: bool) -> str:
-    """The token of the job that an engine started; made, or derived from the job's name, where nobody gave one.
+    """The token of a job that an engine started: the given one, else a random or derived one.
 
-    On a single node the process that leads hands it to its only member, so it is random. Else who knows the name of
-    the job can derive it too. That keeps jobs on one machine apart and no more, so it is refused where they meet over
-    a network, if not `insecure`. Raise UserError.
+    On a single node it is random, since the first process passes it to its only member. Otherwise it is derived from
+    the job's name, which anybody who knows the name can do too: that only keeps jobs on one machine apart. So over a
+    network it is refused unless `insecure`. Raise UserError.
     """
     if given is not None:
         return given
@@ -58,13 +58,13 @@ def token_for(place: JobPlacement, given: str | None, *, insecure: bool) -> str:
 
 
 def meets_on_loopback(place: JobPlacement) -> bool:
-    """Whether all of the job is on this machine, and meets where nobody else can come."""
+    """Whether the whole job is on this machine, so that its processes can meet on loopback."""
     return place.nodes == 1 or (place.host is not None and is_loopback(place.host))
 
 
 @contextlib.contextmanager
 def token_pipe(token: str) -> Iterator[int]:
-    """The reading end of a pipe that holds the token, for a child to inherit (`--token-fd`)."""
+    """The read end of a pipe that contains the token, for a child to inherit (`--token-fd`)."""
     reader, writer = os.pipe()
     try:
         write_all(writer, token.encode())

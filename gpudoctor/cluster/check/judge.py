@@ -1,4 +1,4 @@
-"""From what was seen of a job to its report."""
+"""Judges the results of a cluster check and makes its report."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def judge_cluster(
     files: Mapping[str, str] | None = None,
     launcher_words: str | None = None,
 ) -> ClusterReport:
-    """Judge it all. `files` are the node reports' files by node; `launcher_words` the last that the launcher said."""
+    """The report of a check. `files` are the nodes' report files by name; `launcher_words` is the launcher's output."""
     checks: tuple[Judged, ...] = (
         judged("cluster.nodes", tuple(_came(exam, launcher_words))),
         judged("cluster.checks", tuple(_own_checks(exam.nodes, files or {}))),
@@ -147,7 +147,7 @@ def _nodes(exam: ClusterSession, files: Mapping[str, str]) -> Iterator[NodeResul
         report = node.report
         verdict: Verdict = report.verdict if report is not None else "unknown"
         reason = report.reason if report is not None else f"UNKNOWN {node.no_report or node.lost or 'no report'}"
-        if node.lost is not None and verdict != "fail":  # what fell silent is no pass, whatever it said before
+        if node.lost is not None and verdict != "fail":  # a lost node is not a pass, whatever its report says
             verdict, reason = "unknown", f"UNKNOWN {node.lost}"
         faults: tuple[Fault, ...] = report.faults if report is not None else ()
         yield NodeResult(
@@ -195,7 +195,7 @@ def _group(exam: ClusterSession, group: Group) -> GroupResult:
 
 
 def _reason(verdict: Verdict, checks: Sequence[Judged]) -> str:
-    """One line fit for a job's comment: the verdict, and who is named, worst first."""
+    """One line fit for a job's comment: the verdict, and the checks and nodes with that status."""
     words = [verdict.upper()]
     for check in checks:
         names = [f.subject.name or "" for f in check.findings if f.status.value == verdict and f.subject.name]

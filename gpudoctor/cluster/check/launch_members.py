@@ -1,4 +1,4 @@
-"""Starts one process on each node through an engine, and coordinates them: `gpudoctor cluster check`."""
+"""`gpudoctor cluster check`: starts one member on each node through an engine, and coordinates them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _TROUBLE = re.compile(
 
 
 def run_cluster_check(request: ClusterCheckRequest, output: ClusterOutput) -> int:
-    """Check every node of the job; give the exit code. As one of several processes of an engine it is a rank."""
+    """Check every node of the job and return the exit code. Inside an engine's job step, act as one of its ranks."""
     if request.launcher == "auto" and in_engine(os.environ):
         return run_rank(request, output)
     launcher = request.launcher
@@ -65,8 +65,8 @@ def run_cluster_check(request: ClusterCheckRequest, output: ClusterOutput) -> in
 def _started(
     launch: MemberLaunch, request: ClusterCheckRequest, hub: Hub, token: str, words: IO[bytes]
 ) -> Iterator[Child]:
-    """The launcher, and with it all members; ended on leaving, however."""
-    # where the hub is: the first address that a node reaches is taken, loopback by those on this machine
+    """Start the launcher, and through it all members; end it on leaving."""
+    # members try the hub's addresses in this order; loopback is for members on this machine
     join = ",".join(f"{address}/{hub.port}" for address in [*own_addresses(), "127.0.0.1"])
     numbered = ["--numbered", launch.launcher] if launch.launcher in ("slurm", "mpi") else []
     rank = ["cluster", "rank", "--join", join, *numbered, *request.words_for_members()]
@@ -77,7 +77,7 @@ def _started(
             environment = dict(os.environ)
         else:
             command = dependent_program([*launch.prefix, *own_gpudoctor(elsewhere=True), *rank])
-            # srun and mpirun hand the variable on in their own messages, under what protects those (munge, ssh)
+            # srun and mpirun pass the variable on in their own messages, which munge or ssh protects
             environment = {**os.environ, TOKEN_VARIABLE: token}
         try:
             process = Child(
@@ -92,13 +92,13 @@ def _started(
     try:
         yield process
     finally:
-        hub.close()  # on which the members end, and with the last of them the launcher
+        hub.close()  # the members end on this, and the launcher with the last of them
         end_child(process, _LAUNCHER_END_S)
         process.close()
 
 
 def _ray_nodes(process: Child, words: IO[bytes]) -> tuple[str, ...]:
-    """What Ray says its nodes are."""
+    """The names of Ray's nodes. Raise UserError if Ray does not answer or has no node."""
     line = LineReader(process.stdout).one(_RAY_LIMIT_S)
     if line is None:
         said = _last_words(words, process) or f"no answer within {_RAY_LIMIT_S:g} s"
@@ -110,10 +110,10 @@ def _ray_nodes(process: Child, words: IO[bytes]) -> tuple[str, ...]:
 
 
 def _last_words(words: IO[bytes], process: Child) -> str | None:
-    """The first line of the launcher's output that tells of trouble, else the last that says anything."""
+    """The first line of the launcher's output that looks like an error, else the last line with words."""
     words.seek(0)
     lines = words.read(_WORDS_BYTES).decode("utf-8", "replace").splitlines()
-    # boxes and rules of dashes say nothing, nor does a line of program text in a traceback
+    # not boxes, rules of dashes, or source lines in a traceback
     said = [line.strip() for line in lines if sum(map(str.isalpha, line)) >= _LETTERS_MIN and line[:4] != "    "]
     if said:
         return next(filter(_TROUBLE.search, said), said[-1])[:_WORDS_MAX]

@@ -1,4 +1,4 @@
-"""The engines that place one process on each node: which of them is at hand, and its command line."""
+"""The engines that start one process on each node: which one to use, and its command line."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ _TORCHRUN = (
 
 
 class MemberLaunch(msgspec.Struct, frozen=True):
-    """How to start the members: the words before theirs, how many will come, and their names as far as they are known.
+    """How to start the members: the launcher's words before theirs, their number, and their names if known.
 
-    `count` and `names` are None and empty for Ray, which tells them on the first line of its stdout.
+    For Ray, `count` is None and `names` is empty: its process prints the names on the first line of its stdout.
     """
 
     launcher: Launcher
@@ -40,7 +40,7 @@ class MemberLaunch(msgspec.Struct, frozen=True):
 
 
 def chosen_launcher(request: ClusterCheckRequest, environment: Mapping[str, str]) -> Launcher:
-    """The launcher that was asked for, else the one whose allocation this is. Raise UserError where there is none."""
+    """The requested launcher, else the one whose allocation this is. Raise UserError if there is none."""
     if request.launcher != "auto":
         return request.launcher
     if request.hosts or request.hostfile:
@@ -60,7 +60,7 @@ def chosen_launcher(request: ClusterCheckRequest, environment: Mapping[str, str]
 
 
 def launch_with(launcher: Launcher, request: ClusterCheckRequest, environment: Mapping[str, str]) -> MemberLaunch:
-    """The words that start members, for this launcher. Raise UserError with what to run where it cannot."""
+    """How this launcher starts the members. Raise UserError, with what to do instead, if it cannot."""
     if launcher == "slurm":
         return _slurm(request, environment)
     if launcher == "mpi":
@@ -78,7 +78,7 @@ def launch_with(launcher: Launcher, request: ClusterCheckRequest, environment: M
 
 
 def in_engine(environment: Mapping[str, str]) -> bool:
-    """Whether an engine started this process as one of several: then it is one rank of the check."""
+    """Whether an engine started this process as one of several on different nodes: it is then a rank of the check."""
     try:
         place = job_place(environment)
     except UserError:
@@ -99,11 +99,11 @@ def _slurm(request: ClusterCheckRequest, environment: Mapping[str, str]) -> Memb
         if nodes is None or nodes == len(names):
             nodes = len(names) or _slurm_nodes(environment)
         else:
-            names = ()  # which of them srun takes is its own affair
+            names = ()  # srun chooses which of them it uses
     prefix = ["srun", "-N", str(nodes), "--ntasks-per-node=1", "--kill-on-bad-exit=0", "--export=ALL", "--mpi=none"]
     if inside:
-        prefix.append("--overlap")  # the step that this may run in has all of the job's resources
-    # bound to one CPU, as srun binds a task, every node would seem to have too few
+        prefix.append("--overlap")  # this may itself run in a step that holds all of the job's resources
+    # srun binds a task to one CPU by default, which would look like too few CPUs on every node
     return MemberLaunch("slurm", (*prefix, "--cpu-bind=none", *_own(request)), nodes, names)
 
 

@@ -1,4 +1,4 @@
-"""The ranks of one node while nodes are measured against each other: started, given orders, and ended without fail."""
+"""The ranks of one node for measurements between nodes: starts them, passes them orders, and always ends them."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from gpudoctor.process.ending import kill_all, signal_name
 from gpudoctor.process.pipes import DisturbedError, LineReader, pipe_with_child, ready, write_all
 from gpudoctor.process.spawn import DEVNULL, PIPE, Child
 
-_END_LIMIT_S = 5.0  # after SIGKILL; a driver may take longer, and nobody waits for it
+_END_LIMIT_S = 5.0  # after SIGKILL; a driver may take longer, which is not waited for
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
 class LocalRanks:
-    """One rank a GPU of `uuids`; on CPU ranks their number counts and nothing else of them.
+    """One rank per entry of `uuids`, each on that GPU; for CPU ranks only the number of entries matters.
 
-    A rank that does not answer in time, dies, or has trouble costs all of them: they are ended and
-    started anew, since gloo and NCCL leave threads behind that hang. `watched` is the line to the hub.
+    If a rank does not answer in time, dies or fails, all ranks are ended and started again, since gloo and NCCL leave
+    hanging threads behind. `watched` is the connection to the hub.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class LocalRanks:
         self._pipes: list[int] = []
 
     def open(self, limit_s: float) -> Opened | MemberFailure:
-        """Start the ranks and wait until all have torch; the answer is the first one's."""
+        """Start the ranks and wait until all have imported torch; return the first rank's answer."""
         self.close()
         try:
             for number, uuid in enumerate(self._uuids):
@@ -52,14 +52,14 @@ class LocalRanks:
         return cast(Opened, answers[0])
 
     def meet(self, order: JoinGroup, open_limit_s: float) -> Times | MemberFailure:
-        """Have all ranks join the group; where that fails they are started anew, and the answer has their new port."""
+        """Have all ranks measure in the group. If that fails they are started again; the answer has their new port."""
         group = {name: getattr(order, name) for name in RankGroup.__struct_fields__}
         try:
             for number, process in enumerate(self._processes):
                 meeting = Rendezvous(rank=order.first_rank + number, **group)
                 write_all(process.stdin, msgspec.json.encode(meeting) + b"\n")
         except OSError:
-            pass  # it is dead: the end of its pipe says so below
+            pass  # the rank is dead: the end of its pipe is reported below
         answers = self._answers(order.limit_s, f"did not come back from all_reduce within {order.limit_s:g} s")
         if isinstance(answers, MemberFailure):
             opened = self.open(open_limit_s)
@@ -68,7 +68,7 @@ class LocalRanks:
         return Times(tuple(m.seconds for m in met), met[0].size_bytes, tuple(m.right for m in met))
 
     def close(self) -> None:
-        """End all ranks; they hold nothing that would be lost."""
+        """Kill all ranks."""
         kill_all(self._processes, _END_LIMIT_S, group=False)
         for process in self._processes:
             process.close()
@@ -104,7 +104,7 @@ class LocalRanks:
         return environment
 
     def _answers(self, limit_s: float, late: str) -> list[Answer] | MemberFailure:
-        """One answer of each rank, or the first trouble that any has."""
+        """One answer from each rank, or the first failure of any."""
         readers = {pipe: LineReader(pipe) for pipe in self._pipes}
         answers: dict[int, Answer] = {}
         deadline = time.monotonic() + limit_s

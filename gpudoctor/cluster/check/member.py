@@ -1,4 +1,4 @@
-"""The member: what runs on each node, follows the hub's orders, and ends when the hub is gone."""
+"""The member: the process on each node that carries out the hub's orders and ends when the connection ends."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ from gpudoctor.report.model import Report
 
 _TRY_S = 3.0
 _PAUSE_S = 0.1
-_TERM_GRACE_S = 15.0  # a check ends its ranks first, and may wait for a driver
-# What an engine sets in each of its processes: with these a check would wait for the other processes of its node
+_TERM_GRACE_S = 15.0  # a check ends its ranks first, and may have to wait for the driver
+# set by engines in each of their processes: with these a check would wait for the other processes of its node
 _ENGINE = ("TORCHELASTIC_RUN_ID", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
 
 
 class HubGoneError(Exception):
-    """The hub is not there any more."""
+    """The connection to the hub ended."""
 
 
 class Member:
-    """One node's part: connect, then answer orders until the end.
+    """Connects to the hub and carries out its orders until the end.
 
-    `argv` are the arguments of the node's own `gpudoctor check`, `cpu_ranks` the number of ranks on a
-    node without GPUs. `hostname` is overridden in tests of many members on one machine.
+    `argv` are the arguments of the node's own `gpudoctor check`; `cpu_ranks` is the number of ranks on a node without
+    GPUs.
     """
 
     def __init__(self, argv: Sequence[str], cpu_ranks: int = 1, hostname: str | None = None) -> None:
@@ -59,7 +59,10 @@ class Member:
         self._open_limit_s = 60.0
 
     def serve(self, meet: Sequence[tuple[str, int]], token: str, index: int | None, limit_s: float) -> None:
-        """Find the hub at one of these addresses, within the limit, and serve it. Raise UserError, HubGoneError."""
+        """Connect to the hub at one of these addresses and serve it until it ends the check.
+
+        Raise UserError if no hub is found within the limit, HubGoneError if the connection ends early.
+        """
         line = self._connect(meet, token, index, limit_s)
         try:
             while self._serve_lines(line):
@@ -90,7 +93,7 @@ class Member:
             except DisturbedError:
                 if line.take() is None:
                     raise HubGoneError("it ended, or lost patience") from None
-                return False  # all that it says while this node is at work is End
+                return False  # the only message that the hub sends while this node is busy is End
             line.send(messages.Answered(asked.number, answer))
         return True
 
@@ -128,7 +131,7 @@ class Member:
             process.end(_TERM_GRACE_S, group=False)  # a check ends its ranks on SIGTERM
         try:
             self._report = msgspec.json.decode(out, type=Report)
-        except msgspec.DecodeError:
+        except ValueError:  # msgspec raises UnicodeDecodeError too
             words = err.decode("utf-8", "replace").strip().splitlines() or [f"it ended with code {process.returncode}"]
             return messages.Checked(reach, Missing(f"its check gave no report: {words[-1][:300]}", "failed"))
         return messages.Checked(reach, out.decode("utf-8", "replace"))
@@ -161,7 +164,7 @@ class Member:
             time.sleep(_PAUSE_S)
 
     def _tried(self, address: tuple[str, int], token: str, index: int | None) -> Line | None:
-        """The line to the hub of this job, where it is at this address."""
+        """The connection to this job's hub if it is at this address, else None."""
         connection = None
         try:
             connection = socket.create_connection(address, _TRY_S)
@@ -174,8 +177,8 @@ class Member:
             line.most_bytes = MAX_LINE_BYTES
             notice_silence(connection, welcome.silence_s)
             connection.settimeout(None)
-        except (OSError, LineError, UnicodeError):  # the last: what IDNA calls no host name
+        except (OSError, LineError, UnicodeError):  # UnicodeError: the host name is not valid in IDNA
             if connection is not None:
                 connection.close()
-            return None  # not there yet, another job's, or somebody who does not know the token
+            return None  # not there yet, another job's hub, or one without the token
         return line

@@ -1,7 +1,7 @@
-"""What the hub, which leads a check of many nodes, and the one member on each of them say to each other.
+"""The messages between the hub and the member on each node.
 
-What comes over the line is data: no order makes a member run anything but its own check and its own
-ranks. How the messages travel, and who is believed, is in channel.py.
+They are data: no order makes a member run anything but its own check and its own ranks. Transport and authentication
+are in channel.py.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ DEFAULT_SILENCE_S = 15.0
 
 
 class Challenge(msgspec.Struct, frozen=True):
-    """The hub's first word: what a member has to prove its token over."""
+    """The hub's first message: the nonce for the member's proof."""
 
     nonce: str
     protocol: str = PROTOCOL
 
 
 class Hello(msgspec.Struct, frozen=True):
-    """Who a member is. `index`: the node's number as its engine counts; `proof` is over both nonces and all of this."""
+    """A member's identity. `index` is the engine's number of the node; `proof` covers both nonces and all fields."""
 
     hostname: str
     nonce: str
@@ -33,13 +33,13 @@ class Hello(msgspec.Struct, frozen=True):
 
 
 class Welcome(msgspec.Struct, frozen=True):
-    """The hub's word to a member that is let in; the first that is signed, and so the hub's own proof."""
+    """The hub's answer to an accepted member: the first signed message, and so the hub's own proof."""
 
     silence_s: float = DEFAULT_SILENCE_S
 
 
 class Ping(msgspec.Struct, frozen=True, tag=True):
-    """What is your clock?"""
+    """Send the time of your clock."""
 
 
 class CheckOrder(msgspec.Struct, frozen=True, tag=True):
@@ -49,7 +49,7 @@ class CheckOrder(msgspec.Struct, frozen=True, tag=True):
 
 
 class Open(msgspec.Struct, frozen=True, tag=True):
-    """Start your ranks; others reach your node by `address`."""
+    """Start your ranks; other nodes reach yours at `address`."""
 
     backend: str
     address: str
@@ -57,13 +57,13 @@ class Open(msgspec.Struct, frozen=True, tag=True):
 
 
 class JoinGroup(RankGroup, frozen=True, tag=True, kw_only=True):
-    """Have your ranks, from number `first_rank` on, measure in this group."""
+    """Have your ranks, numbered from `first_rank`, measure in this group."""
 
     first_rank: int
 
 
 class End(msgspec.Struct, frozen=True, tag=True):
-    """All is done: end your ranks, and yourself."""
+    """End your ranks and yourself."""
 
 
 Order = Ping | CheckOrder | Open | JoinGroup | End
@@ -76,14 +76,14 @@ class Pong(msgspec.Struct, frozen=True, tag=True):
 
 
 class Checked(msgspec.Struct, frozen=True, tag=True):
-    """The node's own report as `gpudoctor check --json` wrote it, or why there is none."""
+    """The node's own report as `gpudoctor check --format json` printed it, or why there is none."""
 
     reach: Reach
     report: str | Missing
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
-    """`ranks` ranks wait; the node's store listens on `port`. `interface`: what gloo is to use, if anything."""
+    """`ranks` ranks are ready; the node's store listens on `port`. `interface`: set as GLOO_SOCKET_IFNAME, if any."""
 
     ranks: int
     port: int
@@ -91,7 +91,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
 
 
 class Times(msgspec.Struct, frozen=True, tag=True):
-    """Of each of the node's ranks: the times of its all_reduces, and whether its sums were right."""
+    """For each of the node's ranks: the times of its all_reduces in seconds, and whether its sums were right."""
 
     seconds: tuple[tuple[float, ...], ...]
     size_bytes: int
@@ -99,7 +99,10 @@ class Times(msgspec.Struct, frozen=True, tag=True):
 
 
 class MemberFailure(msgspec.Struct, frozen=True, tag=True):
-    """Why not. `absent`: what it takes is not there, which is no fault. `port` is the store of ranks started anew."""
+    """Why an order failed. `absent`: something needed does not exist here, which is no fault.
+
+    `port`: where the store of the restarted ranks listens.
+    """
 
     text: str
     absent: bool = False
@@ -107,14 +110,14 @@ class MemberFailure(msgspec.Struct, frozen=True, tag=True):
 
 
 class Tampered(msgspec.Struct, frozen=True, tag=True):
-    """An order came that the hub did not send so: the member ends."""
+    """The member received a line with a wrong MAC, and ends."""
 
 
 Answer = Pong | Checked | Ready | Times | MemberFailure | Tampered
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """An order on its way; an answer carries the same number, so that none comes too late unnoticed."""
+    """An order with its number; the answer carries the same number, so that a late answer is recognised."""
 
     number: int
     order: Order

@@ -1,4 +1,4 @@
-"""Whether the nodes find each other: names, interfaces, MTU, rates and clocks, one node against the others."""
+"""Judges whether the nodes can reach each other: compares names, interfaces, MTU, RDMA rates and clocks."""
 
 from __future__ import annotations
 
@@ -12,20 +12,18 @@ from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.system.network_reach import Reach
 from gpudoctor.profiles.peers import majority
 
-# Which interface gloo would use on a node, and which of a node's settings lead it nowhere.
-
 
 def loopback(address: str) -> bool:
-    """127.0.0.0/8 and ::1: what a node calls itself, and nobody else can reach."""
+    """Whether the address is in 127.0.0.0/8 or ::1, which no other node can reach."""
     return address.startswith("127.") or address in ("::1", "0:0:0:0:0:0:0:1")
 
 
 def interface_for_gloo(reach: Reach, address: str) -> str | None:
-    """What to set GLOO_SOCKET_IFNAME to for a measurement; None where gloo's own choice works.
+    """The GLOO_SOCKET_IFNAME to set for the measurement; None if gloo's own choice works.
 
-    gloo takes the interface that GLOO_SOCKET_IFNAME names, else the one with the address that the
-    hostname resolves to, which on Debian is 127.0.1.1 unless somebody changed /etc/hosts. Where either leads
-    nowhere, and a finding says so, the interface with `address`, by which the node was reached, does.
+    gloo uses the interface in GLOO_SOCKET_IFNAME, else the one with the address that the host name resolves to, which
+    on Debian is 127.0.1.1 unless /etc/hosts was changed. If that does not work (which is a finding), use the interface
+    with `address`, at which the hub reached the node.
     """
     if gloo_trouble(reach) is None:
         return None
@@ -34,7 +32,7 @@ def interface_for_gloo(reach: Reach, address: str) -> str | None:
 
 
 def gloo_trouble(reach: Reach) -> str | None:
-    """Why gloo on this node would not reach, or be reached by, other nodes, in words; None where it would."""
+    """Why gloo on this node would not reach other nodes or be reached by them; None if it would work."""
     named = reach.settings.get("GLOO_SOCKET_IFNAME", "").strip()
     if named:
         if isinstance(reach.interfaces, Missing):
@@ -51,8 +49,8 @@ def gloo_trouble(reach: Reach) -> str | None:
     return None
 
 
-# gpudoctor's own: logs and traces of nodes that are further apart cannot be put in order, and what is renewed by
-# time (tickets, tokens, file caches) begins to fail; credentials of munge and Kerberos fail at 300 s
+# gpudoctor's own choice: with a larger difference, logs and traces of several nodes cannot be put in order, and what
+# expires by time (tickets, tokens, file caches) begins to fail; munge and Kerberos credentials fail at 300 s
 CLOCK_WARN_S = 1.0
 _CLOCKS = Expected(f"within {CLOCK_WARN_S:g} s", "<=", CLOCK_WARN_S, "s", "gpudoctor's own choice")
 _CLOCK_LIKELY = "a clock that is not kept by NTP or PTP"
@@ -60,7 +58,7 @@ _CLOCK_STEPS = (Advice("See whether it is kept.", "timedatectl status; chronyc t
 
 
 def network_findings(nodes: Sequence[NodeProgress], backend: Backend | None) -> Iterator[Finding]:
-    """Judge the nodes whose facts came. gloo's troubles fail CPU ranks; GPUs, where few use it, they warn."""
+    """Judge the nodes that sent their network facts. Problems of gloo fail for CPU ranks; for GPUs they warn."""
     seen = [(node, node.reach) for node in nodes if node.reach is not None]
     if len(seen) < 2:
         yield skip(NODE, "fewer than two nodes to compare")
@@ -105,7 +103,7 @@ def _gloo(seen: Sequence[tuple[NodeProgress, Reach]], backend: Backend | None) -
 
 
 def _alone_on_this_machine(node: NodeProgress, seen: Sequence[tuple[NodeProgress, Reach]]) -> bool:
-    """Whether all are on one machine, where loopback reaches everybody."""
+    """Whether all nodes are one machine, on which loopback works for all of them."""
     boots = {known(reach.boot_id) for _, reach in seen}
     return len(boots) == 1 and None not in boots and len({(reach.hostname) for _, reach in seen}) == 1
 
@@ -154,7 +152,7 @@ def _unlike(
     likely: str,
     command: str,
 ) -> Iterator[Finding]:
-    """Nodes that are not as most are; where there is no majority, which of them are how."""
+    """A warning for each node that differs from the majority; without a majority, one for all values."""
     read = [(node, text) for node, reach in seen if (text := of(node, reach)) is not None]
     values = [text for _, text in read]
     if len(set(values)) < 2:
@@ -192,7 +190,7 @@ def _rdma(_: NodeProgress, reach: Reach) -> str | None:
 
 
 def _clocks(nodes: Sequence[NodeProgress]) -> Iterator[Finding]:
-    """Each node's clock against the middle of all: the hub's own may be the one that is wrong."""
+    """Each node's clock compared with the median, since the hub's own clock may be the wrong one."""
     offsets = sorted(node.offset_s for node in nodes if node.offset_s is not None)
     if len(offsets) < 2:
         return

@@ -1,4 +1,4 @@
-"""From the rates of pairs to the node or the link that is slow."""
+"""Finds the slow node or link from the rates of pairs of nodes."""
 
 from __future__ import annotations
 
@@ -10,44 +10,44 @@ import msgspec
 
 from gpudoctor.probes.collective.merge import Pair
 
-# A node is named where its pairs are slow with nearly all others, of which there must be two or more: with one
-# partner alone nobody can tell which of the two it is. gpudoctor's own choice: of four partners three.
+# A node is blamed if its pairs with nearly all partners are slow (gpudoctor's own choice: three of four), and only if
+# it has two or more partners: with one, there is no telling which of the two it is.
 NEARLY_ALL = 0.75
 _FEWEST_PARTNERS = 2
 
 
 class Named(msgspec.Struct, frozen=True):
-    """`nodes` are slow with nearly everyone; `links` are the other slow pairs."""
+    """`nodes` are slow with nearly all partners; `links` are the other slow pairs."""
 
     nodes: tuple[int, ...]
     links: tuple[Pair, ...]
 
 
 def usual_rate(rates: Mapping[Pair, float]) -> float | None:
-    """What a pair reaches here: the median over the nodes of each node's best pair; None where there is no rate.
+    """The usual rate of a pair: the median over the nodes of each node's best pair; None if there is no rate.
 
-    Not the median of all pairs: one slow node of three or four makes half of the pairs slow. A node's
-    best pair is slow only where the node itself is, so that this holds until half of the nodes are.
+    Not the median of all pairs, since one slow node of three or four makes half of the pairs slow. A node's best pair
+    is slow only if the node itself is, so this is right until half of the nodes are slow.
     """
     best: dict[int, float] = {}
     for pair, rate in rates.items():
         for node in pair:
             best[node] = max(best.get(node, 0.0), rate)
-    # of an even number the upper one: with two slow of four the middle of both would be nobody's rate
+    # of an even number the upper one: with two slow nodes of four, a mean would be the rate of neither kind
     return median_high(best.values()) if best else None
 
 
 def slow_pairs(rates: Mapping[Pair, float], share: float) -> list[Pair]:
-    """The pairs below `share` of what is usual, the slowest first."""
+    """The pairs below `share` of the usual rate, slowest first."""
     usual = usual_rate(rates)
     return sorted((pair for pair in rates if usual and rates[pair] < usual * share), key=lambda pair: rates[pair])
 
 
 def name_odd(measured: Iterable[Pair], odd: Sequence[Pair]) -> Named:
-    """Name nodes until none is odd with nearly all others that are left; what odd pairs remain are links.
+    """Name nodes until none is odd with nearly all of its remaining partners; the remaining odd pairs are links.
 
-    The node with the largest share of odd pairs is named first, and its pairs are then left out,
-    so that a bad node does not make its partners look bad.
+    The node with the largest share of odd pairs is named first, and its pairs are then left out, so that a bad node
+    does not make its partners look bad.
     """
     left = {(min(pair), max(pair)) for pair in measured}
     odd_left = {(min(pair), max(pair)) for pair in odd} & left

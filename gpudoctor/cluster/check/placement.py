@@ -1,4 +1,4 @@
-"""Where an engine has put this process among all processes of a job, and where those can meet."""
+"""This process's position among the processes of a job, from the engine's variables, and where they can meet."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from gpudoctor.probes.runner.launch_engine import SLURM_SPECIAL_STEPS, number_of
 
 Engine = Literal["torchrun", "slurm", "mpi", "kubernetes", "environment", "sagemaker"]
 
-_PORTS = 8  # where one of them is another job's, the next one is tried
-# below the kernel's ephemeral ports (32768 and up), so that no outgoing connection holds one
+_PORTS = 8  # if another job uses one of them, the next is tried
+# below the kernel's ephemeral ports (from 32768), so that no outgoing connection uses one
 _FIRST_PORT, _PORT_SPAN = 20000, 12000
 _FIRST_HOST = re.compile(r"([^,\[\]]+)(?:\[(\d+))?")
 
 
 class JobPlacement(msgspec.Struct, frozen=True):
-    """One process of a job: on node `node` of `nodes`, the `local`th of its node.
+    """One process of a job: number `local` on node `node` of `nodes`, all counted from 0.
 
-    `host` is where the first node can be reached, None where the engine does not tell; `job` tells the job from others.
+    `host` is where the first node can be reached, None if the engine does not provide it; `job` identifies the job.
     """
 
     engine: Engine
@@ -36,21 +36,21 @@ class JobPlacement(msgspec.Struct, frozen=True):
 
     @property
     def leads(self) -> bool:
-        """Whether it is the first process of all, which has the hub."""
+        """Whether it is the very first process, which runs the hub."""
         return self.node == 0 and self.local == 0
 
     @property
     def ports(self) -> list[int]:
-        """Where the processes of this job meet when nobody said where; the same for all of them."""
+        """The ports on which the processes of this job meet, derived from the job so that all know them."""
         start = int.from_bytes(hashlib.sha256(self.job.encode()).digest()[:4], "big") % _PORT_SPAN
         return [_FIRST_PORT + (start + step) % _PORT_SPAN for step in range(_PORTS)]
 
 
 def job_place(environment: Mapping[str, str], nodes: int | None = None) -> JobPlacement | None:
-    """The place that an engine gave this process; None where none did. The innermost engine counts.
+    """The placement from the variables of the innermost engine; None if no engine started this process.
 
-    `nodes` is for those engines that do not tell how many there are. Raise UserError where it is
-    missing, or the engine's variables contradict each other.
+    `nodes` is for engines that do not provide the number of nodes. Raise UserError if it is missing, or if the engine's
+    variables contradict each other.
     """
     for find in (_torchrun, _mpirun, _srun, _indexed_job, _torch_variables, _sagemaker):
         place = find(environment, nodes)
@@ -77,7 +77,7 @@ def _mpirun(environment: Mapping[str, str], _: int | None) -> JobPlacement | Non
     rank, size, local, local_size = (_number(environment, f"OMPI_COMM_WORLD_{name}") for name in names)
     if rank is None or size is None or local is None or not local_size:
         return None
-    # mpirun tells no number of the node; with as many processes on each and filled in order this is it
+    # mpirun does not number the nodes; this is right if they are filled in order, with equally many processes each
     job = f"mpi/{environment.get('PMIX_NAMESPACE', environment.get('OMPI_MCA_ess_base_jobid', ''))}"
     nodes = -(-size // local_size)
     return JobPlacement("mpi", min(rank // local_size, nodes - 1), nodes, local, environment.get("MASTER_ADDR"), job)
@@ -104,7 +104,7 @@ def _indexed_job(environment: Mapping[str, str], nodes: int | None) -> JobPlacem
 
 
 def _torch_variables(environment: Mapping[str, str], _: int | None) -> JobPlacement | None:
-    """RANK and WORLD_SIZE as torch's env:// wants them, one process a node unless LOCAL_WORLD_SIZE says more."""
+    """RANK and WORLD_SIZE as torch's env:// needs them; one process per node unless LOCAL_WORLD_SIZE is set."""
     rank, size = _number(environment, "RANK"), _number(environment, "WORLD_SIZE")
     if rank is None or not size:
         return None
@@ -116,7 +116,7 @@ def _torch_variables(environment: Mapping[str, str], _: int | None) -> JobPlacem
 
 
 def _sagemaker(environment: Mapping[str, str], _: int | None) -> JobPlacement | None:
-    """One process a host of a SageMaker training job, whose hosts are numbered in the order of their names."""
+    """One process per host of a SageMaker training job, whose hosts are numbered in the order of their names."""
     own, hosts = environment.get("SM_CURRENT_HOST"), sagemaker_hosts(environment.get("SM_HOSTS"))
     if own is None or not hosts:
         return None
@@ -127,7 +127,7 @@ def _sagemaker(environment: Mapping[str, str], _: int | None) -> JobPlacement | 
 
 
 def first_host(nodelist: str) -> str | None:
-    """The first host of Slurm's list.
+    """The first host of a Slurm node list.
 
     >>> first_host("node[03-07,9],login1")
     'node03'

@@ -1,4 +1,4 @@
-"""One of the processes that an engine has started, one or more on each node: `gpudoctor cluster rank`."""
+"""`gpudoctor cluster rank`: one of the processes that an engine started, one or more on each node."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _OWN_END_S = 20.0
 
 
 def run_rank(request: ClusterCheckRequest, output: ClusterOutput) -> int:
-    """Coordinate, or serve the process that does; give the exit code.
+    """Coordinate the check, or serve the process that does; return the exit code.
 
-    The first process of all has the hub and writes the report: its code is the verdict. The first one of
-    each node checks it, and gives 0 if it was led to the end. All others have nothing to do.
+    The very first process runs the hub and writes the report: its code is the verdict. The first process of each node
+    checks the node, and returns 0 if the hub led it to the end. All others have nothing to do.
     """
     place: JobPlacement | None = None
     try:
@@ -43,7 +43,7 @@ def run_rank(request: ClusterCheckRequest, output: ClusterOutput) -> int:
                 "-m gpudoctor cluster rank, or srun -N2 --ntasks-per-node=1 gpudoctor cluster rank"
             )
         if place.local != 0:
-            return OK  # the first process of the node starts its ranks, one a GPU
+            return OK  # the node's first process starts the ranks, one per GPU
         if request.rendezvous_host is not None:
             place = msgspec.structs.replace(place, host=request.rendezvous_host)
         token = token_for(place, given, insecure=request.insecure)
@@ -69,11 +69,11 @@ def _coordinate(
         say("INSECURE: this job has no token; anybody on the network who knows its name could pose as one of its nodes")
     coordinator = Coordinator(request, place.engine, output, insecure=insecure)
     hub = Hub(token, place.ports, silence_s(request), loopback_only=local)
-    # not by loopback: the address that it comes from is where the other nodes will look for it
+    # loopback comes last: the address from which the member connects is where the other nodes will reach it
     addresses = ["127.0.0.1"] if local else [*own_addresses(), "127.0.0.1"]
     join = ",".join(f"{address}/{hub.port}" for address in addresses)
     with token_pipe(token) as token_fd:
-        # it reads the engine's variables, too, and some engines do not tell the number of nodes
+        # the member reads the engine's variables too, and some engines do not provide the number of nodes
         words = ["cluster", "rank", "--join", join, "--token-fd", str(token_fd), "--numbered", place.engine]
         words += ["--nodes", str(place.nodes)]
         command = dependent_gpudoctor([*words, *request.words_for_members()])
@@ -97,7 +97,7 @@ def _serve(request: ClusterCheckRequest, meet: list[tuple[str, int]], token: str
 
 
 def _check_words(request: ClusterCheckRequest, hostname: str) -> list[str]:
-    """The arguments of this node's own check; `HOST:` before a fault says whose it is."""
+    """The arguments of this node's own check; a fault with the prefix `HOST:` is for that host only."""
     words = ["--level", request.level, "--backend", request.backend]
     for name in ("node", "profile", "config"):
         if getattr(request, name) is not None:
@@ -111,7 +111,7 @@ def _check_words(request: ClusterCheckRequest, hostname: str) -> list[str]:
 
 
 def _index(request: ClusterCheckRequest, place: JobPlacement | None) -> int | None:
-    """The node's number, where the engine that started this has counted; variables of others are inherited."""
+    """The node's number, if the engine that started this process counts nodes: others' variables are inherited."""
     return place.node if place is not None and place.engine == request.numbered else None
 
 
@@ -124,6 +124,6 @@ def _addresses(text: str) -> list[tuple[str, int]]:
 
 
 def end_child(process: Child, patience_s: float) -> None:
-    """Wait for a child that is about to end, then end it."""
+    """Wait for a child to end by itself, then end it."""
     if process.ends_within(patience_s) is None:
         process.end(patience_s, group=False)

@@ -1,4 +1,4 @@
-"""On Ray: one task a node, each of which runs a member and holds all of the node's GPUs meanwhile."""
+"""On Ray: one task per node, each of which runs a member and holds all of the node's GPUs meanwhile."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from gpudoctor.process.pipes import write_all
 
 
 def begin(order: str) -> None:
-    """In the process that talks to Ray; the order is what `run_on_every_node` takes, as JSON. Ends the process."""
-    os.chdir("/")  # Ray has its workers search for modules in the working directory of who asks
+    """Run `run_on_every_node` with the arguments in `order`, a JSON list, and exit."""
+    os.chdir("/")  # Ray's workers search for modules in the caller's working directory
     sys.exit(run_on_every_node(*json.loads(order)))
 
 
 def run_on_every_node(argv: Sequence[str], token_fd: int, nodes_wanted: int | None) -> int:
-    """Tell the nodes on stdout, as one line of JSON; run `gpudoctor ARGV` on each; give 0 when all have ended.
+    """Print the nodes' names as one line of JSON, run `gpudoctor ARGV` on each, and return 0 when all have ended.
 
-    The job's token comes by the file descriptor, and goes to each as a task's argument: command lines can be read by
-    everybody on a node.
+    The job's token is read from the file descriptor and passed as a task argument: every user of a node can read
+    command lines.
 
-    A node counts where it is alive and, if any node has GPUs, has some: a head without GPUs takes no part.
+    Only nodes that are alive are used and, if any node has GPUs, only those with GPUs: a head without GPUs is left out.
     """
     with os.fdopen(token_fd) as stream:
         token = stream.read()
     stdout = os.dup(1)
-    os.dup2(2, 1)  # what Ray prints must not come before the line
+    os.dup2(2, 1)  # whatever Ray prints must not come before that line
     import logging
 
     import ray as typed_in_parts
@@ -45,14 +45,14 @@ def run_on_every_node(argv: Sequence[str], token_fd: int, nodes_wanted: int | No
     def member(token: str) -> int:
         import sys
 
-        # where gpudoctor is not installed there, it may lie at the same place, on a disk that the nodes share
+        # if gpudoctor is not installed on that node, it may be at the same path on a shared file system
         sys.path.append(root)
         from gpudoctor.cluster.check.job_token import token_pipe
         from gpudoctor.process.die_with_parent import dependent_gpudoctor
         from gpudoctor.process.spawn import Child
 
         with token_pipe(token) as fd:
-            # without the folders in which Ray keeps its own libraries
+            # without the folders of Ray's own libraries
             command = dependent_gpudoctor([*argv, "--token-fd", str(fd)], sys.executable)
             return Child(command, pass_fds=(fd,), new_session=False).wait()
 
@@ -60,7 +60,7 @@ def run_on_every_node(argv: Sequence[str], token_fd: int, nodes_wanted: int | No
     running = [
         task.options(
             num_cpus=0,
-            # all of them: Ray hides the GPUs from a task that asks for none, and no other task may use them meanwhile
+            # all GPUs: Ray hides them from a task that requests none, and no other task may use them meanwhile
             num_gpus=node["Resources"].get("GPU", 0),
             max_retries=0,
             scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False),

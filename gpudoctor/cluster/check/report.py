@@ -1,4 +1,4 @@
-"""The report of a whole job: every node's verdict, what was measured between nodes, and what follows from it."""
+"""The cluster report as data (`gpudoctor.cluster/1`): nodes, measurements between nodes, findings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpudoctor.facts.system.network_reach import Reach
 from gpudoctor.report.model import Tool, Verdict
 
 SCHEMA: Literal["gpudoctor.cluster/1"] = "gpudoctor.cluster/1"
-# What is judged between nodes: id and what it says of it where all is well
+# the checks of a cluster report: id, and the title that holds if it passes
 TITLES = {
     "cluster.nodes": "Every node came, and answered to the end",
     "cluster.checks": "Every node passes its own check",
@@ -26,10 +26,10 @@ TITLES = {
 
 
 class NodeResult(msgspec.Struct, frozen=True):
-    """One node. `verdict`, `reason` and `faults` are those of its own report, which lies in `report_file`.
+    """One node. `verdict`, `reason` and `faults` are those of its own report, which is saved in `report_file`.
 
-    `unknown` with a `silence` is a node that did not answer. `clock_offset_s` is its clock less the
-    hub's, right to within `clock_error_s`; both None where they were not measured.
+    A node that did not answer is `unknown`, with the reason in `silence`. `clock_offset_s` is its clock minus the
+    hub's, accurate to `clock_error_s`; both are None if not measured.
     """
 
     name: str
@@ -49,11 +49,11 @@ class NodeResult(msgspec.Struct, frozen=True):
 
 
 class GroupResult(msgspec.Struct, frozen=True):
-    """all_reduce in one group of nodes, named in `nodes`.
+    """all_reduce in one group of nodes.
 
-    `time_us` is the middle time (on CPU ranks the best, since others' work only adds to it) of the
-    slowest rank, `busbw_gb_s` by nccl-tests' factor 2(n-1)/n; GB = 1e9 bytes. `again`: it was slow, and
-    measured once more while the other nodes idled; these are the better figures. `trouble`: why there are none.
+    `time_us` is the median time of the slowest rank (on CPU ranks the best time, since other work only adds to it).
+    `busbw_gb_s` uses nccl-tests' factor 2(n-1)/n; GB = 1e9 bytes. `again`: it was slow and was measured once more while
+    the other nodes idled; these are the better figures. `trouble`: by node, why there are no figures.
     """
 
     nodes: tuple[str, ...]
@@ -67,7 +67,7 @@ class GroupResult(msgspec.Struct, frozen=True):
 
 
 class InterNodeResult(msgspec.Struct, frozen=True):
-    """What was measured between nodes. `not_run` says why nothing was."""
+    """The measurements between nodes; `not_run` is why there are none."""
 
     backend: Literal["nccl", "gloo"] | None = None
     everyone: GroupResult | None = None
@@ -77,7 +77,7 @@ class InterNodeResult(msgspec.Struct, frozen=True):
 
 
 class Judged(msgspec.Struct, frozen=True):
-    """One thing that was judged; `status` is the worst of its findings."""
+    """One check of the cluster; `status` is the worst of its findings."""
 
     id: str
     title: str
@@ -86,9 +86,9 @@ class Judged(msgspec.Struct, frozen=True):
 
 
 class ClusterRun(msgspec.Struct, frozen=True):
-    """This run. `nodes_expected` is None if nobody knew how many would come.
+    """This run. `nodes_expected` is None if the number of nodes was not known.
 
-    `insecure`: the nodes had no secret to know each other by (`--insecure`), so anybody on the network could answer.
+    `insecure`: the nodes had no secret token (`--insecure`), so anybody on the network could have answered.
     """
 
     id: str
@@ -103,7 +103,7 @@ class ClusterRun(msgspec.Struct, frozen=True):
 
 
 class ClusterReport(msgspec.Struct, frozen=True):
-    """One check of many nodes; `error` is set where it could not be done (exit 2), with nothing judged."""
+    """One check of many nodes. If `error` is set, it could not be done (exit code 2) and nothing was judged."""
 
     schema: Literal["gpudoctor.cluster/1"]
     tool: Tool
@@ -119,17 +119,17 @@ class ClusterReport(msgspec.Struct, frozen=True):
 
 
 def node_subject(name: str) -> Subject:
-    """The node of this name, as what a finding is about."""
+    """The node of this name as the subject of a finding."""
     return Subject(kind="node", name=name)
 
 
 def judged(id: str, findings: tuple[Finding, ...]) -> Judged:
-    """The findings under their id."""
+    """The check with this id, from its findings."""
     return Judged(id, TITLES[id], worst(f.status for f in findings), findings)
 
 
 def verdict_of(checks: tuple[Judged, ...]) -> Verdict:
-    """The worst of all; unknown where nothing could say pass."""
+    """The worst status of all; unknown if no check passed."""
     statuses = {check.status for check in checks}
     for status, verdict in ((Status.FAIL, "fail"), (Status.UNKNOWN, "unknown"), (Status.WARN, "warn")):
         if status in statuses:

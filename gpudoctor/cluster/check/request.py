@@ -1,4 +1,4 @@
-"""What is asked of a check of many nodes, and where its report and its progress go."""
+"""The request for a check of many nodes, and where its report and progress go."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ Launcher = Literal["slurm", "torchrun", "mpi", "ray", "k8s"]
 
 
 class ClusterCheckRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What `gpudoctor cluster check` and `cluster rank` are asked, in the meaning of their options.
+    """The options of `gpudoctor cluster check` and `cluster rank`.
 
-    `nodes`, `launcher`, `hosts`, `hostfile` and `launcher_args` say how a process is started on each node;
-    `rendezvous_host`, `join`, `numbered` and `token_fd` where a process that was started finds the coordinator. The
-    others say what each node does, and what counts as a failure.
+    `nodes`, `launcher`, `hosts`, `hostfile` and `launcher_args`: how a process is started on each node.
+    `rendezvous_host`, `join`, `numbered` and `token_fd`: where a started process finds the coordinator. The others:
+    what each node checks, and what counts as a failure.
     """
 
     level: Level = "standard"
@@ -52,7 +52,7 @@ class ClusterCheckRequest(msgspec.Struct, frozen=True, kw_only=True):
     argv: tuple[str, ...] = ()
 
     def words_for_members(self) -> list[str]:
-        """The options that every node's process gets as they were given."""
+        """The options that are passed on to every node's process."""
         words = ["--level", self.level, "--backend", self.backend]
         options = {"ranks": self.ranks, "node": self.node, "profile": self.profile, "config": self.config}
         words += [f"--{name}={value}" for name, value in options.items() if value is not None]
@@ -61,7 +61,7 @@ class ClusterCheckRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClusterOutput(NamedTuple):
-    """`write` takes the report and gives the exit code; `show` a line of progress for people, "" to clear it."""
+    """`write` writes the report and returns the exit code; `show` displays a line of progress, "" clears it."""
 
     write: Callable[[ClusterReport], int]
     show: Callable[[str], None]

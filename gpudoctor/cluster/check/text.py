@@ -1,4 +1,4 @@
-"""The report of a whole job as text: one line a node, what was measured, then each problem and what to do."""
+"""The cluster report as text: one line per node, the measurements, then each problem and what to do."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gpudoctor.report.text import laid_out
 from gpudoctor.report.text_blocks import STYLES, block_rows, plain, status_word
 from gpudoctor.units import mib_text, rate_text
 
-_NODES_SHOWN = 64  # of those that pass; every other one is always shown
+_NODES_SHOWN = 64  # of the nodes that pass; all others are always shown
 _VERDICT_WORDS = {
     "warn": "works; look at the warnings",
     "fail": "not fit to train on as it is",
@@ -26,7 +26,7 @@ _VERDICT_WORDS = {
 
 
 def render_cluster_text(report: ClusterReport, *, width: int, color: bool, verbose: bool = False) -> str:
-    """The whole report for `width` columns; colour only adds, the status word is always there."""
+    """The report for `width` columns. The status is always a word too, never a colour alone."""
     return laid_out(_parts(report, verbose), width=width, color=color)
 
 
@@ -63,7 +63,7 @@ def _parts(report: ClusterReport, verbose: bool) -> Iterator[RenderableType]:
 
 
 def _verdict_words(report: ClusterReport) -> str:
-    """What the verdict means; a job whose GPUs were not put under load is not called fit."""
+    """What the verdict means; if no GPUs were put under load, a pass is not called fit."""
     if report.verdict != "pass":
         return _VERDICT_WORDS[report.verdict]
     if report.between.backend == "nccl":
@@ -79,7 +79,7 @@ def _nodes(report: ClusterReport) -> TextRows:
         fine += node.verdict == "pass"
         if node.verdict == "pass" and fine > _NODES_SHOWN:
             continue
-        # the verdict's word stands before it
+        # the verdict is shown in the first column
         words = node.reason.partition(" ")[2] if node.reason.startswith(node.verdict.upper()) else node.reason
         gpus = f"   {node.gpus} GPUs" if node.gpus else ""
         table.add_row(status_word(Status(node.verdict)), plain(node.name, "bold"), plain(words + gpus))
@@ -114,7 +114,7 @@ def _figures(between: InterNodeResult, verbose: bool) -> Iterator[str]:
 
 
 def _said_above(check: Judged, finding: Finding) -> bool:
-    """A node's own verdict stands in its line; what a warning adds to that is in its report."""
+    """Whether it is a node's own warning: it is in the node's line, and its details are in the node's report."""
     return check.id == "cluster.checks" and finding.status is Status.WARN
 
 

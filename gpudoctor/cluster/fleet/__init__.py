@@ -1,1 +1,1 @@
-"""`gpudoctor cluster report`: many saved reports, compared."""
+"""`gpudoctor cluster report`: compares many saved reports."""

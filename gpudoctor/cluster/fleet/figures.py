@@ -1,34 +1,34 @@
-"""The measured figures of a report, each with what it may be compared with in other reports."""
+"""The measured figures of a report, each with the key by which it compares with those of other reports."""
 
 from __future__ import annotations
 
 from gpudoctor.cluster.fleet.shapes import MeasuredOf, Number
 from gpudoctor.units import size_text
 
-# smaller messages measure latency, whose spread on healthy nodes says nothing of a link
+# smaller messages measure latency, whose spread on healthy nodes is no evidence about a link
 SMALLEST_BYTES = 1 << 20
 _IMPOSSIBLE = 1e12
 
 Entry = tuple[str | int, ...]
-"""What was measured where: a word for the kind, then what it depends on, then the GPUs, if any."""
+"""A measurement and where: the kind, then the parameters it depends on, then the GPUs, if any."""
 
 Figure = tuple[str | int, ...]
-"""What was measured: equal figures of two nodes may be compared."""
+"""A measurement: values of equal figures may be compared between nodes."""
 
 Place = tuple[int, ...]
-"""The GPUs that it was measured on, by index; empty for the whole node."""
+"""The indexes of the GPUs it was measured on; empty for the whole node."""
 
-# what does not differ by a GPU's place in the machine is compared over all GPUs of all nodes
+# these do not depend on a GPU's position in the machine: they are compared over all GPUs of all nodes
 _OF_ANY_GPU = ("gemm", "copy", "triad", "train-compute")
 _OF_TWO_GPUS = ("pair", "peer")
 _OF_A_NODE = ("collective", "step")
 
 
 def figures(measured: MeasuredOf) -> tuple[tuple[Entry, ...], list[float]]:
-    """What was measured on GPUs, and the values in the same order; nothing of CPU ranks.
+    """The entries measured on GPUs, and their values in the same order; nothing for CPU ranks.
 
-    This runs once for each of thousands of reports, and most of its entries are those of the last report:
-    that is why entries are flat, and why `figure_of` comes later.
+    This runs once for each of thousands of reports, most of which have the same entries. That is why entries are flat
+    tuples, and why `figure_of` is applied later, once per distinct entry.
     """
     launch = measured.launch
     if launch is None or launch.backend != "nccl":
@@ -75,7 +75,7 @@ def figures(measured: MeasuredOf) -> tuple[tuple[Entry, ...], list[float]]:
 
 
 def _known(entries: list[Entry], values: list[Number]) -> tuple[tuple[Entry, ...], list[float]]:
-    """Those that have a value; JSON cannot say infinity, but 1e999."""
+    """Only the entries with a plausible value: JSON has no infinity, but it may contain 1e999."""
     kept = [number for number in values if isinstance(number, float)]
     if len(kept) == len(values) and (not kept or (min(kept) >= 0.0 and max(kept) < _IMPOSSIBLE)):
         return tuple(entries), kept
@@ -85,7 +85,7 @@ def _known(entries: list[Entry], values: list[Number]) -> tuple[tuple[Entry, ...
 
 
 def figure_of(entry: Entry) -> tuple[Figure, Place]:
-    """What the entry may be compared with, and where it was measured.
+    """The figure of an entry, and the GPUs it was measured on.
 
     >>> figure_of(("gemm", "bf16", 8192, 3))
     (('gemm', 'bf16', 8192), (3,))
@@ -100,7 +100,7 @@ def figure_of(entry: Entry) -> tuple[Figure, Place]:
 
 
 def less_is_better(figure: Figure) -> bool:
-    """Whether it is a time; else a rate."""
+    """Whether the figure is a time; otherwise it is a rate."""
     return figure[0] in ("step", "train-compute")
 
 

@@ -1,4 +1,4 @@
-"""Where reports lie: files, folders with all that is in them, stdin; one document after the other."""
+"""Reads the documents in files, folders (recursively) and stdin, one after the other."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import msgspec
 
 from gpudoctor.errors import UserError
 
-# a report of 8 GPUs with its facts has 0.3 MiB
+# a report of 8 GPUs with its facts is 0.3 MiB
 LARGEST_DOCUMENT = 64 << 20
 _READ_AT_ONCE = 4 << 20
 _NAMES = (".json", ".jsonl", ".ndjson")
@@ -26,9 +26,9 @@ _CLOSED_BY = {b"{": b"}", b"[": b"]"}
 class Document(msgspec.Struct, frozen=True):
     """The bytes of one document, or why there are none.
 
-    `place` says where it is, as people type it ("run1/gpu-07.json", "all.jsonl line 12"); `stem` is the file's
-    name without its ending, for reports that do not say whose they are (None on stdin); `modified` is when the
-    file was written last, in seconds since 1970.
+    `place` is where it was found, in words ("run1/gpu-07.json", "all.jsonl line 12"). `stem` is the file's name without
+    its ending, used for reports without a host name (None on stdin). `modified` is the file's modification time, in
+    seconds since 1970.
     """
 
     place: str
@@ -39,32 +39,32 @@ class Document(msgspec.Struct, frozen=True):
 
     @property
     def should_be_one(self) -> bool:
-        """Whether a report was to stand there, by the name: between reports one a line there may be other lines."""
+        """Whether the whole file should be one report, by its name: files of lines may contain other lines too."""
         return self.stem is not None and not self.place.removesuffix(".gz").endswith((".jsonl", ".ndjson"))
 
 
 class FoundFiles(msgspec.Struct):
-    """What was looked through; `others` are files in folders whose names are not those of reports."""
+    """The number of files read; `others` are files in folders that are not named like reports, and not opened."""
 
     files: int = 0
     others: int = 0
 
 
 class Listed(msgspec.Struct, frozen=True):
-    """A file to be read, and its name within the folder that was given."""
+    """A file to be read, and its name relative to the given folder."""
 
     path: str
     name: str
 
 
 def listed(source: str, found: FoundFiles) -> Iterator[Listed | Document]:
-    """The file, or the files of the folder and all below; a Document with its trouble where a folder cannot be read.
+    """The file, or all files below the folder; a Document with its `trouble` for each folder that cannot be read.
 
-    Raise UserError for a source that is not there.
+    Raise UserError if the source does not exist.
     """
     if not os.path.lexists(source):
         raise UserError(f"{source}: no such file or folder; reports are written by gpudoctor check --json -o FILE")
-    if not Path(source).is_dir():
+    if not os.path.isdir(source):  # noqa: PTH112 - Path.is_dir raises if a link's target is not a valid path
         found.files += 1
         yield Listed(source, Path(source).name)
         return
@@ -77,32 +77,34 @@ def listed(source: str, found: FoundFiles) -> Iterator[Listed | Document]:
 
 
 def stdin_documents(stdin: BinaryIO | None) -> Iterator[Document]:
-    """What comes on stdin, each document when its line is there."""
+    """The documents on stdin, each as soon as its line is complete. Raise UserError if there is no stdin."""
     if stdin is None:
         raise UserError("-: there is no stdin to read reports from")
     yield from _documents(stdin, "stdin", None, None)
 
 
 def _walk(folder: str, found: FoundFiles) -> Iterator[str | Document]:
-    """Files named like reports, in the order of their names; links to folders are not followed, so that it ends."""
-    within: list[str] = []
-    try:
-        with os.scandir(folder) as entries:
-            for entry in sorted(entries, key=lambda entry: entry.name):
-                if entry.is_dir(follow_symlinks=False):
-                    within.append(entry.path)
-                elif _is_named_like_one(entry.name):
-                    yield entry.path
-                else:
-                    found.others += 1
-    except OSError as error:
-        yield Document(as_text(folder), None, trouble=f"the folder cannot be read: {error.strerror or error}")
-    for path in within:
-        yield from _walk(path, found)
+    """Files named like reports, ordered by name. Links to folders are not followed, so that there are no cycles."""
+    waiting = [folder]  # a stack instead of recursion: folders may be nested deeper than Python recurses
+    while waiting:
+        folder = waiting.pop()
+        within: list[str] = []
+        try:
+            with os.scandir(folder) as entries:
+                for entry in sorted(entries, key=lambda entry: entry.name):
+                    if entry.is_dir(follow_symlinks=False):
+                        within.append(entry.path)
+                    elif _is_named_like_one(entry.name):
+                        yield entry.path
+                    else:
+                        found.others += 1
+        except OSError as error:
+            yield Document(as_text(folder), None, trouble=f"the folder cannot be read: {error.strerror or error}")
+        waiting += reversed(within)
 
 
 def _is_named_like_one(name: str) -> bool:
-    # a hidden one is a file that somebody is still writing
+    # a hidden file is one that is still being written
     return not name.startswith(".") and name.removesuffix(".gz").endswith(_NAMES)
 
 
@@ -112,15 +114,15 @@ def _stem(name: str) -> str:
 
 
 def as_text(path: str) -> str:
-    """The path as it can be written: the name of a file need not be UTF-8, a report has to be."""
+    """The path with undecodable bytes escaped: file names need not be UTF-8, JSON must be."""
     return path.encode("utf-8", "backslashreplace").decode()
 
 
 def documents_of(file: Listed) -> Iterator[Document]:
-    """The documents in one file; where it cannot be read, one with its trouble."""
+    """The documents in one file, or one with its `trouble` if the file cannot be read."""
     place, stem = as_text(file.path), as_text(_stem(file.name))
     try:
-        # unbuffered: the file is read in one piece
+        # unbuffered: most files are read in one call
         with open(file.path, "rb", buffering=0, opener=_without_waiting) as opened:
             info = os.fstat(opened.fileno())
             if not stat.S_ISREG(info.st_mode):
@@ -138,19 +140,19 @@ def documents_of(file: Listed) -> Iterator[Document]:
     elif not data.strip():
         yield Document(place, stem, trouble="the file is empty: the check that was to write it did not end")
     elif data.find(b"\n", 0, -1) < 0:
-        yield Document(place, stem, data, None, info.st_mtime)  # one line, which is how the product writes them
+        yield Document(place, stem, data, None, info.st_mtime)  # one line, as gpudoctor writes reports
     else:
         yield from _split(io.BytesIO(data), place, stem, info.st_mtime)
 
 
 def _without_waiting(path: str, flags: int) -> int:
-    """Open what may be a pipe without waiting for who writes to it."""
+    """Open the path; if it is a pipe, do not wait for a writer."""
     return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _documents(stream: BinaryIO, place: str, stem: str | None, modified: float | None) -> Iterator[Document]:
-    """Those of a stream that may be packed: never all of them at once."""
-    peek = getattr(stream, "peek", None)  # only what is buffered has it, and stdin is
+    """The documents of a stream that may be compressed, without reading all of it at once."""
+    peek = getattr(stream, "peek", None)  # only buffered streams have it, and stdin is one
     packed = peek is not None and peek(len(_GZIP)).startswith(_GZIP)
     yield from (_unpacked if packed else _split)(stream, place, stem, modified)
 
@@ -166,9 +168,9 @@ def _unpacked(file: BinaryIO, path: str, stem: str | None, modified: float | Non
 
 
 def _split(stream: BinaryIO, place: str, stem: str | None, modified: float | None) -> Iterator[Document]:
-    """A document a line, as JSON lines has it; or several lines, from one with `{` to one with `}`, as jq prints it.
+    """One document per line, as in JSON Lines; or several lines, from one with only `{` to one with `}`, as jq prints.
 
-    An array over several lines is one document, too: none that is read, but not as many as it has lines.
+    An array over several lines is one document too: it is refused once instead of once per line.
     """
     open_since, held, closer = 0, bytearray(), b""
     number = 0

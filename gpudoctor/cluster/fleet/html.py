@@ -1,4 +1,4 @@
-"""The fleet as one self-contained page; text from outside stays text."""
+"""The fleet report as one self-contained HTML page, with all text from reports escaped."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from gpudoctor.cluster.fleet.reading import Refused
 from gpudoctor.cluster.hostlist import hostlist
 from gpudoctor.report.html.elements import Child, append, banner, chip, element, page, section, table, tally
 
-# a page of ten thousand nodes must still open; --json has all of them
+# a browser must still open the page of ten thousand nodes; --json has all of them
 MOST_ROWS = 1000
 T = TypeVar("T")
 _STRIP_WIDTH, _STRIP_HEIGHT = 220, 18
-# sentences wrap here; the figures of one report's page do not
+# here cells contain sentences, which wrap; the tables of a node's report do not
 _CSS = """
 .fleet { width: 100%; }
 .fleet td, .fleet th { vertical-align: top; }
@@ -41,7 +41,7 @@ _CSS = """
 
 
 def render_fleet_html(fleet: Fleet) -> str:
-    """One page: no script, nothing loaded from anywhere; the same fleet gives the same bytes."""
+    """The page: without scripts or external resources, and byte for byte the same for the same fleet."""
     simulated = " (SIMULATED)" if fleet.simulated else ""
     title = f"{fleet.verdict.upper()}{simulated} {fleet.counts.nodes} nodes: gpudoctor fleet"
     return page(title, *_body(fleet), css=_CSS)
@@ -116,7 +116,7 @@ def _node(row: NodeRow, fleet: Fleet) -> tuple[Child, ...]:
 
 
 def _outliers(fleet: Fleet) -> Element | None:
-    """A row for each node with its worst figure; the others folded under it."""
+    """A row for each node with its worst figure; its other figures are folded under it."""
     head = ("", "node", "figure", "value", "fleet", "worse", "sigma")
     shown = _rows(head, list(fleet.outliers_by_node.values()), _outlier)
     return section("Worse than the fleet", *shown, id_="outliers")
@@ -160,7 +160,7 @@ def _trends(fleet: Fleet) -> Element | None:
 
 
 def _figures(fleet: Fleet) -> Element | None:
-    """Figures with outliers first; the others folded."""
+    """Figures with outliers first; the others are folded."""
     named = [row for row in fleet.figures if row.outliers]
     others = [row for row in fleet.figures if not row.outliers]
     by_figure: dict[tuple[str, str], list[float]] = {}
@@ -191,7 +191,7 @@ def _figure_table(rows: Sequence[FigureRow], outliers: dict[tuple[str, str], lis
 
 
 def _strip(row: FigureRow, outliers: Sequence[float]) -> Element:
-    """Where the values lie: a line from least to most, a tick at the median, a mark for each outlier."""
+    """The range of the values: a line from lowest to highest, a tick at the median, a mark for each outlier."""
     room, middle = row.high - row.low, _STRIP_HEIGHT / 2
 
     def across(value: float) -> float:
@@ -241,7 +241,7 @@ def _reading(reading: FleetReading) -> Element | None:
 
 
 def _rows(head: Sequence[str], items: Sequence[T], cells: Callable[[T], Sequence[Child]]) -> tuple[Element, ...]:
-    """A table of the first items, and how many more there are; nothing if there are none."""
+    """A table of the first items and the number of those left out; nothing if there are no items."""
     if not items:
         return ()
     shown = table(head, map(cells, items[:MOST_ROWS]), class_="figures fleet")

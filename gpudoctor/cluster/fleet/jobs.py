@@ -1,4 +1,4 @@
-"""Jobs that failed, by the node that `gpudoctor diagnose` named as their cause."""
+"""Failed jobs, grouped by the node that `gpudoctor diagnose` named as their cause."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ JOBS = "fleet.jobs"
 """The id under which a node counts that jobs died on."""
 
 WEEK_S = 7 * 86400.0
-# one job may die anywhere; two on one node are a coincidence that a person should see
+# one job may fail anywhere; two on one node are worth a look
 _WARN_JOBS, _FAIL_JOBS = 2, 3
-# causes that follow the machine
+# causes that stay with the machine
 _OF_HARDWARE = frozenset(
     (
         *("gpu_lost", "gpu_ecc", "gpu_xid", "gpu_isolated", "cuda_system_not_ready", "cuda_driver_mismatch"),
@@ -24,7 +24,7 @@ _OF_HARDWARE = frozenset(
         *("node_lost", "sigbus", "fs_readonly", "stale_nfs"),
     )
 )
-# causes that lie in a machine or in what ran there; what a program does wrong by itself is not here
+# causes in a machine or in what else ran on it, as opposed to bugs of the job's own program
 _OF_A_MACHINE = _OF_HARDWARE | frozenset(
     (
         *("cuda_busy", "cuda_launch_failure", "nccl_cuda_unknown", "ib_memlock", "ofi_error", "bootstrap_no_interface"),
@@ -48,7 +48,7 @@ class _Diagnosis(msgspec.Struct, frozen=True):
 
 
 class JobRecord(msgspec.Struct, frozen=True):
-    """One job that failed. `host` is None if no machine is blamed; `written_s` when its diagnosis was written."""
+    """One failed job. `host` is None if no machine is blamed; `written_s` is when its diagnosis was written."""
 
     place: str
     what: str
@@ -57,7 +57,7 @@ class JobRecord(msgspec.Struct, frozen=True):
 
 
 class NodeJobs(msgspec.Struct, frozen=True):
-    """Jobs of the last week that died by one node: how many, by which causes, and where the diagnoses lie."""
+    """The jobs of the last week that failed because of one node: their number, causes, and diagnosis files."""
 
     node: str
     jobs: int
@@ -67,9 +67,9 @@ class NodeJobs(msgspec.Struct, frozen=True):
 
 
 def job_of(data: bytes, place: str, written_s: float | None) -> JobRecord | None:
-    """The job that a document of `gpudoctor diagnose --json` tells of; None if it is no such document.
+    """The job in a document of `gpudoctor diagnose --json`; None if it is no such document.
 
-    A machine is blamed by causes that can lie in one, and only if the diagnosis is certain or likely.
+    A machine is blamed only for causes that can lie in a machine, and only if the diagnosis is certain or likely.
     """
     try:
         found = msgspec.json.decode(data, type=_Diagnosis)
@@ -85,10 +85,10 @@ def job_of(data: bytes, place: str, written_s: float | None) -> JobRecord | None
 
 
 def jobs_by_node(jobs: Sequence[JobRecord], now_s: float) -> tuple[NodeJobs, ...]:
-    """The nodes that jobs of the last week died by, the worst first.
+    """The nodes because of which jobs of the last week failed, worst first.
 
-    Two jobs warn. Three fail if their causes follow the machine, unless half of the blamed nodes have as many: then it
-    is the network or the storage that they share. A diagnosis whose time is not known counts.
+    Two jobs are a warning. Three are a failure if their causes stay with the machine, unless half of the blamed nodes
+    have as many: then the cause is the network or storage that they share. A diagnosis of unknown time counts.
     """
     recent = [job for job in jobs if job.written_s is None or job.written_s > now_s - WEEK_S]
     by_node: dict[str, list[JobRecord]] = {}
@@ -116,7 +116,7 @@ def _row(node: str, found: Sequence[JobRecord], shared: bool) -> NodeJobs:
 
 
 def jobs_words(row: NodeJobs) -> str:
-    """One line.
+    """One line for people.
 
     >>> jobs_words(NodeJobs("a", 3, {"gpu_lost": 2, "node_lost": 1}, "fail", ()))
     '3 jobs of the last week died by it: gpu_lost (2), node_lost'
@@ -126,7 +126,7 @@ def jobs_words(row: NodeJobs) -> str:
 
 
 def jobs_note(jobs: Sequence[JobRecord], rows: Iterable[NodeJobs]) -> str | None:
-    """How many diagnoses were read, and how many of them blame no machine."""
+    """A note about how many diagnoses were read, and how many of them blame no machine."""
     if not jobs:
         return None
     blamed = sum(row.jobs for row in rows)

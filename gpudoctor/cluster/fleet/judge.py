@@ -1,4 +1,4 @@
-"""From all that was read to the fleet: verdicts, kinds of faults, outliers, drift, notes."""
+"""Judges a fleet from its reports: verdicts, kinds of faults, outliers, drift, notes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ STALE_S = 86400.0
 
 
 def fleet_of(sources: Sequence[str], gathered: Gathered, now_s: float) -> Fleet:
-    """Judge what was read; `now_s` is this machine's time, for reports from the future."""
+    """Judge the reports; `now_s` is this machine's time, to recognise reports from the future."""
     fleet, _ = _judged(sources, gathered, now_s)
     return fleet
 
@@ -43,7 +43,7 @@ def fleet_of(sources: Sequence[str], gathered: Gathered, now_s: float) -> Fleet:
 def fleet_against(
     sources: Sequence[str], gathered: Gathered, older_sources: Sequence[str], older: Gathered, now_s: float
 ) -> Fleet:
-    """The same, with what is not as it was in the older set."""
+    """Judge the reports, and add what changed since the older set."""
     fleet, nodes = _judged(sources, gathered, now_s)
     before, old_nodes = _judged(older_sources, older, now_s)
     found = trends(nodes, fleet.nodes, old_nodes, before.nodes)
@@ -51,7 +51,7 @@ def fleet_against(
 
 
 def could_not(sources: Sequence[str], message: str, code: int) -> Fleet:
-    """The document of a run that could not do its work."""
+    """The result of a run that failed with an error."""
     reading = FleetReading(tuple(sources), 0, 0, 0, 0)
     return Fleet("gpudoctor.fleet/1", __version__, "unknown", code, NodeCounts(0), reading, error=message)
 
@@ -93,7 +93,7 @@ def _judged(sources: Sequence[str], gathered: Gathered, now_s: float) -> tuple[F
 def _rows(
     nodes: Sequence[FleetNode], outliers: dict[str, list[Outlier]], jobs: Sequence[NodeJobs]
 ) -> Iterator[NodeRow]:
-    """A row for each node that reported, and for each that did not and is blamed for jobs that died."""
+    """A row for each node with a report, and for each without one that is blamed for failed jobs."""
     blamed = {row.node: row for row in jobs if row.status in ("warn", "fail")}
     for node in nodes:
         yield _with_jobs(_row(node, outliers.get(node.name, [])), blamed.pop(node.host, None))
@@ -128,7 +128,7 @@ def _row(node: FleetNode, outliers: list[Outlier]) -> NodeRow:
     if node.standing and verdict != "fail":
         verdict, reason = "unknown", f"UNKNOWN {_standing_words(node)}"
     slow = [outlier for outlier in outliers if outlier.status == "fail"]
-    # a fault that the node's own checks found is the cause rather than one more
+    # if the node's own checks found a fault, the outlier is its effect and not another fault
     if slow and verdict != "fail":
         headline = outlier_words(slow[0]) + (f" (+{len(slow) - 1} more)" if len(slow) > 1 else "")
         faults.append(NodeFault(OUTLIER, headline))
@@ -163,7 +163,7 @@ def _standing_words(node: FleetNode) -> str:
 
 
 def outlier_words(outlier: Outlier) -> str:
-    """One line: where, what, how much, against what.
+    """One line: the figure, the GPU, the value, and the fleet's criterion.
 
     >>> outlier_words(Outlier("a", "fail", "train step, 8 ranks", (), 24.0, "ms", 20.0, 0.83, 9.1, "H100"))
     'train step, 8 ranks: 24 ms, fleet 20 (17 % worse)'
@@ -191,7 +191,7 @@ def _counts(rows: Sequence[NodeRow], unread: int) -> NodeCounts:
 def _verdict(counts: NodeCounts, drifting: bool, interrupted: bool) -> Verdict:
     if counts.fail:
         return "fail"
-    # a report that cannot be read is of a node that nobody knows, and so are those that were to come
+    # an unreadable report is of an unknown node, and so are those that an interrupted run did not read
     if counts.unknown or counts.unread or not counts.nodes or interrupted:
         return "unknown"
     return "warn" if counts.warn or drifting else "pass"
@@ -212,7 +212,7 @@ def _reading(sources: Sequence[str], gathered: Gathered, nodes: int) -> FleetRea
 
 
 def _fault_kinds(rows: Sequence[NodeRow]) -> Iterator[FaultKind]:
-    """Faults, then what got no answer, then warnings; the most frequent first."""
+    """Faults, then unknowns, then warnings; the most frequent of each first."""
     kinds: dict[tuple[Literal["fail", "unknown", "warn"], str], list[str]] = {}
     examples: dict[str, str] = {}
     for row in rows:
@@ -256,7 +256,7 @@ def _notes(nodes: Sequence[FleetNode], rows: Sequence[NodeRow], simulated: int) 
 
 
 def _twice(nodes: Sequence[FleetNode]) -> Iterator[str]:
-    """One GPU under two names: a renamed machine, a copied report, or a container that gives itself a name."""
+    """Notes on GPUs reported under two names: a renamed machine, a copied report, or a container with its own name."""
     owners: dict[str, str] = {}
     shared: dict[tuple[str, str], int] = {}
     for node in nodes:

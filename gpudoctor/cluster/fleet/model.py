@@ -1,4 +1,4 @@
-"""What a set of reports says of a fleet, as data (`gpudoctor.fleet/1`)."""
+"""The fleet report as data (`gpudoctor.fleet/1`), and configuration drift."""
 
 from __future__ import annotations
 
@@ -13,23 +13,21 @@ from gpudoctor.cluster.fleet.records import NodeFault
 from gpudoctor.cluster.fleet.shapes import Verdict
 from gpudoctor.cluster.hostlist import is_host_name
 
-# Configuration that differs from the majority of the nodes of one kind.
-
 MIN_NODES = 3
 
 
 class Other(msgspec.Struct, frozen=True):
-    """A value that is not the majority's, and who has it."""
+    """A minority's value, and the nodes that have it."""
 
     value: str
     nodes: tuple[str, ...]
 
 
 class ConfigDrift(msgspec.Struct, frozen=True):
-    """An item in which nodes of one kind differ.
+    """A configuration item in which nodes of one kind differ.
 
-    `majority` is what more than half of the `told` nodes have (those that say it at all), `agreeing` how many; None
-    where no value has so many: then nobody is odd, and `others` holds all values.
+    `told` is the number of nodes that report the item. `majority` is the value of more than half of them, `agreeing`
+    their number. If no value has a majority, `majority` is None, `agreeing` is 0, and `others` contains all values.
     """
 
     kind: str
@@ -44,7 +42,7 @@ Configurations = Mapping[str, Iterable[tuple[str, str]]]
 
 
 def drifts(kind: str, configurations: Configurations) -> list[ConfigDrift]:
-    """The items in which nodes (by name) of a kind differ; an item that fewer than 3 of them tell has no majority."""
+    """The items in which nodes (by name) of a kind differ, of those that at least `MIN_NODES` nodes report."""
     by_item: dict[str, dict[str, list[str]]] = {}
     for name, configuration in configurations.items():
         for item, value in configuration:
@@ -72,8 +70,8 @@ WORST_FIRST: tuple[Verdict, ...] = ("fail", "unknown", "warn", "pass")
 class NodeRow(msgspec.Struct, frozen=True):
     """One node. `verdict` is that of its newest report, or worse by comparison with the fleet.
 
-    `reports` is how many of it were read; `place` where the newest one is. `host` is the name that the node gives
-    itself, which is not `name` where several machines give themselves one name.
+    `reports` is the number of its reports; `place` is where the newest one was read. `host` is its own host name,
+    which differs from `name` if several machines use the same host name.
     """
 
     name: str
@@ -93,7 +91,7 @@ class NodeRow(msgspec.Struct, frozen=True):
 
 
 class NodeCounts(msgspec.Struct, frozen=True):
-    """Nodes by verdict; `unread` are documents that should have been reports, whose nodes are not known."""
+    """Nodes by verdict; `unread` counts documents that should have been reports, whose nodes are not known."""
 
     nodes: int
     # `pass` is a keyword
@@ -105,7 +103,7 @@ class NodeCounts(msgspec.Struct, frozen=True):
 
     @property
     def worst_first(self) -> tuple[tuple[str, int], ...]:
-        """Each count with its word."""
+        """Each count with its name."""
         return (
             ("fail", self.fail),
             ("unknown", self.unknown),
@@ -116,7 +114,7 @@ class NodeCounts(msgspec.Struct, frozen=True):
 
 
 class FaultKind(msgspec.Struct, frozen=True):
-    """One check, with the nodes on which it is not fine; `example` is what it found on the first of them."""
+    """One check that did not pass, and on which nodes; `example` is its headline on the first of them."""
 
     check: str
     status: Literal["fail", "unknown", "warn"]
@@ -127,8 +125,8 @@ class FaultKind(msgspec.Struct, frozen=True):
 class Outlier(msgspec.Struct, frozen=True):
     """A figure of one node that is worse than the fleet's.
 
-    `similarity` is to the fleet's criterion, 1 is equal; `sigmas` robust standard deviations off the median (null
-    where all others are equal). `status` is warn where it is less than 10 % worse or was seen in one figure only.
+    `similarity` is to the fleet's criterion, 1 is equal; `sigmas` is the distance from the median in robust standard
+    deviations (null if all others are equal). `status` is warn if it is less than 10 % worse or in one figure only.
     """
 
     node: str
@@ -144,7 +142,7 @@ class Outlier(msgspec.Struct, frozen=True):
 
 
 class FigureRow(msgspec.Struct, frozen=True):
-    """How the values of one figure lie in one kind of node; `why_not` where they were not compared."""
+    """The distribution of one figure over one kind of node; `why_not` is set if the values were not compared."""
 
     kind: str
     figure: str
@@ -162,7 +160,7 @@ class FigureRow(msgspec.Struct, frozen=True):
 
 
 class Trend(msgspec.Struct, frozen=True):
-    """Something that is not as in the older set. `what` is verdict, fault, node, figure, fleet or configuration."""
+    """A change since the older set; `what` is the kind of change."""
 
     what: Literal["verdict", "fault", "node", "figure", "fleet", "configuration"]
     text: str
@@ -171,7 +169,7 @@ class Trend(msgspec.Struct, frozen=True):
 
 
 class FleetReading(msgspec.Struct, frozen=True):
-    """What was read. `others` are files in folders that are not named like reports, and were not opened."""
+    """What was read. `others` counts files in folders that are not named like reports, and were not opened."""
 
     sources: tuple[str, ...]
     files: int
@@ -185,7 +183,7 @@ class FleetReading(msgspec.Struct, frozen=True):
 
     @property
     def refused(self) -> tuple[tuple[str, tuple[Refused, ...]], ...]:
-        """What does not count, by why, in words."""
+        """The refused documents, each group with its reason."""
         return (
             ("cannot be read", self.broken),
             ("no report", self.foreign),
@@ -194,7 +192,7 @@ class FleetReading(msgspec.Struct, frozen=True):
 
 
 class Fleet(msgspec.Struct, frozen=True):
-    """The whole. `notes` are said to the reader; `error` is set where nothing could be read (exit 2)."""
+    """The fleet report. `notes` are for the reader; `error` is set if nothing could be read (exit code 2)."""
 
     schema: Literal["gpudoctor.fleet/1"]
     version: str
@@ -218,7 +216,7 @@ class Fleet(msgspec.Struct, frozen=True):
 
     @property
     def verdict_words(self) -> str | None:
-        """What the verdict means; None for fail, which the number of nodes says."""
+        """What the verdict means; None for fail, where the number of failing nodes is shown instead."""
         return {
             "unknown": "none fails, but not all are known: what got no answer is not a pass",
             "warn": "no node fails; look at the warnings",
@@ -227,7 +225,7 @@ class Fleet(msgspec.Struct, frozen=True):
 
     @property
     def simulated_words(self) -> str | None:
-        """Which nodes are made up, if any."""
+        """Which nodes are simulated, if any."""
         if not self.simulated:
             return None
         which = "all nodes are" if self.simulated == len(self.nodes) else f"{self.simulated} nodes are"
@@ -235,34 +233,34 @@ class Fleet(msgspec.Struct, frozen=True):
 
     @property
     def read(self) -> tuple[FleetReading, ...]:
-        """What was read: of this set, and of the older one."""
+        """What was read of this set, and of the older one if there is one."""
         return (self.reading,) if self.against is None else (self.reading, self.against)
 
     @property
     def outliers_by_node(self) -> dict[str, list[Outlier]]:
-        """The outliers by the name of the node, in the same order."""
+        """The outliers by node name, in the same order."""
         by_node: dict[str, list[Outlier]] = {}
         for outlier in self.outliers:
             by_node.setdefault(outlier.node, []).append(outlier)
         return by_node
 
     def marks_of(self, row: NodeRow) -> str:
-        """What must not be overlooked about a node; if all are simulated, the head says so."""
+        """SIMULATED and INJECTED marks of a node; if all nodes are simulated, the header shows it instead."""
         simulated = ["SIMULATED"] if row.simulated and self.simulated < len(self.nodes) else []
         return ", ".join([*simulated, *(["INJECTED"] if row.injected else [])])
 
 
 def good_names(fleet: Fleet) -> list[str]:
-    """Hosts that a job may be given: pass or warn, under every name; never a simulated one beside real ones."""
+    """Hosts that may run jobs: pass or warn under each of their names; no simulated ones among real ones."""
     bad = {row.host for row in fleet.nodes if row.verdict not in ("pass", "warn") or not listed(fleet, row)}
     return list(dict.fromkeys(row.host for row in fleet.nodes if row.host not in bad))
 
 
 def bad_names(fleet: Fleet) -> list[str]:
-    """Hosts on which something fails."""
+    """Hosts with the verdict fail."""
     return list(dict.fromkeys(row.host for row in fleet.nodes if row.verdict == "fail" and listed(fleet, row)))
 
 
 def listed(fleet: Fleet, row: NodeRow) -> bool:
-    """Whether the node may stand in a host list: it is real, or nothing is."""
+    """Whether the node may be in a host list: its name is valid, and it is real or all nodes are simulated."""
     return is_host_name(row.host) and (not row.simulated or fleet.simulated == len(fleet.nodes))

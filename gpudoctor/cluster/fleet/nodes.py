@@ -1,4 +1,4 @@
-"""From records to nodes: which of several reports of one node counts, and which names stand for two machines."""
+"""Groups reports into nodes: which of a node's reports counts, and which names are used by several machines."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ CLOCK_TOLERANCE_S = 60.0
 
 
 class OpenFault(msgspec.Struct, frozen=True):
-    """A fault of an older report that no newer one has looked for.
+    """A fault in an older report that no newer report has checked again.
 
-    `unsure`: nobody knows that the newest report is of a later state: a clock was wrong, or both ran at the same time,
-    as on two machines of one name, one of which shows no GPU.
+    `unsure`: the newest report may not be of a later state: a clock was wrong, or both ran at the same time, as on two
+    machines of the same name of which one shows no GPU.
     """
 
     fault: NodeFault
@@ -25,7 +25,7 @@ class OpenFault(msgspec.Struct, frozen=True):
 
 
 class FleetNode(msgspec.Struct, frozen=True):
-    """A node: its reports, the newest first, which is the one that counts. `host` is the name it gives itself."""
+    """A node and its reports, newest first; the newest one counts. `host` is its own host name."""
 
     name: str
     host: str
@@ -39,13 +39,13 @@ class FleetNode(msgspec.Struct, frozen=True):
 
 
 def nodes_of(records: Iterable[ReportRecord], now_s: float) -> list[FleetNode]:
-    """The nodes in the order of their names; a name under which different GPUs report is several nodes.
+    """The nodes in natural order of their names. Reports of one name with different GPUs are several nodes.
 
-    `now_s` is the time here: a report from later has the time of a wrong clock.
+    `now_s` is this machine's time: a report from the future has a wrong time.
     """
     by_name: dict[tuple[str, str], list[ReportRecord]] = {}
     for record in records:
-        # without a host's name nothing tells that two reports are of one node
+        # two reports without a host name cannot be assigned to the same node
         key = (record.name, "" if record.named else record.place)
         by_name.setdefault(key, []).append(record)
     nodes = []
@@ -55,7 +55,7 @@ def nodes_of(records: Iterable[ReportRecord], now_s: float) -> list[FleetNode]:
 
 
 def _apart(name: str, records: list[ReportRecord], now_s: float) -> list[FleetNode]:
-    """The machines behind one name: reports that share a GPU are of one machine."""
+    """Split the reports of one name by machine: reports that share a GPU are of one machine."""
     machines: list[tuple[set[str], list[ReportRecord]]] = []
     without = []
     for record in records:

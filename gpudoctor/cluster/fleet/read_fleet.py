@@ -19,7 +19,7 @@ from gpudoctor.exits import InterruptedBySignal, hold_signals
 
 
 class ClusterReportRequest(msgspec.Struct, frozen=True):
-    """Which reports are read, `-` being stdin, and with which older set they are compared. Raise UserError."""
+    """Which reports to read (`-` is stdin), and the older set to compare with. Raise UserError for `-` given twice."""
 
     sources: tuple[str, ...]
     against: tuple[str, ...] = ()
@@ -30,14 +30,17 @@ class ClusterReportRequest(msgspec.Struct, frozen=True):
 
 
 class FleetProgress(NamedTuple):
-    """`read` gets what was read so far, None at the end; `arrived` each report of stdin, as it arrives."""
+    """`read` is called with what was read so far, None at the end; `arrived` with each report as it comes on stdin."""
 
     read: Callable[[Gathered | None], None]
     arrived: Callable[[ReportRecord | Refused], None]
 
 
 def read_fleet(request: ClusterReportRequest, progress: FleetProgress) -> tuple[Fleet, list[int]]:
-    """The fleet, and the signals that cut the reading short, or come from here on. Raise UserError for no report."""
+    """The fleet report, and a list of the signals that interrupted the reading, to which later signals are added.
+
+    Raise UserError if there is no report.
+    """
     sources, older_sources = texts_of(request.sources), texts_of(request.against)
     reader = ReportReader()
     with without_collector():
@@ -55,12 +58,12 @@ def read_fleet(request: ClusterReportRequest, progress: FleetProgress) -> tuple[
 
 
 def texts_of(paths: Sequence[str]) -> list[str]:
-    """Paths as JSON can hold them."""
+    """The paths with undecodable bytes escaped, as JSON needs them."""
     return [as_text(path) for path in paths]
 
 
 def _read(reader: ReportReader, sources: Sequence[str], progress: FleetProgress) -> Gathered:
-    """All of the sources; what has come so far if a signal ends it. Raise UserError if there is no report."""
+    """Read the sources; after a signal, return what was read until then. Raise UserError if there is no report."""
     stdin = sys.stdin.buffer if sys.stdin else None
     gathered: Gathered | None = None
     try:

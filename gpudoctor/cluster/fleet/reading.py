@@ -1,4 +1,4 @@
-"""Reads any number of documents; keeps a record of each report, and what was wrong with the rest."""
+"""Reads any number of documents into a record of each report and a reason for each other document."""
 
 from __future__ import annotations
 
@@ -19,23 +19,22 @@ from gpudoctor.cluster.fleet.records import BrokenError, ForeignError, Recorder,
 from gpudoctor.process.ending import ENDING_SIGNALS, kill_all, leave
 from gpudoctor.process.forked import ForkedProcess
 
-# The reading of many files, shared by as many processes as there are CPUs.
-
 T = TypeVar("T")
 R = TypeVar("R")
 
 CHUNK = 50
-# below, one process is done before others have begun
+# with fewer files, one process is done before others have started
 FEWEST_FILES = 400
 MOST_PROCESSES = 8
-_END_LIMIT_S = 10.0  # a disk that hangs lets nobody go
+_END_LIMIT_S = 10.0  # a process that waits for a hung disk cannot be killed
 
 
 def in_processes(files: Sequence[T], work: Callable[[list[T]], R]) -> Iterator[R]:
-    """What `work` makes of the files, chunk by chunk and in their order; `work` must not depend on other chunks.
+    """The results of `work` on chunks of the files, in order; `work` must not depend on other chunks.
 
-    Forked processes do it where there are many files. Each has its chunks by number, so that nothing is sent to it;
-    it ends when nobody reads its pipe, and is ended when the caller stops. What a dead one has not done is done here.
+    Many files are shared among forked processes, one per CPU. Chunks are assigned by number, so that nothing has to be
+    sent to a process. A process ends when its pipe has no reader, and is killed when the caller stops. If one dies, its
+    remaining chunks are done here.
     """
     chunks = [list(files[at : at + CHUNK]) for at in range(0, len(files), CHUNK)]
     count = min(len(os.sched_getaffinity(0)), MOST_PROCESSES)
@@ -59,7 +58,7 @@ def _start(
     chunks: list[list[T]], work: Callable[[list[T]], R], others: list[BinaryIO]
 ) -> tuple[ForkedProcess, BinaryIO]:
     reading, writing = os.pipe()
-    with suppress(OSError):  # no more than a user may have: then it waits for its reader more often
+    with suppress(OSError):  # the user's limit on pipe memory is reached: the writer then waits more often
         fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 1 << 20)
 
     def answer_all() -> None:
@@ -74,7 +73,7 @@ def _start(
                     pickle.dump([work(chunk)], pipe, pickle.HIGHEST_PROTOCOL)
                     pipe.flush()
         finally:
-            leave()  # without words: the parent does what is missing
+            leave()  # without a message: the parent does the missing chunks
 
     process = ForkedProcess(answer_all)
     os.close(writing)
@@ -82,7 +81,7 @@ def _start(
 
 
 def _answer(pipe: BinaryIO) -> list[R] | None:
-    """The next answer; None where the process has ended."""
+    """The next result of a process, in a list; None if the process has ended."""
     try:
         answer: list[R] = pickle.load(pipe)  # written by our own child
     except (EOFError, pickle.UnpicklingError):
@@ -91,25 +90,25 @@ def _answer(pipe: BinaryIO) -> list[R] | None:
 
 
 class Refused(msgspec.Struct, frozen=True):
-    """A document that does not count, and why."""
+    """A document that is not used, and why."""
 
     place: str
     why: str
 
 
 class UnreadReport(Refused, frozen=True):
-    """It should have been a report: its node is not known."""
+    """A document that should have been a report: its node is not known."""
 
 
 class Foreign(Refused, frozen=True):
-    """It is no report, and no node is missed with it."""
+    """A document that is not a report: no node is missed with it."""
 
 
 Outcome = ReportRecord | JobRecord | UnreadReport | Foreign
 
 
 class Gathered(msgspec.Struct):
-    """All that was read. `duplicates` are further copies of one run.
+    """Everything that was read. `duplicates` are further copies of a run.
 
     `interrupted` is the number of the signal that ended the reading.
     """
@@ -124,7 +123,7 @@ class Gathered(msgspec.Struct):
 
 
 class ReportReader:
-    """Reads sets of reports; what sets have in common is kept once."""
+    """Reads sets of reports; values that the sets have in common are stored once."""
 
     def __init__(self) -> None:
         self._recorder = Recorder()
@@ -132,9 +131,9 @@ class ReportReader:
     def read(
         self, sources: list[str], stdin: BinaryIO | None, heard: Callable[[ReportRecord | Refused], None] | None = None
     ) -> Iterator[Gathered]:
-        """Give the same, growing `Gathered` after each document, so that the caller may stop at any time.
+        """Yield the same, growing `Gathered` after each document, so that the caller may stop at any time.
 
-        `heard` gets each record and each broken document as it comes. Raise UserError for a source that is not there.
+        `heard` is called with each record and each unreadable report. Raise UserError if a source does not exist.
         """
         gathered = Gathered(FoundFiles(), [], [], [], [])
         runs: dict[str, ReportRecord] = {}
@@ -209,7 +208,7 @@ def _says_the_same(first: ReportRecord, second: ReportRecord) -> bool:
 
 @contextmanager
 def without_collector() -> Iterator[None]:
-    """No garbage collection meanwhile: records make no circles, and looking for some takes most of the time."""
+    """Disable garbage collection: records have no reference cycles, and the search for them takes most of the time."""
     was_on = gc.isenabled()
     gc.disable()
     try:

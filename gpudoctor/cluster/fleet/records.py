@@ -1,4 +1,4 @@
-"""From one document to one record: what the fleet keeps of a report, or why it is none."""
+"""Turns a document into a record, the part of a report that the fleet needs, or into the reason why it is none."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpudoctor.cluster.fleet.files import Document, Listed, documents_of
 from gpudoctor.cluster.fleet.shapes import REPORT, ReportOf, SchemaOf, Verdict
 from gpudoctor.facts.redaction.private_shapes import REDACTED
 
-# half of a surrogate pair, which the standard library writes for a name that is not UTF-8 and msgspec cannot read
+# a lone surrogate, which the standard library writes for a name that is not UTF-8 and msgspec cannot read
 _HALF_PAIR = re.compile(
     rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F][0-9a-fA-F]{2})"
     rb"|(?<!\\u[dD][89abAB]..)\\u[dD][c-fC-F][0-9a-fA-F]{2}"
@@ -24,32 +24,32 @@ _WORST_FIRST: tuple[Verdict, ...] = ("fail", "unknown", "warn", "pass")
 _LONGEST_NAME = 253
 _T = TypeVar("_T")
 NO_GPU = "no GPU"
-# no gpudoctor was there before 2025: a clock that says so was reset, as a flat battery does
+# gpudoctor did not exist before 2025: an earlier time is from a clock that was reset, as by a flat battery
 _EARLIEST_S = 1735689600.0
 
 
 class BrokenError(Exception):
-    """The document should be a report and cannot be used: the node it is of is not known."""
+    """The document should be a report and cannot be used: its node is not known."""
 
 
 class ForeignError(Exception):
-    """The document is no report at all, and no node is missed with it."""
+    """The document is not a report: no node is missed with it."""
 
 
 class NodeFault(msgspec.Struct, frozen=True):
-    """A fault of one node: the check that found it, and what it found, in one line."""
+    """A fault of one node: the check that found it, and its one-line headline."""
 
     check: str
     headline: str
 
 
 class ReportRecord(msgspec.Struct, frozen=True, gc=False):
-    """What is kept of one report.
+    """What the fleet needs of one report.
 
-    `name` is the host's, or made of the file's name where `named` is False. `boards` are (bus id, UUID) of its
-    GPUs. `judged` are the checks that gave pass, warn or fail; None
-    where they were stepped over, see `judged_of`. `configuration` is (item, value) of what is compared
-    with other nodes of the same `kind`. `values` belong to `entries`, one by one.
+    `name` is the host name, or is taken from the file name if `named` is False. `boards` are (bus id, UUID) of the
+    GPUs. `judged` are the checks that gave pass, warn or fail; None if they were skipped while reading (see
+    `judged_of`). `configuration` are (item, value) that are compared with other nodes of the same `kind`. `values` has
+    one value for each of `entries`.
     """
 
     name: str
@@ -76,7 +76,7 @@ class ReportRecord(msgspec.Struct, frozen=True, gc=False):
 
 
 class Recorder:
-    """Makes records; what many reports have in common is kept once."""
+    """Makes records; values that many reports have in common are stored once."""
 
     def __init__(self) -> None:
         self._decoder = msgspec.json.Decoder(ReportOf)
@@ -84,7 +84,7 @@ class Recorder:
         self._last: tuple[tuple[Entry, ...], tuple[Entry, ...]] = ((), ())
 
     def record(self, document: Document) -> ReportRecord:
-        """The record of a document. Raise BrokenError or ForeignError with the reason, without the place."""
+        """The record of a document. Raise BrokenError or ForeignError with the reason."""
         if document.trouble is not None:
             raise BrokenError(document.trouble)
         report = self._all_passed(document) or self._decoded(document.data, document.should_be_one)
@@ -119,7 +119,7 @@ class Recorder:
         )
 
     def shared(self, record: ReportRecord) -> ReportRecord:
-        """A record that another process made, with what is kept here already."""
+        """A record from another process, with its values replaced by equal ones that are stored here."""
         return msgspec.structs.replace(
             record,
             kind=self._once(record.kind),
@@ -137,9 +137,9 @@ class Recorder:
         return self._kept.setdefault(value, value)  # type: ignore[return-value]  # an equal value is of the same type
 
     def _all_passed(self, document: Document) -> ReportOf | None:
-        """A report in which nothing is amiss, read without its checks, which are three quarters of it; None for others.
+        """The report without its checks (three quarters of its size) if everything in it passed; None otherwise.
 
-        Only of a file of its own, so that `judged_of` can read it again.
+        Only for a file with one report, so that `judged_of` can read it again.
         """
         rest = _without_checks(document.data) if document.stem is not None else None
         if rest is None:
@@ -147,7 +147,7 @@ class Recorder:
         try:
             report = self._decoder.decode(rest)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            return None  # what is wrong with it is said by who reads all of it
+            return None  # `_decoded` reads all of it and reports the error
         counts = report.counts
         amiss = counts.fail or counts.unknown or counts.warn or report.faults or report.verdict != "pass"
         return None if amiss or not counts.passed or report.error is not None else report
@@ -164,14 +164,14 @@ class Recorder:
                 return self._decoded(mended, should_be_one)
             said = str(error)
             if b"gpudoctor." not in data[:200] and data.lstrip()[:1] not in (b"{", b"["):
-                # zeros as a crash leaves them, another encoding, the words of a shell that found no gpudoctor
+                # zeros left by a crash, another encoding, or a shell's message that there is no gpudoctor
                 raise (BrokenError if should_be_one else ForeignError)("not JSON") from None
             if isinstance(error, RecursionError):
                 raise BrokenError("nested too deeply") from None
             raise BrokenError(f"cut off: {said}" if "truncated" in said else f"broken JSON: {said}") from None
 
     def _no_report(self, data: bytes) -> None:
-        """Raise ForeignError, or BrokenError for what gpudoctor wrote in a form that is not read here."""
+        """Raise ForeignError, or BrokenError for a report in a form that cannot be read here."""
         try:
             schema = msgspec.json.decode(data, type=SchemaOf).schema
         except msgspec.ValidationError:
@@ -188,7 +188,7 @@ class Recorder:
 
 
 def judged_of(record: ReportRecord) -> frozenset[str]:
-    """The checks that gave an answer; reads the file again where they were stepped over, and says none if it cannot."""
+    """The checks that gave a verdict; reads the file again if they were skipped. Empty if that is not possible."""
     if record.judged is not None:
         return record.judged
     for document in documents_of(Listed(record.place, record.place)):
@@ -204,19 +204,19 @@ def _judged(report: ReportOf) -> frozenset[str]:
 
 
 def _without_checks(data: bytes) -> bytes | None:
-    """The report without the value of its key "checks", where it is one line as the product writes it.
+    """The report without the value of its key "checks", if it is one line as gpudoctor writes it; else None.
 
-    A quote within a string has a backslash before it, so that neither mark can stand in one.
+    A quote within a JSON string has a backslash before it, so neither marker can occur in a string.
     """
     start = data.find(b',"checks":[{')
-    end = data.rfind(b'}],"faults":[', start)  # from behind: it is nearer
-    if start < 0 or end < 0 or data.find(b"\0", start, end) >= 0:  # a hole, as a full disk or a crash leaves it
+    end = data.rfind(b'}],"faults":[', start)  # from the end, which is nearer
+    if start < 0 or end < 0 or data.find(b"\0", start, end) >= 0:  # zeros, left by a full disk or a crash
         return None
     return data[:start] + data[end + 2 :]
 
 
 def _verdict(report: ReportOf) -> Verdict:
-    """The verdict it gives, never better than its own checks. Raise BrokenError where they contradict each other."""
+    """The report's verdict. Raise BrokenError if it is better than its own checks."""
     if report.error is not None:
         return "unknown"
     statuses = {check.status for check in report.checks} or ({"pass"} if report.counts.passed else set[str]())
@@ -225,12 +225,12 @@ def _verdict(report: ReportOf) -> Verdict:
         known = "fail"
     if _WORST_FIRST.index(known) < _WORST_FIRST.index(report.verdict):
         raise BrokenError(f"damaged: its verdict is {report.verdict}, and its checks say {known}")
-    # what was cut short has not looked at everything that it was to look at
+    # an interrupted run has not checked everything
     return "unknown" if report.run.interrupted and report.verdict in ("pass", "warn") else report.verdict
 
 
 def _unexplained(report: ReportOf, status: str) -> tuple[str, ...]:
-    """The checks of this status that no fault of the node accounts for."""
+    """The checks of this status that no fault of the node explains."""
     ids = tuple(check.id for check in report.checks if check.status == status)
     if not ids or not report.faults:
         return ids
@@ -247,7 +247,7 @@ def _reason(report: ReportOf, verdict: Verdict) -> str:
 
 
 def _host_name(report: ReportOf) -> str | None:
-    """The machine's own name; a made-up or redacted one tells no machines apart."""
+    """The machine's own name; None for a simulated or redacted one, which does not identify a machine."""
     name = report.host.name
     if not name or name == REDACTED or (report.simulated and name == "simulated"):
         return None
@@ -255,7 +255,7 @@ def _host_name(report: ReportOf) -> str | None:
 
 
 def _kind(report: ReportOf) -> str:
-    """What the node is compared with: nodes of the model that most of its GPUs are of, in VMs or not."""
+    """The kind of nodes it is compared with: the model of most of its GPUs, and whether it is a VM."""
     models = [gpu.name for gpu in report.gpus if gpu.name]
     kind = NO_GPU if not models else models[0] if len(set(models)) == 1 else max(models, key=models.count)
     kind += " in VMs" if report.host.virtualization == "vm" else ""
@@ -273,7 +273,7 @@ def _configuration(report: ReportOf) -> list[tuple[str, str]]:
         ("torch", (torch.torch if torch else None) or host.torch),
         ("CUDA of torch", torch.cuda if torch else None),
         ("NCCL", (torch.nccl if torch else None) or host.nccl),
-        # a container or a job is given some of them, and that is no fault
+        # a container or a job may be given only some of the GPUs
         ("GPUs", str(len(report.gpus)) if host.virtualization != "container" and report.gpus else None),
         ("gpudoctor", report.tool.version),
     )
@@ -281,7 +281,7 @@ def _configuration(report: ReportOf) -> list[tuple[str, str]]:
 
 
 def _seconds(started_at: str) -> float | None:
-    """Seconds since 1970; a time without zone is taken as UTC. None for what is no time, or cannot be right."""
+    """Seconds since 1970; a time without zone is taken as UTC. None if it is not a time, or before 2025."""
     try:
         moment = datetime.datetime.fromisoformat(started_at.replace("Z", "+00:00"))
     except ValueError:

@@ -1,4 +1,4 @@
-"""Reports as the fleet reads them: of ten thousand, only the fields that are compared are ever made."""
+"""The parts of a report that the fleet reads: with ten thousand reports, decoding all fields would take too long."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Verdict = Literal["pass", "warn", "fail", "unknown"]
 
 
 class NoValue(msgspec.Struct, frozen=True, gc=False):
-    """Stands where a value is missing; why does not matter here."""
+    """A missing value, without the reason."""
 
 
 Number = float | NoValue | None
@@ -160,7 +160,7 @@ class MeasuredOf(msgspec.Struct, frozen=True, gc=False):
 
 
 class ReportOf(msgspec.Struct, frozen=True):
-    """What is read of a `gpudoctor.report/1`; a report of an earlier version lacks the later fields."""
+    """What is read of a `gpudoctor.report/1`; a report of an earlier version may lack fields with a default."""
 
     schema: Literal["gpudoctor.report/1"]
     run: RunOf
@@ -178,6 +178,6 @@ class ReportOf(msgspec.Struct, frozen=True):
 
 
 class SchemaOf(msgspec.Struct, frozen=True):
-    """What a document says it is."""
+    """The schema of a document."""
 
     schema: str = ""

@@ -1,4 +1,4 @@
-"""Every figure of every kind of node, compared across the fleet."""
+"""Compares every figure across all nodes of the same kind."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from gpudoctor.cluster.fleet.records import ReportRecord
 from gpudoctor.cluster.hostlist import hostlist
 from gpudoctor.cluster.outliers import FAIL_SIMILARITY, MIN_NODES, Bad, FigureSpread, spread_of
 
-# on one bad figure alone a healthy node would be named now and then: 1 of 5 repeats was 24 % off on a healthy machine
+# one bad figure alone would blame a healthy node now and then: 1 of 5 repeats was 24 % off on a healthy machine
 FIGURES_TO_FAIL = 2
 
 
 class FleetComparison(msgspec.Struct, frozen=True):
-    """What came of it: a row for each figure, the outliers worst first, and notes."""
+    """The result: a row for each figure, the outliers worst first, and notes."""
 
     rows: tuple[FigureRow, ...]
     outliers: tuple[Outlier, ...]
@@ -34,7 +34,7 @@ class _Worse(msgspec.Struct, frozen=True):
 
 
 def compare(nodes: Sequence[FleetNode]) -> FleetComparison:
-    """Compare the newest reports' figures, each with its like in nodes of the same kind."""
+    """Compare the figures of the newest reports among nodes of the same kind."""
     rows: list[FigureRow] = []
     found: list[_Worse] = []
     notes: list[str] = []
@@ -65,11 +65,11 @@ _Column = tuple[list[float], list[int], list[Place]]
 
 
 def _columns(nodes: Sequence[FleetNode], arrays: Sequence[Sequence[float]]) -> Iterator[tuple[Figure, _Column]]:
-    """Of each figure the values, the numbers of their nodes, and their places."""
+    """Each figure with its values, and the node number and GPUs of each value."""
     layouts: dict[int, list[int]] = {}
     for number, node in enumerate(nodes):
         if node.newest.entries:
-            # equal layouts are one object: the recorder keeps what many reports have in common once
+            # equal layouts are one object: the recorder stores equal values once
             layouts.setdefault(id(node.newest.entries), []).append(number)
     parts: dict[Figure, list[tuple[tuple[float, ...], list[int], Place]]] = {}
     for numbers in layouts.values():
@@ -90,7 +90,7 @@ def _columns(nodes: Sequence[FleetNode], arrays: Sequence[Sequence[float]]) -> I
 
 
 def _judged(nodes: Sequence[FleetNode]) -> int:
-    """How many values are compared at all."""
+    """The number of values that are compared."""
     kinds = by_kind(nodes).values()
     return sum(len(node.newest.values) for group in kinds if len(group) >= MIN_NODES for node in group)
 
@@ -100,7 +100,7 @@ def _worse(group: Sequence[FleetNode], figure: Figure, places: list[Place], bad:
 
 
 def _fails(found: Sequence[_Worse]) -> set[int]:
-    """The places of those that fail: 10 % worse, and shown by a second figure or by an older report too."""
+    """The indexes of those that fail: 10 % worse, and confirmed by a second figure or an older report."""
     severe: dict[str, int] = {}
     for each in found:
         if each.bad.status == "fail":
@@ -113,7 +113,7 @@ def _fails(found: Sequence[_Worse]) -> set[int]:
 
 
 def _seen_before(each: _Worse) -> bool:
-    """Whether the newest of the older reports that measured it says the same."""
+    """Whether the newest older report that measured the same figure confirms it."""
     for record in each.node.records[1:]:
         for entry, value in zip(record.entries, record.values, strict=True):
             if figure_of(entry) == (each.figure, each.place):
@@ -161,7 +161,7 @@ def _split_words(kind: str, figure: Figure, spread: FigureSpread, group: Sequenc
 def changed(
     nodes: Sequence[FleetNode], older: dict[str, FleetNode]
 ) -> Iterator[tuple[str, Figure, FigureSpread, list[_Worse]]]:
-    """The same for how figures changed: new / old of each node, whose fleet-wide spread is what is common to all."""
+    """Find outliers of new / old: nodes whose figures changed more than those of the whole fleet."""
     pairs = [(node, older[node.name]) for node in nodes if node.name in older]
     same = [node for node, old in pairs if node.newest.kind == old.newest.kind and node.newest.entries]
     judged = _judged(same)
@@ -176,7 +176,7 @@ def changed(
 
 
 def _ratios(new: ReportRecord, old: ReportRecord) -> list[float] | None:
-    """New / old, figure by figure; None where the two did not measure the same."""
+    """New / old for each figure; None if the two reports did not measure the same figures."""
     if new.entries is not old.entries or any(value <= 0 for value in old.values):
         return None
     return [now / before for now, before in zip(new.values, old.values, strict=True)]

@@ -1,4 +1,4 @@
-"""The fleet as text for people: nodes by verdict, faults by kind, each bad node, outliers, drift, what was not read."""
+"""The fleet report as text: nodes by verdict, kinds of faults, bad nodes, outliers, drift, unread documents."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from gpudoctor.cluster.text_rows import TextRows
 from gpudoctor.report.text import laid_out
 from gpudoctor.report.text_blocks import STYLES, plain, status_word
 
-# a fleet of thousands may have hundreds of each; --json has all of them
+# a large fleet may have hundreds of each; --json has all of them
 MOST_ROWS = 30
 MOST_TROUBLES = 10
 
 
 def render_fleet_text(fleet: Fleet, *, width: int, color: bool, verbose: bool = False) -> str:
-    """The whole, laid out for `width` columns; colour only adds, the verdict's word is always there."""
+    """The report for `width` columns. The verdict is always a word too, never a colour alone."""
     return laid_out(_parts(fleet, verbose), width=width, color=color)
 
 
@@ -162,7 +162,7 @@ def _nodes(fleet: Fleet) -> Iterator[RenderableType]:
 
 
 def _not_compared(fleet: Fleet) -> Iterator[str]:
-    """Why figures were not compared, once for each kind of node."""
+    """Why figures were not compared, one line per kind of node."""
     few: dict[str, str] = {}
     for row in fleet.figures:
         if row.why_not and row.why_not.endswith(" nodes"):
@@ -227,7 +227,7 @@ def _more(count: int, shown: int) -> Iterator[Text]:
 
 
 def shortened(names: str, most: int = 400) -> str:
-    """A host list cut at a comma, with what is left out said.
+    """A host list cut at a comma, with a mark if it was cut.
 
     >>> shortened("a1,b2,c3", 6)
     'a1,b2, ...'

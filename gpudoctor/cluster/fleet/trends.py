@@ -1,4 +1,4 @@
-"""What is not as it was in an older set of reports."""
+"""What changed since an older set of reports."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _Rows = Mapping[str, NodeRow]
 def trends(
     nodes: Sequence[FleetNode], rows: Sequence[NodeRow], old_nodes: Sequence[FleetNode], old_rows: Sequence[NodeRow]
 ) -> tuple[Trend, ...]:
-    """What changed, worse first: verdicts, faults, nodes that came or went, configuration, figures.
+    """The changes, worse ones first: verdicts, faults, nodes added or missing, configuration, figures.
 
-    A figure of one node is named where it fell (or rose, if it is a time) against its own older value and against what
-    the fleet as a whole did, by the rules of `outliers`; that of a whole kind where its median moved by 5 %.
+    A node's figure is named if its change from the older value is worse than the fleet's, by the rules in `outliers`.
+    A figure of a whole kind of node is named if its median changed by 5 %.
     """
     now, before = {row.name: row for row in rows}, {row.name: row for row in old_rows}
     older = {node.name: node for node in old_nodes}
@@ -61,7 +61,7 @@ def _nodes(now: _Rows, before: _Rows) -> Iterator[Trend]:
 
 
 def _configuration(nodes: Sequence[FleetNode], old_nodes: Sequence[FleetNode]) -> Iterator[Trend]:
-    """An item that most nodes of a kind have otherwise than most had."""
+    """Configuration items whose most frequent value changed for a kind of node."""
     old_kinds = by_kind(old_nodes)
     for kind, group in by_kind(nodes).items():
         before = _most(old_kinds.get(kind, []))
