@@ -1,4 +1,4 @@
-"""`gpudoctor baseline save` and `compare`: one node over time."""
+"""`gpudoctor baseline save` and `baseline compare`: one node over time."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ with lazy_imports():
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add save and compare; `baseline_command` is the one that was given."""
+    """Add the commands save and compare; `baseline_command` will hold the chosen one."""
     commands = parser.add_subparsers(dest="baseline_command", required=True, metavar="COMMAND")
     text = "add a healthy run to the baseline of its node; a file that is there must be of the same node"
     save = commands.add_parser("save", help=text, description=text, allow_abbrev=False)
@@ -56,7 +56,7 @@ def _report_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Save or compare; give the exit code. Raise UserError for what cannot be read or does not belong together."""
+    """Save or compare; return the exit code. Raise UserError for unreadable files and runs of different nodes."""
     return _save(args) if args.baseline_command == "save" else _compare(args)
 
 

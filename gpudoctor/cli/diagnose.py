@@ -68,7 +68,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Read, infer and answer; the exit code is that of the verdict. Raise UserError if nothing can be read."""
+    """Read the logs, infer the cause, write the answer; return the exit code. Raise UserError if no log is readable."""
     found, skipped = sources.find_sources(args.sources)
     reports, unread = node_reports.read_reports(args.reports)
     stall = None
@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _refuse_nothing(gathered: gather.GatheredLogs) -> None:
-    """If no file could be read at all, that is no "nothing found"."""
+    """Raise UserError if no file could be read: that must not look like "nothing wrong found"."""
     unread = {skipped.name for skipped in gathered.skipped}
     if gathered.skipped and all(file.name in unread for file in gathered.files):
         first = gathered.skipped[0]

@@ -1,4 +1,4 @@
-"""The report as text for people: one line per domain, then each fault, then what to run next."""
+"""The report as text: one line per domain, then each problem, then what to run next."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ NARROWEST = 40
 
 
 def render_text(report: Report, *, width: int, color: bool, verbose: bool = False) -> str:
-    """The whole report, laid out for `width` columns; colour only adds, the status word is always there."""
+    """The whole report for `width` columns; with or without colour, the status is always there as a word."""
     return laid_out(_parts(report, verbose), width=width, color=color)
 
 
 def laid_out(parts: Iterable[RenderableType], *, width: int, color: bool) -> str:
-    """These, one below the other, for `width` columns, ending in a newline; no line ends in blanks."""
+    """The parts below each other for `width` columns, ending in a newline; trailing blanks are removed."""
     console = Console(
         file=StringIO(),
         width=max(width, NARROWEST),
@@ -124,7 +124,7 @@ def domain_words(results: list[CheckResult], status: Status) -> str:
 
 
 def _by_subject(bad: list[CheckResult]) -> list[str]:
-    """ "GPU 2: lost, xid and 9 more" for each GPU (or set of them) that checks name, worst first."""
+    """ "GPU 2: lost, xid and 9 more" for each GPU (or set of GPUs) with a problem, worst first."""
     groups: dict[str, list[str]] = {}
     for result in sorted(bad, key=lambda r: WORST_FIRST.index(r.status)):
         label = grouped_label(f.subject for f in result.findings if f.status is result.status)
@@ -138,7 +138,7 @@ def _by_subject(bad: list[CheckResult]) -> list[str]:
 
 
 def _worth_seeing(results: list[CheckResult]) -> str:
-    """What a reader wants to see even where all is well: "144 of 144 links up", or what the driver took to wake."""
+    """A figure that is shown even if all is well: "144 of 144 links up", or how long the driver took to wake."""
     nodes = (f for r in results for f in r.findings if f.subject.kind == "node" and f.found)
     seen = (f for f in nodes if f.found and (f.found.unit == "links" or any(e.source == WAKING for e in f.evidence)))
     return next((f.found.text for f in seen if f.found), "")
@@ -184,7 +184,7 @@ def _tail(report: Report) -> Iterator[Text]:
         yield plain(f"Next:  gpudoctor explain {worst_check}  |  {again}")
 
 
-# what tells a capture more, by the domain that could not look; for the kernel log, by its check
+# the command whose output is missing from a capture, by domain; for the kernel log, by check
 _COMMANDS = {
     "gpu.xid": "dmesg",
     "gpu": "nvidia-smi -q",
@@ -199,7 +199,7 @@ _MOST_COMMANDS = 3
 
 
 def also_paste(report: Report) -> str:
-    """ "To judge nvlink, also paste: nvidia-smi nvlink -s"; "" if the capture holds a bit of all."""
+    """ "To judge nvlink, also paste: nvidia-smi nvlink -s"; "" if the capture has something for every domain."""
     if report.run.source.kind != "capture":
         return ""
     asked = [result for result in report.checks if not is_above(result, report.run.level)]
@@ -218,7 +218,7 @@ def also_paste(report: Report) -> str:
 
 
 def verdict_words(report: Report) -> str:
-    """What the verdict means; a node that was not put under load is not called fit."""
+    """What the verdict means; a node is only called fit if its GPUs were put under load."""
     training = report.measurements.training
     if report.verdict == "pass" and training is not None and training.device == "cuda":
         return "fit to train on"
@@ -238,7 +238,7 @@ def verdict_words(report: Report) -> str:
 
 
 def _same_node(argv: tuple[str, ...]) -> str:
-    """The options of this run that say which node it was about, to be typed again."""
+    """The options of this run that select the node, quoted for a shell, for the command to run next."""
     kept = []
     for word, value in zip_longest(argv, argv[1:], fillvalue=""):
         if word in ("--node", "--fault", "--gpu", "--profile", "--config"):
@@ -249,12 +249,12 @@ def _same_node(argv: tuple[str, ...]) -> str:
 
 
 def terminal_width() -> int:
-    """Columns of the terminal, or of COLUMNS; 100 where there is neither."""
+    """COLUMNS, else the width of the terminal, else 100."""
     return get_terminal_size((100, 24)).columns
 
 
 def output_color(asked: str, *, to_file: bool) -> bool:
-    """--color, then NO_COLOR and FORCE_COLOR, then whether a terminal shows it; for a file --color alone."""
+    """Whether to use colour: by --color, then NO_COLOR and FORCE_COLOR, then on terminals; in files by --color only."""
     if asked != "auto":
         return asked == "always"
     if to_file or os.environ.get("NO_COLOR"):

@@ -1,4 +1,4 @@
-"""The blocks of the text report: each fault, unknown and warning with found, expected, evidence, what to do."""
+"""The blocks of the text report: each fault, unknown and warning with found, expected, evidence and advice."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def problems(report: Report) -> Iterator[RenderableType]:
 
 
 def problem_groups(report: Report) -> Iterator[tuple[CheckResult, list[Finding]]]:
-    """Faults first, then what is unknown, then warnings; the same words on several GPUs make one group."""
+    """Faults, then unknowns, then warnings; findings with the same words on several subjects form one group."""
     for status in PROBLEMS:
         for result in report.checks:
             roots = [f for f in result.findings if f.status is status and f.explained_by is None]
@@ -64,7 +64,7 @@ def _block(check_id: str, findings: list[Finding], explains: list[str]) -> Itera
 
 
 def block_rows(first: Finding, explains: Iterable[str]) -> list[tuple[str, str]]:
-    """A finding as (label, words), in the order in which people read it; a label goes on while it is empty."""
+    """A finding as rows of (label, words), in reading order; an empty label continues the previous one."""
     rows: list[tuple[str, str]] = []
     if first.found:
         rows.append(("found", first.found.text))
@@ -82,7 +82,7 @@ def block_rows(first: Finding, explains: Iterable[str]) -> list[tuple[str, str]]
 
 
 def explained_by(report: Report, check_id: str, findings: list[Finding]) -> list[str]:
-    """What the block accounts for: failures and warnings line by line, unknowns in one line."""
+    """What the findings of a block explain: failures and warnings line by line, three or more unknowns in one line."""
     if findings[0].status is Status.FAIL:
         subjects = [f.subject for f in findings]
         of = [fault for fault in report.faults if fault.check == check_id]
@@ -108,7 +108,7 @@ def _labelled(name: str, lines: Iterable[str]) -> list[tuple[str, str]]:
 
 
 def expected_words(expected: Expected) -> str:
-    """The expectation and where it comes from, unless its own words say so already."""
+    """The expectation and its source, unless the text already contains the source."""
     text, source = expected.text, expected.source
     if not source or all(word in text.lower() for word in source.lower().split()):
         return text
@@ -116,7 +116,7 @@ def expected_words(expected: Expected) -> str:
 
 
 def grouped_label(subjects: Iterable[Subject]) -> str:
-    """ "GPU 0-3, 5" for GPUs; other labels in a row, the first few of many."""
+    """ "GPU 0-3, 5" for GPUs; other labels are listed, at most four of them."""
     kept = list(subjects)
     gpus = sorted({s.gpu for s in kept if s.kind == "gpu" and s.gpu is not None})
     others = list(dict.fromkeys(s.label for s in kept if s.kind != "gpu" or s.gpu is None))
@@ -129,5 +129,5 @@ def status_word(status: Status) -> Text:
 
 
 def plain(text: str, style: str = "") -> Text:
-    """Words from outside, made harmless: a name may hold escape sequences."""
+    """Text with control characters escaped: names from outside may contain terminal sequences."""
     return Text(printable(text), style=style)
