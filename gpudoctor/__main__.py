@@ -45,14 +45,29 @@ def _run() -> int:
 
 
 def _import_msgspec() -> None:
-    """Import msgspec without typing_extensions, which doubles the time; `typing` has all that msgspec needs of it."""
-    if sys.version_info < (3, 11) or "typing_extensions" in sys.modules:
+    """Import msgspec without what doubles the time of that and it does not need.
+
+    typing_extensions: `typing` of Python 3.11 and newer has all that msgspec looks up in it. platform: before Python
+    3.12 uuid asks it for the name of this system.
+    """
+    if sys.version_info < (3, 11):
         return
-    sys.modules["typing_extensions"] = None  # as if it were not installed
+    stubs: dict[str, object] = {"typing_extensions": None, "platform": _Platform}
+    stubs = {name: stub for name, stub in stubs.items() if name not in sys.modules}
+    sys.modules.update(stubs)  # type: ignore[arg-type]
     try:
         import msgspec  # noqa: F401
     finally:
-        del sys.modules["typing_extensions"]
+        for name in stubs:
+            del sys.modules[name]
+
+
+class _Platform:
+    """Stands for the module platform while uuid is imported."""
+
+    @staticmethod
+    def system() -> str:
+        return os.uname().sysname
 
 
 def _may_read_this_machine(words: list[str]) -> bool:

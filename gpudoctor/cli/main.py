@@ -82,14 +82,26 @@ def _of_command(command: str, given: list[str]) -> argparse.Namespace:
     below = next((w for w in given if command == "plan" and w[:1] == "-" and w[1:2].isdecimal()), "")
     if below[-1:].isalpha():  # a negative size such as -7b, which argparse would take for an option
         raise UserError(f"{printable(below)[:60]} is no size: did you mean {printable(below)[1:60]}?")
-    parser = _Parser(prog=f"gpudoctor {command}", description=COMMANDS[command], allow_abbrev=False)
+    parser = _Parser(
+        prog=f"gpudoctor {command}",
+        description=COMMANDS[command],
+        formatter_class=_fixed_width,
+        allow_abbrev=False,
+    )
     module_of(command).add_options(parser)
+    if parser.formatter_class is _fixed_width:
+        parser.formatter_class = argparse.HelpFormatter
     args, strange = parser.parse_known_args(given[1:])
     if strange:
         _parser(command).error(f"unrecognized arguments: {' '.join(strange)}")
     args.command = command
     _refuse_lone_dashes(args, command)
     return args
+
+
+def _fixed_width(prog: str) -> argparse.HelpFormatter:
+    """For adding options: argparse makes a formatter for each, and looking up the terminal's width needs shutil (2 ms)."""
+    return argparse.HelpFormatter(prog, width=80)
 
 
 def _refuse_lone_dashes(args: argparse.Namespace, command: str | None) -> None:

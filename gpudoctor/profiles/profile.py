@@ -1,6 +1,6 @@
 """What a GPU model and a kind of node should look like, as typed data."""
 
-from __future__ import annotations
+# without annotations from __future__: see facts/model/__init__.py
 
 from typing import Literal
 

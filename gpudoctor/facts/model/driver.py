@@ -1,7 +1,5 @@
 """The NVIDIA driver: how it was loaded, what it answers, and the services beside it. Data only."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from gpudoctor.facts.model.gpu import Fact

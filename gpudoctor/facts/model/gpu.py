@@ -1,7 +1,5 @@
 """One GPU and what hangs on it. Units are in the names; a leaf that is not known is `Missing`."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import msgspec

@@ -1,7 +1,5 @@
 """What a kernel log says: errors of GPUs and switches, events of the machine around them. Data only."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from gpudoctor.facts.model.gpu import Fact

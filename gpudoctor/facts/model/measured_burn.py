@@ -1,7 +1,5 @@
 """What repeating the load for minutes showed: figures over time and counters that grew, no verdicts."""
 
-from __future__ import annotations
-
 from gpudoctor.facts.model.gpu import CallError, Fact, Gpu
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import KernelEvent

@@ -1,7 +1,5 @@
 """What one rank's device computed and moved in its own memory: figures only, no verdicts."""
 
-from __future__ import annotations
-
 from gpudoctor.facts.model.gpu import Fact
 from gpudoctor.facts.model.missing import NOT_READ, Missing
 

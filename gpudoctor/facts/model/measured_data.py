@@ -1,7 +1,5 @@
 """What a real torch DataLoader gave on every rank, by its number of workers: figures only, no verdicts."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from gpudoctor.facts.model.gpu import Fact

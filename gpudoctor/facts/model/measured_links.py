@@ -1,7 +1,5 @@
 """What copies between host and GPUs, and between GPUs, moved: figures only, no verdicts."""
 
-from __future__ import annotations
-
 from gpudoctor.facts.model.gpu import Fact
 from gpudoctor.facts.model.missing import NOT_READ, Missing
 

@@ -1,7 +1,5 @@
 """How fast data is read from the paths that training reads."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from gpudoctor.facts.model.gpu import Fact

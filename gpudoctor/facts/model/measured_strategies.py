@@ -1,7 +1,5 @@
 """What ten steps of one small transformer gave under each parallel strategy: figures only, no verdicts."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from gpudoctor.facts.model.gpu import Fact

@@ -1,7 +1,5 @@
 """What a probe learnt. A measurement is one more fact: no verdicts here, and no torch."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from gpudoctor.facts.model.gpu import Fact

@@ -1,7 +1,5 @@
 """A value that could not be read, and why."""
 
-from __future__ import annotations
-
 from typing import Literal, TypeVar
 
 import msgspec

@@ -1,7 +1,5 @@
 """A node and everything known about it: the one shape that every source gives."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import msgspec

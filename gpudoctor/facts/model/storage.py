@@ -1,7 +1,5 @@
 """What training reads from and writes to: file systems, the devices behind them, the ways to a GPU."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from gpudoctor.facts.model.gpu import Fact

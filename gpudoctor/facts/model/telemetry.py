@@ -1,7 +1,5 @@
 """What the driver showed of each GPU while the probes ran: figures only, no verdicts."""
 
-from __future__ import annotations
-
 from gpudoctor.facts.model.gpu import Fact
 from gpudoctor.facts.model.missing import Missing
 

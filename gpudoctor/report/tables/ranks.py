@@ -74,7 +74,7 @@ def training_table(training: Training, name: RankName, not_finite: str = "not fi
 
 
 def compute_table(ranks: Iterable[ComputeRank], name: RankName, rate: str) -> Table:
-    """Matrix products in TFLOP/s, copy and triad in GB/s, whether repeats gave the same bits, and the memory pattern."""
+    """Products in TFLOP/s, copy and triad in GB/s, whether repeats gave the same bits, and the memory pattern."""
     titles = ("rank", "products TFLOP/s", "copy GB/s", "triad GB/s", "repeats", "bits", "memory pattern")
     rows = (
         (
