@@ -100,7 +100,7 @@ def _of_command(command: str, given: list[str]) -> argparse.Namespace:
 
 
 def _fixed_width(prog: str) -> argparse.HelpFormatter:
-    """For adding options: argparse makes a formatter for each, and looking up the terminal's width needs shutil (2 ms)."""
+    """For adding options: argparse makes a formatter for each; only a given width avoids importing shutil (2 ms)."""
     return argparse.HelpFormatter(prog, width=80)
 
 
