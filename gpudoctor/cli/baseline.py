@@ -11,8 +11,10 @@ from gpudoctor.cli.options import (
     fault_option,
     format_options,
     node_option,
+    output_color,
     output_option,
     request_from,
+    terminal_width,
     to_file,
     write_output,
 )
@@ -24,7 +26,6 @@ from gpudoctor.lazy_import import lazy_imports
 with lazy_imports():
     from gpudoctor.cluster.baseline import compare, runs
     from gpudoctor.cluster.baseline import text as baseline_text
-    from gpudoctor.report import text as report_text
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -89,5 +90,5 @@ def _write(comparison: compare.Comparison, args: argparse.Namespace) -> None:
     if args.format == "json":
         write_output(json_line(comparison), args)
     else:
-        color = report_text.output_color(args.color, to_file=to_file(args))
-        write_output(baseline_text.render_comparison(comparison, color), args)
+        color = output_color(args.color, to_file=to_file(args))
+        write_output(baseline_text.render_comparison(comparison, width=terminal_width(), color=color), args)

@@ -11,10 +11,12 @@ from gpudoctor.cli.options import (
     color_option,
     facts_deadline_option,
     format_options,
+    output_color,
     output_option,
     redact_option,
     request_from,
     source_options,
+    terminal_width,
     to_file,
     up_to,
     write_as_asked,
@@ -180,5 +182,5 @@ def _rendered(report: model.Report, args: argparse.Namespace, *, to_file: bool) 
         return junit.render_junit(report)
     if args.format == "html":
         return html.render_html(report, raw_facts=args.include_facts)
-    color = text.output_color(args.color, to_file=to_file)
-    return text.render_text(report, width=text.terminal_width(), color=color, verbose=args.verbose)
+    color = output_color(args.color, to_file=to_file)
+    return text.render_text(report, width=terminal_width(), color=color, verbose=args.verbose)

@@ -11,10 +11,12 @@ from gpudoctor.cli import cluster_report
 from gpudoctor.cli.options import (
     color_option,
     format_options,
+    output_color,
     output_option,
     rate,
     request_from,
     seconds,
+    terminal_width,
     up_to,
     write_as_asked,
 )
@@ -28,7 +30,6 @@ with lazy_imports():
 
     # every rank imports this file, but only one of them renders a report
     from gpudoctor.cluster.check import text as cluster_text
-    from gpudoctor.report import text as report_text
 
 LEVELS = ("quick", "standard", "full")
 _nodes = up_to(100_000, "a number of nodes")
@@ -157,9 +158,8 @@ def write_report(made: report.ClusterReport, args: argparse.Namespace) -> int:
     def rendered(made: report.ClusterReport, to_file: bool) -> str:
         if args.format == "json":
             return json_line(made)
-        color = report_text.output_color(args.color, to_file=to_file)
-        width = report_text.terminal_width()
-        return cluster_text.render_cluster_text(made, width=width, color=color, verbose=args.verbose)
+        color = output_color(args.color, to_file=to_file)
+        return cluster_text.render_cluster_text(made, width=terminal_width(), color=color, verbose=args.verbose)
 
     return made.exit_code if write_as_asked(made, args, rendered) else COULD_NOT
 

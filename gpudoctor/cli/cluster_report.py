@@ -9,7 +9,14 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from gpudoctor.cli.options import color_option, format_options, output_option, write_as_asked
+from gpudoctor.cli.options import (
+    color_option,
+    format_options,
+    output_color,
+    output_option,
+    terminal_width,
+    write_as_asked,
+)
 from gpudoctor.errors import UserError
 from gpudoctor.exits import COULD_NOT, ClosedStdoutError, is_terminal, printable, say, write_stdout
 from gpudoctor.json_text import json_line
@@ -20,7 +27,6 @@ with lazy_imports():
     from gpudoctor.cluster import hostlist
     from gpudoctor.cluster.fleet import html, judge, model, read_fleet, reading, records, text
     from gpudoctor.report import output_files
-    from gpudoctor.report import text as report_text
 
 _SHOW_EVERY_S = 0.2
 
@@ -146,7 +152,7 @@ def _write(fleet: model.Fleet, args: argparse.Namespace) -> int:
             return json_line(fleet)
         if args.format == "html":
             return html.render_fleet_html(fleet)
-        color = report_text.output_color(args.color, to_file=to_file)
-        return text.render_fleet_text(fleet, width=report_text.terminal_width(), color=color, verbose=args.verbose)
+        color = output_color(args.color, to_file=to_file)
+        return text.render_fleet_text(fleet, width=terminal_width(), color=color, verbose=args.verbose)
 
     return fleet.exit_code if write_as_asked(fleet, args, rendered) else COULD_NOT

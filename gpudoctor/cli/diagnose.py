@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
-import shutil
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,14 +11,16 @@ import msgspec
 from gpudoctor.cli.options import (
     color_option,
     format_options,
+    output_color,
     output_option,
     redact_option,
     seconds,
+    terminal_width,
     to_file,
     write_output,
 )
 from gpudoctor.errors import UserError
-from gpudoctor.exits import FAILED, OK, UNKNOWN, is_terminal, say
+from gpudoctor.exits import FAILED, OK, UNKNOWN, say
 from gpudoctor.json_text import terminal_safe
 from gpudoctor.lazy_import import lazy_imports
 
@@ -105,7 +104,6 @@ def _rendered(args: argparse.Namespace, answer: Diagnosis) -> str:
         return terminal_safe(msgspec.json.format(msgspec.json.encode(shown), indent=2)).decode() + "\n"
     if args.format == "html":
         return html.render_html(answer)
-    seen = not to_file(args) and is_terminal(sys.stdout)
-    painted = args.color == "always" or (args.color == "auto" and seen and not os.environ.get("NO_COLOR"))
-    width = min(shutil.get_terminal_size((_FILE_WIDTH, 24)).columns, _WIDEST) if not to_file(args) else _FILE_WIDTH
-    return text.render_text(answer, width=width, color=painted, verbose=args.verbose)
+    color = output_color(args.color, to_file=to_file(args))
+    width = _FILE_WIDTH if to_file(args) else min(terminal_width(_FILE_WIDTH), _WIDEST)
+    return text.render_text(answer, width=width, color=color, verbose=args.verbose)

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol, TypeVar
 
 import msgspec
 
-from gpudoctor.exits import COULD_NOT, ClosedStdoutError, say, write_stdout
+from gpudoctor.exits import COULD_NOT, ClosedStdoutError, is_terminal, say, write_stdout
 from gpudoctor.facts.deadlines import COLLECTION
 from gpudoctor.lazy_import import lazy_imports
 
 with lazy_imports():
+    import shutil
+
     from gpudoctor import api, progress
     from gpudoctor.report import output_files
 
@@ -107,6 +111,22 @@ def read_source(args: argparse.Namespace) -> api.Sourced:
 def to_file(args: argparse.Namespace) -> bool:
     """Whether `-o` names a file, other than `-` for stdout."""
     return args.output is not None and str(args.output) != "-"
+
+
+def terminal_width(default: int = 100) -> int:
+    """COLUMNS, else the width of the terminal, else `default`."""
+    return shutil.get_terminal_size((default, 24)).columns
+
+
+def output_color(asked: str, *, to_file: bool) -> bool:
+    """Whether to use colour: by --color, then NO_COLOR and FORCE_COLOR, then on terminals; in files by --color only."""
+    if asked != "auto":
+        return asked == "always"
+    if to_file or os.environ.get("NO_COLOR"):
+        return False
+    if os.environ.get("FORCE_COLOR"):
+        return True
+    return is_terminal(sys.stdout) and os.environ.get("TERM") != "dumb"
 
 
 def write_output(text: str, args: argparse.Namespace) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from pathlib import Path
-from shutil import get_terminal_size
 
 from gpudoctor.cli.options import (
     facts_deadline_option,
@@ -15,6 +14,7 @@ from gpudoctor.cli.options import (
     output_option,
     read_source,
     request_from,
+    terminal_width,
     up_to,
     write_output,
 )
@@ -93,4 +93,4 @@ def _write(made: model.Plan, args: argparse.Namespace) -> None:
     if args.format == "json":
         write_output(json_line(made), args)
     else:
-        write_output(plan_text.render_text(made, width=get_terminal_size((100, 24)).columns), args)
+        write_output(plan_text.render_text(made, width=terminal_width()), args)

@@ -14,8 +14,14 @@ from gpudoctor.report.html.facts import facts_part
 from gpudoctor.report.html.figures import figures_part
 from gpudoctor.report.html.matrices import topology
 from gpudoctor.report.model import Report, alarms, is_above, node_words, profile_words
-from gpudoctor.report.text import domain_words, verdict_words
-from gpudoctor.report.text_blocks import expected_words, explained_by, grouped_label, problem_groups
+from gpudoctor.report.wording import (
+    domain_words,
+    expected_words,
+    explained_by,
+    grouped_label,
+    problem_groups,
+    verdict_words,
+)
 
 
 def problem_cards(report: Report) -> Element | None:
