@@ -54,7 +54,7 @@ def _import_msgspec() -> None:
         return
     stubs: dict[str, object] = {"typing_extensions": None, "platform": _Platform}
     stubs = {name: stub for name, stub in stubs.items() if name not in sys.modules}
-    sys.modules.update(stubs)  # type: ignore[arg-type]
+    sys.modules.update(stubs)
     try:
         import msgspec  # noqa: F401
     finally:
