@@ -1,7 +1,7 @@
 """gpudoctor: is this multi-GPU node fit to train on, and if not, which part is at fault?
 
-`docs/python-api.md` says what of it is public. Importing this package imports nothing else: each name is looked up when
-it is first used.
+`docs/python-api.md` describes the public API. Importing this package imports nothing else: each name is resolved on
+first use.
 """
 
 __version__ = "0.1.0"
@@ -23,7 +23,7 @@ __all__ = [
     "run_check",
 ]
 
-TYPE_CHECKING = False  # as type checkers know it; importing typing would cost more than all of this
+TYPE_CHECKING = False  # type checkers treat it as typing's; importing typing would cost more than this whole module
 if TYPE_CHECKING:
     from gpudoctor.api import CheckRequest, NotFitError, Sourced
     from gpudoctor.checks.core.causes import Fault

@@ -10,22 +10,22 @@ _LIVE = (["check"], ["facts"], ["bundle"])
 
 
 def run() -> int:
-    """Run the command line; give its exit code, with which the process is to end."""
+    """Run the command line and return the exit code of the process."""
     forget_working_directory()
     _hold_standard_streams()
-    # most of what a short run makes are modules, and they stay: looking through them for garbage frees nothing
+    # a short run allocates mostly modules, which stay alive: collecting among them frees nothing
     gc.set_threshold(50_000, 20, 20)
     try:
         return _run()
     finally:
-        gc.freeze()  # nor at the end
+        gc.freeze()  # the same at interpreter exit
 
 
 def _run() -> int:
     import signal
 
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        # Ctrl-C while modules load: no report yet, and no traceback
+        # Ctrl-C while modules load ends the process without a traceback; there is no report to write yet
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     if sys.argv[1:2] != ["--version"]:
         _import_msgspec()
@@ -45,37 +45,52 @@ def _run() -> int:
 
 
 def _import_msgspec() -> None:
-    """Without typing_extensions: importing that takes as long again, and `typing` has what msgspec looks for in it."""
-    if sys.version_info < (3, 11) or "typing_extensions" in sys.modules:
+    """Import msgspec without what doubles the time of that and it does not need.
+
+    typing_extensions: `typing` of Python 3.11 and newer has all that msgspec looks up in it. platform: before Python
+    3.12 uuid asks it for the name of this system.
+    """
+    if sys.version_info < (3, 11):
         return
-    sys.modules["typing_extensions"] = None  # as if it were not installed
+    stubs: dict[str, object] = {"typing_extensions": None, "platform": _Platform}
+    stubs = {name: stub for name, stub in stubs.items() if name not in sys.modules}
+    sys.modules.update(stubs)
     try:
         import msgspec  # noqa: F401
     finally:
-        del sys.modules["typing_extensions"]
+        for name in stubs:
+            del sys.modules[name]
+
+
+class _Platform:
+    """Stands for the module platform while uuid is imported."""
+
+    @staticmethod
+    def system() -> str:
+        return os.uname().sysname
 
 
 def _may_read_this_machine(words: list[str]) -> bool:
-    """Whether a driver is to be asked, as far as that shows before the options are understood.
+    """Guess from the raw arguments, before the options are parsed, whether the driver will be read.
 
-    It only has a process made ready: that is ended, and has not touched the driver, where this turns out to be wrong.
+    A wrong guess is harmless: the process that was started ahead is ended before it touches the driver.
     """
     other = ("-h", "--help", "--node", "--version")
     return words[:1] in _LIVE and not any(word.partition("=")[0] in other for word in words)
 
 
 def _hold_standard_streams() -> None:
-    """Put /dev/null in the place of a standard stream that the caller closed.
+    """Open /dev/null in place of each standard stream that the caller closed.
 
-    Else the next file that is opened has its number, and gets what a library prints. It is open for reading only, so
-    that writing fails as before; programs that we start get what the caller gave.
+    Otherwise the next file opened would get that descriptor, and with it whatever a library prints. It is opened for
+    reading only, so that writing still fails; programs that we start get the streams of the caller.
     """
     for number in (0, 1, 2):
         try:
             os.fstat(number)
         except OSError:
             try:
-                os.open(os.devnull, os.O_RDONLY)  # the lowest number that is free
+                os.open(os.devnull, os.O_RDONLY)  # takes the lowest free descriptor
             except OSError:
                 return
 

@@ -1,6 +1,6 @@
-"""gpudoctor as a library: a request in, a report out. Nothing is printed, no signal handler set, no process ended.
+"""gpudoctor as a library: a request in, a report out. It prints nothing, sets no signal handler and never exits.
 
-The command `gpudoctor check` is the same calls with its own streams and signals around them (`cli/check.py`).
+`gpudoctor check` (`cli/check.py`) makes the same calls, and adds its streams and signal handling.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ _CHOICES = {"level": LEVELS, "backend": ("auto", "nccl", "gloo"), "fail_on": ("f
 
 
 class NotFitError(Exception):
-    """This node is not fit to train on, or nobody could say that it is; one line says why.
+    """This node is not fit to train on, or could not be judged; the message is one line with the reason.
 
-    `report` is the report of the check; None if the process that checks for the others of its node gave none.
+    `report` is the report of the check; None if the process that checks for the whole node delivered none.
     """
 
     def __init__(self, message: str, report: Report | None = None) -> None:
@@ -65,11 +65,11 @@ class NotFitError(Exception):
 
 
 class CheckRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What is asked for, in the meaning of `gpudoctor check`'s options; None: as the configuration says.
+    """The options of `gpudoctor check`; None takes the value of the configuration.
 
-    `only` are the checks named (ids, domains, globs; none: all). `duration` is that of a burn ("10m"). `data` are paths
-    of this machine that training reads from, `need` is the rate that each GPU must be fed at ("400MB/s"). Raise
-    UserError for a value that no option takes.
+    `only` names checks (ids, domains, globs; empty: all). `duration` is that of a burn ("10m"). `data` are paths on
+    this machine that training reads from; `need` is the rate at which each GPU must be fed ("400MB/s"). Raise
+    UserError for a value that the option would not accept.
     """
 
     node: str | None = None
@@ -115,24 +115,24 @@ class CheckRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def load(self) -> LoadRequest:
-        """What of it decides which GPUs are loaded."""
+        """The part of the request that decides what is put under load."""
         need = None if self.need is None else need_gb_s(self.need)
         data = absolute_paths(self.data)
         return LoadRequest(self.backend, self.gpu, self.ranks, self.inject, self.force, data, need)
 
 
 class Sourced(msgspec.Struct, frozen=True):
-    """Facts as read, with the measurements of a report that is judged again."""
+    """The facts of a source, and the measurements if the source is a saved report."""
 
     node: Node
     measurements: Measurements | None = None
 
 
 class Prepared(msgspec.Struct, frozen=True):
-    """A request with the configuration laid under it. `checks` are to run, `left_out` are skipped.
+    """A request merged with the configuration. `checks` will run; `left_out` are reported as skipped.
 
-    `burn_s`: how long a burn lasts, in seconds; `wants_ranks`: whether anything asked for puts load on a node.
-    `started_s` is in seconds since 1970, `began_s` on the monotonic clock. `notes` go to the reader of the report.
+    `burn_s`: duration of a burn in seconds; `wants_ranks`: whether any selected check puts load on the node.
+    `started_s` is in seconds since 1970, `began_s` on the monotonic clock. `notes` appear in the report.
     """
 
     request: CheckRequest
@@ -149,22 +149,22 @@ class Prepared(msgspec.Struct, frozen=True):
 
     @property
     def deadline_s(self) -> float:
-        """For reading the facts."""
+        """Time limit for reading the facts, in seconds."""
         return self.request.deadline_s or self.config.deadline_s
 
 
 def prepared(request: CheckRequest) -> Prepared:
-    """Find the checks, the level and the limits of a request. Raise UserError for names and data that do not exist."""
+    """Resolve the checks, level and limits of a request. Raise UserError for unknown names and missing data."""
     started_s, began_s = time.time(), time.monotonic()
     checks = all_checks()
     notes: list[str] = []
-    # What it expects must not go by in silence. It may be left out where storage.mount is unknown for the same HOME:
-    # among all checks of this machine.
+    # A user's configuration on a dead mount may be skipped with a note only if all checks of this machine run: then
+    # storage.mount is unknown for the same HOME, so that its expectations are not dropped silently.
     some = request.node or request.only or request.skip or os.environ.get("XDG_CONFIG_HOME")
     config = load_config(request.config, os.environ, checks, silent=None if some else notes.append)
     required = (*config.require, *request.require)
     named = select(checks, request.only, required=required)
-    # what is required is run too: a check that nobody ran gives no verdict
+    # required checks run even if not named: a check that did not run has no verdict
     chosen = tuple(c for c in checks if c in named or any(matches(c, word) for word in required))
     level = request.level or _level_for(named if request.only else (), config.level)
     left_out = _left_out(chosen, (*config.skip, *request.skip))
@@ -186,14 +186,14 @@ def examined(
     progress: Callable[[str], None] | None = None,
     hold_signals: HoldSignals | None = None,
 ) -> Report:
-    """Read the facts, run the probes, and judge both. Raise UserError if that cannot be done.
+    """Read the facts, run the probes and judge both. Raise UserError if that is not possible.
 
-    `place`: this process is the first of several of an engine, and the others host ranks. `visible`: the
-    CUDA_VISIBLE_DEVICES of all processes that the verdict is for; the GPUs of all of them are judged. `progress` gets
-    a line for people now and then. `hold_signals` makes signals wait and gives those that came: the report is then a
-    partial one. Without it an exception (KeyboardInterrupt) passes, and no process is left behind.
+    `place`: this process is the first of several that an engine started here; the others host ranks. `visible`: the
+    CUDA_VISIBLE_DEVICES of all processes that the verdict is for; the GPUs of all of them are judged. `progress` is
+    called with a line for people now and then. `hold_signals` defers signals and returns those that arrived: the
+    report is then partial. Without it an exception such as KeyboardInterrupt propagates; no process is left behind.
     """
-    # imported while the driver is asked: it takes as long
+    # imported here, while the driver is being read, which takes as long
     import gpudoctor.report.judge  # noqa: F401
 
     request = prep.request
@@ -218,7 +218,7 @@ def examined(
             partial.append(measurements)
             measurements = count_again(node, measurements, prep.deadline_s, progress)
             measurements = with_storage(node, measurements, checks, prep.level, load, progress)
-        if load.need_gb_s is not None:  # a saved run is judged against what is said now
+        if load.need_gb_s is not None:  # a saved run is judged against the rate given now
             measurements = msgspec.structs.replace(measurements, data_need_gb_s=load.need_gb_s)
         signals = hold_signals(None) if hold_signals else []
     except InterruptedBySignal as stop:
@@ -239,7 +239,7 @@ def judged(
     argv: Iterable[str] = (),
     signals: list[int] | None = None,
 ) -> Report:
-    """The report of what was read and measured; `signals`: those that have cut the run short, or do so meanwhile."""
+    """The report of what was read and measured; `signals` that arrived, or arrive meanwhile, mark it as interrupted."""
     request, config = prep.request, prep.config
     question = judge.Question(
         checks=prep.checks,
@@ -278,10 +278,10 @@ def read_source(
     on_interrupt: Callable[[Node], None] | None = None,
     data: tuple[str, ...] = (),
 ) -> Sourced:
-    """The facts of this machine (None) or of a source, with faults put on them. Raise UserError.
+    """The facts of this machine (`name` is None) or of a source, with faults applied to them. Raise UserError.
 
-    `progress` gets a line for people now and then; `on_interrupt` what was known of this machine when an exception
-    ends the reading; `data` are paths of this machine that training reads from.
+    `progress` is called with a line for people now and then; `on_interrupt` with what is known of this machine when
+    an exception ends the reading; `data` are paths on this machine that training reads from.
     """
     faults = list(faults)
     if name is None:
@@ -293,22 +293,22 @@ def read_source(
     loaded = capture.load_source(name, stdin=sys.stdin.buffer if name == "-" and sys.stdin else None)
     if not faults:
         return Sourced(loaded.node, loaded.measurements)
-    # figures measured on the unbroken node say nothing of the broken one
+    # measurements of the healthy node are no evidence about the broken one
     return Sourced(simulated_nodes.apply_faults(loaded.node, faults))
 
 
 def nothing_read(name: str | None) -> Node:
-    """What is known of a source of which nothing was read yet."""
+    """An empty node for a source that has not been read yet."""
     return Node(source=Source(kind="live" if name is None else "facts", name=printable(name or "")))
 
 
 def rfc3339(time_s: float) -> str:
-    """A time in seconds since 1970, in UTC, as reports have it."""
+    """A time in seconds since 1970 as an RFC 3339 timestamp in UTC, to the second."""
     return datetime.datetime.fromtimestamp(time_s, datetime.timezone.utc).isoformat(timespec="seconds")
 
 
 def run_id() -> str:
-    """A new id of a run."""
+    """A new random id for a run."""
     return str(uuid.uuid4())
 
 
@@ -322,34 +322,34 @@ def _refuse_data(request: CheckRequest) -> None:
 
 
 def _level_for(named: tuple[Check, ...], usual: Level) -> Level:
-    """The usual level; full where every check that is named runs at no lower one.
+    """The usual level; full if the usual one is standard and every named check needs full.
 
-    Whoever has configured quick wants no load, and a burn must be asked for.
+    A configured level of quick means no load, and a burn must be requested explicitly.
     """
     return "full" if usual == "standard" and named and all(check.level == "full" for check in named) else usual
 
 
 def _left_out(chosen: tuple[Check, ...], words: tuple[str, ...]) -> tuple[Check, ...]:
     if words:
-        select(all_checks(), skipped=words)  # a word that names no check is an error
+        select(all_checks(), skipped=words)  # raises UserError for a word that matches no check
     return tuple(c for c in chosen if any(matches(c, word) for word in words))
 
 
 def _gpus_of_all(node: Node, visible: tuple[str | None, ...]) -> str | None:
-    """The GPUs that these settings of CUDA_VISIBLE_DEVICES show together; None if the own setting says it all."""
+    """The union of GPUs that these values of CUDA_VISIBLE_DEVICES show; None if they are all the same."""
     if len(set(visible)) < 2:
         return None
     order = node.environment.get("CUDA_DEVICE_ORDER")
     seen = [cuda_device_list.resolve(setting, node.gpus, order) for setting in visible]
     shown = {index for each in seen for index in each.visible}
-    # a broken setting says nothing about which GPUs are meant: then it is all of them
+    # a broken value does not identify the intended GPUs: judge all of them
     if any(each.unresolved or each.problems or each.order_uncertain for each in seen):
         shown = {gpu.index for gpu in node.gpus}
     return ",".join(str(gpu.index) for gpu in node.gpus if gpu.index in shown) or None
 
 
 def _cut_short(partial: Measurements, why: str) -> Measurements:
-    """What had been measured; nothing of it is a pass, since what was to follow is not known."""
+    """Mark each probe without figures as failed: what was interrupted must not pass."""
     have = {
         "collective": bool(partial.collectives),
         "link": bool(partial.host_links),
@@ -364,7 +364,7 @@ def _cut_short(partial: Measurements, why: str) -> Measurements:
         "torch": partial.torch_view,
     }
     lost = {probe: Missing(why, "failed") for probe, done in have.items() if not done}
-    # one of several frameworks that gave no answer is no pass beside the others
+    # a framework that did not answer stays unknown even if others did
     lost |= {name: gap for name, gap in partial.not_run.items() if name.startswith("frameworks.")}
     problem = ProbeProblem("launch", "error", why)
     return msgspec.structs.replace(partial, not_run=lost, problems=(*partial.problems, problem))

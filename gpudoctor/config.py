@@ -37,7 +37,7 @@ class ConfigError(UserError):
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What an operator may set. Every key has its default here; command-line options win over it."""
+    """The keys of the configuration file, with their defaults; command-line options take precedence."""
 
     level: Annotated[Level, Meta(description="How much is done, if `--level` does not say")] = "standard"
     profile: Annotated[str, Meta(description="A profile's name; `auto`: by GPU name and count")] = "auto"
@@ -71,11 +71,11 @@ def load_config(
     system_file: Path = SYSTEM_FILE,
     silent: Callable[[str], None] | None = None,
 ) -> Config:
-    """Merge the defaults, the system's file, the user's file, and the explicit one, later ones winning.
+    """Merge the defaults, the system's file, the user's file and the explicit file; later ones win.
 
-    The first two may be absent; an explicit one must exist. `checks` are those whose ids and
-    thresholds may be named. `silent` gets the line about a user's file on a mount that does not answer, which is
-    left out then; without it that is an error. Raise ConfigError.
+    The system's and the user's file may be absent; the explicit one must exist. `checks` are those whose ids and
+    thresholds may be named. If the user's file is on a mount that does not answer, it is skipped and `silent` is called
+    with a note about it; without `silent` that is an error. Raise ConfigError.
     """
     checks = tuple(checks)
     merged: dict[str, Any] = {}
@@ -92,22 +92,22 @@ def load_config(
 
 
 def _users_file(environ: Mapping[str, str]) -> tuple[Path, ...]:
-    """The user's configuration; none if it would lie below the working directory, which may be anybody's."""
+    """The path of the user's file; empty if relative to the working directory, which may belong to another user."""
     home = Path(environ.get("HOME") or "/") / ".config"
-    # the XDG specification: a relative path is to be ignored
+    # XDG base directory specification: relative paths must be ignored
     named = Path(environ.get("XDG_CONFIG_HOME", ""))
     place = named if named.is_absolute() else home
     return (place / "gpudoctor" / "config.yaml",) if place.is_absolute() else ()
 
 
 def _does_not_answer(path: Path) -> str | None:
-    """Why the file cannot be looked at, if HOME's server is dead: whoever looked without a deadline would hang."""
+    """Why the file cannot be looked up, if the server of HOME is dead: stat() without a deadline would hang."""
     [status] = ask_paths([str(path)])
     return status.reason if isinstance(status, Missing) else None
 
 
 def threshold_overrides(config: Config) -> dict[tuple[str, str, str], float]:
-    """The configured limits as a Case wants them: (check id, limit, part of a GPU name or "") to number."""
+    """The configured limits in the form that Case takes: (check id, limit, part of a GPU name or "") to number."""
     overrides: dict[tuple[str, str, str], float] = {}
     for check_id, limits in config.thresholds.items():
         for name, value in limits.items():
@@ -120,7 +120,7 @@ def threshold_overrides(config: Config) -> dict[tuple[str, str, str], float]:
 
 
 def _wrong_names(config: Config, checks: tuple[Check, ...]) -> Iterator[tuple[Place, str]]:
-    """Places in a configuration that name a check or threshold which does not exist, and what to say."""
+    """Each place in a configuration that names an unknown check or threshold, and the error message."""
     by_id = {check.id: check for check in checks}
     names = [*by_id, *{check.domain for check in checks}]
     for check_id, limits in config.thresholds.items():
@@ -184,7 +184,7 @@ def _is_there(path: Path) -> bool:
 
 
 def _read(path: Path, checks: tuple[Check, ...]) -> dict[str, Any]:
-    """One file's keys, checked by itself so that the error can name it and the line. Raise ConfigError."""
+    """The keys of one file, validated before merging so that errors can name file and line. Raise ConfigError."""
     try:
         file = yaml_file.read_yaml(path)
         if file.data is None:
@@ -206,12 +206,12 @@ def _nearest_key(parent: Place, key: str) -> str:
 
 
 def today() -> datetime.date:
-    """The day by which a suppression ends, in UTC so that all nodes of a fleet agree."""
+    """The current date for ending suppressions, in UTC so that all nodes of a fleet agree."""
     return datetime.datetime.now(datetime.timezone.utc).date()
 
 
 def as_yaml(config: Config, checks: Iterable[Check]) -> str:
-    """The merged configuration with every threshold in force, as YAML that can be used as a file."""
+    """The merged configuration with every effective threshold, as YAML that is itself a valid configuration file."""
     overrides = threshold_overrides(config)
     data: dict[str, Any] = msgspec.to_builtins(config, builtin_types=(datetime.date,))
     thresholds: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""The exit codes, and everything printed to stderr. stdout is the report and nothing else."""
+"""Exit codes, signals, and what is written to stdout and stderr. stdout holds the report and nothing else."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from gpudoctor.process.pipes import write_all
 OK = 0  # no failure
 FAILED = 1  # at least one fail
 COULD_NOT = 2  # gpudoctor could not do its work
-UNKNOWN = 3  # no failure, but something unknown
+UNKNOWN = 3  # no failure, but something is unknown
 
 
 class InterruptedBySignal(BaseException):
-    """SIGINT, SIGTERM or SIGHUP came; `exit_code` is the shell's 128 + number."""
+    """SIGINT, SIGTERM or SIGHUP arrived; `exit_code` is 128 + its number, as in the shell."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
@@ -30,19 +30,19 @@ class InterruptedBySignal(BaseException):
 
 
 class WritingAbandoned(InterruptedBySignal):
-    """A further signal came, a while after the first one: the report cannot be got rid of, or not in time."""
+    """A second signal arrived a while after the first: the report could not be written in time."""
 
 
-# people press Ctrl-C more than once, and service managers send SIGTERM and SIGHUP at once
+# people press Ctrl-C more than once; service managers send SIGTERM and SIGHUP together
 _PATIENCE_S = 2.0
 _ignored: set[int] = set()
 
 
 def catch_signals() -> None:
-    """Turn SIGINT, SIGTERM and SIGHUP into InterruptedBySignal in the main thread; nohup's SIGHUP stays ignored.
+    """Turn SIGINT, SIGTERM and SIGHUP into InterruptedBySignal in the main thread; SIGHUP stays ignored under nohup.
 
-    The first one unwinds to whoever holds ranks or a half-made report; further ones while that
-    goes on are ignored, so that nothing is left behind.
+    The first signal unwinds the stack, so that ranks are ended and a partial report is made; further ones are ignored
+    meanwhile, so that no process is left behind.
     """
 
     def handle(number: int, frame: FrameType | None) -> None:
@@ -55,37 +55,37 @@ def catch_signals() -> None:
     for number in ENDING_SIGNALS:
         if number not in _ignored:
             signal.signal(number, handle)
-    # whoever blocked them for itself handed that down: nothing but SIGKILL would end this process
+    # a parent that blocked them passed its mask on: only SIGKILL would end this process
     signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING_SIGNALS)
-    # the same: the kernel would keep no exit status, and whatever is started here would seem to have ended well
+    # also inherited: with SIG_IGN the kernel keeps no exit status, and every child would seem to have succeeded
     if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
 def _overhear_all() -> None:
-    # not SIG_IGN: Python complains aloud of a signal that came just before
+    # not SIG_IGN: Python prints an error if a signal arrived just before
     for number in ENDING_SIGNALS:
         signal.signal(number, _overhear)
 
 
 def _ignore_signals() -> None:
     _overhear_all()
-    # Python complains aloud of a signal that came just before SIG_IGN: from here on none comes
+    # block them first: Python prints an error if a signal arrived just before SIG_IGN
     signal.pthread_sigmask(signal.SIG_BLOCK, ENDING_SIGNALS)
     for number in ENDING_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 
 
 def _overhear(number: int, frame: FrameType | None) -> None:
-    """One signal is enough."""
+    """Ignore a signal after the first."""
 
 
 def hold_signals(came: InterruptedBySignal | None = None) -> list[int]:
-    """From here on note the first signal in the list that is given back, so that the report comes out whole.
+    """Record the first signal in the returned list instead of raising it, so that the report is written whole.
 
-    `came`: the first one has come already. Further ones are ignored for 2 s; then one raises
-    WritingAbandoned, since stdout may be a pipe that nobody reads; where that leads nowhere for
-    2 s more, the next ends the process at once.
+    `came` is a first signal that has arrived already. Further ones are ignored for 2 s; after that one raises
+    WritingAbandoned, since stdout may be a pipe without a reader. If the process is still alive 2 s later, the next
+    one ends it at once.
     """
     noted = [] if came is None else [came.number]
     last_s = time.monotonic()
@@ -111,7 +111,7 @@ def hold_signals(came: InterruptedBySignal | None = None) -> list[int]:
 
 
 def say(message: str) -> None:
-    """One line to stderr; a closed stderr is nobody's error."""
+    """Write one line to stderr; a closed stderr is not an error."""
     if sys.stderr is None:
         return
     try:
@@ -122,7 +122,7 @@ def say(message: str) -> None:
 
 
 def is_terminal(stream: object) -> bool:
-    """Whether people watch it; a stream that is closed, or none, is no terminal."""
+    """Whether the stream is a terminal; a closed stream or None is not."""
     isatty = getattr(stream, "isatty", None)
     try:
         return bool(isatty and isatty())
@@ -131,15 +131,15 @@ def is_terminal(stream: object) -> bool:
 
 
 def printable(text: str) -> str:
-    """The text without control characters: names come from strangers and may hold escapes."""
+    """The text with control characters escaped: names from captures and drivers may hold terminal sequences."""
     return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text.replace("\n", " "))
 
 
 def guarded(command: Callable[[], int], on_error: Callable[[str, int], int]) -> int:
-    """Run a command and give its exit code, whatever happens in it.
+    """Run a command and return its exit code, whatever it raises.
 
-    `on_error` gets the one line that went to stderr and the exit code, makes a document of it in
-    the format asked for, and gives the exit code of that format.
+    `on_error(line, exit_code)` is called with the line written to stderr; it writes the error as a document of the
+    requested format and returns the exit code of that format.
     """
     code = COULD_NOT
     try:
@@ -158,7 +158,7 @@ def _guarded(command: Callable[[], int], on_error: Callable[[str, int], int]) ->
         say(f"error: {message}" if code == COULD_NOT else message)
         try:
             return on_error(message, code)
-        except Exception:  # the line on stderr has said it; a verdict's exit code must not come of it
+        except Exception:  # already reported on stderr; it must not become the exit code of a verdict
             return code
 
     try:
@@ -170,9 +170,9 @@ def _guarded(command: Callable[[], int], on_error: Callable[[str, int], int]) ->
     except InterruptedBySignal as stop:
         hold_signals(stop)
         code = could_not(f"interrupted by {stop}", stop.exit_code)
-        _ignore_signals()  # while Python goes down, one more would change the exit code
+        _ignore_signals()  # another one during interpreter exit would change the exit code
         return code
-    except Exception as error:  # a defect of ours must not look like a verdict (exit 1) nor print a traceback
+    except Exception as error:  # a bug of ours must not look like a verdict (exit 1) nor print a traceback
         if os.environ.get("GPUDOCTOR_TRACEBACK"):
             raise
         where = _place(error)
@@ -182,11 +182,11 @@ def _guarded(command: Callable[[], int], on_error: Callable[[str, int], int]) ->
 
 
 class ClosedStdoutError(UserError):
-    """stdout cannot take the output: closed, a broken pipe, or a full disk behind it."""
+    """stdout is closed, a broken pipe, or a file on a full disk."""
 
 
 def write_stdout(text: str | bytes) -> None:
-    """Write all of it to stdout; raise ClosedStdoutError instead of failing at interpreter exit."""
+    """Write all of it to stdout and flush. Raise ClosedStdoutError, instead of failing at interpreter exit."""
     try:
         _pour(text)
     except (OSError, ValueError) as error:
@@ -207,18 +207,18 @@ def _pour(text: str | bytes) -> None:
     stream.flush()
     try:
         descriptor = stream.fileno()
-    except io.UnsupportedOperation:  # in memory, of a caller of main()
+    except io.UnsupportedOperation:  # a caller of main() replaced it by a stream in memory
         if hasattr(stream, "buffer"):
             stream.buffer.write(text)
         else:
             stream.write(text.decode())
         return
-    # not stream.write: with PYTHONUNBUFFERED it takes a part, if a signal comes, and drops the rest
+    # not stream.write: with PYTHONUNBUFFERED a signal makes it write a part and drop the rest
     write_all(descriptor, text)
 
 
 def _silence_stdout() -> None:
-    # what is still buffered would fail again, with a traceback, when the interpreter ends
+    # buffered output would fail again, with a traceback, at interpreter exit
     try:
         devnull = os.open(os.devnull, os.O_WRONLY)
         os.dup2(devnull, 1)

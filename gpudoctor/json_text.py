@@ -1,4 +1,4 @@
-"""JSON that may be shown on a terminal."""
+"""JSON that is safe to print on a terminal."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from gpudoctor.lazy_import import lazy_imports
 with lazy_imports():
     import json
 
-# said by what it is not: a range over all planes takes 10 ms to compile, which every start would pay
+# a negated range: a positive one over all Unicode planes takes 10 ms to compile at every start
 _ABOVE_ASCII = re.compile(r"[^\x00-\x7e]")
 
 
 def json_line(struct: msgspec.Struct) -> str:
-    """One line of JSON, ending in a newline; `jq .` makes it pretty, logs want it on one line."""
+    """The struct as one line of JSON, ending in a newline."""
     try:
         return terminal_safe(msgspec.json.encode(struct)).decode() + "\n"
-    except UnicodeEncodeError:  # a name that is not UTF-8; the standard library escapes it
+    except UnicodeEncodeError:  # a name that is not UTF-8 (lone surrogates); the standard library escapes it
         return json.dumps(msgspec.to_builtins(struct)) + "\n"
 
 
 def terminal_safe(data: bytes) -> bytes:
-    r"""The same document with every character escaped that does not print.
+    r"""The same document with every unprintable character escaped.
 
-    JSON itself escapes what is below U+0020 only: U+009B begins a terminal's escape sequence as
-    ESC [ does, and U+202E turns the direction of what follows.
+    JSON itself escapes only characters below U+0020, but U+009B starts a terminal escape sequence as ESC [ does, and
+    U+202E reverses the direction of the text that follows.
 
     >>> terminal_safe('"a\x9b2J \u202e \x7f \xe9"'.encode())
     b'"a\\u009b2J \\u202e \\u007f \xc3\xa9"'

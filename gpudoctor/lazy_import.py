@@ -1,8 +1,8 @@
-"""Modules that are imported when a name of theirs is first used, as `lazy import` will do it (PEP 810, Python 3.15).
+"""Modules that are imported when one of their names is first used, like `lazy import` of PEP 810 (Python 3.15).
 
-For what would cost every start and only some runs need: a command's work while its options are parsed, the writers of
-the formats that were not asked for. All of a file's imports then stand at its top, each once, and type checkers and
-import-linter read them as they read any other:
+For modules that would slow every start but only some runs need: the work of a command while its options are parsed,
+the writers of formats that were not requested. All imports of a file stay at its top, once each, and type checkers
+and import-linter see them like any other:
 
     with lazy_imports():
         from gpudoctor.report import html
@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from types import SimpleNamespace
 
-# a second thread that enters while the first is inside would put back the wrong function when it leaves
+# a second thread that entered while the first is inside would restore the wrong function on leaving
 _one_at_a_time = RLock()
 
 
@@ -26,15 +26,15 @@ class _LazyModule:
         self._name = name
 
     def __getattr__(self, attribute: str) -> object:
-        # not from sys.modules: what another thread is importing is there already, without its names
+        # not from sys.modules: a module that another thread is importing is there before its names are
         return getattr(import_module(self._name), attribute)
 
 
 class lazy_imports:  # noqa: N801 - used as a statement, as contextlib.suppress is
-    """Within it, imports of the module that says `with` name modules, and load none until a name of theirs is read.
+    """Inside the block, imports of the calling module load nothing until an attribute of the module is read.
 
-    For whole modules, by `import yaml` or `from package import module`; ImportError comes when the name is read, and
-    at once for `import package.module` and relative imports, which would name something else.
+    Only for whole modules: `import yaml` or `from package import module`. A missing module raises ImportError when an
+    attribute is read; `import package.module` and relative imports raise it at once.
     """
 
     def __enter__(self) -> None:
@@ -55,7 +55,7 @@ class lazy_imports:  # noqa: N801 - used as a statement, as contextlib.suppress 
         fromlist: Sequence[str] | None = (),
         level: int = 0,
     ) -> object:
-        if globals is not self._importer:  # of another thread
+        if globals is not self._importer:  # an import by another thread
             return self._eager(name, globals, locals, fromlist, level)
         if level or (not fromlist and "." in name):
             raise ImportError(f"lazy_imports: from package import module, not {'.' * level}{name}")

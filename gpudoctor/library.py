@@ -1,4 +1,4 @@
-"""The functions of `import gpudoctor`: keyword arguments to requests. `docs/python-api.md` is the promise."""
+"""The functions of `import gpudoctor`: they turn keyword arguments into requests. Contract: `docs/python-api.md`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from gpudoctor.report.judge import FailOn
     from gpudoctor.report.model import Report
 
-Words = str | Iterable[str]  # one, or several
+Words = str | Iterable[str]  # one name, or several
 Gpus = str | int | Iterable[str | int] | None  # indices, UUIDs, bus ids
 Source = str | os.PathLike[str]
 
@@ -51,10 +51,11 @@ def check(
     redact: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> Report:
-    """Check this machine, or `node`, as `gpudoctor check` does with the options of these names.
+    """Check this machine, or `node`, as `gpudoctor check` does with the options of the same names.
 
-    `only`: ids, domains or globs of checks (none: all). `duration_s`: of level burn, in seconds. `progress` gets a line
-    for people now and then. Raise UserError, one line, if it cannot be done. A report that fails is no exception.
+    `only`: ids, domains or globs of checks (empty: all). `duration_s`: of level burn, in seconds. `progress` is called
+    with a line for people now and then. Raise UserError, one line, if the check cannot be done; a failing node is not
+    an exception.
     """
     request = CheckRequest(
         node=_path(node),
@@ -82,20 +83,20 @@ def check(
 
 
 def run_check(request: CheckRequest, *, progress: Callable[[str], None] | None = None) -> Report:
-    """Do what a request asks for. Raise UserError if it cannot be done."""
+    """Run the check that a request describes. Raise UserError if it cannot be done."""
     return examined(prepared(request), progress=progress)
 
 
 def load_source(source: Source | None = None, faults: Words = (), *, deadline_s: float = COLLECTION.seconds) -> Sourced:
-    """The facts of this machine, or of a source with faults put on them, and the measurements of a saved report.
+    """The facts of this machine, or of a source with faults applied to them, and the measurements of a saved report.
 
-    A source is what `--node` takes. `deadline_s` limits reading the driver of this machine. Raise UserError.
+    A source is what `--node` accepts. `deadline_s` limits reading the driver of this machine. Raise UserError.
     """
     return read_source(_path(source), _words(faults), deadline_s)
 
 
 def load_node(source: Source | None = None, faults: Words = (), *, deadline_s: float = COLLECTION.seconds) -> Node:
-    """The facts that `load_source` gives. Raise UserError."""
+    """The facts that `load_source` returns, without the measurements. Raise UserError."""
     return load_source(source, faults, deadline_s=deadline_s).node
 
 
@@ -114,9 +115,9 @@ def judge(
     include_facts: bool = False,
     redact: bool = False,
 ) -> Report:
-    """Judge facts and measurements that are at hand; reads nothing of the machine and puts load on nothing.
+    """Judge given facts and measurements, without reading this machine or putting load on it.
 
-    Without measurements the checks that want some are skipped. Raise UserError for names that do not exist.
+    Without measurements, the checks that need some are skipped. Raise UserError for unknown names.
     """
     request = CheckRequest(
         only=_words(only),
@@ -151,12 +152,12 @@ def preflight(
     deadline_s: float | None = None,
     fail_on: FailOn | None = None,
 ) -> Report:
-    """At the top of a training script: give the report if this node is fit, raise NotFitError if it is not.
+    """For the top of a training script: return the report if this node is fit to train on, else raise NotFitError.
 
-    Under torchrun, srun or mpirun all processes call it with the same arguments, before they touch a GPU: the first of
-    a node checks the GPUs of all of them, and all get its report. It needs no torch.distributed. Not fit: the exit code
-    is not 0, or the verdict is fail or unknown, or the first process ended or fell silent. Raise UserError, in all of
-    them, if it could not be checked.
+    Under torchrun, srun or mpirun all processes call it with the same arguments before they touch a GPU: the first
+    process of each node checks the GPUs of all of them, and all return its report. It does not need
+    torch.distributed. A node is not fit if the exit code is not 0, the verdict is fail or unknown, or the first process
+    ended or did not answer. Raise UserError, in all processes, if the check could not be done.
     """
     request = CheckRequest(
         node=_path(node),

@@ -1,8 +1,8 @@
-"""How all processes that an engine has started on a node get the report of the first one, without torch.distributed.
+"""How the processes that an engine started on a node share the report of the first one, without torch.distributed.
 
-They meet at an abstract socket that only this start of the job knows and that is gone with its process: no old result
-can be found there. The first process closes it before it checks, and tells each of the others how long that may take,
-then the report in memory that both can read. If it dies, its connections end.
+They connect to an abstract socket whose name only this start of the job knows and which disappears with its process,
+so no stale result can be found there. The first process closes the socket before it checks, sends each of the others
+the time limit, then the report in shared memory. If it dies, its connections close.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from gpudoctor.process.pipes import anonymous_file
 from gpudoctor.report.model import Report
 
 PURPOSE = "preflight"
-_SLACK_S = 60.0  # judging, imports from a cold network disk
+_SLACK_S = 60.0  # for judging, and for imports from a cold network disk
 _PACKET_BYTES = 1 << 16
 _ANSWER_CHARACTERS = 4096
 
 
 class _Wait(msgspec.Struct, frozen=True, tag=True):
-    """The check has begun: it ends within so many seconds."""
+    """The check has started, and ends within `limit_s` seconds."""
 
     limit_s: float
 
 
 class _Done(msgspec.Struct, frozen=True, tag=True):
-    """The report is in the memory that comes with this message; or why there is none."""
+    """The report is in the memory whose descriptor comes with this message; `error` says why there is none."""
 
     error: str | None = None
 
@@ -49,7 +49,7 @@ _Message = _Wait | _Done
 
 
 def report_for_all(place: LocalPlacement, request: CheckRequest) -> Report:
-    """Be the first process: check, and give the report to the others, as to the caller. Raise UserError in all."""
+    """Run as the first process: check, send the report to the others and return it. Raise UserError in all of them."""
     workers = LocalWorkers(place, PURPOSE)
     try:
         try:
@@ -72,7 +72,7 @@ def report_for_all(place: LocalPlacement, request: CheckRequest) -> Report:
 
 
 def report_of_first(place: LocalPlacement) -> Report:
-    """Be one of the others: the report of the first. Raise UserError as it does; NotFitError if it gives none."""
+    """Run as one of the others: the report of the first. Raise UserError if it did; NotFitError if no report comes."""
     first = leader_of(place, PURPOSE)
     if first is None:
         raise NotFitError(
@@ -107,19 +107,19 @@ def _encoded(report: Report) -> bytes:
 
 
 def _received(first: socket.socket, limit_s: float) -> tuple[_Wait | _Done | None, list[int]]:
-    """The next message; None if the first process is gone. Raise TimeoutError."""
+    """The next message and its descriptors; None if the first process has ended. Raise TimeoutError."""
     first.settimeout(limit_s)
     packet, descriptors, _, _ = socket.recv_fds(first, _PACKET_BYTES, 1)
     return (msgspec.json.decode(packet, type=_Message) if packet else None), descriptors
 
 
 def _limit_s(prep: Prepared) -> float:
-    """From when everybody is there; twice the ranks', since frameworks take processes of their own after them."""
+    """Time limit once all processes have connected; twice that of the ranks, since frameworks run after them."""
     return prep.deadline_s + 2 * run_limit_s(prep.level) + (prep.burn_s or 0.0) + _SLACK_S
 
 
 def _refuse_confined(place: LocalPlacement, prep: Prepared, workers: LocalWorkers) -> None:
-    """What the first process may not open it cannot check; a pass would say nothing of the others' GPUs."""
+    """Raise UserError if the first process cannot open the GPUs of the others: its pass would not cover them."""
     if prep.request.node is None and any(theirs != openable_gpus() for theirs in workers.openable):
         raise UserError(
             f"{place.engine} confined each process of this node to GPUs of its own, which the first one cannot check "

@@ -12,10 +12,9 @@ GROUP = "gpudoctor.checks"
 
 
 def all_checks() -> tuple[Check, ...]:
-    """The built-in checks and those of every installed plugin (importing it registers them).
+    """The built-in checks and those of every installed plugin (importing a plugin registers them).
 
-    Raise UserError for a plugin that cannot be loaded: a check that is silently not there
-    would be a false OK.
+    Raise UserError for a plugin that cannot be loaded: a check that is silently missing would be a false OK.
     """
     if any(_declares_checks(folder) for folder in sys.path):
         from importlib.metadata import entry_points
@@ -29,10 +28,9 @@ def all_checks() -> tuple[Check, ...]:
 
 
 def _declares_checks(folder: str) -> bool:
-    """Whether a distribution in this folder of sys.path has the entry point group.
+    """Whether a distribution in this folder of sys.path declares the entry point group.
 
-    importlib.metadata would answer too, but importing it costs a third of a quick check, and
-    hardly any node has a plugin.
+    importlib.metadata could answer this, but importing it costs a third of a quick check, and few nodes have a plugin.
     """
     try:
         with os.scandir(folder or ".") as entries:

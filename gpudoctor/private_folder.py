@@ -1,4 +1,4 @@
-"""Folders that we keep things in, and whether another user could put something of his own there."""
+"""Private folders for our files, and whether another user could tamper with a file or folder."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ _GROUP_OR_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 def make_private_folder(folder: Path) -> None:
-    """Make it and the levels above it that are not there, each for this user alone (0700). Raise OSError."""
+    """Create the folder and its missing parents, each with mode 0700. Raise OSError."""
     missing = [level for level in (folder, *folder.parents) if not os.path.lexists(level)]
     for level in reversed(missing):
         level.mkdir(mode=0o700, exist_ok=True)
 
 
 def why_not_private(folder: Path, *, group_may_write: bool = False) -> str | None:
-    """How another user than root could change what lies in this folder, in words; None if he cannot.
+    """How a user other than root could change what is in this folder, in words; None if that is impossible.
 
-    Only the folder itself is looked at. Raise OSError.
+    Examines only the folder itself, not its parents. Raise OSError.
     """
     writers = stat.S_IWOTH if group_may_write else _GROUP_OR_OTHERS
     foreign = _foreign_link(folder)
@@ -27,15 +27,15 @@ def why_not_private(folder: Path, *, group_may_write: bool = False) -> str | Non
 
 
 def why_replaceable(file: Path) -> str | None:
-    """How another user than root could have put something else in place of this file, in words; None if he cannot.
+    """How a user other than root could have replaced this file, in words; None if that is impossible.
 
-    Looks at the file, and at every folder and link on the way to it: to be asked before code is loaded from there.
-    A file that is not there is none that could be replaced. Raise OSError.
+    Examines the file and every folder and link on the path to it; to be called before code is loaded from it. A missing
+    file counts as not replaceable. Raise OSError.
     """
     path, real = Path(os.path.abspath(file)), Path(os.path.realpath(file))  # noqa: PTH100
     for level in dict.fromkeys((*reversed(real.parents), *reversed(path.parents))):
         folder = level.stat()
-        # in /tmp and its like nobody takes away what is another's
+        # in a sticky folder such as /tmp, users cannot rename or delete the entries of others
         writers = 0 if folder.st_mode & stat.S_ISVTX and level != real.parent else _GROUP_OR_OTHERS
         why = _foreign_link(level) or _distrust(level, folder, writers)
         if why is not None:

@@ -1,4 +1,4 @@
-"""Progress for programs: what a check does now, as JSON lines on stderr."""
+"""Progress of a check on stderr: JSON lines for programs, one rewritten line for a terminal."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ USUAL_STANDARD_S = 30.0
 
 
 class ProgressLine(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What goes on since now: `progress` in words ("all_reduce of 64 MiB").
+    """What is starting now: `progress` in words ("all_reduce of 64 MiB").
 
-    `rank` and `probe` (launch, collective, link, compute, train) where a rank says it. `left_s`: how
-    long the whole run usually goes on from here; not there where that is not known.
+    `rank` and `probe` (launch, collective, link, compute, train) are set if a rank reported it. `left_s`: seconds that
+    the whole run usually still takes; absent if unknown.
     """
 
     progress: str
@@ -39,9 +39,9 @@ class ProgressLine(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ProgressLines:
-    """Says each thing as a line of JSON. Called with words, or with what a rank says (`hear`).
+    """Writes progress as JSON lines; called with words, and through `hear` with the messages of ranks.
 
-    `write` takes one line without its end. `duration_s`: how long the load lasts, of a burn.
+    `write` takes one line without its newline. `duration_s`: how long a burn keeps up its load, in seconds.
     """
 
     def __init__(
@@ -55,16 +55,16 @@ class ProgressLines:
         self._said: dict[int, tuple[str, str]] = {}
 
     def __call__(self, words: str) -> None:
-        # an empty one clears the line of a terminal
+        # empty words clear the line of a terminal
         if words:
             self._tell(ProgressLine(words))
 
     def expect(self, total_s: float) -> None:
-        """The whole run usually ends so long after its begin."""
+        """Set how long the whole run usually takes, in seconds from its start."""
         self._ends_s = self._began_s + total_s
 
     def hear(self, rank: int, message: object) -> None:
-        """Tell of a rank's message where it begins something; the starter's (below 0) say nothing of the kind."""
+        """Report the message of a rank if it starts a new phase; those of the launcher (rank below 0) never do."""
         if rank < 0 or not isinstance(message, rank_messages.Phase):
             return
         if self._said.get(rank) == (message.probe, message.text):
@@ -82,7 +82,7 @@ class ProgressLines:
 
 
 def terminal_progress() -> Callable[[str], None] | None:
-    """Says on one line of stderr what goes on, on a terminal only; None if there is none."""
+    """A function that rewrites one line of stderr; None if stderr is not a terminal."""
     if not is_terminal(sys.stderr):
         return None
 
@@ -94,10 +94,10 @@ def terminal_progress() -> Callable[[str], None] | None:
 
 
 def progress_to_stderr(duration_s: float | None) -> ProgressLines:
-    """Lines on stderr; when nobody can read them any more, the run ends as if by SIGTERM.
+    """Progress lines on stderr; when its reader has gone, the run ends as if by SIGTERM.
 
-    Whoever asked for progress lines and is gone can take no report either, and load must not go on
-    for nobody.
+    A program that asked for progress lines and has ended cannot take the report either, and the load must not continue
+    without it.
     """
     try:
         descriptor = sys.stderr.fileno()
@@ -117,9 +117,9 @@ def _write_line(line: str) -> None:
 
 
 def _end_with_reader(descriptor: int) -> None:
-    """Wait until the other end of a pipe, socket or terminal is gone; for a file for ever."""
+    """Wait until the other end of a pipe, socket or terminal is closed (never, for a file), then send SIGTERM."""
     poll = select.poll()
-    poll.register(descriptor, 0)  # errors and hang-ups are always told
+    poll.register(descriptor, 0)  # poll always reports errors and hang-ups
     while True:
         events = poll.poll()
         if any(event & (select.POLLERR | select.POLLHUP) for _, event in events):

@@ -19,7 +19,7 @@ def size_text(size_bytes: int) -> str:
 
 
 def short_size(size_bytes: int) -> str:
-    """In three digits.
+    """In three significant digits.
 
     >>> short_size(64 * MIB), short_size(4012), short_size(1023 * MIB)
     ('64 MiB', '3.92 KiB', '1023 MiB')
@@ -73,7 +73,7 @@ def gib_text(size_bytes: float, digits: int = 1) -> str:
 
 
 def three_digits(value: float) -> str:
-    """Three digits, more from 1000 on: never an exponent of a large figure.
+    """Three significant digits, more from 1000 on: large figures get no exponent.
 
     >>> three_digits(0.01133), three_digits(45.0), three_digits(999.9), three_digits(3350)
     ('0.0113', '45', '1000', '3350')
@@ -82,7 +82,7 @@ def three_digits(value: float) -> str:
 
 
 def figure_text(value: float) -> str:
-    """Three digits, and never a 0 for what is not.
+    """Up to three significant digits; only 0 itself is shown as 0.
 
     >>> figure_text(0.0004), figure_text(0.0521), figure_text(1.234), figure_text(45.61), figure_text(481.4)
     ('<0.01', '0.05', '1.23', '45.6', '481')
@@ -93,7 +93,7 @@ def figure_text(value: float) -> str:
 
 
 def short_figure(value: float) -> str:
-    """At most four characters of a figure from 0 to 9999.
+    """A figure from 0 to 9999 in at most four characters.
 
     >>> [short_figure(value) for value in (0, 0.0521, 1.234, 45.61, 481.4, 0.001)]
     ['0', '.05', '1.2', '45.6', '481', '<.01']
@@ -108,7 +108,7 @@ def short_figure(value: float) -> str:
 
 
 def rate_number(gb_s: float | None) -> str:
-    """GB/s in at most 3 characters, one more from 1000 on.
+    """GB/s in at most 3 characters, 4 from 1000 on.
 
     >>> rate_number(3.14), rate_number(0.04), rate_number(26.6), rate_number(131.2), rate_number(None)
     ('3.1', '0.0', '27', '131', '-')
@@ -119,7 +119,7 @@ def rate_number(gb_s: float | None) -> str:
 
 
 def rate_text(gb_s: float) -> str:
-    """Bus bandwidth, and in the unit that links between nodes are known by.
+    """Bus bandwidth in GB/s, and in Gbit/s, the unit in which links between nodes are sold.
 
     >>> rate_text(0.01133)
     '0.0113 GB/s (0.0906 Gbit/s)'
@@ -130,7 +130,7 @@ def rate_text(gb_s: float) -> str:
 
 
 def time_text(us: float) -> str:
-    """Microseconds in the unit that suits them, in two digits.
+    """Microseconds in a suitable unit, with two digits.
 
     >>> time_text(12.34), time_text(123.4), time_text(1234.5), time_text(2.5e6)
     ('12 us', '123 us', '1.2 ms', '2.5 s')
@@ -144,7 +144,7 @@ def time_text(us: float) -> str:
 
 
 def exact_time_text(us: float) -> str:
-    """Microseconds in the unit that suits them, in three digits.
+    """Microseconds in a suitable unit, with three digits.
 
     >>> exact_time_text(12.34), exact_time_text(1234.5), exact_time_text(2.5e6)
     ('12.3 us', '1.23 ms', '2.5 s')
@@ -152,7 +152,7 @@ def exact_time_text(us: float) -> str:
     ('1 ms', '1 s', '1500 s')
     """
     for unit, factor in (("s", 1e6), ("ms", 1e3)):
-        if us >= 0.9995 * factor:  # what three digits round up to the next unit
+        if us >= 0.9995 * factor:  # three digits round up to the next unit
             return f"{three_digits(us / factor)} {unit}"
     return f"{three_digits(us)} us"
 
@@ -166,7 +166,7 @@ def seconds_text(seconds: float) -> str:
 
 
 def duration_text(seconds: float) -> str:
-    """To the second.
+    """Rounded to seconds.
 
     >>> duration_text(9.4), duration_text(90), duration_text(600)
     ('9 s', '1 min 30 s', '10 min 0 s')
@@ -176,7 +176,7 @@ def duration_text(seconds: float) -> str:
 
 
 def rounded_duration_text(seconds: float) -> str:
-    """To the minute, if it is longer than one.
+    """Rounded to minutes from 90 s on.
 
     >>> rounded_duration_text(45), rounded_duration_text(300), rounded_duration_text(5400)
     ('45 s', '5 min', '1 h 30 min')
@@ -188,7 +188,7 @@ def rounded_duration_text(seconds: float) -> str:
 
 
 def ranges(numbers: Iterable[int], between: str = ", ") -> str:
-    """Runs of ascending indices.
+    """Ascending indices, with consecutive ones joined to ranges.
 
     >>> ranges([0, 1, 2, 5]), ranges([0, 1, 2, 5], ",")
     ('0-2, 5', '0-2,5')
@@ -203,7 +203,7 @@ def ranges(numbers: Iterable[int], between: str = ", ") -> str:
 
 
 def option_ranges(numbers: Iterable[int]) -> str:
-    """Indices as --gpu takes them.
+    """Indices in the form that --gpu accepts.
 
     >>> option_ranges([0, 1, 2, 5])
     '0-2,5'

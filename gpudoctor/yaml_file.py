@@ -1,4 +1,4 @@
-"""Reads the YAML files a user hands in: plain data, bounded before it is built, every error with its line."""
+"""Reads YAML files of users: plain data only, bounded before it is built, with the line in every error."""
 
 from __future__ import annotations
 
@@ -28,27 +28,27 @@ Place = tuple["str | int", ...]  # ("suppress", 0, "until")
 
 
 class YamlFileError(UserError):
-    """The file cannot be used; the message is one line that begins with its path."""
+    """The file cannot be used; the message is one line that starts with its path."""
 
 
 class YamlFile(NamedTuple):
-    """What a file holds: `data` as plain Python values, and the line (from 1) of every place in it."""
+    """The content of a file: `data` as plain Python values, and the line (from 1) of every place in it."""
 
     path: Path
     data: Any
     lines: dict[Place, int]
 
     def error(self, place: Place, problem: str) -> YamlFileError:
-        """An error that names file, key, and the line of the deepest part of `place` that is there."""
+        """An error that names the file, the key, and the line of the deepest part of `place` that exists."""
         there = place
         while there and there not in self.lines:
             there = there[:-1]
         return _error(self.path, self.lines.get(there, 1), place or _TOP, problem)
 
     def convert(self, data: Any, to: type[T], hint: Callable[[Place, str], str] = lambda parent, key: "") -> T:
-        """`data`, which is `self.data` or made of it, as `to`; `hint(parent, key)` is added to "unknown key".
+        """Convert `data`, which is `self.data` or derived from it, to the type `to`. Raise YamlFileError.
 
-        Raise YamlFileError.
+        `hint(parent, key)` is appended to the message "unknown key".
         """
         try:
             return msgspec.convert(data, to)
@@ -62,10 +62,10 @@ class YamlFile(NamedTuple):
 
 
 def read_yaml(path: Path) -> YamlFile:
-    """The file as plain data: mappings with distinct text keys, lists, text, dates, and numbers from 0 to 1e15.
+    """The file as plain data: mappings with unique text keys, lists, text, dates, and numbers from 0 to 1e15.
 
-    Only a regular file (or /dev/null) of at most 1 MiB is opened. Aliases, tags and depth are
-    refused while the text is scanned, before anything is built of it. Raise YamlFileError.
+    Opens only a regular file (or /dev/null) of at most 1 MiB. Aliases, tags and deep nesting are refused while the text
+    is scanned, before any value is built. Raise YamlFileError.
     """
     text = _text(path)
     if not text.strip():
@@ -88,7 +88,7 @@ def read_yaml(path: Path) -> YamlFile:
 
 def _text(path: Path) -> str:
     try:
-        # looked at before it is opened: opening a pipe waits for ever, and a device never ends
+        # stat before open: opening a pipe may block without limit, and a device never ends
         info = path.stat()
         if stat.S_ISCHR(info.st_mode) and info.st_rdev == _DEV_NULL:
             return ""
@@ -110,10 +110,10 @@ def _text(path: Path) -> str:
 
 
 def _scan(path: Path, text: str, loader: Any) -> None:
-    """Refuse what is not small, plain data while it streams by: building it could take all memory or the stack."""
+    """Refuse anything but small, plain data from the event stream: building it could exhaust memory or the stack."""
     directive = re.search(r"^%TAG", text, re.MULTILINE)
     if directive:
-        # each is compared with all before it: seconds for 1 MiB of them
+        # PyYAML compares each directive with all before it: seconds for 1 MiB of them
         raise _error(path, text.count("\n", 0, directive.start()) + 1, (), "YAML tags are not allowed here")
     depth = 0
     event: Any
@@ -136,14 +136,14 @@ def _scan(path: Path, text: str, loader: Any) -> None:
 
 
 class _Builder(NamedTuple):
-    """Makes values of nodes. Plain loading would let the later of two equal keys win, and let NaN in."""
+    """Builds values from nodes. Plain loading would accept duplicate keys (the last wins) and NaN."""
 
     path: Path
     lines: dict[Place, int]
     constructor: Any
 
     def value(self, node: Any, place: Place) -> Any:
-        """What the node holds; its places are noted in `lines`."""
+        """The value of a node; records its places in `lines`."""
         self.lines.setdefault(place, node.start_mark.line + 1)
         if node.id == "sequence":
             return [self.value(item, (*place, number)) for number, item in enumerate(node.value)]
@@ -170,9 +170,9 @@ class _Builder(NamedTuple):
         try:
             value = self.constructor.construct_object(node)
         except (ValueError, OverflowError) as error:
-            # YAML takes it for a number or date by its looks: 2027-13-45, 10001 digits
+            # it looks like a number or date to YAML: 2027-13-45, 10001 digits
             raise _error(self.path, line, place, f"{shown} is no number or date that can be: {error}") from None
-        # asked in this way round so that NaN is refused too
+        # this form of the comparison also refuses NaN
         if isinstance(value, (int, float)) and not 0 <= value <= _LARGEST_NUMBER:
             raise _error(self.path, line, place, f"{shown}: a number from 0 to {_LARGEST_NUMBER:g} is wanted")
         return value
@@ -190,7 +190,7 @@ def _shown(text: str) -> str:
 
 
 def _named(data: Any, path: str, to: Any) -> Place:
-    """msgspec's path as a place. Its `[...]`, some key of a mapping, is found by halving the mapping."""
+    """msgspec's error path as a place. msgspec prints `[...]` for any mapping key: bisection finds which one."""
     place: Place = ()
     here = data
     for field, index in re.findall(r"\.(\w+)|\[(\d+|\.\.\.)\]", path):
@@ -216,7 +216,7 @@ def _wrong_path(data: Any, to: Any) -> str | None:
 
 
 def _with(data: Any, place: Place, value: Any) -> Any:
-    """`data` with `value` at a place."""
+    """A copy of `data` with `value` at a place."""
     if not place:
         return value
     copy = data.copy()

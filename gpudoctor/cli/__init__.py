@@ -1,5 +1,5 @@
-"""The command line: one file a command, with its options, its request and the writing of its output. No logic.
+"""The command line: one file per command, with its options, its request and the writing of its output. No logic.
 
-A command's file imports the room that does the work when it runs: its options cost no command more than themselves.
-`argparse` is used here only.
+Each file imports the code that does the work only when its command runs, to keep start-up fast. `argparse` is used only
+here.
 """

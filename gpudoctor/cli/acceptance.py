@@ -1,4 +1,4 @@
-"""`python -m gpudoctor.acceptance`: its options and its request."""
+"""`python -m gpudoctor.acceptance`: its options, and the request made of them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MOST_REPEATS = 1000
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Give the exit code: 0 all agreed, 1 something did not, 2 it could not run, 128 + n ended by a signal."""
+    """Run it and return the exit code: 0 all agreed, 1 something did not, 2 it could not run, 128 + n for a signal."""
 
     def run() -> int:
         catch_signals()
@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parsed(argv: Sequence[str] | None, names: Sequence[str]) -> tuple[AcceptanceRequest, Path | None]:
-    """The request and where the archive goes; ends the process if the options are wrong, as argparse does."""
+    """The request and the path of the archive. Exits as argparse does if the options are wrong."""
     parser = argparse.ArgumentParser(
         prog="python -m gpudoctor.acceptance",
         description="Compare gpudoctor with nvidia-smi, plain torch loops and nccl-tests on this node, and write all "

@@ -1,4 +1,4 @@
-"""`gpudoctor agent`: this node checked on a schedule, and the result over HTTP."""
+"""`gpudoctor agent`: checks this node on a schedule and serves the result over HTTP."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _EXIT_OF = {"pass": OK, "warn": OK, "fail": FAILED, "unknown": UNKNOWN}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `gpudoctor agent`. There is none for the token itself: ps shows arguments."""
+    """Add the options of `gpudoctor agent`. There is no option for the token itself, since ps shows arguments."""
     parser.epilog = (
         "Serves /metrics (Prometheus), /healthz (200 where the last report is fresh and neither fail nor unknown, "
         "else 503, with the reason) and /report (JSON). It runs level quick only: load beside jobs is for a prolog or "
@@ -81,7 +81,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run until a signal comes, or once; give the exit code. Raise UserError if it cannot start."""
+    """Run until a signal arrives, or once; return the exit code. Raise UserError if it cannot start."""
     request = request_from(
         args,
         run_agent.AgentRequest,

@@ -1,4 +1,4 @@
-"""`gpudoctor baseline save` and `compare`: one node over time."""
+"""`gpudoctor baseline save` and `baseline compare`: one node over time."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from gpudoctor.cli.options import (
     fault_option,
     format_options,
     node_option,
+    output_color,
     output_option,
     request_from,
+    terminal_width,
     to_file,
     write_output,
 )
@@ -24,11 +26,10 @@ from gpudoctor.lazy_import import lazy_imports
 with lazy_imports():
     from gpudoctor.cluster.baseline import compare, runs
     from gpudoctor.cluster.baseline import text as baseline_text
-    from gpudoctor.report import text as report_text
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add save and compare; `baseline_command` is the one that was given."""
+    """Add the commands save and compare; `baseline_command` will hold the chosen one."""
     commands = parser.add_subparsers(dest="baseline_command", required=True, metavar="COMMAND")
     text = "add a healthy run to the baseline of its node; a file that is there must be of the same node"
     save = commands.add_parser("save", help=text, description=text, allow_abbrev=False)
@@ -56,7 +57,7 @@ def _report_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Save or compare; give the exit code. Raise UserError for what cannot be read or does not belong together."""
+    """Save or compare; return the exit code. Raise UserError for unreadable files and runs of different nodes."""
     return _save(args) if args.baseline_command == "save" else _compare(args)
 
 
@@ -89,5 +90,5 @@ def _write(comparison: compare.Comparison, args: argparse.Namespace) -> None:
     if args.format == "json":
         write_output(json_line(comparison), args)
     else:
-        color = report_text.output_color(args.color, to_file=to_file(args))
-        write_output(baseline_text.render_comparison(comparison, color), args)
+        color = output_color(args.color, to_file=to_file(args))
+        write_output(baseline_text.render_comparison(comparison, width=terminal_width(), color=color), args)

@@ -1,4 +1,4 @@
-"""`gpudoctor bundle`: what a vendor or an issue needs to know of a node, in one archive."""
+"""`gpudoctor bundle`: what a vendor or a bug report needs to know about a node, in one archive."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the archive and say where; raise UserError if a file of that name exists already."""
+    """Write the archive and print its path. Raise UserError if that file exists already."""
     to_stdout = str(args.output) in ("-", "/dev/stdout")
     if to_stdout and is_terminal(sys.stdout):
         raise UserError("an archive is nothing for a terminal: -o FILE, or send it on: -o - | ...")

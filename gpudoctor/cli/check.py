@@ -1,4 +1,4 @@
-"""`gpudoctor check`: the options as a request, the report in the format asked for, under this process's signals."""
+"""`gpudoctor check`: turns options into a request, handles signals, and writes the report in the requested format."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from gpudoctor.cli.options import (
     color_option,
     facts_deadline_option,
     format_options,
+    output_color,
     output_option,
     redact_option,
     request_from,
     source_options,
+    terminal_width,
     to_file,
     up_to,
     write_as_asked,
@@ -24,7 +26,7 @@ from gpudoctor.lazy_import import lazy_imports
 from gpudoctor.probes.runner.launch_engine import MAX_RANKS, LocalPlacement, place_of
 
 with lazy_imports():
-    # the checks are imported while the driver is asked: both take as long; no format imports what another draws with
+    # the checks are imported while the driver is being read, which takes as long; formats only when requested
     from gpudoctor import api, progress
     from gpudoctor.facts.nvml import collector_ahead, fake_driver_context
     from gpudoctor.facts.redaction import redact
@@ -84,7 +86,7 @@ def add_options(check: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Check, and write the report; give the exit code. Raise UserError if it could not be done."""
+    """Check, write the report and return the exit code. Raise UserError if the check cannot be done."""
     place = place_of(os.environ)
     _have_driver_read(args, place)
     prep = api.prepared(_request(args))
@@ -101,9 +103,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _have_driver_read(args: argparse.Namespace, place: LocalPlacement | None) -> None:
-    """Have the collector that waits begin, before the checks are imported: that takes as long as reading.
+    """Let the waiting collector start reading the driver before the checks are imported, which takes as long.
 
-    Not if an option is left that only the checks can understand: for a wrong one the driver is not to be asked.
+    Not if an option was given that can be validated only later: if it is wrong, the driver must not be touched.
     """
     later = (args.node, args.fault, args.ids, args.skip, args.require, args.config, args.duration, args.data, args.need)
     if not any(later) and args.node is None and (place is None or not place.rank):
@@ -117,13 +119,13 @@ def _request(args: argparse.Namespace) -> api.CheckRequest:
         faults=args.fault,
         only=args.ids,
         deadline_s=args.deadline,
-        # the page's tables of GPUs and of the topology are facts
+        # the tables of GPUs and of the topology on the page come from the facts
         include_facts=args.include_facts or args.format == "html",
     )
 
 
 def _run_local_worker(place: LocalPlacement) -> int:
-    """Be one of the others: they host ranks, and it is the first that checks and reports."""
+    """Run as one of the further processes of an engine: host ranks, while the first process checks and reports."""
     try:
         why_not = local_workers.run_local_worker(place)
     except InterruptedBySignal as stop:
@@ -135,10 +137,10 @@ def _run_local_worker(place: LocalPlacement) -> int:
 
 
 def write_error(args: argparse.Namespace, message: str, code: int) -> int:
-    """What could not be done, in the format asked for: one document on every exit, 2 included.
+    """Write the error as a document in the requested format, and return the exit code.
 
-    As text it stands on stderr already; a file asked for gets it too, so that no old report lies there as if it were
-    this run's.
+    As text it is on stderr already; a file named by `-o` gets it too, so that an old report there is not taken for that
+    of this run.
     """
     if (args.format or "text") == "text":
         if to_file(args):
@@ -155,14 +157,14 @@ def write_error(args: argparse.Namespace, message: str, code: int) -> int:
 
 
 def _write_report(report: model.Report, args: argparse.Namespace) -> int:
-    """Write the report where and as it was asked for; give the exit code."""
+    """Write the report where and in the format requested; return the exit code."""
     code = report.exit_code
     if args.format == "nagios" and report.run.interrupted is None:
         code = nagios.nagios_code(report)
     if not write_as_asked(report, args, lambda report, to_file: _rendered(report, args, to_file=to_file)):
         return COULD_NOT
     if args.format == "prometheus" and to_file(args) and args.output.is_file():
-        # metrics in a folder that nobody reads look like a node that tells nothing
+        # with metrics in a folder that node_exporter does not read, the node would silently be missing
         why_not = prometheus.why_not_read(args.output, node_exporter.read_node_exporters(Path("/")))
         if why_not is not None:
             say(why_not)
@@ -180,5 +182,5 @@ def _rendered(report: model.Report, args: argparse.Namespace, *, to_file: bool) 
         return junit.render_junit(report)
     if args.format == "html":
         return html.render_html(report, raw_facts=args.include_facts)
-    color = text.output_color(args.color, to_file=to_file)
-    return text.render_text(report, width=text.terminal_width(), color=color, verbose=args.verbose)
+    color = output_color(args.color, to_file=to_file)
+    return text.render_text(report, width=terminal_width(), color=color, verbose=args.verbose)

@@ -1,4 +1,4 @@
-"""`gpudoctor cluster`: its commands check, rank and report; the last one stands beside it, in cluster_report."""
+"""`gpudoctor cluster`: its commands check and rank; report is in cluster_report.py."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from gpudoctor.cli import cluster_report
 from gpudoctor.cli.options import (
     color_option,
     format_options,
+    output_color,
     output_option,
     rate,
     request_from,
     seconds,
+    terminal_width,
     up_to,
     write_as_asked,
 )
@@ -26,16 +28,15 @@ from gpudoctor.lazy_import import lazy_imports
 with lazy_imports():
     from gpudoctor.cluster.check import launch_members, rank, report, request
 
-    # every rank gets here, and only one of them draws
+    # every rank imports this file, but only one of them renders a report
     from gpudoctor.cluster.check import text as cluster_text
-    from gpudoctor.report import text as report_text
 
 LEVELS = ("quick", "standard", "full")
 _nodes = up_to(100_000, "a number of nodes")
 
 
 def add_check_options(parser: argparse.ArgumentParser) -> None:
-    """Add those of check: how to start a process on each node, and what all of them are to do."""
+    """Add the options of check: how to start a process on each node, and what all of them do."""
     parser.add_argument(
         "--launcher", choices=("auto", *LAUNCHERS), default="auto", help="what places one process on each node"
     )
@@ -49,7 +50,7 @@ def add_check_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_rank_options(parser: argparse.ArgumentParser) -> None:
-    """Add those of rank: where the processes meet, and what all of them are to do."""
+    """Add the options of rank: where the processes meet, and what all of them do."""
     parser.add_argument("-N", "--nodes", type=_nodes, metavar="NODES", help="where the engine does not tell (k8s)")
     parser.add_argument(
         "--meet", metavar="HOST", help="where the first process runs, if neither the engine nor MASTER_ADDR tells"
@@ -73,7 +74,7 @@ def _common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ranks", type=up_to(64), metavar="N", help="CPU ranks a node between nodes (default 1)")
     parser.add_argument(
         "--node",
-        "--source",  # torchrun takes --node for a short form of its own --node-rank
+        "--source",  # torchrun would take --node for an abbreviation of its --node-rank
         metavar="SOURCE",
         help="check this instead of each machine (see: gpudoctor nodes); --source under torchrun",
     )
@@ -121,12 +122,12 @@ def _common(parser: argparse.ArgumentParser) -> None:
 
 
 def run_check(args: argparse.Namespace) -> int:
-    """Start a process on each node, or be one of those that an engine started; give the exit code."""
+    """Start a process on each node, or run as one that an engine started; return the exit code."""
     return launch_members.run_cluster_check(request_of(args), _output(args))
 
 
 def run_rank(args: argparse.Namespace) -> int:
-    """Be one of the processes that an engine started; give the exit code."""
+    """Run as one of the processes that an engine started; return the exit code."""
     return rank.run_rank(request_of(args), _output(args))
 
 
@@ -135,7 +136,7 @@ def _output(args: argparse.Namespace) -> request.ClusterOutput:
 
 
 def request_of(args: argparse.Namespace) -> request.ClusterCheckRequest:
-    """The request that the options of one of both commands make; the other's keep their defaults."""
+    """The request from the options of check or rank; options of the other command keep their defaults."""
     return request_from(
         args,
         request.ClusterCheckRequest,
@@ -147,9 +148,9 @@ def request_of(args: argparse.Namespace) -> request.ClusterCheckRequest:
 
 
 def write_report(made: report.ClusterReport, args: argparse.Namespace) -> int:
-    """Write the report where it was asked for, else to stdout; give its exit code.
+    """Write the report to the file that `-o` names, else to stdout; return its exit code.
 
-    An error stands on stderr already; as text it is written nowhere else.
+    An error is on stderr already; in text format it is written nowhere else.
     """
     if made.error is not None and args.format != "json":
         return made.exit_code
@@ -157,15 +158,14 @@ def write_report(made: report.ClusterReport, args: argparse.Namespace) -> int:
     def rendered(made: report.ClusterReport, to_file: bool) -> str:
         if args.format == "json":
             return json_line(made)
-        color = report_text.output_color(args.color, to_file=to_file)
-        width = report_text.terminal_width()
-        return cluster_text.render_cluster_text(made, width=width, color=color, verbose=args.verbose)
+        color = output_color(args.color, to_file=to_file)
+        return cluster_text.render_cluster_text(made, width=terminal_width(), color=color, verbose=args.verbose)
 
     return made.exit_code if write_as_asked(made, args, rendered) else COULD_NOT
 
 
 def _show(text: str, args: argparse.Namespace) -> None:
-    """Progress: JSON lines on stderr if asked for, one line of a terminal, else nothing; "" clears that line."""
+    """Show progress on stderr: JSON lines with --progress, one rewritten line on a terminal; "" clears that line."""
     if args.progress:
         line = json.dumps({"progress": text}) + "\n" if text else ""
     elif is_terminal(sys.stderr):
@@ -176,7 +176,7 @@ def _show(text: str, args: argparse.Namespace) -> None:
         sys.stderr.write(line)
         sys.stderr.flush()
     except (OSError, ValueError, AttributeError):
-        return  # nobody reads it
+        return  # stderr is closed
 
 
 _COMMANDS = {
@@ -199,12 +199,12 @@ _COMMANDS = {
 
 
 def add_options(cluster: argparse.ArgumentParser) -> None:
-    """Add check, rank and report; `cluster_command` is the one that was given."""
+    """Add the commands check, rank and report; `cluster_command` will hold the chosen one."""
     commands = cluster.add_subparsers(dest="cluster_command", required=True, metavar="COMMAND")
     for name, (text, add_command_options, _) in _COMMANDS.items():
         add_command_options(commands.add_parser(name, help=text, description=text, allow_abbrev=False))
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the command that was given; give its exit code."""
+    """Run the chosen command; return its exit code."""
     return _COMMANDS[args.cluster_command][2](args)

@@ -1,4 +1,4 @@
-"""`gpudoctor cluster report`: reads reports, says which nodes are bad and why."""
+"""`gpudoctor cluster report`: reads many reports and lists which nodes are bad and why."""
 
 from __future__ import annotations
 
@@ -9,18 +9,24 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from gpudoctor.cli.options import color_option, format_options, output_option, write_as_asked
+from gpudoctor.cli.options import (
+    color_option,
+    format_options,
+    output_color,
+    output_option,
+    terminal_width,
+    write_as_asked,
+)
 from gpudoctor.errors import UserError
 from gpudoctor.exits import COULD_NOT, ClosedStdoutError, is_terminal, printable, say, write_stdout
 from gpudoctor.json_text import json_line
 from gpudoctor.lazy_import import lazy_imports
 
 with lazy_imports():
-    # what draws for people costs a JSON report of many nodes more than half of its start
+    # importing the text and HTML renderers takes more than half of the start-up of a JSON report
     from gpudoctor.cluster import hostlist
     from gpudoctor.cluster.fleet import html, judge, model, read_fleet, reading, records, text
     from gpudoctor.report import output_files
-    from gpudoctor.report import text as report_text
 
 _SHOW_EVERY_S = 0.2
 
@@ -59,7 +65,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Read, judge, write; give the exit code. Raise UserError if nothing could be read."""
+    """Read, judge and write; return the exit code. Raise UserError if nothing could be read."""
     try:
         return _report(args)
     except ClosedStdoutError:
@@ -76,7 +82,7 @@ def _report(args: argparse.Namespace) -> int:
     if not signals:
         _write_lists(fleet, args)
     elif args.good or args.bad or args.exclude_expr:
-        # half of the bad nodes would look like all of them
+        # an incomplete list of bad nodes would look complete
         say("interrupted: no list of hosts is written")
     if not args.exclude_expr:
         return _write(fleet, args)
@@ -86,7 +92,7 @@ def _report(args: argparse.Namespace) -> int:
 
 
 def _say_bad(heard: records.ReportRecord | reading.Refused) -> None:
-    """While reports arrive on stdin, each bad one is said at once."""
+    """Print each bad report at once while reports arrive on stdin."""
     if isinstance(heard, reading.Refused):
         say(f"{heard.place}: {heard.why}")
     elif heard.verdict in ("fail", "unknown"):
@@ -94,7 +100,7 @@ def _say_bad(heard: records.ReportRecord | reading.Refused) -> None:
 
 
 def _progress() -> Callable[[reading.Gathered | None], None]:
-    """Says on one line of stderr how many were read, on a terminal only; None clears the line."""
+    """A function that shows on a terminal how many reports were read; called with None, it clears the line."""
     if not is_terminal(sys.stderr):
         return lambda gathered: None
     last = time.monotonic()
@@ -125,7 +131,7 @@ def _write_lists(fleet: model.Fleet, args: argparse.Namespace) -> None:
 
 
 def _write_expression(fleet: model.Fleet) -> None:
-    """Slurm's names of nodes are short ones; they stay whole if two would become one."""
+    """Print a hostlist of short names, as Slurm uses them; names that would collide keep their domain."""
     every = Counter(_short(name) for name in {row.host for row in fleet.nodes})
     names = [short if every[short := _short(name)] == 1 else name for name in model.bad_names(fleet)]
     write_stdout(hostlist.hostlist(names) + "\n")
@@ -146,7 +152,7 @@ def _write(fleet: model.Fleet, args: argparse.Namespace) -> int:
             return json_line(fleet)
         if args.format == "html":
             return html.render_fleet_html(fleet)
-        color = report_text.output_color(args.color, to_file=to_file)
-        return text.render_fleet_text(fleet, width=report_text.terminal_width(), color=color, verbose=args.verbose)
+        color = output_color(args.color, to_file=to_file)
+        return text.render_fleet_text(fleet, width=terminal_width(), color=color, verbose=args.verbose)
 
     return fleet.exit_code if write_as_asked(fleet, args, rendered) else COULD_NOT

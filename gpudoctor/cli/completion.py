@@ -1,4 +1,4 @@
-"""`gpudoctor completion`: what a shell offers after TAB, made from the parsers of all commands."""
+"""`gpudoctor completion`: completion scripts for shells, generated from the parsers of all commands."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from gpudoctor.exits import OK, write_stdout
 
 _SHELLS = ("bash", "zsh", "fish")
-# arguments that are files, besides those that argparse makes a Path of
+# arguments that are files, besides those of type Path
 _PATHS = ("sources", "report", "against", "hostfile", "model")
 
 
@@ -26,7 +26,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the script for the shell. Raise UserError for a plugin that cannot be loaded."""
+    """Write the script. Raise UserError for a plugin that cannot be loaded."""
     import shtab
 
     from gpudoctor.cli.main import parser_of_all_commands
@@ -38,9 +38,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _offer_names(parser: argparse.ArgumentParser) -> None:
-    """Put the names that an argument may have into its action: they hardly change, so the script holds them.
+    """Store the names that each argument accepts in the script, since they rarely change.
 
-    To ask gpudoctor for them at every TAB would take a quarter of a second each time.
+    Running gpudoctor at every TAB would take a quarter of a second.
     """
     import shtab
 
@@ -69,7 +69,7 @@ def _offer_names(parser: argparse.ArgumentParser) -> None:
 
 
 def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
-    """The arguments of a parser and of all below it."""
+    """The arguments of a parser and of all its subparsers."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for below in action.choices.values():
@@ -79,7 +79,7 @@ def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
 
 
 def _name_or_file(kind: str, names: Sequence[str]) -> dict[str, object]:
-    """A completion of our own, as shtab takes it; bash quotes what a function with "file" in its name offers."""
+    """A custom completion for shtab: names or files. bash quotes the results of functions with "file" in their name."""
     function, words = f"_gpudoctor_{kind}_or_file", " ".join(names)
     bash = f'{function}() {{ compgen -W "{words}" -- "$1"; compgen -f -- "$1"; }}'
     zsh = f"{function}() {{ _alternative 'names:{kind}:({words})' 'files:file:_files' }}"

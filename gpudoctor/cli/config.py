@@ -1,4 +1,4 @@
-"""`gpudoctor config`: the merged configuration."""
+"""`gpudoctor config`: prints the merged configuration."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write it as YAML that can be used as a file. Raise UserError for a configuration that is wrong."""
+    """Write it as YAML that is itself a valid file. Raise UserError for an invalid configuration."""
     checks = plugins.all_checks()
     write_stdout(config.as_yaml(config.load_config(args.config, os.environ, checks), checks))
     return OK

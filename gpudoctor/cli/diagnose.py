@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
-import shutil
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,14 +11,16 @@ import msgspec
 from gpudoctor.cli.options import (
     color_option,
     format_options,
+    output_color,
     output_option,
     redact_option,
     seconds,
+    terminal_width,
     to_file,
     write_output,
 )
 from gpudoctor.errors import UserError
-from gpudoctor.exits import FAILED, OK, UNKNOWN, is_terminal, say
+from gpudoctor.exits import FAILED, OK, UNKNOWN, say
 from gpudoctor.json_text import terminal_safe
 from gpudoctor.lazy_import import lazy_imports
 
@@ -68,7 +67,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Read, infer and answer; the exit code is that of the verdict. Raise UserError if nothing can be read."""
+    """Read the logs, infer the cause, write the answer; return the exit code. Raise UserError if no log is readable."""
     found, not_entered = sources.find_sources(args.sources)
     reports, no_reports = node_reports.read_reports(args.reports)
     stall = None
@@ -89,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _refuse_nothing(gathered: gather.GatheredLogs) -> None:
-    """If no file could be read at all, that is no "nothing found"."""
+    """Raise UserError if no file could be read: that must not look like "nothing wrong found"."""
     unread = {each.file for each in gathered.unread}
     if unread and all(file.name in unread for file in gathered.files):
         first = gathered.unread[0]
@@ -105,7 +104,6 @@ def _rendered(args: argparse.Namespace, answer: Diagnosis) -> str:
         return terminal_safe(msgspec.json.format(msgspec.json.encode(shown), indent=2)).decode() + "\n"
     if args.format == "html":
         return html.render_html(answer)
-    seen = not to_file(args) and is_terminal(sys.stdout)
-    painted = args.color == "always" or (args.color == "auto" and seen and not os.environ.get("NO_COLOR"))
-    width = min(shutil.get_terminal_size((_FILE_WIDTH, 24)).columns, _WIDEST) if not to_file(args) else _FILE_WIDTH
-    return text.render_text(answer, width=width, color=painted, verbose=args.verbose)
+    color = output_color(args.color, to_file=to_file(args))
+    width = _FILE_WIDTH if to_file(args) else min(terminal_width(_FILE_WIDTH), _WIDEST)
+    return text.render_text(answer, width=width, color=color, verbose=args.verbose)

@@ -21,7 +21,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the pages of the checks that the word names. Raise UserError if it names none."""
+    """Write the pages of the checks that match the id. Raise UserError if none does."""
     if args.id.startswith("diagnose."):
         write_stdout(_page_of_cause(args.id))
         return OK

@@ -32,7 +32,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Read the facts and write them. Raise UserError."""
+    """Read and write the facts. Raise UserError."""
     read = read_source(args).node
     data = msgspec.json.format(node.to_json(redact.redacted(read) if args.redact else read), indent=2)
     write_output(terminal_safe(data).decode() + "\n", args)

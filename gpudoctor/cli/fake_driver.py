@@ -1,4 +1,4 @@
-"""`gpudoctor fake-driver`: run a program in front of the driver of a node that is not here."""
+"""`gpudoctor fake-driver`: runs an NVML program against the simulated driver of another node."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ with lazy_imports():
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `gpudoctor fake-driver`; what stands behind `--` is the program's."""
+    """Add the options of `gpudoctor fake-driver`; everything after `--` belongs to the program."""
     parser.usage = (
         "gpudoctor fake-driver --node SOURCE [--fault NAME[@GPU]] [--call-latency MS] -- PROGRAM [ARGUMENT ...]"
     )
@@ -28,7 +28,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the program; give its exit code. Raise UserError if it cannot be run."""
+    """Run the program; return its exit code. Raise UserError if it cannot be run."""
     if args.node is None:
         raise UserError("fake-driver wants --node SOURCE: whose driver is to be played (see: gpudoctor nodes)")
     if not any(getattr(args, "program", [])[:1]):

@@ -1,4 +1,4 @@
-"""`gpudoctor list`: every check."""
+"""`gpudoctor list`: prints every check."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From arguments to an exit code: parse, run the command, and answer errors in the format that was asked for."""
+"""From arguments to an exit code: parse, run the command, and report errors in the requested format."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpudoctor import __version__
 from gpudoctor.errors import UserError
 from gpudoctor.exits import catch_signals, guarded, printable
 
-# each is the module of its name in this folder, with `add_options`, `run`, and `write_error` if an error is a document
+# each is a module of that name in this folder, with `add_options`, `run`, and `write_error` if errors are documents too
 COMMANDS = {
     "check": "judge the node",
     "list": "every check: id, level, title",
@@ -37,7 +37,7 @@ COMMANDS = {
 
 
 class CommandModule(Protocol):
-    """What the file of a command has."""
+    """The functions that every command module has."""
 
     def add_options(self, parser: argparse.ArgumentParser) -> None: ...
 
@@ -45,14 +45,14 @@ class CommandModule(Protocol):
 
 
 def module_of(command: str) -> CommandModule:
-    """The file of a command, imported when it is first used."""
+    """The module of a command, imported on first use."""
     return cast(CommandModule, import_module(f"gpudoctor.cli.{command.replace('-', '_')}"))
 
 
 def parsed(given: list[str]) -> argparse.Namespace:
-    """The arguments of the command that was given, and `argv`; ends the process if they are wrong, as argparse does."""
+    """The parsed arguments, plus `argv` as given. Exits as argparse does if they are wrong."""
     args = _parsed(given)
-    # an argument need not be UTF-8, a report has to be
+    # arguments may be any bytes, but a report must be UTF-8
     args.argv = [word.encode("utf-8", "backslashreplace").decode() for word in given]
     return args
 
@@ -63,7 +63,7 @@ def _parsed(given: list[str]) -> argparse.Namespace:
         return _of_command(command, given)
     parser = _parser(command)
     if given[:1] == ["fake-driver"] and "--" in given:
-        # what stands behind -- is the program's own, and no argparse must look at it
+        # everything after -- belongs to the program: argparse must not interpret it
         place = given.index("--")
         args = parser.parse_args(given[:place])
         args.program = given[place + 1 :]
@@ -78,12 +78,19 @@ def _parsed(given: list[str]) -> argparse.Namespace:
 
 
 def _of_command(command: str, given: list[str]) -> argparse.Namespace:
-    """As the parser of all commands would have it, without making it: that takes longer than to parse."""
+    """Parse with the parser of one command: building that of all commands takes longer than parsing."""
     below = next((w for w in given if command == "plan" and w[:1] == "-" and w[1:2].isdecimal()), "")
-    if below[-1:].isalpha():  # a size below nothing, which argparse would take for an option
+    if below[-1:].isalpha():  # a negative size such as -7b, which argparse would take for an option
         raise UserError(f"{printable(below)[:60]} is no size: did you mean {printable(below)[1:60]}?")
-    parser = _Parser(prog=f"gpudoctor {command}", description=COMMANDS[command], allow_abbrev=False)
+    parser = _Parser(
+        prog=f"gpudoctor {command}",
+        description=COMMANDS[command],
+        formatter_class=_fixed_width,
+        allow_abbrev=False,
+    )
     module_of(command).add_options(parser)
+    if parser.formatter_class is _fixed_width:
+        parser.formatter_class = argparse.HelpFormatter
     args, strange = parser.parse_known_args(given[1:])
     if strange:
         _parser(command).error(f"unrecognized arguments: {' '.join(strange)}")
@@ -92,9 +99,14 @@ def _of_command(command: str, given: list[str]) -> argparse.Namespace:
     return args
 
 
+def _fixed_width(prog: str) -> argparse.HelpFormatter:
+    """For adding options: argparse makes a formatter for each; only a given width avoids importing shutil (2 ms)."""
+    return argparse.HelpFormatter(prog, width=80)
+
+
 def _refuse_lone_dashes(args: argparse.Namespace, command: str | None) -> None:
     for name, value in vars(args).items():
-        # some versions of argparse make an empty list of `--node=--`
+        # some versions of argparse parse `--node=--` to an empty list
         if (value == [] and name in ("node", "gpu", "profile", "config", "output")) or (
             isinstance(value, list) and [] in value
         ):
@@ -102,19 +114,19 @@ def _refuse_lone_dashes(args: argparse.Namespace, command: str | None) -> None:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Its errors repeat what was typed, or what a script took from a file name."""
+    """Escapes control characters in errors, which repeat arguments such as file names."""
 
     def error(self, message: str) -> NoReturn:
         super().error(printable(message))
 
 
 def parser_of_all_commands() -> argparse.ArgumentParser:
-    """Every command, with every option of each: for completion and manual pages, too slow for anything else."""
+    """Every command with all its options, for completion and manual pages; too slow for anything else."""
     return _parser(*COMMANDS)
 
 
 def _parser(*with_their_options: str | None) -> argparse.ArgumentParser:
-    """All commands; only those that are given get their options, since each option costs time at every start."""
+    """The parser of all commands; only the named ones get their options, since each option adds to start-up time."""
     parser: argparse.ArgumentParser = _Parser(
         prog="gpudoctor",
         description="Is this multi-GPU node fit to train on, and if not, which part is at fault?",
@@ -131,7 +143,7 @@ def _parser(*with_their_options: str | None) -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and give its exit code (0, 1, 2, 3; 128 + n for a signal)."""
+    """Run one command and return its exit code (0, 1, 2, 3; 128 + n for a signal)."""
     asked: list[argparse.Namespace] = []
 
     def run() -> int:
@@ -149,10 +161,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _refuse_lost_directory() -> None:
-    """Raise UserError if the kernel no longer knows the working directory: libraries fail at their import then."""
+    """Raise UserError if the kernel has lost the working directory: some libraries fail on import then."""
     try:
-        os.getcwd()  # noqa: PTH109 - a word for the kernel, no look at the file system
+        os.getcwd()  # noqa: PTH109 - a system call that does not touch the file system
     except FileNotFoundError:
-        pass  # it was removed, which harms nothing
-    except OSError as error:  # its mount was taken away (umount -l), as is advised for one that is dead
+        pass  # it was removed, which is harmless
+    except OSError as error:  # its mount was detached (umount -l), which is the advice for a dead one
         raise UserError(f"the working directory is lost ({error.strerror}): cd / and try again") from None

@@ -1,4 +1,4 @@
-"""`gpudoctor nodes`: the simulated nodes and the faults that can be put on them."""
+"""`gpudoctor nodes`: prints the simulated nodes and the faults that can be applied to them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from gpudoctor.facts.simulated.load import faults, node_titles
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """There are none."""
+    """Add nothing: the command has no options."""
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the names of both, with what they are."""
+    """Write the name and title of each node and fault."""
     titles = node_titles()
     width = max(len(name) for name in titles)
     lines = ["Simulated nodes (--node NAME):", *(f"  {name:<{width}}  {title}" for name, title in titles.items())]

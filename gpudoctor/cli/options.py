@@ -1,25 +1,29 @@
-"""Options that several commands share, and the types of their values."""
+"""Options that several commands share, the parsers of their values, and writing output to where `-o` says."""
 
 from __future__ import annotations
 
 import argparse
+import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol, TypeVar
 
 import msgspec
 
-from gpudoctor.exits import COULD_NOT, ClosedStdoutError, say, write_stdout
+from gpudoctor.exits import COULD_NOT, ClosedStdoutError, is_terminal, say, write_stdout
 from gpudoctor.facts.deadlines import COLLECTION
 from gpudoctor.lazy_import import lazy_imports
 
 with lazy_imports():
+    import shutil
+
     from gpudoctor import api, progress
     from gpudoctor.report import output_files
 
 
 class _Document(Protocol):
-    """A report of any kind."""
+    """Any report with an `error` field."""
 
     @property
     def error(self) -> str | None: ...
@@ -30,13 +34,13 @@ _D = TypeVar("_D", bound=_Document)
 
 
 def request_from(args: argparse.Namespace, kind: type[_R], **given: object) -> _R:
-    """A request: each field that is not `given` from the option of its name, else its default; lists as tuples."""
+    """Build a request: fields in `given`, then options of the same name, then defaults; lists become tuples."""
     values = {name: value for name, value in {**vars(args), **given}.items() if name in kind.__struct_fields__}
     return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
 
 
 class _Once(argparse.Action):
-    """An option whose second value would silently replace the first."""
+    """An option that may be given only once: argparse would silently let the second value replace the first."""
 
     def __call__(
         self,
@@ -51,40 +55,40 @@ class _Once(argparse.Action):
 
 
 def output_option(parser: argparse.ArgumentParser, text: str) -> None:
-    """`-o FILE`, once; `text` is its help."""
+    """Add `-o FILE`, which may be given once; `text` is its help."""
     parser.add_argument("-o", "--output", type=Path, action=_Once, metavar="FILE", help=text)
 
 
 def redact_option(parser: argparse.ArgumentParser) -> None:
-    """`--redact`, the same for everything that can be shown to strangers."""
+    """Add `--redact`."""
     text = "replace UUIDs, serials, addresses, paths, names of hosts, users and processes"
     parser.add_argument("--redact", action="store_true", help=text)
 
 
 def format_options(parser: argparse.ArgumentParser, *formats: str, default: str | None = None) -> None:
-    """`--format` and `--json`. Without `default`, None means text."""
+    """Add `--format` and `--json`. Without `default`, None stands for text."""
     text = None if default else "default: text"
     parser.add_argument("--format", choices=formats, default=default, help=text)
     parser.add_argument("--json", action="store_const", const="json", dest="format", help="same as --format json")
 
 
 def color_option(parser: argparse.ArgumentParser) -> None:
-    """`--color`."""
+    """Add `--color`."""
     parser.add_argument("--color", choices=("auto", "always", "never"), default="auto")
 
 
 def node_option(parser: argparse.ArgumentParser, text: str) -> None:
-    """`--node SOURCE`; `text` is its help."""
+    """Add `--node SOURCE`; `text` is its help."""
     parser.add_argument("--node", metavar="SOURCE", help=text)
 
 
 def fault_option(parser: argparse.ArgumentParser, text: str = "put a fault on the node; makes it SIMULATED") -> None:
-    """`--fault NAME[@GPU]`, any number of times."""
+    """Add `--fault NAME[@GPU]`, which may be repeated."""
     parser.add_argument("--fault", action="append", default=[], metavar="NAME[@GPU]", help=text)
 
 
 def source_options(parser: argparse.ArgumentParser, without: str = "; without it, this machine") -> None:
-    """`--node` and `--fault` of commands that read one node; `without` says what no `--node` means."""
+    """Add `--node` and `--fault`; `without` is the end of the help of `--node`."""
     node_option(
         parser,
         "a facts file, an nvidia-smi dump, a directory of dumps, a bug report, a report JSON, a bundle, "
@@ -94,23 +98,39 @@ def source_options(parser: argparse.ArgumentParser, without: str = "; without it
 
 
 def facts_deadline_option(parser: argparse.ArgumentParser, text: str = "for reading the facts (60)") -> None:
-    """`--deadline SECONDS`."""
+    """Add `--deadline SECONDS`."""
     parser.add_argument("--deadline", type=seconds, metavar="SECONDS", help=text)
 
 
 def read_source(args: argparse.Namespace) -> api.Sourced:
-    """What `--node`, `--fault` and `--deadline` name; a terminal on stderr shows the progress. Raise UserError."""
+    """Read what `--node`, `--fault` and `--deadline` describe, with progress on a terminal. Raise UserError."""
     deadline_s = args.deadline or COLLECTION.seconds
     return api.read_source(args.node, args.fault, deadline_s, progress.terminal_progress())
 
 
 def to_file(args: argparse.Namespace) -> bool:
-    """Whether `-o` names a file; `-` is stdout."""
+    """Whether `-o` names a file, other than `-` for stdout."""
     return args.output is not None and str(args.output) != "-"
 
 
+def terminal_width(default: int = 100) -> int:
+    """COLUMNS, else the width of the terminal, else `default`."""
+    return shutil.get_terminal_size((default, 24)).columns
+
+
+def output_color(asked: str, *, to_file: bool) -> bool:
+    """Whether to use colour: by --color, then NO_COLOR and FORCE_COLOR, then on terminals; in files by --color only."""
+    if asked != "auto":
+        return asked == "always"
+    if to_file or os.environ.get("NO_COLOR"):
+        return False
+    if os.environ.get("FORCE_COLOR"):
+        return True
+    return is_terminal(sys.stdout) and os.environ.get("TERM") != "dumb"
+
+
 def write_output(text: str, args: argparse.Namespace) -> None:
-    """Write to the file that `-o` names, atomically, else to stdout. Raise UserError."""
+    """Write atomically to the file that `-o` names, else to stdout. Raise UserError."""
     if to_file(args):
         output_files.write_file(args.output, text)
     else:
@@ -118,10 +138,10 @@ def write_output(text: str, args: argparse.Namespace) -> None:
 
 
 def write_as_asked(report: _D, args: argparse.Namespace, render: Callable[[_D, bool], str]) -> bool:
-    """Write to the file that `-o` names, else to stdout; whether it stands where it was asked for.
+    """Write to the file that `-o` names, else to stdout; return whether it was written where requested.
 
-    If the file cannot be written the report goes to stdout, with the exit code in it that says so. `render` is given
-    the report, and whether it goes to a file. Of a report that has an error stderr has heard already.
+    If the file cannot be written, the report goes to stdout with exit code 2 in it. `render(report, to_file)` returns
+    its text. If the report has an error, that was printed on stderr before, and nothing is added to it.
     """
     as_asked = True
     try:
@@ -146,23 +166,23 @@ def _say_unless_told(report: _Document, what: str) -> None:
 
 
 def seconds(text: str) -> float:
-    """A time limit."""
+    """Parse a time limit in seconds."""
     return _number(text, lambda value: 0 < value < 86400, "a number of seconds above 0 and below 86400")
 
 
 def seconds_between(least: float, most: float) -> Callable[[str], float]:
-    """A reader of seconds of a range, its ends included."""
+    """A parser of seconds within a range, both ends included."""
     wanted = f"a number of seconds from {least:g} to {most:g}"
     return lambda text: _number(text, lambda value: least <= value <= most, wanted)
 
 
 def rate(text: str) -> float:
-    """A rate in Gbit/s."""
+    """Parse a rate in Gbit/s."""
     return _number(text, lambda value: 0 < value < 1e6, "a rate in Gbit/s, above 0,")
 
 
 def up_to(largest: int, wanted: str = "a number") -> Callable[[str], int]:
-    """A reader of whole numbers from 1 to `largest`; `wanted` begins the message for others."""
+    """A parser of whole numbers from 1 to `largest`; `wanted` starts the error message."""
 
     def whole_number(text: str) -> int:
         if not text.isascii() or not text.isdecimal() or len(text) > 9 or not 1 <= int(text) <= largest:
@@ -177,6 +197,6 @@ def _number(text: str, fits: Callable[[float], bool], wanted: str) -> float:
         value = float(text)
     except ValueError:
         value = float("nan")
-    if not fits(value):  # nan never does
+    if not fits(value):  # NaN never fits
         raise argparse.ArgumentTypeError(f"{text!r}: {wanted} is wanted")
     return value

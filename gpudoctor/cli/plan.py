@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from pathlib import Path
-from shutil import get_terminal_size
 
 from gpudoctor.cli.options import (
     facts_deadline_option,
@@ -15,6 +14,7 @@ from gpudoctor.cli.options import (
     output_option,
     read_source,
     request_from,
+    terminal_width,
     up_to,
     write_output,
 )
@@ -69,9 +69,9 @@ def _up_to(largest: int) -> Callable[[str], int]:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Plan, and write the plan. Raise UserError if there is nothing to plan, with the nearest that would work.
+    """Plan and write the plan. Raise UserError, naming the nearest possibility, if no plan is possible.
 
-    The exit code is 1 if the verification broke, 3 if it did not end or was refused a GPU.
+    The exit code is 1 if the verification failed, 3 if it did not finish or was refused a GPU.
     """
     asked = request_from(args, request.PlanRequest)
     shape = make_plan.shape_of(asked.model)
@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def write_error(args: argparse.Namespace, message: str, code: int) -> int:
-    """One JSON document on every exit: what could not be planned, and why."""
+    """Write the error as a JSON document if JSON was requested; return the exit code."""
     if args.format == "json":
         _write(model.Plan(error=printable(message)), args)
     return code
@@ -93,4 +93,4 @@ def _write(made: model.Plan, args: argparse.Namespace) -> None:
     if args.format == "json":
         write_output(json_line(made), args)
     else:
-        write_output(plan_text.render_text(made, width=get_terminal_size((100, 24)).columns), args)
+        write_output(plan_text.render_text(made, width=terminal_width()), args)

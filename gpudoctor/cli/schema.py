@@ -1,4 +1,4 @@
-"""`gpudoctor schema`: the JSON Schema of the documents that gpudoctor writes and reads."""
+"""`gpudoctor schema`: prints the JSON Schema of the documents that gpudoctor writes and reads."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpudoctor.lazy_import import lazy_imports
 with lazy_imports():
     from gpudoctor.report import model
 
-# the documents beside the report, and their types
+# the other documents, and their types
 _TYPES = {
     "facts": ("gpudoctor.facts.model.node", "Node"),
     "config": ("gpudoctor.config", "Config"),

@@ -1,4 +1,4 @@
-"""`gpudoctor slurm`: what the scripts in contrib/slurm call as prolog, epilog and health check."""
+"""`gpudoctor slurm`: the prolog, epilog and health check that the scripts in contrib/slurm call."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the hook; give its exit code."""
+    """Run the hook; return its exit code."""
     from gpudoctor.slurm.hooks import run_hook
 
     environ = dict(os.environ)
-    # a job's variables would narrow on their own what is judged
+    # variables of a job would narrow what is judged
     for name in ("SLURM_JOB_GPUS", "SLURM_STEP_GPUS", "CUDA_VISIBLE_DEVICES"):
         os.environ.pop(name, None)
     result = run_hook(args.hook, environ)

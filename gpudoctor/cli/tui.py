@@ -39,7 +39,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Show the view, or serve it; give the exit code. Raise UserError before anything is shown."""
+    """Show the view, or serve it; return the exit code. Raise UserError before anything is drawn."""
     request = start.TuiRequest(args.node, tuple(args.fault), args.interval, args.theme, args.config, args.read_only)
     if args.serve is not None:
         return serve.serve(request, args.serve, args.serve_token)

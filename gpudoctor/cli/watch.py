@@ -1,4 +1,4 @@
-"""`gpudoctor watch`: the facts once, then what changes, one JSON line at a time."""
+"""`gpudoctor watch`: writes the facts once, then a sample per interval, as JSON lines."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def interval_option(parser: argparse.ArgumentParser) -> None:
-    """`--interval SECONDS`, of what shows live values."""
+    """Add `--interval SECONDS`, for commands that show live values."""
     text = "between samples: 0.2 to 3600 (default 1)"
     parser.add_argument("--interval", type=seconds_between(0.2, 3600), default=1.0, metavar="SECONDS", help=text)
 
@@ -40,11 +40,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 class ClosedError(Exception):
-    """Nobody reads any more."""
+    """The reader of stdout has gone."""
 
 
 class LineWriter:
-    """stdout, a line at a time, unbuffered: what waits for a reader that sleeps must not be lost or held back twice."""
+    """Writes lines to stdout unbuffered, so that no line waits in a buffer while the reader is slow."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._raw = getattr(stream, "raw", stream)
@@ -53,12 +53,12 @@ class LineWriter:
         try:
             descriptor = self._raw.fileno()
             self._poll = select.poll()
-            self._poll.register(descriptor, 0)  # errors only: the reader is gone
+            self._poll.register(descriptor, 0)  # errors only: they mean that the reader has gone
         except (OSError, io.UnsupportedOperation, ValueError):
             self._poll = None
 
     def write(self, line: Opening | Tick) -> None:
-        """Raise ClosedError if the reader has gone, UserError where stdout cannot take it."""
+        """Write one line. Raise ClosedError if the reader has gone, UserError if stdout cannot be written."""
         data = memoryview(terminal_safe(self._encode(line)) + b"\n")
         try:
             while data:
@@ -70,7 +70,7 @@ class LineWriter:
             raise UserError(f"stdout could not take the line ({why})") from None
 
     def wait(self, seconds: float) -> None:
-        """Wait; raise ClosedError as soon as the reader has gone."""
+        """Sleep. Raise ClosedError as soon as the reader has gone."""
         if self._poll is None:
             time.sleep(seconds)
         elif self._poll.poll(seconds * 1000):
@@ -78,7 +78,7 @@ class LineWriter:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write lines until nobody reads them, or to the end of a recording; give the exit code."""
+    """Write lines until the reader has gone or a recording ends; return the exit code."""
     if sys.stdout is None:
         raise UserError("stdout is closed: gpudoctor watch writes its lines there")
     lines = LineWriter(sys.stdout.buffer)
@@ -93,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
 def follow(
     source: sources.StreamSource, lines: LineWriter, interval_s: float, clock: Callable[[], float] = time.time
 ) -> None:
-    """Write every line of the source in its time. Raise ClosedError, UserError."""
+    """Write the lines of the source, one batch per interval. Raise ClosedError, UserError."""
     due_s = monotonic()
     while True:
         at_s = round(clock(), 3)
@@ -105,5 +105,5 @@ def follow(
             return
         due_s += interval_s
         if due_s < monotonic() - interval_s:
-            due_s = monotonic()  # what came too late is left out, not caught up with
+            due_s = monotonic()  # skip missed samples instead of catching up
         lines.wait(max(0.0, due_s - monotonic()))

@@ -10,7 +10,6 @@ import msgspec
 
 from gpudoctor.checks.core.registry import Level
 from gpudoctor.errors import UserError
-from gpudoctor.facts.kernel_log.records import read_line
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.missing import Missing, known
@@ -21,6 +20,7 @@ from gpudoctor.lazy_import import lazy_imports
 
 with lazy_imports():
     from gpudoctor.facts import collect
+    from gpudoctor.facts.kernel_log import records  # its patterns take 3 ms to compile
 
 _GONE = Missing("the driver did not show this GPU any more after the load", "failed")
 
@@ -80,7 +80,7 @@ def _identity(event: KernelEvent) -> tuple[float | None, str]:
     """The kernel's timestamp and message; the prefixes of a line are different in the journal."""
     if event.time_s is None:
         return None, event.text
-    return round(event.time_s, 6), read_line(event.text).message
+    return round(event.time_s, 6), records.read_line(event.text).message
 
 
 SHORTEST_BURN_S, LONGEST_BURN_S = 10.0, 86400.0

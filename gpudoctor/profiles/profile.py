@@ -1,6 +1,6 @@
 """Expected values of a GPU model and of a kind of node, as typed data."""
 
-from __future__ import annotations
+# without annotations from __future__: see facts/model/__init__.py
 
 from typing import Literal
 

@@ -1,1 +1,1 @@
-"""What the reader gets: everything about one run as data, and the renderers that make text of it."""
+"""The report of one run as data, and the renderers of its formats."""

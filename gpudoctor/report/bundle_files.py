@@ -1,4 +1,4 @@
-"""The files of `gpudoctor bundle`: what a vendor or an issue needs to know of a node."""
+"""The files in the archive of `gpudoctor bundle`: what a vendor or a bug report needs to know about a node."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from gpudoctor.report.model import Report, Run, SourceSummary, render_json
 
 
 def files_of(node: Node, *, redact: bool, made_s: float, argv: tuple[str, ...] = ()) -> dict[str, bytes]:
-    """The files of a bundle by name: the facts, a quick judgement of them, kernel lines, versions.
+    """The files of a bundle by name: the facts, a report of level quick on them, kernel log lines, versions.
 
-    `redact`: each of them without what names a person, a machine or a part, the same way in all.
+    `redact` replaces names of persons, machines and parts, consistently in all files.
     """
     report = _judged(node, made_s, argv)
     if redact:
@@ -37,7 +37,7 @@ def files_of(node: Node, *, redact: bool, made_s: float, argv: tuple[str, ...] =
 
 
 def kernel_lines(node: Node) -> str:
-    """The kernel log lines that matter here, one a line; if they were not read, why."""
+    """The kernel log lines on GPUs and their host, one per line; a comment with the reason if they were not read."""
     log = node.kernel_log
     if isinstance(log.events, Missing):
         return f"# not read: {log.events.reason}\n"
@@ -45,7 +45,7 @@ def kernel_lines(node: Node) -> str:
 
 
 def versions(node: Node) -> dict[str, str | None]:
-    """What runs here and what the facts say of the node; None is what is not known."""
+    """Versions of gpudoctor and of the software in the facts; None if unknown."""
     software, driver = node.software, node.driver
     return {
         "gpudoctor": __version__,

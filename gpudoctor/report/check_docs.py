@@ -1,4 +1,4 @@
-"""The page of a check: prose beside the code, and its thresholds as the code has them."""
+"""The page of a check: its Markdown file, with thresholds and word lists generated from the code."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ with lazy_imports():
     from gpudoctor.facts.captures.host import module
     from gpudoctor.facts.kernel_log import driver_messages, host_messages
 
-# The word lists behind a check, as its page shows them: what is looked for, what it means, and who prints it.
 
 COLUMNS = 80
 _CATALOGUE = "NVIDIA's Xid catalogue"
@@ -28,7 +27,7 @@ Row = tuple[str, str, str]
 
 
 def word_list(check_id: str) -> list[str]:
-    """Lines of Markdown; none for a check that looks for no words."""
+    """The log patterns of a check, their meaning and source, as lines of Markdown; empty if it has none."""
     rows = list(_rows(check_id))
     if not rows:
         return []
@@ -77,7 +76,7 @@ _NEXT_HEADING = "## False alarms"
 
 
 def page_text(check: Check) -> str:
-    """The page as Markdown: with the check's limits under Thresholds and the words looked for below, from the code."""
+    """The page as Markdown, with the limits of the check under Thresholds and its log patterns at the end."""
     path = page_path(check)
     if check.page is not None:
         body = check.page.rstrip()
@@ -93,9 +92,9 @@ def page_text(check: Check) -> str:
 
 
 def page_path(check: Check) -> Path | None:
-    """Where the page lies: beside the module that registered the check, named as the check or as the module.
+    """The file of the page: in the folder of the module that registered the check, named after the check or module.
 
-    None if there is none, as for a check that brings the text of its page itself.
+    None if there is none, for example for a check that was registered with the text of its page.
     """
     module = Path(sys.modules[check.function.__module__].__file__ or "")
     name = check.id.partition(".")[2].replace("-", "_")
@@ -103,7 +102,7 @@ def page_path(check: Check) -> Path | None:
 
 
 def _with_table(body: str, check: Check) -> str:
-    """The limits after the heading of the thresholds, which is added where the next section begins if it lacks."""
+    """The body with the limits below the heading Thresholds, which is added before the next section if missing."""
     table = "\n".join(threshold_lines(check.limits.values()))
     section = (
         f"{_HEADING}\n\n{table}\n\nChange one in the configuration: thresholds: {{{check.id}: {{NAME: NUMBER}}}}\n"
@@ -116,7 +115,7 @@ def _with_table(body: str, check: Check) -> str:
 
 
 def threshold_lines(limits: Iterable[Limit]) -> list[str]:
-    """Two lines or more for each limit: name, number, unit and the status it leads to; below it the source."""
+    """Two or more lines per limit: name, number, unit and resulting status; below them the source."""
     limits = tuple(limits)
     names = max(len(limit.name) for limit in limits) + 2
     values = {limit.name: f"{number_text(limit.value)} {limit.unit}" for limit in limits}

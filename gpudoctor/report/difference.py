@@ -1,4 +1,4 @@
-"""What changed from one report to the next: findings that are new, gone or changed, and figures."""
+"""What changed from one report to the next: new, changed and vanished findings, and figures."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from gpudoctor.facts.model.missing import Missing
 from gpudoctor.report.model import Report
 from gpudoctor.units import size_text
 
-# repeats of a busbw on one healthy node lie within 2 to 3 %; below this a difference says nothing
+# repeated busbw measurements on one healthy node differ by 2 to 3 %; smaller differences mean nothing
 FIGURE_CHANGE_MIN = 0.05
 
 Kind = Literal["new", "changed", "gone", "figure"]
 
 
 class Difference(msgspec.Struct, frozen=True):
-    """One thing that is not as it was.
+    """One difference; `text` describes it.
 
-    `new`: a problem that was not there; `gone`: one that the same check, run again, does not find;
-    `changed`: the same subject has another status, which for a problem that was not looked at again
-    is skip or unknown, never gone. `figure`: a measured number moved, as information; `text` says it.
+    `new`: a problem that was not there before. `gone`: a problem that the same check, run again, did not find.
+    `changed`: the same subject has another status; a problem that was not looked at again becomes skip or unknown,
+    never gone. `figure`: a measured number moved, for information.
     """
 
     kind: Kind
@@ -41,7 +41,7 @@ _Key = tuple[object, ...]
 
 
 def differences(old: Report, new: Report) -> tuple[Difference, ...]:
-    """What is different in `new`, worst first; a check that only one of them has is not compared."""
+    """What is different in `new`, worst first; only checks that both reports contain are compared."""
     was = {result.id: result for result in old.checks}
     gone = frozenset(gpu.index for gpu in old.gpus) - {gpu.index for gpu in new.gpus}
     judged_twice = (result for result in new.checks if result.id in was)
@@ -51,7 +51,7 @@ def differences(old: Report, new: Report) -> tuple[Difference, ...]:
 
 
 def status_said(status: Status) -> str:
-    """As lists say it: FAIL stands out, the others do not.
+    """The word for a status in lists: only FAIL is in capitals, to stand out.
 
     >>> status_said(Status.FAIL), status_said(Status.PASS)
     ('FAIL', 'pass')
@@ -72,7 +72,7 @@ def _of_check(old: CheckResult, new: CheckResult, gpus_gone: frozenset[int]) -> 
     for key, finding in before.items():
         if key in after or finding.status not in PROBLEMS:
             continue
-        # not a word on this subject is good news only where the check looked
+        # no finding on this subject is good news only if the check could look at it
         unseen = worst(f.status for f in new.findings if f.subject.kind == "node")
         missing = finding.subject.gpu in gpus_gone
         if missing or new.status is Status.SKIP or (unseen is Status.UNKNOWN and new.findings):
@@ -93,7 +93,7 @@ def _difference(
 
 
 def _short(subject: Subject) -> str:
-    """The subject without its bus id, where there is an index."""
+    """The subject, without the bus id if it has an index."""
     return f"GPU {subject.gpu}" if subject.kind == "gpu" and subject.gpu is not None else subject.label
 
 
@@ -108,19 +108,19 @@ def _by_subject(result: CheckResult) -> dict[_Key, Finding]:
 
 
 def _key(subject: Subject) -> _Key:
-    # a GPU keeps its place when it is replaced, and that is what is compared; without index the bus id is its place
+    # compare by slot, so that a replaced GPU matches its predecessor: the index, or the bus id if there is none
     bus_id = subject.bus_id if subject.gpu is None else None
     return subject.kind, subject.gpu, bus_id, subject.gpus, subject.link, subject.rank, subject.name
 
 
 def _order(difference: Difference) -> tuple[int, int]:
-    """New problems, then what got worse, better, and what is gone."""
+    """New problems, then changed ones, then vanished ones, each worst first."""
     now = WORST_FIRST.index(difference.after) if difference.after is not None else len(WORST_FIRST)
     return ("new", "changed", "gone", "figure").index(difference.kind), now
 
 
 def _figures(old: Measurements, new: Measurements) -> Iterator[Difference]:
-    """Numbers that moved by more than 5 %; nothing where other ranks were measured."""
+    """Numbers that moved by more than 5 %; none if the backend or the number of ranks differs."""
     if old.launch is None or new.launch is None:
         return
     if (old.launch.backend, old.launch.world_size) != (new.launch.backend, new.launch.world_size):

@@ -1,4 +1,4 @@
-"""One report of two runs: some checks were run again, and the others stand as they were found before."""
+"""Merges two reports: checks that ran again replace their old results, the others are kept."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from gpudoctor.report.model import Report, counts_of, verdict_of
 
 
 def joined(old: Report, new: Report) -> Report:
-    """`new`, with what `old` says on checks that `new` did not run; their causes are worked out again.
+    """`new`, plus the results of `old` for checks that `new` did not run; causes are computed again for all.
 
-    Facts, GPUs and the run are those of `new`; a note of the run says what is older. Figures of probes
-    that were not asked for again stay, where the same kind and number of ranks was measured.
+    Facts, GPUs and the run are those of `new`; a note says which results are older. Figures of probes that did not run
+    again are kept if the backend and the number of ranks are the same.
     """
     again = {result.id: result for result in new.checks}
     kept = [result for result in old.checks if result.id not in again]
@@ -57,7 +57,7 @@ def _measured(old: Measurements, new: Measurements) -> Measurements:
         ranks = _of_ranks(old, new)
     else:
         ranks = old if new.launch is None and old.launch is not None else new
-    # each part that runs apart from the ranks is wholly of one run: its figures, and why others of it are missing
+    # a part that runs in separate processes comes from one run only: its figures, and the reasons for missing ones
     changes: dict[str, object] = {}
     not_run = {name: why for name, why in ranks.not_run.items() if name.partition(".")[0] not in _APART}
     for part in _APART:
@@ -79,7 +79,7 @@ def _of_ranks(old: Measurements, new: Measurements) -> Measurements:
 
 
 def _reasons(part: str, measured: Measurements) -> dict[str, Missing]:
-    """Why there are no figures of this part, or of something in it."""
+    """The reasons why figures of this part, or of a component of it, are missing."""
     return {name: why for name, why in measured.not_run.items() if name.partition(".")[0] == part}
 
 

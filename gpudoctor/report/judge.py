@@ -1,4 +1,4 @@
-"""From facts and measurements to a report: the one place where the pieces come together."""
+"""From facts and measurements to a report."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ REASON_LENGTH = 100
 
 
 class Question(msgspec.Struct, frozen=True):
-    """What is asked of a node: which checks, how deep, against what, and what counts as failure."""
+    """How to judge a node: with which checks, at which level, against which profile, and what counts as failure."""
 
     checks: tuple[Check, ...] | None = None
     left_out: tuple[Check, ...] = ()
@@ -67,8 +67,7 @@ def judge(
 ) -> Report:
     """Judge a node; the same facts and question always give the same findings.
 
-    `run` carries what only the caller knows (id, start, duration, argv). Raise UserError for a
-    GPU that is not there or a profile that does not exist.
+    `run` holds what only the caller knows (id, start, duration, argv). Raise UserError for an unknown GPU or profile.
     """
     question = question or Question()
     measurements = measurements or Measurements()
@@ -95,7 +94,7 @@ def judge(
     verdict = verdict_of(results)
     if lacking and verdict != "fail":
         verdict = "unknown"
-    # how little a capture lets the checks look at; other sources let them look at all
+    # a capture may lack what most checks need; other sources do not
     holds = held_words(results, question.level) if node.source.kind == "capture" else None
     code = exit_code(results, verdict, question.fail_on, bool(lacking))
     wanted = tuple(f"required, and without a verdict: {result.id}" for result in lacking)
@@ -120,9 +119,9 @@ def judge(
 
 
 def without_verdict(results: Iterable[CheckResult], required: Iterable[str]) -> tuple[CheckResult, ...]:
-    """The required checks (ids, domains, globs) that were skipped, got no answer, or hold a suppressed finding.
+    """The required checks (ids, domains, globs) that were skipped, are unknown, or have a suppressed finding.
 
-    A check that fails all the same has given its verdict.
+    A check with a suppressed finding that fails anyway does have a verdict.
     """
     words = tuple(required)
     silent = (
@@ -134,7 +133,7 @@ def without_verdict(results: Iterable[CheckResult], required: Iterable[str]) -> 
 
 
 def exit_code(results: Iterable[CheckResult], verdict: Verdict, fail_on: FailOn, lacking: bool) -> int:
-    """0, 1 or 3 as DESIGN's table says; `lacking`: a required check gave no verdict."""
+    """0, 1 or 3, as in docs/exit-codes.md; `lacking`: a required check has no verdict."""
     if verdict == "fail" and fail_on != "never":
         return 1
     if fail_on == "warn" and any(result.status is Status.WARN for result in results):
@@ -152,9 +151,9 @@ def reason_line(
     *,
     holds: str | None = None,
 ) -> str:
-    """One line fit for a drain reason: no quotes, no control characters, at most 100 characters.
+    """One line that can be a drain reason in Slurm: no quotes or control characters, at most 100 characters.
 
-    `holds` says how much of a capture could be looked at: a pass of it is no pass of the machine.
+    `holds` describes how much of a capture could be judged: a pass of it is not a pass of the machine.
     """
     results = tuple(results)
     suppressed = suppressed_in(results)
@@ -168,7 +167,7 @@ def reason_line(
 def _quiet_reason(
     results: tuple[CheckResult, ...], verdict: Verdict, lacking: tuple[CheckResult, ...], holds: str | None
 ) -> str:
-    """The reason of a run without a fault."""
+    """The reason line of a run without a fault."""
     unknown = [r.id for r in results if r.status is Status.UNKNOWN]
     if lacking:
         return f"UNKNOWN required but without a verdict: {', '.join(r.id for r in lacking)}"

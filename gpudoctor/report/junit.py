@@ -1,4 +1,4 @@
-"""The report as JUnit XML, for CI systems that draw test results."""
+"""The report as JUnit XML, for CI systems that display test results."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpudoctor.report.model import Report
 
 
 def render_junit(report: Report) -> str:
-    """One test case per check: fail is a failure, unknown an error, skip a skip; warns pass with a note."""
+    """One test case per check: fail is a failure, unknown an error, skip is skipped; a warn passes with output."""
     counts = report.counts
     suite = ElementTree.Element(
         "testsuite",
@@ -51,5 +51,5 @@ def _case(suite: ElementTree.Element, result: CheckResult) -> None:
 
 
 def _clean(text: str) -> str:
-    """XML 1.0 has no way to write most control characters, nor lone surrogates."""
+    """Replace control characters and lone surrogates, which XML 1.0 cannot represent."""
     return "".join(c if c == "\n" or c.isprintable() else "?" for c in text)

@@ -1,4 +1,4 @@
-"""What a number of a check is called and counted in as a metric: one metric a unit, in base units."""
+"""Prometheus base units: the metric suffix and the conversion for each unit that checks use."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gpudoctor.units import GIB, KIB, MIB
 
 
 class MetricUnit(NamedTuple):
-    """The end of a metric's name, and what makes a number of the check's unit one of the metric's."""
+    """The suffix of a metric's name, and the factors that convert a number to the metric's unit."""
 
     suffix: str
     times: float = 1
@@ -19,7 +19,7 @@ class MetricUnit(NamedTuple):
         return value * self.times / self.divided_by
 
 
-# source of the base units: https://prometheus.io/docs/practices/naming/#base-units
+# https://prometheus.io/docs/practices/naming/#base-units
 _BASE = {
     "C": MetricUnit("celsius"),
     "W": MetricUnit("watts"),
@@ -44,12 +44,12 @@ _BASE = {
     "share": MetricUnit("ratio"),
     None: MetricUnit("number"),  # a code such as an Xid's, a loss
 }
-# what the end of a name means to Prometheus, and a gauge is not
+# suffixes that Prometheus reserves for other types of metric than gauges
 _RESERVED = ("total", "count", "sum", "bucket", "info", "created")
 
 
 def metric_unit(unit: str | None) -> MetricUnit:
-    """The base unit of a check's unit; what is counted (lanes, open files) is a unit of its own."""
+    """The base unit of a check's unit; counted things (lanes, open files) are units themselves."""
     if unit in _BASE:
         return _BASE[unit]
     words = re.sub(r"[^a-z0-9]+", "_", (unit or "").lower()).strip("_")

@@ -35,10 +35,9 @@ class SourceSummary(msgspec.Struct, frozen=True):
 
 
 class Run(msgspec.Struct, frozen=True):
-    """This run. `notes` are said to the reader: scope, ended suppressions, unrecognised dumps.
+    """This run. `notes` are for the reader: scope, ended suppressions, unrecognised dumps.
 
-    `injected` names the probe faults asked for with --inject; `interrupted` the signal that
-    ended the run early.
+    `injected` lists the probe faults of --inject; `interrupted` is the signal that ended the run early.
     """
 
     id: str
@@ -53,7 +52,7 @@ class Run(msgspec.Struct, frozen=True):
 
 
 class HostSummary(msgspec.Struct, frozen=True):
-    """The machine, as far as it is known (null where it is not; the facts say why)."""
+    """The machine; null is unknown, and the facts contain the reason."""
 
     name: str | None
     kernel: str | None
@@ -90,10 +89,10 @@ class Counts(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """One run. `error` is set where gpudoctor could not do its work (exit 2), with nothing judged.
+    """The report of one run. If `error` is set, gpudoctor could not do its work (exit 2) and nothing was judged.
 
-    `reason` is one line of at most 100 characters without quotes, fit for a Slurm drain reason.
-    `facts` are there on request only.
+    `reason` is one line of at most 100 characters without quotes, usable as a Slurm drain reason. `facts` are included
+    only on request.
     """
 
     schema: Literal["gpudoctor.report/1"]
@@ -114,12 +113,12 @@ class Report(msgspec.Struct, frozen=True):
     facts: Node | msgspec.UnsetType = msgspec.UNSET
 
     def to_json(self) -> str:
-        """The document that `gpudoctor check --json` writes, on one line without its end."""
+        """The document that `gpudoctor check --json` writes, on one line without a newline."""
         return json_line(self).rstrip("\n")
 
 
 def alarms(report: Report) -> Iterator[tuple[str, str]]:
-    """What must not be mistaken for this machine as it is: a loud word, and what follows it."""
+    """Warnings that the report does not show this machine as it is, each as (loud word, text)."""
     source = report.run.source
     if report.simulated:
         what = f"node {source.name}" + (f" with {', '.join(source.faults)}" if source.faults else "")
@@ -131,7 +130,7 @@ def alarms(report: Report) -> Iterator[tuple[str, str]]:
 
 
 def node_words(report: Report, times: str) -> Iterator[str]:
-    """ "8 x NVIDIA H100", driver and CUDA, as far as they are known; `times` is the sign after a number."""
+    """ "8 x NVIDIA H100", then the versions of driver and CUDA if known; `times` is the multiplication sign."""
     models = Counter(sorted(gpu.name or "unnamed GPU" for gpu in report.gpus))
     yield ", ".join(f"{count} {times} {name}" for name, count in models.items()) or "no GPU"
     yield from (
@@ -140,22 +139,22 @@ def node_words(report: Report, times: str) -> Iterator[str]:
 
 
 def profile_words(profile: ProfileSummary) -> str:
-    """What the node was judged against; why there was no profile, if none fitted."""
+    """The profile that the node was judged against, or why none fitted."""
     return profile.matched_by if profile.name == "none" else f"profile {profile.name} (matched by {profile.matched_by})"
 
 
 def findings_of(report: Report | None, check_id: str) -> tuple[Finding, ...]:
-    """The findings of one check, none if it did not run."""
+    """The findings of one check; empty if it did not run."""
     return next((check.findings for check in report.checks if check.id == check_id), ()) if report is not None else ()
 
 
 def suppressed_in(results: Iterable[CheckResult]) -> int:
-    """How many findings the operator's configuration set aside."""
+    """The number of findings that the configuration suppressed."""
     return sum(finding.suppressed is not None for result in results for finding in result.findings)
 
 
 def is_above(result: CheckResult, level: Level) -> bool:
-    """Whether a check was not run since its level is above the one asked for."""
+    """Whether a check was skipped because its level is above the requested one."""
     return result.status is Status.SKIP and LEVELS.index(result.level) > LEVELS.index(level)
 
 
@@ -167,7 +166,7 @@ def held_words(results: Iterable[CheckResult], level: Level) -> str:
 
 
 def verdict_of(results: tuple[CheckResult, ...]) -> Verdict:
-    """The worst status of all; unknown where not a single check could say pass."""
+    """The worst status of all; unknown if no check has a verdict."""
     statuses = {result.status for result in results}
     if Status.FAIL in statuses:
         return "fail"
@@ -195,7 +194,7 @@ COULD_NOT_REASON = "UNKNOWN gpudoctor could not do its work"
 def error_report(
     run: Run, error: str, exit_code: int, *, reason: str = COULD_NOT_REASON, hostname: str | None = None
 ) -> Report:
-    """A report with the verdict unknown and no checks; `error` is one line that says why."""
+    """A report with the verdict unknown and no checks; `error` is one line with the reason."""
     return Report(
         schema="gpudoctor.report/1",
         tool=Tool(),
@@ -221,6 +220,6 @@ def render_json(report: Report) -> str:
 
 
 def report_schema() -> str:
-    """JSON Schema of the report, made of the structs that it is written from."""
+    """JSON Schema of the report, generated from its structs."""
     schema = {"$id": "gpudoctor.report/1", **msgspec.json.schema(Report)}
     return msgspec.json.format(msgspec.json.encode(schema), indent=2).decode() + "\n"

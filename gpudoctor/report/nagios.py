@@ -9,7 +9,7 @@ WORDS = {"pass": "OK", "warn": "WARNING", "fail": "CRITICAL", "unknown": "UNKNOW
 
 
 def render_nagios(report: Report) -> str:
-    """`GPUDOCTOR CRITICAL - reason | perfdata`; the bar separates text from data, so none in the text."""
+    """`GPUDOCTOR CRITICAL - reason | perfdata`; the first bar starts the perfdata, so the text must not contain one."""
     counts = report.counts
     simulated = "SIMULATED " if report.simulated else ""
     data = (
@@ -22,5 +22,5 @@ def render_nagios(report: Report) -> str:
 
 
 def nagios_code(report: Report) -> int:
-    """Nagios's own exit codes; what gpudoctor could not do is UNKNOWN there."""
+    """The exit code of a Nagios plugin; UNKNOWN if gpudoctor could not do its work."""
     return 3 if report.error else CODES[report.verdict]

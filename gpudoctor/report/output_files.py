@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, and only where they were asked for."""
+"""Output files that appear complete or not at all, and only at the path that was requested."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import BinaryIO
 
 from gpudoctor.errors import UserError
 
-# how long a pipe may wait for the program that is to read it
+# how long to wait for a program to open a named pipe for reading
 READER_DEADLINE_S = 5.0
 _ENXIO, _EEXIST = 6, 17
 _DESCRIPTOR = re.compile(r"/(?:dev|proc/self)/fd/(\d{1,6})")
 _STREAMS = {"/dev/stdout": 1, "/dev/stderr": 2}
-_MAX_LINKS = 40  # as many as the kernel follows
+_MAX_LINKS = 40  # the limit of the kernel (ELOOP)
 _THERE = "there is one already, and it is not replaced"
 
 
@@ -26,12 +26,11 @@ class OutputError(UserError):
 
 
 def write_file(path: Path, text: str) -> None:
-    """Put a file there at one stroke, or replace the one that is; raise OutputError and leave all as it was.
+    """Create or replace a file atomically. Raise OutputError, with everything left as it was.
 
-    A new file's mode follows the umask: node_exporter must be able to read it. One that is
-    replaced keeps its mode, and its owner where that may be. A symbolic link is followed to a
-    file of the link's own directory or to a device, nowhere else. Pipes, terminals and
-    /dev/stdout are written to as they are.
+    The mode of a new file follows the umask, since node_exporter must be able to read it. A replaced file keeps its
+    mode, and its owner if permitted. A symbolic link is followed only to a file in the same directory or to a device.
+    Pipes, terminals and /dev/stdout are written to directly.
     """
     try:
         _write(path, text.encode("utf-8", "backslashreplace"))
@@ -42,9 +41,9 @@ def write_file(path: Path, text: str) -> None:
 
 
 def write_new_file(path: Path, data: bytes) -> None:
-    """Write a file that is not there yet: whole, or not at all. Raise OutputError; nothing is ever replaced."""
+    """Create a file atomically; never replaces one. Raise OutputError."""
     try:
-        # a link counts as there, wherever it leads
+        # a symbolic link counts as existing, even if dangling
         if os.path.lexists(path):
             raise OutputError(f"{path}: cannot write: {'is a directory' if path.is_dir() else _THERE}")
         _put(path.parent, path.name, data, like=None, replace=False)
@@ -89,7 +88,7 @@ def _write(path: Path, data: bytes) -> None:
 
 
 def _refuse_foreign(path: Path, found: os.stat_result, folder: os.stat_result) -> None:
-    """Raise OutputError for what another user has laid out in /tmp or its like, to catch what is written to it."""
+    """Raise OutputError for a file that another user placed in /tmp or the like to intercept the output."""
     is_anyones = folder.st_mode & stat.S_ISVTX and folder.st_mode & stat.S_IWOTH
     if is_anyones and found.st_uid not in (os.geteuid(), folder.st_uid):
         raise OutputError(
@@ -99,7 +98,7 @@ def _refuse_foreign(path: Path, found: os.stat_result, folder: os.stat_result) -
 
 
 def _name_behind(link: Path) -> str:
-    """The name of the file that a link leads to, in the link's own directory. Raise OutputError."""
+    """The name of the link's target. Raise OutputError if the target is in another directory."""
     place, name = os.path.split(os.path.realpath(link))
     if place != os.path.realpath(link.parent):
         raise OutputError(
@@ -110,9 +109,9 @@ def _name_behind(link: Path) -> str:
 
 
 def _descriptor(path: Path) -> int | None:
-    """The open file that /dev/stdout, /dev/fd/63 and their like stand for.
+    """The open descriptor that /dev/stdout, /dev/fd/63 and the like refer to; None for other paths.
 
-    Not to be opened by name: where it is a file, that would cut off what was appended to it.
+    It must not be opened by name: if it is a file, that would truncate what was already written to it.
     """
     name = os.path.abspath(path)  # noqa: PTH100 - links must not be followed here
     for _ in range(_MAX_LINKS):
@@ -128,7 +127,7 @@ def _descriptor(path: Path) -> int | None:
 
 
 def _open_stream(path: Path, seen: os.stat_result) -> int:
-    """Open a pipe or a device as it is; a pipe must find its reader in time."""
+    """Open a pipe or a device for writing. Raise OutputError if a pipe gets no reader in time."""
     deadline = time.monotonic() + READER_DEADLINE_S
     while True:
         try:
@@ -154,10 +153,9 @@ def _pour(number: int, data: bytes) -> None:
 
 
 def _put(place: Path, name: str, data: bytes, *, like: os.stat_result | None, replace: bool) -> None:
-    """Give a whole file its name in `place`; `like`: whose mode and owner it gets. Raise OSError.
+    """Write a temporary file and rename it in `place`; `like` is the file whose mode and owner it gets. Raise OSError.
 
-    All of it happens in one open directory: whatever becomes of the path meanwhile, nothing is
-    written elsewhere.
+    All steps use one open directory: even if the path is changed meanwhile, nothing is written elsewhere.
     """
     folder = os.open(place, getattr(os, "O_PATH", 0) | os.O_DIRECTORY | os.O_CLOEXEC)
     temporary = f".gpudoctor-{os.urandom(8).hex()}.tmp"
@@ -176,13 +174,13 @@ def _put(place: Path, name: str, data: bytes, *, like: os.stat_result | None, re
 
 
 def _appeared_whole(folder: int, name: str, data: bytes, like: os.stat_result | None) -> bool:
-    """Whether the file system can make a file without a name, which gets one when it is whole.
+    """Write an unnamed file (O_TMPFILE) and link it when complete; False if the file system does not support that.
 
-    Nothing is left of it where this process is killed before.
+    Nothing is left behind if this process is killed before the link.
     """
     try:
         number = os.open(".", os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600, dir_fd=folder)
-    except (OSError, AttributeError):  # older or remote file systems; not Linux
+    except (OSError, AttributeError):  # old or remote file systems; not Linux
         return False
     with _fill(number, data, like):
         try:
@@ -193,7 +191,7 @@ def _appeared_whole(folder: int, name: str, data: bytes, like: os.stat_result | 
 
 
 def _fill(number: int, data: bytes, like: os.stat_result | None) -> BinaryIO:
-    """Write all of it to the disk and give the file, still open."""
+    """Write all of it to the disk and return the file, still open."""
     file = os.fdopen(number, "wb")
     try:
         if like is None:
@@ -208,19 +206,19 @@ def _fill(number: int, data: bytes, like: os.stat_result | None) -> BinaryIO:
         file.flush()
         os.fsync(number)
     except BaseException:
-        with suppress(OSError):  # what is still buffered fails again
+        with suppress(OSError):  # flushing the rest of the buffer fails again
             file.close()
         raise
     return file
 
 
 def _take_name(folder: int, temporary: str, name: str) -> None:
-    """Give the file its name, which must be free."""
+    """Rename the file; the new name must be free."""
     try:
         os.link(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
     except FileExistsError:
         raise
-    except OSError:  # a file system without hard links: hold the name, then replace what holds it
+    except OSError:  # a file system without hard links: reserve the name, then replace the placeholder
         os.close(os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600, dir_fd=folder))
         os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
 

@@ -1,4 +1,4 @@
-"""The report as a Prometheus text file for node_exporter's textfile collector, and whether that will see the file."""
+"""The report as Prometheus text for node_exporter's textfile collector, and whether the collector reads the file."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ OLD_SERIES_VARIABLE = "GPUDOCTOR_OLD_METRICS"
 
 
 def wants_old_series(environ: Mapping[str, str]) -> bool:
-    """Whether the series that 0.1 had are wanted beside those of now, for one release."""
+    """Whether to write the series of 0.1 in addition to the current ones, for one release."""
     return environ.get(OLD_SERIES_VARIABLE, "") not in ("", "0")
 
 
 class Family(NamedTuple):
-    """One metric, a gauge: every sample has the same label names."""
+    """One gauge; all its samples have the same label names."""
 
     name: str
     text: str
@@ -38,7 +38,7 @@ class Family(NamedTuple):
 
 
 def render_prometheus(report: Report, *, old_series: bool = False) -> str:
-    """Metrics with low cardinality: no pids, no messages. A simulated node carries simulated="true"."""
+    """The metrics as text: low cardinality, so no pids or messages. All of a simulated node have simulated="true"."""
     lines: list[str] = []
     for name, text, samples in families(report, old_series=old_series):
         lines += [f"# HELP {name} {text}", f"# TYPE {name} gauge"]
@@ -47,15 +47,15 @@ def render_prometheus(report: Report, *, old_series: bool = False) -> str:
 
 
 def families(report: Report, *, old_series: bool = False) -> Iterator[Family]:
-    """The metrics of a report that have a sample, as `render_prometheus` writes them and the agent serves them."""
+    """The metrics of a report that have samples, for `render_prometheus` and the agent."""
     mark = {"simulated": "true"} if report.simulated else {}
     every: tuple[tuple[str, str, Iterable[Sample]], ...] = (
-        # every verdict, for sums over nodes to be 0 instead of nothing
+        # every verdict, so that sums over nodes are 0 instead of absent
         ("gpudoctor_verdict", "Verdict on the node (state set).", verdict_states(report.verdict)),
         ("gpudoctor_check_status", "The status that each check has on each GPU.", _states(report, old_series)),
         *_numbers(report),
         *(_numbers_in_one_metric(report) if old_series else ()),
-        # no number of faults where nothing was judged: 0 would look healthy
+        # no number of faults if nothing was judged: 0 would look healthy
         ("gpudoctor_faults", "Faults: failed findings that nothing else explains.", _faults(report)),
         ("gpudoctor_suppressed_findings", "Findings that the configuration sets aside.", _suppressed(report)),
         ("gpudoctor_gpu_info", "The GPUs of the node.", _gpus(report)),
@@ -79,7 +79,7 @@ def verdict_states(verdict: str) -> Iterator[Sample]:
 
 
 def statuses(report: Report) -> Iterator[tuple[str, str, str, Status]]:
-    """(check, GPU, UUID, status) of each check on each GPU; GPU and UUID are "" where it is about the node."""
+    """(check, GPU, UUID, status) of each check on each GPU; GPU and UUID are "" for the node itself."""
     uuids = {str(gpu.index): gpu.uuid or "" for gpu in report.gpus}
     for result in report.checks:
         for gpu, findings in _by_gpu(result).items():
@@ -97,14 +97,14 @@ def _faults(report: Report) -> Iterator[Sample]:
 
 
 def _states(report: Report, every: bool) -> Iterator[Sample]:
-    """The state that holds; with `every`, the others too, as 0: four of five series would say nothing."""
+    """The current status as 1; with `every`, the four others as 0 too, as 0.1 had them."""
     for check, gpu, uuid, status in statuses(report):
         for state in Status if every else (status,):
             yield {"check": check, "gpu": gpu, "uuid": uuid, "status": state.value}, 1 if state is status else 0
 
 
 class _Judged(NamedTuple):
-    """A number that a check found, and what it held that against."""
+    """A number that a check found, and the limit that it was compared with."""
 
     labels: Labels
     unit: str | None
@@ -114,7 +114,7 @@ class _Judged(NamedTuple):
 
 
 def _numbers(report: Report) -> Iterator[tuple[str, str, list[Sample]]]:
-    """One metric for each unit: a sum or a mean over one has a meaning."""
+    """One metric per base unit, so that sums and means over a metric make sense."""
     values: dict[str, list[Sample]] = {}
     thresholds: dict[str, list[Sample]] = {}
     for judged in _judged(report):
@@ -130,7 +130,7 @@ def _numbers(report: Report) -> Iterator[tuple[str, str, list[Sample]]]:
 
 
 def _numbers_in_one_metric(report: Report) -> Iterator[tuple[str, str, list[Sample]]]:
-    """As 0.1 had them: the unit a label, so that lanes and degrees stood in one metric."""
+    """The metrics of 0.1: the unit is a label, so that one metric mixes lanes and degrees."""
     values: list[Sample] = []
     thresholds: list[Sample] = []
     for judged in _judged(report):
@@ -143,7 +143,7 @@ def _numbers_in_one_metric(report: Report) -> Iterator[tuple[str, str, list[Samp
 
 
 def _judged(report: Report) -> Iterator[_Judged]:
-    """The numbers of each check; of several about one subject in one base unit, the worst."""
+    """The numbers of each check; if there are several for one subject and base unit, the worst."""
     uuids = {str(gpu.index): gpu.uuid or "" for gpu in report.gpus}
     for result in report.checks:
         told: set[tuple[str, str, str]] = set()
@@ -163,7 +163,7 @@ def _judged(report: Report) -> Iterator[_Judged]:
 
 
 def _part(subject: Subject) -> str:
-    """What of the GPU or of the node it is about, where it is a part: "link 3", "GPU 1 - GPU 4", "rank 2", "mlx5_0"."""
+    """The part of a GPU or node, if the subject is one: "link 3", "GPU 1 - GPU 4", "rank 2", "mlx5_0"; else ""."""
     if subject.kind == "link":
         return f"link {subject.link}"
     if subject.kind == "rank":
@@ -227,7 +227,7 @@ def _number(value: float) -> str:
 
 
 def why_not_read(file: Path, exporters: Sequence[NodeExporter]) -> str | None:
-    """One line if node_exporter runs and does not read that file; None if it does, or if none runs."""
+    """One line with the reason if node_exporter runs and does not read the file; None if it does or does not run."""
     if not exporters:
         return None
     folder = os.path.realpath(file.parent)

@@ -1,4 +1,4 @@
-"""What the probes measured, in lines for people. CPU ranks are called CPU ranks."""
+"""The measurements of the probes as lines of text."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MATRIX_RANKS_MAX = 8
 
 
 def figure_lines(measurements: Measurements) -> list[str]:
-    """The figures of each probe, in the order in which they run; empty where nothing was measured."""
+    """The figures of each probe, in the order in which they ran; empty if nothing was measured."""
     launch, of_libraries = measurements.launch, library_lines(measurements)
     of_storage = storage_lines(measurements)
     if launch is None:
@@ -51,7 +51,7 @@ def figure_lines(measurements: Measurements) -> list[str]:
 
 
 def storage_lines(measurements: Measurements) -> list[str]:
-    """A table for each path that was read; empty where none was."""
+    """A table for each path that was read; empty if none was."""
     lines: list[str] = []
     for table in (storage_table(read) for read in measurements.storage if read.rates):
         lines += [f"{table.title[0].upper()}{table.title[1:]}, readers together:", *aligned(table, "  ")]
@@ -76,7 +76,7 @@ def _training_lines(training: Training) -> list[str]:
 
 
 def collective_lines(measurements: Measurements) -> list[str]:
-    """A line for each operation, with busbw and time at each size, and the pairs; empty where none was measured."""
+    """A line per operation with busbw and time at each size, then the pairs; empty if none was measured."""
     done, lines = measurements.collectives, []
     if done:
         lines.append(f"  collectives in {done[0].dtype}: busbw in GB/s (median time of the slowest rank)")
@@ -106,7 +106,7 @@ def _square(rows: Sequence[int], columns: Sequence[int], at: Callable[[int, int]
 
 
 def device_lines(measurements: Measurements) -> list[str]:
-    """Host links, the matrix of copies between GPUs, and compute, a line a rank; empty where none was measured."""
+    """Host links, the matrix of copies between GPUs, and compute, a line per rank; empty if nothing was measured."""
     lines = []
     if measurements.host_links:
         size = mib_text(measurements.host_links[0].size_bytes)
@@ -145,17 +145,17 @@ def _compute_lines(ranks: Sequence[ComputeRank]) -> list[str]:
 
 
 def strategy_lines(measurements: Measurements) -> list[str]:
-    """Time, traffic and memory of a step under each strategy, beside one rank alone; empty where none was tried."""
+    """Time, traffic and memory of a step under each strategy, and of one rank alone; empty if none was tried."""
     return _titled(strategy_tables(measurements))
 
 
 def loading_lines(measurements: Measurements) -> list[str]:
-    """What data loaders gave with more and more workers; empty if nothing was loaded."""
+    """Rates of the data loader by number of workers; empty if nothing was loaded."""
     return _titled(loading_tables(measurements))
 
 
 def library_lines(measurements: Measurements) -> list[str]:
-    """The same for DeepSpeed and TensorFlow, a table for each library that was tried; empty if none was."""
+    """The same for DeepSpeed and TensorFlow, a table per library; empty if none was tried."""
     return _titled(library_tables(measurements))
 
 
@@ -164,7 +164,7 @@ def _titled(tables: Iterable[Table]) -> list[str]:
 
 
 def telemetry_lines(measurements: Measurements) -> list[str]:
-    """A table for the train, or for the last probe that was sampled; empty where none was. At most 80 columns."""
+    """Telemetry of the train probe, else of the last sampled one, in 80 columns; empty if none was sampled."""
     sampled = [telemetry for telemetry in measurements.telemetry if any(gpu.samples for gpu in telemetry.gpus)]
     if not sampled:
         return []
@@ -177,7 +177,7 @@ def telemetry_lines(measurements: Measurements) -> list[str]:
 
 
 def _burn_lines(burn: Burn) -> list[str]:
-    """The rounds, each figure early and late, what was wrong in which round, and what was counted."""
+    """The rounds, each figure early and late, wrong results by round, and counters."""
     lines = [f"  Burn: {burn.rounds} complete rounds in {burn.duration_s:.0f} s ({burn.asked_s:.0f} s asked for)"]
     by_metric: dict[str, list[Series]] = {}
     for series in burn.series:
@@ -194,7 +194,7 @@ def _burn_lines(burn: Burn) -> list[str]:
 
 
 def _burn_metric(same: Sequence[Series]) -> str:
-    """One line for all ranks: the one that changed most, and how many there are."""
+    """One line for a metric: the figures of the rank that changed most."""
     most = max(same, key=lambda s: abs(s.late.median - s.early.median) / (s.early.median or 1.0))
     who = "" if most.rank is None else f" (rank {most.rank}"
     who += "" if most.rank is None else ", the most changed)" if len(same) > 1 else ")"

@@ -150,13 +150,6 @@ def test_a_setting_that_the_driver_does_not_have_is_not_looked_for(accept: Accep
     assert "is not supported for GPU" in texts(ran, "settings", "could not look")[0]
 
 
-def test_a_driver_that_forgets_its_settings_is_given_none(accept: Accept) -> None:
-    """A node without persistence mode: the cap would be gone before the check that is to name it."""
-    ran = accept(*only("settings"), node="cold-start-8")
-    assert (ran.code, ran.set_to) == (0, []), ran.out
-    assert "persistence mode is off" in texts(ran, "settings", "could not look")[0]
-
-
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, 137)])
 def test_a_signal_while_a_power_cap_is_set_takes_it_back(begin: Begin, number: signal.Signals, code: int) -> None:
     process, ran = begin(*only("settings"))

@@ -97,6 +97,16 @@ def test_output_to_a_dash_is_stdout_and_a_file_gets_colour_only_on_demand(
     assert "\x1b[" in Path("colored.txt").read_text()
 
 
+def test_diagnose_colours_its_answer_as_the_other_commands_do(
+    gpudoctor: Gpudoctor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = tmp_path / "job.log"
+    log.write_text("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB.\n")
+    assert "\x1b[" not in gpudoctor("diagnose", str(log)).out
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert "\x1b[" in gpudoctor("diagnose", str(log)).out
+
+
 @pytest.mark.parametrize("form", ["text", "json", "prometheus"])
 def test_no_old_report_is_left_where_this_run_could_not_judge(form: str, gpudoctor: Gpudoctor, tmp_path: Path) -> None:
     path = tmp_path / "report"

@@ -8,11 +8,10 @@ from rich.text import Text
 
 from gpudoctor.checks.core.finding import Status
 from gpudoctor.cluster.baseline.compare import Comparison
-from gpudoctor.report.text import laid_out, terminal_width
-from gpudoctor.report.text_blocks import plain, status_word
+from gpudoctor.report.text import laid_out, plain, status_word
 
 
-def render_comparison(comparison: Comparison, color: bool) -> str:
+def render_comparison(comparison: Comparison, *, width: int, color: bool) -> str:
     """The comparison as text."""
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True)
@@ -29,4 +28,4 @@ def render_comparison(comparison: Comparison, color: bool) -> str:
     worse = sum(1 for change in comparison.changes if change.what == "figure" and change.status != "said")
     said = f"{worse} of {comparison.compared} figures worse than in the saved runs" if worse else ""
     parts.append(Text.assemble(status_word(Status(comparison.verdict)), "  ", said))
-    return laid_out(parts, width=terminal_width(), color=color)
+    return laid_out(parts, width=width, color=color)

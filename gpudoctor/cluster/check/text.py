@@ -13,8 +13,8 @@ from rich.text import Text
 from gpudoctor.checks.core.finding import PROBLEMS, Finding, Status
 from gpudoctor.cluster.check.report import ClusterReport, InterNodeResult, Judged
 from gpudoctor.cluster.text_rows import TextRows
-from gpudoctor.report.text import laid_out
-from gpudoctor.report.text_blocks import STYLES, block_rows, plain, status_word
+from gpudoctor.report.text import STYLES, laid_out, plain, status_word
+from gpudoctor.report.wording import block_rows
 from gpudoctor.units import mib_text, rate_text
 
 _NODES_SHOWN = 64  # of the nodes that pass; all others are always shown

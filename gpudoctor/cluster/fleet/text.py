@@ -15,8 +15,7 @@ from gpudoctor.cluster.fleet.model import OUTLIER, WORST_FIRST, FigureRow, Fleet
 from gpudoctor.cluster.fleet.reading import Refused
 from gpudoctor.cluster.hostlist import hostlist
 from gpudoctor.cluster.text_rows import TextRows
-from gpudoctor.report.text import laid_out
-from gpudoctor.report.text_blocks import STYLES, plain, status_word
+from gpudoctor.report.text import STYLES, laid_out, plain, status_word
 
 # a large fleet may have hundreds of each; --json has all of them
 MOST_ROWS = 30

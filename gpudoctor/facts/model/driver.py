@@ -1,7 +1,5 @@
 """The NVIDIA driver and Fabric Manager: how they were loaded and what they answered. Data only."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from gpudoctor.facts.model.missing import NOT_READ, Fact, Missing

@@ -1,7 +1,5 @@
 """One GPU: its links, memory, clocks, power and settings. Units are in the names; an unknown leaf is `Missing`."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from gpudoctor.facts.model.links import Fabric as Fabric

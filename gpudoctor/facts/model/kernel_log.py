@@ -1,7 +1,5 @@
 """Events from a kernel log: errors of GPUs and switches, and events of the machine around them. Data only."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from gpudoctor.facts.model.missing import NOT_READ, Fact, Missing

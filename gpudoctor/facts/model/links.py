@@ -1,7 +1,5 @@
 """How a GPU is connected: its PCIe link and path, its NVLinks, the NVSwitch fabric, and pairs of GPUs."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from gpudoctor.facts.model.missing import NOT_READ, Fact, Missing

@@ -1,7 +1,5 @@
 """How fast training data arrives: reads of the user's paths, and a real torch DataLoader on every rank. No verdicts."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from gpudoctor.facts.model.missing import NOT_READ, Fact, Missing

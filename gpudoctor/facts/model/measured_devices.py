@@ -1,7 +1,5 @@
 """What each rank's device measured: compute and memory rates, copies to the host and to other GPUs. No verdicts."""
 
-from __future__ import annotations
-
 from gpudoctor.facts.model.missing import NOT_READ, Fact, Missing
 
 

@@ -1,7 +1,5 @@
 """Ten steps of one small transformer under each parallel strategy: figures only, no verdicts."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from gpudoctor.facts.model.missing import NOT_READ, Fact, Missing

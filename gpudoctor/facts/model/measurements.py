@@ -1,7 +1,5 @@
 """Results of the probes. A measurement is one more fact: no verdicts here, and no torch."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from gpudoctor.facts.model.measured_data import DataLoading, StorageRead

@@ -1,7 +1,5 @@
 """The base of every fact, and the placeholder for a value that could not be read."""
 
-from __future__ import annotations
-
 from typing import Literal, TypeVar
 
 import msgspec

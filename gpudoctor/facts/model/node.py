@@ -1,7 +1,5 @@
 """A node and everything known about it: the one data structure that every source produces."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import msgspec

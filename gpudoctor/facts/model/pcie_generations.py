@@ -1,7 +1,5 @@
 """PCIe generations: signalling rate and bandwidth of a lane. Source: PCI Express Base Specification."""
 
-from __future__ import annotations
-
 # GT/s per lane
 GT_S: dict[int, float] = {1: 2.5, 2: 5.0, 3: 8.0, 4: 16.0, 5: 32.0, 6: 64.0}
 # share of the bits that carry data: 8b/10b up to Gen2, 128b/130b up to Gen5, 242 of 256 bytes per FLIT in Gen6

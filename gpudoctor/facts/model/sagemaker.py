@@ -1,7 +1,5 @@
 """The hosts of a SageMaker training job, as its variable SM_HOSTS lists them."""
 
-from __future__ import annotations
-
 import msgspec
 
 

@@ -1,7 +1,5 @@
 """The storage of a training: file systems, the devices behind them, and GPUDirect Storage. Data only."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from gpudoctor.facts.model.missing import NOT_READ, Fact, Missing

@@ -1,4 +1,4 @@
-"""The report as one self-contained HTML page, fit to be mailed."""
+"""The report as one self-contained HTML page that can be mailed."""
 
 from __future__ import annotations
 

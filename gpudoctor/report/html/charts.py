@@ -1,4 +1,4 @@
-"""Charts as inline SVG; every figure in them stands in a table beside them too."""
+"""Charts as inline SVG; every figure in them is also in a table beside them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MARKS = ("circle", "square", "triangle", "diamond", "cross", "plus")
 
 
 class Bar(msgspec.Struct, frozen=True):
-    """One rank: its name, its parts in ms in the order of the names, and its status where it is not fine."""
+    """One rank: its name, its parts in ms in the order of the part names, and its status if there is a problem."""
 
     name: str
     parts_ms: tuple[float, ...]
@@ -27,7 +27,7 @@ class Bar(msgspec.Struct, frozen=True):
 
 
 def stacked_bars(names: Sequence[str], bars: Sequence[Bar], label: str) -> Element:
-    """A bar for each rank, each part with its own colour and pattern."""
+    """A bar per rank, with a colour and pattern per part."""
     bars = [msgspec.structs.replace(bar, parts_ms=tuple(_sane(part) for part in bar.parts_ms)) for bar in bars]
     longest = max((sum(bar.parts_ms) for bar in bars), default=0.0)
     ticks = _ticks(longest)
@@ -66,7 +66,7 @@ def stacked_bars(names: Sequence[str], bars: Sequence[Bar], label: str) -> Eleme
 
 
 def _patterns() -> Element:
-    """Hatches, so that the parts differ in print and to the colour-blind."""
+    """Hatches, so that the parts differ in black and white print and for colour-blind readers."""
     lines = element("path", d="M0 6 L6 0 M-1 1 L1 -1 M5 7 L7 5", class_="hatch")
     dots = element("circle", cx=3, cy=3, r=1.3, class_="dots")
     return element(
@@ -87,7 +87,7 @@ def _patterns() -> Element:
 
 
 def lines_by_size(series: Mapping[str, Sequence[tuple[int, float]]], unit: str, label: str) -> Element:
-    """A line for each name over message sizes in bytes (logarithmic); the value axis begins at 0."""
+    """A line per name over message sizes in bytes (logarithmic axis); the value axis starts at 0."""
     series = {name: [(size, _sane(value)) for size, value in points] for name, points in series.items()}
     sizes = [size for points in series.values() for size, _ in points]
     low, high = log2(min(sizes)), log2(max(sizes))
@@ -143,7 +143,7 @@ def _mark(kind: str, x: float, y: float) -> str:
 
 
 def _sane(value: float) -> float:
-    """A figure that can be drawn: a report from a stranger may hold any."""
+    """The value limited to what can be drawn: a report from elsewhere may contain any number."""
     return min(max(value, 0.0), 1e15)
 
 

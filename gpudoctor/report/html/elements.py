@@ -1,4 +1,4 @@
-"""Elements of the page: text and attributes are data, and only the serializer turns them into HTML."""
+"""Elements of the page. Text and attributes are data that only the serializer turns into HTML, with escaping."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from gpudoctor.exits import printable
 Child = Element | str | None
 Value = str | int | float | bool | None
 
-# nothing is loaded, nothing runs, nothing is sent: a browser holds to it whatever stands in the page
+# the browser loads, runs and sends nothing, whatever the page contains
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
 
-# what stands within a sentence; all else gets a line of its own, so that the difference of two pages can be read
+# inline elements; all others end with a newline, so that a diff of two pages is readable
 _WITHIN = frozenset(("b", "code", "i", "span", "strong"))
 
 
 def element(tag: str, *children: Child, **attributes: Value) -> Element:
-    """An element holding texts and elements; what is None is left out.
+    """An element with texts and elements as children; None is left out.
 
-    Attributes: `class_` is class, `aria_label` is aria-label, True is an attribute without a value.
-    Control characters are made visible, since names come from strangers.
+    Attributes: `class_` is class, `aria_label` is aria-label, True is an attribute without a value. Control characters
+    are escaped, since names come from outside.
     """
     made = Element(tag)
     for name, value in attributes.items():
@@ -38,7 +38,7 @@ def element(tag: str, *children: Child, **attributes: Value) -> Element:
 
 
 def append(parent: Element, *children: Child) -> None:
-    """Put texts and elements at the end of an element."""
+    """Append texts and elements to an element."""
     for child in children:
         if child is None:
             continue
@@ -53,15 +53,15 @@ def append(parent: Element, *children: Child) -> None:
 
 
 def lines(text: str, **attributes: Value) -> Element:
-    """Preformatted text; its line ends stay, other control characters are made visible."""
+    """Preformatted text; newlines are kept, other control characters escaped."""
     made = element("pre", **attributes)
-    # the parser drops a line end right after the tag
+    # HTML parsers drop a newline right after <pre>
     made.text = "\n" + "\n".join(printable(line) for line in text.split("\n"))
     return made
 
 
 def page(title: str, *body: Child, css: str = "") -> str:
-    """A page of ours, with the style of all of them and `css` behind it: no script, nothing loaded from anywhere."""
+    """A page with our common style, followed by `css`; it contains no script and loads nothing."""
     style = element("style")
     style.text = "\n" + (Path(__file__).parent / "page.css").read_text(encoding="utf-8") + css
     head = element(
@@ -83,14 +83,14 @@ def document(root: Element) -> str:
 
 
 def chip(status: Status) -> Element:
-    """The status word; colour only adds to it."""
+    """The status as a coloured word."""
     return element("span", status.value.upper(), class_=f"chip {status.value}")
 
 
 def table(
     head: Sequence[Child], rows: Iterable[Sequence[Child]], *, caption: str | None = None, class_: str = "figures"
 ) -> Element:
-    """A table that scrolls sideways where the screen is narrow; the first cell of a row is its heading."""
+    """A table that scrolls sideways on narrow screens; the first cell of each row is its heading."""
     made = element("table", class_=class_)
     if caption:
         append(made, element("caption", caption))
@@ -114,12 +114,12 @@ def _is_cell(child: Child) -> bool:
 
 
 def scroll(wide: Element, label: str) -> Element:
-    """A box in which something wide can be scrolled, by keyboard too."""
+    """A box in which a wide element can be scrolled, also by keyboard."""
     return element("div", wide, class_="scroll", tabindex=0, role="region", aria_label=label)
 
 
 def tally(tiles: Iterable[tuple[str, str, int]]) -> Element:
-    """How many of what, a tile for each: (status that colours it, word, count)."""
+    """Tiles with counts: (status that sets the colour, word, count)."""
     return element(
         "ul",
         *(
@@ -131,11 +131,11 @@ def tally(tiles: Iterable[tuple[str, str, int]]) -> Element:
 
 
 def banner(word: str, text: str, how: str) -> Element:
-    """A line over the page; `how` is loud or quiet."""
+    """A line across the page; `how` is loud or quiet."""
     return element("p", element("strong", word), f" {text}", class_=f"banner {how}")
 
 
 def section(title: str, *children: Child, id_: str | None = None) -> Element | None:
-    """A titled part of the page; None where nothing is in it."""
+    """A titled part of the page; None if it has no content."""
     inside = [child for child in children if child is not None]
     return element("section", element("h2", title), *inside, id_=id_) if inside else None

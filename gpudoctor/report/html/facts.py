@@ -17,7 +17,7 @@ from gpudoctor.units import MIB, gib_number, gib_text
 
 
 def facts_part(report: Report, raw_facts: bool) -> Iterator[Child]:
-    """GPUs always; the rest where the report has its facts."""
+    """The GPUs; the rest only if the report includes its facts."""
     facts = None if isinstance(report.facts, msgspec.UnsetType) else report.facts
     yield section("GPUs", _gpus(report, facts) if report.gpus else None, id_="gpus")
     if facts is None:
@@ -33,7 +33,7 @@ def facts_part(report: Report, raw_facts: bool) -> Iterator[Child]:
 def _json(facts: Node) -> str:
     try:
         return msgspec.json.format(to_json(facts), indent=2).decode()
-    except UnicodeEncodeError:  # a name that is not UTF-8; the standard library escapes it
+    except UnicodeEncodeError:  # a name that is not UTF-8 (lone surrogates); the standard library escapes it
         return json.dumps(msgspec.to_builtins(facts), indent=2)
 
 
@@ -76,7 +76,7 @@ def _gpu(summary: GpuSummary, gpu: Gpu | None, wide: bool) -> tuple[Child, ...]:
 
 
 def _pcie(link: PcieLink) -> str:
-    """What it runs at, and what it could where that is more: "5 x8 of 5 x16"."""
+    """The current generation and width, and the maximum if it differs: "5 x8 of 5 x16"."""
     now, most = (
         (known(g), known(w)) for g, w in ((link.generation, link.width), (link.generation_max, link.width_max))
     )

@@ -1,4 +1,4 @@
-"""What the probes measured: charts with their tables. CPU ranks are called CPU ranks."""
+"""The measurements of the probes: charts with their tables."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from gpudoctor.units import size_text
 
 
 def figures_part(report: Report) -> Iterator[Child]:
-    """A section for each kind of figure that was measured, in the order in which the probes run."""
+    """A section per kind of figure that was measured, in the order in which the probes run."""
     measured = report.measurements
     yield section("Problems of the probes", *(_problem(each) for each in measured.problems), id_="probe-problems")
     launch = measured.launch
@@ -53,7 +53,7 @@ def figures_part(report: Report) -> Iterator[Child]:
 
 
 def _side_by_side(tables: Sequence[Table]) -> Child:
-    """Tables as lines: they are read across, and copied into a terminal."""
+    """Tables as preformatted text: easy to read across, and to copy into a terminal."""
     each = (line for made in tables for line in (made.title, *aligned(made, "  ")))
     return lines("\n".join(each)) if tables else None
 
@@ -107,7 +107,7 @@ def _train_words(training: Training) -> str:
 
 
 def _marks(report: Report) -> dict[int, tuple[Status, str]]:
-    """What the check of the balance says of a rank that is not fine: (its status, the likely cause)."""
+    """The (status, likely cause) that check train.balance reports, by rank with a problem."""
     marks: dict[int, tuple[Status, str]] = {}
     for finding in findings_of(report, "train.balance"):
         rank = finding.subject.rank

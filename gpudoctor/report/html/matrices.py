@@ -1,4 +1,4 @@
-"""GPU by GPU: how they are wired, and what was measured between them, as tables with figure and sign."""
+"""Matrices of GPUs: how they are connected, and the rates between them, as tables with figure and sign."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _MEANING = {
     "NODE": "NODE: between host bridges of one NUMA node",
     "SYS": "SYS: between NUMA nodes",
 }
-# of the best figure in the matrix: sign, class, least share
+# (sign, class, least share of the best figure in the matrix)
 _STEPS = (("●", "heat4", 0.9), ("◕", "heat3", 0.7), ("◑", "heat2", 0.5), ("◔", "heat1", 0.25), ("○", "heat0", 0.0))
 _DIAGONAL = "–"
 
 
 def topology(report: Report) -> Element | None:
-    """How each two GPUs reach each other, where the report has the facts of it."""
+    """How each pair of GPUs is connected; None if the report does not include these facts."""
     facts = report.facts
     if isinstance(facts, msgspec.UnsetType) or isinstance(facts.pairs, Missing) or not facts.pairs:
         return None
@@ -57,7 +57,7 @@ def topology(report: Report) -> Element | None:
 
 
 def bandwidths(measured: Measurements) -> list[Element]:
-    """Heat maps of the copies between GPUs, and of send and receive between ranks."""
+    """Heat maps of copies between GPUs, and of send and receive between ranks."""
     maps = []
     if measured.peer_links:
         peer, both = peer_matrix(measured), both_ways_matrix(measured).rates.values()

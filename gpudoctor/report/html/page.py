@@ -1,4 +1,4 @@
-"""The page as a whole: head, verdict, banners, problems, checks, figures, facts."""
+"""The whole page: head, verdict, banners, problems, checks, figures, facts."""
 
 from __future__ import annotations
 
@@ -14,14 +14,18 @@ from gpudoctor.report.html.facts import facts_part
 from gpudoctor.report.html.figures import figures_part
 from gpudoctor.report.html.matrices import topology
 from gpudoctor.report.model import Report, alarms, is_above, node_words, profile_words
-from gpudoctor.report.text import domain_words, verdict_words
-from gpudoctor.report.text_blocks import expected_words, explained_by, grouped_label, problem_groups
-
-# What is wrong, as cards, and every check with its findings, by domain.
+from gpudoctor.report.wording import (
+    domain_words,
+    expected_words,
+    explained_by,
+    grouped_label,
+    problem_groups,
+    verdict_words,
+)
 
 
 def problem_cards(report: Report) -> Element | None:
-    """Each fault, unknown and warning: found, expected, evidence, likely, what to do, what it explains."""
+    """A card for each fault, unknown and warning: found, expected, evidence, likely cause, advice, what it explains."""
     cards = [_card(report, result, findings) for result, findings in problem_groups(report)]
     return section("What is wrong" if report.faults else "What to look at", *cards, id_="problems")
 
@@ -59,7 +63,7 @@ def _rows(first: Finding, explains: list[str]) -> Iterator[tuple[str, Child]]:
 
 
 def check_table(report: Report) -> Element | None:
-    """A folded table for each domain, open where something is to be seen; what was not asked for comes last."""
+    """A folding table per domain, open if it has a problem; checks of higher levels come last."""
     higher = [result for result in report.checks if is_above(result, report.run.level)]
     asked = (result for result in report.checks if result not in higher)
     folds = []
@@ -97,7 +101,7 @@ def _check_row(result: CheckResult) -> Element:
 
 
 def _said(result: CheckResult) -> Iterator[tuple[Status, str, str]]:
-    """(status, subjects, words), worst first; the same words on several subjects are said once."""
+    """(status, subjects, words), worst first; findings with the same words on several subjects are merged."""
     groups: dict[tuple[Status, str], list[Finding]] = {}
     for finding in sorted(result.findings, key=lambda f: WORST_FIRST.index(f.status)):
         groups.setdefault((finding.status, _words(finding)), []).append(finding)
@@ -116,9 +120,9 @@ def _words(finding: Finding) -> str:
 
 
 def render_html(report: Report, *, raw_facts: bool = True) -> str:
-    """One self-contained page: no script, nothing loaded from anywhere; the same report gives the same bytes.
+    """One self-contained page without scripts; the same report always gives the same bytes.
 
-    `raw_facts`: also the facts as JSON, where the report has them. Text from outside stays text.
+    `raw_facts`: append the facts as JSON, if the report includes them. Text from outside is escaped.
     """
     return page(f"{_word(report)} {_host(report)}: gpudoctor report", *_body(report, raw_facts))
 
@@ -208,6 +212,6 @@ def _word(report: Report) -> str:
 
 
 def _host(report: Report) -> str:
-    """The machine's own name; that of the source where it is made up."""
+    """The host name; for a simulated node, the name of the source."""
     names = (None if report.simulated else report.host.name, report.run.source.name, report.host.name)
     return next((name for name in names if name), "this machine")

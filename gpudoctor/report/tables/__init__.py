@@ -1,1 +1,1 @@
-"""Tables and matrices of what was measured, made once and drawn by the text report, the page and the screen."""
+"""Tables and matrices of measurements, which the text report, the HTML page and the TUI render."""

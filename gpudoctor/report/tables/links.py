@@ -1,4 +1,4 @@
-"""How GPUs reach each other, and what copies between them, and with the host, moved."""
+"""Rates of copies between GPUs and with the host, and of collectives."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Place = tuple[int, int]
 
 
 class RateMatrix(msgspec.Struct, frozen=True):
-    """GB/s by (row rank, column rank); `wrong` arrived changed, `through_host` had no peer-to-peer."""
+    """GB/s by (row rank, column rank); `wrong`: data arrived changed; `through_host`: no peer-to-peer."""
 
     rates: dict[Place, float]
     size_bytes: int = 0
@@ -31,7 +31,7 @@ class RateMatrix(msgspec.Struct, frozen=True):
 
 
 def peer_matrix(measured: Measurements) -> RateMatrix:
-    """Copies from the row's GPU to the column's, one direction at a time."""
+    """Copies from the GPU of the row to that of the column, one direction at a time."""
     links = measured.peer_links
     return RateMatrix(
         {(link.source, link.target): link.gb_s for link in links},
@@ -49,7 +49,7 @@ def both_ways_matrix(measured: Measurements) -> RateMatrix:
 
 
 def pair_matrix(measured: Measurements) -> RateMatrix:
-    """Send and receive of two ranks, each way; measured once, and shown in both places."""
+    """Send and receive between two ranks, each way; measured once per pair, and shown in both cells."""
     pairs = measured.pairs
     rates = {(pair.a, pair.b): pair.busbw_gb_s for pair in pairs}
     rates |= {(pair.b, pair.a): pair.busbw_gb_s for pair in pairs}
@@ -67,7 +67,7 @@ def way_of(pair: GpuPair | None) -> str:
 
 
 def host_table(measured: Measurements, name: RankName, rate: str | Callable[[float], str]) -> Table:
-    """Copies of each rank to and from the host in GB/s, alone and while all ranks copy."""
+    """Copies between each rank and the host in GB/s, alone and while all ranks copy."""
     titles = ("rank", "to GPU, alone", "from GPU, alone", "to GPU, all at once", "from GPU, all at once")
     rows = (
         (
@@ -82,11 +82,8 @@ def host_table(measured: Measurements, name: RankName, rate: str | Callable[[flo
     return Table(tuple(map(Column, titles)), tuple(rows))
 
 
-# Bandwidth and time of the collectives, by operation and message size.
-
-
 def collective_table(done: Sequence[Collective]) -> Table:
-    """A row for each operation, a column for each size: busbw in GB/s and the median time of the slowest rank."""
+    """A row per operation, a column per message size: busbw in GB/s and the median time of the slowest rank."""
     sizes: dict[int, list[Collective]] = {}
     for row in done:
         sizes.setdefault(_power(row), []).append(row)
@@ -99,7 +96,7 @@ def collective_table(done: Sequence[Collective]) -> Table:
 
 
 def _power(row: Collective) -> int:
-    """Rows of one column belong together: sizes that must divide among the ranks are a few bytes apart."""
+    """The column of a size: sizes that must be divisible by the number of ranks differ by a few bytes."""
     return round(log2(max(row.size_bytes, 1)))
 
 

@@ -1,4 +1,4 @@
-"""What data loaders gave, a row for each number of workers, and what was read from storage, a table a path."""
+"""Rates of the data loader by number of workers, and of reads from storage by path."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def loading_tables(measured: Measurements) -> list[Table]:
 
 
 def storage_table(read: StorageRead) -> Table:
-    """A row for each pattern and number of readers: what they got together, and the time of one read."""
+    """A row per pattern and number of readers: their total rate, and the time of one read."""
     columns = (Column("pattern", left=True), *(Column(name) for name in ("readers", "a read", "MB/s", "p50", "p99")))
     rows = tuple(
         (

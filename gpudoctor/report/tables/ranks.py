@@ -1,4 +1,4 @@
-"""What a rank is called, and the figures of the ranks: of the DDP train, and of compute."""
+"""Names of ranks, and the figures of each rank in the DDP train and in compute."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RankName = Callable[[int], str]
 
 
 def plain_name(rank: int) -> str:
-    """The rank alone, as a text report names it."""
+    """The name of a rank in the text report."""
     return f"rank {rank}"
 
 
@@ -29,7 +29,7 @@ def rank_name(measured: Measurements, rank: int, *, long: bool = False) -> str:
 
 
 def gpu_of_rank(measured: Measurements, node: Node | None, rank: int) -> int | None:
-    """NVML's index of the GPU a rank sat on: by UUID, then bus id, then the rank's own word; None for CPU ranks."""
+    """NVML's index of the GPU of a rank: by UUID or bus id, else as the rank reported it; None for CPU ranks."""
     launch = measured.launch
     info = next((info for info in launch.ranks if info.rank == rank), None) if launch else None
     if info is None or info.device != "cuda":
@@ -41,19 +41,19 @@ def gpu_of_rank(measured: Measurements, node: Node | None, rank: int) -> int | N
 
 
 def screen_name(measured: Measurements, node: Node | None, rank: int) -> str:
-    """ "GPU 5" for a rank on it as NVML counts them, "rank 2" for a CPU rank."""
+    """ "GPU 5", by NVML's index, for a rank on a GPU; "rank 2" for a CPU rank."""
     gpu = gpu_of_rank(measured, node, rank)
     return f"rank {rank}" if gpu is None else f"GPU {gpu}"
 
 
 def on_cpus(measured: Measurements) -> bool:
-    """Whether it was CPU ranks that measured."""
+    """Whether all ranks were CPU ranks."""
     launch = measured.launch
     return launch is not None and not any(info.device == "cuda" for info in launch.ranks)
 
 
 def training_table(training: Training, name: RankName, not_finite: str = "not finite") -> Table:
-    """Medians of a step of each rank; a loss that was not finite is told by the word given."""
+    """Medians of a step by rank; `not_finite` is shown for a loss that was not finite."""
 
     def loss(value: float | None) -> str:
         return not_finite if value is None else f"{value:.3f}"
@@ -74,7 +74,7 @@ def training_table(training: Training, name: RankName, not_finite: str = "not fi
 
 
 def compute_table(ranks: Iterable[ComputeRank], name: RankName, rate: str) -> Table:
-    """Products in TFLOP/s, copy and triad in GB/s, whether repeats gave the same bits, and what memory kept."""
+    """Products in TFLOP/s, copy and triad in GB/s, whether repeats gave the same bits, and the memory pattern."""
     titles = ("rank", "products TFLOP/s", "copy GB/s", "triad GB/s", "repeats", "bits", "memory pattern")
     rows = (
         (

@@ -1,4 +1,4 @@
-"""What each parallel strategy cost: a row for each variant, the largest of all ranks, beside one rank alone."""
+"""Costs of each parallel strategy: a row per variant with the largest value of all ranks, and one rank alone."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def strategy_tables(measured: Measurements) -> list[Table]:
 
 
 def library_tables(measured: Measurements) -> list[Table]:
-    """The same for DeepSpeed and TensorFlow, a table for each library that was tried."""
+    """The same for DeepSpeed and TensorFlow, a table per library that was tried."""
     tried = [library for library in (measured.deepspeed, measured.tensorflow) if library is not None]
     return [table for each in tried for table in _table(f"{each.library} {each.version}", each.strategies)]
 
@@ -32,7 +32,7 @@ def _table(name: str, tried: Strategies | None) -> list[Table]:
         f"{name}: {tried.steps} steps of {alone.parameters / 1e6:.2f} M parameters "
         f"on {shape.batch} x {shape.sequence} tokens"
     )
-    # CPU ranks have no peak: nothing counts it
+    # no peak on CPU ranks: nothing measures it there
     titles = _TITLES if tried.device == "cuda" else _TITLES[:-1]
     rows = [_cells("one rank alone", alone.step_ms, (), [alone.memory])]
     for run in tried.runs:

@@ -1,4 +1,4 @@
-"""A table of texts that has no look yet: the page draws elements of it, text and the screen draw lines."""
+"""A table of texts that is independent of the output format: HTML renders elements, text and TUI render lines."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NOT_KNOWN = "-"
 
 
 class Column(msgspec.Struct, frozen=True):
-    """A title and, for lines, the least width in characters (0: that of its longest cell) and the side it stands on."""
+    """A title and, for lines of text, the width in characters (0: that of the longest cell) and the alignment."""
 
     title: str
     width: int = 0
@@ -20,10 +20,7 @@ class Column(msgspec.Struct, frozen=True):
 
 
 class Table(msgspec.Struct, frozen=True):
-    """Rows of cells below columns, as many cells in a row as there are columns.
-
-    `title` says of what; `gap` is how many spaces stand between two columns if lines are drawn.
-    """
+    """Columns, and rows with one cell per column; `gap` is the number of spaces between columns in lines of text."""
 
     columns: tuple[Column, ...]
     rows: tuple[tuple[str, ...], ...]
@@ -35,13 +32,13 @@ class Table(msgspec.Struct, frozen=True):
         return tuple(column.title for column in self.columns)
 
     def turned(self, corner: str) -> Table:
-        """Rows as columns and columns as rows; `corner` is the title of what was the head."""
+        """The table transposed; `corner` is the title of the column that holds the old head."""
         first, *rest = zip(self.head, *self.rows, strict=True)
         return Table((Column(corner), *(Column(name) for name in first[1:])), tuple(rest), self.title, self.gap)
 
 
 def aligned(table: Table, indent: str) -> list[str]:
-    """The head and the rows as lines below each other."""
+    """The head and the rows as lines of text."""
     lines = [table.head, *table.rows]
     widths = [column.width or max(len(line[place]) for line in lines) for place, column in enumerate(table.columns)]
     return [indent + (" " * table.gap).join(_padded(line, table.columns, widths)).rstrip() for line in lines]
@@ -53,7 +50,7 @@ def _padded(cells: Sequence[str], columns: Sequence[Column], widths: Sequence[in
 
 
 def cell(value: float | Missing | None, form: str | Callable[[float], str]) -> str:
-    """A figure in the form that a format or a function of units.py gives it; "-" if it is not known."""
+    """A figure formatted by a format specification or a function of units.py; "-" if it is not known."""
     if value is None or isinstance(value, Missing):
         return NOT_KNOWN
     return format(value, form) if isinstance(form, str) else form(value)

@@ -1,4 +1,4 @@
-"""What the GPUs showed while a probe ran, as people know it from nvidia-smi."""
+"""Telemetry of the GPUs while a probe ran, in the terms of nvidia-smi, and the results of a burn."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from gpudoctor.facts.model.telemetry import GpuCounters, GpuUnderLoad, Telemetry
 from gpudoctor.report.tables.table import NOT_KNOWN, Column, Table
 from gpudoctor.units import MIB, gib_text
 
-# Reasons that cost speed, shortest words; the rest is how a healthy GPU works
+# clock event reasons that cost speed, in short words; the others are normal on a healthy GPU
 _HELD_BACK = {
     "hw-thermal": "HW thermal",
     "hw-power-brake": "HW brake",
@@ -17,17 +17,17 @@ _HELD_BACK = {
 }
 _LEAST_SHARE = 0.01
 _TITLES = ("GPU", "busy", "range", "SM clock", "power", "temp", "memory", "PCIe", "held back by")
-_WIDTHS = (3, 5, 6, 8, 6, 4, 8, 5, 0)  # with two spaces before each: 79 columns with the longest reason
+_WIDTHS = (3, 5, 6, 8, 6, 4, 8, 5, 0)  # with two spaces before each, 79 columns including the longest reason
 
 
 def telemetry_table(telemetry: Telemetry) -> Table:
-    """A row for each GPU: medians, but of PCIe and memory the highest, which tells most."""
+    """A row per GPU: medians, except for PCIe and memory, where the highest value is the most useful."""
     columns = (Column(title, width, left=title == _TITLES[-1]) for title, width in zip(_TITLES, _WIDTHS, strict=True))
     return Table(tuple(columns), tuple(_cells(gpu) for gpu in telemetry.gpus))
 
 
 def sample_count(telemetry: Telemetry) -> str:
-    """How often the GPUs were read: "20", or "19 to 20" where they differ."""
+    """How often the GPUs were sampled: "20", or "19 to 20" if that differs."""
     counts = [gpu.samples for gpu in telemetry.gpus] or [0]
     return f"{min(counts)}" if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
 
@@ -55,7 +55,7 @@ def _cells(gpu: GpuUnderLoad) -> tuple[str, ...]:
 
 
 def _held_back(gpu: GpuUnderLoad) -> str:
-    """The reason that held it back the longest, with its share of the time."""
+    """The reason that slowed the GPU longest, with its share of the time."""
     if not gpu.samples or "event_reasons" in gpu.unread:
         return NOT_KNOWN
     shares = {words: event_share(gpu, reason) for reason, words in _HELD_BACK.items()}
@@ -63,14 +63,11 @@ def _held_back(gpu: GpuUnderLoad) -> str:
     return f"{longest} {percent(shares[longest])}" if shares[longest] >= _LEAST_SHARE else "none"
 
 
-# What a burn found, in words.
-
-
 def wrong_text(wrong: WrongResult) -> str:
-    """A result that was not the right one, with its round."""
+    """A wrong result of a burn, with its round."""
     return f"WRONG in round {wrong.round + 1} (until {wrong.at_s:.0f} s): {wrong.text}"
 
 
 def growth_text(gpu: GpuCounters) -> str:
-    """How much each counter of a GPU grew that was read; empty if none was."""
+    """By how much each counter of a GPU grew during a burn; empty if none was read."""
     return ", ".join(f"{name.replace('_', ' ')} +{count}" for name, count in gpu.growth.items())

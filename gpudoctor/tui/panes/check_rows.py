@@ -12,7 +12,7 @@ from gpudoctor.checks.core.finding import PROBLEMS, WORST_FIRST, Finding, Status
 from gpudoctor.checks.core.registry import DOMAINS, LEVELS, Level
 from gpudoctor.checks.core.runner import CheckResult
 from gpudoctor.report.model import Report
-from gpudoctor.report.text_blocks import grouped_label
+from gpudoctor.report.wording import grouped_label
 from gpudoctor.tui.labels import WORDS
 from gpudoctor.tui.state import Running, State
 

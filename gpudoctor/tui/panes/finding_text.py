@@ -18,7 +18,7 @@ from gpudoctor.checks.core.runner import CheckResult
 from gpudoctor.checks.core.subject import Subject
 from gpudoctor.exits import printable
 from gpudoctor.report.model import Report
-from gpudoctor.report.text_blocks import block_rows, explained_by, grouped_label
+from gpudoctor.report.wording import block_rows, explained_by, grouped_label
 from gpudoctor.tui.labels import WORDS, clock, style_of
 from gpudoctor.tui.messages import PageWanted
 from gpudoctor.tui.state import FinishedRun, State

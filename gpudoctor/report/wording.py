@@ -1,0 +1,192 @@
+"""The words of a report that text, HTML and the TUI share: of domains, problems and the verdict. No layout, no rich."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from gpudoctor.checks.core.causes import headline
+from gpudoctor.checks.core.finding import PROBLEMS, WORST_FIRST, Expected, Finding, Status
+from gpudoctor.checks.core.runner import CheckResult
+from gpudoctor.checks.core.subject import Subject
+from gpudoctor.checks.driver.responsive import WAKING
+from gpudoctor.facts.captures import ABSENT
+from gpudoctor.report.model import Report, held_words, is_above
+from gpudoctor.units import ranges
+
+
+def check_count(count: int) -> str:
+    return f"{count} {'check' if count == 1 else 'checks'}"
+
+
+def domain_words(results: list[CheckResult], status: Status) -> str:
+    """ "3 of 4 ok: link-width fail (GPU 5)" or "7 checks" or "5 checks: why they were skipped"."""
+    looked = [r for r in results if r.status is not Status.SKIP]
+    skipped = len(results) - len(looked)
+    if status is Status.SKIP:
+        reasons = list(dict.fromkeys(_reason(r) for r in results))
+        others = len(reasons) - 1
+        more = f" (and {others} more reason{'s' * (others > 1)})" if others else ""
+        return f"{check_count(len(results))}: {reasons[0]}{more}"
+    bad = [r for r in looked if r.status is not Status.PASS]
+    tail = f", {skipped} skipped" if skipped else ""
+    if not bad:
+        summary = _worth_seeing(results)
+        return f"{check_count(len(looked))}{tail}" + (f"   {summary}" if summary else "")
+    ok = len(looked) - len(bad)
+    return f"{ok} of {len(looked)} ok{tail}   {'; '.join(_by_subject(bad))}"
+
+
+def _by_subject(bad: list[CheckResult]) -> list[str]:
+    """ "GPU 2: lost, xid and 9 more" for each GPU (or set of GPUs) with a problem, worst first."""
+    groups: dict[str, list[str]] = {}
+    for result in sorted(bad, key=lambda r: WORST_FIRST.index(r.status)):
+        label = grouped_label(f.subject for f in result.findings if f.status is result.status)
+        groups.setdefault(label, []).append(result.id.partition(".")[2])
+    lines = []
+    for label, names in groups.items():
+        more = f" and {len(names) - 3} more" if len(names) > 4 else ""
+        shown = ", ".join(names if not more else names[:3])
+        lines.append(f"{shown}{more}" if label == "node" else f"{label}: {shown}{more}")
+    return lines
+
+
+def _worth_seeing(results: list[CheckResult]) -> str:
+    """A figure that is shown even if all is well: "144 of 144 links up", or how long the driver took to wake."""
+    nodes = (f for r in results for f in r.findings if f.subject.kind == "node" and f.found)
+    seen = (f for f in nodes if f.found and (f.found.unit == "links" or any(e.source == WAKING for e in f.evidence)))
+    return next((f.found.text for f in seen if f.found), "")
+
+
+def _reason(result: CheckResult) -> str:
+    return next((f.reason for f in result.findings if f.reason), "nothing to judge")
+
+
+# the command whose output is missing from a capture, by domain; for the kernel log, by check
+_COMMANDS = {
+    "gpu.xid": "dmesg",
+    "gpu": "nvidia-smi -q",
+    "pcie": "lspci -vvv (as root)",
+    "nvlink": "nvidia-smi nvlink -s",
+    "topology": "nvidia-smi topo -m",
+    "host": "free -m; df -m /dev/shm",
+    "env": "env",
+    "network": "ibstat",
+}
+_MOST_COMMANDS = 3
+
+
+def also_paste(report: Report) -> str:
+    """ "To judge nvlink, also paste: nvidia-smi nvlink -s"; "" if the capture has something for every domain."""
+    if report.run.source.kind != "capture":
+        return ""
+    asked = [result for result in report.checks if not is_above(result, report.run.level)]
+    parts = []
+    for place, command in _COMMANDS.items():
+        results = [result for result in asked if place in (result.id, result.domain)]
+        skipped = bool(results) and all(result.status is Status.SKIP for result in results)
+        if skipped and any(_reason(result).endswith(ABSENT.reason) for result in results):
+            parts.append(f"{place}: {command}")
+    if not parts:
+        return ""
+    if len(parts) == 1:
+        name, _, command = parts[0].partition(": ")
+        return f"To judge {name}, also paste: {command}"
+    return f"To judge more, also paste: {' | '.join(parts[:_MOST_COMMANDS])}"
+
+
+def verdict_words(report: Report) -> str:
+    """What the verdict means; a node is only called fit if its GPUs were put under load."""
+    training = report.measurements.training
+    if report.verdict == "pass" and training is not None and training.device == "cuda":
+        return "fit to train on"
+    looked = f"the {check_count(report.counts.passed)} that could look"
+    aside = ""
+    if report.run.source.kind == "capture":
+        looked = held_words(report.checks, report.run.level)
+        asked = [result for result in report.checks if not is_above(result, report.run.level)]
+        if 2 * sum(result.status is not Status.SKIP for result in asked) < len(asked):
+            aside = f", in {looked}"
+    words = {
+        "pass": f"nothing wrong in {looked}; no GPU was put under load",
+        "warn": f"works; look at the warnings{aside}",
+        "fail": "not fit to train on",
+    }
+    return words.get(report.verdict, "not known: what got no answer is not a pass")
+
+
+def problem_groups(report: Report) -> Iterator[tuple[CheckResult, list[Finding]]]:
+    """Faults, then unknowns, then warnings; findings with the same words on several subjects form one group."""
+    for status in PROBLEMS:
+        for result in report.checks:
+            roots = [f for f in result.findings if f.status is status and f.explained_by is None]
+            groups: dict[object, list[Finding]] = {}
+            for finding in roots:
+                groups.setdefault(_same_words(finding), []).append(finding)
+            for findings in groups.values():
+                yield result, findings
+
+
+def _same_words(finding: Finding) -> object:
+    found = finding.found.text if finding.found else finding.reason
+    return found, finding.expected.text if finding.expected else None, finding.likely
+
+
+def block_rows(first: Finding, explains: Iterable[str]) -> list[tuple[str, str]]:
+    """A finding as rows of (label, words), in reading order; an empty label continues the previous one."""
+    rows: list[tuple[str, str]] = []
+    if first.found:
+        rows.append(("found", first.found.text))
+    if first.reason:
+        rows.append(("reason", first.reason))
+    if first.expected:
+        rows.append(("expected", expected_words(first.expected)))
+    rows += _labelled("evidence", [f"{each.source} = {each.value}" for each in first.evidence])
+    if first.likely:
+        rows.append(("likely", first.likely))
+    steps = [a.text + (f"  {a.command}" if a.command else "") for a in first.advice]
+    rows += _labelled("do", [f"{n}. {step}" if len(steps) > 1 else step for n, step in enumerate(steps, 1)])
+    rows += _labelled("explains", explains)
+    return rows
+
+
+def explained_by(report: Report, check_id: str, findings: list[Finding]) -> list[str]:
+    """What the findings of a block explain: failures and warnings line by line, three or more unknowns in one line."""
+    if findings[0].status is Status.FAIL:
+        subjects = [f.subject for f in findings]
+        of = [fault for fault in report.faults if fault.check == check_id]
+        gpus = {subject.gpu for subject in subjects}
+        mine = [fault for fault in of if (gpus.issuperset(fault.gpus) if fault.gpus else fault.subject in subjects)]
+        lines = list(dict.fromkeys(line for fault in mine for line in fault.explains))
+    else:
+        lines = [
+            f"{result.id} {f.status.value}: {headline(f)}"
+            for result in report.checks
+            for f in result.findings
+            if f.explained_by == check_id and f.status is not Status.FAIL
+        ]
+    blind = list(dict.fromkeys(line.split()[0] for line in lines if line.split()[1] == "unknown:"))
+    if len(blind) < 3:
+        return lines
+    seen = [line for line in lines if line.split()[1] != "unknown:"]
+    return [*seen, f"{len(blind)} checks that got no answer: {', '.join(blind)}"]
+
+
+def _labelled(name: str, lines: Iterable[str]) -> list[tuple[str, str]]:
+    return [(name if n == 0 else "", line) for n, line in enumerate(lines)]
+
+
+def expected_words(expected: Expected) -> str:
+    """The expectation and its source, unless the text already contains the source."""
+    text, source = expected.text, expected.source
+    if not source or all(word in text.lower() for word in source.lower().split()):
+        return text
+    return f"{text} ({source})"
+
+
+def grouped_label(subjects: Iterable[Subject]) -> str:
+    """ "GPU 0-3, 5" for GPUs; other labels are listed, at most four of them."""
+    kept = list(subjects)
+    gpus = sorted({s.gpu for s in kept if s.kind == "gpu" and s.gpu is not None})
+    others = list(dict.fromkeys(s.label for s in kept if s.kind != "gpu" or s.gpu is None))
+    shown = others[:4] + ([f"{len(others) - 4} more"] if len(others) > 4 else [])
+    return ", ".join(([f"GPU {ranges(gpus)}"] if gpus else []) + shown)
