@@ -379,13 +379,16 @@ def test_folders_nested_deeper_than_python_recurses_are_read(
     gpudoctor: Gpudoctor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for _ in range(1100):
-        os.mkdir("d")  # noqa: PTH102 - relative, as the whole path becomes too long for some calls
-        os.chdir("d")
-    write(Path("node1.json"), report("node1"))
-    os.chdir(tmp_path)
-    outcome = gpudoctor("cluster", "report", "--json", "d")
-    subprocess.run(["rm", "-r", "d"], check=True)  # too deep for pytest to remove
+    try:
+        for _ in range(1100):
+            os.mkdir("d")  # noqa: PTH102 - relative, as the whole path becomes too long for some calls
+            os.chdir("d")
+        write(Path("node1.json"), report("node1"))
+        os.chdir(tmp_path)
+        outcome = gpudoctor("cluster", "report", "--json", "d")
+    finally:
+        os.chdir(tmp_path)
+        subprocess.run(["rm", "-r", "d"], check=True)  # too deep for pytest to remove
     assert outcome.json["counts"]["nodes"] == 1
 
 
