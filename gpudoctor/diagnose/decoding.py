@@ -42,6 +42,17 @@ def head_of(source: LogSource) -> bytes:
         return b""
 
 
+def refuse_to_follow(head: bytes) -> None:
+    """Raise UnreadableError if a stream that begins like this is not text that can be read line by line as it grows."""
+    if head.startswith((_GZIP, _XZ, _ZSTD)):
+        raise UnreadableError(
+            "compressed, so it cannot be followed; read it without --follow, or decompress it before: "
+            "zcat FILE | gpudoctor diagnose --follow -"
+        )
+    if _utf16(head[:_HEAD_BYTES]) is None and looks_binary(head[:_HEAD_BYTES]):
+        raise UnreadableError("binary, no log")
+
+
 def read_whole(source: LogSource, limit: int = _MAX_DUMP_BYTES) -> bytes:
     """All bytes of a dump, decompressed. Raises UnreadableError if there are more than `limit`."""
     data = bytearray()
@@ -92,11 +103,11 @@ def raw_blocks(source: LogSource) -> Iterator[bytes]:
 
 def _blocks_of(stream: IO[bytes], name: str) -> Iterator[bytes]:
     head = stream.read(BLOCK_BYTES)
-    if head.startswith(b"\x1f\x8b"):
+    if head.startswith(_GZIP):
         yield from _gunzipped(head, stream)
-    elif head.startswith(b"\xfd7zXZ"):
+    elif head.startswith(_XZ):
         yield from _unxz(head, stream)
-    elif head.startswith(b"\x28\xb5\x2f\xfd"):
+    elif head.startswith(_ZSTD):
         yield from _unzstd(head, stream)
     else:
         while head:
@@ -114,9 +125,10 @@ def _gunzipped(head: bytes, stream: IO[bytes]) -> Iterator[bytes]:
             yield out
         data = inflater.unconsumed_tail
         if inflater.eof:
-            data = inflater.unused_data or stream.read(BLOCK_BYTES)
+            data = inflater.unused_data
+            data += b"" if len(data) >= len(_GZIP) else stream.read(BLOCK_BYTES)
             inflater = zlib.decompressobj(31)
-            if not data.startswith(b"\x1f\x8b"):
+            if not data.startswith(_GZIP):
                 return
         elif not data:
             data = stream.read(BLOCK_BYTES)
@@ -133,7 +145,8 @@ def _unxz(head: bytes, stream: IO[bytes]) -> Iterator[bytes]:
         data = b""
         if inflater.eof:
             data = inflater.unused_data.lstrip(b"\0")
-            data += b"" if len(data) >= len(_XZ) else stream.read(BLOCK_BYTES)
+            while len(data) < len(_XZ) and (more := stream.read(BLOCK_BYTES)):
+                data = (data + more).lstrip(b"\0")
             inflater = lzma.LZMADecompressor()
             if not data.startswith(_XZ):
                 return

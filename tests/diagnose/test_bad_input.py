@@ -9,6 +9,7 @@ import os
 import random
 import resource
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpudoctor.diagnose.build import diagnose
-from gpudoctor.diagnose.decoding import text_blocks
+from gpudoctor.diagnose.decoding import BLOCK_BYTES, text_blocks
 from gpudoctor.diagnose.gather import gather, hits_of_part
 from gpudoctor.diagnose.scan import all_lines, interesting_lines
 from gpudoctor.diagnose.sources import LogSource, find_sources
@@ -56,6 +57,27 @@ def test_a_torn_gzip_gives_what_came_before(tmp_path: Path) -> None:
     whole = gzip.compress((FAILURE + noise).encode())
     answer = answer_to(whole[: len(whole) * 9 // 10], tmp_path)
     assert answer.cause is None or said(answer) == ("user_exception", 3)
+
+
+def _xz_with_padding(data: bytes) -> bytes:
+    first = lzma.compress(b"step 1\n" * 9)
+    return first + bytes(BLOCK_BYTES - len(first) + 4) + lzma.compress(data)
+
+
+def _gzip_boundary_before_end_of_read(data: bytes) -> bytes:
+    """Two members; the first ends one byte before the end of the first read."""
+    room = BLOCK_BYTES - 1
+    first = gzip.compress(b"step 1 \n" * (room // 8 - 1000), 0)
+    header, rest = first[:10], first[10:]
+    name = b"n" * (room - len(first) - 1) + b"\0"  # a member's header may hold a file name of any length
+    first = header[:3] + b"\x08" + header[4:] + name + rest
+    assert len(first) == room
+    return first + gzip.compress(data)
+
+
+@pytest.mark.parametrize("packed", [_gzip_boundary_before_end_of_read, _xz_with_padding])
+def test_a_boundary_at_the_end_of_a_read_ends_no_file(packed: Callable[[bytes], bytes], tmp_path: Path) -> None:
+    assert said(answer_to(packed(b"\n" + FAILURE.encode()), tmp_path)) == ("user_exception", 3)
 
 
 def test_frames_of_zstd_are_read_one_after_the_other(tmp_path: Path) -> None:
