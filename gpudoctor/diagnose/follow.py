@@ -9,14 +9,16 @@ from collections.abc import Callable
 
 import msgspec
 
+from gpudoctor.diagnose.decoding import UnreadableError, refuse_to_follow
+from gpudoctor.diagnose.diagnosis import Unread
 from gpudoctor.diagnose.gather import GatheredLogs
 from gpudoctor.diagnose.places import LogFile
-from gpudoctor.diagnose.prefixes import Labels, labels_of
+from gpudoctor.diagnose.prefixes import LABEL_LINES, NO_LABELS, labels_of
 from gpudoctor.diagnose.reader import LogReader
 from gpudoctor.diagnose.sources import LogSource
 
 _POLL_S = 0.5
-_LABEL_LINES = 40
+_READ_BYTES = 1 << 20
 _MAX_HELD = 1 << 20
 
 
@@ -28,35 +30,48 @@ class Stall(msgspec.Struct, frozen=True):
 
 
 class _Tail:
-    """A growing file, or stdin."""
+    """A growing file, or stdin. Raises OSError if it cannot be opened."""
 
     def __init__(self, source: LogSource, number: int, found: GatheredLogs) -> None:
-        self.file = LogFile(source.name)
+        self.file = found.files[number]
         self._found = found
-        self._number = number
         self._path = source.path
         self._descriptor = 0 if source.path is None else os.open(source.path, os.O_RDONLY)
         self.is_stdin = source.path is None
         self._rest = b""
+        self._begun = False
         self._early: list[str] = []
-        self._reader: LogReader | None = None
+        self._reader = LogReader(number, NO_LABELS)
         self.ended = False
         self.last: dict[str, str] = {}
         self.progress = False
 
     def poll(self, wait_s: float) -> bool:
-        """Read what is new; whether it shows progress: a step, or any line as long as no step was ever seen."""
-        if self.is_stdin and not select.select([0], [], [], wait_s)[0]:
+        """Read what is new; whether it shows progress: a step, or any line as long as no step was ever seen.
+
+        Raises UnreadableError if what is there is not text.
+        """
+        if self.ended or (self.is_stdin and not select.select([0], [], [], wait_s)[0]):
             return False
-        data = os.read(self._descriptor, 1 << 20)
+        data = os.read(self._descriptor, _READ_BYTES)
         if not data and self._moved_away():
-            data = os.read(self._descriptor, 1 << 20)
+            data = os.read(self._descriptor, _READ_BYTES)
         if not data:
             self.ended = self.is_stdin
             return False
-        *lines, self._rest = (self._rest + data).split(b"\n")
+        data = self._rest + data
+        if not self._begun:
+            refuse_to_follow(data)
+            self._begun = b"\n" in data
+        *lines, self._rest = data.split(b"\n")
         self._rest = self._rest[-_MAX_HELD:]
-        moved = [self._line(line.decode("utf-8", "replace")) for line in lines]
+        return self._read([line.decode("utf-8", "replace") for line in lines])
+
+    def _read(self, lines: list[str]) -> bool:
+        if lines and len(self._early) < LABEL_LINES:
+            self._early += lines[: LABEL_LINES - len(self._early)]
+            self._reader.labels = labels_of(self._early)
+        moved = [self._line(line) for line in lines]  # all of them, whichever is the first to move
         return any(moved)
 
     def _moved_away(self) -> bool:
@@ -80,11 +95,6 @@ class _Tail:
 
     def _line(self, text: str) -> bool:
         self.file.lines += 1
-        if self._reader is None:
-            self._early.append(text)
-            self._reader = LogReader(
-                self._number, labels_of(self._early) if len(self._early) >= _LABEL_LINES else Labels()
-            )
         moved = False
         for event in self._reader.read(self.file.lines, text):
             self._found.log.add(event)
@@ -97,34 +107,54 @@ class _Tail:
         return moved or not self.progress
 
     def close(self) -> None:
-        """Close the file and record the events of a line that was still held."""
-        if self._reader is not None:
-            self._found.log.extend(self._reader.end())
-        self.file.like_a_job = True
+        """Close the file and record the events of a last line without an end, and of one that was held."""
+        if self._rest:
+            self._read([self._rest.decode("utf-8", "replace")])
+        self._found.log.extend(self._reader.end())
+        self.file.like_a_job = self.file.text
         if not self.is_stdin:
             os.close(self._descriptor)
+
+    def give_up(self) -> None:
+        """Stop reading what is no text."""
+        self.file.text = False
+        self.ended, self._rest = True, b""
 
 
 def follow(sources: list[LogSource], stall_s: float, say: Callable[[str], None]) -> tuple[GatheredLogs, Stall | None]:
     """Read until standard input ends, or until nothing moved for `stall_s` seconds."""
-    found = GatheredLogs()
-    tails = [_Tail(source, number, found) for number, source in enumerate(sources)]
-    found.files = [tail.file for tail in tails]
+    found = GatheredLogs(files=[LogFile(source.name) for source in sources])
+    tails: list[_Tail] = []
+    for number, source in enumerate(sources):
+        try:
+            tails.append(_Tail(source, number, found))
+        except OSError as error:  # no permission, gone since it was found, or too many files
+            found.files[number].text = False
+            found.unread.append(Unread(source.name, error.strerror or str(error)))
     moved_s = time.monotonic()
     stall: Stall | None = None
     say(f"following {len(tails)} file{'s' if len(tails) != 1 else ''}; Ctrl-C ends it")
     while True:
-        moved = [tail.poll(_POLL_S) for tail in tails]
+        moved = [_polled(tail, found) for tail in tails]
         if any(moved):
             moved_s = time.monotonic()
         elif time.monotonic() - moved_s >= stall_s:
             last = tuple(f"{who}: {words}" for tail in tails for who, words in sorted(tail.last.items()))
             stall = Stall(stall_s, last)
             break
-        if tails and all(tail.ended for tail in tails):
+        if all(tail.ended for tail in tails):
             break
-        if not any(tail.is_stdin for tail in tails):
+        if not any(tail.is_stdin and not tail.ended for tail in tails):
             time.sleep(_POLL_S)
     for tail in tails:
         tail.close()
     return found, stall
+
+
+def _polled(tail: _Tail, found: GatheredLogs) -> bool:
+    try:
+        return tail.poll(_POLL_S)
+    except (UnreadableError, OSError) as error:
+        tail.give_up()
+        found.unread.append(Unread(tail.file.name, getattr(error, "strerror", None) or str(error)))
+        return False

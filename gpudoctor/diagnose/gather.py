@@ -17,7 +17,7 @@ from gpudoctor.diagnose.events import EventLog
 from gpudoctor.diagnose.flight_recorder import Dump, DumpError, looks_like_dump, rank_in_name, read_dump
 from gpudoctor.diagnose.nccl_ras import read_ras
 from gpudoctor.diagnose.places import LogFile
-from gpudoctor.diagnose.prefixes import labels_of
+from gpudoctor.diagnose.prefixes import LABEL_LINES, labels_of
 from gpudoctor.diagnose.reader import LogReader
 from gpudoctor.diagnose.scan import Hit, all_lines, interesting_lines
 from gpudoctor.diagnose.sources import LogSource
@@ -29,7 +29,6 @@ _WHOLE_BYTES = 256 << 10  # at either end of a file every line is read: ranks an
 _SAMPLE_BYTES = 2048
 _SAMPLE_LINES = 4
 _POOL_FROM_BYTES = 96 << 20
-_LABEL_LINES = 200
 _SIGNS_OF_A_JOB = 3  # steps, ranks, processes: ordinary prose may mention one by chance
 
 
@@ -84,7 +83,7 @@ def _read(source: LogSource, number: int, found: GatheredLogs) -> None:
 def _read_text(source: LogSource, number: int, found: GatheredLogs) -> None:
     file = found.files[number]
     hits = _hits(source)
-    first = list(islice(hits, _LABEL_LINES))
+    first = list(islice(hits, LABEL_LINES))
     reader = LogReader(number, labels_of([_text(line) for _, line in first]))
     ras: list[str] = []
     last = signs = 0

@@ -11,6 +11,7 @@ from itertools import takewhile
 
 import msgspec
 
+LABEL_LINES = 200  # as many first lines of a file are shown to `labels_of`
 _MOST_PREFIXES = 9
 _SECONDS_A_DAY = 86400
 _MONTHS = {

@@ -43,11 +43,14 @@ class _Held(msgspec.Struct):
 
 
 class LogReader:
-    """Reads one file: call `read` for each line of interest in order, then `end`."""
+    """Reads one file: call `read` for each line of interest in order, then `end`.
+
+    `labels` may change between lines, as more lines of a growing file show them.
+    """
 
     def __init__(self, file: int, labels: Labels) -> None:
+        self.labels = labels
         self._file = file
-        self._labels = labels
         self._traces = Tracebacks()
         self._table = ElasticTable()
         self._ray = RayReader()
@@ -68,8 +71,8 @@ class LogReader:
         yield from self._flush()
 
     def _read(self, number: int, raw: str) -> Iterator[Event]:
-        raw = raw.removeprefix(self._labels.margin)
-        origin, text = stripped(raw, self._labels)
+        raw = raw.removeprefix(self.labels.margin)
+        origin, text = stripped(raw, self.labels)
         if held := self._held:
             plain = origin.rank is None and origin.source is None and origin.local_rank is None
             whole = held.text.rstrip().endswith(".")

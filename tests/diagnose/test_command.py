@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import lzma
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import jsonschema
@@ -14,9 +17,11 @@ import pytest
 from gpudoctor.checks.core.registry import select
 from gpudoctor.cli.main import main
 from gpudoctor.diagnose import follow as following
+from gpudoctor.diagnose.build import diagnose
 from gpudoctor.diagnose.causes import CAUSES, page_names, page_of
-from gpudoctor.diagnose.sources import LogSource
+from gpudoctor.diagnose.sources import LogSource, find_sources
 from gpudoctor.plugins import all_checks
+from tests.diagnose.asking import said
 from tests.diagnose.test_bad_input import FAILURE
 
 LOST = "[rank2]:[W810 00:09:55.465993962 TCPStore.cpp:125] [c10d] recvValue failed on SocketImpl(fd=1, addr=[n2]:5, remote=[n1]:4): reset\n"
@@ -147,15 +152,60 @@ def test_follow_says_when_nothing_moves() -> None:
     assert "nothing moved" in done.stderr
 
 
-def test_follow_ends_with_its_input() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "gpudoctor", "diagnose", "-", "--follow"],
-        input=FAILURE,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+def followed(data: bytes, *more: str) -> subprocess.CompletedProcess[bytes]:
+    """`diagnose --follow` on a stdin that ends."""
+    command = [sys.executable, "-m", "gpudoctor", "diagnose", "-", "--follow", *more]
+    return subprocess.run(command, input=data, capture_output=True, check=False, timeout=60)
+
+
+@pytest.mark.parametrize("end", ["\n", ""], ids=["a whole last line", "a last line without an end"])
+def test_follow_ends_with_its_input(end: str) -> None:
+    done = followed((FAILURE.rstrip("\n") + end).encode())
     assert done.returncode == 1, done.stderr
+
+
+@pytest.mark.parametrize("packed", [gzip.compress, lzma.compress])
+def test_follow_refuses_compressed_input(packed: Callable[[bytes], bytes]) -> None:
+    done = followed(packed(FAILURE.encode()))
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert b"zcat FILE | gpudoctor diagnose --follow -" in done.stderr
+
+
+def test_follow_lists_what_it_cannot_follow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(following, "_POLL_S", 0.01)
+    (tmp_path / "job.log").write_text(FAILURE)
+    (tmp_path / "older.log.gz").write_bytes(gzip.compress(FAILURE.encode()))
+    (tmp_path / "weights").write_bytes(bytes(range(256)) * 40)
+    (tmp_path / "gone.log").touch()
+    sources, _ = find_sources([str(tmp_path)])
+    (tmp_path / "gone.log").unlink()
+    gathered, stall = following.follow(sources, 0.05, lambda _: None)
+    assert stall is not None
+    assert said(diagnose(gathered)) == ("user_exception", 3)
+    assert {Path(each.file).name: each.reason.partition(",")[0] for each in gathered.unread} == {
+        "gone.log": "No such file or directory",
+        "older.log.gz": "compressed",
+        "weights": "binary",
+    }
+
+
+@pytest.mark.parametrize("label", ["{}: ", "node{}: "], ids=["srun -l", "pdsh"])
+def test_follow_knows_the_labels_of_lines(label: str, log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two writers whose tracebacks are interleaved: only their labels tell them apart."""
+    begun = [f"{label.format(n)}step {step} loss 2.5" for step in range(4) for n in (0, 3)]
+    trace = ["Traceback (most recent call last):", '  File "/w/train.py", line 9, in main', "    f(x)", "KeyError: 'x'"]
+    lost = [*trace[:3], "ConnectionResetError: [Errno 104] Connection reset by peer"]
+    torn = [
+        label.format(n) + line for pair in zip(trace, lost, strict=True) for n, line in zip((3, 0), pair, strict=True)
+    ]
+    text = "\n".join([*begun, *torn]) + "\n"
+    log.write_text(text)
+    main(["diagnose", str(log), "--json"])
+    alone = json.loads(capsys.readouterr().out)["cause"]
+    cause = json.loads(followed(text.encode(), "--json").stdout)["cause"]
+    assert (cause["what"], cause["rank"], cause["host"]) == (alone["what"], alone["rank"], alone["host"])
+    assert cause["text"] == alone["text"]
+    assert "KeyError" in cause["text"]
 
 
 @pytest.mark.parametrize("by", ["rename", "truncate"])
