@@ -21,7 +21,7 @@ from gpudoctor.cli.options import (
 )
 from gpudoctor.errors import UserError
 from gpudoctor.exits import FAILED, OK, UNKNOWN, say
-from gpudoctor.json_text import terminal_safe
+from gpudoctor.json_text import json_document
 from gpudoctor.lazy_import import lazy_imports
 
 with lazy_imports():
@@ -101,7 +101,7 @@ def _refuse_nothing(gathered: gather.GatheredLogs) -> None:
 def _rendered(args: argparse.Namespace, answer: Diagnosis) -> str:
     if args.format == "json":
         shown = answer if args.verbose else msgspec.structs.replace(answer, timeline=())
-        return terminal_safe(msgspec.json.format(msgspec.json.encode(shown), indent=2)).decode() + "\n"
+        return json_document(shown)
     if args.format == "html":
         return html.render_html(answer)
     color = output_color(args.color, to_file=to_file(args))

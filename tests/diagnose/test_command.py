@@ -152,6 +152,16 @@ def test_follow_says_when_nothing_moves() -> None:
     assert "nothing moved" in done.stderr
 
 
+@pytest.mark.parametrize("form", ["text", "json", "html"])
+def test_a_file_name_that_is_not_utf_8_is_shown(form: str, tmp_path: Path) -> None:
+    log = Path(os.fsdecode(bytes(tmp_path) + b"/gpu\xff.log"))
+    log.write_text(FAILURE)
+    answer = tmp_path / "answer"
+    assert main(["diagnose", str(log), "--format", form, "-o", str(answer)]) == 1
+    if form == "json":
+        assert json.loads(answer.read_text())["cause"]["evidence"][0]["file"] == str(log)
+
+
 def followed(data: bytes, *more: str) -> subprocess.CompletedProcess[bytes]:
     """`diagnose --follow` on a stdin that ends."""
     command = [sys.executable, "-m", "gpudoctor", "diagnose", "-", "--follow", *more]
