@@ -16,6 +16,8 @@ from typing import Any
 
 import msgspec
 
+from gpudoctor.diagnose.events import MOST_RANKS
+
 _MAX_BYTES = 256 << 20
 _MAX_OBJECTS = 20_000_000
 _NAME = re.compile(
@@ -188,8 +190,11 @@ def _dump(content: dict[str, Any], rank: int, file: int) -> Dump:
 
 def _members(ranks: object) -> tuple[int, ...]:
     if isinstance(ranks, str):
-        return tuple(int(number) for number in re.findall(r"\d+", ranks[:1_000_000]))
-    return tuple(int(rank) for rank in ranks) if isinstance(ranks, (list, tuple)) else ()
+        ranks = re.findall(r"\d+", ranks[:1_000_000])
+    members = tuple(int(rank) for rank in ranks) if isinstance(ranks, (list, tuple)) else ()
+    if any(rank >= MOST_RANKS for rank in members):
+        raise ValueError("a rank of absurd size")
+    return members
 
 
 def _number(value: object) -> int | None:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import re
 
 from gpudoctor.diagnose.events import Event
+from gpudoctor.diagnose.prefixes import with_short_numbers
 
 _JOB = re.compile(r"^\s+\d+\s+\d+\s+\d+\s+\d+\s+(\d+)\s*$")
 _BEHIND = re.compile(
-    r"Rank (?P<rank>\d+) has launched up to operation (?P<operation>\d+) ?-+ ?GPU (?P<gpu>\d+) "
+    r"Rank (?P<rank>\d{1,6}) has launched up to operation (?P<operation>\d+) ?-+ ?GPU (?P<gpu>\d+) "
     r"managed by process (?P<pid>\d+) on node (?P<host>\S+)"
 )
 _MISSING = re.compile(r"Process (?P<pid>\d+) on node (?P<host>\S+) managing GPU (?P<gpu>\d+)")
 _RANK_MISSING = re.compile(
-    r"Rank (?P<rank>\d+) -- GPU (?P<gpu>\d+) managed by process (?P<pid>\d+) on node (?P<host>\S+)"
+    r"Rank (?P<rank>\d{1,6}) -- GPU (?P<gpu>\d+) managed by process (?P<pid>\d+) on node (?P<host>\S+)"
 )
 
 
@@ -24,7 +25,7 @@ def read_ras(lines: list[str], file: int) -> list[Event]:
     events: list[Event] = []
     counts: list[Event] = []
     section = ""
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(map(with_short_numbers, lines), 1):
         for word in ("INCOMPLETE", "DEAD", "TIMEOUT", "MISMATCH"):
             if line.strip().startswith(word) or re.match(rf"#\d+-\d+ .*{word}", line):
                 section = word

@@ -12,6 +12,8 @@ from itertools import takewhile
 import msgspec
 
 LABEL_LINES = 200  # as many first lines of a file are shown to `labels_of`
+_MOST_DIGITS = 18
+_LONG_NUMBER = re.compile(rf"(\d{{{_MOST_DIGITS}}})\d+")
 _MOST_PREFIXES = 9
 _SECONDS_A_DAY = 86400
 _MONTHS = {
@@ -129,6 +131,15 @@ _PREFIXES: dict[str, tuple[tuple[str, re.Pattern[str]], ...]] = {
 }
 _MARGIN = re.compile(r"[ \t>]{0,40}")
 _INDENTED = re.compile(r"[ \t]+\[(?:rank|default|[IWEF]\d{3,4} )")  # a log that was quoted
+
+
+def with_short_numbers(line: str) -> str:
+    """The line with every number cut to 18 digits: Python refuses to convert long ones, and JSON has 64 bits.
+
+    >>> with_short_numbers("rank 12345678901234567890 of 8")
+    'rank 123456789012345678 of 8'
+    """
+    return _LONG_NUMBER.sub(r"\1", line)
 
 
 def labels_of(lines: list[str]) -> Labels:

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 
 import msgspec
 
-from gpudoctor.diagnose.events import Event, Role
+from gpudoctor.diagnose.events import MOST_RANKS, Event, Role
 from gpudoctor.diagnose.patterns import facts
 from gpudoctor.diagnose.patterns.catalogue import error_event, is_harmless
 from gpudoctor.diagnose.patterns.launchers import ElasticTable, expanded, read_launcher
 from gpudoctor.diagnose.patterns.ray import RayReader
 from gpudoctor.diagnose.patterns.watchdog import CONTINUES, DECIDES, StallReader, read_watchdog
-from gpudoctor.diagnose.prefixes import Labels, Origin, stripped
+from gpudoctor.diagnose.prefixes import Labels, Origin, stripped, with_short_numbers
 from gpudoctor.diagnose.tracebacks import Tracebacks, exception_event
 from gpudoctor.facts.kernel_log.messages import parse_message
 from gpudoctor.facts.kernel_log.records import read_line
@@ -72,7 +72,8 @@ class LogReader:
 
     def _read(self, number: int, raw: str) -> Iterator[Event]:
         raw = raw.removeprefix(self.labels.margin)
-        origin, text = stripped(raw, self.labels)
+        read = with_short_numbers(raw)
+        origin, text = stripped(read, self.labels)
         if held := self._held:
             plain = origin.rank is None and origin.source is None and origin.local_rank is None
             whole = held.text.rstrip().endswith(".")
@@ -90,7 +91,7 @@ class LogReader:
                 return
             yield from self._flush()
         if origin.source and "ProcessGroupNCCL" in origin.source and CONTINUES.search(text):
-            self._held = _Held(origin, raw.removesuffix(text), text, number, number, number)
+            self._held = _Held(origin, read.removesuffix(text), text, number, number, number)
             return
         if not self._begun and text.strip():
             self._begun = True
@@ -122,6 +123,9 @@ class LogReader:
         for field in ("rank", "local_rank", "task", "host", "pid", "ip", "gpu", "time_s"):
             if getattr(event, field) is None:
                 setattr(event, field, getattr(origin, field))
+        for field in ("rank", "local_rank", "task"):
+            if (getattr(event, field) or 0) >= MOST_RANKS:
+                setattr(event, field, None)
         return event
 
     def _events(self, number: int, origin: Origin, text: str, raw: str) -> Iterator[Event]:

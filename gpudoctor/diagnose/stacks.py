@@ -6,7 +6,7 @@ import re
 
 import msgspec
 
-_PROCESS = re.compile(r"^Process (?P<pid>\d+): (?P<command>.*)")
+_PROCESS = re.compile(r"^Process (?P<pid>\d{1,18}): (?P<command>.*)")
 _THREAD = re.compile(
     r'^Thread (?P<id>0x[0-9a-f]+|\d+)(?: \((?P<state>[\w+ ]+)\))?(?:: "(?P<name>[^"]*)"| "(?P<other>[^"]*)")?'
 )

@@ -12,8 +12,9 @@ import msgspec
 
 from gpudoctor.diagnose.events import MAX_TEXT, Event
 from gpudoctor.diagnose.patterns.catalogue import error_event
+from gpudoctor.diagnose.prefixes import with_short_numbers
 
-_BEGIN = re.compile(r"Traceback \(most recent call last\):?(?: \(RANK (?P<rank>\d+)\))?")
+_BEGIN = re.compile(r"Traceback \(most recent call last\):?(?: \(RANK (?P<rank>\d{1,6})\))?")
 _FRAME = re.compile(r'\s*(?:\|\s*)?File "(?P<file>[^"]{1,400})", line (?P<line>\d+)(?:, in (?P<function>.{1,120}))?')
 _EXCEPTION = re.compile(
     r"(?P<type>(?:[A-Za-z_]\w{0,80}\.){0,12}[A-Za-z_]\w{0,80})(?::(?: (?P<message>.*))?)?$", re.DOTALL
@@ -277,10 +278,10 @@ def read_error_file(data: bytes, file: int) -> Event | None:
         return None
     traces = Tracebacks()
     event: Event | None = None
-    for number, line in enumerate(stack.split("\n")[:2000]):
+    for number, line in enumerate(with_short_numbers(stack).split("\n")[:2000]):
         _, told = traces.read(None, number, line)
         event = told or event
     if event is None:
-        event = exception_event(message.split("\n")[0])
+        event = exception_event(with_short_numbers(message.split("\n")[0]))
     event.file, event.line, event.text = file, 1, message.split("\n")[0]
     return event

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import itertools
+import json
 import lzma
 import os
 import random
@@ -16,6 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpudoctor.cli.main import main
 from gpudoctor.diagnose.build import diagnose
 from gpudoctor.diagnose.decoding import BLOCK_BYTES, text_blocks
 from gpudoctor.diagnose.gather import gather, hits_of_part
@@ -265,6 +267,57 @@ def test_an_absurd_number_is_no_size(damaged: str, tmp_path: Path) -> None:
         answer_to(damaged + FAILURE, tmp_path)
     finally:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ("E failed (exitcode: 1) local_rank: 1 (pid: {})", "job.log"),
+        ("W Sending process {} closing signal SIGTERM", "job.log"),
+        ("process {} terminated with exit code 1", "job.log"),
+        ("MPI_ABORT was invoked on rank {} in communicator", "job.log"),
+        ("Traceback (most recent call last): (RANK {})\n  File \"/w/a.py\", line 1, in f\nKeyError: 1", "job.log"),
+        ("DDP expects same model across all ranks, but Rank {} has 9 params, while rank 1 has inconsistent 8 params", "job.log"),
+        ("Killed process {} (python)", "job.log"),
+        ("NCCL version 2.27\nCommunicators... (0.00s)\nRank {0} has launched up to operation 1 -- GPU 0 managed by process {0} on node n\n"
+         "Rank 1 has launched up to operation 9 -- GPU 0 managed by process 7 on node n", "job.log"),
+        ("Process 7: python train.py\nThread 1 (idle): \"MainThread\"\n    wait (threading.py:1)\nProcess {}: python\n", "job.log"),
+        ('{{"message": {{"message": "CheckpointException: CheckpointException ranks:dict_keys([{}])"}}}}', "error.json"),
+    ],
+)  # fmt: skip
+def test_a_number_too_long_for_python_is_cut(
+    line: str, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / name).write_text(line.format("9" * 5000) + "\n")
+    (tmp_path / "other.log").write_text(FAILURE)
+    assert main(["diagnose", str(tmp_path), "--json"]) == 1, capsys.readouterr().err
+    assert json.loads(capsys.readouterr().out)["verdict"] == "cause"
+
+
+_TOO_LONG_FOR_JSON = "9" * 20
+
+
+def test_a_rank_too_long_for_json_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = (
+        f'Traceback (most recent call last): (RANK {_TOO_LONG_FOR_JSON})\n  File "/w/a.py", line 1, in f\nKeyError: 1\n'
+    )
+    (tmp_path / "job.log").write_text(trace)
+    assert main(["diagnose", str(tmp_path), "--json"]) == 1, capsys.readouterr().err
+    assert json.loads(capsys.readouterr().out)["cause"]["rank"] is None
+
+
+def test_a_dump_with_a_rank_too_long_for_json_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    entry = {"process_group": ["0", "default"], "collective_seq_id": 3, "state": "scheduled", "pg_id": 0}
+    group = {"name": "0", "ranks": f"[0, 1, {_TOO_LONG_FOR_JSON}]"}
+    for rank in (0, 1):
+        dump = {"version": "2.5", "pg_config": {"0": group}, "entries": [entry]}
+        (tmp_path / f"nccl_trace_rank_{rank}").write_text(json.dumps(dump))
+    (tmp_path / "job.log").write_text(FAILURE)
+    assert main(["diagnose", str(tmp_path), "--json"]) == 1, capsys.readouterr().err
+    unread = json.loads(capsys.readouterr().out)["unread"]
+    assert [each["reason"] for each in unread] == [
+        "a flight recorder dump of a form that is not known (ValueError)"
+    ] * 2
 
 
 def test_a_large_file_that_is_gone_is_one_line(tmp_path: Path) -> None:
