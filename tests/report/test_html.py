@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpudoctor.exits import printable
+from gpudoctor.facts.model.measured_data import StorageRate, StorageRead
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Node
@@ -153,6 +154,18 @@ def test_figures_stand_in_charts_and_in_tables() -> None:
     assert "and 6 more" in text
     assert "compute, error, rank 1, gemm : something went wrong" in text
     assert "During train: medians of 20 samples" in text
+
+
+@pytest.mark.parametrize("alone", [True, False], ids=["no other probe ran", "beside other probes"])
+def test_reads_from_storage_are_a_table_of_each_path(alone: bool) -> None:
+    rate = StorageRate("sequential", 4, 1 << 20, 2.0, reads=100, seconds=1.0, p50_us=900.0, p99_us=4000.0)
+    storage = (StorageRead("/data", rates=(rate,)), StorageRead("/unread"))
+    measured = Measurements() if alone else full().measurements
+    measured = msgspec.structs.replace(measured, storage=storage)
+    text = words(judge(load_node("rtx4090-4"), measured))
+    assert "Read from /data, readers together pattern readers a read MB/s p50 p99" in text
+    assert "sequential 4 1 MiB 2000 900 us 4.0 ms" in text
+    assert "Read from /unread" not in text
 
 
 def test_cpu_ranks_are_called_cpu_ranks_and_never_gpus() -> None:

@@ -15,7 +15,7 @@ from gpudoctor.report.html.elements import Child, element, lines, section, table
 from gpudoctor.report.html.matrices import bandwidths
 from gpudoctor.report.model import Report, findings_of
 from gpudoctor.report.tables.links import collective_table, host_table
-from gpudoctor.report.tables.loading import loading_tables
+from gpudoctor.report.tables.loading import loading_tables, storage_table
 from gpudoctor.report.tables.ranks import RankName, compute_table, rank_name, training_table
 from gpudoctor.report.tables.strategies import library_tables, strategy_tables
 from gpudoctor.report.tables.table import Table, aligned
@@ -29,8 +29,10 @@ def figures_part(report: Report) -> Iterator[Child]:
     yield section("Problems of the probes", *(_problem(each) for each in measured.problems), id_="probe-problems")
     launch = measured.launch
     libraries = section("Strategies of other libraries", _side_by_side(library_tables(measured)), id_="libraries")
+    storage = section("Reads from storage", *_storage(measured), id_="storage")
     if launch is None:
         yield libraries
+        yield storage
         return
     name = partial(rank_name, measured, long=True)
     kind = "CPU ranks" if launch.backend == "gloo" else "GPUs"
@@ -50,6 +52,7 @@ def figures_part(report: Report) -> Iterator[Child]:
     yield section("GPUs under load", *(_telemetry(each) for each in measured.telemetry), id_="telemetry")
     if measured.burn is not None:
         yield section("Burn", *_burn(measured.burn, name), id_="burn")
+    yield storage
 
 
 def _side_by_side(tables: Sequence[Table]) -> Child:
@@ -153,6 +156,11 @@ def _compute(measured: Measurements, name: RankName) -> Child:
     if not measured.compute:
         return None
     return _drawn(compute_table(measured.compute, name, ".0f"), "All ranks at the same time")
+
+
+def _storage(measured: Measurements) -> Iterator[Element]:
+    for figures in (storage_table(read) for read in measured.storage if read.rates):
+        yield _drawn(figures, f"{figures.title[0].upper()}{figures.title[1:]}, readers together")
 
 
 def _telemetry(telemetry: Telemetry) -> Element:
