@@ -23,6 +23,7 @@ from gpudoctor.diagnose.gather import GatheredLogs
 from gpudoctor.diagnose.infer import first_failed_attempt, hypotheses, recovered
 from gpudoctor.diagnose.job import Job
 from gpudoctor.diagnose.node_reports import NodeReport, weigh
+from gpudoctor.diagnose.rules.direct import bare_exceptions
 from gpudoctor.diagnose.rules.model import Hypothesis
 
 _MOST_VICTIMS = 64
@@ -37,7 +38,7 @@ def diagnose(gathered: GatheredLogs, reports: Iterable[NodeReport] = ()) -> Diag
     for dump in gathered.dumps:
         gathered.files[dump.file].rank = dump.rank
     healed = recovered(job)
-    found = [healed] if healed else hypotheses(job, gathered.dumps, gathered.stacks)
+    found = [healed] if healed else hypotheses(job, gathered.dumps, gathered.stacks) or bare_exceptions(job)
     answer = Diagnosis(
         verdict="nothing",
         cause=None,

@@ -21,6 +21,8 @@ from gpudoctor.facts.kernel_log.records import read_line
 _MOST_WRAPPED = 9
 # a file that begins with a line of a traceback, or with its exception, lacks what came before
 _INSIDE = re.compile(r"  File |    |\^|(?:[A-Za-z_]\w*\.)*\w*(?:Error|Exception): |(?P<begin>Traceback \(most recent)")
+# the last line of a traceback that was pasted alone
+_BARE_EXCEPTION = re.compile(r"(?!.*\b(?:retry|retrying|ignored)\b)(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception): \S")
 _MOST_WRITERS = 100_000
 
 
@@ -58,6 +60,7 @@ class LogReader:
         self._held: _Held | None = None
         self._spawned: int | None = None
         self._begun = False
+        self._bare: Event | None = None
         self._seen: set[object] = set()
 
     def read(self, number: int, raw: str) -> Iterator[Event]:
@@ -67,13 +70,17 @@ class LogReader:
                 yield from self._read(number, part)
 
     def end(self) -> Iterator[Event]:
-        """The events of a line that was held because it might have continued."""
+        """The events of a line that was held because it might have continued, and of a last line with an exception."""
         yield from self._flush()
+        if self._bare is not None:
+            yield self._bare
 
     def _read(self, number: int, raw: str) -> Iterator[Event]:
         raw = raw.removeprefix(self.labels.margin)
         read = with_short_numbers(raw)
         origin, text = stripped(read, self.labels)
+        if text.strip():
+            self._bare = None
         if held := self._held:
             plain = origin.rank is None and origin.source is None and origin.local_rank is None
             whole = held.text.rstrip().endswith(".")
@@ -177,6 +184,11 @@ class LogReader:
             return
         if inside:
             return
+        if raw.startswith(text) and _BARE_EXCEPTION.match(text) and not (is_harmless(text) or error_event(text)):
+            event = exception_event(text)
+            if event.role != "wrapper":  # a wrapper repeats what happened in another process
+                event.role, event.what = "fact", "bare_exception"
+                self._bare = self._placed(event, number, origin, raw)
         yield from self._plain(text, origin)
 
     def _plain(self, text: str, origin: Origin) -> Iterator[Event]:

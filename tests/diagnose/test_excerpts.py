@@ -410,6 +410,22 @@ def test_an_excerpt_gets_its_word_and_rank(what: str, rank: int | None, text: st
     assert said(answer_to(text, tmp_path)) == (what, rank)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "ImportError: libcudnn.so.9: cannot open shared object file: No such file or directory",
+        "AssertionError: Size mismatch at step 3\n\n",
+        "step 1 loss 2.5\nstep 2 loss 2.4\nstep 3 loss 2.4\nmegatron.core.ShapeError: (4, 8) is not (8, 4)\n",
+    ],
+)
+def test_an_exception_without_its_traceback_is_possible_if_it_is_the_last_line(text: str, tmp_path: Path) -> None:
+    answer = answer_to(text, tmp_path)
+    assert (answer.verdict, said(answer)) == ("cause", ("user_exception", None))
+    assert answer.cause is not None
+    assert answer.cause.confidence == "possible"
+    assert [line.text for line in answer.cause.evidence] == [text.rstrip().rpartition("\n")[2]]
+
+
 def test_a_victim_is_never_certain(tmp_path: Path) -> None:
     text = next(text for what, _, text in CASES if what == "victims_only")
     answer = answer_to(text, tmp_path)

@@ -94,8 +94,24 @@ _COMMUNICATORS = _INIT.format(7, 0) + _INIT.format(8, 1)
         "WARNING: which nvcc returned non-zero exit status 1.\n" + _COMMUNICATORS,
         "step 1 loss 2.0\nTraining finished\nwandb: upload helper exited with code 1\n",
         "[rank0]: ConnectionError: upload not possible\nCould not reach the hub, model saved to /x; training to epoch 9 finished.\n",
+        "ValueError: no such key, using the default\nstep 1 loss 2.0\n",
+        "step 1 loss 2.0\nTraining finished\nAttributeError: NoneType has no attribute close\n",
+        "step 1 loss 2.0\nHTTPError: 503, retrying in 5 s\n",
+        "ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.\n",
+        "step 1 loss 2.0\nException ignored in: <f>\nTraceback (most recent call last):\n"
+        '  File "/a.py", line 2, in f\nAttributeError: NoneType has no attribute close\n',
     ],
-    ids=["NCCL lacks an option", "a tool is missing", "a helper behind the end", "an error before the end"],
+    ids=[
+        "NCCL lacks an option",
+        "a tool is missing",
+        "a helper behind the end",
+        "an error before the end",
+        "an exception before work",
+        "an exception behind the end",
+        "a retry",
+        "an error of another process",
+        "an ignored exception",
+    ],
 )
 def test_what_failed_and_stopped_nothing_is_nothing(text: str, tmp_path: Path) -> None:
     assert said(answer_to(text, tmp_path)) == ("healthy", None)

@@ -8,7 +8,7 @@ from collections import Counter
 from gpudoctor.diagnose.diagnosis import Confidence
 from gpudoctor.diagnose.events import Event
 from gpudoctor.diagnose.job import Job
-from gpudoctor.diagnose.rules.model import Hypothesis, gpu_of, host_of, named, ranks_of
+from gpudoctor.diagnose.rules.model import Hypothesis, gpu_of, host_of, named, only_rank, ranks_of
 
 _OUTSIDE = {
     "host_oom",
@@ -84,6 +84,23 @@ def weak_causes(job: Job, attempt: int) -> list[Hypothesis]:
         hypothesis.confidence = "possible"
         hypothesis.unknown = hypothesis.what in ("nccl_unknown", "nccl_cuda_unknown")
     return found
+
+
+def bare_exceptions(job: Job) -> list[Hypothesis]:
+    """An exception's last line without a traceback at the end of a log: a guess, if nothing else was found."""
+    events = job.of("fact", what="bare_exception")
+    if not events or any(e.role == "done" for e in job.events):
+        return []
+    return [
+        Hypothesis(
+            what="user_exception",
+            ranks=only_rank(ranks_of(events)),
+            host=host_of(events),
+            confidence="possible",
+            text=_words(events[0]),
+            events=events[:3],
+        )
+    ]
 
 
 def _told_below(event: Event, lost: list[Event]) -> bool:
