@@ -90,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
 def _refuse_nothing(gathered: gather.GatheredLogs) -> None:
     """Raise UserError if no file could be read: that must not look like "nothing wrong found"."""
     unread = {each.file for each in gathered.unread}
-    if unread and all(file.name in unread for file in gathered.files):
+    if unread and all(file.name in unread and not file.lines for file in gathered.files):
         first = gathered.unread[0]
         more = f" (and {len(gathered.unread) - 1} more)" if len(gathered.unread) > 1 else ""
         raise UserError(f"{first.file}: {first.reason}{more}")

@@ -23,6 +23,13 @@ class UnreadableError(Exception):
     """This source cannot be read; the message gives the reason in one line."""
 
 
+class TruncatedError(UnreadableError):
+    """A compressed source ends too early; all that came before the cut has been yielded."""
+
+    def __init__(self) -> None:
+        super().__init__("the compressed data ends too early: only what comes before was read")
+
+
 def is_plain(source: LogSource) -> bool:
     """Whether the bytes on disk are the text itself, neither compressed nor UTF-16, so that parts can be read alone."""
     if source.path is None:
@@ -66,21 +73,27 @@ def read_whole(source: LogSource, limit: int = _MAX_DUMP_BYTES) -> bytes:
 def text_blocks(source: LogSource) -> Iterator[bytes]:
     """UTF-8 text in blocks of whole lines; a line of more than 128 KiB loses its middle.
 
-    Raises UnreadableError if the source cannot be opened or is not text.
+    Raises UnreadableError if the source cannot be opened or is not text, and TruncatedError after the last block.
     """
     rest = b""
-    for raw in _decoded(raw_blocks(source)):
-        data = rest + raw if rest else raw
-        end = data.rfind(b"\n") + 1
-        if end == 0:
-            rest = data if len(data) <= 2 * MAX_LINE_BYTES else _clipped(data)
-            continue
-        yield data[:end]
-        rest = data[end:]
-        if len(rest) > 2 * MAX_LINE_BYTES:
-            rest = _clipped(rest)
+    truncated: TruncatedError | None = None
+    try:
+        for raw in _decoded(raw_blocks(source)):
+            data = rest + raw if rest else raw
+            end = data.rfind(b"\n") + 1
+            if end == 0:
+                rest = data if len(data) <= 2 * MAX_LINE_BYTES else _clipped(data)
+                continue
+            yield data[:end]
+            rest = data[end:]
+            if len(rest) > 2 * MAX_LINE_BYTES:
+                rest = _clipped(rest)
+    except TruncatedError as error:
+        truncated = error
     if rest:
         yield rest
+    if truncated is not None:
+        raise truncated
 
 
 def _clipped(line: bytes) -> bytes:
@@ -116,7 +129,7 @@ def _blocks_of(stream: IO[bytes], name: str) -> Iterator[bytes]:
 
 
 def _gunzipped(head: bytes, stream: IO[bytes]) -> Iterator[bytes]:
-    """All members, as log rotation appends them; a truncated file yields what comes before the cut."""
+    """All members, as log rotation appends them. Raises TruncatedError."""
     inflater = zlib.decompressobj(31)
     data = head
     while data:
@@ -132,10 +145,11 @@ def _gunzipped(head: bytes, stream: IO[bytes]) -> Iterator[bytes]:
                 return
         elif not data:
             data = stream.read(BLOCK_BYTES)
+    raise TruncatedError
 
 
 def _unxz(head: bytes, stream: IO[bytes]) -> Iterator[bytes]:
-    """All streams of an xz file, with padding between them; a truncated file yields what comes before the cut."""
+    """All streams of an xz file, with padding between them. Raises TruncatedError."""
     inflater = lzma.LZMADecompressor()
     data = head
     while data or not inflater.needs_input:
@@ -152,6 +166,7 @@ def _unxz(head: bytes, stream: IO[bytes]) -> Iterator[bytes]:
                 return
         elif inflater.needs_input:
             data = stream.read(BLOCK_BYTES)
+    raise TruncatedError
 
 
 class _Rest(io.RawIOBase):
@@ -171,13 +186,16 @@ class _Rest(io.RawIOBase):
 
 
 def _unzstd(head: bytes, stream: IO[bytes]) -> Iterator[bytes]:
-    """All frames, a block at a time since a small file may unpack to any size; truncated: what comes before the cut."""
+    """All frames, a block at a time since a small file may unpack to any size.
+
+    Raises TruncatedError; zstandard's reader reports no cut, it only ends there.
+    """
     reader, broken = _zstd_reader(_Rest(head, stream))
     try:
         while block := reader.read(BLOCK_BYTES):
             yield block
     except EOFError:
-        return
+        raise TruncatedError from None
     except broken as error:
         raise UnreadableError(f"no whole zstd file: {error}") from None
 

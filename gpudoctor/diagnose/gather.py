@@ -11,7 +11,15 @@ from pathlib import Path
 
 import msgspec
 
-from gpudoctor.diagnose.decoding import UnreadableError, head_of, is_plain, looks_binary, read_whole, text_blocks
+from gpudoctor.diagnose.decoding import (
+    TruncatedError,
+    UnreadableError,
+    head_of,
+    is_plain,
+    looks_binary,
+    read_whole,
+    text_blocks,
+)
 from gpudoctor.diagnose.diagnosis import Unread
 from gpudoctor.diagnose.events import EventLog
 from gpudoctor.diagnose.flight_recorder import Dump, DumpError, looks_like_dump, rank_in_name, read_dump
@@ -82,7 +90,7 @@ def _read(source: LogSource, number: int, found: GatheredLogs) -> None:
 
 def _read_text(source: LogSource, number: int, found: GatheredLogs) -> None:
     file = found.files[number]
-    hits = _hits(source)
+    hits = _hits(source, found.unread)
     first = list(islice(hits, LABEL_LINES))
     reader = LogReader(number, labels_of([_text(line) for _, line in first]))
     ras: list[str] = []
@@ -106,8 +114,11 @@ def _text(line: bytes) -> str:
     return line.decode("utf-8", "replace").rstrip("\r\n")
 
 
-def _hits(source: LogSource) -> Iterator[Hit]:
-    """The lines to parse as (number from 0, line); several processes read a large plain file."""
+def _hits(source: LogSource, unread: list[Unread]) -> Iterator[Hit]:
+    """The lines to parse as (number from 0, line); several processes read a large plain file.
+
+    Compressed data that ends too early becomes an entry of `unread`, and what comes before is used.
+    """
     if source.path is not None and source.bytes >= _POOL_FROM_BYTES and is_plain(source) and (os.cpu_count() or 1) > 1:
         try:
             yield from _hits_of_parts(source.path, source.bytes)
@@ -117,12 +128,15 @@ def _hits(source: LogSource) -> Iterator[Hit]:
     lines = 0
     done = 0
     held: bytes | None = None
-    for block in text_blocks(source):
-        if held is not None:
-            yield from _of_block(held, lines, whole=done < _WHOLE_BYTES)
-            lines += held.count(b"\n")
-            done += len(held)
-        held = block
+    try:
+        for block in text_blocks(source):
+            if held is not None:
+                yield from _of_block(held, lines, whole=done < _WHOLE_BYTES)
+                lines += held.count(b"\n")
+                done += len(held)
+            held = block
+    except TruncatedError as error:
+        unread.append(Unread(source.name, str(error)))
     if held is not None:
         yield from _of_block(held, lines, whole=done < _WHOLE_BYTES, tail=True)
 

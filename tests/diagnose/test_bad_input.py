@@ -54,11 +54,21 @@ def test_all_that_holds_text_is_read(data: bytes, tmp_path: Path) -> None:
     assert said(answer_to(data, tmp_path)) == ("user_exception", 3)
 
 
-def test_a_torn_gzip_gives_what_came_before(tmp_path: Path) -> None:
+@pytest.mark.parametrize("packed", [gzip.compress, lzma.compress])
+def test_a_torn_log_gives_what_came_before_and_says_so(
+    packed: Callable[[bytes], bytes], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     noise = "".join(f"step {n} {random.Random(n).random()}\n" for n in range(20_000))
-    whole = gzip.compress((FAILURE + noise).encode())
-    answer = answer_to(whole[: len(whole) * 9 // 10], tmp_path)
-    assert answer.cause is None or said(answer) == ("user_exception", 3)
+    log = tmp_path / "job.log.packed"
+    for text, code, what in ((FAILURE + noise.replace("step", "line"), 1, "user_exception"), (noise, 0, None)):
+        whole = packed(text.encode())
+        log.write_bytes(whole[: len(whole) * 9 // 10])
+        assert main(["diagnose", str(log), "--json"]) == code
+        answer = json.loads(capsys.readouterr().out)
+        assert (answer["cause"] and answer["cause"]["what"]) == what
+        assert [(each["file"], each["reason"].partition(":")[0]) for each in answer["unread"]] == [
+            (str(log), "the compressed data ends too early")
+        ]
 
 
 def _xz_with_padding(data: bytes) -> bytes:
