@@ -20,6 +20,7 @@ from gpudoctor.facts.captures import ABSENT
 from gpudoctor.facts.captures.lines import MAX_LINE, lines_of
 from gpudoctor.facts.captures.nvidia_smi.query_dump import CUT
 from gpudoctor.facts.captures.source import SourceError, load_source
+from gpudoctor.facts.model.driver import FabricManager
 from gpudoctor.facts.model.missing import UNSUPPORTED, Missing, known
 from gpudoctor.facts.model.node import Node, Source
 from gpudoctor.facts.simulated.load import apply_faults, load_node
@@ -359,3 +360,17 @@ def test_lines_come_whole_however_the_chunks_fall() -> None:
 def test_ten_thousand_unknown_lines_are_counted() -> None:
     text = gpu_list(BROKEN) + "".join(f"step {n}: loss {n / 7:.4f} of the run\n" for n in range(10_000))
     assert "10000 lines were not recognised: 9-10008" in read(text).source.notes[0]
+
+
+def test_lines_of_fabric_manager_between_kernel_lines_are_one_journal_and_the_kernel_log_stays_whole() -> None:
+    xid = "Oct 02 10:00:00 box kernel: NVRM: Xid (PCI:0000:1b:00): 94, pid=1, Contained: SM (0x1). RST: No, D-RST: No"
+    service = (
+        "systemd[1]: Starting NVIDIA fabric manager service...",
+        "nv-fabricmanager[400]: initialization failed",
+        "systemd[1]: Failed to start NVIDIA fabric manager service.",
+        "systemd[1]: Starting NVIDIA fabric manager service...",
+        "systemd[1]: Started NVIDIA fabric manager service.",
+    )
+    node = read("".join(f"{xid}\nOct 02 10:00:00 box {line}\n" for line in service))
+    assert node.fabric_manager == FabricManager(service="active", result=ABSENT, version=ABSENT, errors=ABSENT)
+    assert len(known(node.kernel_log.events) or ()) == len(service)

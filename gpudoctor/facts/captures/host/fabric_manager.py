@@ -121,7 +121,7 @@ FABRIC_MANAGER_READERS: tuple[TextReader, ...] = (
         read_service,
         after=_IS_ACTIVE_COMMAND.search,
     ),
-    TextReader("fabric manager journal", _JOURNAL.match, _JOURNAL.match, read_journal),
+    TextReader("fabric manager journal", _JOURNAL.match, _JOURNAL.match, read_journal, interleaved=True),
     TextReader("fabric manager log", _LOG.match, _LOG.match, read_log, in_pieces=True),
     TextReader("nv-fabricmanager --version", _RUNNING.match, _RUNNING.match, read_service),
 )
