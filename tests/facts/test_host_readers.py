@@ -109,6 +109,7 @@ def test_limits_come_back(write: Any, memlock: int | None) -> None:
         ("ulimit -n", "1024", "open_files", 1024),
         ("ulimit -HSl", "64", "memlock_kib", 64),
         ("ulimit -Hl", "unlimited", "memlock_kib", NOT_READ),  # the soft limit is the one in force
+        ("ulimit -n; ulimit -l", "1024", "memlock_kib", NOT_READ),
         ("ulimit -Su", "4096", "processes", 4096),
     ],
 )

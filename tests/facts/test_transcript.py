@@ -224,12 +224,12 @@ def test_capabilities_of_links_do_not_tell_that_there_are_no_links() -> None:
     assert {gpu.nvlinks for gpu in read(f"$ nvidia-smi nvlink -s\n{gpu_list(BROKEN)}").gpus} == {UNSUPPORTED}
 
 
-@pytest.mark.parametrize("kind", ["n", "a", "p", "r"])
-def test_capabilities_of_nvlink_and_atomics_are_no_peer_to_peer_access(kind: str) -> None:
-    node = read(f"{gpu_list(BROKEN)}$ nvidia-smi topo -p2p {kind}\n{seeds.p2p(BROKEN).decode().replace('OK', 'NS')}")
-    statuses = {pair.p2p_read for pair in known(node.pairs) or ()}
-    assert statuses == ({"NS"} if kind == "r" else set())
-    assert bool(node.source.notes) == (kind != "r")
+@pytest.mark.parametrize("option", ["-p2p n", "-p2p a", "-p2p p", "--p2pstatus n", "-p2p r", "-p2p w", "--p2pstatus w"])
+def test_capabilities_of_nvlink_and_atomics_are_no_peer_to_peer_access(option: str) -> None:
+    node = read(f"{gpu_list(BROKEN)}$ nvidia-smi topo {option}\n{seeds.p2p(BROKEN).decode().replace('OK', 'NS')}")
+    statuses = {(known(pair.p2p_read), known(pair.p2p_write)) for pair in known(node.pairs) or ()}
+    assert statuses == {"r": {("NS", None)}, "w": {(None, "NS")}}.get(option[-1], set())
+    assert bool(node.source.notes) == (option[-1] not in "rw")
 
 
 def test_cells_that_say_err_are_failed_readings_and_no_figures() -> None:
