@@ -275,6 +275,17 @@ def test_the_journal_of_fabric_manager_shows_how_its_last_start_ended() -> None:
     assert started.fabric_manager == FabricManager(service="active")
 
 
+def test_the_journal_of_fabric_manager_has_errors_only_where_it_says_error() -> None:
+    lines = (
+        "[Oct 02 2024 10:11:12] [INFO] [tid 9] start NVSwitch 0/12 error threshold configuration",
+        "Option when facing GPU to NVSwitch NVLink failure = 0",
+        "Abort CUDA jobs when FM exits = 1",
+        error := "[Oct 02 2024 10:11:13] [ERROR] [tid 9] NVLink 3 of GPU 2 is down",
+    )
+    journal = "".join(f"Oct 02 10:11:12 box nv-fabricmanager[9]: {line}\n" for line in lines)
+    assert read(journal).fabric_manager.errors == (error,)
+
+
 SCONTROL = """\
 NodeName=n1 Arch=x86_64 CoresPerSocket=56
    CPUAlloc=0 CPUEfctv=224 CPUTot=224 CPULoad=1.02

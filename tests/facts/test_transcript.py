@@ -374,3 +374,12 @@ def test_lines_of_fabric_manager_between_kernel_lines_are_one_journal_and_the_ke
     node = read("".join(f"{xid}\nOct 02 10:00:00 box {line}\n" for line in service))
     assert node.fabric_manager == FabricManager(service="active", result=ABSENT, version=ABSENT, errors=ABSENT)
     assert len(known(node.kernel_log.events) or ()) == len(service)
+
+
+def test_the_lines_of_the_journal_below_the_status_of_a_service_belong_to_the_status() -> None:
+    node = read(
+        "● nvidia-fabricmanager.service - NVIDIA fabric manager service\n"
+        "     Active: activating (auto-restart) (Result: exit-code) since Wed 2024-10-02 10:11:12 UTC; 3s ago\n\n"
+        "Oct 02 10:11:12 box systemd[1]: Failed to start NVIDIA fabric manager service.\n"
+    )
+    assert (node.fabric_manager.service, node.source.notes) == ("activating", ())

@@ -190,8 +190,12 @@ class Transcript:
             self._keep(line, number)
             return True
         begun = self._begun_by(line)
-        if begun is not None and begun.interleaved and (reader is None or reader.in_pieces or not goes_on):
-            self._keep_aside(begun, line, number)
+        if begun is not None and begun.interleaved:
+            # `systemctl status` ends with lines of the journal
+            if reader is not None and goes_on and not reader.in_pieces:
+                self._keep(line, number)
+            else:
+                self._keep_aside(begun, line, number)
             return True
         if begun is not None and (begun is not reader or (begun.restarts is not None and begun.restarts(line))):
             self._open(begun, number)

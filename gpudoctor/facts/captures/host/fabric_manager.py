@@ -43,6 +43,8 @@ _OWN_LINE = re.compile(r"(?<!\S)\S+ (?:nv-fabricmanager|nvidia-fabricmanager-sta
 _ERROR_WORDS = re.compile(
     r"\b(?:fail(?:ed|ure)|error|abort|don't match|does ?n[o']t match|not supported|fatal|timed? ?out)\b", re.IGNORECASE
 )
+# the configuration that it prints when it starts: "Option when facing NVSwitch failure = 0"
+_SETTING = re.compile(r" = \S*$")
 _RUNNING = re.compile(rf"Fabric ?Manager version (?:is )?:? ?({DRIVER_VERSION})", re.IGNORECASE)
 _INTERFACE = re.compile(rf"interface version ({DRIVER_VERSION}) (?:don't|doesn't|does not) match")
 
@@ -102,11 +104,13 @@ def _in_lines(block: Block, start: FabricManager) -> FabricManager:
     for line in block.lines:
         if found := (_RUNNING.search(line) or _INTERFACE.search(line)):
             version = found[1]
-        level, own = _LOG.match(line), _OWN_LINE.search(line)
+        own = _OWN_LINE.search(line)
+        # with a level also in the journal, if it logs to the console instead of its file
+        level = _LOG.match(own[1] if own is not None else line)
         if level is not None:
             bad = level[1] in ("ERROR", "CRITICAL", "FATAL")
         else:
-            bad = own is not None and _ERROR_WORDS.search(own[1]) is not None
+            bad = own is not None and _ERROR_WORDS.search(own[1]) is not None and _SETTING.search(own[1]) is None
         if bad:
             # without the host name, which precedes the program's name
             errors = [*(errors or []), own[1] if own is not None else line.strip()[:300]][-MOST_ERRORS:]
