@@ -234,8 +234,10 @@ def test_the_persistence_daemon_is_another_service() -> None:
     )
 
 
-def test_the_errors_of_fabric_managers_log() -> None:
+def test_the_errors_of_fabric_managers_log_since_its_last_start() -> None:
     text = (
+        "[Oct 01 2024 10:11:12] [INFO] [tid 900] Fabric Manager version 535.54.15 is running with the options\n"
+        "[Oct 01 2024 10:11:13] [ERROR] [tid 900] NVLink 3 of GPU 2 is down\n"
         "[Oct 02 2024 10:11:12] [INFO] [tid 901] Fabric Manager version 550.54.15 is running with the options\n"
         "[Oct 02 2024 10:11:13] [ERROR] [tid 901] failed to find the GPU handle 77 in the multicast team request\n"
         "[Oct 02 2024 10:11:14] [INFO] [tid 901] Successfully configured all the available NVSwitches\n"

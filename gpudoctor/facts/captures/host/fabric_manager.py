@@ -46,6 +46,8 @@ _ERROR_WORDS = re.compile(
 # the configuration that it prints when it starts: "Option when facing NVSwitch failure = 0"
 _SETTING = re.compile(r" = \S*$")
 _RUNNING = re.compile(rf"Fabric ?Manager version (?:is )?:? ?({DRIVER_VERSION})", re.IGNORECASE)
+# the first line after every start; source: Fabric Manager user guide, log file
+_STARTED = re.compile(rf"Fabric Manager version {DRIVER_VERSION} is running")
 _INTERFACE = re.compile(rf"interface version ({DRIVER_VERSION}) (?:don't|doesn't|does not) match")
 
 
@@ -94,16 +96,19 @@ def read_journal(block: Block) -> Part:
 
 
 def read_log(block: Block) -> Part:
-    """/var/log/fabricmanager.log: the version and the errors."""
+    """/var/log/fabricmanager.log: the version, and the errors since the last start."""
     return Part(Node(fabric_manager=_in_lines(block, FabricManager(errors=()))))
 
 
 def _in_lines(block: Block, start: FabricManager) -> FabricManager:
+    """The version, and the errors since the last start."""
     version = start.version
     errors: list[str] | None = None
     for line in block.lines:
         if found := (_RUNNING.search(line) or _INTERFACE.search(line)):
             version = found[1]
+        if _STARTED.search(line):
+            errors = None
         own = _OWN_LINE.search(line)
         # with a level also in the journal, if it logs to the console instead of its file
         level = _LOG.match(own[1] if own is not None else line)
