@@ -374,6 +374,8 @@ def test_lines_of_fabric_manager_between_kernel_lines_are_one_journal_and_the_ke
     node = read("".join(f"{xid}\nOct 02 10:00:00 box {line}\n" for line in service))
     assert node.fabric_manager == FabricManager(service="active", result=ABSENT, version=ABSENT, errors=ABSENT)
     assert len(known(node.kernel_log.events) or ()) == len(service)
+    lists = read(f"{gpu_list(BROKEN)}Oct 02 10:00:00 box {service[-1]}\n{gpu_list(BROKEN)}")
+    assert len(lists.gpus) == len(BROKEN.gpus)
 
 
 def test_the_lines_of_the_journal_below_the_status_of_a_service_belong_to_the_status() -> None:

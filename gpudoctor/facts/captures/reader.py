@@ -72,7 +72,7 @@ class TextReader(msgspec.Struct, frozen=True):
     - `may_be(line)`: called last, for a line that nothing else matches: it may belong to this text behind an unknown
       prefix.
     - `interleaved`: other logs may contain its lines between their own (syslog). They are collected up to the next
-      prompt, ruler or heading, and end no other block.
+      prompt, ruler or heading, and end no block that is read in pieces.
     - `in_pieces`: each line means the same alone as together (a log), so a long block is read in pieces.
     """
 

@@ -14,6 +14,7 @@ from gpudoctor.facts.captures.reader import Block, TextReader
 PIECE_LINES = 20_000  # per piece of a log
 MAX_BLOCK_LINES = 500_000
 MAX_BLOCK_CHARACTERS = 1 << 26
+MAX_ASIDE_LINE = 1000  # characters
 MAX_UNKNOWN_CHARACTERS = 1 << 24
 _MOST_REMEMBERED, _LONGEST_REMEMBERED = 10_000, 1000
 _HIDES = ("", " ", "\t", ">", "-")  # first characters of blank, indented and quoted lines and of grep's gap
@@ -95,7 +96,7 @@ class Transcript:
         self._blank = False
         self._by_command = False
         self._command = ""
-        # the lines of a reader that is `interleaved`, until the next boundary; the open block stays open
+        # the lines of a reader that is `interleaved`, until the next boundary; an open log stays open
         self._aside: tuple[TextReader, Block] | None = None
         self._margin = ""  # the blanks before the first line of a block, as before code in Markdown
         # forms of lines that no reader took: programs repeat lines that differ only in their digits
@@ -194,8 +195,10 @@ class Transcript:
             # `systemctl status` ends with lines of the journal
             if reader is not None and goes_on and not reader.in_pieces:
                 self._keep(line, number)
-            else:
-                self._keep_aside(begun, line, number)
+                return True
+            if reader is not None and not reader.in_pieces:
+                self._close()
+            self._keep_aside(begun, line, number)
             return True
         if begun is not None and (begun is not reader or (begun.restarts is not None and begun.restarts(line))):
             self._open(begun, number)
@@ -262,10 +265,10 @@ class Transcript:
             self._close_aside()
             self._aside = reader, Block([], number, self._command, self._file)
         lines = self._aside[1].lines
-        if len(lines) >= MAX_BLOCK_LINES:
-            self.too_long.add(number)
-        else:
-            lines.append(line)
+        if len(lines) >= 2 * PIECE_LINES:  # the last lines show the state
+            del lines[:PIECE_LINES]
+            self.too_long.count += PIECE_LINES
+        lines.append(line[:MAX_ASIDE_LINE])
 
     def _close_all(self) -> None:
         self._close()
