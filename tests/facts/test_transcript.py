@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from gpudoctor.checks.core.finding import Status
-from gpudoctor.facts.captures import ABSENT
+from gpudoctor.facts.captures import ABSENT, transcript
 from gpudoctor.facts.captures.lines import MAX_LINE, lines_of
 from gpudoctor.facts.captures.nvidia_smi.query_dump import CUT
 from gpudoctor.facts.captures.source import SourceError, load_source
@@ -385,3 +385,11 @@ def test_the_lines_of_the_journal_below_the_status_of_a_service_belong_to_the_st
         "Oct 02 10:11:12 box systemd[1]: Failed to start NVIDIA fabric manager service.\n"
     )
     assert (node.fabric_manager.service, node.source.notes) == ("activating", ())
+
+
+def test_of_a_long_journal_the_last_lines_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transcript, "PIECE_LINES", 2)
+    line = "Oct 02 10:00:00 box nv-fabricmanager[9]: failed to find GPU"
+    node = read("".join(f"{line} {at}\n" for at in range(5)))
+    assert node.fabric_manager.errors == tuple(f"failed to find GPU {at}" for at in (2, 3, 4))
+    assert "2 lines of a text beyond its limit were not read" in "".join(node.source.notes)
