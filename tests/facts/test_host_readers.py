@@ -109,6 +109,7 @@ def test_limits_come_back(write: Any, memlock: int | None) -> None:
         ("ulimit -n", "1024", "open_files", 1024),
         ("ulimit -HSl", "64", "memlock_kib", 64),
         ("ulimit -Hl", "unlimited", "memlock_kib", NOT_READ),  # the soft limit is the one in force
+        ("ulimit -n; ulimit -l", "1024", "memlock_kib", NOT_READ),
         ("ulimit -Su", "4096", "processes", 4096),
     ],
 )
@@ -233,8 +234,10 @@ def test_the_persistence_daemon_is_another_service() -> None:
     )
 
 
-def test_the_errors_of_fabric_managers_log() -> None:
+def test_the_errors_of_fabric_managers_log_since_its_last_start() -> None:
     text = (
+        "[Oct 01 2024 10:11:12] [INFO] [tid 900] Fabric Manager version 535.54.15 is running with the options\n"
+        "[Oct 01 2024 10:11:13] [ERROR] [tid 900] NVLink 3 of GPU 2 is down\n"
         "[Oct 02 2024 10:11:12] [INFO] [tid 901] Fabric Manager version 550.54.15 is running with the options\n"
         "[Oct 02 2024 10:11:13] [ERROR] [tid 901] failed to find the GPU handle 77 in the multicast team request\n"
         "[Oct 02 2024 10:11:14] [INFO] [tid 901] Successfully configured all the available NVSwitches\n"
@@ -272,6 +275,17 @@ def test_the_journal_of_fabric_manager_shows_how_its_last_start_ended() -> None:
         JOURNAL + JOURNAL.splitlines()[3] + "\nOct 02 11:00:00 box systemd[1]: Started NVIDIA fabric manager service.\n"
     )
     assert started.fabric_manager == FabricManager(service="active")
+
+
+def test_the_journal_of_fabric_manager_has_errors_only_where_it_says_error() -> None:
+    lines = (
+        "[Oct 02 2024 10:11:12] [INFO] [tid 9] start NVSwitch 0/12 error threshold configuration",
+        "Option when facing GPU to NVSwitch NVLink failure = 0",
+        "Abort CUDA jobs when FM exits = 1",
+        error := "[Oct 02 2024 10:11:13] [ERROR] [tid 9] NVLink 3 of GPU 2 is down",
+    )
+    journal = "".join(f"Oct 02 10:11:12 box nv-fabricmanager[9]: {line}\n" for line in lines)
+    assert read(journal).fabric_manager.errors == (error,)
 
 
 SCONTROL = """\

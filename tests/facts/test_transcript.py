@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from gpudoctor.checks.core.finding import Status
-from gpudoctor.facts.captures import ABSENT
+from gpudoctor.facts.captures import ABSENT, transcript
 from gpudoctor.facts.captures.lines import MAX_LINE, lines_of
 from gpudoctor.facts.captures.nvidia_smi.query_dump import CUT
 from gpudoctor.facts.captures.source import SourceError, load_source
+from gpudoctor.facts.model.driver import FabricManager
 from gpudoctor.facts.model.missing import UNSUPPORTED, Missing, known
 from gpudoctor.facts.model.node import Node, Source
 from gpudoctor.facts.simulated.load import apply_faults, load_node
@@ -223,12 +224,12 @@ def test_capabilities_of_links_do_not_tell_that_there_are_no_links() -> None:
     assert {gpu.nvlinks for gpu in read(f"$ nvidia-smi nvlink -s\n{gpu_list(BROKEN)}").gpus} == {UNSUPPORTED}
 
 
-@pytest.mark.parametrize("kind", ["n", "a", "p", "r"])
-def test_capabilities_of_nvlink_and_atomics_are_no_peer_to_peer_access(kind: str) -> None:
-    node = read(f"{gpu_list(BROKEN)}$ nvidia-smi topo -p2p {kind}\n{seeds.p2p(BROKEN).decode().replace('OK', 'NS')}")
-    statuses = {pair.p2p_read for pair in known(node.pairs) or ()}
-    assert statuses == ({"NS"} if kind == "r" else set())
-    assert bool(node.source.notes) == (kind != "r")
+@pytest.mark.parametrize("option", ["-p2p n", "-p2p a", "-p2p p", "--p2pstatus n", "-p2p r", "-p2p w", "--p2pstatus w"])
+def test_capabilities_of_nvlink_and_atomics_are_no_peer_to_peer_access(option: str) -> None:
+    node = read(f"{gpu_list(BROKEN)}$ nvidia-smi topo {option}\n{seeds.p2p(BROKEN).decode().replace('OK', 'NS')}")
+    statuses = {(known(pair.p2p_read), known(pair.p2p_write)) for pair in known(node.pairs) or ()}
+    assert statuses == {"r": {("NS", None)}, "w": {(None, "NS")}}.get(option[-1], set())
+    assert bool(node.source.notes) == (option[-1] not in "rw")
 
 
 def test_cells_that_say_err_are_failed_readings_and_no_figures() -> None:
@@ -359,3 +360,36 @@ def test_lines_come_whole_however_the_chunks_fall() -> None:
 def test_ten_thousand_unknown_lines_are_counted() -> None:
     text = gpu_list(BROKEN) + "".join(f"step {n}: loss {n / 7:.4f} of the run\n" for n in range(10_000))
     assert "10000 lines were not recognised: 9-10008" in read(text).source.notes[0]
+
+
+def test_lines_of_fabric_manager_between_kernel_lines_are_one_journal_and_the_kernel_log_stays_whole() -> None:
+    xid = "Oct 02 10:00:00 box kernel: NVRM: Xid (PCI:0000:1b:00): 94, pid=1, Contained: SM (0x1). RST: No, D-RST: No"
+    service = (
+        "systemd[1]: Starting NVIDIA fabric manager service...",
+        "nv-fabricmanager[400]: initialization failed",
+        "systemd[1]: Failed to start NVIDIA fabric manager service.",
+        "systemd[1]: Starting NVIDIA fabric manager service...",
+        "systemd[1]: Started NVIDIA fabric manager service.",
+    )
+    node = read("".join(f"{xid}\nOct 02 10:00:00 box {line}\n" for line in service))
+    assert node.fabric_manager == FabricManager(service="active", result=ABSENT, version=ABSENT, errors=ABSENT)
+    assert len(known(node.kernel_log.events) or ()) == len(service)
+    lists = read(f"{gpu_list(BROKEN)}Oct 02 10:00:00 box {service[-1]}\n{gpu_list(BROKEN)}")
+    assert len(lists.gpus) == len(BROKEN.gpus)
+
+
+def test_the_lines_of_the_journal_below_the_status_of_a_service_belong_to_the_status() -> None:
+    node = read(
+        "● nvidia-fabricmanager.service - NVIDIA fabric manager service\n"
+        "     Active: activating (auto-restart) (Result: exit-code) since Wed 2024-10-02 10:11:12 UTC; 3s ago\n\n"
+        "Oct 02 10:11:12 box systemd[1]: Failed to start NVIDIA fabric manager service.\n"
+    )
+    assert (node.fabric_manager.service, node.source.notes) == ("activating", ())
+
+
+def test_of_a_long_journal_the_last_lines_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transcript, "PIECE_LINES", 2)
+    line = "Oct 02 10:00:00 box nv-fabricmanager[9]: failed to find GPU"
+    node = read("".join(f"{line} {at}\n" for at in range(5)))
+    assert node.fabric_manager.errors == tuple(f"failed to find GPU {at}" for at in (2, 3, 4))
+    assert "2 lines of a text beyond its limit were not read" in "".join(node.source.notes)

@@ -71,6 +71,8 @@ class TextReader(msgspec.Struct, frozen=True):
       another reader's text and is not markup still ends it.
     - `may_be(line)`: called last, for a line that nothing else matches: it may belong to this text behind an unknown
       prefix.
+    - `interleaved`: other logs may contain its lines between their own (syslog). They are collected up to the next
+      prompt, ruler or heading, and end no block that is read in pieces.
     - `in_pieces`: each line means the same alone as together (a log), so a long block is read in pieces.
     """
 
@@ -83,3 +85,4 @@ class TextReader(msgspec.Struct, frozen=True):
     until: Callable[[str], object] | None = None
     may_be: Callable[[str], object] | None = None
     in_pieces: bool = False
+    interleaved: bool = False

@@ -14,6 +14,7 @@ from gpudoctor.facts.captures.reader import Block, TextReader
 PIECE_LINES = 20_000  # per piece of a log
 MAX_BLOCK_LINES = 500_000
 MAX_BLOCK_CHARACTERS = 1 << 26
+MAX_ASIDE_LINE = 1000  # characters
 MAX_UNKNOWN_CHARACTERS = 1 << 24
 _MOST_REMEMBERED, _LONGEST_REMEMBERED = 10_000, 1000
 _HIDES = ("", " ", "\t", ">", "-")  # first characters of blank, indented and quoted lines and of grep's gap
@@ -95,6 +96,8 @@ class Transcript:
         self._blank = False
         self._by_command = False
         self._command = ""
+        # the lines of a reader that is `interleaved`, until the next boundary; an open log stays open
+        self._aside: tuple[TextReader, Block] | None = None
         self._margin = ""  # the blanks before the first line of a block, as before code in Markdown
         # forms of lines that no reader took: programs repeat lines that differ only in their digits
         self._unknown: set[tuple[TextReader | None, str]] = set()
@@ -111,11 +114,11 @@ class Transcript:
         for number, (raw, ended) in enumerate(lines, 1):
             self._line(raw, number)
             characters += len(raw)
-            if characters > MAX_UNKNOWN_CHARACTERS and not self.blocks and self._reader is None:
+            if characters > MAX_UNKNOWN_CHARACTERS and not self.blocks and (self._reader, self._aside) == (None, None):
                 raise SourceError("nothing recognised in its first 16 MiB: not a dump that gpudoctor reads")
             if not ended and self._reader is not None:
                 self._block.whole_end = self._last_line != number
-        self._close()
+        self._close_all()
 
     def _line(self, raw: str, number: int) -> None:
         line = without_terminal(raw)
@@ -188,6 +191,15 @@ class Transcript:
             self._keep(line, number)
             return True
         begun = self._begun_by(line)
+        if begun is not None and begun.interleaved:
+            # `systemctl status` ends with lines of the journal
+            if reader is not None and goes_on and not reader.in_pieces:
+                self._keep(line, number)
+                return True
+            if reader is not None and not reader.in_pieces:
+                self._close()
+            self._keep_aside(begun, line, number)
+            return True
         if begun is not None and (begun is not reader or (begun.restarts is not None and begun.restarts(line))):
             self._open(begun, number)
         elif begun is None and not goes_on:
@@ -205,7 +217,7 @@ class Transcript:
         found = _PROMPT.match(line) or _ROOT.match(line) or _BARE.match(line)
         if found is not None:
             groups = found.groupdict()
-            self._close()
+            self._close_all()
             self._command = (groups.get("command") or groups.get("close") or "").strip()
             for reader in self._readers:
                 if self._command and reader.after is not None and reader.after(self._command):
@@ -214,11 +226,11 @@ class Transcript:
                     break
             return True
         if _FENCE.match(line) or _RULER.match(line):
-            self._close()
+            self._close_all()
             return True
         heading = _HEADING.match(line)
         if heading is not None:
-            self._close()
+            self._close_all()
             self._command = heading["file"] or heading["title"] or ""
             return True
         return False
@@ -247,6 +259,26 @@ class Transcript:
         self._blank = False
         block.lines.append(line)
         self._last_line = number
+
+    def _keep_aside(self, reader: TextReader, line: str, number: int) -> None:
+        if self._aside is None or self._aside[0] is not reader:
+            self._close_aside()
+            self._aside = reader, Block([], number, self._command, self._file)
+        lines = self._aside[1].lines
+        if len(lines) >= 2 * PIECE_LINES:  # the last lines show the state
+            del lines[:PIECE_LINES]
+            self.too_long.count += PIECE_LINES
+        lines.append(line[:MAX_ASIDE_LINE])
+
+    def _close_all(self) -> None:
+        self._close()
+        self._close_aside()
+
+    def _close_aside(self) -> None:
+        aside, self._aside = self._aside, None
+        if aside is not None:
+            self.blocks += 1
+            self._take(*aside)
 
     def _close(self) -> None:
         reader, block = self._reader, self._block

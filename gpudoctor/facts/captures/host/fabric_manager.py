@@ -43,7 +43,11 @@ _OWN_LINE = re.compile(r"(?<!\S)\S+ (?:nv-fabricmanager|nvidia-fabricmanager-sta
 _ERROR_WORDS = re.compile(
     r"\b(?:fail(?:ed|ure)|error|abort|don't match|does ?n[o']t match|not supported|fatal|timed? ?out)\b", re.IGNORECASE
 )
+# the configuration that it prints when it starts: "Option when facing NVSwitch failure = 0"
+_SETTING = re.compile(r" = \S*$")
 _RUNNING = re.compile(rf"Fabric ?Manager version (?:is )?:? ?({DRIVER_VERSION})", re.IGNORECASE)
+# the first line after every start; source: Fabric Manager user guide, log file
+_STARTED = re.compile(rf"Fabric Manager version {DRIVER_VERSION} is running")
 _INTERFACE = re.compile(rf"interface version ({DRIVER_VERSION}) (?:don't|doesn't|does not) match")
 
 
@@ -92,21 +96,26 @@ def read_journal(block: Block) -> Part:
 
 
 def read_log(block: Block) -> Part:
-    """/var/log/fabricmanager.log: the version and the errors."""
+    """/var/log/fabricmanager.log: the version, and the errors since the last start."""
     return Part(Node(fabric_manager=_in_lines(block, FabricManager(errors=()))))
 
 
 def _in_lines(block: Block, start: FabricManager) -> FabricManager:
+    """The version, and the errors since the last start."""
     version = start.version
     errors: list[str] | None = None
     for line in block.lines:
         if found := (_RUNNING.search(line) or _INTERFACE.search(line)):
             version = found[1]
-        level, own = _LOG.match(line), _OWN_LINE.search(line)
+        if _STARTED.search(line):
+            errors = None
+        own = _OWN_LINE.search(line)
+        # with a level also in the journal, if it logs to the console instead of its file
+        level = _LOG.match(own[1] if own is not None else line)
         if level is not None:
             bad = level[1] in ("ERROR", "CRITICAL", "FATAL")
         else:
-            bad = own is not None and _ERROR_WORDS.search(own[1]) is not None
+            bad = own is not None and _ERROR_WORDS.search(own[1]) is not None and _SETTING.search(own[1]) is None
         if bad:
             # without the host name, which precedes the program's name
             errors = [*(errors or []), own[1] if own is not None else line.strip()[:300]][-MOST_ERRORS:]
@@ -121,7 +130,7 @@ FABRIC_MANAGER_READERS: tuple[TextReader, ...] = (
         read_service,
         after=_IS_ACTIVE_COMMAND.search,
     ),
-    TextReader("fabric manager journal", _JOURNAL.match, _JOURNAL.match, read_journal),
+    TextReader("fabric manager journal", _JOURNAL.match, _JOURNAL.match, read_journal, interleaved=True),
     TextReader("fabric manager log", _LOG.match, _LOG.match, read_log, in_pieces=True),
     TextReader("nv-fabricmanager --version", _RUNNING.match, _RUNNING.match, read_service),
 )

@@ -138,7 +138,8 @@ def read_ulimit(block: Block) -> Part:
     if _HARD.search(block.command):
         return Part()
     leaves: dict[str, Any] = {}
-    option = _OPTION.search(block.command)
+    # the values below "ulimit -n; ulimit -l" do not show which is which
+    option = _OPTION.search(block.command) if block.command.count("ulimit") == 1 else None
     for line in block.lines:
         if found := _ULIMIT_MORE.match(line):
             leaf, value = _LEAVES.get(found[1]), found[2]

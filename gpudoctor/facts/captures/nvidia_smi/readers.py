@@ -65,9 +65,9 @@ _XML = re.compile(r"\s*<(?:\?xml|!DOCTYPE nvidia_smi_log|nvidia_smi_log[\s>])")
 _XML_ROOT = re.compile(r"\s*<nvidia_smi_log[\s>]")
 _XML_END = "</nvidia_smi_log>"
 _SELECTED = re.compile(r" (?:-i|--id)[ =]?\d")
-_WRITES = re.compile(r"p2p[-_ ]?w|write", re.IGNORECASE)
-# `topo -p2p` with n (NVLink), a (atomics) or p (prop) prints the same words for other capabilities
-_NO_ACCESS = re.compile(r"p2p[-_ ]{1,3}[nap]\b", re.IGNORECASE)
+_WRITES = re.compile(r"p2p(?:_?status)?[-_ =]?w|write", re.IGNORECASE)
+# `topo -p2p` (or --p2pstatus) with n (NVLink), a (atomics) or p (prop) prints the same words for other capabilities
+_NO_ACCESS = re.compile(r"p2p(?:_?status)?[-_ =]{1,3}[nap]\b", re.IGNORECASE)
 
 
 def _selected(block: Block) -> bool:
