@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from pathlib import Path
 
 import msgspec
@@ -28,10 +30,16 @@ def read_reports(paths: list[Path]) -> tuple[list[NodeReport], list[Unread]]:
     found: list[NodeReport] = []
     unread: list[Unread] = []
     for path in paths:
-        files = sorted(path.rglob("*.json"))[:10_000] if path.is_dir() else [path]
+        is_folder = os.path.isdir(path)  # noqa: PTH112 - Path.is_dir raises, e.g. for a name that is too long
+        files = sorted(path.rglob("*.json"))[:10_000] if is_folder else [path]
         for file in files:
             try:
-                if file.stat().st_size > _MAX_BYTES:
+                info = file.stat()
+                if is_folder and not stat.S_ISREG(info.st_mode):
+                    # a pipe may never end; one that was named on the command line is a shell's <(COMMAND)
+                    unread.append(Unread(str(file), "no plain file"))
+                    continue
+                if info.st_size > _MAX_BYTES:
                     raise ValueError("too large")
                 found.append(_report(msgspec.json.decode(file.read_bytes())))
             except OSError as error:
