@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, skip, unknown, warn
+from gpudoctor.checks.core.finding import (
+    Advice,
+    Evidence,
+    Expected,
+    Finding,
+    Found,
+    fail,
+    ok,
+    skip,
+    unknown,
+    unread,
+    warn,
+)
 from gpudoctor.checks.core.subject import NODE
 from gpudoctor.cluster.check.cluster_run import Backend, NodeProgress
 from gpudoctor.cluster.check.report import node_subject
@@ -64,6 +76,7 @@ def network_findings(nodes: Sequence[NodeProgress], backend: Backend | None) -> 
         yield skip(NODE, "fewer than two nodes to compare")
         return
     odd = [
+        *_unread(seen),
         *_gloo(seen, backend),
         *_nccl_interfaces(seen),
         *_unlike(seen, "MTU", _mtu, "large packets are lost on the way, or split", "ip link set dev eth0 mtu 9000"),
@@ -71,10 +84,17 @@ def network_findings(nodes: Sequence[NodeProgress], backend: Backend | None) -> 
         *_clocks([node for node, _ in seen]),
     ]
     yield from odd
-    if not any(finding.status.value in ("fail", "warn") for finding in odd):
+    if all(finding.status.value == "skip" for finding in odd):
         apart = [abs(node.offset_s) for node, _ in seen if node.offset_s is not None]
         clocks = f"; clocks within {max(apart) * 1000:.0f} ms of the hub's" if apart else ""
         yield ok(NODE, f"hostnames, interfaces, MTU and rates of {len(seen)} nodes agree{clocks}")
+
+
+def _unread(seen: Sequence[tuple[NodeProgress, Reach]]) -> Iterator[Finding]:
+    for node, reach in seen:
+        for what, facts in (("network interfaces", reach.interfaces), ("RDMA ports", _rdma_rates(reach))):
+            if isinstance(facts, Missing):
+                yield unread(node_subject(node.name), what, facts)
 
 
 def _gloo(seen: Sequence[tuple[NodeProgress, Reach]], backend: Backend | None) -> Iterator[Finding]:
@@ -178,33 +198,47 @@ def _mtu(node: NodeProgress, reach: Reach) -> str | None:
     return f"{interface.mtu} bytes" if interface is not None else None
 
 
-def _rdma(_: NodeProgress, reach: Reach) -> str | None:
+def _rdma_rates(reach: Reach) -> list[float] | Missing:
+    """The rates of the active ports in Gbit/s (0 if a port has none); Missing if a read failed."""
     if isinstance(reach.rdma_ports, Missing):
-        return None
+        return reach.rdma_ports
     rates: list[float] = []
     for port in reach.rdma_ports:
-        if "ACTIVE" in (known(port.state) or "").upper():
+        active = "ACTIVE" in (known(port.state) or "").upper()
+        fact = port.rate_gbit_s if active else port.state
+        if isinstance(fact, Missing) and fact.kind == "failed":
+            return Missing(f"{port.device} port {port.port}: {fact.reason}", "failed")
+        if active:
             rates.append(known(port.rate_gbit_s) or 0.0)
+    return rates
+
+
+def _rdma(_: NodeProgress, reach: Reach) -> str | None:
+    rates = _rdma_rates(reach)
+    if isinstance(rates, Missing):
+        return None
     counts = [f"{rates.count(rate)} active ports at {rate:g} Gbit/s" for rate in sorted(set(rates), reverse=True)]
     return " and ".join(counts) or "no active port"
 
 
 def _clocks(nodes: Sequence[NodeProgress]) -> Iterator[Finding]:
     """Each node's clock compared with the median, since the hub's own clock may be the wrong one."""
+    for node in nodes:
+        if node.offset_s is None and node.lost is None:
+            yield unknown(node_subject(node.name), "its clock was not read")
     offsets = sorted(node.offset_s for node in nodes if node.offset_s is not None)
     if len(offsets) < 2:
         return
     if len(offsets) == 2:
         apart_s = offsets[1] - offsets[0] - sum(node.error_s or 0.0 for node in nodes)
         if apart_s > CLOCK_WARN_S:
-            text = f"the clocks of the two nodes are {offsets[1] - offsets[0]:.1f} s apart"
+            of = "the two nodes" if len(nodes) == 2 else " and ".join(n.name for n in nodes if n.offset_s is not None)
+            text = f"the clocks of {of} are {offsets[1] - offsets[0]:.1f} s apart"
             yield warn(NODE, Found(text, apart_s, "s"), _CLOCKS, likely=_CLOCK_LIKELY, advice=_CLOCK_STEPS)
         return
     middle = offsets[len(offsets) // 2]
     for node in nodes:
         if node.offset_s is None or node.error_s is None:
-            if node.lost is None:
-                yield unknown(node_subject(node.name), "its clock was not read")
             continue
         apart_s = abs(node.offset_s - middle) - node.error_s
         if apart_s > CLOCK_WARN_S:
