@@ -22,12 +22,8 @@ from gpudoctor.cluster.check.cluster_run import Backend, NodeProgress
 from gpudoctor.cluster.check.report import node_subject
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.system.network_reach import Reach
+from gpudoctor.http.address import is_loopback
 from gpudoctor.profiles.peers import majority
-
-
-def loopback(address: str) -> bool:
-    """Whether the address is in 127.0.0.0/8 or ::1, which no other node can reach."""
-    return address.startswith("127.") or address in ("::1", "0:0:0:0:0:0:0:1")
 
 
 def interface_for_gloo(reach: Reach, address: str) -> str | None:
@@ -56,7 +52,7 @@ def gloo_trouble(reach: Reach) -> str | None:
         return f"GLOO_SOCKET_IFNAME={named} is the loopback interface" if "lo" in named.split(",") else None
     if isinstance(reach.resolved, Missing):
         return f"its hostname {reach.hostname} does not resolve"
-    if reach.resolved and all(map(loopback, reach.resolved)):
+    if reach.resolved and all(map(is_loopback, reach.resolved)):
         return f"its hostname {reach.hostname} resolves to {reach.resolved[0]}, which no other node can reach"
     return None
 
@@ -98,9 +94,11 @@ def _unread(seen: Sequence[tuple[NodeProgress, Reach]]) -> Iterator[Finding]:
 
 
 def _gloo(seen: Sequence[tuple[NodeProgress, Reach]], backend: Backend | None) -> Iterator[Finding]:
+    if _are_one_machine([reach for _, reach in seen]):
+        return
     for node, reach in seen:
         text = gloo_trouble(reach)
-        if text is None or _alone_on_this_machine(node, seen):
+        if text is None:
             continue
         named = "GLOO_SOCKET_IFNAME" in reach.settings
         judge = fail if backend == "gloo" or named else warn
@@ -122,10 +120,9 @@ def _gloo(seen: Sequence[tuple[NodeProgress, Reach]], backend: Backend | None) -
         )
 
 
-def _alone_on_this_machine(node: NodeProgress, seen: Sequence[tuple[NodeProgress, Reach]]) -> bool:
+def _are_one_machine(nodes: Sequence[Reach]) -> bool:
     """Whether all nodes are one machine, on which loopback works for all of them."""
-    boots = {known(reach.boot_id) for _, reach in seen}
-    return len(boots) == 1 and None not in boots and len({(reach.hostname) for _, reach in seen}) == 1
+    return len({(known(node.boot_id), node.hostname) for node in nodes}) == 1 and known(nodes[0].boot_id) is not None
 
 
 def _nccl_interfaces(seen: Sequence[tuple[NodeProgress, Reach]]) -> Iterator[Finding]:
