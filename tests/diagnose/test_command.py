@@ -207,7 +207,7 @@ def test_reports_of_nodes_raise_a_hypothesis(tmp_path: Path, capsys: pytest.Capt
 
 
 def test_reports_that_cannot_be_read_are_listed_and_a_pipe_in_a_folder_is_not_waited_for(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     log = tmp_path / "job.log"
     log.write_text("Traceback (most recent call last):\nValueError: bad batch\n")
@@ -215,11 +215,21 @@ def test_reports_that_cannot_be_read_are_listed_and_a_pipe_in_a_folder_is_not_wa
     folder.mkdir()
     os.mkfifo(folder / "pipe.json")
     (folder / "dangling.json").symlink_to(tmp_path / "none.json")
+    (folder / "closed").mkdir()
+    scandir = os.scandir
+
+    def refuse(path: str) -> object:  # a mode keeps root out of nothing
+        if str(path).endswith("closed"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
     (tmp_path / "long.json").symlink_to("x" * 300)
     reports = [str(folder), str(tmp_path / "long.json"), str(tmp_path / ("x" * 300))]
     main(["diagnose", str(log), "--json", *(word for report in reports for word in ("--reports", report))])
     unread = json.loads(capsys.readouterr().out)["unread"]
     assert [(Path(file["file"]).name, file["reason"]) for file in unread] == [
+        ("closed", "Permission denied"),
         ("dangling.json", "No such file or directory"),
         ("pipe.json", "no plain file"),
         ("long.json", "File name too long"),
