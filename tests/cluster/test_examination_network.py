@@ -121,3 +121,14 @@ def test_each_clock_that_was_not_read_is_unknown_and_those_read_are_compared() -
     nodes = job("a", "b")
     nodes[0].clock_ahead_s = nodes[1].clock_ahead_s = None
     assert bad(examined(nodes)) == {("cluster.network", "a", "unknown"), ("cluster.network", "b", "unknown")}
+
+
+def test_a_node_behind_address_translation_has_no_mtu_to_compare() -> None:
+    nodes = job("a", "b")
+    elsewhere = (LocalInterface("eth0", True, 1500, ("10.0.0.1",)),)
+    nodes[1].reach = msgspec.structs.replace(nodes[1].reach, interfaces=elsewhere)
+    report = examined(nodes)
+    assert not bad(report)
+    [skipped] = findings(report, "cluster.network", Status.SKIP).items()
+    assert skipped[0] == "b"
+    assert (skipped[1].reason or "").startswith("MTU: no interface has the address 127.0.0.1")

@@ -91,6 +91,9 @@ def _unread(seen: Sequence[tuple[NodeProgress, Reach]]) -> Iterator[Finding]:
         for what, facts in (("network interfaces", reach.interfaces), ("RDMA ports", _rdma_rates(reach))):
             if isinstance(facts, Missing):
                 yield unread(node_subject(node.name), what, facts)
+        if not isinstance(reach.interfaces, Missing) and reach.interface_of(node.address) is None:
+            reason = f"MTU: no interface has the address {node.address} (address translation?)"
+            yield skip(node_subject(node.name), reason)
 
 
 def _gloo(seen: Sequence[tuple[NodeProgress, Reach]], backend: Backend | None) -> Iterator[Finding]:
