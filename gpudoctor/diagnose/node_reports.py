@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -11,6 +14,7 @@ from gpudoctor.diagnose.diagnosis import Confidence, Unread
 from gpudoctor.diagnose.rules.model import Hypothesis
 
 _MAX_BYTES = 64 << 20
+_MAX_FILES = 10_000
 _UP: dict[Confidence, Confidence] = {"possible": "likely", "likely": "certain", "certain": "certain"}
 
 
@@ -28,10 +32,16 @@ def read_reports(paths: list[Path]) -> tuple[list[NodeReport], list[Unread]]:
     found: list[NodeReport] = []
     unread: list[Unread] = []
     for path in paths:
-        files = sorted(path.rglob("*.json"))[:10_000] if path.is_dir() else [path]
+        is_folder = os.path.isdir(path)  # noqa: PTH112 - Path.is_dir raises, e.g. for a name that is too long
+        files = sorted(_below(path, unread))[:_MAX_FILES] if is_folder else [path]
         for file in files:
             try:
-                if file.stat().st_size > _MAX_BYTES:
+                info = file.stat()
+                if is_folder and not stat.S_ISREG(info.st_mode):
+                    # a pipe may never end; one that was named on the command line is a shell's <(COMMAND)
+                    unread.append(Unread(str(file), "no plain file"))
+                    continue
+                if info.st_size > _MAX_BYTES:
                     raise ValueError("too large")
                 found.append(_report(msgspec.json.decode(file.read_bytes())))
             except OSError as error:
@@ -39,6 +49,14 @@ def read_reports(paths: list[Path]) -> tuple[list[NodeReport], list[Unread]]:
             except (msgspec.DecodeError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
                 unread.append(Unread(str(file), "no gpudoctor report"))
     return found, unread
+
+
+def _below(folder: Path, unread: list[Unread]) -> Iterator[Path]:
+    def denied(error: OSError) -> None:
+        unread.append(Unread(str(error.filename), error.strerror or str(error)))
+
+    for place, _, names in os.walk(folder, onerror=denied):
+        yield from (Path(place, name) for name in names if name.endswith(".json"))
 
 
 def _report(data: object) -> NodeReport:

@@ -1,11 +1,15 @@
-"""Drains a node unless too many of its partition are drained already."""
+"""Drains a node unless too many of its partition are drained already; counts passed checks until undrained."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
 from enum import Enum
+from pathlib import Path
 
+import msgspec
+
+from gpudoctor.report.output_files import OutputError, write_file
 from gpudoctor.slurm.node_records import NodeRecord, drain_reason, read_nodes, set_drain, undo_drain
 
 Say = Callable[[str], None]
@@ -101,3 +105,35 @@ def _drained_of(nodes: Sequence[NodeRecord], partition: str) -> tuple[int, list[
 
 def _most(members: int, cap_percent: int) -> int:
     return max(1, members * cap_percent // 100)
+
+
+# A node that gpudoctor drained is undrained after several passed health checks in a row.
+
+_HEALTHY_FILE = "undrain.json"
+
+
+class _HealthyChecks(msgspec.Struct, frozen=True):
+    """`drain` is the reason and time of one drain: the count of another drain starts at 0."""
+
+    drain: str
+    healthy: int
+
+
+def count_healthy(folder: Path, node: NodeRecord) -> int:
+    """Add one passed health check to the current drain of `node` and return the count. A lost file counts as 0."""
+    drain = f"{node.reason} {node.since}"
+    try:
+        kept = msgspec.json.decode((folder / _HEALTHY_FILE).read_bytes(), type=_HealthyChecks)
+    except (OSError, ValueError):  # msgspec raises UnicodeDecodeError too
+        kept = _HealthyChecks(drain, 0)
+    healthy = kept.healthy + 1 if kept.drain == drain else 1
+    try:
+        write_file(folder / _HEALTHY_FILE, msgspec.json.encode(_HealthyChecks(drain, healthy)).decode())
+    except OutputError:
+        return 1  # the count cannot be saved and so cannot grow; with GPUDOCTOR_UNDRAIN_AFTER=1 undraining still works
+    return healthy
+
+
+def forget_healthy(folder: Path) -> None:
+    """Reset the count to 0."""
+    (folder / _HEALTHY_FILE).unlink(missing_ok=True)

@@ -64,7 +64,7 @@ class Puppet(threading.Thread):
             boot_id=f"boot of {name} {id(self)}",
         )
         self.report: str | Missing = ""
-        self.clock_ahead_s = 0.0
+        self.clock_ahead_s: float | None = 0.0
         self.ready: Ready | MemberFailure = Ready(1, 29500)
         self.right = True
         self.rate: Callable[[JoinGroup], float | str | None] = lambda meet: 10.0
@@ -100,6 +100,8 @@ class Puppet(threading.Thread):
     def answer(self, order: Order) -> Answer | None:
         """What it says; None: nothing, ever. To die it raises ConnectionAbortedError."""
         if isinstance(order, Ping):
+            if self.clock_ahead_s is None:
+                return MemberFailure("no clock")
             return Pong(time.time() + self.clock_ahead_s)
         if isinstance(order, CheckOrder):
             return Checked(self.reach, self.report)

@@ -156,6 +156,9 @@ def test_the_file_is_named_after_the_host_where_none_is_given(
         (["compare", "other.json", "a.json"], "other.json: no baseline of gpudoctor"),
         (["compare", "cut.json", "a.json"], "cut.json: no baseline of gpudoctor"),
         (["save", "two.jsonl"], "2 reports in it, and one is wanted"),
+        (["save", "a.json", "-o", "link.json"], "link.json: cannot be read: File name too long"),
+        (["compare", "link.json", "a.json"], "link.json: cannot be read: File name too long"),
+        (["save", "loop.json"], "loop.json: cannot be read: Too many levels of symbolic links"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_2(
@@ -166,6 +169,8 @@ def test_bad_input_is_one_line_and_exit_2(
     (tmp_path / "other.json").write_text('{"schema": "something"}')
     (tmp_path / "cut.json").write_text('{"schema": "gpudoctor.baseline/1", "ho')
     (tmp_path / "two.jsonl").write_text("{}\n{}\n")
+    (tmp_path / "link.json").symlink_to("x" * 300)
+    (tmp_path / "loop.json").symlink_to("loop.json")
     outcome = gpudoctor("baseline", *arguments)
     assert (outcome.code, outcome.out) == (2, "")
     assert outcome.err.count("\n") == 1

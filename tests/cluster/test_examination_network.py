@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from gpudoctor.checks.core.finding import Status
+from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import RdmaPort
 from gpudoctor.facts.system.network_reach import LocalInterface
 from tests.cluster.puppets import Puppet, bad, examined, findings, four, job
@@ -84,3 +85,50 @@ def test_of_two_clocks_that_differ_neither_is_blamed() -> None:
     told = findings(report, "cluster.network")[None].found
     assert told is not None
     assert told.text == "the clocks of the two nodes are 5.0 s apart"
+
+
+def test_interfaces_and_rdma_ports_that_could_not_be_read_are_unknown_and_do_not_agree() -> None:
+    nodes = job("a", "b", "c")
+    broken = Missing("cannot allocate memory", "failed")
+    port = RdmaPort("mlx5_0", 1, state=Missing("state reads 'x'", "failed"))
+    nodes[0].reach = msgspec.structs.replace(nodes[0].reach, interfaces=broken)
+    nodes[1].reach = msgspec.structs.replace(nodes[1].reach, rdma_ports=broken)
+    nodes[2].reach = msgspec.structs.replace(nodes[2].reach, rdma_ports=(port,))
+    report = examined(nodes)
+    assert report.verdict == "unknown"
+    assert bad(report) == {("cluster.network", name, "unknown") for name in "abc"}
+    found = findings(report, "cluster.network")
+    assert {name: f.reason for name, f in found.items()} == {
+        "a": "network interfaces: cannot allocate memory",
+        "b": "RDMA ports: cannot allocate memory",
+        "c": "RDMA ports: mlx5_0 port 1: state reads 'x'",
+    }
+
+
+def test_each_clock_that_was_not_read_is_unknown_and_those_read_are_compared() -> None:
+    nodes = job("a", "b", "c")
+    nodes[0].clock_ahead_s = None
+    report = examined(nodes)
+    assert bad(report) == {("cluster.network", "a", "unknown")}
+    assert None not in findings(report, "cluster.network")  # no "they agree"
+    nodes = job("a", "b", "c")
+    nodes[0].clock_ahead_s, nodes[1].clock_ahead_s = None, -5.0
+    report = examined(nodes)
+    assert bad(report) == {("cluster.network", "a", "unknown"), ("cluster.network", None, "warn")}
+    apart = findings(report, "cluster.network")[None].found
+    assert apart is not None
+    assert apart.text == "the clocks of b and c are 5.0 s apart"
+    nodes = job("a", "b")
+    nodes[0].clock_ahead_s = nodes[1].clock_ahead_s = None
+    assert bad(examined(nodes)) == {("cluster.network", "a", "unknown"), ("cluster.network", "b", "unknown")}
+
+
+def test_a_node_behind_address_translation_has_no_mtu_to_compare() -> None:
+    nodes = job("a", "b")
+    elsewhere = (LocalInterface("eth0", True, 1500, ("10.0.0.1",)),)
+    nodes[1].reach = msgspec.structs.replace(nodes[1].reach, interfaces=elsewhere)
+    report = examined(nodes)
+    assert not bad(report)
+    [skipped] = findings(report, "cluster.network", Status.SKIP).items()
+    assert skipped[0] == "b"
+    assert (skipped[1].reason or "").startswith("MTU: no interface has the address 127.0.0.1")

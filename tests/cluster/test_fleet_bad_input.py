@@ -363,6 +363,7 @@ def test_only_passes_before_a_signal_are_no_pass_of_the_fleet(
     ("arguments", "words"),
     [
         (["no-such-folder"], "no such file or folder"),
+        (["x" * 300], "cannot be read: File name too long"),
         (["-", "-"], "stdin can be read once only"),
         (["-", "--against", "-"], "stdin can be read once only"),
         (["/dev/null"], "no report could be read of 1: /dev/null: not a regular file"),

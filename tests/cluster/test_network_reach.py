@@ -95,6 +95,7 @@ def test_gloos_own_choice_stands_where_it_works() -> None:
     [
         ({"resolved": ("127.0.1.1",)}, "resolves to 127.0.1.1"),
         ({"resolved": ("::1",)}, "resolves to ::1"),
+        ({"resolved": ("::ffff:127.0.0.1",)}, "resolves to ::ffff:127.0.0.1"),
         ({"resolved": Missing("n1 does not resolve", "failed")}, "does not resolve"),
         ({"settings": {"GLOO_SOCKET_IFNAME": "eth0,ib0"}}, "there is no interface ib0"),
         ({"settings": {"GLOO_SOCKET_IFNAME": "lo"}}, "is the loopback interface"),

@@ -71,9 +71,10 @@ def test_the_line_of_a_timeout_is_shown_with_its_rank(tmp_path: Path, capsys: py
 
 @pytest.mark.parametrize("form", ["text", "json", "html"])
 def test_last_words_that_are_not_understood_are_shown(
-    form: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = tmp_path / "job.log"
+    monkeypatch.chdir(tmp_path)
+    path = Path("job.log")  # the text of a long path is wrapped
     path.write_text("".join(f"step {n} loss 2\n" for n in range(5)) + "fatal: the flux capacitor is empty\n")
     assert main(["diagnose", str(path), "--format", form]) == 0
     assert "the flux capacitor is empty" in capsys.readouterr().out
@@ -263,6 +264,37 @@ def test_reports_of_nodes_raise_a_hypothesis(tmp_path: Path, capsys: pytest.Capt
     assert (alone, answer["cause"]["confidence"]) == ("likely", "certain")
     assert "n3.cluster agrees" in answer["reason"]
     assert [Path(unread["file"]).name for unread in answer["unread"]] == ["notes.json"]
+
+
+def test_reports_that_cannot_be_read_are_listed_and_a_pipe_in_a_folder_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "job.log"
+    log.write_text("Traceback (most recent call last):\nValueError: bad batch\n")
+    folder = tmp_path / "reports"
+    folder.mkdir()
+    os.mkfifo(folder / "pipe.json")
+    (folder / "dangling.json").symlink_to(tmp_path / "none.json")
+    (folder / "closed").mkdir()
+    scandir = os.scandir
+
+    def refuse(path: str) -> object:  # a mode keeps root out of nothing
+        if str(path).endswith("closed"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    (tmp_path / "long.json").symlink_to("x" * 300)
+    reports = [str(folder), str(tmp_path / "long.json"), str(tmp_path / ("x" * 300))]
+    main(["diagnose", str(log), "--json", *(word for report in reports for word in ("--reports", report))])
+    unread = json.loads(capsys.readouterr().out)["unread"]
+    assert [(Path(file["file"]).name, file["reason"]) for file in unread] == [
+        ("closed", "Permission denied"),
+        ("dangling.json", "No such file or directory"),
+        ("pipe.json", "no plain file"),
+        ("long.json", "File name too long"),
+        ("x" * 300, "File name too long"),
+    ]
 
 
 def test_each_word_has_a_page_and_checks_that_exist(capsys: pytest.CaptureFixture[str]) -> None:

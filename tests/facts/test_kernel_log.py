@@ -351,6 +351,27 @@ def test_the_device_gives_a_record_a_read_and_may_have_lost_some(
     assert not answers
 
 
+def test_a_log_that_is_always_overwritten_before_it_is_read_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, {"/dev/kmsg": ""})
+    first = [f"3,9,2000000,-;{LOST}\n".encode()]
+    reads = iter(range(100_000))
+
+    def read(file: int, count: int) -> bytes:
+        next(reads)
+        if first:
+            return first.pop()
+        raise BrokenPipeError(errno.EPIPE, "overwritten")
+
+    monkeypatch.setattr(os, "read", read)
+    log = read_kernel_log(tmp_path)
+    assert [event.code for event in events_of(log)] == [79]
+    assert log.truncated
+    nothing = Missing("/dev/kmsg: overwritten faster than it can be read", "failed")
+    assert read_kernel_log(tmp_path).events == nothing
+
+
 def test_a_device_that_fails_to_read_is_failed(tmp_path: Path) -> None:
     (tmp_path / "dev/kmsg").mkdir(parents=True)
     events = read_kernel_log(tmp_path).events

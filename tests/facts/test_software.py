@@ -80,6 +80,19 @@ def test_a_second_copy_on_the_library_path_is_listed(tmp_path: Path, monkeypatch
     assert read_software([str(tmp_path)]).nccl_copies == (str(own), str(other))
 
 
+def test_folders_that_cannot_be_looked_into_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install_torch(tmp_path)
+    own = add_nccl(tmp_path / "nvidia/nccl/lib")
+    (tmp_path / "loop").mkdir()
+    loop = tmp_path / "loop/libnccl.so.2"
+    loop.symlink_to(loop)
+    bad = tmp_path / ("x" * 300)  # as root, which tests may run as, no folder is closed
+    monkeypatch.setenv("LD_LIBRARY_PATH", f"{bad}:{loop.parent}")
+    software = read_software([str(bad), str(tmp_path)])
+    assert software.torch == "2.5.1+cu124"
+    assert software.nccl_copies == (str(own),)
+
+
 def test_an_nccl_without_a_version_in_sight_is_missing_with_the_reason(tmp_path: Path) -> None:
     install_torch(tmp_path)
     linked_in = read_software([str(tmp_path)]).nccl

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpudoctor.slurm.job_gpus import has_gpus, job_gpus
+from gpudoctor.slurm.quick_check import has_gpus, job_gpus
 
 
 @pytest.fixture

@@ -89,7 +89,7 @@ def _not_answered(case: Case, hung: Unanswered) -> Finding:
         # without persistence mode the call starts the GPU, which may take long on healthy nodes
         advice = Advice("Give it time.", f"gpudoctor check driver --level quick --deadline {start_s + 10:g}")
         return unknown(subject, f"{text}; a driver that has to wake its GPUs may need more", evidence, advice=[advice])
-    if "SIGKILL" in hung.reason:
+    if hung.killed:
         # the kernel kills a process if the driver's module fails (oops) in its call, or if memory runs out
         advice = Advice("Look which it was, and check again.", "dmesg | grep -iE 'oops|bug:|killed process'")
         return unknown(

@@ -104,9 +104,13 @@ def _record(request: BaselineRequest) -> ReportRecord:
 def _read(path: str) -> Document:
     if path == "-":
         found = list(stdin_documents(sys.stdin.buffer if sys.stdin else None))
-    elif not Path(path).exists():
-        raise UserError(f"{path}: no such file; reports are written by gpudoctor check --json -o FILE")
     else:
+        try:
+            Path(path).stat()
+        except FileNotFoundError:
+            raise UserError(f"{path}: no such file; reports are written by gpudoctor check --json -o FILE") from None
+        except OSError as error:
+            raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
         found = list(documents_of(Listed(path, Path(path).name)))
     if len(found) != 1:
         raise UserError(f"{path}: {len(found)} reports in it, and one is wanted")

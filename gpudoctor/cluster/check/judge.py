@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from shlex import quote
-from typing import Literal
 
 from gpudoctor.checks.core.causes import Fault
 from gpudoctor.checks.core.finding import Advice, Evidence, Finding, Found, fail, ok, skip, unknown, warn
@@ -26,10 +25,9 @@ from gpudoctor.cluster.check.report import (
 )
 from gpudoctor.exits import FAILED, OK, UNKNOWN
 from gpudoctor.facts.model.missing import known
-from gpudoctor.report.judge import REASON_LENGTH
+from gpudoctor.report.judge import REASON_LENGTH, FailOn
 from gpudoctor.report.model import Tool, Verdict
 
-FailOn = Literal["fail", "warn", "never"]
 _FAULTS_SHOWN = 4
 
 

@@ -4,18 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, skip, unknown, warn
+from gpudoctor.checks.core.finding import (
+    Advice,
+    Evidence,
+    Expected,
+    Finding,
+    Found,
+    fail,
+    ok,
+    skip,
+    unknown,
+    unread,
+    warn,
+)
 from gpudoctor.checks.core.subject import NODE
 from gpudoctor.cluster.check.cluster_run import Backend, NodeProgress
 from gpudoctor.cluster.check.report import node_subject
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.system.network_reach import Reach
+from gpudoctor.http.address import is_loopback
 from gpudoctor.profiles.peers import majority
-
-
-def loopback(address: str) -> bool:
-    """Whether the address is in 127.0.0.0/8 or ::1, which no other node can reach."""
-    return address.startswith("127.") or address in ("::1", "0:0:0:0:0:0:0:1")
 
 
 def interface_for_gloo(reach: Reach, address: str) -> str | None:
@@ -44,7 +52,7 @@ def gloo_trouble(reach: Reach) -> str | None:
         return f"GLOO_SOCKET_IFNAME={named} is the loopback interface" if "lo" in named.split(",") else None
     if isinstance(reach.resolved, Missing):
         return f"its hostname {reach.hostname} does not resolve"
-    if reach.resolved and all(map(loopback, reach.resolved)):
+    if reach.resolved and all(map(is_loopback, reach.resolved)):
         return f"its hostname {reach.hostname} resolves to {reach.resolved[0]}, which no other node can reach"
     return None
 
@@ -64,6 +72,7 @@ def network_findings(nodes: Sequence[NodeProgress], backend: Backend | None) -> 
         yield skip(NODE, "fewer than two nodes to compare")
         return
     odd = [
+        *_unread(seen),
         *_gloo(seen, backend),
         *_nccl_interfaces(seen),
         *_unlike(seen, "MTU", _mtu, "large packets are lost on the way, or split", "ip link set dev eth0 mtu 9000"),
@@ -71,16 +80,28 @@ def network_findings(nodes: Sequence[NodeProgress], backend: Backend | None) -> 
         *_clocks([node for node, _ in seen]),
     ]
     yield from odd
-    if not any(finding.status.value in ("fail", "warn") for finding in odd):
+    if all(finding.status.value == "skip" for finding in odd):
         apart = [abs(node.offset_s) for node, _ in seen if node.offset_s is not None]
         clocks = f"; clocks within {max(apart) * 1000:.0f} ms of the hub's" if apart else ""
         yield ok(NODE, f"hostnames, interfaces, MTU and rates of {len(seen)} nodes agree{clocks}")
 
 
+def _unread(seen: Sequence[tuple[NodeProgress, Reach]]) -> Iterator[Finding]:
+    for node, reach in seen:
+        for what, facts in (("network interfaces", reach.interfaces), ("RDMA ports", _rdma_rates(reach))):
+            if isinstance(facts, Missing):
+                yield unread(node_subject(node.name), what, facts)
+        if not isinstance(reach.interfaces, Missing) and reach.interface_of(node.address) is None:
+            reason = f"MTU: no interface has the address {node.address} (address translation?)"
+            yield skip(node_subject(node.name), reason)
+
+
 def _gloo(seen: Sequence[tuple[NodeProgress, Reach]], backend: Backend | None) -> Iterator[Finding]:
+    if _are_one_machine([reach for _, reach in seen]):
+        return
     for node, reach in seen:
         text = gloo_trouble(reach)
-        if text is None or _alone_on_this_machine(node, seen):
+        if text is None:
             continue
         named = "GLOO_SOCKET_IFNAME" in reach.settings
         judge = fail if backend == "gloo" or named else warn
@@ -102,10 +123,9 @@ def _gloo(seen: Sequence[tuple[NodeProgress, Reach]], backend: Backend | None) -
         )
 
 
-def _alone_on_this_machine(node: NodeProgress, seen: Sequence[tuple[NodeProgress, Reach]]) -> bool:
+def _are_one_machine(nodes: Sequence[Reach]) -> bool:
     """Whether all nodes are one machine, on which loopback works for all of them."""
-    boots = {known(reach.boot_id) for _, reach in seen}
-    return len(boots) == 1 and None not in boots and len({(reach.hostname) for _, reach in seen}) == 1
+    return len({(known(node.boot_id), node.hostname) for node in nodes}) == 1 and known(nodes[0].boot_id) is not None
 
 
 def _nccl_interfaces(seen: Sequence[tuple[NodeProgress, Reach]]) -> Iterator[Finding]:
@@ -178,33 +198,47 @@ def _mtu(node: NodeProgress, reach: Reach) -> str | None:
     return f"{interface.mtu} bytes" if interface is not None else None
 
 
-def _rdma(_: NodeProgress, reach: Reach) -> str | None:
+def _rdma_rates(reach: Reach) -> list[float] | Missing:
+    """The rates of the active ports in Gbit/s (0 if a port has none); Missing if a read failed."""
     if isinstance(reach.rdma_ports, Missing):
-        return None
+        return reach.rdma_ports
     rates: list[float] = []
     for port in reach.rdma_ports:
-        if "ACTIVE" in (known(port.state) or "").upper():
+        active = "ACTIVE" in (known(port.state) or "").upper()
+        fact = port.rate_gbit_s if active else port.state
+        if isinstance(fact, Missing) and fact.kind == "failed":
+            return Missing(f"{port.device} port {port.port}: {fact.reason}", "failed")
+        if active:
             rates.append(known(port.rate_gbit_s) or 0.0)
+    return rates
+
+
+def _rdma(_: NodeProgress, reach: Reach) -> str | None:
+    rates = _rdma_rates(reach)
+    if isinstance(rates, Missing):
+        return None
     counts = [f"{rates.count(rate)} active ports at {rate:g} Gbit/s" for rate in sorted(set(rates), reverse=True)]
     return " and ".join(counts) or "no active port"
 
 
 def _clocks(nodes: Sequence[NodeProgress]) -> Iterator[Finding]:
     """Each node's clock compared with the median, since the hub's own clock may be the wrong one."""
+    for node in nodes:
+        if node.offset_s is None and node.lost is None:
+            yield unknown(node_subject(node.name), "its clock was not read")
     offsets = sorted(node.offset_s for node in nodes if node.offset_s is not None)
     if len(offsets) < 2:
         return
     if len(offsets) == 2:
         apart_s = offsets[1] - offsets[0] - sum(node.error_s or 0.0 for node in nodes)
         if apart_s > CLOCK_WARN_S:
-            text = f"the clocks of the two nodes are {offsets[1] - offsets[0]:.1f} s apart"
+            of = "the two nodes" if len(nodes) == 2 else " and ".join(n.name for n in nodes if n.offset_s is not None)
+            text = f"the clocks of {of} are {offsets[1] - offsets[0]:.1f} s apart"
             yield warn(NODE, Found(text, apart_s, "s"), _CLOCKS, likely=_CLOCK_LIKELY, advice=_CLOCK_STEPS)
         return
     middle = offsets[len(offsets) // 2]
     for node in nodes:
         if node.offset_s is None or node.error_s is None:
-            if node.lost is None:
-                yield unknown(node_subject(node.name), "its clock was not read")
             continue
         apart_s = abs(node.offset_s - middle) - node.error_s
         if apart_s > CLOCK_WARN_S:

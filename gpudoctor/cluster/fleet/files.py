@@ -60,10 +60,15 @@ class Listed(msgspec.Struct, frozen=True):
 def listed(source: str, found: FoundFiles) -> Iterator[Listed | Document]:
     """The file, or all files below the folder; a Document with its `trouble` for each folder that cannot be read.
 
-    Raise UserError if the source does not exist.
+    Raise UserError if the source does not exist or may not be looked at.
     """
-    if not os.path.lexists(source):
-        raise UserError(f"{source}: no such file or folder; reports are written by gpudoctor check --json -o FILE")
+    try:
+        os.lstat(source)
+    except (FileNotFoundError, NotADirectoryError):
+        hint = "reports are written by gpudoctor check --json -o FILE"
+        raise UserError(f"{source}: no such file or folder; {hint}") from None
+    except OSError as error:
+        raise UserError(f"{source}: cannot be read: {error.strerror or error}") from None
     if not os.path.isdir(source):  # noqa: PTH112 - Path.is_dir raises if a link's target is not a valid path
         found.files += 1
         yield Listed(source, Path(source).name)

@@ -32,6 +32,7 @@ __all__ = ["MAX_EVENTS", "parse_kernel_lines", "read_kernel_log", "read_kernel_t
 
 _RING_BUFFER = "/dev/kmsg"
 _MAX_BYTES = 64 << 20
+_MAX_OVERTAKEN = 1000  # reads in a row; normally one, several if the log is flooded
 _JOURNAL_DEADLINE_S = 5.0
 _JOURNAL_LINES = 100_000  # the newest ones: if something floods the log, the journal grows to gigabytes
 _JOURNAL_BYTES = 16 << 20
@@ -146,6 +147,7 @@ def _read_ring_buffer(path: Path) -> _Ring | Missing:
     parts: list[bytes] = []
     size = 0
     overtaken = False
+    lost = 0
     try:
         while size < _MAX_BYTES:
             try:
@@ -155,9 +157,15 @@ def _read_ring_buffer(path: Path) -> _Ring | Missing:
             except BrokenPipeError:
                 # the kernel overwrote the next record; continue with the oldest one left
                 overtaken = overtaken or size > 0
-                continue
+                lost += 1
+                if lost < _MAX_OVERTAKEN:
+                    continue
+                if not parts:
+                    return Missing(f"{_RING_BUFFER}: overwritten faster than it can be read", "failed")
+                break
             if not part:
                 break
+            lost = 0
             parts.append(part)
             size += len(part)
     except OSError as error:

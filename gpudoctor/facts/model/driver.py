@@ -25,6 +25,11 @@ class Unanswered(Fact, frozen=True):
         return self.reason == _DID_NOT_RETURN
 
     @property
+    def killed(self) -> bool:
+        """Whether SIGKILL ended the process during the call."""
+        return "SIGKILL" in self.reason
+
+    @property
     def words(self) -> str:
         """What happened, with the GPU, for a message."""
         where = "" if self.gpu is None else f" on GPU {self.gpu}"

@@ -24,7 +24,8 @@ def read_software(search_path: Sequence[str] | None = None) -> Software:
     the name of the library file; every copy of libnccl is listed in `nccl_copies`, since two of
     them in one process make NCCL fail in unpredictable ways.
     """
-    folders = [Path(entry or ".") for entry in (sys.path if search_path is None else search_path)]
+    search_path = sys.path if search_path is None else search_path
+    folders = [Path(entry or ".") for entry in search_path if _is_folder(entry or ".")]
     python = ".".join(str(part) for part in sys.version_info[:3])
     torch = next((folder / "torch" for folder in folders if (folder / "torch/__init__.py").is_file()), None)
     if torch is None:
@@ -79,9 +80,15 @@ def _nccl_copies(torch: Path, folders: list[Path]) -> list[Path]:
     places += [Path(entry) for entry in os.environ.get("LD_LIBRARY_PATH", "").split(":") if entry]
     found: dict[Path, Path] = {}
     for place in places:
-        for file in sorted(place.glob("libnccl.so.*")):
-            found.setdefault(file.resolve(), file)
+        for file in sorted(place.glob("libnccl.so.*")) if _is_folder(place) else ():
+            if os.path.exists(file):  # noqa: PTH110 - a link that leads nowhere is no copy
+                found.setdefault(file.resolve(), file)
     return list(found.values())
+
+
+def _is_folder(path: str | Path) -> bool:
+    # Path.is_dir and glob raise if a parent folder may not be entered or the name is too long
+    return os.path.isdir(path)  # noqa: PTH112
 
 
 def _read(path: Path) -> str:
