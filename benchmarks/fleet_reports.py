@@ -46,7 +46,7 @@ Document = dict[str, Any]
 
 
 class Planted:
-    """Who was given what, by name."""
+    """Which node got which defect, by name."""
 
     def __init__(self) -> None:
         self.faulty: set[str] = set()
@@ -133,7 +133,7 @@ def vary(noise: random.Random, figures: Document) -> None:
 
 
 def encoded(document: Document, number: int) -> bytes:
-    """The document as the product writes it, with UUIDs of its own."""
+    """The document as the product writes it, with its own UUIDs."""
     return _UUID_MIDDLE.sub(f"{number:04x}-4000-8000".encode(), msgspec.json.encode(document)) + b"\n"
 
 

@@ -1,9 +1,8 @@
 """What the live view costs: CPU and memory of `gpudoctor tui` with its children, its first paint, and nvitop beside it.
 
-Both run for the same time at one sample a second in a terminal of 120 x 36, one after the other, on
-the same simulated node: gpudoctor with --node, nvitop (where it is installed) on our fake driver.
-Exits 1 where gpudoctor needs more than --max times nvitop's CPU, more than --max-rss-mib, or
-paints later than --max-first-paint-s.
+Both run for the same time at one sample a second in a terminal of 120 x 36, one after the other, on the same simulated
+node: gpudoctor with --node, nvitop (if it is installed) on our fake driver. Exits 1 if gpudoctor needs more than --max
+times nvitop's CPU, more than --max-rss-mib, or paints later than --max-first-paint-s.
 
     pip install nvitop; python benchmarks/tui_cost.py
 """
