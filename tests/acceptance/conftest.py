@@ -18,7 +18,7 @@ PROGRAM = (sys.executable, "-m", "gpudoctor.acceptance")
 
 
 class Ran(msgspec.Struct):
-    """One acceptance run: what it said, its archive, its temporary files, and what nvidia-smi was told to set."""
+    """One acceptance run: its output, archive and temporary files, and the settings made through nvidia-smi."""
 
     code: int
     out: str

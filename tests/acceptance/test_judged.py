@@ -1,4 +1,4 @@
-"""What two sources said, and whether they agree: rates, leaves, settings, and steps that break."""
+"""What two sources report, and whether they agree: rates, leaves, settings, and steps that break."""
 
 from __future__ import annotations
 
@@ -281,7 +281,7 @@ def test_a_child_that_leaves_a_grandchild_with_its_pipe_is_not_waited_for(tmp_pa
 
 
 def test_a_driver_call_that_hangs_is_named_and_ends_the_reading(cache: Path) -> None:
-    """A GPU of which one call never returns: the reading of its driver says which, and does not wait for ever."""
+    """A GPU on which one call never returns: reading its driver reports which call, and does not wait forever."""
     command = [*COMMAND, "--node", "hgx-h100-8", "--fault", "driver-hang@3", "--"]
     done = subprocess.run(
         [*command, *own_python("gpudoctor.acceptance.driver_child", "main", "1")],

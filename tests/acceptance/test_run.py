@@ -71,7 +71,7 @@ def test_without_a_gpu_it_ends_green_and_lists_what_it_could_not_look_at(accept:
         timeout=60,
     )
     report = json.loads(again.stdout)
-    # judged again, the same: unknown where the ranks were too noisy
+    # judging again gives the same: unknown if the ranks were too noisy
     noisy = texts(ran, "standard", "could not look")[:-1]
     assert (again.returncode, report["simulated"], len(report["gpus"])) == (3 if noisy else 0, True, 8), noisy
     assert report["measurements"]["launch"]["world_size"] == 2  # of its standard check, judged again
@@ -120,7 +120,7 @@ def test_an_answer_of_nvidia_smi_that_is_no_xml_breaks_one_step_only(accept: Acc
 
 
 def test_a_broken_gpu_did_not_agree_and_is_named(accept: Accept) -> None:
-    """A node with a lost GPU: the run says so, and ends as always."""
+    """A node with a lost GPU: the run reports it and ends as usual."""
     ran = accept(*only("quick"), faults=("gpu-lost@3",))
     assert ran.code == 1
     assert any(said.startswith("gpu.lost fail: GPU 3") for said in texts(ran, "quick", "did not agree"))
@@ -144,7 +144,7 @@ def test_without_root_the_settings_are_not_looked_at_and_nothing_is_set(accept: 
 
 
 def test_a_setting_that_the_driver_does_not_have_is_not_looked_for(accept: Accept) -> None:
-    """A GPU of a cloud: nvidia-smi says "not supported", and ends with 0."""
+    """A cloud GPU: nvidia-smi prints "not supported" and exits with 0."""
     ran = accept(*only("settings"), env={"FAKE_SMI_CANNOT": "1"})
     assert (ran.code, ran.set_to) == (0, []), ran.out
     assert "is not supported for GPU" in texts(ran, "settings", "could not look")[0]

@@ -1,4 +1,4 @@
-"""What the agent serves: the paths, the metrics, who may ask."""
+"""What the agent serves: the paths, the metrics, the allowed clients."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ LARGE = 32 << 20
 
 @asynccontextmanager
 async def large_answers(listener: BoundedListener) -> AsyncIterator[tuple[tuple[str, int], asyncio.Event]]:
-    """A server that answers more than a connection holds: its address, and what says that a request has come."""
+    """A server that answers with more than a connection buffers: its address, and an event set when a request arrives."""
     asked = asyncio.Event()
 
     async def answer(request: web.BaseRequest) -> web.Response:

@@ -157,7 +157,7 @@ def test_a_warn_is_an_alarm_once_it_came_often_enough_and_a_fail_at_once(tmp_pat
         assert it.ask("/healthz").status == 200
         wait_for(alarm(it, "warn"))
         health = it.ask("/healthz")
-        assert health.status == 200  # it works; that somebody should look is said
+        assert health.status == 200  # it works, and reports that this needs attention
         assert "repeatedly: gpu.settings" in health.body
         write_node(node, "pcie-width-x8@5")
         wait_for(lambda: it.ask("/healthz").status == 503)

@@ -1,4 +1,4 @@
-"""The blocks of docs/python-api.md do what it says."""
+"""The code blocks of docs/python-api.md work as the page describes."""
 
 from __future__ import annotations
 

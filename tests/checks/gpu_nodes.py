@@ -36,7 +36,7 @@ def put(struct: S, **leaves: Any) -> S:
 
 
 def h100(index: int = 0, /, **leaves: Any) -> Gpu:
-    """An idle, healthy H100 as the driver tells it, with leaves changed."""
+    """An idle, healthy H100 as the driver reports it, with leaves changed."""
     gpu = Gpu(
         index=index,
         bus_id=bus_id(index),

@@ -16,7 +16,7 @@ import pytest
 
 from gpudoctor.cli.main import main
 
-# how a shell is started, and loads the script: from its startup file, or where a package puts it
+# how a shell is started and loads the script: from its startup file, or from where a package puts it
 LOADING = {
     "bash": (["bash", "--norc", "-i"], 'eval "$(cat _gpudoctor)"'),
     "zsh": (["zsh", "-f", "-i"], 'autoload -U compinit; compinit -u -D; eval "$(cat _gpudoctor)"'),
@@ -29,7 +29,7 @@ SHOW_WORDS = "gpudoctor() { printf '<%s>' \"$@\"; echo; }"
 
 
 class Terminal:
-    """An interactive shell on a terminal of its own."""
+    """An interactive shell on its own terminal."""
 
     def __init__(self, loading: str, folder: Path) -> None:
         argv, load = LOADING[loading]

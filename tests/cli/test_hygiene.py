@@ -115,7 +115,7 @@ def test_each_lazy_import_names_a_module() -> None:
 
 
 def test_no_import_follows_those_that_are_lazy_or_for_types_only() -> None:
-    """ruff sorts what stands behind such a block on its own, and sees no second import of one module there."""
+    """ruff sorts the imports after such a block separately, and does not see a second import of one module there."""
     found = []
     for path in Path(gpudoctor.__file__).parent.rglob("*.py"):
         body = ast.parse(path.read_text()).body

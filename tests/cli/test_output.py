@@ -1,4 +1,4 @@
-"""`-o FILE`: whole or not at all, nothing lost, and nowhere but where it was asked for."""
+"""`-o FILE`: written completely or not at all, nothing lost, and only at the requested path."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_what_another_user_laid_out_in_tmp_is_refused(laid_out: str, gpudoctor: 
     assert done.json["exit_code"] == 2, "the report is not lost"
     assert precious.read_text() == "precious"
     assert names(mine) == ["precious", "report.json"]
-    # where not everyone may write, a colleague's file is replaced as ever
+    # where not everyone may write, a colleague's file is replaced as before
     mine.chmod(0o1775)
     if laid_out == "file":
         assert gpudoctor(*QUICK, str(trap)).code == 0

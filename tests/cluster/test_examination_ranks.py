@@ -1,4 +1,4 @@
-"""What a job's report says of a node whose ranks broke while nodes were measured against each other."""
+"""What a job's report has on a node whose ranks failed while nodes were measured against each other."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ class Bench:
         return file.read_text().splitlines() if file.exists() else []
 
     def state(self, name: str) -> str:
-        """A file of the state folder; empty where there is none."""
+        """A file of the state folder; empty if there is none."""
         file = self.folder / "state" / name
         return file.read_text() if file.exists() else ""
 
@@ -211,7 +211,7 @@ def test_a_child_that_hangs_in_the_driver_does_not_keep_the_answer(bench: Bench,
     os.mkfifo(pipe)
     bench.gpudoctor(f"exec 3< {pipe}; (read line <&3) & {_REFUSE}")
 
-    held = os.open(pipe, os.O_RDWR)  # the child waits until this is closed; nobody waits for the other to open it
+    held = os.open(pipe, os.O_RDWR)  # the child waits until this is closed, never on opening it
     try:
         done = subprocess.Popen(
             [bench.hooks / script],

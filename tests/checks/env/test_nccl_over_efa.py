@@ -99,7 +99,7 @@ def test_plugins_that_could_not_be_looked_for_are_unknown_and_those_of_an_old_ca
         ("NCCL_NET", "IB", Status.WARN),
         ("NCCL_NET_PLUGIN", "libnccl-net.so", Status.PASS),
         ("NCCL_NET_PLUGIN", "none", Status.WARN),
-        # both are of NCCL's own InfiniBand network, which no EFA uses
+        # both are about NCCL's own InfiniBand transport, which no EFA uses
         ("NCCL_IB_DISABLE", "1", Status.PASS),
         ("NCCL_IB_HCA", "mlx5", Status.PASS),
     ],
