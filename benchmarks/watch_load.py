@@ -1,10 +1,10 @@
 """What `gpudoctor watch` becomes when it runs on and on: memory, descriptors, CPU, and missed ticks.
 
 It watches a simulated node through the fake driver, so along the real path: the C library, pynvml, and the process that
-calls the driver. Both processes count. A tick is missed where the times that the ticks bear leave a hole, and where it
-does not hold every GPU. Exits 1 where RSS grew by --max-growth-mib or more from the end of the first minute on, where
-more than --max-missed-pct of the ticks were missed, where a descriptor or process more was open at the end, or where
-the driver's reader was not the same throughout.
+calls the driver. Both processes count. A tick is missed if the timestamps of the ticks leave a gap, or if it lacks a
+GPU. Exits 1 if RSS grew by --max-growth-mib or more from the end of the first minute on, if more than --max-missed-pct
+of the ticks were missed, if a descriptor or process more was open at the end, or if the driver's reader was not the
+same throughout.
 
     python benchmarks/watch_load.py --minutes 10
 """

@@ -2,7 +2,7 @@
 
 Run as a program. FAKE_SMI_XML: the dump is this file. FAKE_SMI_LIE=tag=text: the first GPU's dump has this text in that
 tag. FAKE_SMI_LOG: each setting is appended there. FAKE_SMI_DENY: settings are refused, as without root.
-FAKE_SMI_CANNOT: nor are they supported, which it takes for a success. FAKE_SMI_STRAY: it leaves a process behind.
+FAKE_SMI_CANNOT: they are not supported, with exit code 0. FAKE_SMI_STRAY: it leaves a process behind.
 """
 
 from __future__ import annotations

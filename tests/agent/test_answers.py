@@ -201,7 +201,7 @@ LARGE = 32 << 20
 
 @asynccontextmanager
 async def large_answers(listener: BoundedListener) -> AsyncIterator[tuple[tuple[str, int], asyncio.Event]]:
-    """A server that answers with more than a connection buffers: its address, and an event set when a request arrives."""
+    """A server that answers more than a connection buffers: its address, and an event set on a request."""
     asked = asyncio.Event()
 
     async def answer(request: web.BaseRequest) -> web.Response:

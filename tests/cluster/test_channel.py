@@ -1,4 +1,4 @@
-"""The connection between the nodes of a job under a man in the middle: changed, repeated or dropped lines are noticed."""
+"""A man in the middle between the nodes of a job: changed, repeated and dropped lines are noticed."""
 
 from __future__ import annotations
 

@@ -178,7 +178,7 @@ def test_a_driver_that_does_not_start_is_asked_again_later_and_later(start: Star
     words: list[str] = []
     while len(words) < 4:
         why = until_silent(watch).why
-        # on a busy machine the child itself may come late, which is said too
+        # on a busy machine the child itself may come late, which is reported too
         if why not in words and "has not answered" not in why:
             words.append(why)
     assert words == [
@@ -200,7 +200,7 @@ def test_where_no_process_can_be_started_it_is_said_and_nothing_is_left_open(
 
 
 def garbled(path: str) -> FakeNvml:
-    """A driver that writes into a file that is not its own."""
+    """A driver that writes into a file descriptor that belongs to us."""
     import sys
 
     order = msgspec.json.decode(sys.argv[1], type=WatchOrder)
@@ -209,7 +209,7 @@ def garbled(path: str) -> FakeNvml:
 
 
 def garbled_and_answered(path: str) -> FakeNvml:
-    """As `garbled`, where the reader of the pipe comes late: what is no answer and an answer lie in it together."""
+    """As `garbled`, with a late reader of the pipe: garbage and an answer are in it together."""
     import sys
 
     order = msgspec.json.decode(sys.argv[1], type=WatchOrder)

@@ -52,7 +52,7 @@ _last: dict[str, float] = {}
 def fuzzed(parser: str, few: int = 25) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Settings of the test of one parser: `few` inputs, or its share of the long run.
 
-    Without a data base and a fixed seed in the normal suite, so that a run of it tells the same everywhere.
+    Without a data base and a fixed seed in the normal suite, so that its result is the same everywhere.
     """
     chosen = settings(
         max_examples=TOTAL * SHARES[parser] // 1000 if LONG else few,
@@ -66,7 +66,7 @@ def fuzzed(parser: str, few: int = 25) -> Callable[[Callable[..., Any]], Callabl
 
 
 def ran(parser: str) -> None:
-    """Count one input, at its begin; in the long run fail where the one before took too much of the machine."""
+    """Count one input when it starts; in the long run fail if the one before used too much time or memory."""
     RAN[parser] += 1
     now = monotonic()
     took_s = now - _last.get(parser, now)

@@ -17,7 +17,7 @@ DEB_ARCHITECTURE = {"x86_64": "amd64", "aarch64": "arm64"}
 
 @pytest.fixture(scope="session")
 def built() -> Callable[[str], Path]:
-    """A file of dist/ by its name, in which {machine} and {deb} are this processor; skips unless asked for."""
+    """A file of dist/ by its name, in which {machine} and {deb} are this processor; skips unless requested."""
     if os.environ.get("GPUDOCTOR_PACKAGES") != "1":
         pytest.skip("takes a minute, and what was built before: make packages test-packages")
 

@@ -22,7 +22,7 @@ STRANGER = 12345
 
 @contextmanager
 def stranger(act: Callable[[], object]) -> Iterator[None]:
-    """Another user who does something, holds what came of it, and is gone on leaving."""
+    """Another user who performs an action and keeps its result; undone on leaving."""
     ready, tell = os.pipe()
     wait, leave = os.pipe()
     pid = os.fork()

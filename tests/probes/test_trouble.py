@@ -1,4 +1,4 @@
-"""What errors of torch, NCCL and CUDA are told as. The texts are those of the libraries."""
+"""How errors of torch, NCCL and CUDA are reported. The texts are those of the libraries."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def python(code: str) -> Child:
 
 @pytest.fixture
 def deaf() -> Iterator[Child]:
-    """A process that ignores SIGTERM, and has said so."""
+    """A process that ignores SIGTERM, and has reported so."""
     process = python(DEAF)
     assert LineReader(process.stdout).one(PATIENT_S) == b"deaf"
     yield process

@@ -31,7 +31,7 @@ def program(*names: str) -> str:
 
 
 def promtool(*words: str, text: str | None = None) -> tuple[int, str]:
-    """(exit code, all that it said)."""
+    """(exit code, all of its output)."""
     done = subprocess.run(
         [program("promtool"), *words],
         cwd=CONTRIB,
