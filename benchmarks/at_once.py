@@ -30,7 +30,7 @@ _END_WITHIN_S = 300.0
 
 
 class Job(NamedTuple):
-    """One check: what it is put on, and what it must say."""
+    """One check: its node or driver, and its expected result."""
 
     fake_driver: bool
     fault: str | None
@@ -74,7 +74,7 @@ class Answer(NamedTuple):
 
 
 def answers(node: str, count: int, folder: Path) -> Iterator[Answer]:
-    """Start all of them, then take each as it ends."""
+    """Start all of them, then collect each as it ends."""
     environ = {**os.environ, "TMPDIR": str(folder / "tmp"), MARK: str(folder)}
     (folder / "tmp").mkdir()
     began = time.monotonic()

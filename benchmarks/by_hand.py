@@ -89,7 +89,7 @@ dist.destroy_process_group()
 
 def gpudoctor(ranks: int) -> tuple[float, dict[str, Any]]:
     """Seconds of a standard check, and its measurements."""
-    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # a user's interpreter keeps what it compiled
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # a user's interpreter keeps its compiled files
     command = ["check", "--level", "standard", "--backend", "gloo", "--ranks", str(ranks), "--node", "hgx-h100-8"]
     began = time.perf_counter()
     done = subprocess.run(

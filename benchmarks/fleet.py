@@ -41,7 +41,7 @@ def run(folder: Path, runs: int) -> tuple[float, float, Document]:
 
 
 def missed(fleet: Document, planted: Planted) -> list[str]:
-    """What was planted and not found, and what was found and not planted, in words."""
+    """What was planted and not found, and what was found and not planted."""
     wrong = []
 
     def compare(what: str, found: set[str], wanted: set[str]) -> None:

@@ -84,7 +84,7 @@ sys.exit(main())
 """
 
 
-# the least that a screen made with Textual can do: what a first paint is measured beside
+# the least that a screen made with Textual can do: the baseline of a first paint
 FLOOR = """
 from textual.app import App
 from textual.widgets import Static
@@ -109,7 +109,7 @@ class Cost(NamedTuple):
 
 
 def cost_of(command: list[str], sign: bytes, settle_s: float, watch_s: float) -> Cost:
-    """Run it in a terminal; `sign` is what the first painted screen holds."""
+    """Run it in a terminal; `sign` is text of the first painted screen."""
     began = time.monotonic()
     pid, terminal = pty.fork()
     if pid == 0:

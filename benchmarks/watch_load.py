@@ -57,13 +57,13 @@ class Ticks:
                 continue
             self.at_s.append(told["at_s"])
             self.cost_ms.append(told.get("cost_ms", 0.0))
-            # what a silent driver left out is no reading
+            # a value that a silent driver left out is no reading
             self.partial += "silence" in told or len(told.get("gpus", ())) != self.gpus
             self.began.set()
         self.began.set()
 
     def holes(self, interval_s: float) -> tuple[int, int]:
-        """How many ticks should have come in the time, and how many of them did not."""
+        """How many ticks should have come in the time, and how many were missed."""
         expected = round((self.at_s[-1] - self.at_s[0]) / interval_s) + 1
         pairs = zip(self.at_s, self.at_s[1:], strict=False)
         return expected, sum(max(0, round((later - sooner) / interval_s) - 1) for sooner, later in pairs)

@@ -1,4 +1,4 @@
-"""`python -m gpudoctor.acceptance`: what an operator sees of it, with the driver and nvidia-smi played."""
+"""`python -m gpudoctor.acceptance` as an operator sees it, with a simulated driver and nvidia-smi."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_without_a_gpu_it_ends_green_and_lists_what_it_could_not_look_at(accept:
     ran = accept(*only(*steps), smi=False)
     assert (ran.code, ran.err.count("\n")) == (0, 1), ran.out + ran.err
     outcomes = {name: step["outcome"] for name, step in told(ran)["steps"].items()}
-    # on a machine full of work the ranks may be too noisy to judge
+    # on a busy machine the ranks may be too noisy to judge
     assert outcomes.pop("standard") in ("agreed", "could not look")
     assert {name for name, outcome in outcomes.items() if outcome == "agreed"} == {
         *("driver", "quick", "under-load", "interrupt", "left-behind")
@@ -88,7 +88,7 @@ def test_facts_that_nvidia_smi_tells_the_same_way_agree(accept: Accept) -> None:
 def test_a_real_dump_agrees_with_what_the_live_readers_make_of_its_driver(
     accept: Accept, captures: Path, name: str
 ) -> None:
-    """An 8 x H100 and a T4 node: the dump's parser and the NVML readers come to the same facts by two ways."""
+    """An 8 x H100 and a T4 node: the dump's parser and the NVML readers yield the same facts."""
     dump = str(captures / name)
     ran = accept(*only("facts"), node=dump, env={"FAKE_SMI_XML": dump})
     assert ran.code == 0, ran.out

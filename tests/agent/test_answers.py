@@ -138,7 +138,7 @@ def test_a_name_of_the_internet_that_was_pointed_here_gets_nothing(faulty: Agent
 
 
 def answer_to(agent: Agent, sent: bytes) -> bytes:
-    """All that comes back until the agent ends the connection."""
+    """Everything received until the agent ends the connection."""
     with socket.create_connection((agent.host, agent.port), DEADLINE_S) as client:
         client.sendall(sent)
         answer = b""

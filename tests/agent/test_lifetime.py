@@ -198,7 +198,7 @@ def test_a_run_that_hangs_is_ended_said_and_never_doubled_and_the_agent_answers_
         assert "gpudoctor_agent_alarms" not in metrics
         assert metrics.of("gpudoctor_run_exit_code") == [2]
         assert it.report()["simulated"] is True
-        # what was seen before is not forgotten: the row goes on when there is a verdict again
+        # earlier results are not forgotten: the row continues with the next verdict
         strikes = json.loads(state_file(tmp_path).read_text())["last"]["strikes"]
         assert {strike["check"] for strike in strikes} == {"gpu.settings"}
         flag.unlink()

@@ -46,7 +46,7 @@ def python(code: str) -> tuple[str, ...]:
 
 
 def run(code: str) -> Report | str:
-    """What comes of a run of this program."""
+    """The result of a run of this program."""
     it = QuickRun(python(code), os.environ)
     wait_for(it.over)
     return it.outcome()
@@ -236,7 +236,7 @@ def test_runs_begin_an_interval_apart_and_what_was_missed_is_left_out() -> None:
     assert next_due_s(100, 699, 600) == 700
     assert next_due_s(100, 701, 600) == 1300
     assert next_due_s(100, 5000, 600) == 5500
-    # after a restart the rhythm goes on; after a boot, or a long time off, it begins anew, spread by chance
+    # after a restart the rhythm continues; after a boot, or a long time off, it starts anew, spread by chance
     last = Last(AT, later(2), HEALTHY)
     assert first_due_s(last, later(10), 600, 33) == AT.since_boot_s + 600
     assert first_due_s(last, later(5000), 600, 33) == AT.since_boot_s + 5033
@@ -258,7 +258,7 @@ def test_where_the_state_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("mode", [0o777, 0o1777, 0o775])
 def test_a_state_that_other_users_could_forge_is_refused(tmp_path: Path, mode: int) -> None:
-    """A login node: whoever may write to the folder clears the strikes of a node, or has it drained."""
+    """A login node: a user who can write to the folder clears the strikes of a node, or has it drained."""
     folder = tmp_path / "state"
     folder.mkdir()
     folder.chmod(mode)

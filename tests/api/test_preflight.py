@@ -96,7 +96,7 @@ def test_the_example_does_not_train_on_a_node_that_is_not() -> None:
 
 
 def test_one_process_checks_and_each_call_learns_its_own_result(start: Start) -> None:
-    """The second call in the same job must not find what is left of the first."""
+    """The second call in the same job must not find leftovers of the first."""
     asked: list[dict[str, Any]] = [{"node": NODE}, {"node": NODE, "faults": ["gpu-lost@2"]}, {"node": NODE}]
     first, other = [_told(process) for process in [start(rank, *asked) for rank in range(2)]]
     assert [answer[0] for answer in first] == ["fit", "NotFitError", "fit"]
@@ -123,7 +123,7 @@ def test_a_first_process_that_is_lost_is_no_pass(number: signal.Signals, code: i
     """Killed for memory, or by Ctrl-C, in the midst of its check: it reads its node from stdin."""
     first, other = [start(rank, {"node": "-"}) for rank in range(2)]
     assert first.stdin is not None
-    first.stdin.write(b"{" + b" " * 500_000)  # more than a pipe holds: it is reading, so the other one has come
+    first.stdin.write(b"{" + b" " * 500_000)  # more than a pipe holds: it is reading, so the other one has arrived
     first.stdin.flush()
     first.send_signal(number)
     first.stdin.close()  # Python looks for a signal when the read is over

@@ -1,4 +1,4 @@
-"""`gpudoctor bundle`, and what --redact leaves of a node."""
+"""`gpudoctor bundle`, and what remains of a node after --redact."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`gpudoctor completion`, loaded by the shell that it is for, with TAB pressed in it."""
+"""`gpudoctor completion`, loaded by its shell, with TAB pressed in it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LOADING = {
     "zsh fpath": (["zsh", "-f", "-i"], "fpath=($PWD $fpath); autoload -U compinit; compinit -u -D"),
     "fish": (["fish", "--no-config", "-i"], "cat _gpudoctor | source"),
 }
-# the command itself only shows the words that it is given
+# the command itself only prints the words that it gets
 SHOW = {"fish": "function gpudoctor; printf '<%s>' $argv; echo; end"}
 SHOW_WORDS = "gpudoctor() { printf '<%s>' \"$@\"; echo; }"
 

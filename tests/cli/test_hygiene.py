@@ -1,4 +1,4 @@
-"""What a quick check may import: start-up time is part of the promise."""
+"""What a quick check may import: a short start-up is part of the promise."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_what_would_name_another_module_is_no_lazy_import(line: str) -> None:
 
 
 def test_each_lazy_import_names_a_module() -> None:
-    """One of a function or a class would fail only when it is called."""
+    """An import inside a function or a class would only fail when it is called."""
     named = []
     for path in Path(gpudoctor.__file__).parent.rglob("*.py"):
         for block in ast.walk(ast.parse(path.read_text())):

@@ -33,7 +33,7 @@ collect.collect_live = partial(
 from gpudoctor.cli.main import main
 sys.exit(main())
 """
-# a machine whose kernel log is in the journal only
+# a machine with its kernel log in the journal only
 JOURNAL_ONLY = """
 import sys
 import gpudoctor.facts.kernel_log.live as log

@@ -206,7 +206,7 @@ def test_a_pipe_gives_the_report_to_its_reader(gpudoctor: Gpudoctor, mine: Path)
     read: list[str] = []
 
     ours = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
-    fcntl.fcntl(ours, fcntl.F_SETPIPE_SZ, 4096)  # smaller than the facts: they come by and by
+    fcntl.fcntl(ours, fcntl.F_SETPIPE_SZ, 4096)  # smaller than the facts: they arrive in pieces
 
     def slowly() -> None:
         select.select([ours], [], [])

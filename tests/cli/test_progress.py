@@ -1,4 +1,4 @@
-"""`gpudoctor check --progress`: what goes on, as JSON lines on stderr."""
+"""`gpudoctor check --progress`: progress as JSON lines on stderr."""
 
 from __future__ import annotations
 

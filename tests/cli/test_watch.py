@@ -205,7 +205,7 @@ def test_what_only_the_screen_needs_is_not_imported() -> None:
 
 
 class Read(BytesIO):
-    """A reader that goes away after so many lines."""
+    """A reader that closes the pipe after this many lines."""
 
     def __init__(self, count: int) -> None:
         super().__init__()

@@ -47,7 +47,7 @@ def write(path: Path, made: Report) -> Path:
 def fleet(
     folder: Path, count: int, change: Callable[[int, Report], None] | None = None, *, figures: bool = True
 ) -> Path:
-    """So many healthy nodes, node1 and on, whose figures differ a little; `change` gets each before it is written."""
+    """This many healthy nodes, from node1, whose figures differ a little; `change` gets each before it is written."""
     for number in range(1, count + 1):
         made = report(f"node{number}", figures=figures)
         if figures:

@@ -140,7 +140,7 @@ class Hosts:
         _tool(["ip", "-n", self._switch, "link", "set", f"p{i}", "down"])
 
     def mend(self, i: int) -> None:
-        """Give host `i` its whole link back."""
+        """Restore the full link of host `i`."""
         _tool(["ip", "-n", self._switch, "link", "set", f"p{i}", "up"])
         for space, device in self._ends(i):
             if "tbf" in _tool(["tc", "-n", space, "qdisc", "show", "dev", device, "root"]):
@@ -155,7 +155,7 @@ class Hosts:
                 continue
 
     def close(self) -> None:
-        """Kill what runs on the hosts and remove them; leaving the context does this, and twice does no harm."""
+        """Kill what runs on the hosts and remove them; leaving the context does this, and a second call is harmless."""
         for i in range(self.count + 1):
             if self._space(i) in self._made:
                 self.kill(i)

@@ -49,7 +49,7 @@ echo "$SLURMD_NODENAME ${{SLURM_SCRIPT_CONTEXT:-none}} $*" >> {folder}/calls
 [ "$1" = check ] && set -- "$@" --node hgx-h100-8 $(sed 's/[^ ][^ ]*/--fault &/g' {folder}/faults/$SLURMD_NODENAME)
 exec {python} -m gpudoctor "$@"
 """
-# of contrib/slurm/slurm.conf, what cannot be so here
+# settings of contrib/slurm/slurm.conf that cannot apply here
 _HERE = {
     "Prolog": "{folder}/hooks/prolog",
     "Epilog": "{folder}/hooks/epilog",
@@ -99,7 +99,7 @@ class SlurmError(Exception):
 
 
 class Slurm:
-    """Slurm on `hosts`, its files in their folder; no hook acts till it is switched on.
+    """Slurm on `hosts`, its files in their folder; no hook acts until it is switched on.
 
     Raises SlurmError if it is not installed or does not come up.
     """
@@ -109,7 +109,7 @@ class Slurm:
         self.folder = hosts.folder / "slurm"
 
     def start(self) -> None:
-        """Start the daemons and wait till every node is idle."""
+        """Start the daemons and wait until every node is idle."""
         missing = [name for name in ("munged", "slurmctld", "slurmd", "srun") if shutil.which(name) is None]
         if missing:
             raise SlurmError(f"no {', '.join(missing)}: apt-get install slurmctld slurmd slurm-client munge")
@@ -143,7 +143,7 @@ class Slurm:
         }
 
     def wait(self, ready: Callable[[], object]) -> None:
-        """Ask till `ready` is true; raise TimeoutError after a minute."""
+        """Poll until `ready` is true; raise TimeoutError after a minute."""
         end_s = time.monotonic() + WAIT_S
         while not ready():
             if time.monotonic() > end_s:
@@ -182,12 +182,12 @@ class Slurm:
         return file.read_text() if file.exists() else ""
 
     def submit(self, *words: str) -> None:
-        """Submit a batch job: options, and last the command. `output` has what it prints."""
+        """Submit a batch job: options, and last the command. `output` returns what it prints."""
         *options, command = words
         self.run("sbatch", *options, f"--output={self.folder}/job.out", "--wrap", command).check_returncode()
 
     def output(self) -> str:
-        """What the job that was submitted has printed till now."""
+        """What the submitted job has printed so far."""
         file = self.folder / "job.out"
         return file.read_text() if file.exists() else ""
 

@@ -1,4 +1,4 @@
-"""`cluster report` takes the diagnoses of failed jobs in: which node do jobs die by?"""
+"""`cluster report` reads the diagnoses of failed jobs: which node do jobs fail on?"""
 
 from __future__ import annotations
 

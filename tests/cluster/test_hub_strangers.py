@@ -1,4 +1,4 @@
-"""The hub listens on every address of a node: whatever connects, and however it goes, costs the job nothing."""
+"""The hub listens on every address of a node: whatever connects, and however it disconnects, costs the job nothing."""
 
 from __future__ import annotations
 

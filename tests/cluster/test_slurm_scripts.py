@@ -43,7 +43,7 @@ _HOOK_OF = {"prolog.sh": "prolog", "epilog.sh": "epilog", "gpudoctor-healthcheck
 
 @dataclass
 class Bench:
-    """A node `n1`: the scripts, and a gpudoctor that answers as a test wants."""
+    """A node `n1`: the scripts, and a gpudoctor with scripted answers."""
 
     folder: Path
     hooks: Path
@@ -101,7 +101,7 @@ def test_a_refusal_fails_prolog_and_epilog_and_never_the_health_check(bench: Ben
 def test_a_run_without_an_answer_is_seen_and_stops_no_job(bench: Bench, script: str, answer: str) -> None:
     bench.gpudoctor(answer)
     bench.run("prolog.sh")
-    for name in ("verdict.json", "undrain.json"):  # nor may anybody build on what was before
+    for name in ("verdict.json", "undrain.json"):  # nor may another user build on what was there before
         (bench.folder / "state" / name).write_text("{}")
 
     done = bench.run(script)

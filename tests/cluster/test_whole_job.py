@@ -177,7 +177,7 @@ def test_a_hostname_of_loopback_and_an_interface_that_is_not_there_are_told_and_
 ) -> None:
     table = hosts.folder / "debian-hosts"
     table.write_text("127.0.0.1 localhost\n127.0.1.1 node2\n10.77.0.1 node1\n")
-    # a bridge that every host with containers has, whose address leads each of them to itself
+    # the bridge of every host with containers, whose address leads each of them to itself
     hosts.run(1, ["sh", "-c", "ip link add docker0 type bridge && ip addr add 172.17.0.1/16 dev docker0"])
     hosts.run(1, ["ip", "link", "set", "docker0", "up"]).check_returncode()
     ranks = start_ranks(

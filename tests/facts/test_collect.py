@@ -358,7 +358,7 @@ def test_a_collector_that_does_not_start_says_why(root: Path) -> None:
 
 
 def broken(path: str) -> FakeNvml:
-    """A driver whose answer is of a kind that the reader does not expect."""
+    """A driver that returns an unexpected type."""
     nvml = from_file(path)
     nvml.nvmlDeviceGetMigMode = lambda handle: 5 if handle.index == 1 else [0, 1]  # type: ignore[attr-defined]
     return nvml
@@ -375,7 +375,7 @@ def test_a_reader_that_breaks_leaves_failures_and_never_defaults(root: Path) -> 
 
 
 class Pausing:
-    """A driver that GPU 1 is busy beside: between two calls, for longer than a call may take."""
+    """A driver that is busy on GPU 1: between two calls, for longer than a call may take."""
 
     def __init__(self, nvml: FakeNvml) -> None:
         self._nvml = nvml

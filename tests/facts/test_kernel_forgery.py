@@ -108,7 +108,7 @@ def test_a_gpu_lost_at_boot_is_one_record_of_three_lines(tmp_path: Path) -> None
 @given(form=st.sampled_from(WITH_USERS_WORDS), name=names, other=names, stamp=st.sampled_from(STAMPS[1:]))
 @settings(max_examples=300, deadline=None)
 def test_no_name_makes_an_error_in_a_dump(form: str, name: str, other: str, stamp: str) -> None:
-    # a line end in a name starts a new line in some tools' text; such text is reported as forgeable
+    # a line end in a name starts a new line in some tools' text; such text gets an `unclear` event
     line = stamp + message(form, name, other).replace("\n", "\\x0a").replace("\r", "\\x0d")
     log = read_kernel_text(f"{stamp}Linux version 6.8\n{line}\n{stamp}{LOST}\n", "dmesg.txt")
     assert [item for item in told(log) if item[0] != "unclear"] == [("xid", 79)]

@@ -1,4 +1,4 @@
-"""A driver that lies: what cannot be is a failed reading with its words, `unknown` to the checks, never a number."""
+"""A lying driver: an impossible value is a failed reading with its words, `unknown` to the checks, never a number."""
 
 from __future__ import annotations
 

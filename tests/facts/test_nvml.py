@@ -1,4 +1,4 @@
-"""Reading GPUs through the driver: what comes out, and what one bad answer may cost."""
+"""Reading GPUs through the driver: the facts read, and what one bad answer may cost."""
 
 from __future__ import annotations
 

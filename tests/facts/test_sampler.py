@@ -36,7 +36,7 @@ from tests.conftest import ROOT
 from tests.facts.nvml_nodes import make_gpu, make_node, with_gpu
 
 pytestmark = pytest.mark.usefixtures("no_process_stays")
-PATIENT_S = 60.0  # what a test waits for another process on a busy machine
+PATIENT_S = 60.0  # how long a test waits for another process on a busy machine
 
 
 def named(node: Node) -> tuple[tuple[int, str], ...]:

@@ -91,7 +91,7 @@ def test_names_of_gpus_are_distinct_and_in_bus_order(name: str) -> None:
 def test_every_gpu_that_the_driver_shows_is_on_the_pci_bus(name: str) -> None:
     node = load_node(name)
     assert isinstance(node.pci.nvidia_devices, tuple)
-    if name == "wsl2-1":  # whose GPU is behind a device of Microsoft's
+    if name == "wsl2-1":  # whose GPU is behind a Microsoft device
         assert node.pci.nvidia_devices == ()
         return
     assert {g.bus_id for g in node.gpus} <= {device.bus_id for device in node.pci.nvidia_devices}

@@ -1,4 +1,4 @@
-"""The command: exit codes, signals, the cache, the compiler, and what is left behind."""
+"""The command: exit codes, signals, the cache, the compiler, and leftovers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DeepSpeed's and TensorFlow's strategies on real CPU ranks, through the door that a user takes."""
+"""DeepSpeed's and TensorFlow's strategies on real CPU ranks, started as a user does."""
 
 from __future__ import annotations
 

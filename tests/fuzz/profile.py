@@ -43,7 +43,7 @@ SHARES = {
     "redaction": 20,
 }
 RAN: Counter[str] = Counter()
-# the largest seed takes 0.1 s and 150 MiB; what is a hundred times as slow eats the machine
+# the largest seed takes 0.1 s and 150 MiB; a hundred times that would exhaust the machine
 SLOWEST_S, MOST_MIB = 20.0, 1024
 SLOWEST: dict[str, float] = {}
 _last: dict[str, float] = {}

@@ -1,4 +1,4 @@
-"""Whatever comes, every parser answers with a value or with one line for the user, and every check with a finding."""
+"""Whatever the input, every parser returns a value or one line for the user, and every check a finding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `make packages` has built: tests that install it run with `make test-packages` only."""
+"""The output of `make packages`: tests that install it run with `make test-packages` only."""
 
 from __future__ import annotations
 

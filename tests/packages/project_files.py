@@ -1,4 +1,4 @@
-"""The files of the project, without what is made from them."""
+"""The files of the project, without generated ones."""
 
 from __future__ import annotations
 

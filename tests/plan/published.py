@@ -16,7 +16,7 @@ from gpudoctor.units import GIB
 
 
 class Source(NamedTuple):
-    """A page that anybody can open; `key` is its link's name in docs/plan.md."""
+    """A public page; `key` is its link's name in docs/plan.md."""
 
     key: str
     title: str

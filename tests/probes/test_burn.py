@@ -1,4 +1,4 @@
-"""The rounds of a burn: what is shown of them, and what must not be lost of them."""
+"""The rounds of a burn: what is shown of them, and what must not be lost."""
 
 from __future__ import annotations
 

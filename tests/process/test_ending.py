@@ -36,7 +36,7 @@ def deaf() -> Iterator[Child]:
 
 
 class StuckProcess(RunningProcess):
-    """As if it sat in the kernel: no signal ends it."""
+    """As if it were stuck in the kernel: no signal ends it."""
 
     def __init__(self) -> None:
         self.pid = -1

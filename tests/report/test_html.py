@@ -1,4 +1,4 @@
-"""The report as a page: what a person reads in it, and that nothing in it can do anything."""
+"""The report as a page: what a person reads in it, and that it cannot execute anything."""
 
 from __future__ import annotations
 

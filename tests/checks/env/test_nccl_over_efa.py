@@ -55,7 +55,7 @@ UNREAD = NcclNetPlugin("/opt/x/libnccl-net.so", Missing("input/output error", "f
         ((OFI,), OFI.path, Status.PASS, OFI.path),
         ((OFI,), "libnccl-net-ofi.so", Status.PASS, OFI.path),
         ((OFI, HPCX), "ofi", Status.PASS, OFI.path),
-        # what NCCL takes by itself is libnccl-net.so
+        # NCCL loads libnccl-net.so by default
         ((OFI,), "", Status.WARN, f"export NCCL_NET_PLUGIN={OFI.path}"),
         ((OFI, HPCX), "", Status.WARN, f"has no use for the 4 EFA adapters: {HPCX.path}"),
         ((HPCX,), "", Status.WARN, "AWS's EFA installer"),

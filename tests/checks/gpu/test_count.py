@@ -182,7 +182,7 @@ def test_where_nothing_tells_which_gpu_of_the_job_is_gone_it_is_one_fault() -> N
 @pytest.mark.parametrize(
     "subject",
     [
-        # all device files may be opened: the job is confined by nothing
+        # all device files may be opened: the job is not confined
         job(7, (), SLURM_JOB_GPUS="0-6"),
         # a prolog sees all GPUs, whatever the job was given
         job(7, NOT_KNOWN, SLURM_JOB_GPUS="0,1"),

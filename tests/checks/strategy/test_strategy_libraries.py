@@ -1,4 +1,4 @@
-"""strategy.deepspeed and strategy.tensorflow: what their figures mean."""
+"""strategy.deepspeed and strategy.tensorflow: verdicts on their figures."""
 
 from __future__ import annotations
 
