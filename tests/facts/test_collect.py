@@ -321,7 +321,7 @@ def test_no_time_at_all_leaves_failures_and_no_process(root: Path) -> None:
 
 
 def test_a_crash_names_the_call_and_the_gpu_that_it_came_from(root: Path) -> None:
-    # the others are kept busy in their own calls, so that the GPU in a call is not the one that crashed
+    # the others are kept busy in their own calls, so that being in a call does not identify the GPU that crashed
     others = [ScriptedFault("nvmlDeviceGetMigMode", gpu=gpu, hang=True) for gpu in (0, 1, 3)]
     crash = ScriptedFault("nvmlDeviceGetComputeRunningProcesses_v3", gpu=2, crash=True)
     node = collect(root, make_node(4), crash, *others)

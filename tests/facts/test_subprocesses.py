@@ -112,7 +112,7 @@ def test_a_signal_while_the_program_is_started_does_not_lose_it(monkeypatch: pyt
 
     def popen(*args: Any, **options: Any) -> subprocess.Popen[bytes]:
         begun.append(real(*args, **options))
-        os.kill(os.getpid(), signal.SIGHUP)  # raised inside Popen itself otherwise
+        os.kill(os.getpid(), signal.SIGHUP)  # would otherwise be raised inside Popen itself
         return begun[0]
 
     monkeypatch.setattr(subprocess, "Popen", popen)

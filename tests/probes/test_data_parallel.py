@@ -43,7 +43,7 @@ def test_a_rank_that_waits_for_data_parallel_makes_the_moves_of_the_one_that_tra
     ranks = [Moves(0), Moves(1)]
     for rank in ranks:
         strategy_dp.run_dp(cast(Any, rank), cast(Any, None))
-    # the rank with the fewest calls is reported as the one that hangs
+    # the rank with the fewest moves would be reported as the one that hangs
     assert ranks[0].made == ranks[1].made == ["barrier", "dp step"]
     reasons = [message.why.reason for message in ranks[0].left_out]
     assert reasons == ([] if visible == 2 else ["it wants all 2 GPUs in one process, and this one was given 1"])

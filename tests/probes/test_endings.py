@@ -254,7 +254,7 @@ def test_settings_of_openmp_do_not_put_all_ranks_on_one_core(monkeypatch: pytest
     start: Any = subprocess.Popen
 
     def noted(*arguments: object, env: dict[str, str] | None = None, **options: object) -> object:
-        seen.update(env or {})  # one without its own process examines a mount of this machine
+        seen.update(env or {})  # a process without its own environment examines a mount of this machine
         return start(*arguments, env=env, **options)
 
     monkeypatch.setattr(subprocess, "Popen", noted)

@@ -297,7 +297,7 @@ def test_a_strategy_that_fails_is_told_and_the_next_one_runs(tmp_path: Path) -> 
         assert sample["result"]["compared"] == 0
         assert len(sample["missing_weights"]) > 10
     assert "raised" not in {message["type"] for message in (*zero, *one)}
-    # the rank with fewer transfers would be reported as the one that hangs
+    # the rank with fewer moves would be reported as the one that hangs
     standings = [ProgressBoard(tmp_path / "board", 2).entry(number) for number in (0, 1)]
     assert standings[0].moves == standings[1].moves > 10
 

@@ -220,9 +220,7 @@ def test_of_an_empty_entry_in_pythonpath(pythonpath: str, attack: Attack) -> Non
 
 
 def test_of_python_m(attack: Attack) -> None:
-    """torchrun starts us by -m, which finds our package in the working directory by Python's rules; nothing else after
-    it.
-    """
+    """torchrun starts us by -m: Python searches the working directory for our package, and then for nothing else."""
     shutil.rmtree(attack.here / "gpudoctor")
     (attack.here / "runpy.py").unlink()  # until 3.11 Python looks here for it before our code runs
     done = attack.run("check", "--level", "quick", "--json", program=[sys.executable, "-m", "gpudoctor"])
