@@ -2,8 +2,8 @@
 
 Half of them read a simulated node, half of them a fake driver (the C library, pynvml, the collector process), healthy
 and broken: a driver that hangs, a GPU that is lost, links that are slow. A loaded machine must not convict a healthy
-driver, nor make a broken one pass. Exits 1 where an exit code or a verdict is wrong, where a process or a temporary
-file stays, or where shared memory is left.
+driver, nor make a broken one pass. Exits 1 if an exit code or a verdict is wrong, or if a process, a temporary file or
+shared memory is left behind.
 
     python benchmarks/at_once.py --count 64
 """
@@ -30,7 +30,7 @@ _END_WITHIN_S = 300.0
 
 
 class Job(NamedTuple):
-    """One check: what it is put on, and what it must say."""
+    """One check: its node or driver, and its expected result."""
 
     fake_driver: bool
     fault: str | None
@@ -74,7 +74,7 @@ class Answer(NamedTuple):
 
 
 def answers(node: str, count: int, folder: Path) -> Iterator[Answer]:
-    """Start all of them, then take each as it ends."""
+    """Start all of them, then collect each as it ends."""
     environ = {**os.environ, "TMPDIR": str(folder / "tmp"), MARK: str(folder)}
     (folder / "tmp").mkdir()
     began = time.monotonic()
@@ -105,7 +105,7 @@ def answers(node: str, count: int, folder: Path) -> Iterator[Answer]:
 
 
 def problems(answer: Answer) -> list[str]:
-    """What is wrong with it, in words: the exit code, the verdict, what fails besides or is said of another GPU."""
+    """What is wrong with this run: exit code, verdict, unexpected failures, or a finding on another GPU."""
     job, report = answer.job, answer.report
     if report is None:
         return [f"exit code {answer.exit_code} and no report: {answer.words}"]

@@ -1,9 +1,9 @@
 """How long a standard check takes, against doing the same by hand, one after the other.
 
-By hand is torchrun of a minimal all_reduce benchmark, then torchrun of a minimal DDP script, both
-below: the same ranks, sizes and numbers of operations, the same model, batch and number of steps as
-gpudoctor's own report says of itself, each with its result checked. Both sides are run in turn, as
-whole processes; prints the times and the ratio of their medians, and exits 1 where it is above --max.
+By hand is torchrun of a minimal all_reduce benchmark, then torchrun of a minimal DDP script, both below: the same
+ranks, sizes and numbers of operations, the same model, batch and number of steps as gpudoctor's report states, each
+with its result checked. Both sides are run in turn, as whole processes; prints the times and the ratio of their
+medians, and exits 1 if it is above --max.
 
     python benchmarks/by_hand.py
 """
@@ -89,7 +89,7 @@ dist.destroy_process_group()
 
 def gpudoctor(ranks: int) -> tuple[float, dict[str, Any]]:
     """Seconds of a standard check, and its measurements."""
-    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # a user's interpreter keeps what it compiled
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # a user's interpreter keeps its compiled files
     command = ["check", "--level", "standard", "--backend", "gloo", "--ranks", str(ranks), "--node", "hgx-h100-8"]
     began = time.perf_counter()
     done = subprocess.run(
@@ -116,7 +116,7 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--max", type=float, default=0.6)
     args = parser.parse_args()
-    _, measured = gpudoctor(args.ranks)  # fills the caches, and says how much work it is
+    _, measured = gpudoctor(args.ranks)  # fills the caches, and reports how much work it is
     sizes = [f"{row['size_bytes']}:{row['iterations']}" for row in measured["collectives"]]
     training = measured["training"]
     steps = [str(training["batch_per_rank"]), str(training["steps"])]

@@ -18,7 +18,7 @@ from tests.diagnose.real_runs import FAULTS, Run, can_limit_memory, run_job
 
 
 def main(times: int, faults: list[str]) -> None:
-    """Print what was said where it was not right, and the sums."""
+    """Print the wrong diagnoses and the totals."""
     sums: Counter[str] = Counter()
     for fault in faults or list(FAULTS):
         if fault == "eat-memory" and not can_limit_memory():

@@ -1,10 +1,10 @@
 """How long `cluster report` takes for 1,000, 3,000 and 10,000 nodes of 8 GPUs, and whether it finds what is planted.
 
-Reports are made from those of the product on simulated nodes, healthy and with faults, with figures of a full run
-put in and varied; names, UUIDs, versions and times differ from node to node. Planted among them: faults, slow GPUs,
-links and nodes, other drivers, kernels, VBIOS and NCCL, half-written, foreign, older and duplicate files. Prints a
-line for each size; exits 1 where something planted is not found, where a healthy node is named, or where the largest
-takes longer than --max-s or more memory than --max-mib.
+Reports are made from those of the product on simulated nodes, healthy and with faults, with figures of a full run put
+in and varied; names, UUIDs, versions and times differ from node to node. Planted among them: faults, slow GPUs, links
+and nodes, other drivers, kernels, VBIOS and NCCL, half-written, foreign, older and duplicate files. Prints a line for
+each size; exits 1 if something planted is not found, if a healthy node is named, or if the largest takes longer than
+--max-s or more memory than --max-mib.
 
     python benchmarks/fleet.py
 """
@@ -41,7 +41,7 @@ def run(folder: Path, runs: int) -> tuple[float, float, Document]:
 
 
 def missed(fleet: Document, planted: Planted) -> list[str]:
-    """What was planted and not found, and what was found and not planted, in words."""
+    """What was planted and not found, and what was found and not planted."""
     wrong = []
 
     def compare(what: str, found: set[str], wanted: set[str]) -> None:

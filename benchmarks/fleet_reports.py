@@ -46,7 +46,7 @@ Document = dict[str, Any]
 
 
 class Planted:
-    """Who was given what, by name."""
+    """Which node got which defect, by name."""
 
     def __init__(self) -> None:
         self.faulty: set[str] = set()
@@ -57,7 +57,7 @@ class Planted:
 
 
 def measured(node: Node) -> Measurements:
-    """What a healthy HGX H100 gives at level full; the node keeps the GPUs that answer."""
+    """The figures of a healthy HGX H100 at level full; the node keeps the GPUs that answer."""
     gpus = node.gpus
     world = len(gpus)
     ranks = tuple(RankInfo(n, "cuda", gpu.index, known(gpu.uuid), gpu.bus_id) for n, gpu in enumerate(gpus))
@@ -106,7 +106,7 @@ def template(faults: tuple[str, ...]) -> Document:
     loaded = not faults or faults[0].startswith("pcie-width")
     figures = measured(node) if loaded else Measurements()
     report = judge(node, figures, Question(checks=all_checks(), level="full"), run=run)
-    # how long a check took would make every file another one at each time
+    # how long a check took would differ in every file
     checks = tuple(msgspec.structs.replace(check, duration_ms=0.0) for check in report.checks)
     document: Document = msgspec.json.decode(render_json(msgspec.structs.replace(report, checks=checks)))
     document["checks"] = msgspec.Raw(msgspec.json.encode(document["checks"]))
@@ -133,7 +133,7 @@ def vary(noise: random.Random, figures: Document) -> None:
 
 
 def encoded(document: Document, number: int) -> bytes:
-    """The document as the product writes it, with UUIDs of its own."""
+    """The document as the product writes it, with its own UUIDs."""
     return _UUID_MIDDLE.sub(f"{number:04x}-4000-8000".encode(), msgspec.json.encode(document)) + b"\n"
 
 
@@ -147,7 +147,7 @@ class Maker:
         self._faulty = {fault: msgspec.json.encode(template((fault,))) for fault in FAULTS}
 
     def write(self) -> int:
-        """Write everything; give the number of bytes."""
+        """Write everything; return the number of bytes."""
         numbers = list(range(1, self._nodes + 1))
         self._random.shuffle(numbers)
         each = max(2, self._nodes // 500)
@@ -191,14 +191,14 @@ class Maker:
         figures["training"]["ranks"][gpu]["compute_ms"] /= 0.85
 
     def _slow_link(self, document: Document, name: str) -> None:
-        """One GPU's link to the host gives two thirds."""
+        """One GPU's link to the host reaches two thirds."""
         self.planted.slow.add(name)
         row = document["measurements"]["host_links"][self._random.randrange(8)]
         for key in LINK_KEYS:
             row[key] *= 0.66
 
     def _slow_node(self, document: Document, name: str) -> None:
-        """All collectives of one node give 82 %."""
+        """All collectives of one node reach 82 %."""
         self.planted.slow.add(name)
         for row in document["measurements"]["collectives"]:
             row["busbw_gb_s"] *= 0.82

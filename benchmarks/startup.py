@@ -64,7 +64,7 @@ AT_ONCE_MAX, TWO_MS_MAX, SIMULATED_MAX = 2.2, 0.35, 2.0
 
 
 def wall_s(arguments: list[str]) -> float:
-    """Seconds that one whole process takes."""
+    """Seconds that one process takes."""
     began = time.perf_counter()
     # not from the checkout: it would be imported, and compiled, instead of the package installed
     subprocess.run([sys.executable, *arguments], stdout=subprocess.DEVNULL, check=True, cwd="/")

@@ -2,8 +2,8 @@
 
     python benchmarks/straggler_power.py --runs 20
 
-Each run is a `gpudoctor check train --backend gloo` of its own, as a user starts it. The cases take turns, so that
-what else the machine does meets all of them alike; so do the ranks that are slowed. Exits 1 where a limit is missed.
+Each run is a separate `gpudoctor check train --backend gloo`, as a user starts it. The cases take turns, so that what
+else the machine does meets all of them alike; so do the ranks that are slowed. Exits 1 if a limit is missed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Case:
-    """One kind of run; limits are shares of its runs, None where nothing is promised."""
+    """One kind of run; limits are shares of its runs, None if nothing is promised."""
 
     name: str
     factor: float | None
@@ -37,7 +37,7 @@ class Case:
 
 
 def cases() -> list[Case]:
-    """The promises: detection on 2 ranks; elsewhere only that nobody innocent is named."""
+    """The promises: detection on 2 ranks; elsewhere only that no healthy rank is named."""
     return [
         Case("clean", None, 2.0, most_alarms=0.01, most_unknown=0.10),
         Case("15 % slower", 1.15, 1.0, least_named=0.90, most_alarms=0.0),

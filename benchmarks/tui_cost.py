@@ -1,9 +1,8 @@
 """What the live view costs: CPU and memory of `gpudoctor tui` with its children, its first paint, and nvitop beside it.
 
-Both run for the same time at one sample a second in a terminal of 120 x 36, one after the other, on
-the same simulated node: gpudoctor with --node, nvitop (where it is installed) on our fake driver.
-Exits 1 where gpudoctor needs more than --max times nvitop's CPU, more than --max-rss-mib, or
-paints later than --max-first-paint-s.
+Both run for the same time at one sample a second in a terminal of 120 x 36, one after the other, on the same simulated
+node: gpudoctor with --node, nvitop (if it is installed) on our fake driver. Exits 1 if gpudoctor needs more than --max
+times nvitop's CPU, more than --max-rss-mib, or paints later than --max-first-paint-s.
 
     pip install nvitop; python benchmarks/tui_cost.py
 """
@@ -85,7 +84,7 @@ sys.exit(main())
 """
 
 
-# the least that a screen made with Textual can do: what a first paint is measured beside
+# the least that a screen made with Textual can do: the baseline of a first paint
 FLOOR = """
 from textual.app import App
 from textual.widgets import Static
@@ -110,7 +109,7 @@ class Cost(NamedTuple):
 
 
 def cost_of(command: list[str], sign: bytes, settle_s: float, watch_s: float) -> Cost:
-    """Run it in a terminal; `sign` is what the first painted screen holds."""
+    """Run it in a terminal; `sign` is text of the first painted screen."""
     began = time.monotonic()
     pid, terminal = pty.fork()
     if pid == 0:

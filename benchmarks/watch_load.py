@@ -1,10 +1,10 @@
-"""What `gpudoctor watch` becomes when it runs on and on: memory, descriptors, CPU, and ticks that never came.
+"""What `gpudoctor watch` becomes when it runs on and on: memory, descriptors, CPU, and missed ticks.
 
-It watches a simulated node through the fake driver, so by the real way: the C library, pynvml, and
-the process that calls the driver. Both processes count. A tick is missed where the times that the
-ticks bear leave a hole, and where it does not hold every GPU. Exits 1 where RSS grew by --max-growth-mib
-or more from the end of the first minute on, where more than --max-missed-pct of the ticks were missed,
-where a descriptor or process more was open at the end, or where the driver's reader was not the same throughout.
+It watches a simulated node through the fake driver, so along the real path: the C library, pynvml, and the process that
+calls the driver. Both processes count. A tick is missed if the timestamps of the ticks leave a gap, or if it lacks a
+GPU. Exits 1 if RSS grew by --max-growth-mib or more from the end of the first minute on, if more than --max-missed-pct
+of the ticks were missed, if a descriptor or process more was open at the end, or if the driver's reader was not the
+same throughout.
 
     python benchmarks/watch_load.py --minutes 10
 """
@@ -57,20 +57,20 @@ class Ticks:
                 continue
             self.at_s.append(told["at_s"])
             self.cost_ms.append(told.get("cost_ms", 0.0))
-            # what a silent driver left out is no reading
+            # a value that a silent driver left out is no reading
             self.partial += "silence" in told or len(told.get("gpus", ())) != self.gpus
             self.began.set()
         self.began.set()
 
     def holes(self, interval_s: float) -> tuple[int, int]:
-        """How many ticks should have come in the time, and how many of them did not."""
+        """How many ticks should have come in the time, and how many were missed."""
         expected = round((self.at_s[-1] - self.at_s[0]) / interval_s) + 1
         pairs = zip(self.at_s, self.at_s[1:], strict=False)
         return expected, sum(max(0, round((later - sooner) / interval_s) - 1) for sooner, later in pairs)
 
 
 def sampled(watch: psutil.Process, at_s: float) -> Sample:
-    """Both processes now; one that is gone in between is seen by its pid in the next sample."""
+    """Both processes now; one that has exited in between shows up by its changed pid in the next sample."""
     found = []
     for process in (watch, *watch.children(recursive=True)):
         try:

@@ -1,10 +1,10 @@
 """1,000 checks of random nodes with random faults, each verdict compared with the one expected: `make soak`.
 
-What is expected stands in `soak_expected`, written by hand. A fault must be found by the check that it belongs to,
-with its status, on the GPU it was put on, and nothing on another GPU. A node without a fault must say what the table
-of nodes says. Two faults at once must both be found, where neither makes the other's evidence go away. The facts
-come by one of the ways of `soak_sources`, at every level, under every --fail-on, with and without --profile. The seed
-is fixed, so that a run can be repeated: python -m tests.soak [COUNT [SEED]].
+The expected verdicts are in `soak_expected`, written by hand. A fault must be found by the check that it belongs to,
+with its status, on the GPU it was put on, and nothing on another GPU. A node without a fault must get the verdict in
+the table of nodes. Two faults at once must both be found, unless one removes the other's evidence. The facts come by
+one of the ways of `soak_sources`, at every level, under every --fail-on, with and without --profile. The seed is fixed,
+so that a run can be repeated: python -m tests.soak [COUNT [SEED]].
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ def _profile_of(draw: Draw) -> str | None:
 
 
 def missed(report: Report, node: Node, placed: PlacedFault, alone: bool) -> list[str]:
-    """What the check that should find this fault says instead, or about another GPU."""
+    """The status that the check for this fault has instead, or a finding on another GPU."""
     result = next(check for check in report.checks if check.id == placed.check)
     # a second fault may make the check's status worse, never better
     if result.status is not placed.status and (

@@ -1,8 +1,8 @@
 """What each fault means for a node, written by hand: the verdicts of `make soak` do not come from the fault kit.
 
-The kit's own file says which check a fault trips; it is read by the code under test, and whoever changes a check
-changes it there too. This table was made from what is known of the faults in the field (a GPU that fell off the bus
-is not fit to train on, a user's own crash is no reason to drain a node), and must be changed by hand.
+The kit's own file says which check a fault trips; it is read by the code under test, and a change of a check changes it
+there too. This table was made from what is known of the faults in the field (a GPU that fell off the bus is not fit to
+train on, a user's own crash is no reason to drain a node), and must be changed by hand.
 """
 
 from __future__ import annotations
@@ -94,5 +94,5 @@ NODES = {
     "workstation-mixed": {"gpu.identical": Status.FAIL},  # one GPU is another model
     "t4-cloud-4": {"pcie.link-width": Status.WARN},  # x8 by the host's wiring, which the guest cannot see
     "a10g-cloud-1": {"pcie.link-width": Status.WARN},
-    "lifetime-counters": {"gpu.in-use": Status.WARN},  # somebody trains there now
+    "lifetime-counters": {"gpu.in-use": Status.WARN},  # a training job runs there now
 }

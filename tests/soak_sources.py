@@ -60,7 +60,7 @@ class Asked(msgspec.Struct, frozen=True):
 
     @property
     def options(self) -> list[str]:
-        """The same as options of `gpudoctor check`, but for what the configuration says."""
+        """The same as options of `gpudoctor check`, except for what is in the configuration."""
         words = ["--level", self.level, "--fail-on", self.fail_on, "--json"]
         return [*words, "--profile", self.profile] if self.profile else words
 

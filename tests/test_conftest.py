@@ -1,4 +1,4 @@
-"""What holds for every test: none waits for ever, not at its end either, and none leaves changed signals behind."""
+"""Rules for every test: none waits forever, not even in teardown, and none leaves changed signal handlers behind."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ GUIDES = "\n".join(path.read_text() for path in (README_FILE, *sorted(DOCS.glob(
 
 
 def _write(path: Path, old: str, new: str) -> str:
-    """The page with this part written anew, if `make accept` asked for it; as it is, else."""
+    """The page with this part regenerated if `make accept` requested it, else as it is."""
     if ACCEPT and old != new:
         path.write_text(path.read_text().replace(old, new))
     return path.read_text()

@@ -18,7 +18,7 @@ PROGRAM = (sys.executable, "-m", "gpudoctor.acceptance")
 
 
 class Ran(msgspec.Struct):
-    """One acceptance run: what it said, its archive, its temporary files, and what nvidia-smi was told to set."""
+    """One acceptance run: its output, archive and temporary files, and the settings made through nvidia-smi."""
 
     code: int
     out: str
@@ -45,7 +45,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def begin(cache: Path, tmp_path: Path) -> Begin:
-    """begin(*options, node, faults, smi, env): start it and give the process with what will become of it."""
+    """begin(*options, node, faults, smi, env): start it; return the process and its future result."""
 
     def start(
         *options: str,

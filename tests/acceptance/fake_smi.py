@@ -1,9 +1,8 @@
-"""nvidia-smi of a simulated node: shows what the fake driver plays, and sets what it is told to set.
+"""nvidia-smi of a simulated node: shows what the fake driver plays, and applies the settings it is given.
 
-Run as a program. FAKE_SMI_XML: the dump is this file. FAKE_SMI_LIE=tag=text: the first GPU's dump says that.
-FAKE_SMI_LOG: each setting is appended there. FAKE_SMI_DENY: settings are refused, as without root.
-FAKE_SMI_CANNOT: nor are they supported, which it takes for a success.
-FAKE_SMI_STRAY: it leaves a process behind.
+Run as a program. FAKE_SMI_XML: the dump is this file. FAKE_SMI_LIE=tag=text: the first GPU's dump has this text in that
+tag. FAKE_SMI_LOG: each setting is appended there. FAKE_SMI_DENY: settings are refused, as without root.
+FAKE_SMI_CANNOT: they are not supported, with exit code 0. FAKE_SMI_STRAY: it leaves a process behind.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ def main(argv: list[str]) -> int:
         sys.stdout.write("Changing power management limit is not supported for GPU: 00000000:CB:00.0.\n")
         sys.stdout.write("Treating as warning and moving on.\nAll done.\n")
         return 0
-    # the fake driver is gone when its program was killed, and with it what was set
+    # the fake driver disappears with its program, and its settings with it
     if "-pl" in argv and folder.exists():
         set_power(folder, argv[argv.index("-i") + 1], float(argv[-1]))
     with Path(os.environ["FAKE_SMI_LOG"]).open("a", encoding="utf-8") as log:

@@ -1,4 +1,4 @@
-"""The archive is a bundle: what is in it is listed, and one from a stranger is judged or refused like any bundle."""
+"""The archive is a bundle: its contents are listed, and one from a stranger is judged or refused like any bundle."""
 
 from __future__ import annotations
 

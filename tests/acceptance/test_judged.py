@@ -1,4 +1,4 @@
-"""What two sources said, and whether they agree: rates, leaves, settings, and steps that break."""
+"""What two sources report, and whether they agree: rates, leaves, settings, and steps that break."""
 
 from __future__ import annotations
 
@@ -276,12 +276,12 @@ def test_what_the_guardian_cannot_put_back_it_says_with_the_command(tmp_path: Pa
 def test_a_child_that_leaves_a_grandchild_with_its_pipe_is_not_waited_for(tmp_path: Path) -> None:
     script = "sleep 300 & echo $!"
     done = run_child(["sh", "-c", script], deadline_s=60, environ={"PATH": "/usr/bin:/bin"}, cwd=tmp_path)
-    os.kill(int(done.stdout), signal.SIGKILL)  # it is there still, for the step left-behind to see
+    os.kill(int(done.stdout), signal.SIGKILL)  # still there, for the step left-behind to see
     assert (done.code, done.late) == (0, False)
 
 
 def test_a_driver_call_that_hangs_is_named_and_ends_the_reading(cache: Path) -> None:
-    """A GPU of which one call never returns: the reading of its driver says which, and does not wait for ever."""
+    """A GPU on which one call never returns: reading its driver reports which call, and does not wait forever."""
     command = [*COMMAND, "--node", "hgx-h100-8", "--fault", "driver-hang@3", "--"]
     done = subprocess.run(
         [*command, *own_python("gpudoctor.acceptance.driver_child", "main", "1")],
@@ -326,7 +326,7 @@ def test_a_load_that_breaks_before_it_begins_is_no_missing_torch(
 
 
 def test_all_reduce_of_one_gpu_asks_for_no_program(tmp_path: Path) -> None:
-    """A node with one GPU: not nccl-tests is what is missing."""
+    """A node with one GPU: nccl-tests is not what is missing."""
     run = AcceptanceRun(AcceptanceRequest(), tmp_path, "mark", lambda _: None)
     run.node = replace(load_node("hgx-h100-8"), source=Source("live"), gpus=load_node("hgx-h100-8").gpus[:1])
     assert [item.outcome for item in all_reduce(run)] == ["could not look"]

@@ -1,4 +1,4 @@
-"""`python -m gpudoctor.acceptance`: what an operator sees of it, with the driver and nvidia-smi played."""
+"""`python -m gpudoctor.acceptance` as an operator sees it, with a simulated driver and nvidia-smi."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_without_a_gpu_it_ends_green_and_lists_what_it_could_not_look_at(accept:
     ran = accept(*only(*steps), smi=False)
     assert (ran.code, ran.err.count("\n")) == (0, 1), ran.out + ran.err
     outcomes = {name: step["outcome"] for name, step in told(ran)["steps"].items()}
-    # on a machine full of work the ranks may be too noisy to judge
+    # on a busy machine the ranks may be too noisy to judge
     assert outcomes.pop("standard") in ("agreed", "could not look")
     assert {name for name, outcome in outcomes.items() if outcome == "agreed"} == {
         *("driver", "quick", "under-load", "interrupt", "left-behind")
@@ -71,7 +71,7 @@ def test_without_a_gpu_it_ends_green_and_lists_what_it_could_not_look_at(accept:
         timeout=60,
     )
     report = json.loads(again.stdout)
-    # judged again, the same: unknown where the ranks were too noisy
+    # judging again gives the same: unknown if the ranks were too noisy
     noisy = texts(ran, "standard", "could not look")[:-1]
     assert (again.returncode, report["simulated"], len(report["gpus"])) == (3 if noisy else 0, True, 8), noisy
     assert report["measurements"]["launch"]["world_size"] == 2  # of its standard check, judged again
@@ -88,7 +88,7 @@ def test_facts_that_nvidia_smi_tells_the_same_way_agree(accept: Accept) -> None:
 def test_a_real_dump_agrees_with_what_the_live_readers_make_of_its_driver(
     accept: Accept, captures: Path, name: str
 ) -> None:
-    """An 8 x H100 and a T4 node: the dump's parser and the NVML readers come to the same facts by two ways."""
+    """An 8 x H100 and a T4 node: the dump's parser and the NVML readers yield the same facts."""
     dump = str(captures / name)
     ran = accept(*only("facts"), node=dump, env={"FAKE_SMI_XML": dump})
     assert ran.code == 0, ran.out
@@ -120,7 +120,7 @@ def test_an_answer_of_nvidia_smi_that_is_no_xml_breaks_one_step_only(accept: Acc
 
 
 def test_a_broken_gpu_did_not_agree_and_is_named(accept: Accept) -> None:
-    """A node with a lost GPU: the run says so, and ends as always."""
+    """A node with a lost GPU: the run reports it and ends as usual."""
     ran = accept(*only("quick"), faults=("gpu-lost@3",))
     assert ran.code == 1
     assert any(said.startswith("gpu.lost fail: GPU 3") for said in texts(ran, "quick", "did not agree"))
@@ -144,7 +144,7 @@ def test_without_root_the_settings_are_not_looked_at_and_nothing_is_set(accept: 
 
 
 def test_a_setting_that_the_driver_does_not_have_is_not_looked_for(accept: Accept) -> None:
-    """A GPU of a cloud: nvidia-smi says "not supported", and ends with 0."""
+    """A cloud GPU: nvidia-smi prints "not supported" and exits with 0."""
     ran = accept(*only("settings"), env={"FAKE_SMI_CANNOT": "1"})
     assert (ran.code, ran.set_to) == (0, []), ran.out
     assert "is not supported for GPU" in texts(ran, "settings", "could not look")[0]

@@ -26,7 +26,7 @@ async def _after(it: schedule.Schedule, runs: int) -> str:
 
 
 def main() -> None:
-    """Print how the node stands after one run ("twice": two)."""
+    """Print the node's state after one run ("twice": two)."""
     folder, *words = sys.argv[1:]
     how, program = words[: words.index("--")], words[words.index("--") + 1 :]
     if not die_with_parent.adopt_orphans():

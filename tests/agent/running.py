@@ -1,4 +1,4 @@
-"""The agent as a user runs it: a process of its own, asked over HTTP."""
+"""The agent as a user runs it: a separate process, queried over HTTP."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Metrics(dict[str, list[tuple[dict[str, str], float]]]):
 
 
 class Agent:
-    """A running agent; `line` is what it said when it began, `words()` all that it said on stderr."""
+    """A running agent; `line` is its first line of output, `words()` all of its stderr."""
 
     def __init__(self, process: subprocess.Popen[str], err: Path) -> None:
         self.process = process
@@ -72,7 +72,7 @@ class Agent:
         return json.loads(self.ask("/report").body)
 
     def after_run(self) -> Metrics:
-        """The metrics once the first run has ended, where no state was there before."""
+        """The metrics once the first run has ended, if there was no state before."""
         wait_for(lambda: "no report yet" not in self.ask("/healthz").body, self.process)
         return self.metrics()
 
@@ -91,7 +91,7 @@ class Agent:
 
 
 def wait_for(what: Callable[[], Any], process: subprocess.Popen[str] | subprocess.Popen[bytes] | None = None) -> Any:
-    """The first true answer; an error where it does not come, or the process ends before it."""
+    """The first true answer; an error if it does not come, or the process ends before it."""
     give_up_s = time.monotonic() + DEADLINE_S
     while time.monotonic() < give_up_s:
         found = what()
@@ -113,7 +113,7 @@ def command(*options: str) -> list[str]:
 
 @contextmanager
 def agent(folder: Path, *options: str, listen: str = "127.0.0.1:0", jitter: str = "0", **env: str) -> Iterator[Agent]:
-    """An agent that keeps its state under `folder`; killed at the end where it still runs, and its children too."""
+    """An agent that keeps its state under `folder`; if it still runs at the end it is killed, with its children."""
     folder.mkdir(exist_ok=True)
     err = folder / f"err-{time.monotonic_ns()}"
     with err.open("w") as stream:
@@ -144,7 +144,7 @@ class Refused(NamedTuple):
 
 
 def refused(folder: Path, *options: str, **env: str) -> Refused:
-    """An agent that cannot start: its exit code and what it said."""
+    """An agent that cannot start: its exit code and output."""
     done = subprocess.run(
         command(*options), capture_output=True, text=True, timeout=DEADLINE_S, check=False, env=environ(folder, **env)
     )

@@ -1,4 +1,4 @@
-"""What the agent serves: the paths, the metrics, who may ask."""
+"""What the agent serves: the paths, the metrics, the allowed clients."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_a_name_of_the_internet_that_was_pointed_here_gets_nothing(faulty: Agent
 
 
 def answer_to(agent: Agent, sent: bytes) -> bytes:
-    """All that comes back until the agent ends the connection."""
+    """Everything received until the agent ends the connection."""
     with socket.create_connection((agent.host, agent.port), DEADLINE_S) as client:
         client.sendall(sent)
         answer = b""
@@ -201,7 +201,7 @@ LARGE = 32 << 20
 
 @asynccontextmanager
 async def large_answers(listener: BoundedListener) -> AsyncIterator[tuple[tuple[str, int], asyncio.Event]]:
-    """A server that answers more than a connection holds: its address, and what says that a request has come."""
+    """A server that answers more than a connection buffers: its address, and an event set on a request."""
     asked = asyncio.Event()
 
     async def answer(request: web.BaseRequest) -> web.Response:

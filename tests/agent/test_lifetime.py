@@ -157,7 +157,7 @@ def test_a_warn_is_an_alarm_once_it_came_often_enough_and_a_fail_at_once(tmp_pat
         assert it.ask("/healthz").status == 200
         wait_for(alarm(it, "warn"))
         health = it.ask("/healthz")
-        assert health.status == 200  # it works; that somebody should look is said
+        assert health.status == 200  # it works, and reports that this needs attention
         assert "repeatedly: gpu.settings" in health.body
         write_node(node, "pcie-width-x8@5")
         wait_for(lambda: it.ask("/healthz").status == 503)
@@ -198,7 +198,7 @@ def test_a_run_that_hangs_is_ended_said_and_never_doubled_and_the_agent_answers_
         assert "gpudoctor_agent_alarms" not in metrics
         assert metrics.of("gpudoctor_run_exit_code") == [2]
         assert it.report()["simulated"] is True
-        # what was seen before is not forgotten: the row goes on when there is a verdict again
+        # earlier results are not forgotten: the row continues with the next verdict
         strikes = json.loads(state_file(tmp_path).read_text())["last"]["strikes"]
         assert {strike["check"] for strike in strikes} == {"gpu.settings"}
         flag.unlink()

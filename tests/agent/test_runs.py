@@ -46,7 +46,7 @@ def python(code: str) -> tuple[str, ...]:
 
 
 def run(code: str) -> Report | str:
-    """What comes of a run of this program."""
+    """The result of a run of this program."""
     it = QuickRun(python(code), os.environ)
     wait_for(it.over)
     return it.outcome()
@@ -81,7 +81,7 @@ def test_the_report_is_taken_where_the_exit_code_agrees(tmp_path: Path) -> None:
     outcome = run(f"{tell}(1)")
     assert isinstance(outcome, Report)
     assert outcome.verdict == "fail"
-    # one that says pass, and died, is not believed
+    # a run that reports a pass and then died is not believed
     file.write_text(render_json(HEALTHY))
     assert "ended otherwise" in said(run(f"{tell}(1)"))
     assert "killed by SIGKILL, not 0" in said(
@@ -122,7 +122,7 @@ def test_the_runs_process_never_sees_the_token() -> None:
 
 
 def after_one_run(folder: Path, program: Sequence[str], *how: str) -> str:
-    """What an agent's rounds say after one run of a program, in a process of their own: they end all its children."""
+    """The state after one agent round of a program, in a separate process: a round ends all children of its process."""
     folder.mkdir(exist_ok=True)
     words = [sys.executable, "-m", "tests.agent.one_round", str(folder), *how, "--", *program]
     done = subprocess.run(words, capture_output=True, text=True, timeout=DEADLINE_S, check=False, cwd=ROOT)
@@ -144,7 +144,7 @@ def test_a_program_that_is_not_there_is_said(tmp_path: Path) -> None:
     assert "cannot be started: No such file" in after_one_run(tmp_path, (str(tmp_path / "nothing"),))
 
 
-# its grandchild has a session of its own, as the process that calls the driver has
+# its grandchild has its own session, like the process that calls the driver
 _LEAVES_ONE = (
     "import subprocess, sys; p = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], "
     "start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL); open({!r}, 'w').write(str(p.pid))"
@@ -236,7 +236,7 @@ def test_runs_begin_an_interval_apart_and_what_was_missed_is_left_out() -> None:
     assert next_due_s(100, 699, 600) == 700
     assert next_due_s(100, 701, 600) == 1300
     assert next_due_s(100, 5000, 600) == 5500
-    # after a restart the rhythm goes on; after a boot, or a long time off, it begins anew, spread by chance
+    # after a restart the rhythm continues; after a boot, or a long time off, it starts anew, spread by chance
     last = Last(AT, later(2), HEALTHY)
     assert first_due_s(last, later(10), 600, 33) == AT.since_boot_s + 600
     assert first_due_s(last, later(5000), 600, 33) == AT.since_boot_s + 5033
@@ -258,7 +258,7 @@ def test_where_the_state_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("mode", [0o777, 0o1777, 0o775])
 def test_a_state_that_other_users_could_forge_is_refused(tmp_path: Path, mode: int) -> None:
-    """A login node: whoever may write to the folder clears the strikes of a node, or has it drained."""
+    """A login node: a user who can write to the folder clears the strikes of a node, or has it drained."""
     folder = tmp_path / "state"
     folder.mkdir()
     folder.chmod(mode)

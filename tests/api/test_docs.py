@@ -1,4 +1,4 @@
-"""The blocks of docs/python-api.md do what it says."""
+"""The code blocks of docs/python-api.md work as the page describes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_a_block_runs(
     monkeypatch.chdir(tmp_path)
     exec(compile(BLOCKS[number], f"block {number}", "exec"), {})
     out = capsys.readouterr().out.splitlines()
-    # a comment behind a print is what it prints; ... leaves the rest out
+    # a comment after a print is its output; ... leaves the rest out
     said = [text.removesuffix("...") for text in re.findall(r"print\(.*\)  # (.*)$", BLOCKS[number], re.MULTILINE)]
     assert [line.startswith(text) for line, text in zip(out, said, strict=False)] == [True] * len(said)
 

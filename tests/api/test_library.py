@@ -1,4 +1,4 @@
-"""check, load_source, judge: what they give, and that a wrong argument is one clear line."""
+"""check, load_source, judge: what they return, and that a wrong argument raises one clear line."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.cli.conftest import gpudoctor as command
 
 __all__ = ["command"]  # the fixture
 
-untyped: Any = gpudoctor  # for what a type checker would refuse
+untyped: Any = gpudoctor  # for arguments that a type checker would refuse
 NODE, FAULT = "hgx-h100-8", "pcie-width-x8@5"
 
 

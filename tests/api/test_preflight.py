@@ -40,7 +40,7 @@ print(json.dumps([told(**asked) for asked in json.loads(sys.argv[1])]))
 
 
 def _torchrun(rank: int, ranks: int = 2) -> dict[str, str]:
-    """What torchrun sets in one of its processes; the job is told by this test's process."""
+    """The variables torchrun sets in one of its processes; this test's process id identifies the job."""
     return {
         "TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_RESTART_COUNT": "0", "GROUP_RANK": "0", "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(os.getpid()), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(ranks),
@@ -96,7 +96,7 @@ def test_the_example_does_not_train_on_a_node_that_is_not() -> None:
 
 
 def test_one_process_checks_and_each_call_learns_its_own_result(start: Start) -> None:
-    """The second call in the same job must not find what is left of the first."""
+    """The second call in the same job must not find leftovers of the first."""
     asked: list[dict[str, Any]] = [{"node": NODE}, {"node": NODE, "faults": ["gpu-lost@2"]}, {"node": NODE}]
     first, other = [_told(process) for process in [start(rank, *asked) for rank in range(2)]]
     assert [answer[0] for answer in first] == ["fit", "NotFitError", "fit"]
@@ -105,7 +105,7 @@ def test_one_process_checks_and_each_call_learns_its_own_result(start: Start) ->
 
 
 def test_the_gpus_of_all_processes_are_judged(start: Start) -> None:
-    """srun may show each of its tasks one GPU of its own: the fault is on the other one's."""
+    """srun may show each task only its own GPU: the fault is on another task's GPU."""
     asked: list[dict[str, Any]] = [{"node": NODE}, {"node": NODE, "faults": ["pcie-width-x8@1"]}]
     answers = [_told(process) for process in [start(rank, *asked, one_gpu_each=True) for rank in range(2)]]
     assert [[fit[0], fit[2], bad[0]] for fit, bad in answers] == [["fit", [0, 1], "NotFitError"]] * 2
@@ -123,7 +123,7 @@ def test_a_first_process_that_is_lost_is_no_pass(number: signal.Signals, code: i
     """Killed for memory, or by Ctrl-C, in the midst of its check: it reads its node from stdin."""
     first, other = [start(rank, {"node": "-"}) for rank in range(2)]
     assert first.stdin is not None
-    first.stdin.write(b"{" + b" " * 500_000)  # more than a pipe holds: it is reading, so the other one has come
+    first.stdin.write(b"{" + b" " * 500_000)  # more than a pipe holds: it is reading, so the other one has arrived
     first.stdin.flush()
     first.send_signal(number)
     first.stdin.close()  # Python looks for a signal when the read is over

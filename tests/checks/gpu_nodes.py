@@ -36,7 +36,7 @@ def put(struct: S, **leaves: Any) -> S:
 
 
 def h100(index: int = 0, /, **leaves: Any) -> Gpu:
-    """An idle, healthy H100 as the driver tells it, with leaves changed."""
+    """An idle, healthy H100 as the driver reports it, with leaves changed."""
     gpu = Gpu(
         index=index,
         bus_id=bus_id(index),
@@ -131,7 +131,7 @@ def recovery(action: int, words: str, index: int = 0) -> KernelEvent:
 
 
 def result(check_id: str, subject: Node | Case) -> CheckResult:
-    """What the runner makes of one check, as `gpudoctor check` would."""
+    """The runner's results of one check, as in `gpudoctor check`."""
     case = subject if isinstance(subject, Case) else Case(node=subject)
     [check] = [c for c in registry() if c.id == check_id]
     [found] = run_checks(case, [check], level="quick", clock=lambda: 0.0)

@@ -25,7 +25,7 @@ def launched(node: Node, ranks: int | None = None) -> Launch:
 
 
 def measured(node: Node, **facts: Any) -> Measurements:
-    """Figures of ranks on this node; `ranks` where they are fewer than the GPUs."""
+    """Figures of ranks on this node; `ranks` if they are fewer than the GPUs."""
     return Measurements(launch=launched(node, facts.pop("ranks", None)), **facts)
 
 

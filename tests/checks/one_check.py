@@ -22,7 +22,7 @@ def judge(check_id: str, node: Node, measurements: Measurements | None = None, *
 
 
 def text_of(finding: Finding) -> str:
-    """All words of a finding, to look for what it says."""
+    """All text of a finding, to search in."""
     parts = [finding.reason, finding.likely, finding.found.text if finding.found else None]
     parts.append(finding.expected.text if finding.expected else None)
     parts += [f"{e.source} {e.value}" for e in finding.evidence]

@@ -1,4 +1,4 @@
-"""The packaged nodes, loaded once, and what the judge says of them."""
+"""The packaged nodes, loaded once, and their verdicts."""
 
 from __future__ import annotations
 

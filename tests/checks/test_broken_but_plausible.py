@@ -73,7 +73,7 @@ def test_seven_of_eight_sxm_gpus_fail_by_the_number_that_is_left_out() -> None:
 @pytest.mark.parametrize(
     ("numbers", "missing"),
     [
-        ((1, 2, 3, 4, 5, 6, 7), "0 or 8"),  # nothing tells where this board begins to count
+        ((1, 2, 3, 4, 5, 6, 7), "0 or 8"),  # the first number on this board is unknown
         ((0, 1, 2, 3, 4, 5, 6), "7"),
         ((2, 3, 4, 5, 6, 7, 8), "1"),
         ((0, 1, 2, 4, 5, 6, 7), "3"),
@@ -115,7 +115,7 @@ def test_where_nothing_tells_whether_it_is_a_container_an_empty_socket_is_a_warn
 
 
 def test_a_server_of_six_v100_is_at_most_a_warning() -> None:
-    # IBM AC922: 6 sockets, all in use; the V100 tells a module id too
+    # IBM AC922: 6 sockets, all in use; the V100 reports a module id too
     node = without(packaged("dgx1-v100-8"), 6, 7)
     gpus = tuple(put(gpu, "module_id", number) for number, gpu in enumerate(node.gpus))
     report = judge(put(replace(node, gpus=gpus), "host.virtualization", "none"))
@@ -128,7 +128,7 @@ def test_smaller_boards_and_gpus_that_were_handed_on_are_no_empty_sockets(count:
     assert "gpu.count" not in ids(judge(without(packaged("hgx-h100-8"), *range(count, 8))), Status.FAIL)
 
 
-# GPUs that told nothing
+# GPUs that reported nothing
 
 
 @pytest.mark.parametrize("indices", [(3,), tuple(range(8))])
@@ -137,7 +137,7 @@ def test_a_gpu_whose_readings_were_all_denied_is_unknown(indices: tuple[int, ...
     assert (report.verdict, report.exit_code) == ("unknown", 3)
     silent = {f.subject.gpu for check, f in findings(report, Status.UNKNOWN) if check == "gpu.lost"}
     assert silent == set(indices)
-    # the kernel log is not the GPU's to tell
+    # the kernel log does not come from the GPU
     passed = {
         f.subject.gpu for check, f in findings(report, Status.PASS) if check.startswith("gpu.") and check != "gpu.xid"
     }

@@ -16,7 +16,7 @@ from tests.checks.simulated_nodes import findings, healthy_report, packaged, spe
 
 
 def wrong(fault: SimulatedFault, name: str) -> list[str]:
-    """What the judge got wrong about this fault on this node, in words; nothing where it is right."""
+    """What the judge got wrong about this fault on this node; empty if all is right."""
     node = packaged(name)
     expect = Expect(gpus=len(node.gpus)) if fault.given == "expect-gpus" else Expect()
     report = judge(apply_faults(node, [fault.name]), question=Question(level=fault.level, expect=expect))
@@ -38,7 +38,9 @@ def _not_named(fault: SimulatedFault, node: Node, report: Report, name: str) -> 
 
 
 def _extra_faults(fault: SimulatedFault, report: Report, name: str) -> list[str]:
-    """Failures that neither are this fault, nor explained by it, nor its explanation, nor the node's own."""
+    """Failures unrelated to this fault: not the fault, not explained by it, not its explanation, and not the node's
+    own.
+    """
     own = {(check, f.subject) for check, f in findings(healthy_report(name), Status.FAIL)}
     causes = {f.explained_by for check, f in findings(report, Status(fault.status)) if check == fault.check}
     allowed = {fault.check} | {cause for cause in causes if cause}

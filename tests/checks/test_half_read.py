@@ -1,4 +1,4 @@
-"""Facts of which a part is lost: what is left must neither pass for the whole nor fall apart into many faults."""
+"""Partly lost facts: the rest must neither pass for the whole node nor break up into many faults."""
 
 from __future__ import annotations
 

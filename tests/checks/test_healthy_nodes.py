@@ -88,7 +88,7 @@ def x8_slots(node: Node) -> Node:
 
 
 def one_idle_port_down(node: Node) -> Node:
-    """An Ethernet port of an adapter that nobody cabled."""
+    """An Ethernet port of an adapter without a cable."""
     ports = node.network.rdma_ports
     assert isinstance(ports, tuple)
     unused = replace(

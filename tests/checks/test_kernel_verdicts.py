@@ -1,4 +1,4 @@
-"""What checks say of what the kernel log and the host's tools tell, without or beside a driver that answers."""
+"""Verdicts from the kernel log and the host's tools, with and without a driver that answers."""
 
 from __future__ import annotations
 

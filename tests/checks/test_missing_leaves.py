@@ -24,7 +24,7 @@ EXCUSES = {
     "name": ("pcie.acs", "pcie.upstream", "pcie.balance"),
     "pairs": ("pcie.acs",),
 }
-# facts without which the check may not pass, where they were asked for in vain
+# facts without which the check may not pass, if they were read in vain
 ESSENTIAL = {
     "clocks.event_reasons": "gpu.throttle",
     "ecc.corrected_volatile": "gpu.ecc",

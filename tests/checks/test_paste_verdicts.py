@@ -1,4 +1,4 @@
-"""What checks say of pasted text: from the text that people paste to the finding."""
+"""Verdicts on pasted text: from the text that people paste to the finding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Profiles: which one a node gets, and what its numbers are."""
+"""Profiles: which one a node gets, and its numbers."""
 
 from __future__ import annotations
 

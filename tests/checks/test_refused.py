@@ -1,7 +1,8 @@
-"""CUDA refuses a GPU (error 46, "busy or unavailable"): by its setting, for somebody on it, or because it is broken.
+"""CUDA refuses a GPU (error 46, "busy or unavailable"): because of its setting, because it is in use, or because it is
+broken.
 
-The machines: a node with one GPU in exclusive mode under Spectrum LSF or Slurm; E3SM 8699 and TensorRT 3822,
-where a GPU in Default mode answers so to everybody until it is reset.
+The machines: a node with one GPU in exclusive mode under Spectrum LSF or Slurm; E3SM 8699 and TensorRT 3822, where a
+GPU in Default mode answers this to every process until it is reset.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ BUSY = "CUDA error: CUDA-capable device(s) is/are busy or unavailable"
 
 
 def eight(index: int, mode: Any = "default", **leaves: Any) -> Node:
-    """Eight GPUs, all in default mode and nobody on them, but for the one at `index`."""
+    """Eight GPUs, all idle and in default mode, except for the one at `index`."""
     idle: dict[str, Any] = {"processes": (), "memory_used_mib": 4, "settings": Settings(compute_mode="default")}
     odd = {"settings": Settings(compute_mode=mode), **leaves}
     return Node(gpus=tuple(msgspec.structs.replace(g, **(idle | (odd if g.index == index else {}))) for g in gpus(8)))
 
 
 def refused(*ranks: int, phase: str = "ask torch") -> tuple[ProbeProblem, ...]:
-    """What comes of it that these ranks, of eight, were told so at their start."""
+    """The verdict if these ranks, of eight, got this error at their start."""
     states = [RankState(number, phase=phase) for number in range(8)]
     for number in ranks:
         meaning = meaning_of(BUSY)

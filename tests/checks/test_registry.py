@@ -42,7 +42,7 @@ def test_files_that_editors_and_archives_lay_beside_a_check_are_no_checks(
     (tmp_path / "real.py").touch()
     (tmp_path / "page.md").touch()
     (tmp_path / ".#real.py").symlink_to("user@host.1")  # an editor's lock
-    (tmp_path / "._real.py").touch()  # what tar of macOS packs besides
+    (tmp_path / "._real.py").touch()  # extra files that tar of macOS packs
     imported: list[str] = []
 
     def note(name: str) -> ModuleType:

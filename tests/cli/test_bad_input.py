@@ -172,7 +172,7 @@ def test_a_stdout_that_was_never_open_is_one_line_and_exit_2() -> None:
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_signal_gives_the_partial_report_and_its_exit_code(number: signal.Signals, code: int, tmp_path: Path) -> None:
-    # the source is a pipe nobody fills: the run hangs in reading it, until the signal comes
+    # the source is a pipe without a writer: the run blocks reading it until the signal arrives
     process = subprocess.Popen(
         [sys.executable, "-u", "-m", "gpudoctor", "check", "--level", "quick", "--json", "--node", "-"],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""`gpudoctor bundle`, and what --redact leaves of a node."""
+"""`gpudoctor bundle`, and what remains of a node after --redact."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def test_a_redacted_bundle_names_nobody_and_is_judged_the_same(
     files = unpacked(path)
     facts = from_json(files["facts.json"])
     report = json.loads(files["report.json"])
-    # the same part has the same stand-in in every file
+    # the same part has the same pseudonym in every file
     uuids = [gpu.uuid for gpu in facts.gpus]
     assert len(set(uuids)) == 8
     assert [gpu["uuid"] for gpu in report["gpus"]] == uuids
@@ -190,7 +190,7 @@ def test_a_redacted_bundle_names_nobody_and_is_judged_the_same(
     assert str(mig.uuid).encode() in files["kernel.log"]
     assert facts.environment.get("NCCL_SOCKET_IFNAME") in [card.name for card in known(facts.network.interfaces) or ()]
     assert b"enx000000000001" in files["kernel.log"]
-    # what names nobody stays
+    # what identifies no machine or person stays
     assert facts.environment.get("CUDA_HOME") == "/usr/local/cuda"
     assert facts.software.nccl_copies == ("/redacted/libnccl.so.2", "/usr/lib/x86_64-linux-gnu/libnccl.so.2")
     assert [process.name for process in known(facts.gpus[2].processes) or ()] == ["redacted", "redacted", "xorg"]

@@ -1,4 +1,4 @@
-"""`gpudoctor check` as a user meets it."""
+"""`gpudoctor check` as a user sees it."""
 
 from __future__ import annotations
 
@@ -256,7 +256,7 @@ def test_captures_of_other_peoples_machines(gpudoctor: Gpudoctor, captures: Path
 
 
 def test_no_capture_fails(gpudoctor: Gpudoctor, captures: Path) -> None:
-    # beside them lie complaints (cases) and logs of jobs
+    # next to them are complaints (cases) and logs of jobs
     sources = [path for path in sorted(captures.iterdir()) if path.name not in ("README.md", "cases", "logs")]
     assert len(sources) >= 11
     for path in sources:

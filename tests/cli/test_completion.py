@@ -1,4 +1,4 @@
-"""`gpudoctor completion`, loaded by the shell that it is for, with TAB pressed in it."""
+"""`gpudoctor completion`, loaded by its shell, with TAB pressed in it."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ import pytest
 
 from gpudoctor.cli.main import main
 
-# how a shell is started, and loads the script: from its startup file, or where a package puts it
+# how a shell is started and loads the script: from its startup file, or from where a package puts it
 LOADING = {
     "bash": (["bash", "--norc", "-i"], 'eval "$(cat _gpudoctor)"'),
     "zsh": (["zsh", "-f", "-i"], 'autoload -U compinit; compinit -u -D; eval "$(cat _gpudoctor)"'),
     "zsh fpath": (["zsh", "-f", "-i"], "fpath=($PWD $fpath); autoload -U compinit; compinit -u -D"),
     "fish": (["fish", "--no-config", "-i"], "cat _gpudoctor | source"),
 }
-# the command itself only shows the words that it is given
+# the command itself only prints the words that it gets
 SHOW = {"fish": "function gpudoctor; printf '<%s>' $argv; echo; end"}
 SHOW_WORDS = "gpudoctor() { printf '<%s>' \"$@\"; echo; }"
 
 
 class Terminal:
-    """An interactive shell on a terminal of its own."""
+    """An interactive shell on its own terminal."""
 
     def __init__(self, loading: str, folder: Path) -> None:
         argv, load = LOADING[loading]

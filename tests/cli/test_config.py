@@ -1,4 +1,4 @@
-"""The configuration file: what it changes, and how it says that it is wrong."""
+"""The configuration file: what it changes, and how errors in it are reported."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_the_explicit_file_wins_over_the_users_and_the_users_over_the_systems(tm
 def test_no_configuration_is_taken_from_the_working_directory(
     environ: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """/tmp of a login node: somebody's suppressions there would hide a failure."""
+    """/tmp of a login node: another user's suppressions there would hide a failure."""
     for folder in (tmp_path, tmp_path / "config", tmp_path / ".config"):
         (folder / "gpudoctor").mkdir(parents=True)
         (folder / "gpudoctor" / "config.yaml").write_text("deadline_s: 3\n")
@@ -197,7 +197,7 @@ def test_a_configuration_can_be_masked_with_dev_null(tmp_path: Path) -> None:
 
 
 def refusing(monkeypatch: pytest.MonkeyPatch, method: str, path: Path) -> None:
-    """The tests may run as root, whom no mode keeps out."""
+    """The tests may run as root, whom no file mode keeps out."""
     real = getattr(Path, method)
 
     def refuse(self: Path, *args: Any, **kwargs: Any) -> Any:

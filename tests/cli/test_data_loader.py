@@ -29,7 +29,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def checked(*argv: str) -> tuple[int, dict[str, Any], dict[str, Any]]:
-    """Exit code, the check and what was measured."""
+    """Exit code, the check and its measurements."""
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     report = json.loads(done.stdout)
     assert "Traceback" not in done.stderr

@@ -33,7 +33,7 @@ BURN = ("check", "--node", "hgx-h100-8", "--level", "burn", "--backend", "gloo")
 
 
 class Asked(msgspec.Struct):
-    """What the launcher was asked for instead of starting ranks."""
+    """The launcher's arguments, recorded instead of starting ranks."""
 
     plan: launch.ProbePlan
     deadline_s: float
@@ -172,7 +172,7 @@ def test_a_duration_is_told_apart_from_the_one_of_another_level() -> None:
 
 def test_ctrl_c_in_a_later_round_keeps_what_was_known_and_leaves_no_rank(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="PyTorch is not installed")
-    reading, writing = os.openpty()  # progress is shown on a terminal only, and tells the round
+    reading, writing = os.openpty()  # progress is shown on a terminal only, with the round
     with (tmp_path / "out").open("wb") as out:
         process = subprocess.Popen(
             # CPU ranks have no links, so that the rounds are short

@@ -1,4 +1,4 @@
-"""What a saboteur found: exit codes that must not lie, whatever happens around the report."""
+"""What a saboteur found: exit codes must not lie, whatever happens to the report."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def many_folders(archive: tarfile.TarFile) -> None:
 
 
 def archive(change: Change | None) -> bytes:
-    """A good bundle, and what is done to it."""
+    """A good bundle, and how it is spoilt."""
     whole = io.BytesIO()
     with tarfile.open(fileobj=whole, mode="w") as made:
         with_file(f"{FOLDER}/facts.json", FACTS)(made)

@@ -23,7 +23,7 @@ KEPT = ("schema", "kind", "bus_id")
 
 
 def raw(text: str) -> set[str]:
-    """What a terminal would act on, or hide."""
+    """Characters that a terminal would act on, or hide."""
     return {c for c in text if not c.isprintable() and c != "\n"}
 
 
@@ -38,7 +38,7 @@ def places(facts: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 @pytest.fixture(scope="module")
 def hostile(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A file of facts whose every text that may be anything is hostile, its name too; two faults are on the node."""
+    """A facts file with hostile text in every free-text leaf, and in its name; two faults are on the node."""
     facts = json.loads(to_json(apply_faults(load_node("hgx-h100-8", {}), ["gpu-lost@2", "pcie-width-x8@5"])))
     free: dict[tuple[Any, ...], bool] = {}
     for path in list(places(facts)):

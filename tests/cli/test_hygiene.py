@@ -1,4 +1,4 @@
-"""What a quick check may import: start-up time is part of the promise."""
+"""What a quick check may import: a short start-up is part of the promise."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_what_would_name_another_module_is_no_lazy_import(line: str) -> None:
 
 
 def test_each_lazy_import_names_a_module() -> None:
-    """One of a function or a class would fail only when it is called."""
+    """An import inside a function or a class would only fail when it is called."""
     named = []
     for path in Path(gpudoctor.__file__).parent.rglob("*.py"):
         for block in ast.walk(ast.parse(path.read_text())):
@@ -115,7 +115,7 @@ def test_each_lazy_import_names_a_module() -> None:
 
 
 def test_no_import_follows_those_that_are_lazy_or_for_types_only() -> None:
-    """ruff sorts what stands behind such a block on its own, and sees no second import of one module there."""
+    """ruff sorts the imports after such a block separately, and does not see a second import of one module there."""
     found = []
     for path in Path(gpudoctor.__file__).parent.rglob("*.py"):
         body = ast.parse(path.read_text()).body

@@ -21,7 +21,7 @@ from gpudoctor.fakes.fake_nvml import Script, ScriptedFault, write_script
 from tests.facts.nvml_nodes import make_node, make_root
 
 FIRST, SECOND, HANGUP = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
-# the machine of the first two arguments: its root, and what stands in for its driver
+# the machine of the first two arguments: its root, and the stand-in for its driver
 LIVE = """
 import sys
 from functools import partial
@@ -33,7 +33,7 @@ collect.collect_live = partial(
 from gpudoctor.cli.main import main
 sys.exit(main())
 """
-# a machine whose kernel log is in the journal only
+# a machine with its kernel log in the journal only
 JOURNAL_ONLY = """
 import sys
 import gpudoctor.facts.kernel_log.live as log
@@ -56,7 +56,7 @@ PATIENT = (
 
 @pytest.fixture
 def temporary(tmp_path: Path) -> Iterator[Path]:
-    """Where the run keeps what is temporary; nothing of it may stay."""
+    """The run's temporary directory; nothing of it may stay."""
     folder = tmp_path / "temporary"
     folder.mkdir()
     yield folder

@@ -12,7 +12,7 @@ from tests.facts.kernel_words import LOST, NONE, WITH_USERS_WORDS, message
 
 BOOT = ("Linux version 6.8.0-48-generic", "Command line: BOOT_IMAGE=/vmlinuz", "NVRM: loading NVIDIA UNIX x86_64")
 CRASH = "{comm}[4711]: segfault at 0 ip 000055d0 sp 00007ffc error 4 in {path}[55d0000+1000]"
-ENDED = message(CRASH, LOST, LOST)  # a program that bears the driver's words as its name
+ENDED = message(CRASH, LOST, LOST)  # a program with the driver's words as its name
 
 
 @pytest.fixture

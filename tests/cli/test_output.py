@@ -1,4 +1,4 @@
-"""`-o FILE`: whole or not at all, nothing lost, and nowhere but where it was asked for."""
+"""`-o FILE`: written completely or not at all, nothing lost, and only at the requested path."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_what_another_user_laid_out_in_tmp_is_refused(laid_out: str, gpudoctor: 
     assert done.json["exit_code"] == 2, "the report is not lost"
     assert precious.read_text() == "precious"
     assert names(mine) == ["precious", "report.json"]
-    # where not everyone may write, a colleague's file is replaced as ever
+    # where not everyone may write, a colleague's file is replaced as before
     mine.chmod(0o1775)
     if laid_out == "file":
         assert gpudoctor(*QUICK, str(trap)).code == 0
@@ -206,7 +206,7 @@ def test_a_pipe_gives_the_report_to_its_reader(gpudoctor: Gpudoctor, mine: Path)
     read: list[str] = []
 
     ours = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
-    fcntl.fcntl(ours, fcntl.F_SETPIPE_SZ, 4096)  # smaller than the facts: they come by and by
+    fcntl.fcntl(ours, fcntl.F_SETPIPE_SZ, 4096)  # smaller than the facts: they arrive in pieces
 
     def slowly() -> None:
         select.select([ours], [], [])

@@ -1,4 +1,4 @@
-"""Checks of other packages are found, and a broken one is said aloud."""
+"""Checks of other packages are found, and a broken one is reported."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def fan(case):
 
 
 def install(folder: Path, code: str) -> dict[str, str]:
-    """Lay a distribution with one plugin where Python finds it; give the environment for that."""
+    """Install a distribution with one plugin on a path Python searches; return the environment for that."""
     (folder / "site_checks.py").write_text(code)
     info = folder / "site_checks-1.0.dist-info"
     info.mkdir()

@@ -1,4 +1,4 @@
-"""Load from the command line: real ranks, and what becomes of them."""
+"""Load from the command line: real ranks, and their fate."""
 
 from __future__ import annotations
 

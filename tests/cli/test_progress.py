@@ -1,4 +1,4 @@
-"""`gpudoctor check --progress`: what goes on, as JSON lines on stderr."""
+"""`gpudoctor check --progress`: progress as JSON lines on stderr."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_each_rank_tells_what_it_does_and_stdout_is_the_report_alone(gpudoctor: 
     sizes = {(line.rank, line.progress) for line in said if line.probe == "collective"}
     assert {rank for rank, _ in sizes} == {0, 1}
     assert any(text.startswith("all_reduce of ") for _, text in sizes)
-    # how long CPU ranks take is written nowhere: nothing is made up
+    # how long CPU ranks take is not documented anywhere: no estimate is made up
     assert {line.left_s for line in said} == {None}
 
 

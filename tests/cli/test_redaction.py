@@ -35,7 +35,7 @@ from tests.cli.conftest import Gpudoctor
 from tests.facts.kernel_words import LOST, STAMPS
 from tests.planted_secrets import SECRETS
 
-# variable -> value: none of them is of a name that tells of a secret, and still nothing of it may be shown
+# variable -> value: no name hints at a secret, and still no value may be shown
 VARIABLES = {
     "NCCL_COMM_ID": "hopper99:29400",
     "NCCL_OF_A_SITE": "amelies-key-77",

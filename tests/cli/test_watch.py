@@ -205,7 +205,7 @@ def test_what_only_the_screen_needs_is_not_imported() -> None:
 
 
 class Read(BytesIO):
-    """A reader that goes away after so many lines."""
+    """A reader that closes the pipe after this many lines."""
 
     def __init__(self, count: int) -> None:
         super().__init__()
@@ -223,9 +223,9 @@ class Read(BytesIO):
 
 @pytest.fixture
 def live(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., list[Opening | Tick]]]:
-    """The first lines of this machine with a fake driver; every process must be gone afterwards."""
+    """The first lines from this machine with a fake driver; every process must have exited afterwards."""
     root = make_root(tmp_path / "root")
-    # on a busy machine the child that calls the driver takes seconds to start, which would be told as silence
+    # on a busy machine the child that calls the driver takes seconds to start, which would be reported as silence
     patient = partial(DriverWatch, patience_s=60.0, call_deadline_s=60.0)
     monkeypatch.setattr("gpudoctor.facts.stream.driver.DriverWatch", patient)
 

@@ -1,4 +1,4 @@
-"""Reports of made-up nodes for the tests of fleets, made of the product's own in docs/examples/."""
+"""Reports of made-up nodes for the fleet tests, derived from the product's own in docs/examples/."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _example(name: str) -> str:
 
 
 def report(name: str, *, like: str = "gpu-01", at: str = "2025-11-03T21:00:00+00:00", figures: bool = False) -> Report:
-    """A report of a node that is not simulated; GPUs and run of its own, known by its name and the time.
+    """A report of a node that is not simulated; its GPU UUIDs and run id derive from its name and the time.
 
     `like` is the example that it is made of: gpu-01 is healthy, gpu-11 fails, gpu-12 fails and has unknowns.
     """
@@ -47,7 +47,7 @@ def write(path: Path, made: Report) -> Path:
 def fleet(
     folder: Path, count: int, change: Callable[[int, Report], None] | None = None, *, figures: bool = True
 ) -> Path:
-    """So many healthy nodes, node1 and on, whose figures differ a little; `change` gets each before it is written."""
+    """This many healthy nodes, from node1, whose figures differ a little; `change` gets each before it is written."""
     for number in range(1, count + 1):
         made = report(f"node{number}", figures=figures)
         if figures:

@@ -1,7 +1,7 @@
 """Emulated hosts: each has its own address, hostname and /etc/hosts, and all share this machine's files.
 
-Made of network, UTS and mount namespaces. The bridge between them lives in a namespace of its own, so that nothing
-appears on the real network, and names carry this process's id, so that two test runs do not clash.
+Made of network, UTS and mount namespaces. The bridge between them is in its own namespace, so that nothing appears on
+the real network, and names carry this process's id, so that two test runs do not clash.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _ENTER = 'mount --bind "$0" /etc/hosts && hostname "$1" && shift && exec "$@"'
 
 
 class EmulationError(Exception):
-    """This machine allows no emulated hosts; the text says why, and is the reason of a skip."""
+    """This machine allows no emulated hosts; the text is the reason of a skip."""
 
 
 class Hosts:
@@ -31,8 +31,8 @@ class Hosts:
         hosts.slow(3, "100mbit")
         hosts.run(1, ["ping", "-c1", "node3"])
 
-    On leaving, also by an exception, every process on the hosts is killed and every namespace removed.
-    Raises EmulationError where the machine does not let this user make hosts.
+    On leaving, also by an exception, every process on the hosts is killed and every namespace removed. Raises
+    EmulationError if the machine does not let this user make hosts.
     """
 
     def __init__(self, count: int = 4) -> None:
@@ -129,18 +129,18 @@ class Hosts:
         return subprocess.CompletedProcess(list(map(str, command)), process.returncode, out, err)
 
     def slow(self, i: int, rate: str) -> None:
-        """Limit what host `i` sends and receives to `rate`, as `100mbit`; till `mend`."""
+        """Limit host `i` to `rate` in both directions, e.g. `100mbit`, until `mend`."""
         self.mend(i)
         for space, device in self._ends(i):
             limit = ["tbf", "rate", rate, "burst", "128kb", "latency", "100ms"]
             _tool(["tc", "-n", space, "qdisc", "add", "dev", device, "root", *limit])
 
     def cut(self, i: int) -> None:
-        """Take host `i` off the network, as if its cable were pulled; till `mend`."""
+        """Take host `i` off the network until `mend`, as if its cable were pulled."""
         _tool(["ip", "-n", self._switch, "link", "set", f"p{i}", "down"])
 
     def mend(self, i: int) -> None:
-        """Give host `i` its whole link back."""
+        """Restore the full link of host `i`."""
         _tool(["ip", "-n", self._switch, "link", "set", f"p{i}", "up"])
         for space, device in self._ends(i):
             if "tbf" in _tool(["tc", "-n", space, "qdisc", "show", "dev", device, "root"]):
@@ -155,7 +155,7 @@ class Hosts:
                 continue
 
     def close(self) -> None:
-        """Kill what runs on the hosts and remove them; leaving the context does this, and twice does no harm."""
+        """Kill what runs on the hosts and remove them; leaving the context does this, and a second call is harmless."""
         for i in range(self.count + 1):
             if self._space(i) in self._made:
                 self.kill(i)

@@ -1,4 +1,4 @@
-"""Members of a made-up job: they speak the real protocol to a real hub, and answer as a test wants."""
+"""Members of a made-up job: they speak the real protocol to a real hub, with scripted answers."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class Puppet(threading.Thread):
                     line.send(Answered(asked.number, answer))
 
     def answer(self, order: Order) -> Answer | None:
-        """What it says; None: nothing, ever. To die it raises ConnectionAbortedError."""
+        """Its answer; None: never answer. To die it raises ConnectionAbortedError."""
         if isinstance(order, Ping):
             if self.clock_ahead_s is None:
                 return MemberFailure("no clock")
@@ -130,7 +130,7 @@ def examined(
     backend: Literal["auto", "nccl", "gloo"] = "gloo",
     silence_s: float = 10.0,
 ) -> ClusterReport:
-    """Lead these members through it all, and judge; `limit_s` is that of their own checks."""
+    """Lead these members through a whole examination, and judge; `limit_s` is that of their own checks."""
     hub = Hub(TOKEN, silence_s=silence_s)
     report = simulated_json()
     for puppet in puppets:
@@ -140,7 +140,7 @@ def examined(
     expected = len(puppets) if count is None else count
     plan = ClusterRunPlan(level, backend, expected, names, 30.0, limit_s, 30.0, 30.0, SLOW_SHARE, floor_gb_s, slack_s)
     exam = ClusterSession(hub, plan, lambda text: None, lambda name, hostname, text: None)
-    # who does not come is waited for as long as it takes the others
+    # a missing member is waited for as long as the others need
     exam.run(lambda: len(hub.members) >= len(puppets))
     hub.close()
     for puppet in puppets:
@@ -173,7 +173,7 @@ def four() -> list[Puppet]:
 
 
 def findings(report: ClusterReport, check: str, *statuses: Status) -> dict[str | None, Finding]:
-    """What is said under one id, by subject."""
+    """The findings with one id, by subject."""
     judged = next(c for c in report.checks if c.id == check)
     return {f.subject.name: f for f in judged.findings if f.status in (statuses or tuple(Status))}
 

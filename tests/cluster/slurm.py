@@ -18,7 +18,7 @@ HOOKS = ROOT / "contrib" / "slurm"
 
 
 def hooks_that_read(defaults: Path, into: Path) -> Path:
-    """The folder of the hooks, with another file in place of /etc/default/gpudoctor: they take its name from nobody."""
+    """The folder of the hooks, with their fixed path /etc/default/gpudoctor replaced by another file."""
     shutil.copytree(HOOKS, into)
     for hook in into.iterdir():
         hook.write_text(hook.read_text().replace("/etc/default/gpudoctor", str(defaults)))
@@ -49,7 +49,7 @@ echo "$SLURMD_NODENAME ${{SLURM_SCRIPT_CONTEXT:-none}} $*" >> {folder}/calls
 [ "$1" = check ] && set -- "$@" --node hgx-h100-8 $(sed 's/[^ ][^ ]*/--fault &/g' {folder}/faults/$SLURMD_NODENAME)
 exec {python} -m gpudoctor "$@"
 """
-# of contrib/slurm/slurm.conf, what cannot be so here
+# settings of contrib/slurm/slurm.conf that cannot apply here
 _HERE = {
     "Prolog": "{folder}/hooks/prolog",
     "Epilog": "{folder}/hooks/epilog",
@@ -89,19 +89,19 @@ def _ours(folder: Path) -> str:
     lines = [line for line in (HOOKS / "slurm.conf").read_text().splitlines() if line and not line.startswith("#")]
     settings = dict(line.split("=", 1) for line in lines)
     assert set(_HERE) < set(settings)
-    # the scheduler looks once a minute for jobs whose time has come: nobody is to wait so long here
+    # the scheduler looks for due jobs once a minute: too long a wait for a test
     settings["SchedulerParameters"] += ",sched_interval=1,bf_interval=1"
     return "\n".join(f"{key}={_HERE.get(key, value).format(folder=folder)}" for key, value in settings.items())
 
 
 class SlurmError(Exception):
-    """Slurm cannot be started here; the text says why."""
+    """Slurm cannot be started here; the text is the reason."""
 
 
 class Slurm:
-    """Slurm on `hosts`, its files in their folder; no hook acts till it is switched on.
+    """Slurm on `hosts`, its files in their folder; no hook acts until it is switched on.
 
-    Raises SlurmError where it is not installed or does not come up.
+    Raises SlurmError if it is not installed or does not come up.
     """
 
     def __init__(self, hosts: Hosts) -> None:
@@ -109,7 +109,7 @@ class Slurm:
         self.folder = hosts.folder / "slurm"
 
     def start(self) -> None:
-        """Start the daemons and wait till every node is idle."""
+        """Start the daemons and wait until every node is idle."""
         missing = [name for name in ("munged", "slurmctld", "slurmd", "srun") if shutil.which(name) is None]
         if missing:
             raise SlurmError(f"no {', '.join(missing)}: apt-get install slurmctld slurmd slurm-client munge")
@@ -143,7 +143,7 @@ class Slurm:
         }
 
     def wait(self, ready: Callable[[], object]) -> None:
-        """Ask till `ready` is true; raise TimeoutError after a minute."""
+        """Poll until `ready` is true; raise TimeoutError after a minute."""
         end_s = time.monotonic() + WAIT_S
         while not ready():
             if time.monotonic() > end_s:
@@ -172,22 +172,22 @@ class Slurm:
         (self.folder / "answer" / node).write_text(script)
 
     def log(self, node: str) -> str:
-        """What the hooks of `node` have said since `reset`."""
+        """The output of `node`'s hooks since `reset`."""
         file = self.folder / "state" / node / "log"
         return file.read_text() if file.exists() else ""
 
     def metrics(self, node: str, hook: str) -> str:
-        """What a hook of `node` has left for node_exporter; empty where it has not run since `reset`."""
+        """The metrics file that a hook of `node` left for node_exporter; empty if it has not run since `reset`."""
         file = self.folder / "state" / node / f"gpudoctor_slurm_{hook}.prom"
         return file.read_text() if file.exists() else ""
 
     def submit(self, *words: str) -> None:
-        """Submit a batch job: options, and last the command. `output` has what it prints."""
+        """Submit a batch job: options, and last the command. `output` returns what it prints."""
         *options, command = words
         self.run("sbatch", *options, f"--output={self.folder}/job.out", "--wrap", command).check_returncode()
 
     def output(self) -> str:
-        """What the job that was submitted has printed till now."""
+        """What the submitted job has printed so far."""
         file = self.folder / "job.out"
         return file.read_text() if file.exists() else ""
 
@@ -197,7 +197,7 @@ class Slurm:
         return file.read_text().splitlines() if file.exists() else []
 
     def last_health(self, node: str) -> str:
-        """What the health check of `node` left, less its time; empty where it has not run since `reset`."""
+        """What the health check of `node` left, without its time; empty if it has not run since `reset`."""
         file = self.folder / "state" / node / "healthcheck"
         return file.read_text().partition(" ")[2].strip() if file.exists() else ""
 

@@ -1,4 +1,4 @@
-"""The wire between the nodes of a job, with somebody on it: what he changes, repeats or leaves out is noticed."""
+"""A man in the middle between the nodes of a job: changed, repeated and dropped lines are noticed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Change = Callable[[bytes], bytes | None]
 
 
 class Relay(threading.Thread):
-    """Stands between a member and the hub; what each direction makes of a line (without its end) is sent on."""
+    """A man in the middle between a member and the hub: sends on what each direction's function makes of a line."""
 
     def __init__(self, hub_port: int, from_member: Change, from_hub: Change) -> None:
         super().__init__(daemon=True)
@@ -66,7 +66,7 @@ class Relay(threading.Thread):
 
 
 class Relayed(Puppet):
-    """A member whose way to the hub leads through somebody else."""
+    """A member whose connection to the hub goes through a man in the middle."""
 
     from_member: Change = staticmethod(lambda line: line)
     from_hub: Change = staticmethod(lambda line: line)
@@ -114,7 +114,7 @@ def test_a_result_that_is_changed_on_the_wire_is_no_result(change: Change) -> No
 
 
 def test_an_order_that_is_changed_on_the_wire_is_not_followed_and_the_hub_is_told() -> None:
-    """The node's own process, not a made-up one: it would check with a limit that somebody else chose."""
+    """The node's own process, not a made-up one: it would check with a limit chosen by an attacker."""
 
     class Ours(threading.Thread):
         said = ""
@@ -170,7 +170,9 @@ def test_a_member_does_not_serve_a_hub_that_does_not_know_the_token() -> None:
 
 
 def test_a_false_hub_that_speaks_slowly_does_not_hold_a_node(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A user of the first node sits on the port that the job's name gives, and sends a blank now and then, for ever."""
+    """A user of the first node occupies the port derived from the job's name, and sends a blank now and then,
+    endlessly.
+    """
     monkeypatch.setattr(member_module, "_TRY_S", 0.2)
     hung_up = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as door:
@@ -343,7 +345,7 @@ def test_a_crowd_that_holds_all_that_may_be_open_does_not_keep_a_member_out() ->
 
 
 def test_on_one_node_the_token_is_nobodys_guess() -> None:
-    """Every user of the node can read the job's number, and would come before the node's own process."""
+    """Every user of the node can read the job's number, and could connect before the node's own process."""
     place = JobPlacement("slurm", 0, 1, 0, "node1", "slurm/cluster/4711/0")
     tokens = {token_for(place, None, insecure=insecure) for insecure in (False, False, True)}
     assert len(tokens) == 3
@@ -402,7 +404,7 @@ def test_insecure_is_told_loudly() -> None:
     done = rank_of(OVER_A_NETWORK, "--insecure", "--json")
     assert done.stderr.splitlines()[0].startswith("gpudoctor: INSECURE: this job has no token"), done.stderr
     assert json.loads(done.stdout)["run"]["insecure"] is True
-    # only its own node came
+    # only its own node joined
     assert done.returncode == 3
 
 

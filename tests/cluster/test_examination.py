@@ -1,4 +1,4 @@
-"""What a check of many nodes says when nodes are silent, slow, wrong or set up badly; the members are made up."""
+"""Verdicts of a check of many nodes when nodes are silent, slow, wrong or set up badly; the members are made up."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from tests.cluster.puppets import TOKEN, Puppet, bad, examined, findings, four, 
 
 
 def rates(nodes: list[Puppet], slow: dict[frozenset[str], float | str]) -> None:
-    """Have pairs of these nodes reach 10 GB/s, and those in `slow` what it says; also when they are measured again."""
+    """Make all pairs of these nodes reach 10 GB/s, except those in `slow`; also when they are measured again."""
     told: dict[str, set[str]] = {}
 
     def of(puppet: Puppet, meet: JoinGroup) -> float | str:
         if meet.size > 2:
             return 5.0
-        # which two meet is not in the order: the other one is who has the same key
+        # the order does not name the peer: it is the other node with the same key
         partner = partner_of(puppet, meet)
         return slow.get(frozenset((puppet.hostname, partner)), 10.0)
 

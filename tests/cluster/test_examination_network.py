@@ -1,4 +1,4 @@
-"""What a check of many nodes says of how they find each other; the members are made up."""
+"""What a check of many nodes reports about how they reach each other; the members are made up."""
 
 from __future__ import annotations
 

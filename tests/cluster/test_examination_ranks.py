@@ -1,4 +1,4 @@
-"""What a job's report says of a node whose ranks broke while nodes were measured against each other."""
+"""What a job's report has on a node whose ranks failed while nodes were measured against each other."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_a_node_whose_ranks_break_between_pairs_is_unknown_and_no_link_of_its_pa
                 return MemberFailure("did not come back from all_reduce within 20 s", port=29501)
             return super().answer(order)
 
-    # in the first round the first meets the last
+    # in the first round the first is paired with the last
     report = examined([Partner("a", 0), *job("", "b", "c")[1:], Broken("d", 3)])
     assert bad(report) == {("cluster.pairs", "d", "unknown")}
     assert "ended by SIGKILL" in (findings(report, "cluster.pairs")["d"].reason or "")

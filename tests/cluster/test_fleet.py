@@ -1,4 +1,4 @@
-"""`cluster report`: what it says of a set of reports."""
+"""`cluster report`: its verdicts on a set of reports."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_the_examples_show_a_fault_of_every_sort(gpudoctor: Gpudoctor) -> None:
         ("NCCL", "gpu-09"),
         ("VBIOS", "gpu-06"),
     }
-    # that of gpu-11 is what its narrow link does, and no fault of its own
+    # gpu-11's failure follows from its narrow link, and is not a separate fault
     assert {outlier["node"] for outlier in found["outliers"]} == {"gpu-04", "gpu-11"}
     assert found["simulated"] == 12
     assert Path(found["reading"]["broken"][0]["place"]).name == "gpu-13.json"

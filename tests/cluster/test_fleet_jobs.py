@@ -1,4 +1,4 @@
-"""`cluster report` takes the diagnoses of failed jobs in: which node do jobs die by?"""
+"""`cluster report` reads the diagnoses of failed jobs: which node do jobs fail on?"""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def test_the_node_that_killed_three_jobs_fails_with_what_killed_them(nodes: Path
 @pytest.mark.parametrize(
     ("what", "confidence", "days_old", "verdict"),
     [
-        ("user_exception", "certain", 0.0, "pass"),  # the program's own fault
-        ("gpu_lost", "possible", 0.0, "pass"),  # nobody knows
+        ("user_exception", "certain", 0.0, "pass"),  # a fault of the program itself
+        ("gpu_lost", "possible", 0.0, "pass"),  # cause unknown
         ("gpu_lost", "certain", 8.0, "pass"),  # long ago
         ("host_oom", "certain", 0.0, "warn"),  # may be the program's: it ran three times here
         ("gpu_lost", "likely", 0.0, "fail"),

@@ -71,7 +71,7 @@ def test_slurm_reads_the_expression_as_the_same_names(names: list[str], tmp_path
     scontrol = shutil.which("scontrol")
     if scontrol is None:
         pytest.skip("no scontrol here (apt-get install slurm-client)")
-    config = tmp_path / "slurm.conf"  # it wants one, and asks no daemon
+    config = tmp_path / "slurm.conf"  # it needs one, and queries no daemon
     config.write_text("ClusterName=here\nSlurmctldHost=localhost\n")
     command = [scontrol, "show", "hostnames", hostlist(names)]
     environ = {**os.environ, "SLURM_CONF": str(config)}

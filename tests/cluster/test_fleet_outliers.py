@@ -146,6 +146,6 @@ def test_noise_names_nobody_and_a_quarter_less_is_named(count: int, spread: floa
         values[3] = 300.0
         hit += [bad.node for bad in spread_of(values, range(count), False, judged).bad] == [3]
     assert named == 0
-    # with few nodes and much noise there is no telling; that is the price of naming nobody
+    # few nodes and much noise allow no conclusion; that is the price of no false alarm
     assert hit == 300 or (count < 200 and spread > 0.002)
     assert hit > 250 or spread == 0.03 or count == 10

@@ -1,4 +1,4 @@
-"""The hub listens on every address of a node: whatever connects, and however it goes, costs the job nothing."""
+"""The hub listens on every address of a node: whatever connects, and however it disconnects, costs the job nothing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def hello(line: Line, hostname: str) -> None:
 
 
 def gathered(*comers: Callable[[socket.socket], None]) -> list[str]:
-    """The members after these came, one after the other, and then one of the job's own."""
+    """Connect these strangers one after the other, then a member of the job."""
     hub = Hub(TOKEN, silence_s=10.0)
     own = Puppet("ours")
     own.port = hub.port
@@ -46,7 +46,7 @@ def gathered(*comers: Callable[[socket.socket], None]) -> list[str]:
 
 
 def says(words: bytes) -> Callable[[socket.socket], None]:
-    """Says that instead of a Hello; it is back once the hub has hung up."""
+    """Sends this instead of a Hello; returns once the hub has hung up."""
 
     def say(connection: socket.socket) -> None:
         connection.recv(4096)

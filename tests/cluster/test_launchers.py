@@ -1,4 +1,4 @@
-"""The command lines that engines are started with, and what is said where they cannot be."""
+"""The command lines that start engines, and the error when they cannot be started."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def asked(*words: str) -> ClusterCheckRequest:
 
 @pytest.fixture(autouse=True)
 def every_program(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """All programs are installed; those that are asked something answer."""
+    """All programs are installed; those that are queried answer."""
     ran: list[list[str]] = []
 
     def run(argv: list[str], deadline_s: float) -> Completed:

@@ -1,4 +1,4 @@
-"""The process that leads a check of many nodes: what comes of it when its reports cannot go where they should."""
+"""The process that leads a check of many nodes, when its reports cannot be written."""
 
 from __future__ import annotations
 

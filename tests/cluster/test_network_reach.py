@@ -1,4 +1,4 @@
-"""How a node is reached: what the reader finds, and what it makes of settings that lead gloo nowhere."""
+"""How a node is reached: the reader's facts, and the verdict on settings that leave gloo without a route."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where each engine says that a process is, in the variables that it really sets."""
+"""Where a process is in its job, from the variables that each engine really sets."""
 
 from __future__ import annotations
 

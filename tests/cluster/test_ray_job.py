@@ -14,7 +14,7 @@ import pytest
 from gpudoctor.checks.core.finding import Status
 from gpudoctor.cluster.check.report import ClusterReport
 
-# the cluster lives in a process of its own: it starts 26, and warns of what pytest makes an error here
+# the cluster runs in a separate process: it starts 26, with warnings that pytest makes errors here
 _CLUSTER = """
 import sys
 from ray.cluster_utils import Cluster

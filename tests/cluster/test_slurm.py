@@ -1,4 +1,4 @@
-"""Under a real Slurm: whom the hooks in contrib/slurm drain, and `gpudoctor cluster check` in an allocation."""
+"""Under a real Slurm: which nodes the hooks in contrib/slurm drain, and `gpudoctor cluster check` in an allocation."""
 
 from __future__ import annotations
 
@@ -223,7 +223,7 @@ def test_without_an_allocation_srun_makes_one_and_nodes_that_do_not_exist_end_it
 
 
 def _let_a_round_pass(slurm: Slurm, *nodes: str) -> None:
-    """Wait till each node's health check has begun once more, so that what the last one did to the node is done."""
+    """Wait until each node's health check has started once more, so that the effects of the last one are complete."""
     before = {node: _checks_of(slurm, node) for node in nodes}
     slurm.wait(lambda: all(_checks_of(slurm, node) > count for node, count in before.items()))
 

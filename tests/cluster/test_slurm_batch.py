@@ -1,4 +1,4 @@
-"""contrib/slurm/check-nodes.sbatch without a Slurm: which nodes it says gave no report, and what it exits with."""
+"""contrib/slurm/check-nodes.sbatch without a Slurm: which nodes it lists as without a report, and its exit code."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _script(path: Path, text: str) -> None:
 
 
 def _job(bench: Path, *answering: str) -> subprocess.CompletedProcess[str]:
-    """The batch script, where srun gets a report of these nodes only."""
+    """The batch script, with an srun that gets a report of these nodes only."""
     later = [write(bench / "later" / f"{n}.json", report(n, at="2025-11-03T22:00:00+00:00")) for n in answering]
     _script(bench / "srun", "\n".join(f'cp {file} "$folder/"' for file in later))
     (bench / "defaults").write_text(f"GPUDOCTOR={bench}/gpudoctor\n")

@@ -43,7 +43,7 @@ _HOOK_OF = {"prolog.sh": "prolog", "epilog.sh": "epilog", "gpudoctor-healthcheck
 
 @dataclass
 class Bench:
-    """A node `n1`: the scripts, and a gpudoctor that answers as a test wants."""
+    """A node `n1`: the scripts, and a gpudoctor with scripted answers."""
 
     folder: Path
     hooks: Path
@@ -70,7 +70,7 @@ class Bench:
         return file.read_text().splitlines() if file.exists() else []
 
     def state(self, name: str) -> str:
-        """A file of the state folder; empty where there is none."""
+        """A file of the state folder; empty if there is none."""
         file = self.folder / "state" / name
         return file.read_text() if file.exists() else ""
 
@@ -101,7 +101,7 @@ def test_a_refusal_fails_prolog_and_epilog_and_never_the_health_check(bench: Ben
 def test_a_run_without_an_answer_is_seen_and_stops_no_job(bench: Bench, script: str, answer: str) -> None:
     bench.gpudoctor(answer)
     bench.run("prolog.sh")
-    for name in ("verdict.json", "undrain.json"):  # nor may anybody build on what was before
+    for name in ("verdict.json", "undrain.json"):  # nor may another user build on what was there before
         (bench.folder / "state" / name).write_text("{}")
 
     done = bench.run(script)
@@ -211,7 +211,7 @@ def test_a_child_that_hangs_in_the_driver_does_not_keep_the_answer(bench: Bench,
     os.mkfifo(pipe)
     bench.gpudoctor(f"exec 3< {pipe}; (read line <&3) & {_REFUSE}")
 
-    held = os.open(pipe, os.O_RDWR)  # the child waits until this is closed; nobody waits for the other to open it
+    held = os.open(pipe, os.O_RDWR)  # the child waits until this is closed, never on opening it
     try:
         done = subprocess.Popen(
             [bench.hooks / script],

@@ -1,4 +1,4 @@
-"""Text of fleets and jobs where there is little room: readable, and no name is cut."""
+"""Text of fleets and jobs on narrow terminals: readable, and no name is cut."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who meets whom, and who is named from what they measure."""
+"""Which nodes are paired, and which are named from the measurements."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_two_slow_nodes_and_a_slow_link_between_others_are_told_apart(
             rates[pair] = data.draw(_SLOW)
     link = (min(a, b), max(a, b))
     expected = Named((min(one, two), max(one, two)), (link,))
-    if count == 5:  # three are left beside the slow nodes: a pair of them leaves one partner that says otherwise
+    if count == 5:  # three are left beside the slow nodes: a pair of them leaves one partner with another result
         assert set(named(rates).nodes) >= {one, two}
         return
     assert named(rates) == expected

@@ -31,7 +31,7 @@ def report_of(text: str) -> ClusterReport:
 
 
 def named(report: ClusterReport, *statuses: Status) -> set[tuple[str, str | None]]:
-    """Who is named, and by what, with one of these statuses."""
+    """The named nodes, and the check that names them, for one of these statuses."""
     return {(check.id, finding.subject.name) for check in report.checks for finding in _with(check.findings, statuses)}
 
 
@@ -40,7 +40,7 @@ def _with(findings: Sequence[Finding], statuses: Sequence[Status]) -> list[Findi
 
 
 def words_of(report: ClusterReport, check: str, name: str) -> str:
-    """All that is said of one subject under one id."""
+    """All findings on one subject with one id."""
     found = next(c for c in report.checks if c.id == check)
     return msgspec.json.encode([f for f in found.findings if f.subject.name == name]).decode()
 
@@ -159,7 +159,7 @@ def test_a_host_that_is_cut_off_in_the_middle_is_named_and_nothing_is_left_runni
 
 
 def gpudoctors_on(hosts: Hosts, i: int) -> list[str]:
-    """The command lines that run on a host; nobody else starts anything there."""
+    """The command lines that run on a host; nothing else starts processes there."""
     pids = subprocess.run(
         ["ip", "netns", "pids", hosts.command(i, [])[1].rpartition("/")[2]], capture_output=True, text=True, check=True
     ).stdout.split()
@@ -177,7 +177,7 @@ def test_a_hostname_of_loopback_and_an_interface_that_is_not_there_are_told_and_
 ) -> None:
     table = hosts.folder / "debian-hosts"
     table.write_text("127.0.0.1 localhost\n127.0.1.1 node2\n10.77.0.1 node1\n")
-    # a bridge that every host with containers has, whose address leads each of them to itself
+    # the bridge of every host with containers, whose address leads each of them to itself
     hosts.run(1, ["sh", "-c", "ip link add docker0 type bridge && ip addr add 172.17.0.1/16 dev docker0"])
     hosts.run(1, ["ip", "link", "set", "docker0", "up"]).check_returncode()
     ranks = start_ranks(

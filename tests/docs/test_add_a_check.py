@@ -42,7 +42,7 @@ def run(folder: Path, *argv: str) -> subprocess.CompletedProcess[str]:
 
 
 def commands() -> list[list[str]]:
-    """What the page says to type, less `make lint`, which needs the whole project."""
+    """The commands of the page, less `make lint`, which needs the whole project."""
     block = PAGE.split("```console\n")[1].split("```")[0]
     lines = [line.removeprefix("$ ").split() for line in block.splitlines()]
     assert lines.pop() == ["make", "lint"]

@@ -15,7 +15,7 @@ PAGE = (DOCS / "architecture.md").read_text(encoding="utf-8")
 def test_every_file_that_the_page_names_is_there() -> None:
     named = set(re.findall(r"`((?:[\w]+/)*[\w]+\.(?:py|md|toml))`", PAGE)) | set(re.findall(r"`((?:\w+/)+)`", PAGE))
     assert len(named) > 40
-    # a file that stands behind another in one line may lie in that one's folder
+    # a file listed after another in one line may be in the first one's folder
     known = {path.name for path in PACKAGE.rglob("*")}
     missing = [
         name

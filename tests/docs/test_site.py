@@ -1,4 +1,4 @@
-"""The site builds without a warning, holds every page, and none of its links leads nowhere."""
+"""The site builds without a warning and has every page, and no link is dead."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _titles(entries: list[Any]) -> Iterator[str]:
 
 
 def test_the_navigation_shows_every_title(site: Path) -> None:
-    """A page that is called index.md is taken for the page of its section, and its own title is hidden."""
+    """mkdocs treats a page called index.md as the page of its section, and hides its own title."""
     text = (site / "index.html").read_text(encoding="utf-8")
     titles = list(_titles(yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]))
     assert "JSON schemas" in titles

@@ -84,7 +84,7 @@ def ibv_devinfo(ports: tuple[RdmaPort, ...]) -> str:
 
 
 def dkms_status(builds: tuple[DkmsBuild, ...], separator: str = "/") -> str:
-    """`dkms status`; before version 3 a comma stood where the slash stands now."""
+    """`dkms status`; before version 3 it had a comma in place of the slash."""
     name = "nvidia/" if separator == "/" else "nvidia, "
     return "".join(
         f"{name}{build.version}{f', {build.kernel}, x86_64' if build.kernel else ''}: {build.state}\n"

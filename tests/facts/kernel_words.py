@@ -87,12 +87,12 @@ WITH_USERS_WORDS = (
     "usb 1-1: Product: {path}",
     "EXT4-fs (loop0): mounted filesystem {path} r/w with ordered data mode",
     "overlayfs: failed to resolve '{path}': -2",
-    # the version that a program tells the driver by an ioctl on /dev/nvidiactl, which anybody may open
+    # the version that a program passes to the driver by an ioctl on /dev/nvidiactl, which any user may open
     "NVRM: API mismatch: the client has the version {path}, but\nNVRM: this kernel module has the version 570.158.01.",
 )
 OF_A_PROGRAM = "NVRM: Xid (PCI:0000:3b:00): 13, pid=4711, name={comm}, Graphics SM Warp Exception on (GPC 0)"
 
-# what stands before the first character of a message
+# the prefix before the first character of a message
 STAMPS = (
     *("", "[  123.456789] ", "[  123.456789][ T1234] ", "[  123.456789][    C0] ", "[Thu Nov 14 07:00:14 2024] "),
     *("[  +0.000316] ", "[  123.456789 <    0.000003>] ", "[Nov14 07:00] ", "2024-11-15T12:02:03,491363+00:00 "),

@@ -25,5 +25,5 @@ def collect(root: Path, node: Node, *faults: ScriptedFault, maker: str = "", **o
 
 
 def as_read(gpu: Gpu) -> Gpu:
-    """Without the bridges, which are not the driver's to tell."""
+    """Without the bridges, which the driver does not report."""
     return replace(gpu, pcie=replace(gpu.pcie, path=Gpu(0, "").pcie.path))

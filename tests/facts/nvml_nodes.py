@@ -32,7 +32,7 @@ ASKED_NOT = Missing("not asked: the link leads to a switch")
 
 
 def make_gpu(index: int, links: int = 18) -> Gpu:
-    """A switch-connected H100 whose every number is another, so that no leaf can stand for its neighbour."""
+    """A switch-connected H100 in which every number differs, so that no leaf can be mistaken for its neighbour."""
     return Gpu(
         index=index,
         bus_id=f"0000:{0x18 + index:02x}:00.0",
@@ -170,7 +170,7 @@ def make_root(folder: Path, version: str = "580.95.05") -> Path:
 
 
 class Heard:
-    """A listener that keeps what it hears, for tests in one process."""
+    """A listener that records its events, for tests in one process."""
 
     def __init__(self) -> None:
         self.drivers: list[Driver] = []

@@ -1,4 +1,4 @@
-"""Sources that mean harm or make no sense: numbers that cannot be, machines too large, names that are no text."""
+"""Malicious or absurd sources: impossible numbers, machines too large, names that are not text."""
 
 from __future__ import annotations
 

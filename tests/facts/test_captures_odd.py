@@ -1,4 +1,4 @@
-"""Dumps as they really arrive: coloured, wrapped in noise, of other line ends, mixed up; and words nobody expects."""
+"""Dumps as they really arrive: coloured, wrapped in noise, with other line ends, mixed up; and unexpected words."""
 
 from __future__ import annotations
 

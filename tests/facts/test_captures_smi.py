@@ -1,4 +1,4 @@
-"""nvidia-smi -q, XML and text: old and new names, and the words that stand for no value."""
+"""nvidia-smi -q, XML and text: old and new names, and the words that mean "no value"."""
 
 from __future__ import annotations
 
@@ -283,7 +283,7 @@ def test_a_handle_that_cannot_be_had_is_kept_as_the_drivers_error(captures: Path
     node = load_source(written(tmp_path, text + LOST + "\n")).node
     assert node.driver.handle_errors == (LOST,)
     assert node.driver.device_count == 3
-    # it has no index: the text tells none
+    # it has no index: the text has none
     assert [(gpu.index, gpu.bus_id) for gpu in node.gpus if "0000:05" in gpu.bus_id] == []
     xml = LOST + "\n" + (captures / "qx-l40s.xml").read_text()
     assert load_source(written(tmp_path, xml)).node.driver.handle_errors == (LOST,)

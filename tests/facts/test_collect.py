@@ -130,7 +130,7 @@ def test_a_stall_of_seconds_under_running_ranks_is_no_dead_driver(root: Path) ->
     assert (status_of("driver.responsive", node), status_of("gpu.lost", node)) == ("pass", "pass")
 
 
-# 1, 3, 8 and 30 s where a call has 10 s
+# 1, 3, 8 and 30 s if a call has 10 s
 @pytest.mark.parametrize(
     ("stall_s", "call_deadline_s", "answers"),
     [(0.2, 2.0, True), (0.6, 2.0, True), (1.6, 20.0, True), (30.0, 0.8, False)],
@@ -321,7 +321,7 @@ def test_no_time_at_all_leaves_failures_and_no_process(root: Path) -> None:
 
 
 def test_a_crash_names_the_call_and_the_gpu_that_it_came_from(root: Path) -> None:
-    # the others are kept busy in calls of their own, so that who was in a call is not who crashed
+    # the others are kept busy in their own calls, so that being in a call does not identify the GPU that crashed
     others = [ScriptedFault("nvmlDeviceGetMigMode", gpu=gpu, hang=True) for gpu in (0, 1, 3)]
     crash = ScriptedFault("nvmlDeviceGetComputeRunningProcesses_v3", gpu=2, crash=True)
     node = collect(root, make_node(4), crash, *others)
@@ -358,7 +358,7 @@ def test_a_collector_that_does_not_start_says_why(root: Path) -> None:
 
 
 def broken(path: str) -> FakeNvml:
-    """A driver whose answer is of a kind that the reader does not expect."""
+    """A driver that returns an unexpected type."""
     nvml = from_file(path)
     nvml.nvmlDeviceGetMigMode = lambda handle: 5 if handle.index == 1 else [0, 1]  # type: ignore[attr-defined]
     return nvml
@@ -375,7 +375,7 @@ def test_a_reader_that_breaks_leaves_failures_and_never_defaults(root: Path) -> 
 
 
 class Pausing:
-    """A driver that GPU 1 is busy beside: between two calls, for longer than a call may take."""
+    """A driver that is busy on GPU 1: between two calls, for longer than a call may take."""
 
     def __init__(self, nvml: FakeNvml) -> None:
         self._nvml = nvml

@@ -26,7 +26,7 @@ from tests.facts.nvml_nodes import make_node, make_root
 GPUDOCTOR = (sys.executable, "-m", "gpudoctor")
 QUICK = ("check", "--level", "quick", "--json")
 DRAW = "nvmlDeviceGetTemperature"
-# a driver library that says when it is loaded; that none of its functions is there is for nvmlInit to say
+# a driver library that reports when it is loaded; nvmlInit is what fails for its missing functions
 LOADED = """
 #include <fcntl.h>
 #include <stdlib.h>
@@ -233,7 +233,7 @@ def test_its_parent_may_be_killed(tmp_path: Path) -> None:
 
 @pytest.fixture
 def told(program: Program, tmp_path: Path) -> Callable[..., list[Any]]:
-    """told(code, faults...): the nodes that `read()` gave in a program whose driver is our fake."""
+    """told(code, faults...): the nodes that `read()` returned in a program whose driver is our fake."""
 
     def run(code: str, *faults: ScriptedFault) -> list[Any]:
         root = make_root(tmp_path / "root")
@@ -261,7 +261,7 @@ def test_one_that_was_ordered_to_read_another_root_is_not_taken(told: Callable[.
 
 
 def test_answers_that_came_before_anybody_listened_are_all_taken(told: Callable[..., list[Any]]) -> None:
-    # it has told all, and has ended, before it is taken
+    # it has sent everything, and has exited, before it is read
     ended = "os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)"
     [node] = told(f"import os; start_ahead(); order_ahead(Path(sys.argv[1]), sys.argv[2]); {ended}; read()")
     assert len(node["gpus"]) == 2

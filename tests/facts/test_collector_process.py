@@ -37,7 +37,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def garbled(path: str) -> FakeNvml:
-    """A driver that writes into a file that is not its own."""
+    """A driver that writes into a file descriptor that belongs to us."""
     order = json.loads(sys.argv[1])
     os.write(order["pipe"], b"NVRM: \xff\n")
     return from_file(path)
@@ -62,7 +62,7 @@ def test_a_collector_that_is_killed_or_garbled_is_a_failure_and_not_the_drivers(
 
 
 def dying(number: signal.Signals) -> Callable[[str], FakeNvml]:
-    """A driver in whose calls, where the script has a crash, the process dies by this signal."""
+    """A driver that kills the process with this signal in the calls in which the script has a crash."""
 
     def make(path: str) -> FakeNvml:
         def die(_: int) -> None:

@@ -1,4 +1,4 @@
-"""The table of deadlines: what it promises to those who wait."""
+"""The table of deadlines: its guarantees to callers."""
 
 from __future__ import annotations
 

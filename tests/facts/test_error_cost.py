@@ -28,7 +28,7 @@ from tests.facts.nvml_nodes import Heard, make_root
 CODES = (3, 4, 13, 15, 16, 18, 21, 25, 27, 999)
 STRUCK = 1
 HANDLE = "nvmlDeviceGetHandleByIndex"
-# of two GPUs: nobody knows which of them the answer is about
+# of two GPUs: it is unknown which of them the answer is about
 OF_PAIRS = ("nvmlDeviceGetTopologyCommonAncestor", "nvmlDeviceGetP2PStatus")
 CORE = (
     "nvmlDeviceGetName",
@@ -112,7 +112,7 @@ def calls(root: Path) -> list[tuple[str, int]]:
 
 
 def fields(root: Path) -> list[int]:
-    """Every field id that is asked of the struck GPU."""
+    """Every field id that is queried on the struck GPU."""
     asked: set[int] = set()
 
     class Recorder(Once):
@@ -136,7 +136,7 @@ def statuses(report: Report, gpu: int) -> set[tuple[str, Status]]:
 
 
 def passed_unread(node: Node, report: Report) -> Iterator[str]:
-    """The checks that pass the struck GPU without the fact that they are about, asked for in vain."""
+    """The checks that pass the struck GPU without their fact, although reading it failed."""
     struck = next((gpu for gpu in node.gpus if gpu.index == STRUCK), None)
     for leaf, check in ESSENTIAL.items():
         if struck is None or leaf.startswith(("driver", "environment", "host", "kernel", "network", "pairs", "pci.")):
@@ -147,7 +147,7 @@ def passed_unread(node: Node, report: Report) -> Iterator[str]:
 
 
 def problems(healthy: Report, node: Node, condemned: bool) -> dict[str, Any]:
-    """What of the rule does not hold; nothing where all of it does."""
+    """The parts of the rule that do not hold; empty if all of it holds."""
     report = judge(node)
     others = {gpu: statuses(report, gpu) ^ statuses(healthy, gpu) for gpu in range(4) if gpu != STRUCK}
     now, before = statuses(report, STRUCK), statuses(healthy, STRUCK)

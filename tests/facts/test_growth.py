@@ -1,4 +1,4 @@
-"""Two readings of one node, and what grew between them."""
+"""Two readings of one node, and the counters that grew between them."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def test_a_pod_is_called_as_its_node_where_its_manifest_says_so(
     monkeypatch.setenv("GPUDOCTOR_NODE_NAME", "gpu-node-7")
     write(tmp_path, {"/proc/sys/kernel/hostname": "node12"})
     assert read_host(Path("/")).hostname == node_name() == "gpu-node-7"
-    assert read_host(tmp_path).hostname == "node12"  # another machine's tree has its own name
+    assert read_host(tmp_path).hostname == "node12"  # another machine's tree has a different name
     monkeypatch.setenv("GPUDOCTOR_NODE_NAME", " ")
     assert read_host(Path("/")).hostname == node_name() == socket.gethostname()
 
@@ -205,7 +205,7 @@ def test_version_1_in_docker_the_group_name_is_the_hosts_but_the_mount_is_the_co
 @pytest.mark.parametrize("group", ["/", "/../../system.slice/x.scope"])
 def test_version_2_in_a_container_the_mount_point_is_its_own_group(tmp_path: Path, group: str) -> None:
     write(tmp_path, {"/proc/self/cgroup": f"0::{group}", "/sys/fs/cgroup/memory.max": str(8 << 30)})
-    write(tmp_path, {"/sys/memory.max": "4096"})  # where a careless join with ".." would look
+    write(tmp_path, {"/sys/memory.max": "4096"})  # the path that a careless join with ".." would read
     assert read_host(tmp_path).memory_limit_mib == 8192
 
 

@@ -132,7 +132,7 @@ def test_modules_that_are_loaded() -> None:
     node = read(text)
     assert (node.driver.module_loaded, node.network.peermem_loaded) == (True, True)
     assert read("nouveau              2306048  3\n").driver == Driver(nouveau_loaded=True)
-    # a list without it may be cut: nothing is told
+    # a list without it may be cut: nothing is concluded
     assert read("Module                  Size  Used by\nxfs 1540096 2\n") == Node()
 
 

@@ -1,4 +1,4 @@
-"""What the kernel log tells besides Xids: GPUs that do not start, links that limit, modules refused, the host's own."""
+"""Kernel log events besides Xids: GPUs that do not start, links that limit, refused modules, the host's own."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def host_of(*lines: str) -> list[tuple[str, str | None, int]]:
     return [(e.kind, e.device, e.count) for e in known(log_of(*lines).host_events) or ()]
 
 
-# --- where a message begins ---------------------------------------------------------------------
+# --- start of a message -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

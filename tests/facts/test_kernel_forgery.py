@@ -1,6 +1,6 @@
-"""A user of the machine puts the driver's words into the kernel log: no error is made of them, and none goes away.
+"""A user of the machine forges the driver's words in the kernel log: they become no error, and hide none.
 
-Each test stands for a node on which anybody may run a program of any name, and on which root runs gpudoctor.
+Each test models a node on which any user may run a program of any name, and on which root runs gpudoctor.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def test_a_gpu_lost_at_boot_is_one_record_of_three_lines(tmp_path: Path) -> None
 @given(form=st.sampled_from(WITH_USERS_WORDS), name=names, other=names, stamp=st.sampled_from(STAMPS[1:]))
 @settings(max_examples=300, deadline=None)
 def test_no_name_makes_an_error_in_a_dump(form: str, name: str, other: str, stamp: str) -> None:
-    # a line end in a name is a line of its own in some tools' text, which is said of such text
+    # a line end in a name starts a new line in some tools' text; such text gets an `unclear` event
     line = stamp + message(form, name, other).replace("\n", "\\x0a").replace("\r", "\\x0d")
     log = read_kernel_text(f"{stamp}Linux version 6.8\n{line}\n{stamp}{LOST}\n", "dmesg.txt")
     assert [item for item in told(log) if item[0] != "unclear"] == [("xid", 79)]
@@ -182,7 +182,7 @@ def test_behind_every_known_prefix_an_error_is_found(line: str, kind: str) -> No
 
 @pytest.mark.parametrize("line", [LOST, SWITCH, OFF_BUS, AER])
 def test_the_colours_of_dmesg_hide_no_error(line: str) -> None:
-    """`dmesg --color=always > dmesg.txt`: the subsystem has a colour of its own, amid the driver's words."""
+    """`dmesg --color=always > dmesg.txt`: the subsystem is coloured separately, in the middle of the driver's words."""
     subsystem, _, words = line.partition(": ")
     coloured = f"\x1b[32m[   12.500000] \x1b[0m\x1b[33m{subsystem}: \x1b[0m\x1b[31m{words}\x1b[0m"
     plain = parse_kernel_lines([f"[   12.500000] {line}"])

@@ -279,7 +279,7 @@ def test_no_text_breaks_the_parser(text: str) -> None:
         assert event.bus_id is None or event.bus_id.count(":") == 2
 
 
-# --- where the log comes from ------------------------------------------------------------------
+# --- sources of the log -------------------------------------------------------------------------
 
 KMSG = f"6,0,0,-;Linux version 6.8.0\n SUBSYSTEM=pci\n3,1,9000000,-;{LOST}\n"
 

@@ -1,4 +1,4 @@
-"""A driver that lies: what cannot be is a failed reading with its words, `unknown` to the checks, never a number."""
+"""A lying driver: an impossible value is a failed reading with its words, `unknown` to the checks, never a number."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def told(root: Path, *faults: ScriptedFault) -> Node:
-    """An 8-GPU node as this driver tells it, with bridges and host of the packaged one."""
+    """An 8-GPU node as this driver reports it, with bridges and host of the packaged one."""
     true = load_node("hgx-h100-8", {})
     driver, heard, _ = read(root, true, *faults)
     paths = {gpu.index: gpu.pcie.path for gpu in true.gpus}
@@ -61,7 +61,7 @@ def memory(**sizes: int) -> Any:
     return SimpleNamespace(**{"total": 85520809984, "reserved": 577765376, "used": 0, "free": 84943044608, **sizes})
 
 
-# the call (or field) that lies, what it says, the leaf, the check that wants the leaf
+# the call (or field) that lies, its answer, the leaf, the check that needs the leaf
 IMPOSSIBLE: list[tuple[ScriptedFault, str, str, str]] = [
     (ScriptedFault("nvmlDeviceGetTemperature", STRUCK, value=255), "thermal.gpu_c", "255", "gpu.temperature"),
     (
@@ -118,7 +118,7 @@ JUDGED_WITHOUT = ("pcie.width_max", "pcie.generation_max", "utilization.gpu_pct"
 def test_an_impossible_value_is_unknown_with_the_raw_reading(
     root: Path, lie: ScriptedFault, leaf: str, raw: str, check: str
 ) -> None:
-    # where a field lies an older getter tells the truth: it must be silent for the lie to be all there is
+    # if a field lies, an older getter may return the truth: it must be silent for the lie to be the only answer
     silent = ScriptedFault("nvmlDeviceGet*PowerLimit", STRUCK, value=2**32) if lie.field == 190 else None
     node = told(root, lie, *([silent] if silent else []))
     value = attrgetter(leaf)(struck(node))
@@ -210,7 +210,7 @@ def test_one_link_that_does_not_answer_is_unknown_and_the_others_are_not(root: P
     assert [isinstance(link.state, Missing) for link in links] == [False] * 17 + [True]
 
 
-# the same in facts and dumps that somebody else took
+# the same in facts and dumps from other sources
 LIES: list[tuple[str, Any]] = [
     ("thermal.gpu_c", 255),
     ("thermal.memory_c", 255),

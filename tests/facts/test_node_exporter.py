@@ -52,7 +52,7 @@ def test_the_exporters_of_the_machine_are_found_and_those_of_containers_are_not(
 
 
 def test_the_arguments_of_other_processes_are_not_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel keeps who reads them waiting while that process hangs in a driver."""
+    """The kernel blocks readers of its files while that process hangs in a driver."""
     process(tmp_path, 10, "python3", "python3")
     process(tmp_path, 11, "node_exporter", "node_exporter")
     read: list[str] = []

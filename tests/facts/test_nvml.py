@@ -1,4 +1,4 @@
-"""Reading GPUs through the driver: what comes out, and what one bad answer may cost."""
+"""Reading GPUs through the driver: the facts read, and what one bad answer may cost."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def comparable(gpu: Gpu, driver: str) -> Gpu:
-    """The GPU without what NVML does not tell: bridges, a switch's address, why a model lacks a thing."""
+    """The GPU without what NVML does not report: bridges, a switch's address, why a model lacks a part."""
     links = gpu.nvlinks
     if not isinstance(links, Missing):
         links = tuple(
@@ -167,7 +167,7 @@ def test_throttle_times_follow_the_renumbering_of_their_fields(driver: str, ids:
 
 @pytest.mark.parametrize("driver", ["535.247.01", "550.127.05", "570.172.08", "580.76.05"])
 def test_fields_that_are_power_smoothings_or_unsure_are_no_throttle_times(driver: str, root: Path) -> None:
-    """A B200 on driver 570 says that power smoothing is on (251) at privilege level 2 (252)."""
+    """A B200 on driver 570 reports that power smoothing is on (251) at privilege level 2 (252)."""
     faults = [ScriptedFault("nvmlDeviceGetFieldValues", field=field, value=field * 1000) for field in (251, 252, 253)]
     _, heard, _ = read(root, make_node(1, driver=driver), *faults)
     times = heard.gpus[0].throttle_times

@@ -1,4 +1,4 @@
-"""What the collector process says, and what can be seen of it when it says nothing."""
+"""The collector process's messages, and what can be seen of it when it sends none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Before the GPUs: the kernel module, nvmlInit and its failures; and beside them: who runs on a GPU."""
+"""Before the GPUs: the kernel module, nvmlInit and its failures; and besides: the processes on a GPU."""
 
 from __future__ import annotations
 

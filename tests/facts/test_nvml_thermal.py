@@ -1,4 +1,4 @@
-"""Temperatures and their limits, as drivers of different age tell them."""
+"""Temperatures and their limits, as drivers of different ages report them."""
 
 from __future__ import annotations
 

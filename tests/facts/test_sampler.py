@@ -36,7 +36,7 @@ from tests.conftest import ROOT
 from tests.facts.nvml_nodes import make_gpu, make_node, with_gpu
 
 pytestmark = pytest.mark.usefixtures("no_process_stays")
-PATIENT_S = 60.0  # what a test waits for another process on a busy machine
+PATIENT_S = 60.0  # how long a test waits for another process on a busy machine
 
 
 def named(node: Node) -> tuple[tuple[int, str], ...]:
@@ -44,7 +44,7 @@ def named(node: Node) -> tuple[tuple[int, str], ...]:
 
 
 def sample(nvml: FakeNvml, node: Node, ticks: int) -> tuple[list[Sample], list[float], list[SamplerLine]]:
-    """Sample in this process; what was said, the rests between ticks, and what was no sample."""
+    """Sample in this process; returns the messages, the pauses between ticks, and what was no sample."""
     rests: list[float] = []
     said: list[SamplerLine] = []
 
@@ -61,7 +61,7 @@ def of_gpu(samples: list[Sample], index: int) -> list[Sample]:
     return [s for s in samples if s.gpu == index]
 
 
-# what one GPU tells
+# the answers of one GPU
 
 
 def test_a_whole_sample_tells_every_reading_of_the_gpu() -> None:
@@ -363,13 +363,13 @@ def killed(path: str) -> FakeNvml:
 
 
 def garbled(path: str) -> FakeNvml:
-    """A driver that writes into a file that is not its own."""
+    """A driver that writes into a file descriptor that belongs to us."""
     os.write(json.loads(sys.argv[1])["out"], b"NVRM: \xff\n")
     return from_file(path)
 
 
 def meddling(path: str) -> FakeNvml:
-    """Something that writes what looks like a sample of a GPU that nobody asked for."""
+    """A process that writes what looks like a sample of a GPU that was not requested."""
     os.write(json.loads(sys.argv[1])["out"], b'{"sample":{"at_s":1.0,"gpu":99}}\n')
     return from_file(path)
 

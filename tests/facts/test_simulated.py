@@ -66,7 +66,7 @@ def test_a_node_survives_the_way_to_json_and_back(name: str) -> None:
 @pytest.mark.parametrize("name", node_names())
 def test_a_node_says_of_every_leaf_what_a_live_collection_would(name: str) -> None:
     allowed: tuple[str, ...] = (".source.", ".network.", ".software.", ".gpus[].nvlinks[].")
-    # what only captures tell
+    # only captures contain these
     allowed += (".driver.d", ".host.secure_boot", ".scheduler.", ".fabric_manager.", ".kernel_log.host_events")
     allowed += (".gpus[].pcie.path[].", ".gpus[].inforom_corrupted")
     left = {leaf for leaf in unread_leaves(load_node(name)) if not leaf.startswith(allowed)}
@@ -91,7 +91,7 @@ def test_names_of_gpus_are_distinct_and_in_bus_order(name: str) -> None:
 def test_every_gpu_that_the_driver_shows_is_on_the_pci_bus(name: str) -> None:
     node = load_node(name)
     assert isinstance(node.pci.nvidia_devices, tuple)
-    if name == "wsl2-1":  # whose GPU is behind a device of Microsoft's
+    if name == "wsl2-1":  # whose GPU is behind a Microsoft device
         assert node.pci.nvidia_devices == ()
         return
     assert {g.bus_id for g in node.gpus} <= {device.bus_id for device in node.pci.nvidia_devices}

@@ -1,4 +1,4 @@
-"""Versions of torch, CUDA and NCCL, told from files alone."""
+"""Versions of torch, CUDA and NCCL, read from files alone."""
 
 from __future__ import annotations
 

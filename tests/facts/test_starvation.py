@@ -61,7 +61,7 @@ def test_of_a_call_only_the_time_since_its_start_counts(machine: Machine) -> Non
     assert machine.starvation.since(start_s) == pytest.approx(0.5)
     machine.passes(2.0, t7=4_600_000_000)
     assert machine.starvation.since(start_s) == pytest.approx(0.6)
-    # it began between two looks: all that was lost there, but no more than the rest of that time
+    # it started between two looks: all of the time lost there counts, but no more than the rest of that interval
     assert machine.starvation.since(start_s - 1.0) == pytest.approx(1.6)
     assert machine.starvation.since(0.0) == pytest.approx(4.6)
 
@@ -82,7 +82,7 @@ def read(tmp_path: Path, deadline_s: float, *faults: ScriptedFault) -> Node:
 def test_a_call_that_waits_for_a_cpu_does_not_convict_the_driver(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # all of the time is lost: what cannot be told apart from a hang is no hang
+    # all of the time is lost: what cannot be distinguished from a hang is not reported as a hang
     monkeypatch.setattr(CpuStarvation, "_waited_s", lambda self: 1e9)
     node = read(tmp_path, 0.6, ScriptedFault("nvmlDeviceGetTemperature", gpu=1, hang=True))
     assert node.driver.unanswered == ()

@@ -78,7 +78,7 @@ def test_each_path_is_found_on_its_mount_with_its_class_and_room(root: Path) -> 
         ("/data sets/imagenet", ("--data",), False)
     ]
     assert ("HOME",) in [path.roles for path in system.paths]
-    # a cache that nobody has written yet: the folder above it is asked
+    # a cache that does not exist yet: the folder above it is examined
     assert [(path.path, path.is_mount, path.writable) for path in found["/layers"].paths] == [
         ("/layers/cache/hf", False, True)
     ]

@@ -63,7 +63,7 @@ def test_output_that_is_not_utf8_is_still_text() -> None:
 
 def test_a_command_that_does_not_end_is_a_failure_and_is_ended(tmp_path: Path) -> None:
     note = tmp_path / "pid"
-    # it says something first, ignores SIGTERM, and has a child in its group that holds the pipe
+    # it writes something first, ignores SIGTERM, and has a child in its group that holds the pipe open
     code = (
         "import os, signal, threading\n"
         "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
@@ -112,7 +112,7 @@ def test_a_signal_while_the_program_is_started_does_not_lose_it(monkeypatch: pyt
 
     def popen(*args: Any, **options: Any) -> subprocess.Popen[bytes]:
         begun.append(real(*args, **options))
-        os.kill(os.getpid(), signal.SIGHUP)  # where it would be raised out of Popen itself
+        os.kill(os.getpid(), signal.SIGHUP)  # would otherwise be raised inside Popen itself
         return begun[0]
 
     monkeypatch.setattr(subprocess, "Popen", popen)

@@ -37,7 +37,7 @@ def read(text: str | bytes) -> Node:
 
 
 def facts(text: str | bytes) -> Node:
-    """All but the source, and the lines of events as they were found, with what stood around them."""
+    """All but the source, and without the original lines around each event."""
     node = read(text)
     log = node.kernel_log
     events = tuple(replace(event, text="") for event in known(log.events) or ())

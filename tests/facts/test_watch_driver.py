@@ -1,4 +1,4 @@
-"""What `gpudoctor watch` asks of the driver: how much, and how often."""
+"""The driver calls of `gpudoctor watch`: how many, and how often."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def with_process(node: Node, index: int, *processes: GpuProcess) -> Node:
     return with_gpu(node, index, processes=processes)
 
 
-# what one GPU tells, and what that costs
+# the answers of one GPU, and what they cost
 
 
 def test_the_first_answer_tells_all() -> None:
@@ -216,7 +216,7 @@ def test_a_gpu_that_is_lost_leaves_the_ticks_and_the_others_stay() -> None:
 
 def test_a_gpu_that_gives_no_handle_is_asked_for_again_each_minute() -> None:
     node = make_node(2)
-    # asked of the system, not of a GPU: the first two are of the first answer
+    # calls on the system, not on a GPU: the first two belong to the first answer
     nvml = FakeNvml(node, (ScriptedFault("nvmlDeviceGetHandleByUUID", code=15),))
     watcher = Watcher(nvml, named(node))
     assert watcher.answer().gpus == ()

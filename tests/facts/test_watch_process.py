@@ -23,7 +23,7 @@ from tests.facts.nvml_nodes import make_node
 from tests.facts.test_watch_driver import named
 
 pytestmark = pytest.mark.usefixtures("no_process_stays")
-PATIENT_S = 60.0  # what a test waits for another process on a busy machine
+PATIENT_S = 60.0  # how long a test waits for another process on a busy machine
 
 
 Start = Callable[..., DriverWatch]
@@ -52,7 +52,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 
 def until_silent(watch: DriverWatch, why: str = "") -> Silence:
-    """The first silence whose words begin so: on a busy machine a process may be slow to start."""
+    """The first silence whose words start with this: on a busy machine a process may be slow to start."""
     limit_s = monotonic() + PATIENT_S
     while monotonic() < limit_s:
         silence = watch.read()[1]
@@ -178,7 +178,7 @@ def test_a_driver_that_does_not_start_is_asked_again_later_and_later(start: Star
     words: list[str] = []
     while len(words) < 4:
         why = until_silent(watch).why
-        # on a busy machine the child itself may come late, which is said too
+        # on a busy machine the child itself may come late, which is reported too
         if why not in words and "has not answered" not in why:
             words.append(why)
     assert words == [
@@ -200,7 +200,7 @@ def test_where_no_process_can_be_started_it_is_said_and_nothing_is_left_open(
 
 
 def garbled(path: str) -> FakeNvml:
-    """A driver that writes into a file that is not its own."""
+    """A driver that writes into a file descriptor that belongs to us."""
     import sys
 
     order = msgspec.json.decode(sys.argv[1], type=WatchOrder)
@@ -209,7 +209,7 @@ def garbled(path: str) -> FakeNvml:
 
 
 def garbled_and_answered(path: str) -> FakeNvml:
-    """As `garbled`, where the reader of the pipe comes late: what is no answer and an answer lie in it together."""
+    """As `garbled`, with a late reader of the pipe: garbage and an answer are in it together."""
     import sys
 
     order = msgspec.json.decode(sys.argv[1], type=WatchOrder)
@@ -238,7 +238,7 @@ def test_readers_that_cannot_be_ended_are_not_piled_up(start: Start, monkeypatch
 
     watch = start(ScriptedFault("nvmlDeviceGetTemperature", hang=True), call_deadline_s=0.2, start_deadline_s=PATIENT_S)
     end = driver_watch._Reader.end
-    # as if they sat in the kernel
+    # as if they were stuck in the kernel
     monkeypatch.setattr(driver_watch._Reader, "end", lambda reader: end(reader) and False)
     monkeypatch.setattr(driver_watch, "reap", lambda pid: None)
     while "stuck in the kernel" not in (silence := until_silent(watch)).why:

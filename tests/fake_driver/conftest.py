@@ -29,7 +29,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def environ(cache: Path) -> dict[str, str]:
-    """The environment of a user who has set nothing that matters here."""
+    """The environment of a user who has set none of the relevant variables."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("CUDA_", "NCCL_", "GPUDOCTOR_"))}
     kept.pop("CC", None)
     return {**kept, "XDG_CACHE_HOME": str(cache), "PYTHONPATH": str(ROOT)}

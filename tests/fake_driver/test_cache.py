@@ -1,4 +1,4 @@
-"""The cache of the fake driver where many users work: a library that another one could have put there never runs."""
+"""The cache of the fake driver on a shared machine: a library that another user could have put there never runs."""
 
 from __future__ import annotations
 

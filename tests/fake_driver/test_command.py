@@ -1,4 +1,4 @@
-"""The command: exit codes, signals, the cache, the compiler, and what is left behind."""
+"""The command: exit codes, signals, the cache, the compiler, and leftovers."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def test_a_program_can_answer_the_signal_itself(environ: dict[str, str]) -> None
 
 
 def test_a_parent_that_ignores_the_end_of_children_hides_no_exit_code(environ: dict[str, str]) -> None:
-    """It hands that down; then the kernel keeps no exit status and sends no SIGCHLD: the command waited for ever."""
+    """It is inherited; the kernel then keeps no exit status and sends no SIGCHLD: the command used to wait forever."""
     words = [*COMMAND, "--node", "t4-cloud-4", "--", "sh", "-c", "exit 5"]
     ignoring = ["bash", "-c", 'trap "" CHLD; exec "$@"', "bash", *words]
     assert subprocess.run(ignoring, env=environ, timeout=60, check=False).returncode == 5

@@ -1,4 +1,4 @@
-"""An older package `pynvml`, a folder, stands before nvidia-ml-py's pynvml.py: the driver is read by the right one."""
+"""An older package `pynvml`, a folder, shadows nvidia-ml-py's pynvml.py: the driver is read by the right one."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_the_node_is_read_as_without_it_and_the_folder_is_named_once(run: Run, l
 
 
 def test_where_the_folder_is_all_there_is_its_bytes_are_text(run: Run, legacy: dict[str, str]) -> None:
-    """nvidia-ml-py was removed by force: the older one still tells what it can."""
+    """nvidia-ml-py was removed by force: the older one still reports what it can."""
     program = """
 import importlib.metadata as m
 def gone(name):

@@ -1,4 +1,4 @@
-"""The library itself: what pynvml hears of faults, MIG, old drivers, and hostile facts."""
+"""The library itself: what pynvml gets for faults, MIG, old drivers, and hostile facts."""
 
 from __future__ import annotations
 

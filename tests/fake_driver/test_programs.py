@@ -1,4 +1,4 @@
-"""nvitop, gpustat and gpudoctor's own reader see the node that is played, each through its own calls."""
+"""nvitop, gpustat and gpudoctor's own reader see the simulated node, each through its own calls."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_nvitop_shows_what_the_node_file_says(run: Run, name: str) -> None:
     node = load_node(name, {})
     assert (driver, cuda) == (node.driver.library_version, node.driver.cuda_version)
     assert shown == [as_nvitop_says(gpu) for gpu in sorted(node.gpus, key=lambda gpu: gpu.index)]
-    # nothing that nvitop asked for is unknown to the library
+    # every function that nvitop called is known to the library
     assert "FunctionNotFound" not in done.stderr
 
 
@@ -149,7 +149,7 @@ def test_our_own_reader_gives_back_the_node_file(run: Run, name: str) -> None:
     assert read.driver.module_version == node.driver.module_version
     assert (read.pci, read.kernel_log, read.host) == (node.pci, node.kernel_log, node.host)
     assert isinstance(read.driver.calls, int)
-    assert read.driver.calls > len(node.gpus) * 20  # the driver was asked
+    assert read.driver.calls > len(node.gpus) * 20  # the driver was called
 
 
 def statuses(report: dict[str, Any]) -> dict[str, str]:

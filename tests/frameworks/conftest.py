@@ -12,7 +12,7 @@ LIBRARIES = ("torch", "deepspeed", "tensorflow")
 
 @pytest.fixture(scope="session", autouse=True)
 def libraries() -> None:
-    """Skip where the libraries are not to be expected; where they are, a missing one is a failure."""
+    """Skip if the libraries need not be installed; if they must be, a missing one is a failure."""
     missing = [name for name in LIBRARIES if importlib.util.find_spec(name) is None]
     if os.environ.get("GPUDOCTOR_FRAMEWORKS") == "1":
         assert not missing

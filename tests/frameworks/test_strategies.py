@@ -1,4 +1,4 @@
-"""DeepSpeed's and TensorFlow's strategies on real CPU ranks, through the door that a user takes."""
+"""DeepSpeed's and TensorFlow's strategies on real CPU ranks, started as a user does."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def statuses(report: dict[str, Any]) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def healthy(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    # four here and two where one drifts away: each start of the libraries takes seconds
+    # four here, and two when one diverges: each start of the libraries takes seconds
     return check(tmp_path_factory.mktemp("healthy"), "--ranks", "4", expected_code=0)
 
 
@@ -85,7 +85,7 @@ def test_every_replica_of_tensorflow_ends_with_the_weights_of_one_device(healthy
         for rank in run["ranks"]:
             assert rank["compared"] == tried["reference"]["parameters"] > 0
             assert rank["weights_error"] < 1e-5
-    # they learnt something: equal weights that nobody changed would be equal too
+    # they learnt something: weights that never changed would be equal too
     assert tried["reference"]["losses"][-1] < tried["reference"]["losses"][0]
 
 

@@ -1,4 +1,4 @@
-"""Says at the end how many inputs were tried."""
+"""Prints at the end how many inputs were tried."""
 
 from __future__ import annotations
 

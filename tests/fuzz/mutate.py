@@ -1,4 +1,4 @@
-"""Good inputs gone bad: cut, lines twice or swapped or lost, bytes flipped, garbage, numbers out of all bounds."""
+"""Good inputs made bad: cut, lines doubled or swapped or lost, bytes flipped, garbage, numbers out of all bounds."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ SHARES = {
     "redaction": 20,
 }
 RAN: Counter[str] = Counter()
-# the largest seed takes 0.1 s and 150 MiB; what is a hundred times as slow eats the machine
+# the largest seed takes 0.1 s and 150 MiB; a hundred times that would exhaust the machine
 SLOWEST_S, MOST_MIB = 20.0, 1024
 SLOWEST: dict[str, float] = {}
 _last: dict[str, float] = {}
@@ -52,7 +52,7 @@ _last: dict[str, float] = {}
 def fuzzed(parser: str, few: int = 25) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Settings of the test of one parser: `few` inputs, or its share of the long run.
 
-    Without a data base and a fixed seed in the normal suite, so that a run of it tells the same everywhere.
+    Without a data base and a fixed seed in the normal suite, so that its result is the same everywhere.
     """
     chosen = settings(
         max_examples=TOTAL * SHARES[parser] // 1000 if LONG else few,
@@ -66,7 +66,7 @@ def fuzzed(parser: str, few: int = 25) -> Callable[[Callable[..., Any]], Callabl
 
 
 def ran(parser: str) -> None:
-    """Count one input, at its begin; in the long run fail where the one before took too much of the machine."""
+    """Count one input when it starts; in the long run fail if the one before used too much time or memory."""
     RAN[parser] += 1
     now = monotonic()
     took_s = now - _last.get(parser, now)

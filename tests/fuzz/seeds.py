@@ -29,7 +29,7 @@ BROKEN = ("h100-nvl-2", "ecc-uncorrected@1")
 
 @cache
 def broken_node() -> Node:
-    """Two GPUs, small enough to try often; the second has what `BROKEN` says."""
+    """Two GPUs, small enough to try often; the second has the defects of `BROKEN`."""
     return apply_faults(load_node(BROKEN[0], {}), BROKEN[1:])
 
 
@@ -38,7 +38,7 @@ def dump(name: str) -> bytes:
 
 
 def captured(*names: str) -> tuple[bytes, ...]:
-    """Real dumps, where they are present; the normal suite does without them, so that it is the same everywhere."""
+    """Real dumps, if present; the normal suite does without them, so that it is the same everywhere."""
     folder = Path(os.environ.get("GPUDOCTOR_CAPTURES", ROOT.parent / "shared" / "captures"))
     return tuple((folder / name).read_bytes() for name in names if LONG and (folder / name).is_file())
 

@@ -1,9 +1,9 @@
 """No false pass: what is cut out of the capture of a broken node never makes it look whole.
 
-The claim, for formats that have an end or say how many GPUs they hold: where the whole input fails a check
-on a GPU, a part of it is refused; or it does not pass that check on that GPU; or, where the GPU is not in it
-any more, the report as a whole is no pass. Logs and lists without an end (dmesg, nvlink, lspci) can be cut
-between two lines without anybody being able to tell: they are not in this claim.
+The claim, for formats that have an end or state how many GPUs they hold: if the whole input fails a check on a GPU, a
+part of it is refused; or it does not pass that check on that GPU; or, if the GPU is not in it any more, the report as a
+whole is no pass. Logs and lists without an end (dmesg, nvlink, lspci) can be cut between two lines without a trace:
+they are not in this claim.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Whatever connects to the hub of a cluster check, and whatever it says, a member of the job is let in after it."""
+"""Whatever connects to the hub of a cluster check, and whatever it sends, a member of the job is let in after it."""
 
 from __future__ import annotations
 
@@ -86,6 +86,6 @@ def test_a_signed_line_that_was_changed_is_refused(message: msgspec.Struct, how:
 
 
 def _heard(line: Line, wanted: bytes) -> None:
-    """Take lines until one is refused, at the latest at the end; nothing but what was said may come before that."""
+    """Read lines until one is refused, at the latest at the end; only what was sent may come before that."""
     while True:
         assert line.one(30.0) == wanted

@@ -1,4 +1,4 @@
-"""Whatever comes, every parser answers with a value or with one line for the user, and every check with a finding."""
+"""Whatever the input, every parser returns a value or one line for the user, and every check a finding."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ LINKED = seeds.broken_node()
 
 
 def one_line(error: UserError, start: str = "") -> None:
-    """What a user is told: one line without control characters, beginning with the file where it has a name."""
+    """The error a user sees: one line without control characters, starting with the file's name if it has one."""
     said = str(error)
     assert said.isprintable()
     assert said.startswith(start)
 
 
 def judged(data: bytes) -> Report | None:
-    """The report on these bytes; None where they are refused, in one line for the user.
+    """The report on these bytes; None if they are refused, in one line for the user.
 
     A check that crashed would hide as `unknown`: here it is an error.
     """

@@ -28,7 +28,7 @@ def faulty(fault: str, node: str = "hgx-h100-8", gpu: int | None = None) -> soak
 
 
 def with_check(id: str, says: Finding) -> tuple[Check, ...]:
-    """The registry, in which that check has gone blind and always says this."""
+    """The registry with that check replaced by one that always has this status."""
 
     def blind(case: Case) -> Iterator[Finding]:
         yield says

@@ -28,7 +28,7 @@ _RESOURCES = {
 
 
 def node(name: str, problem: str | None, *taints: str) -> dict[str, Any]:
-    """A GPU node with the condition GpuProblem in this state (None: nobody has set it), and NoSchedule taints."""
+    """A GPU node with the condition GpuProblem in this state (None: not set), and NoSchedule taints."""
     conditions = [{"type": "Ready", "status": "True"}]
     conditions += [{"type": "GpuProblem", "status": problem}] if problem else []
     return {

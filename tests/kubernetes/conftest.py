@@ -1,4 +1,4 @@
-"""Kubernetes' own schemas, with which objects and pods are validated."""
+"""Kubernetes' own schemas, which validate objects and pods."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ def _kubectl() -> None:
 
 
 def _round(tmp_path: Path, nodes: list[dict[str, Any]], most: str = "25") -> tuple[dict[str, list[str]], str]:
-    """The taints of each node after one run of the script, and what it said."""
+    """The taints of each node after one run of the script, and its output."""
     config = tmp_path / "kubeconfig"
     environ = {**os.environ, "KUBECONFIG": str(config), "MAX_PERCENT": most, "HOME": str(tmp_path)}
     script = script_of(the("CronJob/gpudoctor-taint"), "taint")

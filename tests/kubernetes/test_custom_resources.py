@@ -62,7 +62,7 @@ def test_the_job_in_the_jobset_is_valid(schemas: Any) -> None:
 
 
 def test_as_many_pods_come_as_nodes_are_waited_for() -> None:
-    """What the operators tell each pod: as the sources of their controllers have it."""
+    """What the operators set in each pod, according to the sources of their controllers."""
     pytorch = the("PyTorchJob/gpudoctor-nodes").data["spec"]["pytorchReplicaSpecs"]
     volcano = the("Job/gpudoctor-nodes", "examples/volcano-job.yaml").data["spec"]
     tasks = {task["name"]: task["replicas"] for task in volcano["tasks"]}

@@ -1,4 +1,4 @@
-"""contrib/kubernetes: what an API server would accept, and what the scripts inside do."""
+"""contrib/kubernetes: whether an API server would accept it, and what its scripts do."""
 
 from __future__ import annotations
 

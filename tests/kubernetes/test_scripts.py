@@ -201,7 +201,7 @@ def _script(path: Path, text: str) -> None:
 
 
 def test_the_agent_keeps_its_state_in_a_volume_that_every_user_may_write_to(tmp_path: Path) -> None:
-    """Kubernetes makes an emptyDir so, and the agent wants a folder of its own."""
+    """Kubernetes creates an emptyDir this way, and the agent requires a private folder."""
     (tmp_path / "state").mkdir()
     (tmp_path / "state").chmod(0o777)
     (tmp_path / "token").mkdir()
@@ -230,7 +230,7 @@ def test_the_pods_between_nodes_give_one_report_by_the_nodes_names_also_of_a_bad
         "PYTHONPATH": str(ROOT),
         "HOME": str(tmp_path),
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(os.getpid()),  # tells this job from those of other tests
+        "MASTER_PORT": str(os.getpid()),  # distinguishes this job from those of other tests
         "GPUDOCTOR_CLUSTER_TOKEN": "0123456789abcdef",
     }
     pods = [

@@ -1,1 +1,1 @@
-"""What is handed out: wheel, sdist, single file, Debian package, manual pages; and the workflow of a release."""
+"""What is released: wheel, sdist, single file, Debian package, manual pages; and the workflow of a release."""

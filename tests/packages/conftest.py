@@ -1,4 +1,4 @@
-"""What `make packages` has built: tests that install it run with `make test-packages` only."""
+"""The output of `make packages`: tests that install it run with `make test-packages` only."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DEB_ARCHITECTURE = {"x86_64": "amd64", "aarch64": "arm64"}
 
 @pytest.fixture(scope="session")
 def built() -> Callable[[str], Path]:
-    """A file of dist/ by its name, in which {machine} and {deb} are this processor; skips unless asked for."""
+    """A file of dist/ by its name, in which {machine} and {deb} are this processor; skips unless requested."""
     if os.environ.get("GPUDOCTOR_PACKAGES") != "1":
         pytest.skip("takes a minute, and what was built before: make packages test-packages")
 

@@ -1,4 +1,4 @@
-"""The files of the project, without what is made from them."""
+"""The files of the project, without generated ones."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def files_of_the_project(folder: str = ".") -> list[Path]:
-    """All that git tracks or would track below a folder; skips the test where git does not know."""
+    """All files that git tracks or would track below a folder; skips the test if git cannot list them."""
     argv = ["git", "ls-files", "--cached", "--others", "--exclude-standard", folder]
     try:
         listed = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=True).stdout

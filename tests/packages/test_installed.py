@@ -59,7 +59,7 @@ def test_the_lines_for_nodes_without_internet_work_without_it(tmp_path: Path) ->
 
 
 class SingleFile:
-    """The single file, copied where anybody may read it, run in an all but empty environment."""
+    """The single file, copied to a place readable by all users, run in an almost empty environment."""
 
     def __init__(self, file: Path, folder: Path) -> None:
         self.file = Path(shutil.copy(file, folder / "gpudoctor"))
@@ -140,7 +140,7 @@ def test_the_single_file_runs_in_the_python_that_starts_it_and_finds_its_torch(s
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be a user who may write nowhere")
 def test_the_single_file_needs_no_home(single_file: SingleFile) -> None:
-    """Not below the folder of pytest's own, which every run of it closes to others again."""
+    """Not below pytest's own folder, which every pytest run closes to other users again."""
     with tempfile.TemporaryDirectory(prefix="gpudoctor-") as name:
         folder, temporary = Path(name), Path(name) / "temporary"
         folder.chmod(0o755)

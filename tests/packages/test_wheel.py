@@ -1,4 +1,4 @@
-"""What the wheel and the sdist hold."""
+"""The contents of the wheel and the sdist."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.packages.project_files import ROOT, files_of_the_project
 
 
 def build(kind: str, source: Path, folder: Path) -> Path:
-    """What hatchling makes of a tree, as `make dist` has it."""
+    """What hatchling builds from a tree, as in `make dist`."""
     argv = [sys.executable, "-m", "hatchling", "build", "--target", kind, "--directory", str(folder)]
     subprocess.run(argv, cwd=source, check=True, capture_output=True)
     (built,) = folder.iterdir()

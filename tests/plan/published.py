@@ -16,7 +16,7 @@ from gpudoctor.units import GIB
 
 
 class Source(NamedTuple):
-    """A page that anybody can open; `key` is its link's name in docs/plan.md."""
+    """A public page; `key` is its link's name in docs/plan.md."""
 
     key: str
     title: str
@@ -41,7 +41,7 @@ BUBBLE = Source("bubble", "Zero Bubble Pipeline Parallelism", "https://arxiv.org
 THUNDER_13B = Source("thunder-474", "lightning-thunder issue 474", f"{_THUNDER}/issues/474")
 THUNDER_DDP = Source("thunder-1426", "lightning-thunder issue 1426", f"{_THUNDER}/issues/1426")
 THUNDER_AC = Source("thunder-1261", "lightning-thunder pull request 1261", f"{_THUNDER}/pull/1261")
-# where in the source the figure stands
+# where in the source the figure is
 WHERE = {
     "bubble": "tables 3 and 4, 1F1B",
     "thunder-474": "comment of 2024-06-11, inductor",

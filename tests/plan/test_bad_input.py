@@ -1,4 +1,4 @@
-"""What makes no sense is one line, with the nearest that would work, and exit code 2."""
+"""Absurd input is one line, with the nearest that would work, and exit code 2."""
 
 from __future__ import annotations
 

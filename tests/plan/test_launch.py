@@ -18,7 +18,7 @@ def planned(gpudoctor: Gpudoctor, argv: str) -> Any:
 
 
 def options_of(command: str) -> list[str]:
-    """What stands behind pretrain_gpt.py, as a shell gives it to the program."""
+    """The arguments after pretrain_gpt.py, as a shell passes them to the program."""
     words = shlex.split(command.replace("\\\n", " "))
     return words[words.index("pretrain_gpt.py") + 1 :]
 
@@ -48,7 +48,7 @@ def test_megatrons_command_has_the_split_and_the_model(gpudoctor: Gpudoctor) -> 
     ):  # fmt: skip
         assert given[given.index(option) + 1] == value
     assert {"--swiglu", "--disable-bias-linear", "--untie-embeddings-and-output-weights", "--bf16"} <= set(given)
-    assert given[-1] == "$@"  # what is the user's own
+    assert given[-1] == "$@"  # the user's own part
     assert all(option in launch["script"] for option in launch["code"])
 
 

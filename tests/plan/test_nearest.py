@@ -1,4 +1,4 @@
-"""What is called the nearest that works does work."""
+"""What is reported as the nearest that works does work."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ def test_a_gpu_beside_a_bridged_pair_has_no_nvlink_for_tensor_parallelism(gpudoc
 
 
 def without_topology(folder: Path, name: str) -> Path:
-    """A dump that says nothing of links between GPUs, as nvidia-smi -q alone."""
+    """A dump without links between GPUs, like nvidia-smi -q alone."""
     node = load_node(name, {})
     gone = Missing("not in this capture")
     gpus = tuple(msgspec.structs.replace(gpu, nvlinks=gone) for gpu in node.gpus)

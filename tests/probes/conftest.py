@@ -20,13 +20,13 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # Far more than a run needs, for the sake of a loaded machine; only runs that hang wait for a deadline.
 DEADLINE_S = 120.0
-# A rank that is ended obeys in 2 s; where the machine stalls it may take a multiple. One that is left stays for ever.
+# A rank that is ended exits within 2 s, or a multiple of that on a stalled machine. A leaked one stays forever.
 GONE_WITHIN_S = 60.0
 
 
 @pytest.fixture(autouse=True)
 def private_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the runs of this test make their private directories."""
+    """The directory in which the runs of this test make their private directories."""
     folder = tmp_path / "tmp"
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))

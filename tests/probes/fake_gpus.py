@@ -54,7 +54,7 @@ class FakeContext:
 
 
 class GpuRank(rank.Rank):
-    """A rank that believes to sit on a GPU of several, alone in its process; it keeps what it would send."""
+    """A rank that believes it is on one of several GPUs, alone in its process; it keeps what it would send."""
 
     def __init__(self, folder: Path, world_size: int = 1, number: int = 0) -> None:
         uuids = tuple(f"GPU-{n}" for n in range(world_size))

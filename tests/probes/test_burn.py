@@ -1,4 +1,4 @@
-"""The rounds of a burn: what is shown of them, and what must not be lost of them."""
+"""The rounds of a burn: what is shown of them, and what must not be lost."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def train(
 
 
 class Run:
-    """An Outcome that is told what two ranks do, at times that the test sets."""
+    """An Outcome fed with the reports of two ranks, at times that the test sets."""
 
     def __init__(self, folder: Path, duration_s: float | None = 600.0) -> None:
         self.now_s = 0.0
@@ -77,7 +77,7 @@ class Run:
             self.outcome.take(rank, Finished(probe))
 
     def round(self, number: int, at_s: float, **changed: tuple[messages.AnyMessage, ...]) -> None:
-        """A whole round that ends at `at_s`; in it `changed` stands for what two sound ranks would say."""
+        """A whole round that ends at `at_s`; `changed` replaces the reports of two sound ranks in it."""
         usual: dict[Probe, tuple[messages.AnyMessage, ...]] = {
             "collective": (collective(), collective()),
             "link": (link(0), link(1)),
@@ -222,7 +222,7 @@ def test_the_figures_shown_are_those_of_the_last_round_that_all_ranks_went_throu
     run.round(1, 20.0, compute=(compute(0, tflops=650), compute(1, tflops=650)))
     run.probe("collective", 2, collective(us=500.0), collective(us=500.0), at_s=25.0)
     run.outcome.take(0, Phase("link", "run link"))
-    run.outcome.take(0, link(0, h2d=1.0))  # rank 1 never says its own
+    run.outcome.take(0, link(0, h2d=1.0))  # rank 1 never sends its own
     found = run.measured
     assert [c.time_us for c in found.collectives] == [500.0]
     assert [h.h2d_alone_gb_s for h in found.host_links] == [50.0, 50.0]

@@ -16,7 +16,7 @@ from tests.probes.conftest import measure
 
 
 class FakeRank:
-    """Stands for a Rank in the loop of rounds: notes what it sends, and receives what rank 0 would decide."""
+    """Replaces a Rank in the loop of rounds: records what it sends, and receives what rank 0 would decide."""
 
     def __init__(self, duration_s: float | None, probes: tuple[Probe, ...], decisions: Iterator[int]) -> None:
         self.job = messages.RankJob("gloo", 1, probes, "", 10.0, duration_s=duration_s)
@@ -43,7 +43,7 @@ def _rounds(rank: FakeRank, clock: Callable[[], float], monkeypatch: pytest.Monk
 
 
 def test_rank_zero_decides_whether_there_is_another_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    """This rank's own clock never reaches the duration; what counts is what rank 0 says."""
+    """This rank's own clock never reaches the duration; only rank 0's decision counts."""
     rank = FakeRank(5.0, ("collective", "train"), iter([1, 1, 0]))
     told = _rounds(rank, lambda: 0.0, monkeypatch)
     assert told == ["collective", "train"] * 3
@@ -59,7 +59,7 @@ def test_a_rank_that_is_rank_zero_says_when_the_duration_is_over(monkeypatch: py
 
     rank = FakeRank(5.0, ("collective",), iter([1, 1, 0]))
     _rounds(rank, passing, monkeypatch)
-    assert rank.asked == [1, 0, 0]  # asked 2, 5 and 8 s after the beginning: 5 s are over at the second
+    assert rank.asked == [1, 0, 0]  # polled 2, 5 and 8 s after the start: 5 s have passed at the second
 
 
 @pytest.mark.parametrize(("duration_s", "probes"), [(None, ("train",)), (600.0, ())])

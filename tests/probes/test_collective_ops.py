@@ -1,4 +1,4 @@
-"""What verification sees: every operation in a world of threads, where what arrives can be spoilt."""
+"""What verification detects: every operation in a world of threads, in which received data can be corrupted."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Network:
 
 
 class FakeRank:
-    """As much of a rank as an operation asks for."""
+    """The parts of a rank that an operation uses."""
 
     world_size = WORLD
     device = torch.device("cpu")

@@ -210,7 +210,7 @@ def test_the_cpus_of_the_cgroup_are_counted(
 
 
 class GpuRank:
-    """What the way to the GPU asks of a rank, played by a CPU: it shows the steps, and no rate of a GPU."""
+    """What the copy to the GPU needs of a rank, played by a CPU: it shows the steps, not a GPU's rate."""
 
     number = 0
     device = torch.device("cpu")

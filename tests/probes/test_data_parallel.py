@@ -43,14 +43,14 @@ def test_a_rank_that_waits_for_data_parallel_makes_the_moves_of_the_one_that_tra
     ranks = [Moves(0), Moves(1)]
     for rank in ranks:
         strategy_dp.run_dp(cast(Any, rank), cast(Any, None))
-    # who has made fewest is taken for the one that hangs
+    # the rank with the fewest moves would be reported as the one that hangs
     assert ranks[0].made == ranks[1].made == ["barrier", "dp step"]
     reasons = [message.why.reason for message in ranks[0].left_out]
     assert reasons == ([] if visible == 2 else ["it wants all 2 GPUs in one process, and this one was given 1"])
 
 
 class CpuRank(Moves):
-    """What the bench asks of a rank, on a CPU: nobody to wait for."""
+    """What the bench needs of a rank, on a CPU: no device to wait for."""
 
     on_gpu = False
     device = torch.device("cpu")

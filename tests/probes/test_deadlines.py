@@ -34,7 +34,7 @@ def limits(plan: ProbePlan = EIGHT) -> Limits:
 
 
 def test_eight_ranks_may_read_torch_from_a_cold_network_disk_and_still_have_their_time() -> None:
-    """A first job on a node whose environment lies on NFS: 74 s, where 60 s used to be the end of it."""
+    """A first job on a node whose environment is on NFS: 74 s, where the limit used to be 60 s."""
     of = limits()
     assert of.at(0.0, "import", [])[0] > 74
     end, limit_s = of.at(74.0, "join", [])
@@ -93,7 +93,7 @@ def test_what_is_waited_for_is_said_of_the_ranks_that_are_behind(outcome: RunCol
 def test_a_slow_import_says_what_it_waits_for_and_is_no_problem(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """CPU ranks with a torch that comes only after somebody has been told that it is waited for."""
+    """CPU ranks whose torch only loads after the wait for it was reported."""
     told = tmp_path / "told"
     (tmp_path / "sitecustomize.py").write_text(
         "import os, sys, time\n"

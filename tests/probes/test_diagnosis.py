@@ -1,4 +1,4 @@
-"""Who is named when ranks hang, die or fail together."""
+"""Which ranks are named when ranks hang, die or fail together."""
 
 from __future__ import annotations
 

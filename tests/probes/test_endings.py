@@ -1,4 +1,4 @@
-"""However a run ends, nothing of it is left; and what it could not do it says."""
+"""However a run ends, it leaves nothing behind; and it reports what it could not do."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ run_probes(plan, deadline_s=120, probe_deadline_s=120, progress=lambda text: pri
 
 @pytest.fixture(autouse=True)
 def own_disks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Paths are asked for without a process, whatever is mounted on this machine."""
+    """Paths are examined without a process, whatever is mounted on this machine."""
     monkeypatch.setattr("gpudoctor.facts.system.path_status.may_hang", lambda *_: False)
 
 
 def _hung_run(folder: Path) -> tuple[subprocess.Popen[str], list[psutil.Process]]:
-    """A run in a process of its own, at the moment when its rank 1 hangs, and all of its children."""
+    """A run in a separate process, at the moment when its rank 1 hangs, and all of its children."""
     run = subprocess.Popen([sys.executable, "-c", _HUNG_RUN, str(folder)], stdout=subprocess.PIPE, text=True)
     assert run.stdout is not None
     for line in run.stdout:
@@ -117,13 +117,13 @@ def test_a_parent_that_is_killed_while_torch_loads_leaves_nothing(
 def test_a_parent_that_is_killed_as_soon_as_it_has_a_child_leaves_nothing(private_folders: Path) -> None:
     for _ in range(3):
         run = subprocess.Popen([sys.executable, "-c", _HUNG_RUN, str(private_folders)], stdout=subprocess.DEVNULL)
-        # the folder first: a process that asks for paths, where a mount may hang, comes and goes before it
+        # the folder first: a process that examines paths, in case a mount hangs, comes and goes before it
         while not (list(private_folders.iterdir()) and (children := psutil.Process(run.pid).children())):
             assert run.poll() is None
         run.kill()
         run.wait()
         assert psutil.wait_procs(children, timeout=GONE_WITHIN_S)[1] == []
-        while list(private_folders.iterdir()):  # the guardian is at it; for ever would be the end of this test
+        while list(private_folders.iterdir()):  # the guardian is at work; an endless wait would end this test
             assert _guardians(private_folders)
 
 
@@ -254,7 +254,7 @@ def test_settings_of_openmp_do_not_put_all_ranks_on_one_core(monkeypatch: pytest
     start: Any = subprocess.Popen
 
     def noted(*arguments: object, env: dict[str, str] | None = None, **options: object) -> object:
-        seen.update(env or {})  # one without its own asks after a mount of this machine
+        seen.update(env or {})  # a process without its own environment examines a mount of this machine
         return start(*arguments, env=env, **options)
 
     monkeypatch.setattr(subprocess, "Popen", noted)
@@ -273,7 +273,7 @@ def test_a_rank_that_sticks_in_nccl_dies_by_itself_whatever_the_user_has_set(mon
     start: Any = subprocess.Popen
 
     def no_process(*arguments: object, env: dict[str, str] | None = None, **options: object) -> object:
-        if env is None:  # it asks after a mount of this machine
+        if env is None:  # it examines a mount of this machine
             return start(*arguments, **options)
         seen.update(env)
         raise BlockingIOError(11, "Resource temporarily unavailable")

@@ -48,7 +48,7 @@ def own_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def _variables(engine: str, rank: int, ranks: int) -> dict[str, str]:
-    """What the engine sets in one of its processes; the job is told by this test's process."""
+    """The variables an engine sets in one of its processes; this test's process id identifies the job."""
     named = {name: value.format(rank=rank, ranks=ranks) for name, value in _ENGINES[engine].items()}
     unique = {"torchrun": "MASTER_PORT", "mpirun": "PMIX_NAMESPACE", "srun": "SLURM_JOB_ID"}[engine]
     return named | {unique: str(os.getpid())}
@@ -208,11 +208,11 @@ def test_a_second_gpudoctor_of_the_same_job_is_told_to_wait(monkeypatch: pytest.
         (_variables("srun", 1, 2), ("srun", 1, 2)),
         (_variables("srun", 1, 2) | _variables("mpirun", 0, 4), ("mpirun", 0, 4)),
         (_variables("srun", 0, 1) | _variables("torchrun", 5, 8), ("torchrun", 5, 8)),
-        # one process a node: it checks the whole node with ranks of its own
+        # one process per node: it checks the whole node with its own ranks
         (_variables("torchrun", 0, 1), None),
         (_variables("srun", 0, 1), None),
         (_variables("srun", 0, 2) | {"SLURM_NODEID": "1"}, None),
-        # left over in a shell: without torchrun nobody else was started
+        # left over in a shell: without torchrun no other process was started
         ({"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}, None),
         (_BATCH, None),
         (_BATCH | {"SLURM_STEP_ID": "4294967291", "SLURM_STEP_TASKS_PER_NODE": "2,1"}, None),

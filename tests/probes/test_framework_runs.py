@@ -1,4 +1,4 @@
-"""What is measured apart from the ranks: when, on what, and what is kept where it is cut short."""
+"""What is measured apart from the ranks: when, on what, and what remains if it is cut short."""
 
 from __future__ import annotations
 
@@ -225,7 +225,7 @@ def test_what_there_was_is_kept_where_a_signal_ends_it(
 
 
 def asked_of_cpu_ranks(monkeypatch: pytest.MonkeyPatch, check: str, *inject: str) -> Measurements:
-    """What `measure` brings for one check on CPU ranks, where no rank of a probe may be started."""
+    """What `measure` returns for one check on CPU ranks; starting a probe's ranks fails the test."""
     monkeypatch.setattr(launch, "run_probes", lambda *_, **__: pytest.fail("ranks of a probe were started"))
     [chosen] = [each for each in registry() if each.id == check]
     args = LoadRequest(backend="gloo", gpu=None, ranks=2, inject=inject, force=False)

@@ -1,4 +1,4 @@
-"""What frameworks see is asked in processes of their own, whatever these do."""
+"""What frameworks see is read in separate processes, whatever these do."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ STRANGER = 12345
 
 @contextmanager
 def stranger(act: Callable[[], object]) -> Iterator[None]:
-    """Another user who does something, holds what came of it, and is gone on leaving."""
+    """A process of another user that performs an action and keeps its result; it exits when the context does."""
     ready, tell = os.pipe()
     wait, leave = os.pipe()
     pid = os.fork()

@@ -1,4 +1,4 @@
-"""The order of a pipeline's work: played on a clock of our own, with transfers that wait for both sides."""
+"""The order of a pipeline's work: simulated on our own clock, with transfers that wait for both sides."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from tests.probes.conftest import DEADLINE_S
 
 
 class Clock:
-    """Seconds that pass when they are told to."""
+    """A clock that advances only when the test says so."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -71,7 +71,7 @@ def test_of_several_rounds_the_last_whole_one_counts_though_a_rank_is_ahead() ->
     for rank in (0, 1):
         begins(windows, clock, 1.0, rank, "train")
     ends(windows, clock, 2.0, 0, "train")
-    begins(windows, clock, 2.5, 0, "train")  # the next round, before the other rank was heard
+    begins(windows, clock, 2.5, 0, "train")  # the next round, before the other rank reported
     ends(windows, clock, 2.6, 1, "train")
     begins(windows, clock, 2.7, 1, "train")
     assert windows.spans(4.0) == {"train": (1.0, 2.6)}

@@ -1,4 +1,4 @@
-"""Reading real files past the page cache: what is measured, what is not taken for a disk, and what is left behind."""
+"""Reading real files past the page cache: what is measured, what does not count as a disk, and what is left behind."""
 
 from __future__ import annotations
 
@@ -276,7 +276,7 @@ def test_what_lies_on_a_file_system_that_is_not_known_is_never_called_cold(
 ) -> None:
     file = tmp_path / "file"
     file.write_bytes(bytes(MIB))
-    # a chroot whose root is no mount: it may lie on ZFS, whose cache no read tells
+    # a chroot whose root is no mount: it may be on ZFS, whose cache no read reveals
     monkeypatch.setattr("gpudoctor.probes.storage.cold.read_mounts", lambda: ())
     for found in (cold(None, "direct", True, []), cold(None, "dropped", None, [0.0]), may_stay_in_ram(str(file))):
         assert isinstance(found, Missing)
@@ -285,7 +285,7 @@ def test_what_lies_on_a_file_system_that_is_not_known_is_never_called_cold(
 
 @contextmanager
 def mounted(point: Path, *commands: list[str]) -> Iterator[None]:
-    """What these commands mount at a place; skips where one does not work."""
+    """What these commands mount at a path; skips if one of them fails."""
     point.mkdir()
     try:
         for command in commands:

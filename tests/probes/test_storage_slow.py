@@ -315,7 +315,7 @@ def _alike(ours: dict[str, float], theirs: dict[str, float]) -> bool:
 
 
 def of_fio(group: Path, file: Path, rw: str, block: str) -> float:
-    """The rate that fio tells, in GB/s."""
+    """The rate that fio reports, in GB/s."""
     told = in_group(
         group, "fio", "--name=r", f"--filename={file}", "--readonly", "--direct=1", "--ioengine=psync",
         f"--rw={rw}", f"--bs={block}", "--runtime=2", "--time_based", "--output-format=json",

@@ -180,7 +180,7 @@ def test_a_rank_that_dies_in_a_strategy_is_named_with_it() -> None:
     [problem] = found.problems
     assert (problem.probe, problem.kind, problem.rank) == ("strategy", "crash", 1)
     assert problem.phase == "zero1 step 6"
-    assert problem.waiting in ((0,), ())  # rank 0 may be told of it before it waits
+    assert problem.waiting in ((0,), ())  # rank 0 may get the error before it waits
     assert judged(found, "strategy.zero1").status is Status.UNKNOWN
 
 
@@ -272,7 +272,7 @@ RANKS = """
 
 
 def said(tmp_path: Path, sequence: str, patience_s: float = ENOUGH_S) -> list[list[dict[str, Any]]]:
-    """What each of two ranks said of these strategies; one that failed waits so long for the other."""
+    """The report of each of two ranks on these strategies; after a failure the other waits this long."""
     board = ProgressBoard(tmp_path / "board", 2)
     code = textwrap.dedent(RANKS).replace("SEQUENCE", sequence)
     outputs = two_ranks(code, tmp_path, str(patience_s), limit_s=ENOUGH_S)
@@ -287,7 +287,7 @@ def test_a_strategy_that_fails_is_told_and_the_next_one_runs(tmp_path: Path) -> 
         ("on_one", "failed"),
         ("not_offered", "unsupported"),
     ]
-    # no address of a connection that is gone, no file of torch's, and no good wishes
+    # no address of a closed connection, no file of torch's, and no friendly advice
     assert left_out[0]["why"]["missing"] == "rank 1: RuntimeError: Connection closed by peer"
     assert left_out[1]["why"]["missing"].endswith("cannot import name 'no_such_name' from 'torch.distributed'")
     for messages in (zero, one):
@@ -297,7 +297,7 @@ def test_a_strategy_that_fails_is_told_and_the_next_one_runs(tmp_path: Path) -> 
         assert sample["result"]["compared"] == 0
         assert len(sample["missing_weights"]) > 10
     assert "raised" not in {message["type"] for message in (*zero, *one)}
-    # who has made fewer moves would be taken for the one that hangs
+    # the rank with fewer moves would be reported as the one that hangs
     standings = [ProgressBoard(tmp_path / "board", 2).entry(number) for number in (0, 1)]
     assert standings[0].moves == standings[1].moves > 10
 
@@ -307,7 +307,7 @@ def test_a_rank_whose_others_wait_elsewhere_gives_up_with_its_own_error(tmp_path
     [raised] = [message for message in one if message["type"] == "raised"]
     assert raised["text"] == "gone astray"
     assert raised["waiting"] is False
-    # the other one was waiting for it, and lost it: no fault of its own, nor a reason of the strategy's
+    # the other one was waiting for it and lost it: neither its own fault nor the strategy's
     [lost] = [message for message in zero if message["type"] == "raised"]
     assert lost["waiting"] is True
     assert not [message for message in (*zero, *one) if message["type"] in ("StrategySample", "StrategyLeftOut")]

@@ -18,7 +18,7 @@ from gpudoctor.probes.runner.launch import ProbePlan, run_probes
 from gpudoctor.probes.runner.plan import parse_injection
 from tests.probes.conftest import measure, two_ranks
 
-# A dozen trains of four ranks, on machines where other tests have the cores too.
+# A dozen trains of four ranks, on machines on which other tests use the cores too.
 DEADLINE_S = 300.0
 ROUNDING = 1e-5
 
@@ -145,7 +145,7 @@ def test_eight_ranks_train_with_data_tensor_and_pipeline_parallelism() -> None:
     assert failures(found, "strategy.3d") == []
 
 
-# Where torch's own schedules do not run: both stages of a small model, by hand-written transfers, against the whole.
+# If torch's own schedules do not run: both stages of a small model, by hand-written transfers, against the whole.
 TWO_STAGES = """
 import sys, torch, torch.distributed as dist
 from gpudoctor.probes.strategies.pipeline_schedule import SCHEDULES, layers_of_stage

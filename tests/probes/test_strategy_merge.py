@@ -1,4 +1,4 @@
-"""What the ranks say of strategies, put together."""
+"""The ranks' reports on strategies, merged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What errors of torch, NCCL and CUDA are told as. The texts are those of the libraries."""
+"""How errors of torch, NCCL and CUDA are reported. The texts are those of the libraries."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_what_hardware_did_is_told_from_what_software_did(text: str, kind: str, 
 
 
 class _OneGpu(Rank):
-    """A rank that believes to be on a GPU and keeps what it would have sent."""
+    """A rank that believes it is on a GPU and keeps what it would have sent."""
 
     def __init__(self, folder: Path) -> None:
         job = RankJob("nccl", 1, ("train",), str(folder), 10.0, gpu_uuids=("GPU-aa",))

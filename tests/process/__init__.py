@@ -1,1 +1,1 @@
-"""How processes of our own are started."""
+"""How our own processes are started."""

@@ -27,7 +27,7 @@ def python(code: str) -> Child:
 
 @pytest.fixture
 def deaf() -> Iterator[Child]:
-    """A process that ignores SIGTERM, and has said so."""
+    """A process that ignores SIGTERM, and has reported so."""
     process = python(DEAF)
     assert LineReader(process.stdout).one(PATIENT_S) == b"deaf"
     yield process
@@ -36,7 +36,7 @@ def deaf() -> Iterator[Child]:
 
 
 class StuckProcess(RunningProcess):
-    """As if it sat in the kernel: no signal ends it."""
+    """As if it were stuck in the kernel: no signal ends it."""
 
     def __init__(self) -> None:
         self.pid = -1

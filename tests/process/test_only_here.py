@@ -15,7 +15,7 @@ OF_OS = {
 }
 OF_ANY = {"Popen", "prctl", "create_subprocess_exec", "create_subprocess_shell", "subprocess_exec", "subprocess_shell"}
 ALLOWED = {
-    ("exits.py", "os._exit"),  # a handler of signals, for whom nothing else has led anywhere: it may not flush
+    ("exits.py", "os._exit"),  # a signal handler, as its last resort: it may not flush
 }
 
 

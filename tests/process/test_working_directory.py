@@ -1,4 +1,4 @@
-"""A shared login node: root runs gpudoctor in /tmp, where somebody has put modules of his own. None of them is run."""
+"""A shared login node: root runs gpudoctor in /tmp, in which another user has put modules. None of them is run."""
 
 from __future__ import annotations
 
@@ -220,9 +220,9 @@ def test_of_an_empty_entry_in_pythonpath(pythonpath: str, attack: Attack) -> Non
 
 
 def test_of_python_m(attack: Attack) -> None:
-    """A torchrun line starts us by -m; that finds our package here by its own rules, and then nothing else."""
+    """torchrun starts us by -m: Python searches the working directory for our package, and then for nothing else."""
     shutil.rmtree(attack.here / "gpudoctor")
-    (attack.here / "runpy.py").unlink()  # until 3.11 Python looks here for it before we are asked
+    (attack.here / "runpy.py").unlink()  # until 3.11 Python looks here for it before our code runs
     done = attack.run("check", "--level", "quick", "--json", program=[sys.executable, "-m", "gpudoctor"])
     assert done.stdout.startswith("{")
 

@@ -17,7 +17,7 @@ from tests.prometheus.running import CONTRIB, Prometheus, running_node_exporter,
 
 
 class Site(NamedTuple):
-    """`written` is what `gpudoctor check` said on stderr when it wrote into the folder `textfiles`."""
+    """`written` is the stderr of `gpudoctor check` when it wrote into the folder `textfiles`."""
 
     prometheus: Prometheus
     agent: Agent
@@ -26,7 +26,7 @@ class Site(NamedTuple):
 
 
 def write_metrics(file: Path, *options: str) -> str:
-    """Check a simulated node as the timer does; give what was said on stderr."""
+    """Check a simulated node as the timer does; return its stderr."""
     command = [sys.executable, "-m", "gpudoctor", "check", "--level", "quick", "--format", "prometheus"]
     done = subprocess.run(
         [*command, "-o", str(file), *options],
@@ -60,7 +60,7 @@ def site(faulty: Agent, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Si
     textfiles = folder / "textfiles"
     textfiles.mkdir()
     rules = (CONTRIB / "gpudoctor.rules.yml").read_text(encoding="utf-8")
-    # nobody waits a quarter of an hour for a test
+    # a test cannot wait a quarter of an hour
     (folder / "rules.yml").write_text(rules.replace("for: 15m", "for: 0s").replace("interval: 5m", "interval: 1s"))
     with running_node_exporter(textfiles, folder / "node_exporter.log") as port:
         written = write_metrics(textfiles / "gpudoctor.prom", "--node", "rtx4090-4", "--fault", "pcie-width-x4@2")
@@ -73,7 +73,7 @@ def site(faulty: Agent, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Si
                     "job_name": "gpudoctor",
                     "static_configs": [
                         _target(faulty.port, "node7", "a"),
-                        _target(1, "node9", "a"),  # nobody listens there
+                        _target(1, "node9", "a"),  # no listener there
                     ],
                 },
                 {"job_name": "node", "static_configs": [_target(port, "node8", "b")]},

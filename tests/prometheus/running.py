@@ -31,7 +31,7 @@ def program(*names: str) -> str:
 
 
 def promtool(*words: str, text: str | None = None) -> tuple[int, str]:
-    """(exit code, all that it said)."""
+    """(exit code, all of its output)."""
     done = subprocess.run(
         [program("promtool"), *words],
         cwd=CONTRIB,
@@ -77,7 +77,7 @@ class Prometheus:
         ]
 
     def last_error(self, instance: str) -> str:
-        """What it could not read or understand of a target; "" if all of it."""
+        """What Prometheus could not read of a target; "" if it read all of it."""
         [target] = [t for t in self.get("targets")["activeTargets"] if t["labels"]["instance"] == instance]
         return str(target["lastError"])
 
@@ -101,7 +101,7 @@ def _running(command: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]
 
 @contextmanager
 def running_prometheus(folder: Path, config: dict[str, Any]) -> Iterator[Prometheus]:
-    """Prometheus with that configuration, once it answers; its data and its log lie in `folder`."""
+    """Prometheus with that configuration, once it answers; its data and its log are in `folder`."""
     port = free_port()
     (folder / "prometheus.yml").write_text(json.dumps(config))
     command = [

@@ -17,7 +17,7 @@ DASHBOARD = json.loads((CONTRIB / "gpudoctor.dashboard.json").read_text(encoding
 PANELS: list[dict[str, Any]] = DASHBOARD["panels"]
 VARIABLES = {variable["name"]: variable for variable in DASHBOARD["templating"]["list"]}
 QUERIES = [(panel["title"], target["expr"]) for panel in PANELS for target in panel["targets"]]
-# panels that are empty on nodes that have only begun, and of which no run hung
+# panels that are empty on nodes that have only just started, and on nodes without a hung run
 MAY_BE_EMPTY = {"Runs without a report"}
 # a line or a row for each node is too many of 500
 FOR_ALL_NODES = re.compile(r"^(sum|count|max|topk|quantile)\b")
@@ -49,7 +49,7 @@ def test_every_query_is_answered_for_all_nodes_and_for_one(site: Site, title: st
 
 
 def zeros(site: Site, query: str) -> list[dict[str, Any]]:
-    """What a query says if no node is chosen."""
+    """The result of a query if no node is chosen."""
     return site.prometheus.query(filled(query, "none", "none"))
 
 
@@ -136,7 +136,7 @@ def test_grafanas_own_model_of_a_dashboard_takes_all_of_it() -> None:
 
 
 def differences(ours: Any, known: Any, path: str = "") -> list[str]:
-    """Where something of ours is not known, or is read as something else."""
+    """The metrics of ours that are unknown, or read as something else."""
     if isinstance(ours, dict) and isinstance(known, dict):
         return [each for key in ours for each in differences(ours[key], known.get(key), f"{path}.{key}")]
     if isinstance(ours, list) and isinstance(known, list) and len(ours) == len(known):

@@ -21,7 +21,7 @@ def test_systemd_accepts_the_units(tmp_path: Path) -> None:
     units = []
     for unit in CONTRIB.glob("gpudoctor-*.*"):
         units.append(str(tmp_path / unit.name))
-        # where gpudoctor is installed is the reader's choice
+        # the reader chooses where gpudoctor is installed
         text = unit.read_text(encoding="utf-8").replace("/opt/gpudoctor/bin/gpudoctor", "/bin/true")
         Path(units[-1]).write_text(text, encoding="utf-8")
     assert len(units) == 3

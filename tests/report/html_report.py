@@ -16,7 +16,7 @@ _READINGS = {"utilization_pct": 98.0, "sm_mhz": 1980.0, "power_w": 640.0, "tempe
 
 
 def run_of(node: Node) -> Run:
-    """A run whose words are the same every time."""
+    """A run with the same text every time."""
     source = SourceSummary(node.source.kind, node.source.name, node.source.faults)
     return Run("3d8f3c1e", "2026-11-21T09:30:00+00:00", 41.2, "full", source, ("check", "--level", "full"))
 

@@ -1,4 +1,4 @@
-"""What the text report says of a burn."""
+"""The text report of a burn."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each format says the same as the report, in its readers' own language."""
+"""Each format has the same content as the report, in its readers' own terms."""
 
 from __future__ import annotations
 

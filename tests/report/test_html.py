@@ -1,4 +1,4 @@
-"""The report as a page: what a person reads in it, and that nothing in it can do anything."""
+"""The report as a page: what a person reads in it, and that it cannot execute anything."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ __all__ = ["gpudoctor"]  # the fixture
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "narrow-link.html"
 pytestmark = pytest.mark.usefixtures("pinned_checks")
-# every attribute that may stand in the page; none of them loads or runs anything
+# every attribute that may be in the page; none of them loads or runs anything
 ATTRIBUTES = {
     *("lang", "charset", "http-equiv", "content", "name", "class", "id", "open", "tabindex", "role", "scope"),
     *("aria-label", "viewbox", "x", "y", "x1", "x2", "y1", "y2", "width", "height", "cx", "cy", "r", "d", "points"),

@@ -46,7 +46,7 @@ def test_causes_are_worked_out_again_over_both() -> None:
     assert both.faults == broken.faults
     explained = {check.id: [f.explained_by for f in check.findings] for check in both.checks}
     assert explained == {check.id: [f.explained_by for f in check.findings] for check in broken.checks}
-    # and what explained them is no longer said once it is mended
+    # and failures explained by it are no longer reported once it is repaired
     mended = joined(broken, report_of("hgx-h100-8", words=("gpu", "driver")))
     assert not any(f.explained_by == "gpu.lost" for check in mended.checks for f in check.findings)
 

@@ -1,4 +1,4 @@
-"""The metrics of a report: few series, one metric a unit, and the old ones for who still asks for them."""
+"""The metrics of a report: few series, one metric a unit, and the old ones for those who still query them."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ def test_each_check_has_the_state_that_holds_on_each_gpu_and_no_other() -> None:
 
 @pytest.mark.parametrize("name", node_names())
 def test_the_series_of_a_node_grow_with_its_gpus_times_checks_and_no_faster(name: str) -> None:
-    """The bound that contrib/prometheus/README.md tells: what a node can cost, whatever is wrong with it."""
+    """The bound that contrib/prometheus/README.md gives: how many series a node can cost, whatever is wrong with it."""
     report = judge(load_node(name, {}))
     every = [(family.name, sample) for family in families(report) for sample in family.samples]
     subjects, checks = len(report.gpus) + 1, len(report.checks)  # each GPU, and the node
     parts = {labels["part"] for _, (labels, _) in every if labels.get("part")}
     of_checks = [name for name, _ in every if name.startswith("gpudoctor_check_")]
-    # a status, a number and its threshold for each; a part of a GPU (a link, a pair) has its own number
+    # a status, a number and its threshold for each; a part of a GPU (a link, a pair) has a separate number
     assert 0 < len(of_checks) <= 3 * checks * subjects + 2 * checks * len(parts)
     of_gpus = [name for name, _ in every if name == "gpudoctor_gpu_info"]
     assert len(of_gpus) == len(report.gpus)

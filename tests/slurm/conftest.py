@@ -1,4 +1,4 @@
-"""A node `n1` of a partition of four, and a scontrol that only says what it was asked."""
+"""A node `n1` of a partition of four, and a scontrol that only records its calls."""
 
 from __future__ import annotations
 
@@ -51,16 +51,16 @@ class Node:
         )
 
     def updates(self) -> list[str]:
-        """What scontrol was asked to change."""
+        """The changes requested of scontrol."""
         return [call for call in self.calls() if call.startswith("update")]
 
     def calls(self) -> list[str]:
-        """What scontrol was asked."""
+        """The queries to scontrol."""
         file = self.folder / "calls"
         return file.read_text().splitlines() if file.exists() else []
 
     def state(self, name: str) -> str:
-        """A file of the state folder; empty where there is none."""
+        """A file of the state folder; empty if there is none."""
         file = self.folder / "state" / name
         return file.read_text() if file.exists() else ""
 

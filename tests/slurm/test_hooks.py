@@ -118,7 +118,7 @@ def test_a_garbled_count_of_healthy_checks_starts_again(node: Node) -> None:
 
 
 def test_a_drain_that_came_during_a_health_check_is_not_taken_back_by_it(node: Node) -> None:
-    """An epilog drains for what the health check, which began before, has not seen."""
+    """An epilog drains for a fault that the health check, which started before, has not seen."""
     node.trial()
     node.settings["GPUDOCTOR_UNDRAIN_AFTER"] = "1"
     for before in (("IDLE", ""), ("IDLE+DRAIN", "gpudoctor: SIMULATED FAIL gpu.ecc GPU 1")):
@@ -180,7 +180,7 @@ def test_the_drain_names_the_failure_that_may_drain_and_not_the_worst_one(node: 
 
 
 def test_a_drain_ends_when_the_checks_that_drain_are_fine_again(node: Node) -> None:
-    """Another failure is still there, which never drained: it must not keep the node for ever."""
+    """Another failure is still there, which never drained: it must not keep the node drained forever."""
     node.trial("xid-79@3")
     node.settings |= {"GPUDOCTOR_DRAIN_CHECKS": "pcie.link-width", "GPUDOCTOR_UNDRAIN_AFTER": "1"}
     node.node("IDLE+DRAIN", "gpudoctor: SIMULATED FAIL pcie.link-width GPU 5")

@@ -48,7 +48,7 @@ class Machine:
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     machine = Machine(tmp_path)
     monkeypatch.setattr(kept_verdict, "since_boot_s", lambda: machine.now_s)
-    # pytest's folders belong to us, in /tmp: whether others could have written there has its own test
+    # pytest's folders belong to us, in /tmp: a separate test covers folders that others could write in
     monkeypatch.setattr(kept_verdict, "why_replaceable", lambda path: None)
     machine.keep()
     return machine

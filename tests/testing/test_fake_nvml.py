@@ -1,4 +1,4 @@
-"""The fake driver in pynvml's place: what a program that knows nothing of it sees."""
+"""The fake driver in pynvml's place, as seen by a program that knows nothing of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Facts -> fake driver -> our own reader -> the same facts; what no driver tells is listed here, with the reason."""
+"""Facts -> fake driver -> our own reader -> the same facts; what no driver reports is listed here, with the reason."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NOT_TOLD = {
     "gpu.throttle_times.hw_power_brake_us": "counted since driver 575",
     "gpu.utilization.gpu_pct": "one call tells both rates or none, and GB10 has no memory rate",
 }
-# Missing in the facts, and there when they come back: a capture may leave out what a driver always tells
+# Missing in the facts, and present when they come back: a capture may leave out what a driver always reports
 ALWAYS_TOLD = {
     "driver.init_code": "without a kernel module our reader knows nvmlInit's answer (9) and does not ask",
     "pair.nvlinks": "counted from the links of both GPUs",
@@ -42,7 +42,7 @@ ABSENT = ("missing", "unsupported")
 
 
 def leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Dotted path and value of every leaf. Of a Missing the kind counts; for absent a driver says "unsupported"."""
+    """Dotted path and value of every leaf. Of a Missing the kind counts; for absent a driver returns "unsupported"."""
     if isinstance(value, Missing):
         yield path, ("missing", "unsupported" if value.kind == "absent" else value.kind)
     elif isinstance(value, msgspec.Struct):
@@ -101,7 +101,7 @@ def changed(node: Node, root: Path) -> set[str]:
             gone = after[name] == ABSENT if path in NOT_TOLD else path in ALWAYS_TOLD and before[name] == ABSENT
             assert gone, f"{name}: {before[name]} came back as {after[name]}"
             paths.add(path)
-    # what is not told depends on more than the leaf's name
+    # unreported leaves depend on more than the leaf's name
     if version_numbers(node.driver.library_version) >= (575,):
         assert not any("throttle_times" in path for path in paths)
     for gpu, read in zip(sorted(node.gpus, key=lambda gpu: gpu.index), back.gpus, strict=True):

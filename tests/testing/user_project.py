@@ -1,4 +1,4 @@
-"""A project of somebody who tests with gpudoctor, in a folder and a pytest process of its own."""
+"""A user's project that tests with gpudoctor, in a separate folder and pytest process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PLUGIN = "gpudoctor.testing.pytest_plugin"
 
 
 def run_pytest(folder: Path, *args: str) -> tuple[int, str]:
-    """Exit code and output. Where the installed gpudoctor has no entry point yet, -p stands in for it."""
+    """Exit code and output. If the installed gpudoctor has no entry point yet, -p replaces it."""
     installed = any(entry.value == PLUGIN for entry in entry_points(group="pytest11"))
     plugin = [] if installed else ["-p", PLUGIN]
     environ = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST_", "COV_"))}
@@ -30,7 +30,7 @@ def run_pytest(folder: Path, *args: str) -> tuple[int, str]:
 
 
 def project(folder: Path, tests: str) -> Path:
-    """A folder with one test file, and a rootdir of its own."""
+    """A folder with one test file and its own rootdir."""
     folder.mkdir(exist_ok=True)
     (folder / "pytest.ini").write_text("[pytest]\n")
     (folder / "test_it.py").write_text(tests)

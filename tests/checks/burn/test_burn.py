@@ -254,7 +254,7 @@ def xid(code: int, index: int, text: str = "") -> KernelEvent:
     ("code", "status"), [(79, Status.FAIL), (48, Status.FAIL), (92, Status.WARN), (999, Status.WARN), (13, Status.PASS)]
 )
 def test_an_xid_under_load_is_judged_by_its_bucket(code: int, status: Status) -> None:
-    """That the GPU asked for no reset before the load does not settle what came during it."""
+    """A GPU that needed no reset before the load may still need one for what happened during it."""
     fit = tuple(gpu(i, recovery_action="none") for i in range(8))
     result = judge(COUNTERS, msgspec.structs.replace(HGX, gpus=fit), measured(counts(events=(xid(code, 5),))))
     assert result.status is status

@@ -27,7 +27,7 @@ def pair(a: int, b: int, gb_s: float, scatter: float = 0.01, **facts: Any) -> Pa
 
 
 def measured(count: int, *odd: PairBandwidth, usual: float = 300.0, **facts: Any) -> Measurements:
-    """All pairs of so many ranks, a little apart, but for the odd ones."""
+    """All pairs of this many ranks, slightly different, except for the odd ones."""
     special = {(p.a, p.b): p for p in odd}
     every = [special.get((a, b), pair(a, b, usual * (1 + (a - b) / 300))) for a, b in combinations(range(count), 2)]
     ranks = tuple(RankInfo(i, "cuda", gpu=i, uuid=uuid_of(i)) for i in range(count))

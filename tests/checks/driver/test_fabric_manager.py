@@ -26,7 +26,7 @@ def node(name: str = "hgx-h100-8", **facts: Any) -> CheckResult:
 
 
 def bare(**facts: Any) -> CheckResult:
-    """What somebody pasted of the service alone."""
+    """The pasted status of the service alone."""
     return judge(CHECK, Node(fabric_manager=FabricManager(**facts)))
 
 

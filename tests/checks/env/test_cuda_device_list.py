@@ -1,4 +1,4 @@
-"""What CUDA makes of the variable, entry by entry."""
+"""How CUDA reads the variable, entry by entry."""
 
 from __future__ import annotations
 

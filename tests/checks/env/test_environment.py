@@ -227,7 +227,7 @@ def test_a_file_that_is_missing_stops_nccl_or_only_costs(name: str, status: Stat
     assert with_file(False) is status
     assert with_file(None, "") is status
     assert with_file(True) is Status.PASS
-    assert with_file(None) is Status.PASS  # a capture: the file lies on another machine
+    assert with_file(None) is Status.PASS  # a capture: the file is on another machine
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ UNREAD = NcclNetPlugin("/opt/x/libnccl-net.so", Missing("input/output error", "f
         ((OFI,), OFI.path, Status.PASS, OFI.path),
         ((OFI,), "libnccl-net-ofi.so", Status.PASS, OFI.path),
         ((OFI, HPCX), "ofi", Status.PASS, OFI.path),
-        # what NCCL takes by itself is libnccl-net.so
+        # NCCL loads libnccl-net.so by default
         ((OFI,), "", Status.WARN, f"export NCCL_NET_PLUGIN={OFI.path}"),
         ((OFI, HPCX), "", Status.WARN, f"has no use for the 4 EFA adapters: {HPCX.path}"),
         ((HPCX,), "", Status.WARN, "AWS's EFA installer"),
@@ -99,7 +99,7 @@ def test_plugins_that_could_not_be_looked_for_are_unknown_and_those_of_an_old_ca
         ("NCCL_NET", "IB", Status.WARN),
         ("NCCL_NET_PLUGIN", "libnccl-net.so", Status.PASS),
         ("NCCL_NET_PLUGIN", "none", Status.WARN),
-        # both are of NCCL's own InfiniBand network, which no EFA uses
+        # both are about NCCL's own InfiniBand transport, which no EFA uses
         ("NCCL_IB_DISABLE", "1", Status.PASS),
         ("NCCL_IB_HCA", "mlx5", Status.PASS),
     ],

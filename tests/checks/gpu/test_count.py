@@ -54,7 +54,7 @@ def test_a_smaller_scope_is_said_and_not_failed(leaves: dict[str, Any], reason: 
 
 
 def test_a_denied_handle_excuses_its_own_gpu_and_no_other() -> None:
-    # the driver counts 7 of 8, and denies one of these: the eighth is gone
+    # the driver counts 7 of 8 and denies one of these: the eighth is lost
     shown = tuple(h100(i) for i in range(6))
     bus = PciBus(nvidia_devices=tuple(pci(i) for i in range(8)))
     refused = ("index 6: insufficient permissions (4)",)
@@ -182,7 +182,7 @@ def test_where_nothing_tells_which_gpu_of_the_job_is_gone_it_is_one_fault() -> N
 @pytest.mark.parametrize(
     "subject",
     [
-        # all device files may be opened: the job is confined by nothing
+        # all device files may be opened: the job is not confined
         job(7, (), SLURM_JOB_GPUS="0-6"),
         # a prolog sees all GPUs, whatever the job was given
         job(7, NOT_KNOWN, SLURM_JOB_GPUS="0,1"),

@@ -1,4 +1,4 @@
-"""One rule for who is in the way: for gpu.in-use, for load, for the screen and for plan --try."""
+"""One rule for which processes are in the way: for gpu.in-use, for load, for the screen and for plan --try."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.checks.one_check import judge
 
 
 class Machine(NamedTuple):
-    """What is on GPU 3 of eight H100, what gpu.in-use makes of it, and whether load would meet somebody."""
+    """The processes on GPU 3 of eight H100, what gpu.in-use makes of them, and whether load would disturb one."""
 
     leaves: dict[str, Any]
     in_use: Status

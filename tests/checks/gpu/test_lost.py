@@ -214,5 +214,5 @@ CHECKS = (
 def test_nothing_read_is_never_a_pass(check: str) -> None:
     assert status(check, Node()) == "skip"
     silent = Node(gpus=(Gpu(0, bus_id(0)), Gpu(1, bus_id(1))))
-    # GPUs that are listed are not yet GPUs that were counted, and one that says nothing may be lost
+    # listed GPUs are not yet counted GPUs, and one without an answer may be lost
     assert status(check, silent) == ("unknown" if check == "gpu.lost" else "skip")

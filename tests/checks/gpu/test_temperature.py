@@ -1,4 +1,4 @@
-"""gpu.temperature: own limits, margins and peers."""
+"""gpu.temperature: the GPU's own limits, margins and peers."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ from tests.checks.gpu_nodes import (
 
 
 def logged(*events: KernelEvent, **leaves: object) -> Node:
-    """Eight GPUs of a driver that tells no recovery action: only the log speaks."""
+    """Eight GPUs of a driver that reports no recovery action: only the log has evidence."""
     gpus = tuple(h100(i, recovery_action=UNSUPPORTED) for i in range(8))
     return put(node(*gpus), kernel_log__events=events, **leaves)
 
@@ -317,10 +317,10 @@ def job(shown: int, denied: tuple[str, ...] | Missing, **variables: str) -> Node
 @pytest.mark.parametrize(
     ("subject", "expected"),
     [
-        # the device files of all others are denied: this one is the job's own
+        # the device files of all others are denied: this one belongs to the job
         (job(3, tuple(bus_id(i) for i in range(4, 8)), SLURM_JOB_GPUS="0-3"), "fail"),
         (job(3, tuple(bus_id(i) for i in range(3, 8)), SLURM_JOB_GPUS="0-2"), "skip"),
-        # Slurm gave four, and the driver shows three: nothing tells whether it is the fourth
+        # Slurm gave four, and the driver shows three: it cannot be known whether this is the fourth
         (job(3, Missing("not there"), SLURM_JOB_GPUS="0-3"), "unknown"),
         (job(3, Missing("not there"), SLURM_JOB_GPUS="0-2"), "skip"),
         (put(job(3, ()), driver__drained_gpus=(bus_id(3),)), "skip"),

@@ -41,7 +41,7 @@ def test_what_stops_a_training_warns_for_a_day(kind: HostEventKind) -> None:
     assert f"the kernel's line of {kind}" in words(check(event(kind)))
     old = check(event(kind, at_s=UP_S - 3 * 86_400))
     assert (old.status, "3 days ago" in words(old)) == (Status.PASS, True)
-    # a log that somebody saved tells no age
+    # a saved log has no age
     assert check(event(kind, at_s=None), source="capture").status is Status.WARN
 
 

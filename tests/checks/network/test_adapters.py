@@ -87,7 +87,7 @@ def test_a_link_that_does_not_come_back_warns_if_only_the_log_tells() -> None:
     down, up = event("nic-link-down"), event("nic-link-up")
     assert check(down, rdma=ABSENT).status is Status.WARN
     assert check(down, up, rdma=ABSENT).status is Status.SKIP
-    assert check(down).status is Status.PASS  # of a port that is known network.infiniband says whether it is up
+    assert check(down).status is Status.PASS  # network.infiniband reports whether a known port is up
 
 
 @pytest.mark.parametrize(("lost", "status"), [(4, Status.PASS), (49, Status.PASS), (50, Status.WARN)])

@@ -101,7 +101,7 @@ def test_a_slower_port_among_equal_ones_warns() -> None:
 @pytest.mark.parametrize(
     "ports",
     [
-        (port(0), port(1, rate_gbit_s=100.0)),  # nobody to outvote it
+        (port(0), port(1, rate_gbit_s=100.0)),  # no majority against it
         (*(port(i, max_rate_gbit_s=400.0) for i in range(8)), port(8, max_rate_gbit_s=100.0, rate_gbit_s=100.0)),
         tuple(port(i, max_rate_gbit_s=400.0, rate_gbit_s=200.0) for i in range(8)),  # an older switch
         (*eight(), port(8, rate_gbit_s=Missing("unreadable"))),

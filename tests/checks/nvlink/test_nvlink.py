@@ -178,7 +178,7 @@ def test_a_gpu_without_any_link_fails_beside_one_that_has_all_of_its_own() -> No
     two = replace(node, gpus=node.gpus[4:6])
     [finding] = bad(judged(LINKS, two))
     assert (finding.status, finding.subject.gpu, found(finding)) == (Status.FAIL, 5, "0 of 6 links up")
-    # where the other's links have open ends too, this may be the part of a mesh
+    # if the other GPU has open link ends too, this may be part of a mesh
     part = on_gpus(two, 4, nvlinks=links(2, state="inactive"))
     assert {f.status for f in judged(LINKS, part).findings} == {Status.WARN, Status.PASS}
 
@@ -426,7 +426,7 @@ def test_a_lone_gpu_and_mig_have_no_fabric_to_join() -> None:
 def test_real_dumps_of_healthy_nodes_raise_no_alarm(captures: Path) -> None:
     from gpudoctor.facts.captures.source import load_source
 
-    # beside them lie complaints (cases) and logs of jobs
+    # next to them are complaints (cases) and logs of jobs
     dumps = [path for path in captures.iterdir() if path.name not in ("README.md", "cases", "logs")]
     assert len(dumps) > 5
     for path in dumps:

@@ -1,4 +1,4 @@
-"""pcie.upstream, acs, balance, errors: what lies around the GPU's own link."""
+"""pcie.upstream, acs, balance, errors: the hardware around the GPU's own link."""
 
 from __future__ import annotations
 

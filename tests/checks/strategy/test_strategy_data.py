@@ -31,7 +31,7 @@ DATA = ("ddp", "zero1", "fsdp", "fsdp1")
 
 
 def rank(number: int, **facts: Any) -> StrategyRank:
-    """One that came through as it should; the two ranks' losses differ, as their data do."""
+    """One that succeeded; the two ranks' losses differ, as their data do."""
     healthy: dict[str, Any] = {
         "losses": tuple(loss + (0.1 if number else -0.1) for loss in LOSSES),
         "weights_error": 3e-7,

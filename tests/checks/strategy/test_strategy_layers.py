@@ -1,4 +1,4 @@
-"""strategy.tensor, strategy.pipeline and strategy.3d: figures made by hand, and what is said of them."""
+"""strategy.tensor, strategy.pipeline and strategy.3d: verdicts on hand-made figures."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def tried(*runs: StrategyRun, device: Any, not_run: dict[str, Missing]) -> Strat
 def judged(
     check_id: str, *runs: StrategyRun, node: Node | None = None, not_run: dict[str, Missing] | None = None
 ) -> CheckResult:
-    """What the check says of these runs on 2 CPU ranks, or on 2 GPUs of the node."""
+    """The check's findings for these runs on 2 CPU ranks, or on 2 GPUs of the node."""
     node = node or Node()
     device = "cuda" if node.gpus else "cpu"
     strategies = tried(*runs, device=device, not_run=not_run or {})

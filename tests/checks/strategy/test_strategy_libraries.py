@@ -1,4 +1,4 @@
-"""strategy.deepspeed and strategy.tensorflow: what their figures mean."""
+"""strategy.deepspeed and strategy.tensorflow: verdicts on their figures."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CPU_NODE = Node(source=Source(kind="live"))
 
 
 def rank(number: int, memory: StrategyMemory = WHOLE, error: float | None = 1e-7, **facts: Any) -> StrategyRank:
-    # each rank's own part of the batch: their mean is what counts
+    # each rank has its own part of the batch: only their mean counts
     losses = tuple(loss + (0.1 if number % 2 else -0.1) for loss in LOSSES)
     return replace(StrategyRank(number, losses, error, 250, memory, 5.0), **facts)
 
