@@ -279,6 +279,6 @@ def seconds_in_year(month: int, day: int, clock: str) -> float | None:
 def _docker_text(line: str) -> str:
     try:
         entry = msgspec.json.decode(line)
-    except (msgspec.DecodeError, ValueError):
+    except (ValueError, RecursionError):  # also what was cut off, or is nested thousands of levels deep
         return line
     return entry["log"].rstrip("\n") if isinstance(entry, dict) and isinstance(entry.get("log"), str) else line

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import stat
+import sys
 from pathlib import Path
 
 import msgspec
@@ -41,6 +42,8 @@ def find_sources(names: list[str]) -> tuple[list[LogSource], list[Unread]]:
     unread: list[Unread] = []
     for name in names:
         if name == "-":
+            if sys.stdin is None:  # descriptor 0 may be another file by now
+                raise UserError("-: stdin is closed")
             sources.append(LogSource("<stdin>", None))
             continue
         path = Path(name)

@@ -124,7 +124,7 @@ def count_healthy(folder: Path, node: NodeRecord) -> int:
     drain = f"{node.reason} {node.since}"
     try:
         kept = msgspec.json.decode((folder / _HEALTHY_FILE).read_bytes(), type=_HealthyChecks)
-    except (OSError, ValueError):  # msgspec raises UnicodeDecodeError too
+    except (OSError, ValueError, RecursionError):  # msgspec raises UnicodeDecodeError too
         kept = _HealthyChecks(drain, 0)
     healthy = kept.healthy + 1 if kept.drain == drain else 1
     try:

@@ -129,7 +129,7 @@ def fresh(settings: HookSettings, root: Path = Path("/")) -> FreshVerdict | None
         if why_replaceable(path) is not None:
             return None
         kept = msgspec.json.decode(path.read_bytes(), type=_Kept)
-    except (OSError, ValueError):  # msgspec raises UnicodeDecodeError too
+    except (OSError, ValueError, RecursionError):  # msgspec raises UnicodeDecodeError too
         return None
     age_s = since_boot_s() - kept.since_boot_s
     if not 0 <= age_s <= settings.max_age_s or kept.identity != identity(settings, root):

@@ -116,8 +116,9 @@ def test_no_old_report_is_left_where_this_run_could_not_judge(form: str, gpudoct
     assert "gpudoctor_faults" not in path.read_text()
 
 
-def test_stdin_that_is_closed_is_named() -> None:
-    done = shell(f"{GPUDOCTOR} check --level quick --node - <&-")
+@pytest.mark.parametrize("command", ["check --level quick --node -", "diagnose -", "diagnose --follow --stall 1 -"])
+def test_stdin_that_is_closed_is_named(command: str) -> None:
+    done = shell(f"{GPUDOCTOR} {command} <&-")
     assert done.returncode == 2
     assert b"internal error" not in done.stderr
     assert done.stderr.count(b"\n") == 1

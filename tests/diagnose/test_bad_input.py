@@ -48,6 +48,7 @@ FAILURE = (
         FAILURE.replace("KeyError", "\0KeyError").encode(),
         FAILURE.encode() + b"\xff\xfe\x80 rubbish \xc3\x28\n",
         FAILURE.encode()[:-1],
+        b'{"log":"a\\n","x":' + b"[" * 9999 + b"]" * 9999 + b"}\n" + FAILURE.encode(),
     ],
 )
 def test_all_that_holds_text_is_read(data: bytes, tmp_path: Path) -> None:

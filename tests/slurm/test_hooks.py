@@ -106,12 +106,13 @@ def test_healthy_checks_count_for_one_drain_only(node: Node) -> None:
     assert node.updates() == []
 
 
-def test_a_garbled_count_of_healthy_checks_starts_again(node: Node) -> None:
+@pytest.mark.parametrize("damage", [b'{"drain": "\xff", "healthy": 9}', b'{"x": ' + b"[" * 9999])
+def test_a_garbled_count_of_healthy_checks_starts_again(damage: bytes, node: Node) -> None:
     node.trial()
     node.node("IDLE+DRAIN", _REASON)
     node.run("health")
     file = next(node.folder.rglob("undrain.json"))
-    file.write_bytes(b'{"drain": "\xff", "healthy": 9}')
+    file.write_bytes(damage)
     node.run("health")
     assert node.updates() == []
     assert b'"healthy":1' in file.read_bytes()

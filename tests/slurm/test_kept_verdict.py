@@ -125,6 +125,10 @@ def _file_not_utf_8(machine: Machine) -> None:
     file.write_bytes(file.read_bytes().replace(b"PASS", b"\xffASS"))
 
 
+def _file_nested_too_deep(machine: Machine) -> None:
+    (machine.settings.state / "verdict.json").write_bytes(b'{"x": ' + b"[" * 9999)
+
+
 def _file_gone(machine: Machine) -> None:
     kept_verdict.forget(machine.settings)
 
@@ -146,6 +150,7 @@ _DOUBTS: tuple[Callable[[Machine], None], ...] = (
     _log_unreadable,
     _file_cut_off,
     _file_not_utf_8,
+    _file_nested_too_deep,
     _file_gone,
 )
 

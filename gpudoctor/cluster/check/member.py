@@ -131,7 +131,7 @@ class Member:
             process.end(_TERM_GRACE_S, group=False)  # a check ends its ranks on SIGTERM
         try:
             self._report = msgspec.json.decode(out, type=Report)
-        except ValueError:  # msgspec raises UnicodeDecodeError too
+        except (ValueError, RecursionError):  # msgspec raises UnicodeDecodeError too
             words = err.decode("utf-8", "replace").strip().splitlines() or [f"it ended with code {process.returncode}"]
             return messages.Checked(reach, Missing(f"its check gave no report: {words[-1][:300]}", "failed"))
         return messages.Checked(reach, out.decode("utf-8", "replace"))
