@@ -131,7 +131,8 @@ class Doctor(App[int]):
     async def _tab_turned(self, event: TabbedContent.TabActivated) -> None:
         pane = await self._mount_pane(event.pane.id or "overview")
         self.changed()
-        self._focus_in(pane)
+        if self.focused is None or pane not in self.focused.ancestors:  # the filter opened from another tab has it
+            self._focus_in(pane)
 
     def _focus_in(self, pane: Pane) -> None:
         """Focus a widget of the pane so that the tab's keys work at once; never an Input, which would swallow keys."""

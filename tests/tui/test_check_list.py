@@ -46,7 +46,9 @@ def line_of(app: ChecksApp, name: str) -> str:
     return next(line for line in screen_text(app).splitlines() if f" {name} " in line.split("││")[0])
 
 
-def test_domains_with_problems_are_open_and_the_cursor_begins_on_the_first_problem() -> None:
+def test_domains_with_problems_are_open_and_the_cursor_begins_on_the_first_problem(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async def body(app: ChecksApp, pilot: Pilot[None]) -> None:
         assert chosen(app) == "pcie.link-width"
         assert line_of(app, "pcie").startswith("│v FAIL    pcie")
@@ -55,6 +57,10 @@ def test_domains_with_problems_are_open_and_the_cursor_begins_on_the_first_probl
         assert line_of(app, "nvlink").startswith("│> PASS    nvlink")
         assert "nvlink.links" not in names(app)
         assert "level full" in line_of(app, "compute")
+        drawn: list[int] = []
+        monkeypatch.setattr(app.query_one(CheckLines), "show_rows", lambda *_, **__: drawn.append(1))
+        app.changed()
+        assert drawn == [], "the same report is not drawn again"
 
     in_app(body)
 
@@ -83,8 +89,13 @@ def test_keys_move_fold_and_unfold() -> None:
     in_app(body)
 
 
-def test_a_click_chooses_and_folds() -> None:
+def test_e_and_enter_ask_for_the_page_and_a_click_chooses_and_folds() -> None:
     async def body(app: ChecksApp, pilot: Pilot[None]) -> None:
+        await pilot.press("e")
+        assert app.pages == ["pcie.link-width"]
+        await pilot.press("escape", "enter")
+        assert app.pages == ["pcie.link-width"] * 2
+        await pilot.press("escape")
         await pilot.click(CheckLines, offset=(10, names(app).index("pcie.link-speed")))
         assert chosen(app) == "pcie.link-speed"
         await pilot.click(CheckLines, offset=(10, names(app).index("pcie")))
@@ -94,45 +105,30 @@ def test_a_click_chooses_and_folds() -> None:
     in_app(body)
 
 
-@pytest.mark.parametrize(
-    ("typed", "kept"),
-    [
-        ("link-w", "pcie.link-width"),
-        ("UNCORRECTED MEMORY", "gpu.ecc"),
-        ("fail", "pcie.link-width"),
-        ("GPU 5 (0000:ab", "pcie.link-width"),
-    ],
-)
-def test_the_filter_looks_at_id_title_subject_and_status(typed: str, kept: str) -> None:
+def test_the_filter_looks_at_id_title_subject_and_status_and_f_leaves_problems_only() -> None:
     async def body(app: ChecksApp, pilot: Pilot[None]) -> None:
-        await pilot.press("slash")
-        app.query_one(CheckList).query_one(Input).value = typed
-        await pilot.pause()
-        await pilot.press("enter")
-        assert kept in names(app)
-        assert "host.limits" not in names(app)
-        assert f"filter: {typed}" in screen_text(app)
-        assert isinstance(app.focused, CheckLines)
-        await pilot.press("escape")
-        assert "host" in names(app)
-        assert "filter:" not in screen_text(app)
-
-    in_app(body)
-
-
-def test_a_filter_that_nothing_matches_says_so() -> None:
-    async def body(app: ChecksApp, pilot: Pilot[None]) -> None:
+        for typed, kept in (
+            ("link-w", "pcie.link-width"),
+            ("UNCORRECTED MEMORY", "gpu.ecc"),
+            ("fail", "pcie.link-width"),
+            ("GPU 5 (0000:ab", "pcie.link-width"),
+        ):
+            await pilot.press("slash")
+            app.query_one(CheckList).query_one(Input).value = typed
+            await pilot.pause()
+            await pilot.press("enter")
+            assert kept in names(app)
+            assert "host.limits" not in names(app)
+            assert f"filter: {typed}" in screen_text(app)
+            assert isinstance(app.focused, CheckLines)
+            await pilot.press("escape")
+            assert "host" in names(app)
+            assert "filter:" not in screen_text(app)
         await pilot.press("slash", *"[bold]zz")
         assert names(app) == []
         assert "nothing matches" in screen_text(app)
         await pilot.press("escape")
         assert "pcie.link-width" in names(app)
-
-    in_app(body)
-
-
-def test_f_leaves_problems_only() -> None:
-    async def body(app: ChecksApp, pilot: Pilot[None]) -> None:
         await pilot.press("f")
         assert names(app) == ["pcie", "pcie.link-width"]
         assert "only problems" in screen_text(app)
@@ -140,14 +136,6 @@ def test_f_leaves_problems_only() -> None:
         assert "host" in names(app)
 
     in_app(body)
-
-
-def test_on_a_healthy_node_f_says_that_there_is_no_problem() -> None:
-    async def body(app: ChecksApp, pilot: Pilot[None]) -> None:
-        await pilot.press("f")
-        assert "no problem among what was checked" in screen_text(app)
-
-    in_app(body, report_of())
 
 
 def test_before_the_first_report_nothing_is_called_ok() -> None:
@@ -177,16 +165,6 @@ def test_r_runs_the_check_at_its_own_level_or_the_domain_as_deep_as_everything_w
     in_app(body)
 
 
-def test_e_and_enter_ask_for_the_page() -> None:
-    async def body(app: ChecksApp, pilot: Pilot[None]) -> None:
-        await pilot.press("e")
-        assert app.pages == ["pcie.link-width"]
-        await pilot.press("escape", "enter")
-        assert app.pages == ["pcie.link-width"] * 2
-
-    in_app(body)
-
-
 def test_cursor_and_scroll_stay_when_a_report_comes() -> None:
     async def body(app: ChecksApp, pilot: Pilot[None]) -> None:
         lines = app.query_one(CheckLines)
@@ -204,24 +182,16 @@ def test_cursor_and_scroll_stay_when_a_report_comes() -> None:
     in_app(body, size=(80, 16))
 
 
-def test_an_untouched_cursor_goes_to_a_problem_that_comes_up() -> None:
+def test_f_on_a_healthy_node_finds_no_problem_and_the_untouched_cursor_goes_to_the_first_that_comes_up() -> None:
     async def body(app: ChecksApp, pilot: Pilot[None]) -> None:
+        await pilot.press("f")
+        assert "no problem among what was checked" in screen_text(app)
+        await pilot.press("f")
         app.state.report = NARROW
         app.changed()
         assert chosen(app) == "pcie.link-width"
 
     in_app(body, report_of())
-
-
-def test_the_same_report_is_not_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def body(app: ChecksApp, pilot: Pilot[None]) -> None:
-        drawn: list[int] = []
-        lines = app.query_one(CheckLines)
-        monkeypatch.setattr(lines, "show_rows", lambda *_, **__: drawn.append(1))
-        app.changed()
-        assert drawn == []
-
-    in_app(body)
 
 
 def test_what_a_run_will_judge_is_marked_and_other_faults_stay_to_be_seen() -> None:

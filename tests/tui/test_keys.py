@@ -28,117 +28,54 @@ def turned_to(app: Doctor, name: str) -> bool:
     return app._tab == name and name in app._panes
 
 
-def test_each_number_turns_to_its_tab() -> None:
+def test_keys_of_a_healthy_node() -> None:
+    """One start for the first check, tabs, palette, GPUs, filter, themes and a run at another level."""
+    checker = HandChecker(node_of())
+
     async def body(app: Doctor, pilot: Pilot[Any]) -> None:
+        # the first check is a quick one
+        await until(pilot, lambda: app.state.report is not None)
+        assert checker.asked == [((), "quick")]
+        assert screen_text(app).count(" ok ") >= 8
+        # the palette offers what has a key
+        titles = [command.title for command in app.get_system_commands(app.screen)]
+        assert {"Show Links", "Theme: colour-blind", "Save the report"} <= set(titles)
+        assert not any("ansi" in title for title in titles)
+        # each number turns to its tab
         for number, (name, _) in enumerate(TABS, 1):
             await pilot.press(str(number))
             await until(pilot, partial(turned_to, app, name))
             assert app._panes[name].is_on_screen
         await pilot.press("1")
         await until(pilot, lambda: app._panes["overview"].is_on_screen)
-
-    shown(doctor(), body)
-
-
-def test_the_first_check_is_a_quick_one_and_fills_health_words_and_the_palette_offers_what_has_a_key() -> None:
-    checker = HandChecker(node_of())
-
-    async def body(app: Doctor, pilot: Pilot[Any]) -> None:
-        await until(pilot, lambda: app.state.report is not None)
-        assert checker.asked == [((), "quick")]
-        assert screen_text(app).count(" ok ") >= 8
-        titles = [command.title for command in app.get_system_commands(app.screen)]
-        assert "Show Links" in titles
-        assert "Theme: colour-blind" in titles
-        assert "Save the report" in titles
-        assert not any("ansi" in title for title in titles)
-
-    shown(doctor(checker=checker), body)
-
-
-def test_before_any_judgement_no_gpu_is_called_ok() -> None:
-    async def body(app: Doctor, pilot: Pilot[Any]) -> None:
-        text = screen_text(app)
-        assert "not checked yet" in text
-        assert not re.search(r"\bok\b", text)
-
-    shown(doctor(first_level=None), body)
-
-
-def test_up_and_down_choose_a_gpu_and_a_click_too() -> None:
-    async def body(app: Doctor, pilot: Pilot[Any]) -> None:
+        # up and down choose a GPU, and a click too
         await pilot.press("down", "j", "up", "k", "k", "down")
         await until(pilot, lambda: app.state.selected_gpu == 1)
         await until(pilot, lambda: "GPU 1: last" in screen_text(app))
         await pilot.click("#gpus", offset=(10, 2 + 6))
         await until(pilot, lambda: app.state.selected_gpu == 6)
-
-    shown(doctor(), body)
-
-
-def test_turning_to_a_bad_gpu_explains_what_is_wrong_with_it() -> None:
-    async def body(app: Doctor, pilot: Pilot[Any]) -> None:
-        await until(pilot, lambda: app.state.report is not None)
-        # two bad ones: the first is turned to by itself
-        first = app.state.selected_gpu
-        assert first == 2
-        for _ in range(3):
-            await pilot.press("down")
-        await until(pilot, lambda: app.state.selected_gpu == 5)
-        await until(pilot, lambda: "pcie.link-width on GPU 5" in screen_text(app))
-
-    shown(doctor(node_of("hgx-h100-8", "pcie-width-x8@5", "thermal@2")), body)
-
-
-def test_keys_reach_the_check_list_wherever_the_focus_is() -> None:
-    async def body(app: Doctor, pilot: Pilot[Any]) -> None:
-        await until(pilot, lambda: app.state.report is not None)
-        assert "env" in screen_text(app)
-        await pilot.press("f")
-        await until(pilot, lambda: "only problems" in screen_text(app))
-        await pilot.press("f")
-        await until(pilot, lambda: "only problems" not in screen_text(app))
+        # on a tab without a check list, the filter opens on the overview and gets the keys that follow
+        await pilot.press("4")
+        await until(pilot, partial(turned_to, app, "ranks"))
         await pilot.press("slash")
-        await until(pilot, lambda: app.focused is not None and type(app.focused).__name__ == "Input")
+        await until(pilot, lambda: app._tab == "overview")
+        await until(pilot, lambda: app._panes["overview"].is_on_screen)
         await pilot.press(*"nvlink", "enter")
         await until(pilot, lambda: "filter: nvlink" in screen_text(app))
-
-    shown(doctor(node_of("hgx-h100-8", "pcie-width-x8@5")), body)
-
-
-def test_filter_from_a_tab_without_a_check_list_turns_to_the_overview() -> None:
-    async def body(app: Doctor, pilot: Pilot[Any]) -> None:
-        await until(pilot, lambda: app.state.report is not None)
-        await pilot.press("6")
-        await until(pilot, lambda: app._tab == "log")
-        app.action_filter()
-        await until(pilot, lambda: app._tab == "overview")
-
-    shown(doctor(), body)
-
-
-def test_r_runs_the_chosen_check_and_capital_r_all() -> None:
-    checker = HandChecker(node_of("hgx-h100-8", "pcie-width-x8@5"))
-
-    async def body(app: Doctor, pilot: Pilot[Any]) -> None:
-        await until(pilot, lambda: app.state.report is not None)
-        chosen = app.query_one("#check-list", CheckList).chosen
-        assert chosen is not None
-        await pilot.press("r")
-        await until(pilot, lambda: len(app.state.runs) == 2)
-        assert checker.asked[1] == (("pcie.link-width",), "quick")
-        await pilot.press("R")
-        await until(pilot, lambda: len(app.state.runs) == 3)
-        assert checker.asked[2] == ((), "quick")
-
-    shown(doctor(checker.judged, checker=checker), body)
-
-
-def test_l_chooses_a_level_and_runs_at_it() -> None:
-    checker = HandChecker(node_of())
-
-    async def body(app: Doctor, pilot: Pilot[Any]) -> None:
-        await until(pilot, lambda: app.state.report is not None)
+        await pilot.press("escape")
+        # t goes through the themes
+        seen = [app.theme]
+        for _ in THEMES:
+            await pilot.press("t")
+            await pilot.pause()
+            seen.append(app.theme)
+        assert seen == ["dark", "light", "colour-blind", "dark"]
+        # s asks for a path
+        await pilot.press("s")
+        await until(pilot, lambda: type(app.screen).__name__ == "SaveScreen")
+        await pilot.press("escape")
+        await until(pilot, lambda: len(app.screen_stack) == 1)
+        # l chooses a level and runs at it
         await pilot.press("l")
         await until(pilot, lambda: len(app.screen_stack) == 2)
         await pilot.press("down", "enter")
@@ -146,6 +83,57 @@ def test_l_chooses_a_level_and_runs_at_it() -> None:
         assert checker.asked[-1] == ((), "standard")
 
     shown(doctor(checker=checker), body)
+
+
+def test_keys_of_a_node_with_two_faults() -> None:
+    """Of two bad GPUs the first is chosen; the other is explained when it is turned to; keys reach the check list."""
+    checker = HandChecker(node_of("hgx-h100-8", "pcie-width-x8@5", "thermal@2"))
+
+    async def body(app: Doctor, pilot: Pilot[Any]) -> None:
+        await until(pilot, lambda: app.state.report is not None)
+        assert app.state.selected_gpu == 2
+        for _ in range(3):
+            await pilot.press("down")
+        await until(pilot, lambda: app.state.selected_gpu == 5)
+        await until(pilot, lambda: "pcie.link-width on GPU 5" in screen_text(app))
+        # r runs the chosen check and R all
+        chosen = app.query_one("#check-list", CheckList).chosen
+        assert chosen is not None
+        assert chosen.check_id == "pcie.link-width"
+        await pilot.press("r")
+        await until(pilot, lambda: len(app.state.runs) == 2)
+        assert checker.asked[1] == (("pcie.link-width",), "quick")
+        await pilot.press("R")
+        await until(pilot, lambda: len(app.state.runs) == 3)
+        assert checker.asked[2] == ((), "quick")
+        # f and / reach the check list, wherever the focus is
+        await pilot.press("f")
+        await until(pilot, lambda: "only problems" in screen_text(app))
+        await pilot.press("f")
+        await until(pilot, lambda: "only problems" not in screen_text(app))
+        await pilot.press("slash")
+        await until(pilot, lambda: type(app.focused).__name__ == "Input")
+        await pilot.press(*"nvlink", "enter")
+        await until(pilot, lambda: "filter: nvlink" in screen_text(app))
+
+    shown(doctor(checker.judged, checker=checker), body)
+
+
+def test_before_any_judgement_no_gpu_is_called_ok_and_the_help_is_made_of_the_bindings() -> None:
+    async def body(app: Doctor, pilot: Pilot[Any]) -> None:
+        text = screen_text(app)
+        assert "not checked yet" in text
+        assert not re.search(r"\bok\b", text)
+        await pilot.press("question_mark")
+        await until(pilot, lambda: len(app.screen_stack) == 2)
+        text = screen_text(app)
+        for words in ("Quit", "Export", "Overview", "Next GPU", "Filter"):
+            assert words in text
+        assert "10 s back" not in text  # nothing plays
+        await pilot.press("escape")
+        await until(pilot, lambda: len(app.screen_stack) == 1)
+
+    shown(doctor(first_level=None), body, size=(120, 60))
 
 
 def test_c_cancels_what_runs_and_is_offered_only_then() -> None:
@@ -159,42 +147,7 @@ def test_c_cancels_what_runs_and_is_offered_only_then() -> None:
     shown(doctor(checker=HandChecker(node_of(), hold=True)), body)
 
 
-def test_t_goes_through_the_themes() -> None:
-    async def body(app: Doctor, pilot: Pilot[Any]) -> None:
-        seen = [app.theme]
-        for _ in THEMES:
-            await pilot.press("t")
-            await pilot.pause()
-            seen.append(app.theme)
-        assert seen == ["dark", "light", "colour-blind", "dark"]
-
-    shown(doctor(), body)
-
-
-def test_the_help_screen_is_made_of_the_bindings() -> None:
-    async def body(app: Doctor, pilot: Pilot[Any]) -> None:
-        await pilot.press("question_mark")
-        await until(pilot, lambda: len(app.screen_stack) == 2)
-        text = screen_text(app)
-        for words in ("Quit", "Export", "Overview", "Next GPU", "Filter"):
-            assert words in text
-        assert "10 s back" not in text  # nothing plays
-        await pilot.press("escape")
-        await until(pilot, lambda: len(app.screen_stack) == 1)
-
-    shown(doctor(), body, size=(120, 60))
-
-
-def test_s_asks_where_to_save() -> None:
-    async def body(app: Doctor, pilot: Pilot[Any]) -> None:
-        await until(pilot, lambda: app.state.report is not None)
-        await pilot.press("s")
-        await until(pilot, lambda: type(app.screen).__name__ == "SaveScreen")
-
-    shown(doctor(), body)
-
-
-def test_x_writes_the_screen_and_says_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_x_writes_the_screen_and_reports_the_path_or_why_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
     async def body(app: Doctor, pilot: Pilot[Any]) -> None:
@@ -203,22 +156,12 @@ def test_x_writes_the_screen_and_says_where(tmp_path: Path, monkeypatch: pytest.
         [path] = tmp_path.glob("gpudoctor-*.svg")
         assert "H100" in path.read_text()
         assert str(path) in app.state.log[-1].text
-
-    shown(doctor(), body)
-
-
-def test_x_where_nothing_can_be_written_is_a_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    gone = tmp_path / "gone"
-    gone.mkdir()
-    monkeypatch.chdir(gone)
-    monkeypatch.setattr(Path, "cwd", lambda: tmp_path / "nowhere")
-
-    async def body(app: Doctor, pilot: Pilot[Any]) -> None:
+        monkeypatch.setattr(Path, "cwd", lambda: tmp_path / "nowhere")
+        app.clear_notifications()
         await pilot.press("x")
-        await until(pilot, lambda: bool(app._notifications))
-        assert any("nowhere" in note.message for note in app._notifications)
+        await until(pilot, lambda: any("nowhere" in note.message for note in app._notifications))
 
-    shown(doctor(), body)
+    shown(doctor(first_level=None), body)
 
 
 def test_a_read_only_view_starts_and_writes_nothing_and_says_why(

@@ -102,9 +102,10 @@ async def refused(served: Served, **headers: str) -> int:
         return error.status
 
 
-def test_without_the_token_nothing_is_served() -> None:
+def test_only_the_token_opens_the_page_and_a_cookie_that_no_script_can_read_keeps_it_open() -> None:
     async def body() -> None:
         async with serving(token=TOKEN) as served:
+            # without the token nothing is served
             for path in ("", "ws", "static/js/textual.js", "page.css", "nothing", "?token=wrong", "?token="):
                 status, text, headers = await served.get(path)
                 assert (status, text.count("\n")) == (401, 1)
@@ -114,13 +115,7 @@ def test_without_the_token_nothing_is_served() -> None:
             assert await refused(served, Authorization="Bearer wrong") == 401
             assert await refused(served, Cookie=f"gpudoctor-{urlsplit(served.url).port}={TOKEN}") == 401
             assert served.children() == []
-
-    run(body)
-
-
-def test_with_the_token_the_page_and_all_that_it_wants_are_served() -> None:
-    async def body() -> None:
-        async with serving(token=TOKEN) as served:
+            # with it, the page and all that the page needs
             bearer = {"Authorization": f"Bearer {TOKEN}"}
             status, page, headers = await served.get(headers=bearer)
             assert status == 200
@@ -130,13 +125,7 @@ def test_with_the_token_the_page_and_all_that_it_wants_are_served() -> None:
             assert len(wanted) >= 4
             for path in wanted:
                 assert (await served.get(path[1:], headers=bearer))[0] == 200
-
-    run(body)
-
-
-def test_the_token_is_given_once_and_then_a_cookie_is_kept_that_no_script_can_read() -> None:
-    async def body() -> None:
-        async with serving(token=TOKEN) as served:
+            # given once, it becomes a cookie
             status, page, headers = await served.get(f"?token={TOKEN}")
             assert status == 200
             assert TOKEN not in page
