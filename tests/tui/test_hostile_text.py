@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from typing import Any, get_args
 
 import msgspec
@@ -76,15 +77,22 @@ def test_no_field_of_the_facts_or_of_a_stream_reaches_the_terminal_raw() -> None
     async def body() -> list[tuple[str, str, list[str]]]:
         app = doctor(nodes[0], opening_of(nodes[0]), hostile_tick(nodes[0], texts[0]), checker=checker)
         raw = []
+
+        def shows(node: Node) -> Callable[[], bool]:
+            return lambda: app.state.node is node
+
+        def has_run(times: int) -> Callable[[], bool]:
+            return lambda: len(app.state.runs) == times and bool(app.state.log)
+
         async with app.run_test(size=(160, 50)) as pilot:
             for runs, (node, text) in enumerate(zip(nodes, texts, strict=True), 1):
                 if runs > 1:
                     checker.judged = node
                     put(app, opening_of(node))
                     put(app, hostile_tick(node, text))
-                    await until(pilot, lambda node=node: app.state.node is node)
+                    await until(pilot, shows(node))
                     app.action_run_all()
-                await until(pilot, lambda runs=runs: len(app.state.runs) == runs and bool(app.state.log))
+                await until(pilot, has_run(runs))
                 for name, _ in TABS:
                     app.action_tab(name)
                     await pilot.pause()
