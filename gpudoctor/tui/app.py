@@ -18,14 +18,13 @@ from textual.widgets import Footer, Input, TabbedContent, TabPane
 
 from gpudoctor.checks.core.registry import Level
 from gpudoctor.errors import UserError
-from gpudoctor.facts.stream.messages import Opening, Tick
+from gpudoctor.facts.stream.messages import Opening
 from gpudoctor.lazy_import import lazy_imports
 from gpudoctor.report.output_files import write_file
 from gpudoctor.tui.bindings import KEYS, MAIN_ACTIONS, PLAYBACK_ACTIONS, HelpScreen, groups_of, palette_commands
 from gpudoctor.tui.feeds.check_runner import Checker
 from gpudoctor.tui.feeds.feed import Feed, FeedFailure
 from gpudoctor.tui.feeds.playback import STEP_S, PlaybackFeed
-from gpudoctor.tui.labels import clock as clock_words
 from gpudoctor.tui.messages import CancelWanted, ComparedReportWanted, GpuChosen, PageWanted, RunWanted, SaveWanted
 from gpudoctor.tui.panes.check_list import CheckList
 from gpudoctor.tui.panes.header import AlertLine, HeaderLine, Sought, TimeSlider
@@ -79,7 +78,6 @@ class Doctor(App[int]):
         self._drawn_s = 0.0
         self._offers_cancel = False
         self._user_chose = False
-        self._hint_since: tuple[int, str] | None = None
         if isinstance(feed, PlaybackFeed):
             self.state.playback = feed.playback
 
@@ -150,29 +148,8 @@ class Doctor(App[int]):
             elif isinstance(line, Opening):
                 self.state.open(line)
             else:
-                self._take(line)
+                self.state.take(line)
             self.changed()
-
-    def _take(self, tick: Tick) -> None:
-        state, lost = self.state, self.state.lost
-        state.take(tick)
-        if state.report is None or state.playback is not None:
-            return
-        if tick.kernel:
-            when = clock_words(tick.at_s)
-            lost_lines = all(event.kind == "gap" for event in tick.kernel)
-            why = f"kernel lines were lost at {when}" if lost_lines else f"a kernel line at {when} names a GPU"
-            self._hint_since = len(state.runs), why
-        elif state.lost - lost:
-            gone = ", ".join(str(index) for index in sorted(state.lost - lost))
-            self._hint_since = len(state.runs), f"GPU {gone} was lost at {clock_words(tick.at_s)}"
-
-    @property
-    def hint(self) -> str | None:
-        """Why the verdicts on the screen may be out of date; None after checks ran again."""
-        if self._hint_since is None or len(self.state.runs) > self._hint_since[0]:
-            return None
-        return f"{self._hint_since[1]}: the checks are older than that; R runs them again"
 
     # ---- drawing
 
@@ -194,7 +171,7 @@ class Doctor(App[int]):
         with self.batch_update():
             self._follow_report()
             main.query_one(HeaderLine).show(self.state, self._drawn_s)
-            main.query_one(AlertLine).show(self.state, self.hint)
+            main.query_one(AlertLine).show(self.state, self.state.hint)
             main.query_one(TimeSlider).show(self.state)
             pane = self._panes.get(main.query_one("#tabs", TabbedContent).active or "overview")
             if pane is not None and pane.is_mounted:

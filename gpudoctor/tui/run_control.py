@@ -54,9 +54,6 @@ def load_report(path: str) -> Report:
     return report
 
 
-RUNS_KEPT = 100
-
-
 class RunControl:
     """Carries out the user's requests about checks; calls `on_change` after each change of the state."""
 
@@ -182,8 +179,7 @@ class RunControl:
             state.report = joined(state.report, run.report)
         elif run.report is not None:
             state.report = run.report
-        state.runs.append(run)
-        del state.runs[:-RUNS_KEPT]
+        state.finish(run)
         state.log.append(LogLine(time.time(), "run", run_words(run)))
         if run.error is not None:
             self._say(run.error)

@@ -12,9 +12,11 @@ from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.node import Node
 from gpudoctor.facts.stream.messages import WATCHED, GpuTick, HostTick, Opening, ProcessTick, Tick
 from gpudoctor.report.model import Report
+from gpudoctor.tui.labels import clock
 
 HISTORY_TICKS = 600
 LOG_LINES = 2000
+RUNS_KEPT = 100
 # bounds, because another machine may send anything and any amount
 MOST_GPUS, MOST_NAMES, LONGEST_LINE = 1024, 64, 2000
 LogKind = Literal["kernel", "driver", "run", "note"]
@@ -72,7 +74,7 @@ class State:
     `label` names the source in the header; `simulated`: it is no real node. `latest` merges the ticks
     of each GPU, so that readings taken only now and then stay. `lost`: GPUs of the facts that are missing in
     the last tick. `trouble`: why no data arrives, since `trouble_since_s` (Unix time). `report` is the newest
-    report, `base` the saved one that the user loaded to compare with.
+    report, `base` the saved one that the user loaded to compare with. `hint`: why the verdicts may be out of date.
     """
 
     label: str = ""
@@ -94,6 +96,8 @@ class State:
     running: Running | None = None
     playback: Playback | None = None
     selected_gpu: int = 0
+    hint: str | None = None
+    _event_in_run: bool = False
 
     @property
     def node(self) -> Node | None:
@@ -114,6 +118,7 @@ class State:
     def take(self, tick: Tick) -> None:
         """Add one tick: the newest readings, the history, kernel lines, and whether the driver responds."""
         self.tick = tick
+        lost_before = self.lost
         for sample in tick.gpus[:MOST_GPUS]:
             if sample.gpu not in self.latest and len(self.latest) >= MOST_GPUS:
                 continue
@@ -134,6 +139,32 @@ class State:
             self.answered(tick.at_s)
         else:
             self.silent(f"driver not answering: {tick.silence.why}", tick.silence.since_s)
+        if self.report is not None and self.playback is None:
+            self._date_checks(tick, self.lost - lost_before)
+
+    def _date_checks(self, tick: Tick, lost: frozenset[int]) -> None:
+        """Note a kernel line or a lost GPU that the checks cannot have seen."""
+        when = clock(tick.at_s)
+        if tick.kernel and all(event.kind == "gap" for event in tick.kernel):
+            event = f"kernel lines were lost at {when}"
+        elif tick.kernel:
+            event = f"a kernel line at {when} names a GPU"
+        elif lost:
+            event = f"GPU {', '.join(str(index) for index in sorted(lost))} was lost at {when}"
+        else:
+            return
+        self.hint = f"{event}: the checks are older than that; R runs them again"
+        self._event_in_run = self.running is not None
+
+    def finish(self, run: FinishedRun) -> None:
+        """Add a finished run. Only a complete run of all checks that began after the event clears the hint."""
+        self.running = None
+        self.runs.append(run)
+        del self.runs[:-RUNS_KEPT]
+        complete = run.report is not None and not run.words and run.report.run.interrupted is None
+        if complete and not self._event_in_run:
+            self.hint = None
+        self._event_in_run = False
 
     def forget(self) -> None:
         """Drop everything that came from ticks: a recording jumps to another time."""

@@ -6,6 +6,7 @@ import asyncio
 import re
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from gpudoctor.tui.feeds.child import ChildFeed
 from gpudoctor.tui.feeds.feed import FeedFailure
 from gpudoctor.tui.feeds.playback import PlaybackFeed
 from gpudoctor.tui.panes.header import TimeSlider, header_runs, report_runs
+from gpudoctor.tui.state import Running
 from gpudoctor.tui.widgets.lines import Run, length
 from tests.tui.doctor_app import (
     AT_S,
@@ -72,24 +74,43 @@ def test_a_kernel_line_and_a_lost_gpu_make_the_verdicts_old_until_checks_ran_aga
         await until(pilot, lambda: app.state.report is not None)
         node = node_of()
         put(app, tick_of(node, 5, kernel=["NVRM: Xid (PCI:0000:5d:00): 79, GPU has fallen off the bus."]))
-        await until(pilot, lambda: app.hint is not None)
+        await until(pilot, lambda: app.state.hint is not None)
         assert "the checks are older than that" in screen_text(app).splitlines()[1]
-        await pilot.press("R")
+        await pilot.press("r")
         await until(pilot, lambda: len(app.state.runs) == 2)
-        assert app.hint is None
+        assert "the checks are older than that" in screen_text(app).splitlines()[1], "only one check ran again"
+        await pilot.press("R")
+        await until(pilot, lambda: len(app.state.runs) == 3)
+        assert app.state.hint is None
         put(app, tick_of(node, 6, without=[3]))
-        await until(pilot, lambda: app.hint is not None)
+        await until(pilot, lambda: app.state.hint is not None)
         assert "GPU 3 was lost" in screen_text(app).splitlines()[1]
         assert "LOST" in screen_text(app)
         # kernel lines that were overwritten before they were read: any of them may have named a GPU
         await pilot.press("R")
-        await until(pilot, lambda: len(app.state.runs) == 3)
-        assert app.hint is None
+        await until(pilot, lambda: len(app.state.runs) == 4)
+        assert app.state.hint is None
         put(app, tick_of(node, 7, kernel=[KernelEvent("gap", "kernel lines were overwritten")]))
-        await until(pilot, lambda: app.hint is not None)
+        await until(pilot, lambda: app.state.hint is not None)
         assert "kernel lines were lost at" in screen_text(app).splitlines()[1]
 
     shown(doctor(), body)
+
+
+def test_a_run_that_began_before_an_event_or_has_no_whole_report_leaves_the_verdicts_old() -> None:
+    node = node_of()
+    state = state_of(node)
+    whole = asyncio.run(HandChecker(node).run((), "quick"))
+    assert whole.report is not None
+    partial = msgspec.structs.replace(whole.report, run=msgspec.structs.replace(whole.report.run, interrupted="SIGINT"))
+    state.report = whole.report
+    state.running = Running((), "quick", AT_S)
+    state.take(tick_of(node, 5, kernel=["NVRM: Xid (PCI:0000:5d:00): 79, GPU has fallen off the bus."]))
+    for run in (whole, replace(whole, report=None), replace(whole, report=partial)):
+        state.finish(run)
+        assert state.hint is not None
+    state.finish(whole)
+    assert state.hint is None
 
 
 def test_hostile_names_are_drawn_as_they_are() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
 from typing import Any, get_args
 
 import msgspec
@@ -12,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rich.segment import Segment
 from textual.color import Color
+from textual.pilot import Pilot
 
 from gpudoctor.facts.model.gpu import PathKind
 from gpudoctor.facts.model.node import KernelEvent, Node, from_json, to_json
@@ -74,36 +74,34 @@ def test_no_field_of_the_facts_or_of_a_stream_reaches_the_terminal_raw() -> None
     nodes = [hostile_node(text) for text in texts]
     checker = HandChecker(nodes[0])
 
-    async def body() -> list[tuple[str, str, list[str]]]:
-        app = doctor(nodes[0], opening_of(nodes[0]), hostile_tick(nodes[0], texts[0]), checker=checker)
-        raw = []
+    raw: list[tuple[str, str, list[str]]] = []
 
-        def shows(node: Node) -> Callable[[], bool]:
-            return lambda: app.state.node is node
+    async def look(app: Doctor, pilot: Pilot[Any], node: Node, text: str) -> None:
+        checker.judged = node
+        put(app, opening_of(node))
+        put(app, hostile_tick(node, text))
+        await until(pilot, lambda: app.state.node is node and bool(app.state.log))
+        runs = len(app.state.runs)
+        app.action_run_all()
+        await until(pilot, lambda: len(app.state.runs) == runs + 1)
+        for name, _ in TABS:
+            app.action_tab(name)
+            await pilot.pause()
+            raw.append((text, name, unprintable(app)))
+        raw.append((text, "screenshot", ["escape"] if "\x1b" in app.export_screenshot() else []))
+        put(app, hostile_tick(node, text, silent=True))
+        await until(pilot, lambda: app.state.trouble is not None)
+        raw.append((text, "silent", unprintable(app)))
 
-        def has_run(times: int) -> Callable[[], bool]:
-            return lambda: len(app.state.runs) == times and bool(app.state.log)
-
+    async def body() -> None:
+        app = doctor(checker=checker, first_level=None)
         async with app.run_test(size=(160, 50)) as pilot:
-            for runs, (node, text) in enumerate(zip(nodes, texts, strict=True), 1):
-                if runs > 1:
-                    checker.judged = node
-                    put(app, opening_of(node))
-                    put(app, hostile_tick(node, text))
-                    await until(pilot, shows(node))
-                    app.action_run_all()
-                await until(pilot, has_run(runs))
-                for name, _ in TABS:
-                    app.action_tab(name)
-                    await pilot.pause()
-                    raw.append((text, name, unprintable(app)))
-                raw.append((text, "screenshot", ["escape"] if "\x1b" in app.export_screenshot() else []))
-                put(app, hostile_tick(node, text, silent=True))
-                await until(pilot, lambda: app.state.trouble is not None)
-                raw.append((text, "silent", unprintable(app)))
-        return raw
+            for node, text in zip(nodes, texts, strict=True):
+                await look(app, pilot, node, text)
 
-    assert [shown for shown in asyncio.run(body()) if shown[2]] == []
+    asyncio.run(body())
+    assert len(raw) == 3 * (len(TABS) + 2)
+    assert [shown for shown in raw if shown[2]] == []
 
 
 @settings(deadline=None, suppress_health_check=list(HealthCheck))
