@@ -275,7 +275,7 @@ def test_an_absurd_number_is_no_size(damaged: str, tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (16 << 30, hard))
     try:
-        answer_to(damaged + FAILURE, tmp_path)
+        assert answer_to(damaged + FAILURE, tmp_path).cause is not None
     finally:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 

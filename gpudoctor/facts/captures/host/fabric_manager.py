@@ -66,12 +66,7 @@ def read_service(block: Block) -> Part:
             result = found[1] if found else active[2]
         elif service is None and _IS_ACTIVE_COMMAND.search(block.command) and (word := _IS_ACTIVE.match(line)):
             service = word[1]
-    fabric_manager = _in_lines(block, FabricManager())
-    if service is not None and service != "unknown":
-        fabric_manager = replace(fabric_manager, service=service)
-        if result is not None:
-            fabric_manager = replace(fabric_manager, result=result)
-    return Part(Node(fabric_manager=fabric_manager)) if fabric_manager != FabricManager() else Part()
+    return _service_part(block, None if service == "unknown" else service, result)
 
 
 def read_journal(block: Block) -> Part:
@@ -87,11 +82,15 @@ def read_journal(block: Block) -> Part:
         elif failed is not None:
             service, result = "failed", failed[1]
         lines.append(line)
-    fabric_manager = _in_lines(Block(lines), FabricManager())
+    return _service_part(Block(lines), service, result)
+
+
+def _service_part(block: Block, service: str | None, result: str | None) -> Part:
+    fabric_manager = _in_lines(block, FabricManager())
     if service is not None:
         fabric_manager = replace(fabric_manager, service=service)
-    if result is not None:
-        fabric_manager = replace(fabric_manager, result=result)
+        if result is not None:
+            fabric_manager = replace(fabric_manager, result=result)
     return Part(Node(fabric_manager=fabric_manager)) if fabric_manager != FabricManager() else Part()
 
 
