@@ -22,6 +22,7 @@ _LARGEST_NUMBER = 1e15
 _LONGEST_SHOWN = 200
 _DEV_NULL = os.makedev(1, 3)
 _TOP = ("the top level",)
+_BUS_ID = re.compile(r"(?:[0-9A-Fa-f]{4,8}:)?[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7]")
 
 T = TypeVar("T")
 Place = tuple["str | int", ...]  # ("suppress", 0, "until")
@@ -167,6 +168,8 @@ class _Builder(NamedTuple):
 
     def _scalar(self, node: Any, place: Place) -> Any:
         line, shown = node.start_mark.line + 1, node.value[:40]
+        if _BUS_ID.fullmatch(node.value):
+            return node.value  # to YAML 1.1, 12:00.0 is a number to the base 60
         try:
             value = self.constructor.construct_object(node)
         except (ValueError, OverflowError) as error:

@@ -37,7 +37,7 @@ def test_the_day_after_its_last_it_no_longer_holds_and_says_so() -> None:
 
 
 def test_a_gpu_is_named_by_index_uuid_or_bus_id_and_only_that_one_is_set_aside() -> None:
-    for name in (5, "5", "GPU-abc", "0000:bb:00.0", "00000000:BB:00.0"):
+    for name in (5, "5", "GPU-abc", "0000:bb:00.0", "00000000:BB:00.0", "bb:00.0"):
         ([result], _) = apply_suppressions([RESULT], [rule(gpu=name)], TODAY)
         assert result.findings[0].status is Status.SKIP
         assert result.findings[2].status is Status.UNKNOWN

@@ -171,6 +171,12 @@ def test_all_checks_are_suppressed_by_a_key_of_its_own_and_domains_without(tmp_p
     assert [rule.check for rule in load(f"suppress: [{{check: 'gpu.*', {rest}}}]", tmp_path).suppress] == ["gpu.*"]
 
 
+@pytest.mark.parametrize("bus_id", ["0000:12:00.0", "12:00.0", "81:00.0"])
+def test_a_bus_id_without_quotes_is_a_bus_id_and_no_number_to_the_base_60(bus_id: str, tmp_path: Path) -> None:
+    text = f"suppress: [{{check: gpu.ecc, until: 2030-01-01, reason: known, gpu: {bus_id}}}]"
+    assert [rule.gpu for rule in load(text, tmp_path).suppress] == [bus_id]
+
+
 def test_a_long_key_is_cut(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"line 1: k{196} \.\.\.: unknown key") as caught:
         load(f"{'k' * 1000}: 1", tmp_path)

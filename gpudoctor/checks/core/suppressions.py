@@ -74,8 +74,8 @@ def _set_aside(finding: Finding, rules: list[Suppression]) -> Finding:
 
 
 def _short(gpu: str) -> str:
-    """The name in lower case; a bus id as nvidia-smi prints it (00000000:BB:00.0) in the form of the findings."""
-    return short_bus_id(gpu) if gpu.count(":") == 2 else gpu.strip().lower()
+    """The name in lower case; a bus id of nvidia-smi (00000000:BB:00.0) or lspci (bb:00.0) in the form of findings."""
+    return short_bus_id(gpu) if ":" in gpu else gpu.strip().lower()
 
 
 def _names(finding: Finding) -> set[str]:
