@@ -93,3 +93,11 @@ def is_recent(case: Case, event: HostEvent) -> bool:
     """Whether the event is at most a day old, or of unknown age, as in a saved log without times."""
     age = age_s(case, event)
     return age is None or age <= DAY_S
+
+
+def count_a_day(event: HostEvent) -> float:
+    """The event's lines within the day before its last one; if that was not counted, their mean over its days."""
+    if event.count_last_day is not None:
+        return event.count_last_day
+    lasted_s = 0.0 if event.first_s is None or event.last_s is None else event.last_s - event.first_s
+    return event.count / max(lasted_s / DAY_S, 1.0)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import msgspec
 
 from gpudoctor.checks.core.case import Case, Limit
-from gpudoctor.checks.core.driver_messages import DAY_S, age_s, is_recent
+from gpudoctor.checks.core.driver_messages import DAY_S, age_s, count_a_day, is_recent
 from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, Status, ok, unknown, unread
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE
@@ -144,7 +144,7 @@ def _set_aside(case: Case, event: HostEvent, rule: _Rule, all_events: tuple[Host
     """Why this event does not matter today, as text; None if it does."""
     if not rule.lasting and not is_recent(case, event):
         return f"{(age_s(case, event) or 0) / DAY_S:.0f} days ago"
-    if event.kind == "memory-corrected" and event.count < case.limit(_CORRECTED):
+    if event.kind == "memory-corrected" and count_a_day(event) < case.limit(_CORRECTED):
         return "(a single one is normal)" if event.count == 1 else "(so few are normal)"
     if event.kind == "nfs-timeout" and case.node.source.kind != "capture" and _answered(event, all_events):
         return "(it answers again)"

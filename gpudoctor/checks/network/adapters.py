@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import msgspec
 
 from gpudoctor.checks.core.case import Case, Limit
-from gpudoctor.checks.core.driver_messages import DAY_S, is_recent
+from gpudoctor.checks.core.driver_messages import DAY_S, count_a_day, is_recent
 from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, ok, skip, unread, warn
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE, Subject, of_nic
@@ -161,7 +161,7 @@ def _link_losses(case: Case) -> Iterator[Finding]:
         lost = None if event.first_s is None or event.last_s is None else event.last_s - event.first_s
         # an excerpt of a log may have no times, but it shows what caused trouble
         burst = event.count >= case.limit(_BURST) and (lost is None or lost <= 3 * _HOUR_S)
-        often = event.count / max((lost or 0) / DAY_S, 1.0) >= case.limit(_FLAPS)
+        often = count_a_day(event) >= case.limit(_FLAPS)
         # without facts about ports, only the log can show that a link is still down
         away = isinstance(case.node.network.rdma_ports, Missing) and event.count > ups.get(event.device, 0)
         if not (burst or often or away):

@@ -7,6 +7,7 @@ a user chose (of a process, of a file), but none begins with one.
 from __future__ import annotations
 
 import re
+from collections import deque
 from functools import cache
 
 import msgspec
@@ -15,6 +16,7 @@ from gpudoctor.facts.model.kernel_log import HostEvent, HostEventKind
 from gpudoctor.facts.model.node import short_bus_id
 
 MAX_SUBJECTS = 1000  # distinct kinds and devices
+_DAY_S = 86_400.0
 
 _BUS = r"(?P<bus>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])"
 _NIC = rf"(?:mlx5_core|mlx4_core|mlx4_en|bnxt_en|ice|i40e|ixgbe|igb|ena|qede|be2net) {_BUS}"
@@ -133,6 +135,7 @@ class HostEvents:
 
     def __init__(self) -> None:
         self._found: dict[tuple[HostEventKind, str | None], HostEvent] = {}
+        self._last_day: dict[tuple[HostEventKind, str | None], deque[float]] = {}
 
     def add(self, message: str, time_s: float | None) -> None:
         """Count the message if it is in the table."""
@@ -140,11 +143,18 @@ class HostEvents:
         if told is None:
             return
         before = self._found.get(told)
-        if before is None:
-            if len(self._found) < MAX_SUBJECTS:
-                self._found[told] = HostEvent(told[0], message, told[1], 1, time_s, time_s)
-        else:
-            self._found[told] = HostEvent(told[0], message, told[1], before.count + 1, before.first_s, time_s)
+        if before is None and len(self._found) >= MAX_SUBJECTS:
+            return
+        count, first_s = (1, time_s) if before is None else (before.count + 1, before.first_s)
+        in_day = None if time_s is None else self._in_last_day(told, time_s)
+        self._found[told] = HostEvent(told[0], message, told[1], count, first_s, time_s, in_day)
+
+    def _in_last_day(self, told: tuple[HostEventKind, str | None], time_s: float) -> int:
+        times = self._last_day.setdefault(told, deque())
+        times.append(time_s)
+        while times[0] < time_s - _DAY_S:
+            times.popleft()
+        return len(times)
 
     @property
     def events(self) -> tuple[HostEvent, ...]:

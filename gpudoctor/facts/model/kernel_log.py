@@ -70,7 +70,8 @@ class HostEvent(Fact, frozen=True):
 
     `device` is what the line names: the bus id of a network adapter or another PCI function in sysfs form, a disk, an
     NFS server, a CPU; None if none. `text` is the last of the messages, without the log's prefixes; `first_s` and
-    `last_s` are the times of the first and the last, in seconds since boot.
+    `last_s` are the times of the first and the last, in seconds since boot. `count_last_day` are the lines within the
+    day before the last one; None if the log has no times.
     """
 
     kind: HostEventKind
@@ -79,6 +80,7 @@ class HostEvent(Fact, frozen=True):
     count: int = 1
     first_s: float | None = None
     last_s: float | None = None
+    count_last_day: int | None = None
 
 
 class ApiMismatch(Fact, frozen=True):

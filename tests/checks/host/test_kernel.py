@@ -54,6 +54,13 @@ def test_few_corrected_errors_are_normal() -> None:
     assert check(event("memory-corrected", "DIMM_A1", 10)).status is Status.WARN
 
 
+def test_corrected_errors_are_counted_by_the_day_and_not_since_boot() -> None:
+    since_boot = HostEvent("memory-corrected", "EDAC MC0: 1 CE", "MC0", 29, 10.0, NOW_S)
+    assert check(since_boot).status is Status.PASS  # one a day
+    burst = HostEvent("memory-corrected", "EDAC MC0: 1 CE", "MC0", 29, 10.0, NOW_S, count_last_day=28)
+    assert check(burst).status is Status.WARN
+
+
 def test_a_file_server_that_answers_again_is_over_on_a_live_node_only() -> None:
     silent, back = event("nfs-timeout", "store1", at_s=NOW_S - 50), event("nfs-ok", "store1")
     assert check(silent, back).status is Status.PASS

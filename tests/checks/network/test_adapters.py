@@ -44,6 +44,12 @@ def test_sound_adapters_pass_with_what_was_looked_at() -> None:
     assert check().status is Status.PASS
 
 
+def test_links_lost_today_are_not_outweighed_by_one_lost_long_ago() -> None:
+    lost: dict[str, Any] = {"first_s": 60.0, "last_s": NOW_S, "device": "0000:5c:00.0"}
+    assert check(HostEvent("nic-link-down", "Link down", count=7, **lost)).status is Status.PASS
+    assert check(HostEvent("nic-link-down", "Link down", count=7, count_last_day=6, **lost)).status is Status.WARN
+
+
 def test_too_little_power_warns_by_the_adapters_name_since_boot() -> None:
     result = check(event("nic-power", first_s=12.0, last_s=12.0))
     [finding] = result.findings
