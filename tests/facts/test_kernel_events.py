@@ -172,7 +172,9 @@ def test_a_flood_of_one_kind_is_one_event_with_its_count_and_times() -> None:
 
 def test_the_lines_of_the_last_day_are_counted_apart() -> None:
     times = (10, 90_000, 170_000, 176_300, 176_400)
-    text = "".join(f"[{at}.000000] EDAC MC0: 1 CE memory read error on CPU_SrcID#0_MC#0_Chan#1_DIMM#0\n" for at in times)
+    text = "".join(
+        f"[{at}.000000] EDAC MC0: 1 CE memory read error on CPU_SrcID#0_MC#0_Chan#1_DIMM#0\n" for at in times
+    )
     (event,) = known(read_kernel_text(text, "dmesg.txt").host_events) or ()
     assert (event.count, event.count_last_day) == (5, 4)
 

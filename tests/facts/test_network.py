@@ -40,6 +40,13 @@ def test_an_infiniband_port_with_all_that_sysfs_tells(tmp_path: Path) -> None:
     assert port.interface == Missing("the port has no network interface", "absent")
 
 
+def test_a_virtual_function_is_told_from_an_adapter(tmp_path: Path) -> None:
+    rdma_port(tmp_path)
+    assert port_of(tmp_path).virtual_function is False
+    link(tmp_path, "/sys/devices/pci0000:15/0000:15:01.0/0000:18:00.0/physfn", "/sys/devices/pci0000:15")
+    assert port_of(tmp_path).virtual_function is True
+
+
 def test_a_port_that_is_down_is_read_as_down(tmp_path: Path) -> None:
     rdma_port(tmp_path, state="1: DOWN", physical_state="3: Disabled", rate="2.5 Gb/sec (1X SDR)")
     port = port_of(tmp_path)

@@ -38,6 +38,11 @@ def infiniband(case: Case) -> Iterator[Finding]:
     if not ports:
         yield skip(NODE, "no InfiniBand or RoCE adapter here")
         return
+    # a hypervisor's virtual functions wait for their virtual machines; only those in use are ports of this system
+    ports = tuple(port for port in ports if _active(port) or known(port.virtual_function) is not True)
+    if not ports:
+        yield skip(NODE, "only virtual functions of adapters here, and none is in use")
+        return
     active = [port for port in ports if _active(port)]
     if not active:
         unread_state = next((p.state for p in ports if isinstance(p.state, Missing)), None)
@@ -100,7 +105,7 @@ def _evidence(port: RdmaPort) -> Evidence:
 
 
 def _down(ports: tuple[RdmaPort, ...]) -> Iterator[Finding]:
-    """Ports with a cable that no subnet manager has set up; ports that are not active while most of their kind are.
+    """Ports with a cable that no subnet manager has activated; ports that are not active while most of their kind are.
 
     A kind is link layer, port number and maximum rate: the second ports of dual-port adapters are often all left
     without cables.
@@ -110,8 +115,9 @@ def _down(ports: tuple[RdmaPort, ...]) -> Iterator[Finding]:
             continue
         kind = [p for p in ports if _kind(p) == _kind(port)]
         up = sum(map(_active, kind))
-        initialising = "INIT" in port.state.upper()
-        cabled = initialising and (known(port.physical_state) or "").lower() == "linkup"
+        # a subnet manager takes a port that has a link from INIT over ARMED to ACTIVE
+        waits = "INIT" in port.state.upper() or "ARM" in port.state.upper()
+        cabled = waits and (known(port.physical_state) or "").lower() == "linkup"
         if up * 2 <= len(kind) and not cabled:
             continue
         yield warn(
@@ -122,19 +128,21 @@ def _down(ports: tuple[RdmaPort, ...]) -> Iterator[Finding]:
             else Expected("active, or without a cable", "==", "ACTIVE", source="ibstat(8)"),
             _evidence(port),
             likely="the link is up, but no subnet manager has set up the port"
-            if initialising
+            if waits
             else "no cable, a dead cable or transceiver, or the switch port is off",
             advice=(
                 Advice("Look at the port and its counters.", f"ibstat {port.device}"),
                 Advice("See whether a subnet manager answers.", f"sminfo -C {port.device} -P {port.port}")
-                if initialising
+                if waits
                 else Advice("Reseat or swap the cable, and look at the switch's side of it."),
             ),
         )
 
 
 def _kind(port: RdmaPort) -> tuple[object, ...]:
-    return known(port.link_layer), port.port, known(port.max_rate_gbit_s)
+    # adapters of one PCI function a port (mlx5) number all of them 1
+    function = (known(port.bus_id) or "").rpartition(".")[2]
+    return known(port.link_layer), port.port, function, known(port.max_rate_gbit_s)
 
 
 def _slow(active: list[RdmaPort], siblings: float) -> Iterator[Finding]:

@@ -181,7 +181,8 @@ class RdmaPort(Fact, frozen=True):
 
     `rate_gbit_s` is the active rate, `max_rate_gbit_s` the port's maximum if it is
     known. `interface` is the RoCE port's network interface. `adapter` is the type (MT4129), `firmware` its version,
-    `driver` the kernel driver (mlx5_core, efa).
+    `driver` the kernel driver (mlx5_core, efa). `virtual_function`: it is one of the functions (SR-IOV) that an
+    adapter of this machine is divided into; in a virtual machine that was given one it looks like an adapter.
     The counters count since the driver was loaded: `link_downed`, `link_recoveries` (link_error_recovery),
     `symbol_errors` (symbol_error), `receive_errors` (port_rcv_errors).
     """
@@ -203,6 +204,7 @@ class RdmaPort(Fact, frozen=True):
     symbol_errors: int | Missing = NOT_READ
     receive_errors: int | Missing = NOT_READ
     driver: str | Missing = NOT_READ
+    virtual_function: bool | Missing = NOT_READ
 
     @property
     def is_efa(self) -> bool:

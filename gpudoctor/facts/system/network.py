@@ -107,6 +107,7 @@ def _rdma_port(device: Path, number: int) -> RdmaPort:
         symbol_errors=read_int(port / "counters/symbol_error"),
         receive_errors=read_int(port / "counters/port_rcv_errors"),
         driver=_driver(device),
+        virtual_function=present(device / "device/physfn"),
     )
 
 

@@ -32,7 +32,7 @@ def check(*ports: RdmaPort, gpu_name: str | None = None, **network: Any) -> Chec
 
 
 def eight(**last: Any) -> tuple[RdmaPort, ...]:
-    return (*(port(i) for i in range(7)), port(7, **last))
+    return tuple(port(i, bus_id=f"0000:0{i}:00.0", **(last if i == 7 else {})) for i in range(8))
 
 
 def test_no_adapter_or_an_unread_one_is_skipped() -> None:
@@ -55,7 +55,10 @@ def test_a_port_that_is_down_among_active_siblings_is_named() -> None:
 
 
 def test_a_port_without_a_subnet_manager_is_told_apart_from_a_cable() -> None:
-    assert "sminfo -C mlx5_7 -P 1" in words(check(*eight(state="INIT")))
+    for state in ("INIT", "ARMED"):
+        result = check(*eight(state=state))
+        assert "sminfo -C mlx5_7 -P 1" in words(result)
+        assert "dead cable" not in words(result)
     assert "cable" in words(check(*eight(**DOWN)))
 
 
@@ -75,10 +78,18 @@ def test_a_cabled_port_without_a_subnet_manager_warns_whatever_its_siblings_do()
         [port(i, physical=2, **DOWN) for i in range(8)],
         [port(8, max_rate_gbit_s=100.0, **DOWN)],
         [port(8, state=Missing("unreadable", "denied"))],
+        [port(i, bus_id=f"0000:{i:02x}:00.1", **DOWN) for i in range(8, 10)],  # mlx5: a PCI function a port
+        [port(i, state="INIT", virtual_function=True) for i in range(8, 24)],  # kept for virtual machines
     ],
 )
 def test_unused_ports_of_another_kind_are_left_alone(unused: list[RdmaPort]) -> None:
     assert check(*eight(), *unused).status is Status.PASS
+
+
+def test_virtual_functions_of_a_hypervisor_alone_are_skipped() -> None:
+    result = check(*(port(i, state="INIT", virtual_function=True) for i in range(16)))
+    assert (result.status, "virtual functions" in words(result)) == (Status.SKIP, True)
+    assert check(port(0, virtual_function=True)).status is Status.PASS
 
 
 def test_ports_that_are_all_down_are_unused() -> None:
