@@ -63,6 +63,8 @@ def test_a_gpu_without_a_device_file_or_a_minor_number_is_not_called_denied(
     )
     denied_minors |= {0, 1, 2, 3}
     assert read_denied_gpus(tmp_path, shown=()) == BUS_IDS[:2]
+    kernel_module_drives(tmp_path, {"not-a-gpu": 0})
+    assert read_denied_gpus(tmp_path, shown=()) == BUS_IDS[:2]
 
 
 def test_without_the_kernel_modules_folder_nothing_is_known(tmp_path: Path) -> None:

@@ -25,12 +25,12 @@ from gpudoctor.facts.system.sysfs import key_values, list_names, present, read_t
 _GPUS = "proc/driver/nvidia/gpus"
 
 
-def read_driven_gpus(root: Path) -> tuple[str, ...] | Missing:
-    """Bus ids of the GPUs that the kernel module drives, whether NVML shows them or not."""
+def _driven_gpus(root: Path) -> dict[str, Path] | Missing:
+    """The kernel module's folder of each GPU that it drives, by bus id, whether NVML shows the GPU or not."""
     names = list_names(root / _GPUS)
     if isinstance(names, Missing):
         return names
-    return tuple(short_bus_id(name) for name in names if BUS_ID.fullmatch(name.lower()))
+    return {short_bus_id(name): root / _GPUS / name for name in names if BUS_ID.fullmatch(name.lower())}
 
 
 def read_denied_gpus(root: Path, shown: Container[str]) -> tuple[str, ...] | Missing:
@@ -40,15 +40,14 @@ def read_denied_gpus(root: Path, shown: Container[str]) -> tuple[str, ...] | Mis
     wake the GPU, or hang on a broken one. The kernel module may take its locks to produce `information`, so
     this must run in the collector process.
     """
-    names = list_names(root / _GPUS)
-    if isinstance(names, Missing):
-        return names
+    driven = _driven_gpus(root)
+    if isinstance(driven, Missing):
+        return driven
     denied = []
-    for name in names:
-        bus_id = short_bus_id(name) if name.count(":") == 2 else name
+    for bus_id, folder in driven.items():
         if bus_id in shown:
             continue
-        text = read_text(root / _GPUS / name / "information")
+        text = read_text(folder / "information")
         minor = "" if isinstance(text, Missing) else key_values(text).get("Device Minor", "")
         file = root / "dev" / f"nvidia{minor}"
         # the driver's library opens it for reading and writing
@@ -121,7 +120,7 @@ def _drained(client: NvmlClient, root: Path, shown: Container[str]) -> tuple[str
 
     A GPU whose query fails counts as not drained: it is missing for another reason.
     """
-    driven = read_driven_gpus(root)
+    driven = _driven_gpus(root)
     if isinstance(driven, Missing):
         return driven
     drained = []
