@@ -168,9 +168,7 @@ def _contradicts(node: Node, kind: NodeProfile) -> bool:
     )
     if kind.nvlink_topology == "pairs" and not joined:  # the bridge is optional
         return True
-    virtual = known(node.host.virtualization) == "vm" or any(
-        known(gpu.settings.virtualization) == "passthrough" for gpu in gpus
-    )
+    virtual = node.host.is_guest or any(known(gpu.settings.virtualization) == "passthrough" for gpu in gpus)
     # a virtual machine that was given none of the NVLinks
     return kind.nvlink_topology in ("switch", "cube-mesh") and virtual and bool(links) and not joined
 

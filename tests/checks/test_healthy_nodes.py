@@ -236,6 +236,17 @@ def test_one_value_that_answers_unknown_error_leaves_a_node_fit(name: str) -> No
     assert {f.status for check in report.checks if check.id == "gpu.lost" for f in check.findings} == {Status.PASS}
 
 
+@pytest.mark.parametrize("name", ["gcp-v100-8", "t4-cloud-4", "hgx-h100-vm-8"])
+def test_a_container_in_a_vm_is_judged_as_the_vm_is(name: str) -> None:
+    """As in Kubernetes on cloud machines: boards of several VBIOSes, bridges and persistence are the provider's."""
+    vm = each_gpu(packaged(name), settings__virtualization="none", settings__persistence=False)
+    pod = replace(vm, host=replace(vm.host, virtualization="container", container="kubernetes"))
+    warned = {check for check, _ in findings(judge(pod), Status.WARN)}
+    assert warned == {check for node, check in ACCEPTED_WARNS if node == name}
+    statuses = {check.id: check.status for check in judge(pod).checks}
+    assert (statuses["pcie.upstream"], statuses["pcie.acs"]) == (Status.SKIP, Status.SKIP)
+
+
 def test_facts_that_a_vm_hides_are_no_pass() -> None:
     node = packaged("t4-cloud-4")
     assert isinstance(node.pci.iommu, Missing)

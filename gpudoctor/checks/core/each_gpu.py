@@ -65,7 +65,7 @@ def passed_through(gpu: Gpu) -> bool:
 
 def in_virtual_machine(node: Node, gpus: Iterable[Gpu]) -> bool:
     """Whether this is a virtual machine, by the host facts or by the virtualization mode of one of these GPUs."""
-    return known(node.host.virtualization) == "vm" or any(map(passed_through, gpus))
+    return node.host.is_guest or any(map(passed_through, gpus))
 
 
 def out_of_line(count: int, peers: Sequence[int], floor: float, ratio: float) -> float | None:

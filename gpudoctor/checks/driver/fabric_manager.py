@@ -74,7 +74,7 @@ def _needed(case: Case) -> bool | None:
         return None
     names = [known(gpu.name) or "" for gpu in node.gpus]
     # switches of a GB200 rack are managed outside its compute trays, and those of a guest by its host
-    if known(node.host.virtualization) == "vm" or any(re.search(r"\bG[BH]\d{3}\b", name) for name in names):
+    if node.host.is_guest or any(re.search(r"\bG[BH]\d{3}\b", name) for name in names):
         return False
     links = [link for gpu in node.gpus for link in known(gpu.nvlinks) or ()]
     models = [model_of(case, gpu) for gpu in node.gpus]

@@ -190,7 +190,7 @@ def _empty_sockets(case: Case, limited: str | None) -> Iterator[Finding]:
     modules = [number for gpu in case.node.gpus if (number := known(gpu.module_id)) is not None]
     # cards without sockets return 0 or 1 for every GPU, and have no NVLinks
     sockets = len(set(modules)) == shown_count(node) and all(known(gpu.nvlinks) for gpu in node.gpus)
-    if limited or not sockets or known(node.host.virtualization) == "vm":
+    if limited or not sockets or node.host.is_guest:
         return
     board = next((size for size in _BOARDS if size // 2 < len(modules) < size), 0)
     # some boards number from 0, others from 1: if neither end is present, either may be the missing one

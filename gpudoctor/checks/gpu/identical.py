@@ -67,7 +67,7 @@ def identical(case: Case) -> Iterator[Finding]:
     # another model has other ids, clocks and power limits anyway: report one difference, not eight
     mixed = len({gpu.name for gpu in gpus}) > 1
     attributes: tuple[Attribute, ...] = (_MODEL, _MEMORY) if mixed else (_MEMORY, *_BOARD)
-    if known(case.node.host.virtualization) == "vm":
+    if case.node.host.is_guest:
         # clouds replace boards one by one, and a guest cannot update their firmware
         attributes = tuple(attribute for attribute in attributes if attribute is not _VBIOS)
     odd: dict[int, list[tuple[Attribute, object, object]]] = {}

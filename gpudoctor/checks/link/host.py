@@ -177,7 +177,7 @@ def _verdict(case: Case, bar: _Bar, gpu: Gpu) -> str:
 
 def _fails_below(case: Case, gpu: Gpu) -> Limit:
     """The limit for a fail: in a virtual machine there is more than the link between guest memory and GPU."""
-    guest = known(case.node.host.virtualization) == "vm" or known(gpu.settings.virtualization) == "passthrough"
+    guest = case.node.host.is_guest or known(gpu.settings.virtualization) == "passthrough"
     return _VM_FAIL_SHARE if guest else _FAIL_SHARE
 
 

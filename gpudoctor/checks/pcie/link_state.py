@@ -40,7 +40,7 @@ def hidden_bridges(case: Case, gpu: Gpu) -> str | None:
     """Why the visible bridges above the GPU are no evidence, as text; None if they are the real ones."""
     if passed_through(gpu):
         return "the GPU is passed into a virtual machine: its bridges are not the real ones"
-    if known(case.node.host.virtualization) == "vm":
+    if case.node.host.is_guest:
         return "in a virtual machine the bridges are not the real ones"
     if isinstance(gpu.pcie.path, Missing):
         return f"the bridges above it: {gpu.pcie.path.reason}"

@@ -79,7 +79,8 @@ class Host(Fact, frozen=True):
 
     `ram_mib` is RAM without GPU memory; `memory_limit_mib`, `cpu_quota` and the ulimits are
     None if there is no limit. `virtualization` is none, vm (with the hypervisor in
-    `hypervisor`) or container (`container` names the engine). `cpus_usable` are those that
+    `hypervisor`) or container (`container` names the engine, and `hypervisor` that of the virtual
+    machine that it runs in, if it does). `cpus_usable` are those that
     this process may run on (affinity), before the quota. `cpu_governor` "powersave" is slow
     under acpi-cpufreq but the normal, dynamic one under `cpu_scaling_driver` intel_pstate and
     amd-pstate-epp. If CPUs differ, their values are joined by commas.
@@ -114,6 +115,11 @@ class Host(Fact, frozen=True):
     swap_mib: int | Missing = NOT_READ
     swap_free_mib: int | Missing = NOT_READ
     secure_boot: bool | Missing = NOT_READ
+
+    @property
+    def is_guest(self) -> bool:
+        """Whether this is a virtual machine, or a container in one: a hypervisor stands before the hardware."""
+        return self.virtualization == "vm" or not isinstance(self.hypervisor, Missing)
 
 
 class Variable(Fact, frozen=True):

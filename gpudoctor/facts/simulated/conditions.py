@@ -93,7 +93,7 @@ def _active_efa(node: Node, target: Target) -> bool:
 
 def _is_virtual(node: Node) -> bool:
     virtual = any(known(gpu.settings.virtualization) not in ("none", None) for gpu in node.gpus)
-    return known(node.host.virtualization) == "vm" or virtual
+    return node.host.is_guest or virtual
 
 
 def _has_mount(strikes: Callable[[StorageMount], bool]) -> Condition:
@@ -129,7 +129,7 @@ CONDITIONS: dict[str, tuple[Condition, str]] = {
     ),
     "no-vm": (lambda n, t: not _is_virtual(n), "the hypervisor of a virtual machine hides it"),
     "own-firmware": (
-        lambda n, t: known(n.host.virtualization) != "vm",
+        lambda n, t: not n.host.is_guest,
         "in a virtual machine boards of several VBIOSes are no fault",
     ),
     "x16": (_of_gpu(lambda g: (known(g.pcie.width) or 0) >= 16), "the link of this GPU is not x16"),
