@@ -41,6 +41,24 @@ def test_in_a_container_nothing_tells_of_the_hosts_services(tmp_path: Path) -> N
     assert isinstance(facts.version, Missing)
 
 
+def test_the_services_of_a_container_are_not_the_machines(tmp_path: Path) -> None:
+    """As in LXC, which starts a systemd of its own."""
+    write(tmp_path, {f"{SLICE}/ssh.service/cgroup.procs": "1", "/proc/1/environ": b"container=lxc\0"})
+    assert isinstance(read_fabric_manager(tmp_path).service, Missing)
+
+
+def test_one_that_runs_in_the_container_of_the_driver_is_active_with_a_log_of_its_own(tmp_path: Path) -> None:
+    """As GPU Operator starts it; what lies in /var/log is of an older installation."""
+    write(tmp_path, {f"{SLICE}/ssh.service/cgroup.procs": "1", "/proc/4711/comm": "nv-fabricmanage\n"})
+    write(tmp_path, {"/proc/4712/comm": "python3\n", "/proc/uptime": "1 1", "/var/log/fabricmanager.log": LOG})
+    assert read_fabric_manager(tmp_path).service == "not-found"
+    (tmp_path / "proc/driver/nvidia-nvswitch").mkdir(parents=True)
+    facts = read_fabric_manager(tmp_path)
+    assert facts.service == "active"
+    assert isinstance(facts.version, Missing)
+    assert isinstance(facts.errors, Missing)
+
+
 def test_the_log_tells_the_version_that_runs_and_the_errors_since_it_started(tmp_path: Path) -> None:
     write(tmp_path, {"/var/log/fabricmanager.log": LOG})
     facts = read_fabric_manager(tmp_path)

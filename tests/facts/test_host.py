@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -319,6 +320,13 @@ def test_this_machine_is_read_without_a_failure() -> None:
     assert host.cpus_usable == len(os.sched_getaffinity(0))
     assert isinstance(host.ram_mib, int)
     assert host.ram_mib > 100
+
+
+def test_the_uptime_of_this_machine_is_the_kernels_and_not_that_of_a_container(monkeypatch: pytest.MonkeyPatch) -> None:
+    """LXC replaces /proc/uptime; the kernel's log and the driver's counters begin at the machine's boot."""
+    real = time.clock_gettime
+    monkeypatch.setattr(time, "clock_gettime", lambda clock: 7.5e6 if clock == time.CLOCK_BOOTTIME else real(clock))
+    assert read_host(Path("/")).uptime_s == 7.5e6
 
 
 @pytest.mark.parametrize("told", ["inf", "nan", "9" * 5000, "-1.0"])

@@ -31,6 +31,8 @@ def hidden(node: Node) -> str | None:
     return None
 
 
+# in the names of drivers that hold a device for a virtual machine: vfio-pci and its variants, and those before it
+_FOR_GUESTS = ("vfio", "pci-stub", "pciback")
 REFUSED = "the driver denies this process some GPUs (device cgroup or permissions)"
 
 
@@ -135,7 +137,7 @@ def not_shown(node: Node, bus_id: str) -> NotShown:
 
 def _handed_on(node: Node, device: PciDevice) -> bool:
     """Whether the device is given to a virtual machine, or is a virtual function of a GPU that hosts vGPUs."""
-    if "vfio" in (known(device.driver) or ""):
+    if any(word in (known(device.driver) or "") for word in _FOR_GUESTS):
         return True
     hosts = {g.bus_id.rpartition(":")[0] for g in node.gpus if known(g.settings.virtualization) == "host-vgpu"}
     shown = {g.bus_id for g in node.gpus}

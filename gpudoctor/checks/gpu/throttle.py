@@ -5,7 +5,7 @@ from __future__ import annotations
 from gpudoctor.checks.core.case import Case, Limit
 from gpudoctor.checks.core.each_gpu import each_gpu
 from gpudoctor.checks.core.explains import SPEEDS
-from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, unread, warn
+from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, unknown, unread, warn
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import of_gpu
 from gpudoctor.checks.core.under_load import percent, slowed_under_load
@@ -83,11 +83,15 @@ def _slowed_now(gpu: Gpu, reasons: tuple[str, ...], evidence: Evidence, advice: 
 def _slowed_since_boot(case: Case, gpu: Gpu, evidence: Evidence, advice: list[Advice]) -> Finding | None:
     """A warning by the share of time since boot with hardware slowdown: a lower bound of the share under load."""
     times, uptime_s = gpu.throttle_times, known(case.node.host.uptime_s)
-    slowed_us = (known(times.hw_thermal_us) or 0) + (known(times.hw_power_brake_us) or 0)
+    each_us = known(times.hw_thermal_us) or 0, known(times.hw_power_brake_us) or 0
+    slowed_us = sum(each_us)
     limit = case.limit(_SHARE_PCT, gpu)
     share = slowed_us / 1e6 / uptime_s * 100 if uptime_s else 0.0
     if not uptime_s or share <= limit:
         return None
+    if max(each_us) / 1e6 > uptime_s:
+        words = f"time slowed by the hardware: {max(each_us) / 1e6:.0f} s in the {uptime_s:.0f} s since boot"
+        return unknown(of_gpu(gpu), f"{words} makes no sense")
     return warn(
         of_gpu(gpu),
         Found(f"slowed by the hardware for {share:.1f} % of the time since boot, though not now", round(share, 2), "%"),

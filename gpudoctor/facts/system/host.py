@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from pathlib import Path
 
 from gpudoctor.facts.model.missing import Missing
@@ -41,7 +42,7 @@ def read_host(root: Path) -> Host:
         kernel=read_text(root / "proc/sys/kernel/osrelease"),
         os_name=_os_name(root),
         machine=machine,
-        uptime_s=_first_number(root / "proc/uptime"),
+        uptime_s=_uptime_s(root),
         virtualization=virtualization.kind,
         hypervisor=virtualization.hypervisor,
         container=virtualization.container,
@@ -86,6 +87,13 @@ def _machine(root: Path) -> str | Missing:
     if _is_this_machine(root):
         return os.uname().machine
     return read_text(root / "proc/sys/kernel/arch")
+
+
+def _uptime_s(root: Path) -> float | Missing:
+    """Seconds since the kernel's boot, as its log counts them: /proc/uptime in LXC is that of the container."""
+    if _is_this_machine(root):
+        return round(time.clock_gettime(time.CLOCK_BOOTTIME), 2)
+    return _first_number(root / "proc/uptime")
 
 
 def _os_name(root: Path) -> str | Missing:

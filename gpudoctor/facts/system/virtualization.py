@@ -51,7 +51,7 @@ class Virtualization(msgspec.Struct, frozen=True):
 
 def read_virtualization(root: Path) -> Virtualization:
     """Look for the traces of a container, then of a hypervisor. A hypervisor without a name is "unnamed"."""
-    container = _container(root)
+    container = container_engine(root)
     hypervisor = _hypervisor(root)
     kind: Literal["none", "vm", "container"] | Missing
     if container is not None:
@@ -67,7 +67,7 @@ def read_virtualization(root: Path) -> Virtualization:
     )
 
 
-def _container(root: Path) -> str | None:
+def container_engine(root: Path) -> str | None:
     """The name of the container engine; None outside of a container."""
     variables = {**_variables(root / "proc/1/environ"), **_variables(root / "proc/self/environ")}
     if "KUBERNETES_SERVICE_HOST" in variables or present(root / "var/run/secrets/kubernetes.io"):

@@ -46,6 +46,12 @@ def test_time_slowed_in_the_past_warns_from_one_percent(slowed_s: int, expected:
     assert status("gpu.throttle", node(h100(throttle_times__hw_thermal_us=slowed_s * 1_000_000))) == expected
 
 
+def test_more_time_slowed_than_there_was_is_no_reading() -> None:
+    subject = node(h100(throttle_times__hw_thermal_us=10**15))
+    assert status("gpu.throttle", subject) == "unknown"
+    assert "make" in (only("gpu.throttle", subject).reason or "")
+
+
 def test_counters_of_microseconds_or_of_power_capping_are_noise() -> None:
     times = {"throttle_times__hw_power_brake_us": 37, "throttle_times__sw_power_cap_us": 7_015_662_857}
     assert status("gpu.throttle", node(h100(**times))) == "pass"
