@@ -63,7 +63,8 @@ def torch_build(case: Case) -> Iterator[Finding]:
     import_s = known(launch.import_s) if launch else None
     if import_s is not None and import_s > case.limit(_SLOW_IMPORT_S):
         yield ok(NODE, f"importing torch took {import_s:.0f} s: it lies on a slow disk, and was not in memory")
-    yield from _build(case, torch, view.cuda if view else case.node.software.torch_cuda)
+    opens_gpus = view is not None and view.cuda_available and view.error is None and view.device_count > 0
+    yield from _build(case, torch, view.cuda if view else case.node.software.torch_cuda, opens_gpus)
     if view is not None:
         yield from _sight(case, view)
     elif case.node.source.kind == "live":
@@ -86,7 +87,7 @@ def _own_view(case: Case) -> TorchView | None:
     return case.measurements.torch_view if case.node.source.kind == "live" else None
 
 
-def _build(case: Case, torch: str, cuda: str | Missing | None) -> Iterator[Finding]:
+def _build(case: Case, torch: str, cuda: str | Missing | None, opens_gpus: bool) -> Iterator[Finding]:
     evidence = Evidence("torch", torch)
     oldest = case.limit(_OLDEST_VERSION)
     version = _version(torch)
@@ -116,10 +117,10 @@ def _build(case: Case, torch: str, cuda: str | Missing | None) -> Iterator[Findi
     if isinstance(driver, Missing):
         yield unread(NODE, f"torch {torch} is built for CUDA {cuda}; the driver's CUDA version", driver)
         return
-    yield _fits(torch, cuda, driver, evidence)
+    yield _fits(torch, cuda, driver, evidence, opens_gpus)
 
 
-def _fits(torch: str, cuda: str, driver: str, evidence: Evidence) -> Finding:
+def _fits(torch: str, cuda: str, driver: str, evidence: Evidence, opens_gpus: bool) -> Finding:
     """A driver runs programs of its own CUDA version and older, and from CUDA 11 on of its whole major version."""
     built, offered = _version(cuda), _version(driver)
     shown = (evidence, Evidence("driver", f"CUDA {driver}"))
@@ -130,6 +131,8 @@ def _fits(torch: str, cuda: str, driver: str, evidence: Evidence) -> Finding:
         return ok(NODE, text, None, *shown)
     if built[0] == offered[0] >= 11:
         return ok(NODE, f"{text}: minor version compatibility carries it", None, *shown)
+    if opens_gpus:
+        return ok(NODE, f"{text}, and torch opens the GPUs: a forward compatibility package carries it", None, *shown)
     return fail(
         NODE,
         text,

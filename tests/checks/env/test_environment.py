@@ -350,6 +350,15 @@ def test_minor_version_compatibility_is_said() -> None:
     assert "minor version compatibility" in words(judge(TORCH, torch_node(driver="12.4")))
 
 
+def test_a_newer_cuda_that_opens_the_gpus_all_the_same_is_no_fault() -> None:
+    """As with the package cuda-compat on data-centre GPUs."""
+    node = torch_node(source=LIVE, driver="12.4", cuda="13.0")
+    result = judge(TORCH, node, sees(0, 1, cuda="13.0"))
+    assert (result.status, "compatibility package" in words(result)) == (Status.PASS, True)
+    refused = sees(cuda="13.0", cuda_available=False, error="The NVIDIA driver on your system is too old")
+    assert judge(TORCH, node, refused).status is Status.FAIL
+
+
 def test_an_old_torch_and_a_second_nccl_warn() -> None:
     assert "torch 2.4 or later" in words(judge(TORCH, torch_node(torch="2.3.1+cu121")))
     assert judge(TORCH, torch_node(torch="2.10.0a0+nv")).status is Status.PASS
