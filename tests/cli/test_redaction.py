@@ -281,3 +281,30 @@ def test_what_was_mounted_and_for_whom_is_not_shown(
     shown = msgspec.json.encode(redaction.node).decode() + evidence
     assert not [name for name in ("amelie", "CARLAS", "carla", "winfiler", "10.50") if name in shown]
     assert kept in evidence
+
+
+def test_an_operators_reason_for_a_suppression_is_not_shown(gpudoctor: Gpudoctor, tmp_path: Path) -> None:
+    config = tmp_path / "c.yaml"
+    rules = [("pcie.link-width", "2999-01-01"), ("gpu.ecc", "2020-01-01")]
+    reason = "ticket of bernd (riser of hopper17); ordered"
+    config.write_text(
+        "suppress:\n" + "".join(f"  - {{check: {c}, until: {d}, reason: '{reason}'}}\n" for c, d in rules)
+    )
+    for form in ("text", "json", "html"):
+        arguments = ("--level", "quick", "-v", "--node", "hgx-h100-8", "--fault", "pcie-width-x8@5")
+        shown = gpudoctor("check", *arguments, "--redact", "--format", form, "--config", str(config)).out
+        assert [name for name in ("bernd", "hopper17", "ordered") if name in shown] == []
+        assert "suppressed until 2999-01-01 (redacted); was fail: PCIe" in " ".join(shown.split())
+        assert "ended on 2020-01-01 (redacted): it no longer holds" in " ".join(shown.split())
+
+
+def test_the_start_of_a_uuid_is_not_shown_either(gpudoctor: Gpudoctor) -> None:
+    start = "GPU-01fa4e00-f"
+    shown = gpudoctor("check", "--level", "quick", "-v", "--node", "hgx-h100-8", "--gpu", start, "--redact").out
+    assert "judged GPU 1 of 8: --gpu GPU-" in shown
+    assert start not in shown
+    redaction = Redaction(with_variables({"CUDA_VISIBLE_DEVICES": f"{start},GPU-beefbeef"}))
+    text = redaction.text(f"CUDA_VISIBLE_DEVICES={start},GPU-beefbeef: CUDA stops at GPU-beefbeef; GPU-3 and GPU-based")
+    assert "beef" not in text
+    assert start not in text
+    assert text.endswith("GPU-3 and GPU-based")

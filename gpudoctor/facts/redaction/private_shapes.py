@@ -67,6 +67,11 @@ def _of_name(match: re.Match[str]) -> str:
 
 # the order matters: patterns that contain a host or a path come before those for a host or path alone
 _SHAPES: tuple[tuple[re.Pattern[str], Replacement], ...] = (
+    # an operator's reason for a suppression: free text, with tickets, names and places
+    (re.compile(r"\b(suppressed until [\d-]{10} \()(?s:.{1,4096}?)(\); was (?:fail|warn|unknown): )"),
+     rf"\1{REDACTED}\2"),
+    (re.compile(r"\b(suppression of [^\s(]{1,100} ended on [\d-]{10} \()(?s:.{1,4096}?)(\): it no longer holds)"),
+     rf"\1{REDACTED}\2"),
     (re.compile(r"\b([A-Za-z][A-Za-z0-9+.-]{1,20})://([^\s'\"<>,;)]+)"), _of_url),
     # values after a word like "password", and tokens with a prefix that shows their kind
     (re.compile(r"(?i)\b([\w-]{0,40}(?:password|passwd|pwd|secret|token|api[_-]?key|access[_-]?key|credential)s?[\"']?"

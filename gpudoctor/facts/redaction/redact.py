@@ -20,6 +20,8 @@ T = TypeVar("T")
 _UUID = re.compile(r"[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}")
 _WHOLE = re.compile(rf"(?:[A-Z]{{3}}-){{0,2}}{_UUID.pattern}(?:/\d{{1,3}}){{0,2}}")
 _PREFIXED = re.compile(r"\b(GPU-|MIG-)([0-9a-fA-F][0-9a-fA-F-]*)")
+# in free text: a shorter one may be anything, and could be of many GPUs
+_PREFIX_IN_TEXT = re.compile(r"\b(GPU-|MIG-)([0-9a-fA-F]{4}[0-9a-fA-F-]*)(?!\w)")
 _LEADING_NUMBER = re.compile(r"\s*[+-]?\d{0,10}")
 _SECRET_KEYS = {"serial", "hostname", "user", "board_part_number", "torch_location"}
 # Fields whose values are compared or looked up, so they are kept even if a host has the same name -> the form of valid
@@ -84,7 +86,7 @@ class Redaction:
 
     def text(self, text: str) -> str:
         """Redacted free text."""
-        return self._words.taken_out(self._uuids_taken_out(text))
+        return self._words.taken_out(_PREFIX_IN_TEXT.sub(self._shortened, self._uuids_taken_out(text)))
 
     def _uuids_taken_out(self, text: str) -> str:
         return _UUID.sub(lambda match: self._uuid(match.group()), text)
