@@ -293,6 +293,15 @@ def test_dockers_64_mib_of_shared_memory(tmp_path: Path, monkeypatch: pytest.Mon
     assert (host.shm_mib, host.shm_free_mib) == (64, 32)
 
 
+def test_shared_memory_without_a_limit_is_not_a_size_of_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """tmpfs with size=0 has no limit, and statvfs answers 0 blocks."""
+    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_frsize=4096, f_blocks=0, f_bavail=0))
+    host = read_host(tmp_path)
+    assert (kind_of(host.shm_mib), kind_of(host.shm_free_mib)) == ("unsupported", "unsupported")
+
+
 def test_shared_memory_that_may_not_be_asked_for_is_denied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def statvfs(path: Path) -> None:
         raise PermissionError(errno.EACCES, "Permission denied")

@@ -194,6 +194,9 @@ def _shared_memory(root: Path) -> tuple[int | Missing, int | Missing]:
     except OSError as error:
         missing = missing_from(error, "/dev/shm")
         return missing, missing
+    if stats.f_blocks == 0:
+        unlimited = Missing("/dev/shm has no size: RAM is its limit", "unsupported")  # tmpfs with size=0
+        return unlimited, unlimited
     mib = 1 << 20
     return stats.f_blocks * stats.f_frsize // mib, stats.f_bavail * stats.f_frsize // mib
 
