@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Environment, Node, from_json, to_json
 from gpudoctor.facts.system.environment import parse_env_text, read_environment
+from gpudoctor.facts.system.path_status import PathQuestion
 from tests.sysfs_tree import write
 
 
@@ -87,6 +88,19 @@ def test_a_variable_that_names_a_file_says_whether_it_is_there(tmp_path: Path) -
         "CUDA_INJECTION64_PATH": False,
         "NCCL_DEBUG_FILE": None,
     }
+
+
+def test_a_file_on_a_mount_that_does_not_answer_is_not_said_to_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    late = Missing("did not answer within 5 s", "failed")
+    monkeypatch.setattr(PathQuestion, "answers", lambda self: (late,) * len(self._paths))
+
+    def refuse(path: str) -> bool:
+        raise AssertionError(f"{path} was looked up by this process, which a dead mount would block")
+
+    monkeypatch.setattr("os.path.exists", refuse)
+    variable = read_environment({"NCCL_TOPO_FILE": "/dead/topo.xml"}).variable("NCCL_TOPO_FILE")
+    assert variable is not None
+    assert variable.path_exists is None
 
 
 def test_an_empty_value_is_a_value() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from gpudoctor.checks.core.case import Case
 from gpudoctor.checks.core.explains import ENDS, Explains
-from gpudoctor.checks.core.finding import Advice, Evidence, Finding, Status, fail, ok, unread, warn
+from gpudoctor.checks.core.finding import Advice, Evidence, Finding, Status, fail, ok, unknown, unread, warn
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE
 from gpudoctor.checks.env.nccl_over_efa import efa_findings
@@ -38,7 +38,7 @@ def nccl_settings(case: Case) -> Iterator[Finding]:
     findings = [
         *_switched_off(case),
         *_interfaces(case),
-        *_files(environment),
+        *_files(case),
         *_left_on(environment),
         *_launcher(environment),
         *loopback_findings(case),
@@ -140,7 +140,7 @@ def _selected(value: str, names: Iterable[str], exact: bool) -> list[str]:
     return [n for n in names if n not in hit] if exclude else hit
 
 
-def _files(environment: Environment) -> Iterator[Finding]:
+def _files(case: Case) -> Iterator[Finding]:
     for name, judge, likely in (
         ("NCCL_GRAPH_FILE", fail, "NCCL refuses to start without its graph file"),
         (
@@ -149,9 +149,12 @@ def _files(environment: Environment) -> Iterator[Finding]:
             "NCCL goes on without it: in a VM it then does not know how GPUs and adapters are wired",
         ),
     ):
-        variable = environment.variable(name)
+        variable = case.node.environment.variable(name)
         if variable is not None and (variable.path_exists is False or not variable.value.strip()):
             yield bad(judge, variable, " names no file that exists", "a file that exists, or not set", likely)
+        elif variable is not None and variable.path_exists is None and case.node.source.kind == "live":
+            words = "whether that file exists is not known: its file system does not answer"
+            yield unknown(NODE, f"{name}={variable.value}: {words}", shown(variable))
 
 
 def _left_on(environment: Environment) -> Iterator[Finding]:

@@ -8,7 +8,12 @@ import socket
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Environment, Variable
+from gpudoctor.lazy_import import lazy_imports
+
+with lazy_imports():  # starts processes, which the readers of captures do not
+    from gpudoctor.facts.system import path_status
 
 _PREFIXES = ("CUDA_", "NCCL_", "TORCH_NCCL_", "TORCHELASTIC_", "OMPI_COMM_WORLD_", "FI_")
 # fmt: off
@@ -34,7 +39,7 @@ _ASSIGNMENT = re.compile(r"(?:export |declare -x )?([A-Za-z_][A-Za-z0-9_.%()]*)=
 
 
 def read_environment(environ: Mapping[str, str], root: Path = Path("/")) -> Environment:
-    """The variables of interest, by name; `path_exists` is set if one names a file.
+    """The variables of interest, by name; `path_exists` is set if one names a file, and its file system answers.
 
     Variables whose name suggests a secret are never kept. Values are truncated to 4096 characters.
     """
@@ -60,14 +65,10 @@ def parse_env_text(text: str) -> Environment:
 
 
 def _kept(items: Iterable[tuple[str, str]], root: Path | None) -> tuple[Variable, ...]:
+    kept = [(name, value) for name, value in sorted(items) if _is_of_interest(name)]
+    exist = {} if root is None else _paths_exist([value for name, value in kept if _names_file(name, value)], root)
     return tuple(
-        Variable(
-            name=name,
-            value=_clean(value),
-            path_exists=None if root is None else _path_exists(name, value, root),
-        )
-        for name, value in sorted(items)
-        if _is_of_interest(name)
+        Variable(name, _clean(value), exist.get(value) if _names_file(name, value) else None) for name, value in kept
     )
 
 
@@ -85,11 +86,19 @@ def _unquoted(value: str) -> str:
     return value[1:-1] if quoted else value
 
 
-def _path_exists(name: str, value: str, root: Path) -> bool | None:
-    if name in _FILES or (name in _LIBRARIES and "/" in value):
-        path = root / value.lstrip("/") if value.startswith("/") else value
-        return os.path.exists(path)  # noqa: PTH110 - Path.exists raises on odd text
-    return None
+def _names_file(name: str, value: str) -> bool:
+    return name in _FILES or (name in _LIBRARIES and "/" in value)
+
+
+def _paths_exist(paths: list[str], root: Path) -> dict[str, bool | None]:
+    """Whether each path exists; None if it is on a mount that does not answer, which would block this process."""
+    absolute = [path for path in paths if path.startswith("/")]
+    found: dict[str, bool | None] = {path: os.path.exists(path) for path in paths if path not in absolute}  # noqa: PTH110 - Path.exists raises on odd text
+    if root != Path("/"):
+        return found | {path: os.path.exists(root / path.lstrip("/")) for path in absolute}  # noqa: PTH110
+    for path, status in zip(absolute, path_status.ask_paths(absolute) if absolute else (), strict=True):
+        found[path] = None if isinstance(status, Missing) else status.error is None
+    return found
 
 
 NODE_NAME_VARIABLE = "GPUDOCTOR_NODE_NAME"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import pytest
@@ -220,14 +220,15 @@ def test_an_adapter_that_does_not_exist_warns() -> None:
 
 @pytest.mark.parametrize(("name", "status"), [("NCCL_GRAPH_FILE", Status.FAIL), ("NCCL_TOPO_FILE", Status.WARN)])
 def test_a_file_that_is_missing_stops_nccl_or_only_costs(name: str, status: Status) -> None:
-    def with_file(exists: bool | None, value: str = "/a.xml") -> Status:
+    def with_file(exists: bool | None, value: str = "/a.xml", kind: Literal["live", "capture"] = "capture") -> Status:
         variables = (Variable(name, value, path_exists=exists),)
-        return judge(NCCL, Node(gpus=gpus(2), environment=Environment(variables))).status
+        return judge(NCCL, Node(source=Source(kind=kind), gpus=gpus(2), environment=Environment(variables))).status
 
     assert with_file(False) is status
     assert with_file(None, "") is status
     assert with_file(True) is Status.PASS
     assert with_file(None) is Status.PASS  # a capture: the file is on another machine
+    assert with_file(None, kind="live") is Status.UNKNOWN
 
 
 @pytest.mark.parametrize(
