@@ -10,7 +10,7 @@ import pytest
 
 from gpudoctor.checks.core import registry as registry_module
 from gpudoctor.checks.core.case import Case, Limit
-from gpudoctor.checks.core.finding import Finding, Status, ok
+from gpudoctor.checks.core.finding import Finding, Status, fail, ok
 from gpudoctor.checks.core.registry import DOMAINS, Check, DuplicateCheckError, check, registry, select
 from gpudoctor.checks.core.runner import run_checks
 from gpudoctor.checks.core.subject import NODE
@@ -106,6 +106,18 @@ def test_a_check_that_crashes_is_unknown_and_costs_no_other() -> None:
     assert first.status is Status.UNKNOWN
     assert first.findings[0].reason == "the check itself failed: ZeroDivisionError: by zero"
     assert second.status is Status.PASS
+
+
+def test_a_failure_found_before_a_check_crashed_is_not_lost() -> None:
+    def broken(case: Case) -> Iterator[Finding]:
+        yield ok(NODE, "so far so good")
+        yield fail(NODE, "a fault", "none")
+        raise ZeroDivisionError("by zero")
+
+    checks = [Check("x.broken", "", "quick", broken)]
+    [result] = run_checks(Case(node=load_node("hgx-h100-8")), checks, level="quick", clock=lambda: 0.0)
+    assert result.status is Status.FAIL
+    assert [finding.status for finding in result.findings] == [Status.FAIL, Status.UNKNOWN]
 
 
 def test_a_check_that_finds_nothing_to_say_and_one_above_the_level_are_skipped() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 import msgspec
 
 from gpudoctor.checks.core.case import Case
-from gpudoctor.checks.core.finding import Finding, Status, skip, unknown, worst
+from gpudoctor.checks.core.finding import PROBLEMS, Finding, Status, skip, unknown, worst
 from gpudoctor.checks.core.registry import LEVELS, Check, Level
 from gpudoctor.checks.core.subject import NODE as NODE_SUBJECT
 
@@ -34,8 +34,8 @@ def run_checks(
 ) -> tuple[CheckResult, ...]:
     """Run the checks; return one result per check in the given order, then those `left_out` by --skip as skip.
 
-    `clock` returns seconds (time.perf_counter). A check that raises is `unknown` with the error's text; a check
-    without findings had nothing to judge and is `skip`.
+    `clock` returns seconds (time.perf_counter). A check that raises is `unknown` with the error's text, or `fail` if
+    it had found one; a check without findings had nothing to judge and is `skip`.
     """
     case = msgspec.structs.replace(case, limits={c.id: c.limits for c in (*checks, *left_out)})
     ran = tuple(_run(case, check, level, clock) for check in checks)
@@ -44,20 +44,22 @@ def run_checks(
 
 def _run(case: Case, check: Check, level: Level, clock: Callable[[], float]) -> CheckResult:
     started = clock()
-    findings: tuple[Finding, ...]
+    findings: list[Finding] = []
     if LEVELS.index(check.level) > LEVELS.index(level):
-        findings = (skip(NODE_SUBJECT, f"runs at level {check.level}; asked for {level}"),)
+        findings.append(skip(NODE_SUBJECT, f"runs at level {check.level}; asked for {level}"))
     elif check.needs_gpu and not case.gpus:
-        findings = (skip(NODE_SUBJECT, NO_GPU),)
+        findings.append(skip(NODE_SUBJECT, NO_GPU))
     else:
         try:
-            findings = tuple(check.function(msgspec.structs.replace(case, check_id=check.id)))
+            for finding in check.function(msgspec.structs.replace(case, check_id=check.id)):
+                findings.append(finding)
         except Exception as error:  # the only place that catches exceptions of checks
             reason = f"the check itself failed: {type(error).__name__}: {error}"
-            findings = (unknown(NODE_SUBJECT, reason),)
+            # what was found wrong before is still wrong; what passed may have been judged by the same mistake
+            findings = [found for found in findings if found.status in PROBLEMS] + [unknown(NODE_SUBJECT, reason)]
         if not findings:
-            findings = (skip(NODE_SUBJECT, "nothing here to judge"),)
-    return _result(check, (clock() - started) * 1000, findings)
+            findings.append(skip(NODE_SUBJECT, "nothing here to judge"))
+    return _result(check, (clock() - started) * 1000, tuple(findings))
 
 
 def _result(check: Check, duration_ms: float, findings: tuple[Finding, ...]) -> CheckResult:

@@ -72,7 +72,7 @@ def _switched_off(case: Case) -> Iterator[Finding]:
         likely = "where GPUs have no peer-to-peer their traffic then takes the network sockets"
         yield bad(warn, shm, words, "not set", likely)
     ports = [port for port in known(case.node.network.rdma_ports) or () if not port.is_efa]
-    active = sum("ACTIVE" in (known(p.state) or "").upper() for p in ports)
+    active = sum(port.is_active for port in ports)
     if active and (ib := _switched_on(environment, "NCCL_IB_DISABLE")):
         words = f" keeps NCCL from the {active} active RDMA ports"
         yield bad(warn, ib, words, "0, or not set", "traffic between nodes goes over TCP sockets instead")

@@ -19,7 +19,7 @@ _OWN_NETWORKS = ("ib", "socket")
 def efa_findings(case: Case) -> Iterator[Finding]:
     """Warn if NCCL cannot use the active EFA adapters of this node; no findings on a node without any."""
     ports = [port for port in known(case.node.network.rdma_ports) or () if port.is_efa]
-    active = [port for port in ports if "ACTIVE" in (known(port.state) or "").upper()]
+    active = [port for port in ports if port.is_active]
     if not active:
         return
     adapters = f"the {len(active)} EFA adapters" if len(active) > 1 else f"the EFA adapter {active[0].device}"

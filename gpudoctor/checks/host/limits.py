@@ -32,7 +32,7 @@ def user_limits(case: Case) -> Iterator[Finding]:
     ports = known(case.node.network.rdma_ports)
     if ports is None:
         yield skip(NODE, "locked memory (ulimit -l): matters for RDMA only, and the RDMA ports are not known")
-    elif not any("ACTIVE" in (known(p.state) or "").upper() for p in ports):
+    elif not any(port.is_active for port in ports):
         yield skip(NODE, "locked memory (ulimit -l): matters for RDMA only, and no RDMA port is active")
     else:
         yield _limit(case, _MEMLOCK_KIB, "lockable memory (ulimit -l)", host.memlock_kib, "ulimit -l unlimited")

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from gpudoctor.checks.core.case import Case, Limit
+from gpudoctor.checks.core.each_gpu import in_virtual_machine
 from gpudoctor.checks.core.explains import Explains
 from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, skip, unknown, warn
 from gpudoctor.checks.core.peer_ranks import against_others, by_model, other_processes, ranks_without_figures
@@ -177,8 +178,7 @@ def _verdict(case: Case, bar: _Bar, gpu: Gpu) -> str:
 
 def _fails_below(case: Case, gpu: Gpu) -> Limit:
     """The limit for a fail: in a virtual machine there is more than the link between guest memory and GPU."""
-    guest = case.node.host.is_guest or known(gpu.settings.virtualization) == "passthrough"
-    return _VM_FAIL_SHARE if guest else _FAIL_SHARE
+    return _VM_FAIL_SHARE if in_virtual_machine(case.node, [gpu]) else _FAIL_SHARE
 
 
 def _expected(case: Case, bar: _Bar, gpu: Gpu, kind: str) -> Expected:

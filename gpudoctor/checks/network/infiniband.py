@@ -39,11 +39,11 @@ def infiniband(case: Case) -> Iterator[Finding]:
         yield skip(NODE, "no InfiniBand or RoCE adapter here")
         return
     # a hypervisor's virtual functions wait for their virtual machines; only those in use are ports of this system
-    ports = tuple(port for port in ports if _active(port) or known(port.virtual_function) is not True)
+    ports = tuple(port for port in ports if port.is_active or known(port.virtual_function) is not True)
     if not ports:
         yield skip(NODE, "only virtual functions of adapters here, and none is in use")
         return
-    active = [port for port in ports if _active(port)]
+    active = [port for port in ports if port.is_active]
     if not active:
         unread_state = next((p.state for p in ports if isinstance(p.state, Missing)), None)
         if unread_state is not None:
@@ -85,10 +85,6 @@ def _none_active(case: Case, ports: tuple[RdmaPort, ...]) -> Finding:
     )
 
 
-def _active(port: RdmaPort) -> bool:
-    return "ACTIVE" in (known(port.state) or "").upper()
-
-
 def _label(port: RdmaPort) -> str:
     return f"{port.device} port {port.port}"
 
@@ -111,10 +107,10 @@ def _down(ports: tuple[RdmaPort, ...]) -> Iterator[Finding]:
     without cables.
     """
     for port in ports:
-        if _active(port) or isinstance(port.state, Missing):
+        if port.is_active or isinstance(port.state, Missing):
             continue
         kind = [p for p in ports if _kind(p) == _kind(port)]
-        up = sum(map(_active, kind))
+        up = sum(p.is_active for p in kind)
         # a subnet manager takes a port that has a link from INIT over ARMED to ACTIVE
         waits = "INIT" in port.state.upper() or "ARM" in port.state.upper()
         cabled = waits and (known(port.physical_state) or "").lower() == "linkup"

@@ -213,6 +213,11 @@ class RdmaPort(Fact, frozen=True):
     virtual_function: bool | Missing = NOT_READ
 
     @property
+    def is_active(self) -> bool:
+        """Whether it carries traffic now; False also if its state is not known."""
+        return isinstance(self.state, str) and "ACTIVE" in self.state.upper()
+
+    @property
     def is_efa(self) -> bool:
         """Whether it is an AWS Elastic Fabric Adapter: not InfiniBand, and useless to NCCL without a plugin.
 

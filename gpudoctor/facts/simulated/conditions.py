@@ -83,12 +83,12 @@ def _ports(node: Node) -> int:
 
 def _active_ports(node: Node, target: Target) -> bool:
     ports = known(node.network.rdma_ports) or ()
-    return bool(ports) and all(port.state == "ACTIVE" and not port.is_efa for port in ports)
+    return bool(ports) and all(port.is_active and not port.is_efa for port in ports)
 
 
 def _active_efa(node: Node, target: Target) -> bool:
     ports = known(node.network.rdma_ports) or ()
-    return any(port.state == "ACTIVE" and port.is_efa for port in ports)
+    return any(port.is_active and port.is_efa for port in ports)
 
 
 def _is_virtual(node: Node) -> bool:
