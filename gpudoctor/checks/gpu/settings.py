@@ -128,12 +128,14 @@ def _prohibited(gpu: Gpu) -> Iterator[Finding]:
 def _persistence(case: Case, gpu: Gpu) -> Iterator[Finding]:
     """Warn if persistence mode is off, which costs seconds at each start.
 
-    Not in guests, which cannot see or set it, nor with a desktop, which keeps the driver loaded.
+    Not in guests, which cannot see or set it, nor with a desktop, which keeps the driver loaded, nor on a laptop,
+    which powers its GPU off between uses on purpose.
     """
     narrow = hidden(case.node) is not None or refused_handles(case.node) > 0
     guest = narrow or in_virtual_machine(case.node, [gpu])
     awake = known(gpu.settings.display_active) is True or unified_memory(case, gpu)
-    if known(gpu.settings.persistence) is False and not guest and not awake:
+    laptop = "laptop gpu" in (known(gpu.name) or "").lower()
+    if known(gpu.settings.persistence) is False and not (guest or awake or laptop):
         yield warn(
             of_gpu(gpu),
             "persistence mode is off",

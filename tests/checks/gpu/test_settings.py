@@ -57,6 +57,7 @@ def test_persistence_off_warns_on_bare_metal() -> None:
         ({"settings__display_active": True}, {}),
         ({"settings__addressing_mode": "ATS"}, {}),
         ({"name": "NVIDIA GB10"}, {}),
+        ({"name": "NVIDIA GeForce RTX 4070 Laptop GPU"}, {}),
         ({}, {"host__numa_nodes": (NumaNode(0), NumaNode(4, is_gpu_memory=True))}),
     ],
 )
