@@ -63,6 +63,39 @@ def test_a_gpu_that_started_since_is_a_warning_and_counted_as_there() -> None:
     assert bad("gpu.count", node) == []
 
 
+NAMED = f"NVRM: The NVIDIA GPU {BUS} (PCI ID: 10de:2c58)"
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("NVRM: installed in this system requires use of the NVIDIA open kernel modules.", "needs NVIDIA's open"),
+        ("NVRM: installed in this system is not supported by open", "it has no GSP"),
+        ("NVRM: installed in this system is not supported by the", "release does not support this GPU"),
+    ],
+)
+def test_a_gpu_that_needs_another_driver_is_not_blamed(line: str, said: str) -> None:
+    node = logged(NAMED, line, FAILED, f"nvidia: probe of {BUS} failed with error -1")
+    finding = only("gpu.count", node)
+    assert (finding.status, finding.subject.bus_id) == (Status.FAIL, BUS)
+    assert said in text_of(finding)
+    assert "RmInitAdapter" not in text_of(finding)
+    assert "the board" not in text_of(finding)
+    assert "reseat" not in str(finding.advice).lower()
+    assert only("gpu.xid", node).status is Status.WARN
+
+
+def test_an_old_card_beside_gpus_that_work_is_a_warning() -> None:
+    old = logged(
+        NAMED,
+        "NVRM: installed in this system is not supported by the NVIDIA 580.65.06 driver release.",
+        f"nvidia: probe of {BUS} failed with error -1",
+        gpus=(gpu(0),),
+    )
+    assert only("gpu.count", old).status is Status.WARN
+    assert only("gpu.xid", old).status is Status.WARN
+
+
 def test_a_gpu_that_only_the_bus_shows_has_not_started() -> None:
     listed = gpu(0).__class__(0, BUS, name="NVIDIA H100")
     node = logged(FAILED, gpus=(listed,), pci=PciBus(nvidia_devices=(PciDevice(BUS, "0x030200"),)))

@@ -200,12 +200,15 @@ def test_a_gpu_lost_at_boot_is_named_three_lines_before_its_fault() -> None:
 
 
 def test_a_gpu_too_old_for_the_driver_is_not_blamed_for_another_ones_fall() -> None:
-    event = only(
-        "NVRM: The NVIDIA GPU 0000:01:00.0 (PCI ID: 10de:0fc6)",
-        "NVRM: installed in this system is not supported by the NVIDIA 535 driver",
-        BOOT_LOST[2],
+    old, lost = parse_kernel_lines(
+        (
+            "NVRM: The NVIDIA GPU 0000:01:00.0 (PCI ID: 10de:0fc6)",
+            "NVRM: installed in this system is not supported by the NVIDIA 535 driver",
+            BOOT_LOST[2],
+        )
     )
-    assert (event.kind, event.bus_id) == ("off-bus", None)
+    assert (old.kind, old.bus_id) == ("rm", "0000:01:00.0")
+    assert (lost.kind, lost.bus_id) == ("off-bus", None)
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,8 @@ with lazy_imports():
     from gpudoctor.facts.kernel_log import driver_messages as driver_log
     from gpudoctor.facts.kernel_log import lines as kernel_lines
 
+_BOARD = "the board, its power, its slot, or a state that only a reset ends"
+_OTHER_DRIVER = "the installed driver is not one for this GPU; the GPU may be sound"
 _RESET = "Drain the node and reset the GPU; if it does not start then, power-cycle the node (off for 30 s)."
 # what turns a GSP timeout or heartbeat message into a fault; healthy nodes log the other ones too
 _SICK = re.compile(r"reset_required|needs to be reset|needs? a reset|timeout|timed out|rate limiting", re.IGNORECASE)
@@ -31,11 +33,38 @@ class MessageMeaning(msgspec.Struct, frozen=True):
     words: str
     advice: str
     not_started: bool = False
+    likely: str = _BOARD
+
+    @property
+    def other_driver(self) -> bool:
+        """Whether the GPU only needs another driver: then this is why it did not start, whatever follows."""
+        return self.likely == _OTHER_DRIVER
 
 
 # keyed by the names in `facts.kernel_log.driver_messages.DRIVER_MESSAGES`
 MEANINGS: dict[str, MessageMeaning] = {
     "off-bus": MessageMeaning("hardware", "GPU has fallen off the bus", OWN_ADVICE[79], True),
+    "wants-open-module": MessageMeaning(
+        "watch",
+        "this GPU needs NVIDIA's open kernel modules, and the proprietary ones are loaded",
+        "Install the open kernel modules of this driver (packages nvidia-open, nvidia-driver-*-open), and reboot.",
+        True,
+        _OTHER_DRIVER,
+    ),
+    "wants-closed-module": MessageMeaning(
+        "watch",
+        "NVIDIA's open kernel modules are loaded, and do not support this GPU: it has no GSP",
+        "Install the proprietary kernel modules of this driver instead of the open ones, and reboot.",
+        True,
+        _OTHER_DRIVER,
+    ),
+    "unsupported": MessageMeaning(
+        "watch",
+        "the installed driver release does not support this GPU",
+        "Install a release that supports it: the README of each release lists the PCI ids of its GPUs.",
+        True,
+        _OTHER_DRIVER,
+    ),
     "init-failed": MessageMeaning("reset", "the driver could not start the GPU: RmInitAdapter failed", _RESET, True),
     "gsp-boot": MessageMeaning("reset", "the GPU's own processor (GSP) does not boot", _RESET, True),
     "bar-invalid": MessageMeaning(
@@ -74,7 +103,10 @@ def not_started(node: Node) -> dict[str, MessageMeaning]:
         if event.kind == "xid" and event.code == 79:
             found.setdefault(event.bus_id, MEANINGS["off-bus"])
         elif event.kind in ("off-bus", "gsp", "rm") and (told := meaning(event)) is not None and told.not_started:
-            found.setdefault(event.bus_id, told)
+            if told.other_driver:
+                found[event.bus_id] = told
+            else:
+                found.setdefault(event.bus_id, told)
     return found
 
 

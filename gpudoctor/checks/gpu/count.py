@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from gpudoctor.checks.core.case import Case
-from gpudoctor.checks.core.driver_messages import not_started
+from gpudoctor.checks.core.driver_messages import meaning, not_started
 from gpudoctor.checks.core.explains import VIEWS, Explains
 from gpudoctor.checks.core.finding import (
     Advice,
@@ -127,18 +127,21 @@ def _not_started(case: Case) -> Iterator[Finding]:
     asked = bool(case.node.gpus) or known(case.node.driver.device_count) is not None
     so = ": the driver does not show it" if asked else ", the kernel log says"
     for bus_id, told in not_started(case.node).items():
-        lines = [e.text[:300] for e in known(case.node.kernel_log.events) or () if e.bus_id == bus_id]
-        yield fail(
+        events = [e for e in known(case.node.kernel_log.events) or () if e.bus_id == bus_id]
+        lines = [e.text[:300] for e in events if not told.other_driver or meaning(e) == told]
+        board: list[Advice | str] = [
+            Advice("Look whether it is on the bus at all.", f"lspci -s {bus_id} -vv"),
+            "Still gone: reseat the GPU or its riser, then open a hardware case.",
+        ]
+        # an old card for the display beside GPUs that work is no fault of the node
+        spare = told.other_driver and any(shown_by_driver(case.node, gpu) for gpu in case.node.gpus)
+        yield (warn if spare else fail)(
             of_gpu(by_bus[bus_id]) if bus_id in by_bus else Subject(kind="gpu", bus_id=bus_id),
             f"{told.words}{so}",
             "every GPU on the bus starts with the driver",
             *(Evidence("kernel log", line) for line in lines[-2:]),
-            likely="the board, its power, its slot, or a state that only a reset ends",
-            advice=[
-                told.advice,
-                Advice("Look whether it is on the bus at all.", f"lspci -s {bus_id} -vv"),
-                "Still gone: reseat the GPU or its riser, then open a hardware case.",
-            ],
+            likely=told.likely,
+            advice=[told.advice, *([] if told.other_driver else board)],
         )
 
 

@@ -189,7 +189,7 @@ def _finding(subject: Subject, judged: list[ClassifiedEvent], notes: tuple[Evide
         Found(text, worst.event.code),
         Expected("no error that needs a reset or hands", source="NVIDIA's Xid catalogue"),
         (*(Evidence("kernel log", line.text[:300]) for line in lines), *notes),
-        _LIKELY.get(worst.bucket),
+        worst.likely or _LIKELY.get(worst.bucket),
         advice,
     )
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from gpudoctor.checks.core.driver_messages import meaning
+from gpudoctor.checks.core.driver_messages import MessageMeaning, meaning
 from gpudoctor.checks.core.trust import untrusted
 from gpudoctor.checks.gpu.xid_codes import BUCKETS, LINK_CODES, Bucket, xid
 from gpudoctor.facts.model.gpu import Gpu
@@ -97,6 +97,7 @@ class ClassifiedEvent(msgspec.Struct, frozen=True):
     bucket: Bucket
     words: str
     advice: str
+    likely: str | None = None
 
 
 def judge_events(events: Iterable[KernelEvent], gpu: Gpu | None, starts: bool = True) -> list[ClassifiedEvent]:
@@ -108,10 +109,12 @@ def judge_events(events: Iterable[KernelEvent], gpu: Gpu | None, starts: bool = 
     events = tuple(events)
     settled_before = max((i for i, e in enumerate(events) if e.code == 154 and _target(e) == 0), default=-1)
     fit_now = gpu is not None and not untrusted(gpu) and known(gpu.recovery_action) == "none"
+    other_driver = any(told is not None and told.other_driver for told in map(_meaning, events))
     judged = []
     for position, event in enumerate(events):
         item = _classify(event, gpu, starts)
-        if item is None:
+        # a driver that does not support the GPU goes on to report that it could not start it
+        if item is None or (other_driver and start_failed(event) and item.likely is None and event.kind != "off-bus"):
             continue
         settled = position < settled_before
         if (item.bucket == "reset" and (settled or fit_now)) or (item.bucket == "hardware" and settled):
@@ -133,7 +136,8 @@ def _classify(event: KernelEvent, gpu: Gpu | None, starts: bool) -> ClassifiedEv
             return None
         # a GPU that the driver shows has started since
         started = starts and told.not_started and event.kind != "off-bus" and gpu is not None and not untrusted(gpu)
-        return ClassifiedEvent(event, "watch" if started else told.bucket, told.words, told.advice)
+        likely = told.likely if told.other_driver else None
+        return ClassifiedEvent(event, "watch" if started else told.bucket, told.words, told.advice, likely)
     if event.code is None:
         return ClassifiedEvent(event, "unknown", "an Xid without a code", xid(0).advice)
     entry = xid(event.code)
@@ -183,5 +187,9 @@ def _caused(event: KernelEvent, code: int) -> ClassifiedEvent:
 
 
 def start_failed(event: KernelEvent) -> bool:
-    told = meaning(event) if event.kind != "xid" else None
+    told = _meaning(event)
     return told is not None and told.not_started
+
+
+def _meaning(event: KernelEvent) -> MessageMeaning | None:
+    return meaning(event) if event.kind != "xid" else None

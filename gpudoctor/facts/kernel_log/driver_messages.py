@@ -12,6 +12,9 @@ from gpudoctor.facts.model.kernel_log import ApiMismatch, KernelEventKind
 
 DriverMessageName = Literal[
     "off-bus",
+    "wants-open-module",
+    "wants-closed-module",
+    "unsupported",
     "init-failed",
     "gsp-boot",
     "bar-invalid",
@@ -36,6 +39,15 @@ class DriverMessage(msgspec.Struct, frozen=True):
 DRIVER_MESSAGES: tuple[DriverMessage, ...] = (
     DriverMessage(
         "off-bus", "off-bus", "fallen off the bus|GPU lost from the bus|NV_ERR_GPU_IS_LOST", "nv.c, osinit.c, nv-pci.c"
+    ),
+    DriverMessage("wants-open-module", "rm", "requires use of the NVIDIA open", "nv.c, nv-pci.c"),
+    DriverMessage("wants-closed-module", "rm", "is not supported by open", "nv-pci.c of the open kernel modules"),
+    DriverMessage(
+        "unsupported",
+        "rm",
+        "installed in this system is not supported by|is not supported by the NVIDIA"
+        "|supported through the NVIDIA .{1,40} Legacy drivers",
+        "nv-pci.c",
     ),
     DriverMessage("init-failed", "rm", r"RmInitAdapter failed|rm_init_adapter failed", "osinit.c, nv.c"),
     DriverMessage(

@@ -11,8 +11,7 @@ from gpudoctor.facts.kernel_log.driver_messages import MismatchLines
 from gpudoctor.facts.kernel_log.host_messages import HOST_WORDS, HostEvents
 from gpudoctor.facts.kernel_log.messages import (
     HARD_WORDS,
-    INSTALLED_LOST,
-    INSTALLED_OTHER,
+    INSTALLED_FAULT,
     LOADING,
     WORDS,
     begins_coded,
@@ -127,9 +126,9 @@ def collect(records: Iterable[LogRecord]) -> KernelEvents:
             continue
         named_at_boot = installed_gpu(message) or named_at_boot
         loading = loading or (message.startswith(LOADING) and record.origin in ("kernel", "text"))
-        if INSTALLED_LOST in message and event is not None and event.kind == "off-bus" and event.bus_id is None:
-            event = msgspec.structs.replace(event, bus_id=named_at_boot)
-        if INSTALLED_LOST in message or INSTALLED_OTHER in message:
+        if INSTALLED_FAULT.search(message):
+            if event is not None and event.kind in ("off-bus", "rm") and event.bus_id is None:
+                event = msgspec.structs.replace(event, bus_id=named_at_boot)
             named_at_boot = None
         if event is None:
             continue

@@ -25,9 +25,10 @@ MARK = re.compile("|".join(map(re.escape, WORDS)))
 # Must not be lost, wherever it is in a line
 HARD_WORDS = re.compile(r"NVRM: Xid \(|^NVRM: Xid|SXid \(|NVRM: .{0,200}fallen off the bus")
 LOADING = "NVRM: loading NVIDIA UNIX"
-# The driver's three lines at boot; the first contains the GPU, the last the fault
-INSTALLED_LOST = "fallen off the bus and is not responding"
-INSTALLED_OTHER = "not supported by"
+# The driver's two or three lines at boot; the first contains the GPU, and one of the next the fault
+INSTALLED_FAULT = re.compile(
+    "fallen off the bus and is not responding|not supported by|requires use of the NVIDIA open"
+)
 
 _BYTE = r"(?:\\x[0-9a-f]{2}|.)"  # an unprintable byte is four characters in /dev/kmsg
 _BUS_ID = r"(?:[0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-7])?"
