@@ -92,13 +92,14 @@ def judge(
     results, faults = explain(results)
     lacking = without_verdict(results, question.required)
     verdict = verdict_of(results)
-    if lacking and verdict != "fail":
+    reported = node.source.reported
+    if (lacking or reported) and verdict != "fail":
         verdict = "unknown"
     # a capture may lack what most checks need; other sources do not
     holds = held_words(results, question.level) if node.source.kind == "capture" else None
     code = exit_code(results, verdict, question.fail_on, bool(lacking))
     wanted = tuple(f"required, and without a verdict: {result.id}" for result in lacking)
-    notes = (*node.source.notes, *suppressed, *wanted, *_scope_note(case))
+    notes = (*node.source.notes, *suppressed, *wanted, *_scope_note(case), *(f"reported: {text}" for text in reported))
     return Report(
         schema="gpudoctor.report/1",
         tool=Tool(),
@@ -108,7 +109,7 @@ def judge(
         profile=ProfileSummary(profile.name, profile.matched_by),
         verdict=verdict,
         exit_code=code,
-        reason=reason_line(results, faults, verdict, lacking, holds=holds),
+        reason=reason_line(results, faults, verdict, lacking, holds=holds, reported=reported),
         counts=counts_of(results),
         checks=results,
         faults=faults,
@@ -150,25 +151,37 @@ def reason_line(
     lacking: tuple[CheckResult, ...] = (),
     *,
     holds: str | None = None,
+    reported: tuple[str, ...] = (),
 ) -> str:
     """One line that can be a drain reason in Slurm: no quotes or control characters, at most 100 characters.
 
-    `holds` describes how much of a capture could be judged: a pass of it is not a pass of the machine.
+    `holds` describes how much of a capture could be judged: a pass of it is not a pass of the machine. `reported`:
+    failures that another tool reports in it.
     """
     results = tuple(results)
     suppressed = suppressed_in(results)
     more = f" (+{len(faults) - 1} more)" if len(faults) > 1 else ""
     more += f", {suppressed} suppressed" if suppressed else ""
-    text = f"FAIL {faults[0].check} {faults[0].headline}" if faults else _quiet_reason(results, verdict, lacking, holds)
+    text = (
+        f"FAIL {faults[0].check} {faults[0].headline}"
+        if faults
+        else _quiet_reason(results, verdict, lacking, holds, reported)
+    )
     text = _cut(text, REASON_LENGTH - len(more)) + more
     return "".join(c for c in text if c.isprintable() and c not in "\"'`\\")
 
 
 def _quiet_reason(
-    results: tuple[CheckResult, ...], verdict: Verdict, lacking: tuple[CheckResult, ...], holds: str | None
+    results: tuple[CheckResult, ...],
+    verdict: Verdict,
+    lacking: tuple[CheckResult, ...],
+    holds: str | None,
+    reported: tuple[str, ...],
 ) -> str:
     """The reason line of a run without a fault."""
     unknown = [r.id for r in results if r.status is Status.UNKNOWN]
+    if reported:
+        return f"UNKNOWN reported by another tool: {reported[0]}"
     if lacking:
         return f"UNKNOWN required but without a verdict: {', '.join(r.id for r in lacking)}"
     if verdict == "unknown":

@@ -111,6 +111,8 @@ def verdict_words(report: Report) -> str:
         "warn": f"works; look at the warnings{aside}",
         "fail": "not fit to train on",
     }
+    if report.verdict == "unknown" and not report.counts.unknown and report.reason.startswith("UNKNOWN "):
+        return f"not known: {report.reason.removeprefix('UNKNOWN ')}"
     return words.get(report.verdict, "not known: what got no answer is not a pass")
 
 

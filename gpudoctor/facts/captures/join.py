@@ -17,6 +17,7 @@ from gpudoctor.facts.captures.complete import (
     with_links,
     without_gpu_memory,
 )
+from gpudoctor.facts.captures.dcgm import DCGM_READERS
 from gpudoctor.facts.captures.gpu_lists import UNKNOWN_BUS, joined_dumps
 from gpudoctor.facts.captures.host.lspci import PciTree
 from gpudoctor.facts.captures.host.readers import HOST_READERS
@@ -26,6 +27,7 @@ from gpudoctor.facts.captures.nvidia_smi.nvlink import LinkDump, merge_links
 from gpudoctor.facts.captures.nvidia_smi.query_dump import SmiDump
 from gpudoctor.facts.captures.nvidia_smi.readers import NVIDIA_SMI_READERS
 from gpudoctor.facts.captures.nvidia_smi.topology import Pair, Topology
+from gpudoctor.facts.captures.other_tools import OTHER_TOOL_READERS
 from gpudoctor.facts.captures.plausible import plausible
 from gpudoctor.facts.captures.reader import Block, Part, TextReader
 from gpudoctor.facts.captures.transcript import Transcript
@@ -34,7 +36,10 @@ from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Driver, Environment, Host, KernelLog, Node, PciBus, Source
 
 # in the order in which they are tried on a line
-READERS: tuple[TextReader, ...] = (*NVIDIA_SMI_READERS, *HOST_READERS, COLLECT_ENV, KERNEL_LOG)
+READERS: tuple[TextReader, ...] = (
+    *(*NVIDIA_SMI_READERS, *DCGM_READERS, *HOST_READERS),
+    *(COLLECT_ENV, *OTHER_TOOL_READERS, KERNEL_LOG),
+)
 MAX_PARTS = 2000  # `nvidia-smi -l` prints a table each second: the text is no longer kept from here on
 MAX_NOTES = 50
 
@@ -45,6 +50,7 @@ class Dumps:
     def __init__(self) -> None:
         self.files: list[str] = []
         self.notes: list[str] = []
+        self._reported: list[str] = []
         self._parts: list[tuple[str, str, Part]] = []  # file, sort key (the text), facts
         self._logs: list[KernelLog] = []
         self._left_out = 0
@@ -80,12 +86,13 @@ class Dumps:
             return
         self._read += 1
         self.notes.extend(f"{self._file}: {note}" for note in part.notes)
+        self._reported.extend(part.reported)
         if part.node.kernel_log != KernelLog():
             self._add_log(part.node.kernel_log, block)
             part.node = msgspec.structs.replace(part.node, kernel_log=KernelLog())
         if len(self._parts) >= MAX_PARTS:
             self._left_out += 1
-        elif part != Part(notes=part.notes):
+        elif part != Part(notes=part.notes, reported=part.reported):
             self._parts.append((self._file, block.text if len(self._parts) < 100 else "", part))
 
     def _add_log(self, log: KernelLog, block: Block) -> None:
@@ -144,7 +151,10 @@ class Dumps:
             kernel_log=joined_logs(self._logs) or KernelLog(),
         )
         collected_at = smi.collected_at if known(smi.collected_at) else ABSENT
-        source = Source("capture", name, collected_at, files=tuple(self.files), notes=self._shown_notes())
+        reported = tuple(dict.fromkeys(self._reported))[:MAX_NOTES]
+        source = Source(
+            "capture", name, collected_at, files=tuple(self.files), notes=self._shown_notes(), reported=reported
+        )
         return msgspec.structs.replace(plausible(say_absent(node)), source=source)
 
     def _shown_notes(self) -> tuple[str, ...]:

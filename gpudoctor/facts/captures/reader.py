@@ -43,10 +43,13 @@ class Part(msgspec.Struct):
     values, one of them counts and a note reports it; lists of facts are joined by their required fields (the device
     and port of an `RdmaPort`, the bus id of a `PciDevice`). The other fields are for readers whose text must be
     joined to GPUs by index, bus id or UUID. `notes` are shown in the report; they do not contain the file's name.
+    `reported`: failures that the tool itself reports and that are no facts which a check judges ("dcgmi diag: Fail:
+    PCIe (GPU 2)"); with one, the node cannot pass.
     """
 
     node: Node = Node()
     notes: tuple[str, ...] = ()
+    reported: tuple[str, ...] = ()
     smi: tuple[SmiDump, ...] = ()
     links: tuple[LinkDump, ...] = ()
     topology: Topology | None = None

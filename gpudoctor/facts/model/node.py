@@ -31,6 +31,8 @@ class Source(Fact, frozen=True):
 
     `kind` is kept when facts are written to a file and read again: a simulated node stays
     SIMULATED however often it is copied. `files` are the dumps that a capture was assembled from.
+    `reported` are failures that another tool reports in a capture ("dcgmi diag: Fail: PCIe (GPU 2)") and that no check
+    judges: such a node cannot pass.
     """
 
     kind: SourceKind = "facts"
@@ -39,6 +41,7 @@ class Source(Fact, frozen=True):
     faults: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    reported: tuple[str, ...] = ()
 
 
 class PciDevice(Fact, frozen=True):

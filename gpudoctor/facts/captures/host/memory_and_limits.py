@@ -11,42 +11,51 @@ from gpudoctor.facts.model.driver import DRIVER_VERSION
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Host, Node
 
-_SIZE = re.compile(r"(\d{1,18}(?:\.\d{1,6})?)(B|[KMGT]i?B?)?", re.IGNORECASE)
+_SIZE = re.compile(r"(\d{1,18}(?:[.,]\d{1,6})?)(B|[KMGT]i?B?)?", re.IGNORECASE)
+_CELL = r"\d{1,18}(?:[.,]\d{1,6})?(?:B|[KMGTPkmgtp]i?B?)?"
+# "Mem:", "Speicher:", "Partition d'échange:"; Chinese has a wide colon
+_LABELLED = re.compile(r"([^\d:\uff1a|]{1,40})[:\uff1a](.{1,400})$")
+FREE_ROW = re.compile(rf"\s*[^\W\d][^\d:\uff1a|]{{0,40}}[:\uff1a]\s*{_CELL}(?:\s+{_CELL}){{1,6}}\s*$")
 _KERNEL_MODULE = re.compile(
     rf"NVRM version: .{{0,120}}?Kernel Module(?: for \w{{1,20}})?\D{{0,60}}?({DRIVER_VERSION})\b"
 )
 _MEMINFO = re.compile(r"^(MemTotal|MemAvailable|SwapTotal|SwapFree):\s+(\d{1,15}) kB", re.MULTILINE)
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
-# "1K-blocks", "1024-blocks", "512B-blocks"; powers of 1000 in "1MB-blocks"
-_DF_BLOCKS = re.compile(r"(\d{1,12})([KMGT]?)(B?)-blocks")
+# "1K-blocks", "1024-blocks", "512B-blocks"; powers of 1000 in "1MB-blocks"; "1K-Blöcke", "1K-blocs", "1K-块"
+_DF_BLOCKS = re.compile(r"\b(\d{1,12})([KMGT]?)(B?)-[^\W\d]")
+# in another language: names, then the share in use ("Use%", "Verw%", "已用%"), then what it is mounted on
+DF_HEADER = re.compile(r"Filesystem\s.*Mounted on$|[^\W\d][^|%]{8,120}\s[^\W\d]{2,12}%\s{1,3}[^\W\d][^|%:]{1,40}$")
+_DF_INODES = re.compile(r"\bI(?:nod|-n)|iuse|iused", re.IGNORECASE)
 _ODD = Missing("not understood", "failed")
 
 
 def parse_free(text: str) -> Host:
-    """RAM and swap from `free` in any unit. Raise SourceError if there is no Mem: line.
+    """RAM and swap from `free` in any unit and language. Raise SourceError if there is no row of the memory.
 
     `free` does not print its unit (except with -h), so it is derived from plausible sizes, 1 GiB to 16 TiB, and, if two
-    units are possible, from the page size: all bytes are multiples of 1024, all KiB of 4.
+    units are possible, from the page size: all bytes are multiples of 1024, all KiB of 4. Its words are translated, but
+    not its columns: the memory is the first row, the swap the first one with three columns only.
     """
-    columns: list[str] = []
-    rows: dict[str, list[str]] = {}
+    header: list[str] = []
+    rows: list[tuple[str, list[str]]] = []
     for line in text.splitlines():
-        words = line.split()
-        if words[:2] == ["total", "used"]:
-            columns = words
-        elif words and words[0] in ("Mem:", "Swap:"):
-            rows.setdefault(words[0], words[1:])
-    if not columns or not rows.get("Mem:"):
-        raise SourceError("no header and 'Mem:' line of free")
-    memory = dict(zip(columns, rows["Mem:"], strict=False))
-    plain = [int(cell[:18]) for cell in memory.values() if cell.isdecimal()]
+        if row := _LABELLED.match(line):
+            rows.append((row[1].strip(), row[2].split()))
+        elif not header:
+            header = line.split()
+    memory = next((cells for label, cells in rows if label == "Mem" or len(cells) > 3), None)
+    if not header or memory is None:
+        raise SourceError("no header and row of the memory of free")
+    plain = [int(cell[:18]) for cell in memory if cell.isdecimal()]
     unit_bytes = _unit_bytes(plain)
-    swap = dict(zip(("total", "used", "free"), rows.get("Swap:", ()), strict=False))
+    # "available" is the last column beside "buff/cache"; before procps 3.3.10 that was "cached"
+    has_available = len(memory) == len(header) and (header[-1] == "available" or "/" in header[-2])
+    swap = next((cells for label, cells in rows if len(cells) == 3 and label not in ("Low", "High", "Mem")), [])
     return Host(
-        ram_mib=_mib(memory.get("total"), unit_bytes),
-        ram_available_mib=_mib(memory.get("available"), unit_bytes),
-        swap_mib=_mib(swap.get("total"), unit_bytes),
-        swap_free_mib=_mib(swap.get("free"), unit_bytes),
+        ram_mib=_mib(memory[0], unit_bytes),
+        ram_available_mib=_mib(memory[-1] if has_available else None, unit_bytes),
+        swap_mib=_mib(swap[0] if swap else None, unit_bytes),
+        swap_free_mib=_mib(swap[2] if swap else None, unit_bytes),
     )
 
 
@@ -71,8 +80,8 @@ def parse_df(text: str) -> Host:
     unit_bytes: int | None = 1024
     for line in text.splitlines():
         words = line.split()
-        if words[:1] == ["Filesystem"]:
-            unit_bytes = None if "Inodes" in words else _block_bytes(line)
+        if DF_HEADER.match(line):
+            unit_bytes = None if _DF_INODES.search(line) else _block_bytes(line)
         elif words[-1:] == ["/dev/shm"] and unit_bytes is not None:
             if len(words) not in (6, 7):  # -T adds a column
                 raise SourceError("no size in the line for /dev/shm")
@@ -113,7 +122,7 @@ def _mib(cell: str | None, unit_bytes: int) -> int | Missing:
         unit_bytes = 1024 ** _POWERS.get(letter, 0)  # a B is a byte
     elif cell == "0":
         return 0
-    return round(float(match.group(1)) * unit_bytes / 1024**2)
+    return round(float(match.group(1).replace(",", ".")) * unit_bytes / 1024**2)
 
 
 # Limits of a process.

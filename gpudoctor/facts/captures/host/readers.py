@@ -11,6 +11,8 @@ from gpudoctor.facts.captures.host.containers import CONTAINER_READERS
 from gpudoctor.facts.captures.host.fabric_manager import FABRIC_MANAGER_READERS
 from gpudoctor.facts.captures.host.lspci import HEADER, parse_lspci
 from gpudoctor.facts.captures.host.memory_and_limits import (
+    DF_HEADER,
+    FREE_ROW,
     LIMIT_READERS,
     kernel_module_version,
     parse_df,
@@ -18,6 +20,7 @@ from gpudoctor.facts.captures.host.memory_and_limits import (
     parse_meminfo,
 )
 from gpudoctor.facts.captures.host.module import MODULE_READERS
+from gpudoctor.facts.captures.host.processors import PROCESSOR_READERS
 from gpudoctor.facts.captures.host.rdma import RDMA_READERS
 from gpudoctor.facts.captures.host.schedulers import SCHEDULER_READERS
 from gpudoctor.facts.captures.reader import Block, Part, TextReader
@@ -31,11 +34,15 @@ _LSPCI_BEGIN = re.compile(
 _LSPCI_MORE = re.compile(r"(?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7] |[ \t]+\S")
 # a single function, selected on the command line
 _LSPCI_OF_ONE = re.compile(rf"\blspci\b[^|;&]{{0,80}}? -\w{{0,6}}s *({BUS_ID})(?!\S)", re.IGNORECASE)
-_FREE = re.compile(r"[ \t]*total[ \t]+used[ \t]+free\b")
-_FREE_MORE = re.compile(r"\s*(?:Mem|Swap|Low|High|Total):|\s*-/\+ buffers")
+# the second form is that of other languages: six words, the fifth with a slash ("Puffer/Cache", "tamp/cache")
+_FREE = re.compile(
+    r"[ \t]*total[ \t]+used[ \t]+free\b"
+    r"|[ \t]{7,40}(?:[^\W\d][^\s\d:|/]{0,15}[ \t]{1,16}){4}[^\W\d][^\s\d:|/]{0,15}/[^\W\d][^\s\d:|/]{1,15}"
+    r"[ \t]{1,16}[^\W\d][^\s\d:|/]{1,15}$"
+)
+_FREE_MORE = re.compile(rf"{FREE_ROW.pattern}|\s*-/\+ buffers")
 _MEMINFO = re.compile(r"Mem(?:Total|Free|Available):\s+\d+ kB")
 _MEMINFO_MORE = re.compile(r"[A-Z]\w*(?:\(\w+\))?:\s+\d+(?: kB)?$")
-_DF = re.compile(r"Filesystem\s.*Mounted on$")
 # a row of df without the header, as grep prints it
 _DF_ROW = re.compile(r"\S+\s+\d[\d.]*[KMGT]i?\s+[\d.]+[KMGT]?i?\s+[\d.]+[KMGT]?i?\s+\d+%\s+/dev/shm$")
 _DF_OF_INODES = re.compile(r"\bdf\b[^|;&]* (?:-\w*i|--inodes)")
@@ -85,7 +92,7 @@ _MEMORY_READERS: tuple[TextReader, ...] = (
     TextReader(
         "meminfo", _MEMINFO.match, _MEMINFO_MORE.match, lambda block: Part(Node(host=parse_meminfo(block.text)))
     ),
-    TextReader("df", lambda line: _DF.match(line) or _DF_ROW.match(line), _DF_MORE.match, _df),
+    TextReader("df", lambda line: DF_HEADER.match(line) or _DF_ROW.match(line), _DF_MORE.match, _df),
     TextReader("kernel-module", _KERNEL_MODULE.match, _KERNEL_MODULE_MORE.match, _kernel_module),
     TextReader(
         "environment",
@@ -102,6 +109,7 @@ HOST_READERS: tuple[TextReader, ...] = tuple(
         *FABRIC_MANAGER_READERS,
         *RDMA_READERS,
         *LIMIT_READERS,
+        *PROCESSOR_READERS,
         *SCHEDULER_READERS,
         *CONTAINER_READERS,
         *_MEMORY_READERS,

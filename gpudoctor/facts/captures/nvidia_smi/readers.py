@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from gpudoctor.facts.captures import BUS_ID, SourceError
+from gpudoctor.facts.captures.nvidia_smi.monitor import MONITOR
 from gpudoctor.facts.captures.nvidia_smi.nvlink import (
     begins_gpu_list,
     goes_on_gpu_list,
@@ -121,4 +122,5 @@ NVIDIA_SMI_READERS: tuple[TextReader, ...] = (
     TextReader("nvidia-smi topo", begins_matrix, goes_on_matrix, _matrix, restarts=begins_matrix),
     TextReader("nvidia-smi -q", begins_smi_text, goes_on_smi_text, _text, restarts=restarts_smi_text),
     TextReader("nvidia-smi --query-gpu", begins_csv, goes_on_csv, _csv, after=query_of, restarts=begins_csv),
+    MONITOR,
 )

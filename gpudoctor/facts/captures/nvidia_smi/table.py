@@ -23,9 +23,12 @@ _GPU = re.compile(
     rf"\s*\|\s*(?P<index>\d{{1,4}})\s+(?P<name>\S.{{0,60}}?)\s+(?P<mode>On|Off|N/A|ERR!|WDDM|TCC|MCDM)\s*"
     rf"\|\s*(?P<bus_id>{BUS_ID})\s+(?P<display>On|Off|N/A|ERR!)\s*\|\s*(?P<ecc>\S.{{0,20}}?)?\s*\|?\s*$"
 )
+# "N/A" contains the slash that separates two values
+_CELL = r"N/A|[^\s/|][^/|]{0,16}?"
 _STATE = re.compile(
-    r"\s*\|\s*(?P<fan>\S+)\s+(?P<temp>\S+)\s+(?P<perf>\S+)\s+(?P<draw>\S.{0,16}?)\s*/\s*(?P<limit>\S.{0,16}?)\s*"
-    r"\|\s*(?P<used>\S.{0,16}?)\s*/\s*(?P<total>\S.{0,16}?)\s*\|\s*(?P<util>\S+)\s+(?P<compute>\S.{0,16}?)\s*\|?\s*$"
+    rf"\s*\|\s*(?P<fan>\S+)\s+(?P<temp>\S+)\s+(?P<perf>\S+)\s+(?P<draw>{_CELL})\s*/\s*(?P<limit>{_CELL})\s*"
+    rf"\|\s*(?:(?P<used>{_CELL})\s*/\s*(?P<total>{_CELL})|(?P<memory>Not Supported))\s*"
+    r"\|\s*(?P<util>\S+)\s+(?P<compute>\S.{0,16}?)\s*\|?\s*$"
 )
 _MIG_MODE = re.compile(r"\s*\|\s*\|\s*\|\s*(N/A|Disabled\*?|Enabled\*?|ERR!)\s*\|?\s*$")
 _MIG = re.compile(r"\s*\|\s*(\d{1,4})\s+(\d{1,3})\s+(\d{1,3})\s+(\d{1,3})\s*\|\s*(\S+)\s*/\s*(\S+)\s*\|")
@@ -34,6 +37,9 @@ _PROCESS = re.compile(
     r"(?P<name>\S.{0,120}?)\s+(?P<memory>\d{1,9}MiB|N/A)\s*\|?\s*$"
 )
 _LINE = re.compile(r"\s*[|+][-=+|\s]*|\s*\|")
+_OF_DCGM = re.compile(
+    r"\s*\| +(?:Diagnostic +\| Result|Health Monitor Report|GPU ID +\| Device|NvLink Link Status) +\|"
+)
 _BORDER = re.compile(r"\s*\+[-=+]{10,}\+?$")
 _PROCESSES = re.compile(r"\s*\|\s*Processes:")
 _MIG_DEVICES = re.compile(r"\s*\|\s*MIG devices:")
@@ -50,7 +56,7 @@ def begins_table(line: str) -> bool:
 
 
 def goes_on_table(line: str) -> bool:
-    return _LINE.match(line) is not None
+    return _LINE.match(line) is not None and _OF_DCGM.match(line) is None
 
 
 def restarts_table(line: str) -> bool:
@@ -148,8 +154,8 @@ class _Table:
         values["performance_state"] = state["perf"]
         values["power_readings/power_draw"] = _spaced(state["draw"])
         values["power_readings/current_power_limit"] = _spaced(state["limit"])
-        values["fb_memory_usage/used"] = _spaced(state["used"])
-        values["fb_memory_usage/total"] = _spaced(state["total"])
+        values["fb_memory_usage/used"] = _spaced(state["used"] or state["memory"])
+        values["fb_memory_usage/total"] = _spaced(state["total"] or state["memory"])
         values["utilization/gpu"] = _spaced(state["util"])
         compute = state["compute"]
         values["compute_mode"] = _COMPUTE.get(compute, compute)

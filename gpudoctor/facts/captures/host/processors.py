@@ -1,0 +1,95 @@
+"""CPUs and NUMA nodes of the host: `lscpu` and `numactl -H`."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from gpudoctor.facts.captures.reader import Block, Part, TextReader
+from gpudoctor.facts.model.node import Host, Node, NumaNode
+
+_MOST_NODES = 1024
+_MOST_CPUS = 65_536
+
+_AVAILABLE = re.compile(r"available: (\d{1,4}) nodes? \(")
+_NODE = re.compile(r"node (\d{1,4}) (cpus|size|free):\s*(.{0,100000}?)\s*$")
+_DISTANCES = re.compile(r"node distances:\s*$|node +\d[\d ]*$|\s+\d{1,4}:(?:\s+\d{1,3})+\s*$|No NUMA available")
+_MB = re.compile(r"(\d{1,12}) MB")
+
+
+def _read_numactl(block: Block) -> Part:
+    """The nodes with their CPUs and memory; nothing if fewer are listed than there are."""
+    cpus: dict[int, str] = {}
+    memory: dict[int, int] = {}
+    count = 0
+    for line in block.lines:
+        if found := _AVAILABLE.match(line):
+            count = int(found[1])
+        elif (row := _NODE.match(line)) and len(cpus) < _MOST_NODES:
+            number, what, value = int(row[1]), row[2], row[3]
+            if what == "cpus":
+                cpus[number] = ",".join(value.split())
+            elif what == "size" and (size := _MB.match(value)):
+                memory[number] = int(size[1])
+    if not cpus or len(cpus) != count or memory.keys() != cpus.keys():
+        return Part(notes=("numactl -H: not complete, and not used",))
+    # a node with memory and without CPUs is a GPU's memory (Grace) or an expansion (CXL): which, is not in the text
+    nodes = tuple(NumaNode(number, memory[number], cpus[number]) for number in sorted(cpus) if cpus[number])
+    return Part(Node(host=Host(numa_nodes=nodes, cpus_total=sum(node.cpus.count(",") + 1 for node in nodes))))
+
+
+_LSCPU = re.compile(r"Architecture:\s+\w{2,20}\s*$")
+_LSCPU_FIELD = re.compile(
+    r"\s{0,8}(CPU\(s\)|On-line CPU\(s\) list|NUMA node\(s\)|NUMA node(\d{1,4}) CPU\(s\)|Hypervisor vendor):"
+    r"\s+(.{1,10000})$"
+)
+_LSCPU_MORE = re.compile(
+    r"\s{0,8}(?:CPU|Address sizes|Byte Order|On-line|Off-line|Vendor ID|BIOS|Model|Thread|Core|Cluster|Socket|Stepping"
+    r"|Frequency|BogoMIPS|Flags|Virtualization|Hypervisor|Caches|L[1-4]|NUMA|Vulnerabilit|Spec|Mds|Meltdown|Gather"
+    r"|Itlb|Mmio|Reg|Retbleed|Srbds|Tsx|Tsa|Vmscape|Indirect|Ghostwrite|Old microcode)[\w()/ .-]{0,40}:(?:\s|$)"
+)
+
+
+def _read_lscpu(block: Block) -> Part:
+    leaves: dict[str, Any] = {}
+    nodes: dict[int, str] = {}
+    count: int | None = None
+    for line in block.lines:
+        if _LSCPU.match(line):
+            leaves["machine"] = line.split()[1]
+            continue
+        field = _LSCPU_FIELD.match(line)
+        if field is None:
+            continue
+        name, value = field[1], field[3].strip()
+        if field[2] is not None:
+            if len(nodes) < _MOST_NODES:
+                nodes[int(field[2])] = value
+        elif name == "NUMA node(s)" and value.isdecimal():
+            count = int(value[:6])
+        elif name == "Hypervisor vendor":
+            leaves |= {"virtualization": "vm", "hypervisor": value[:100]}
+        elif name == "CPU(s)" and value.isdecimal():
+            leaves.setdefault("cpus_total", int(value[:6]))
+        elif name == "On-line CPU(s) list" and (online := _cpu_count(value)):
+            leaves["cpus_total"] = online
+    if nodes and len(nodes) == count:
+        leaves["numa_nodes"] = tuple(NumaNode(number, cpus=nodes[number]) for number in sorted(nodes))
+    return Part(Node(host=Host(**leaves)))
+
+
+def _cpu_count(text: str) -> int:
+    """The CPUs in a list like "0-31,64-95"; 0 if it is not such a list."""
+    total = 0
+    for part in text.split(","):
+        first, _, last = part.strip().partition("-")
+        if not first.isdecimal() or not (last or first).isdecimal():
+            return 0
+        total += int((last or first)[:6]) - int(first[:6]) + 1
+    return total if 0 < total <= _MOST_CPUS else 0
+
+
+PROCESSOR_READERS: tuple[TextReader, ...] = (
+    TextReader("numactl -H", _AVAILABLE.match, lambda s: _NODE.match(s) or _DISTANCES.match(s), _read_numactl),
+    TextReader("lscpu", _LSCPU.match, _LSCPU_MORE.match, _read_lscpu),
+)

@@ -1,0 +1,114 @@
+"""`nvidia-smi dmon` and `pmon`: the last sample of each GPU, by its index."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from gpudoctor.facts.captures import ABSENT, MOST_GPUS, clipped
+from gpudoctor.facts.captures.nvidia_smi.query_dump import SmiDump
+from gpudoctor.facts.captures.reader import Block, Part, TextReader
+from gpudoctor.facts.model.gpu import Clocks, Ecc, Gpu, GpuProcess, Power, Thermal, Utilization
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.model.node import Driver
+
+Samples = dict[int, dict[str, str]]  # by GPU index: column -> cell of its last sample
+
+# -o DT puts date and time before the index; --format csv puts commas between the cells
+_WHEN = r"(?:(?:\d{8}[,\s]+)?\d\d:\d\d:\d\d[,\s]+)?"
+_COLUMNS = (
+    "pwr|gtemp|temp|mtemp|sm|mem|enc|dec|jpg|ofa|mclk|pclk|pviol|tviol|fb|bar1|ccpm|sbecc|dbecc|pci|rxpci|txpci|pid"
+)
+_BEGIN = re.compile(
+    rf"#\s*(?:Date[,\s]+)?(?:Time[,\s]+)?gpu[,\s]+(?:{_COLUMNS})(?:[,\s]+[a-z][a-z0-9]{{1,9}}){{0,40}}\s*$"
+)
+_UNITS = re.compile(r"#\s*(?:YYYYMMDD[,\s]+)?(?:HH:MM:SS[,\s]+)?Idx[,\s]")
+_SAMPLE = re.compile(rf"\s*{_WHEN}(?P<gpu>\d{{1,4}})[,\s]+(?P<cells>(?:-|\d{{1,10}}(?![\w.])).{{0,400}})$")
+_MOST_PROCESSES = 1000
+MOST_NAMED = 16
+
+
+def _columns(line: str) -> list[str]:
+    names = re.findall(r"[a-z][a-z0-9]*", line)
+    return names[names.index("gpu") + 1 :]
+
+
+def _read(block: Block) -> Part:
+    columns: list[str] = []
+    last: Samples = {}
+    processes: dict[int, dict[int, GpuProcess]] = {}
+    hot: set[int] = set()
+    for line in block.lines:
+        if _BEGIN.match(line):
+            columns = _columns(line)
+        elif columns and (sample := _SAMPLE.match(line)):
+            index = int(sample["gpu"])
+            if index not in last and len(last) >= MOST_GPUS:
+                continue
+            # only the last column of pmon, the command, may contain blanks
+            cells = re.split(r"[,\s]+", sample["cells"].strip(), maxsplit=len(columns) - 1)
+            if len(cells) < len(columns):
+                continue
+            last[index] = dict(zip(columns, cells, strict=False))
+            if last[index].get("tviol") == "1":
+                hot.add(index)
+            if "pid" in columns:
+                _add_process(processes.setdefault(index, {}), last[index])
+    gpus = with_readings(last) if "pid" not in columns else {
+        index: Gpu(index, f"unknown-{index}", processes=tuple(found.values())) for index, found in processes.items()
+    }  # fmt: skip
+    if not gpus:
+        return Part()
+    driver = Driver(module_loaded=True, init_code=0)
+    made = tuple(gpus[index] for index in sorted(gpus))
+    reported = tuple(f"nvidia-smi dmon: thermal violation (tviol) of GPU {index}" for index in sorted(hot))
+    return Part(
+        smi=(SmiDump(driver, made, name="nvidia-smi dmon", indexed=True, ended=False),), reported=reported[:MOST_NAMED]
+    )
+
+
+def _add_process(found: dict[int, GpuProcess], cells: Mapping[str, str]) -> None:
+    if cells["pid"].isdecimal() and len(found) < _MOST_PROCESSES:
+        pid = int(cells["pid"])
+        memory = cells.get("fb", "")
+        found[pid] = GpuProcess(
+            pid,
+            name=clipped(cells["command"].strip()) if "command" in cells else ABSENT,
+            kind=cells.get("type", "C"),
+            memory_mib=int(memory) if memory.isdecimal() else ABSENT,
+        )
+
+
+def with_readings(last: Samples) -> dict[int, Gpu]:
+    """The GPUs with what the columns of dmon contain; a "-" (not supported, or not read) stays absent."""
+    return {index: _gpu(index, cells) for index, cells in last.items()}
+
+
+def _gpu(index: int, cells: Mapping[str, str]) -> Gpu:
+    def number(*columns: str) -> Any:
+        found = (cells[column] for column in columns if column in cells)
+        return next((float(cell) for cell in found if re.fullmatch(r"\d{1,9}(?:\.\d{1,9})?", cell)), ABSENT)
+
+    def whole(*columns: str) -> int | Missing:
+        value = number(*columns)
+        return value if isinstance(value, Missing) else round(value)
+
+    return Gpu(
+        index,
+        f"unknown-{index}",
+        power=Power(draw_w=number("pwr")),
+        thermal=Thermal(gpu_c=whole("gtemp", "temp"), memory_c=whole("mtemp")),
+        utilization=Utilization(gpu_pct=whole("sm"), memory_pct=whole("mem")),
+        clocks=Clocks(memory_mhz=whole("mclk"), graphics_mhz=whole("pclk")),
+        memory_used_mib=whole("fb"),
+        ecc=Ecc(corrected_aggregate=whole("sbecc"), uncorrected_aggregate=whole("dbecc")),
+    )
+
+
+MONITOR: TextReader = TextReader(
+    "nvidia-smi dmon",
+    _BEGIN.match,
+    lambda line: _UNITS.match(line) or _SAMPLE.match(line) or _BEGIN.match(line),
+    _read,
+)

@@ -1,0 +1,151 @@
+"""Tools whose texts are recognised but not judged, as the report says: benchmarks, other vendors' tools.
+
+A failure that such a tool itself reports (wrong sums, no device) is never a pass.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from gpudoctor.facts.captures import clipped
+from gpudoctor.facts.captures.reader import Block, Part, TextReader
+
+_NOT_MEASURED = "its figures are reported, not measured by gpudoctor, and not judged; on the node"
+_MOST_FAILURES = 5
+
+
+def _tool(
+    name: str,
+    begins: str,
+    goes_on: str,
+    advice: str,
+    *,
+    failures: str = "",
+    figures: Callable[[Block], str] = lambda block: "",
+) -> TextReader:
+    """A reader of texts that are not judged.
+
+    `failures`: a line in which the tool reports a failure; `figures`: what it found, in a few words, for the note.
+    """
+    begin = re.compile(begins)
+    more = re.compile(f"(?:{goes_on})|(?:{begins})")
+    failure = re.compile(failures) if failures else None
+
+    def read(block: Block) -> Part:
+        failed = [line.strip(" \t#") for line in block.lines if failure is not None and failure.search(line)]
+        found = figures(block)
+        return Part(
+            notes=(f"{name}: recognised{found and f', {found}'}: {advice}",),
+            reported=tuple(clipped(f"{name}: {line}") for line in dict.fromkeys(failed))[:_MOST_FAILURES],
+        )
+
+    return TextReader(name, begin.match, more.match, read)
+
+
+# nccl-tests, with or without the "#" that web pages take for a heading
+_RANK = re.compile(r"#?\s+Rank\s+\d{1,5}\s.{0,200}? on\s+(\S{1,100})\s+device\s")
+_NCCL_ROW = re.compile(r"(?:\s*\S{1,12}:)?\s*(\d{1,15})\s+\d{1,15}\s+[a-z]\w{2,12}\s(.{10,300})$")
+
+
+def _nccl_figures(block: Block) -> str:
+    hosts = [found[1] for line in block.lines if (found := _RANK.match(line))]
+    largest, busbw = 0, ""
+    for line in block.lines:
+        row = _NCCL_ROW.match(line)
+        cells = row[2].split() if row else []
+        # time, algbw, busbw and errors; first out of place, then in place
+        if row and len(cells) >= 8 and int(row[1]) >= largest and re.fullmatch(r"\d{1,9}(?:\.\d{1,6})?", cells[-6]):
+            largest, busbw = int(row[1]), cells[-6]
+    ranks = f"{len(hosts)} ranks on {len(set(hosts))} host{'s' * (len(set(hosts)) > 1)}, " if hosts else ""
+    return f"{ranks}{busbw} GB/s busbw at {largest} bytes" if busbw else ranks.rstrip(", ")
+
+
+_MATRIX_ROW = r"\s{1,12}\d{1,12}\s+(?:N/A|\d{1,9}(?:\.\d{1,6})?)(?:\s+(?:N/A|\d{1,9}(?:\.\d{1,6})?))*\s*$"
+_DEVICE = r"\s*Device:? ?\d{1,4}[,:] "
+
+OTHER_TOOL_READERS: tuple[TextReader, ...] = (
+    _tool(
+        "nccl-tests",
+        r"#?\s*nThread \d{1,5} nGpus \d{1,5} minBytes |# Collective test starting: \w+_perf"
+        r"|.{0,80}?: Test (?:NCCL|CUDA) failure \S"
+        r"|#?\s+size\s+count\s+type\s+redop|#?\s*Out of bounds values : |#?\s*Avg bus bandwidth ",
+        r"#\s*$|#?\s+(?:Rank|size|\(B\)|\(bytes\)|out-of-place)\s|#? ?Using devices|# Errors with|NCCL version "
+        r"|(?:\s*\S{1,12}:)?\s*\d{1,15}\s+\d{1,15}\s+[a-z]\w{2,12}\s|\S{1,80}:\d{1,8}:\d{1,8} \[\d{1,4}\] NCCL ",
+        f"{_NOT_MEASURED}: gpudoctor check collective",
+        failures=r"Out of bounds values : +[1-9]|: Test (?:NCCL|CUDA) failure ",
+        figures=_nccl_figures,
+    ),
+    _tool(
+        "p2pBandwidthLatencyTest",
+        r"\[P2P \(Peer-to-Peer\) GPU Bandwidth Latency Test\]|P2P Connectivity Matrix"
+        r"|(?:Uni|Bi)directional P2P=(?:En|Dis)abled Bandwidth|P2P=(?:En|Dis)abled Latency",
+        rf"{_DEVICE}|Device=\d{{1,4}} CAN|\s+(?:D\\D|GPU|CPU)(?:\s+\d{{1,4}})+\s*$|{_MATRIX_ROW}|\*\*\*NOTE: In case"
+        r"|So you can see lesser|NOTE: The CUDA Samples",
+        f"{_NOT_MEASURED}: gpudoctor check link.peer --level full",
+    ),
+    _tool(
+        "bandwidthTest",
+        r"\[CUDA Bandwidth Test\] - Starting",
+        rf"Running on|{_DEVICE}| (?:Quick|Range|Shmoo) Mode| \w+ to \w+ Bandwidth, | (?:PINNED|PAGEABLE) Memory"
+        rf"|\s+Transfer Size|{_MATRIX_ROW}|Result = |NOTE: The CUDA Samples",
+        f"{_NOT_MEASURED}: gpudoctor check link.host --level full",
+        failures="Result = FAIL",
+    ),
+    _tool(
+        "nvbandwidth",
+        r"nvbandwidth Version: |Running [a-z0-9_]{1,60}_(?:ce|sm)\.\s*$",
+        rf"Built from |NOTE: This tool reports|Additional system-specific|(?:CUDA \w+|Driver) Version: |{_DEVICE}"
+        rf"|memcpy |\s+\d(?:\s+\d{{1,4}})*\s*$|{_MATRIX_ROW}|\d{{1,4}}(?:\s+N/A|{_MATRIX_ROW})|SUM \w+ "
+        r"|(?:Waived|Excluded): |.{0,100}?CUDA_ERROR_",
+        f"{_NOT_MEASURED}: gpudoctor check link --level full",
+        failures="CUDA_ERROR_",
+    ),
+    _tool(
+        "deviceQuery",
+        r"(?:\S{0,200}/)?deviceQuery Starting\.\.\.| ?CUDA Device Query \(",
+        r"\s+\S|Detected \d{1,4} CUDA|Device \d{1,4}: |(?:> )?Peer access from |-> "
+        r"|cudaGetDeviceCount returned|deviceQuery, |Result = ",
+        "it shows that CUDA starts, and is not judged; on the node: gpudoctor check",
+        failures=r"Result = FAIL|^\s*-> \S",
+    ),
+    _tool(
+        "gpu-burn",
+        r"Tested \d{1,4} GPUs:|GPU Burn$|\d{1,3}\.\d%\s+proc'd: ",
+        r"\s*GPU \d{1,4}: (?:OK|FAULTY)|Burning for |Killing processes|Initialized device ",
+        f"{_NOT_MEASURED}: gpudoctor check compute --level full",
+        failures=r"GPU \d{1,4}: FAULTY|errors: .{0,60}?[1-9]\d{0,18} \(",
+    ),
+    _tool(
+        "Kubernetes device plugin",
+        r".{0,120}?(?:'nvidia\.com/gpu' device marked unhealthy: |XidCriticalError: Xid=)",
+        r"(?!)",
+        "what it says of a GPU is not judged; paste the node's: dmesg",
+        failures=r"marked unhealthy|XidCriticalError",
+    ),
+    _tool(
+        "lspci -t",
+        r"[ |]{0,60}[-+\\](?:\+-)?\[[0-9a-f]{4,8}(?::[0-9a-f]{2})?\]-",
+        r"[ |]{1,200}[+\\]-\S",
+        "it shows no state of a device; paste: lspci -vvv",
+    ),
+    _tool(
+        "tegrastats",
+        r"(?:\d\d-\d\d-\d{4} \d\d:\d\d:\d\d )?RAM \d{1,7}/\d{1,7}MB \(lfb ",
+        r"(?!)",
+        "of a Jetson, whose readings gpudoctor does not judge",
+    ),
+    _tool(
+        "AMD's tool",
+        r"=+ ?(?:ROCm System Management Interface|ROCM-SMI|End of ROCm SMI Log)|\| AMD-SMI \d",
+        r"=+ ?[\w ]{0,60} ?=+\s*$|GPU\[\d{1,3}\]\s*:|(?:GPU|Device) +(?:Temp|Node)|\d{1,3} +\S.{10,200}%"
+        r"|[|+].{0,200}[|+]\s*$",
+        "AMD GPUs, which gpudoctor does not read: it judges NVIDIA's only",
+    ),
+    _tool(
+        "another vendor's tool",
+        r"\| (?:HL-SMI|npu-smi|mx-smi|XPU-SMI) ",
+        r"[|+].{0,200}[|+]\s*$",
+        "accelerators that gpudoctor does not read: it judges NVIDIA's GPUs only",
+    ),
+)
