@@ -20,6 +20,7 @@ from gpudoctor.checks.core.finding import (
     fail,
     ok,
     skip,
+    unknown,
     unread,
     warn,
 )
@@ -100,6 +101,8 @@ def _unregistered(case: Case, gpu: Gpu, state: str, expected: Expected, evidence
     if known(gpu.settings.mig_enabled):
         return skip(subject, f"fabric {state}: MIG is on, its instances use no NVLink")
     if len(case.node.gpus) == 1 and not links_up(gpu):
+        if state == "in-progress" and known(case.node.driver.device_count) is None:
+            return unknown(subject, "fabric in-progress, and not known whether this is the only GPU", *evidence)
         return skip(subject, f"fabric {state}: the only GPU here has no NVLink peer")
     uptime = known(case.node.host.uptime_s)
     settling = state == "in-progress" and uptime is not None and uptime < case.limit(_SETTLING_S, gpu)

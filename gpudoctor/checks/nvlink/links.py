@@ -9,7 +9,19 @@ from msgspec.structs import replace
 from gpudoctor.checks.core.case import Case, Limit
 from gpudoctor.checks.core.each_gpu import in_virtual_machine
 from gpudoctor.checks.core.explains import Explains
-from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, Status, fail, ok, skip, warn
+from gpudoctor.checks.core.finding import (
+    Advice,
+    Evidence,
+    Expected,
+    Finding,
+    Found,
+    Status,
+    fail,
+    ok,
+    skip,
+    unknown,
+    warn,
+)
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE, of_gpu
 from gpudoctor.checks.core.trust import untrusted
@@ -213,6 +225,8 @@ def _by_peers(case: Case, gpu: Gpu) -> Finding:
         return _down(
             gpu, len(real_links(gpu)), Expected(f"{most}, as on every other GPU here", ">=", most, "links", "peers")
         )
+    if len(same) == 1 and 0 < up < len(real_links(gpu)):
+        return unknown(subject, f"{found.text}, and no other GPU of its model to compare with", *_down_evidence(gpu))
     if usual is None or up >= usual:
         if up == most or usual is not None:
             return ok(subject, found, Expected("as many as the peers of the same model", source="peers"))

@@ -47,6 +47,10 @@ class LinkDump(msgspec.Struct):
         return tuple(self.links[number] for number in sorted(self.links))
 
 
+# the field of a form that keeps no line ends
+_RUN_TOGETHER = re.compile(r"(?<=\)) +(?=GPU \d{1,3}: )")
+
+
 def begins_gpu_list(line: str) -> bool:
     """Whether this line may begin a list of GPUs by index, name and UUID: `nvidia-smi -L`, or `nvlink`."""
     return _GPU.match(line.lstrip()) is not None
@@ -68,7 +72,7 @@ def parse_gpu_list(text: str) -> SmiDump:
     """Read `nvidia-smi -L`: the GPUs and their MIG devices. Raise SourceError if a GPU is listed twice."""
     gpus: dict[int, Gpu] = {}
     current: Gpu | None = None
-    for line in map(str.strip, text.splitlines()):
+    for line in map(str.strip, _RUN_TOGETHER.sub("\n", text).splitlines()):
         header, mig = _GPU.match(line), _MIG.match(line)
         if header is not None:
             index = int(header.group(1))

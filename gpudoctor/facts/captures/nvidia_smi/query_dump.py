@@ -31,7 +31,8 @@ _SMI = "nvidia-smi"
 _LIBRARY = re.compile(rf"NVML library version: ({DRIVER_VERSION})")
 # "GPU 0000:05:00.0: ..." of older drivers, "GPU1: 0000:34:00.0: ..." of newer ones
 _LOST_GPU = re.compile(rf"GPU ?(?:(?P<index>\d{{1,3}}): ?)?(?P<bus_id>{BUS_ID})", re.IGNORECASE)
-_HANDLE = re.compile(r"^.{0,40}Unable to determine the device handle for.{0,300}", re.MULTILINE)
+# people also quote it in the middle of a sentence
+_HANDLE = re.compile(r"(?:^.{0,40})?Unable to determine the device handle for.{0,300}", re.MULTILINE)
 
 
 T = TypeVar("T", bound=msgspec.Struct)

@@ -37,7 +37,11 @@ from gpudoctor.facts.model.node import Driver, short_bus_id
 
 # Single lines that nvidia-smi prints besides its tables: failures of the driver, of a GPU, and of an infoROM.
 
-_BEGIN = re.compile(rf"[^|]{{0,60}}?(?:{FAILURE.pattern})")
+# in the middle of a sentence only if the driver's words are complete
+_BEGIN = re.compile(
+    rf"[^|]{{0,60}}?(?:{FAILURE.pattern})"
+    rf"|[^|]{{0,400}}Unable to determine the device handle for GPU ?(?:\d{{1,3}}: ?)?{BUS_ID}: \w"
+)
 _MORE = re.compile(r"\s*NVML library version:|.{0,80}?(?:latest NVIDIA driver is installed|Reboot the system)")
 _INFOROM = re.compile(r"\s*(?:WARNING: )?infoROM is corrupted at gpu ", re.IGNORECASE)
 
