@@ -188,6 +188,11 @@ def test_csv_gives_back_what_was_written_with_a_header_or_with_its_command(units
         assert gpu.ecc.uncorrected_volatile == same.ecc.uncorrected_volatile
 
 
+def test_a_cell_that_no_csv_has_is_refused_in_one_line() -> None:
+    with pytest.raises(SourceError, match="no CSV of nvidia-smi"):
+        read(f"$ nvidia-smi --query-gpu=index,name --format=csv,noheader\n0, {'x' * 200_000}\n")
+
+
 def test_rows_repeated_every_second_are_of_the_same_gpus() -> None:
     row = "GPU-{0}1111111-1111-1111-1111-111111111111, NVIDIA H100 80GB HBM3, {1}\n"
     tick = "".join(row.format(gpu, 30 + gpu) for gpu in range(2))
