@@ -7,7 +7,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from gpudoctor.facts.captures.dcgm import DCGM_READERS
 from gpudoctor.facts.captures.host.readers import HOST_READERS
+from gpudoctor.facts.captures.nvidia_smi.monitor import MONITOR
+from gpudoctor.facts.captures.other_tools import OTHER_TOOL_READERS
 from gpudoctor.facts.captures.reader import Block, Part, TextReader
 from gpudoctor.facts.model.driver import DkmsBuild, Driver, FabricManager, LoadFailure
 from gpudoctor.facts.model.missing import NOT_READ, Missing, known
@@ -409,14 +412,18 @@ OTHERS = (
 )
 
 
-@pytest.mark.parametrize("reader", HOST_READERS, ids=lambda reader: reader.name)
+@pytest.mark.parametrize(
+    "reader", [*HOST_READERS, *DCGM_READERS, *OTHER_TOOL_READERS, MONITOR], ids=lambda reader: reader.name
+)
 def test_no_reader_takes_the_line_of_another_tool(reader: TextReader) -> None:
     own = {"lspci": "01:00.0", "environment": "NCCL"}.get(reader.name, "\0")
     taken = [line for line in OTHERS if not line.startswith(own) and (reader.begins(line) or reader.goes_on(line))]
     assert taken == []
 
 
-@pytest.mark.parametrize("reader", HOST_READERS, ids=lambda reader: reader.name)
+@pytest.mark.parametrize(
+    "reader", [*HOST_READERS, *DCGM_READERS, *OTHER_TOOL_READERS, MONITOR], ids=lambda reader: reader.name
+)
 @pytest.mark.parametrize(
     "text", ["", "\0", "x" * 5000, "Port 1:", "\t\tRate: ", '"ShmSize": 99999999999999999999', ": : :"]
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import re
 import tarfile
 import zipfile
 from collections.abc import Callable
@@ -22,13 +23,15 @@ from gpudoctor.facts.captures.nvidia_smi.query_dump import CUT
 from gpudoctor.facts.captures.source import SourceError, load_source
 from gpudoctor.facts.model.driver import FabricManager
 from gpudoctor.facts.model.missing import UNSUPPORTED, Missing, known
-from gpudoctor.facts.model.node import Node, Source
+from gpudoctor.facts.model.node import Node, NumaNode, Source
 from gpudoctor.facts.simulated.load import apply_faults, load_node
 from gpudoctor.report.judge import judge
-from tests.facts.transcripts import COLLECT_ENV, CSV_COLUMNS, TOPIC, csv, gpu_list, table
+from tests.facts import transcripts
+from tests.facts.transcripts import COLLECT_ENV, CSV_COLUMNS, TOPIC, csv, dcgm_diag, dcgm_diag_json, gpu_list, table
 from tests.fuzz import seeds
 
 BROKEN = apply_faults(load_node("hgx-h100-8", {}), ("ecc-uncorrected@5", "xid-79@3"))
+HEALTHY = table(load_node("hgx-h100-8", {}))
 
 
 def read(text: str | bytes) -> Node:
@@ -183,6 +186,11 @@ def test_csv_gives_back_what_was_written_with_a_header_or_with_its_command(units
         assert (gpu.index, gpu.bus_id, gpu.uuid, gpu.name) == (same.index, same.bus_id, same.uuid, same.name)
         assert (gpu.memory_total_mib, gpu.pcie.width) == (same.memory_total_mib, same.pcie.width)
         assert gpu.ecc.uncorrected_volatile == same.ecc.uncorrected_volatile
+
+
+def test_a_cell_that_no_csv_has_is_refused_in_one_line() -> None:
+    with pytest.raises(SourceError, match="no CSV of nvidia-smi"):
+        read(f"$ nvidia-smi --query-gpu=index,name --format=csv,noheader\n0, {'x' * 200_000}\n")
 
 
 def test_rows_repeated_every_second_are_of_the_same_gpus() -> None:
@@ -393,3 +401,176 @@ def test_of_a_long_journal_the_last_lines_are_kept(monkeypatch: pytest.MonkeyPat
     node = read("".join(f"{line} {at}\n" for at in range(5)))
     assert node.fabric_manager.errors == tuple(f"failed to find GPU {at}" for at in (2, 3, 4))
     assert "2 lines of a text beyond its limit were not read" in "".join(node.source.notes)
+
+
+# --- tools whose texts are judged in part, or not at all ------------------------------------------
+
+
+@pytest.mark.parametrize("name", transcripts.NOT_JUDGED)
+def test_a_text_that_is_not_judged_is_named_and_is_no_pass(name: str) -> None:
+    report = judge(read(transcripts.NOT_JUDGED[name]))
+    assert (report.verdict, report.exit_code) == ("unknown", 3)
+    (note,) = report.run.notes
+    assert note.startswith(f"standard input: {name}: ")
+    # beside a text that is judged, it changes no verdict
+    assert (
+        judge(read(f"{HEALTHY}$ it\n{transcripts.NOT_JUDGED[name]}")).verdict == judge(read(HEALTHY)).verdict == "pass"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (dcgm_diag("Fail - GPU: 1"), "dcgmi diag: Fail: PCIe (GPU: 1)"),
+        (dcgm_diag("Fail", version=4), "dcgmi diag: Fail: pcie (GPU 1)"),
+        (dcgm_diag_json("Fail"), "dcgmi diag: Fail: PCIe (GPU 1)"),
+        (dcgm_diag_json("FAIL", version=4), "dcgmi diag: Fail: PCIe (GPU 1)"),
+        (dcgm_diag_json("Fail").replace("\n", "").replace("\t", " "), "dcgmi diag: Fail: PCIe (GPU 1)"),
+        (
+            "Error: Unable to complete diagnostic for group 2147483647. Return: (-31)\n",
+            "dcgmi diag did not run: Error: Unable to complete diagnostic for group 2147483647. Return: (-31)",
+        ),
+        (transcripts.DCGM_HEALTH, "dcgmi health: Failure: GPU 1 Memory system Failure"),
+        (transcripts.DMON.replace("pclk", "pclk tviol").replace("1755", "1755 1"), None),
+        (transcripts.NCCL_TESTS.replace(": 0 OK", ": 2 FAILED"), "nccl-tests: Out of bounds values : 2 FAILED"),
+        (transcripts.DEVICE_QUERY.replace("PASS", "FAIL"), "deviceQuery: Result = FAIL"),
+        (transcripts.DEVICE_PLUGIN, f"Kubernetes device plugin: {transcripts.DEVICE_PLUGIN.rstrip()}"),
+    ],
+)
+def test_a_failure_that_another_tool_reports_is_never_a_pass(text: str, told: str | None) -> None:
+    told = told or "nvidia-smi dmon: thermal violation (tviol) of GPU 0"
+    for pasted in (text, f"{HEALTHY}\n{text}", f"{HEALTHY}$ that\n{text}$ exit\n"):
+        report = judge(read(pasted))
+        assert (report.verdict, report.exit_code) == ("unknown", 3)
+        assert f"reported: {told}" in report.run.notes
+        assert report.reason.startswith(f"UNKNOWN reported by another tool: {told}"[:60])
+    failed = judge(read(f"{table(BROKEN)}\n{text}"))
+    assert (failed.verdict, failed.exit_code) == ("fail", 1)
+
+
+def test_links_of_which_dcgm_says_that_none_is_up_are_no_pass() -> None:
+    report = judge(read(re.sub(r"\bU\b", "D", transcripts.DCGM_NVLINK)))
+    assert (report.verdict, report.run.notes[-1]) == ("unknown", "reported: dcgmi nvlink: no link of any GPU is up")
+
+
+def test_a_diagnostic_right_below_the_table_of_the_gpus_is_not_a_part_of_it() -> None:
+    diag = "\n".join(dcgm_diag("Fail - GPU: 1").splitlines()[2:])
+    assert judge(read(f"{HEALTHY}{diag}\n")).verdict == "unknown"
+
+
+def test_samples_of_dmon_are_the_last_readings_of_each_gpu() -> None:
+    for text in (transcripts.DMON, transcripts.DMON.replace("    0     64", "20250101 10:00:00 0 64")):
+        first, second = read(text).gpus
+        readings = (
+            first.index,
+            first.power.draw_w,
+            first.thermal.gpu_c,
+            first.thermal.memory_c,
+            first.clocks.graphics_mhz,
+        )
+        assert readings == (0, 412.0, 57, 71, 1755)
+        assert (second.utilization.gpu_pct, second.thermal.memory_c) == (0, ABSENT)
+
+
+def test_samples_of_pmon_are_the_processes_of_each_gpu() -> None:
+    first, second = read(transcripts.PMON).gpus
+    assert [(process.pid, process.name) for process in known(first.processes) or ()] == [(26351, "python3 train.py")]
+    assert second.processes == ()
+
+
+def test_dcgm_tells_gpus_readings_and_links() -> None:
+    first, second = read(transcripts.DCGM_DISCOVERY).gpus
+    assert (first.bus_id, first.name, second.name) == ("0000:19:00.0", "NVIDIA H100 80GB HBM3", ABSENT)
+    first, second = read(transcripts.DCGM_DMON).gpus
+    assert (first.power.draw_w, first.utilization.gpu_pct, second.utilization.gpu_pct) == (118.221, 100, ABSENT)
+    (gpu, _) = read(transcripts.DCGM_NVLINK).gpus
+    assert [link.state for link in known(gpu.nvlinks) or ()] == ["active"] * 3 + ["inactive", "disabled"]
+
+
+def test_processors_and_their_numa_nodes() -> None:
+    nodes = (NumaNode(0, 31900, "0,1,2,3"), NumaNode(1, 32000, "4,5,6,7"))
+    assert read(transcripts.NUMACTL).host == replace(read(table(BROKEN)).host, numa_nodes=nodes, cpus_total=8)
+    host = read(transcripts.LSCPU).host
+    assert (host.cpus_total, host.machine, host.virtualization, host.hypervisor) == (8, "x86_64", "vm", "KVM")
+    assert [node.cpus for node in known(host.numa_nodes) or ()] == ["0-3", "4-6,8"]
+
+
+@pytest.mark.parametrize("end", range(1, transcripts.NUMACTL.count("\n")))
+def test_numa_nodes_that_are_cut_off_are_not_used(end: int) -> None:
+    text = "\n".join(transcripts.NUMACTL.splitlines()[:end])
+    cpus = read(f"{gpu_list(BROKEN)}$ numactl -H\n{text}").host.cpus_total
+    assert cpus == (8 if end >= 6 else ABSENT)
+
+
+@pytest.mark.parametrize(
+    ("header", "memory", "swap", "comma"),
+    [
+        ("gesamt benutzt frei gemns. Puffer/Cache verf\u00fcgbar", "Speicher:", "Auslager:", ","),
+        ("total utilis\u00e9 libre partag\u00e9 tamp/cache disponible", "Mem:", "Partition d'\u00e9change:", ","),
+        (
+            "\u603b\u8ba1 \u5df2\u7528 \u7a7a\u95f2 \u5171\u4eab \u7f13\u51b2/\u7f13\u5b58 \u53ef\u7528",
+            "\u5185\u5b58\uff1a",
+            "\u4ea4\u6362\uff1a",
+            ".",
+        ),
+        ("total used free shared buff/cache available", "Mem:", "Swap:", "."),
+    ],
+)
+def test_free_is_read_in_any_language(header: str, memory: str, swap: str, comma: str) -> None:
+    for sizes in ("31Gi 12Gi 5.4Gi 319Mi 14Gi 18Gi|2.0Gi 8.0Ki 2.0Gi", "31744 12288 5530 319 14336 18432|2048 0 2048"):
+        of_memory, _, of_swap = sizes.replace(".", comma).partition("|")
+        host = read(f"{'':15}{header}\n{memory} {of_memory}\n{swap} {of_swap}\n").host
+        assert (host.ram_mib, host.ram_available_mib, host.swap_mib) == (31 << 10, 18 << 10, 2 << 10)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "Dateisystem    Gr\u00f6\u00dfe Benutzt Verf. Verw% Eingeh\u00e4ngt auf",
+        "Sys. de fichiers Taille Utilis\u00e9 Dispo Uti% Mont\u00e9 sur",
+        "\u6587\u4ef6\u7cfb\u7edf        \u5bb9\u91cf  \u5df2\u7528  \u53ef\u7528 \u5df2\u7528% \u6302\u8f7d\u70b9",
+    ],
+)
+def test_df_is_read_in_any_language(header: str) -> None:
+    assert (
+        read(f"{header}\n/dev/sda2       1,8T    1,1T  625G   65% /\ntmpfs 16G 31M 16G 1% /dev/shm\n").host.shm_mib
+        == 16 << 10
+    )
+
+
+@pytest.mark.parametrize(
+    ("cells", "limit"), [("N/A / N/A", "unsupported"), ("15W /  N/A", "unsupported"), ("15W / 30W", 30.0)]
+)
+@pytest.mark.parametrize(("memory", "total"), [("2MiB / 2000MiB", 2000), ("Not Supported", "unsupported")])
+def test_cells_that_hold_a_slash_or_no_pair(cells: str, limit: object, memory: str, total: object) -> None:
+    row = "|   0  NVIDIA GB10              On  |   0000000F:01:00.0 Off |                  N/A |\n"
+    node = read(f"{row}| N/A   38C    P8   {cells} | {memory}   |      0%      Default |\n")
+    (gpu,) = node.gpus
+    assert [getattr(v, "kind", v) for v in (gpu.power.limit_w, gpu.memory_total_mib)] == [limit, total]
+    assert node.source.notes == ()
+
+
+ABOUT_TOOLS = """Tested it on 8 GPUs: all slow. Result = bad; the P2P bandwidth is low (see a/b page) and 12% used.
+Running our train job again gives Error: nothing. The device is slow, nThread and nGpus do not matter.
+      please look at the docs page/section below
+Note: memory is 31 GB: 12 used
+the disk is 65% full on the root file system
+# gpu memory is full
+Architecture: three layers of MLP
+"""
+
+
+def test_prose_about_tools_is_no_text_of_theirs() -> None:
+    with pytest.raises(SourceError, match="not recognised"):
+        read(ABOUT_TOOLS)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [*(text for text in transcripts.READ if text != transcripts.DCGM_DISCOVERY), *transcripts.NOT_JUDGED.values()],
+)
+def test_a_text_of_any_of_these_tools_ends_at_the_next_tool(text: str) -> None:
+    for between in ("$ nvidia-smi\n", "\n", "```\n"):
+        node = read(text + between + HEALTHY)
+        assert [gpu.name for gpu in node.gpus] == ["NVIDIA H100 80GB HBM3"] * 8
+        assert {gpu.settings.persistence for gpu in node.gpus} == {True}

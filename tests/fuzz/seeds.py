@@ -18,6 +18,7 @@ from gpudoctor.report.bundle_files import files_of
 from gpudoctor.report.judge import Question, judge
 from gpudoctor.report.model import Report, render_json
 from tests.conftest import ROOT
+from tests.facts import transcripts
 from tests.facts.host_texts import PORTS, dkms_status, ibstat, ibstatus, ibv_devinfo, proc_limits, ulimit_a
 from tests.facts.kernel_words import DRIVER_LINES, HOST_LINES
 from tests.facts.transcripts import COLLECT_ENV, TOPIC, csv, gpu_list, table
@@ -123,6 +124,13 @@ def host_tools() -> bytes:
     texts = [ibstat(PORTS), ibstatus(PORTS), ibv_devinfo(PORTS), dkms_status(builds), ulimit_a(host), proc_limits(host)]
     lines = [line for line, *_ in (*HOST_LINES, *DRIVER_LINES)]
     return "\n".join([*texts, *(f"[{place}.5] {line}" for place, line in enumerate(lines)), ""]).encode()
+
+
+def other_tools() -> bytes:
+    """What DCGM, monitors and benchmarks print, one after the other; the diagnostic found a fault."""
+    texts = [*transcripts.READ, *transcripts.NOT_JUDGED.values(), transcripts.DCGM_HEALTH]
+    texts += [transcripts.dcgm_diag("Fail - GPU: 1"), transcripts.dcgm_diag_json("Fail", version=4)]
+    return "\n".join(texts).encode()
 
 
 def bug_report() -> bytes:

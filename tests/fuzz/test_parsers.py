@@ -79,7 +79,7 @@ TOPOLOGY = (seeds.topology(LINKED), seeds.dump("topo-m-nics.txt"))
 P2P = (seeds.p2p(LINKED),)
 NVLINK = (seeds.nvlink(LINKED), seeds.nvlink(LINKED, "errors"), seeds.nvlink(LINKED, "remote"))
 LSPCI = (seeds.dump("lspci-2-gpus.txt"),)
-PASTES = (seeds.paste(LINKED),)
+PASTES = (seeds.paste(LINKED), seeds.other_tools())
 LOGS = (seeds.kernel_log(), seeds.journal(), seeds.host_tools())
 BUG_REPORTS = (seeds.bug_report(),)
 

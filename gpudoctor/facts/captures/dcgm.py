@@ -27,7 +27,7 @@ _DIAG = re.compile(r"Successfully ran diagnostic for group|\| Diagnostic +\| Res
 _NOT_RUN = re.compile(r"Error(?:: Unable to (?:complete|run)| when executing the) diagnostic.{0,300}")
 _RESULT = re.compile(r"(?:GPU ?(\d{1,4}): )?(Pass|Fail|Warn|Skip|Not Run)(?:p?ed)?\b[ -]*(.{0,60})", re.IGNORECASE)
 _DIAG_JSON = re.compile(r'[\s{]{0,40}"DCGM (?:GPU )?Diagnostic"\s*:')
-_JSON = re.compile(r'\s*(?:["{}\[\],]|null\b)')
+_JSON = re.compile(r'\s*(?:"|[}\],]|\{\s*$|\{ *"(?!MESSAGE|_)|\[\s*(?:$|[{\]"])|null\b)')  # not an entry of a log
 _JSON_FIELD = re.compile(
     r'"(name|status|gpu_ids?|entity_id|category|runtime_error)"\s*:\s*(?:"((?:[^"\\]|\\.){0,300})"|(\d{1,6}))'
 )

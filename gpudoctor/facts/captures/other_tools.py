@@ -61,7 +61,8 @@ def _nccl_figures(block: Block) -> str:
     return f"{ranks}{busbw} GB/s busbw at {largest} bytes" if busbw else ranks.rstrip(", ")
 
 
-_MATRIX_ROW = r"\s{1,12}\d{1,12}\s+(?:N/A|\d{1,9}(?:\.\d{1,6})?)(?:\s+(?:N/A|\d{1,9}(?:\.\d{1,6})?))*\s*$"
+_CELLS = r"(?:\s+(?:N/A|\d{1,9}(?:\.\d{1,6})?)){1,1024}\s*$"
+_MATRIX_ROW = rf"\s{{1,12}}\d{{1,12}}{_CELLS}"
 _DEVICE = r"\s*Device:? ?\d{1,4}[,:] "
 
 OTHER_TOOL_READERS: tuple[TextReader, ...] = (
@@ -96,7 +97,7 @@ OTHER_TOOL_READERS: tuple[TextReader, ...] = (
         "nvbandwidth",
         r"nvbandwidth Version: |Running [a-z0-9_]{1,60}_(?:ce|sm)\.\s*$",
         rf"Built from |NOTE: This tool reports|Additional system-specific|(?:CUDA \w+|Driver) Version: |{_DEVICE}"
-        rf"|memcpy |\s+\d(?:\s+\d{{1,4}})*\s*$|{_MATRIX_ROW}|\d{{1,4}}(?:\s+N/A|{_MATRIX_ROW})|SUM \w+ "
+        rf"|memcpy |\s+\d(?:\s+\d{{1,4}})*\s*$|{_MATRIX_ROW}|\d{{1,4}}{_CELLS}|SUM \w+ "
         r"|(?:Waived|Excluded): |.{0,100}?CUDA_ERROR_",
         f"{_NOT_MEASURED}: gpudoctor check link --level full",
         failures="CUDA_ERROR_",
@@ -138,14 +139,14 @@ OTHER_TOOL_READERS: tuple[TextReader, ...] = (
     _tool(
         "AMD's tool",
         r"=+ ?(?:ROCm System Management Interface|ROCM-SMI|End of ROCm SMI Log)|\| AMD-SMI \d",
-        r"=+ ?[\w ]{0,60} ?=+\s*$|GPU\[\d{1,3}\]\s*:|(?:GPU|Device) +(?:Temp|Node)|\d{1,3} +\S.{10,200}%"
-        r"|[|+].{0,200}[|+]\s*$",
+        r"=+ ?(?!NVSMI)[\w ]{0,60} ?=+\s*$|GPU\[\d{1,3}\]\s*:|(?:GPU|Device) +(?:Temp|Node)|\d{1,3} +\S.{10,200}%"
+        r"|[|+](?! NVIDIA-SMI).{0,200}[|+]\s*$",
         "AMD GPUs, which gpudoctor does not read: it judges NVIDIA's only",
     ),
     _tool(
         "another vendor's tool",
         r"\| (?:HL-SMI|npu-smi|mx-smi|XPU-SMI) ",
-        r"[|+].{0,200}[|+]\s*$",
+        r"[|+](?! NVIDIA-SMI).{0,200}[|+]\s*$",
         "accelerators that gpudoctor does not read: it judges NVIDIA's GPUs only",
     ),
 )

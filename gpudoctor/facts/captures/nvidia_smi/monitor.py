@@ -24,7 +24,12 @@ _BEGIN = re.compile(
     rf"#\s*(?:Date[,\s]+)?(?:Time[,\s]+)?gpu[,\s]+(?:{_COLUMNS})(?:[,\s]+[a-z][a-z0-9]{{1,9}}){{0,40}}\s*$"
 )
 _UNITS = re.compile(r"#\s*(?:YYYYMMDD[,\s]+)?(?:HH:MM:SS[,\s]+)?Idx[,\s]")
-_SAMPLE = re.compile(rf"\s*{_WHEN}(?P<gpu>\d{{1,4}})[,\s]+(?P<cells>(?:-|\d{{1,10}}(?![\w.])).{{0,400}})$")
+# pmon has the type of a process in its third cell, and the command in its last one, which may contain blanks
+_SAMPLE = re.compile(
+    rf"\s*{_WHEN}(?P<gpu>\d{{1,4}})(?:, *|\s+)"
+    r"(?P<cells>(?:-|\d{1,10})(?:(?:, +|\s+)(?:-|[CGM](?:\+[CGM])?|\d{1,10}(?:\.\d{1,3})?)){2,60}"
+    r"(?:[,\s]+[^\s,;\d].{0,200})?)\s*$"
+)
 _MOST_PROCESSES = 1000
 MOST_NAMED = 16
 
@@ -46,7 +51,6 @@ def _read(block: Block) -> Part:
             index = int(sample["gpu"])
             if index not in last and len(last) >= MOST_GPUS:
                 continue
-            # only the last column of pmon, the command, may contain blanks
             cells = re.split(r"[,\s]+", sample["cells"].strip(), maxsplit=len(columns) - 1)
             if len(cells) < len(columns):
                 continue

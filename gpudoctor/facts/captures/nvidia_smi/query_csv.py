@@ -133,7 +133,10 @@ def parse_csv(lines: list[str], command: str = "", *, whole_end: bool = True) ->
 
     A row with the wrong number of cells is left out, with a note. If a GPU has several rows (-l), the last one counts.
     """
-    rows = [row for row in csv.reader(line for line in lines if line) if row]
+    try:
+        rows = [row for row in csv.reader(line for line in lines if line) if row]
+    except csv.Error as error:  # a cell of more than 128 KiB
+        raise SourceError(f"no CSV of nvidia-smi: {error}") from None
     queried = _QUERY.search(command)
     columns = queried[1].lower().split(",") if queried else []
     if rows and begins_csv(",".join(rows[0])):
