@@ -174,3 +174,101 @@ def test_a_node_that_kubernetes_describes_is_judged_by_what_it_gives_out(given: 
     )
     (finding,) = judge("gpu.count", read(text)).findings
     assert finding.status is status
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (
+            "+-----  Hardware  ------+--------+\n| GPU Memory | Pass - GPU: 1 |\n|   | Fail - GPU: 0 |\n",
+            "GPU Memory (GPU: 0)",
+        ),
+        ("| GPU Memory        | Fail - GPU: 0 |\n", "dcgmi diag: Fail: GPU Memory"),
+        (
+            "| Overall Health  | Failure |\n| -> 0  | Failure |\n|    -> NVLINK system | Failure |\n",
+            "GPU 0 NVLINK system",
+        ),
+        ("ERROR: GetCaptureBufferSize failed, GPU is lost, bufSize: 0x0\n", "GPU is lost"),
+        ("RuntimeError: No CUDA GPUs are available\n", "No CUDA GPUs are available"),
+        (
+            "    vGPU Software Licensed Product\n        Product Name  : vCS\n        License Status : Unlicensed\n",
+            "licence",
+        ),
+        ("    GRID Licensed Product\n        Product Name  : vCS\n        License Status : Expired (x)\n", "Expired"),
+    ],
+)
+def test_a_part_of_a_tools_text_that_reports_a_failure_is_no_pass(text: str, told: str) -> None:
+    report = judge_all(read(text))
+    assert (report.verdict, report.exit_code) == ("unknown", 3)
+    assert told in " ".join(report.run.notes)
+    assert "vCS" not in {known(gpu.name) for gpu in read(text).gpus}, "the licence's name is not the GPU's"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "$ ibdev2netdev\nmlx5_0 port 1 ==> ibp26s0 (Down)\n",
+        "# nvidia-smi\nbash: nvidia-smi: command not found\n",
+        "$ nvidia-smi\nzsh: command not found: nvidia-smi\n",
+    ],
+)
+def test_a_text_that_is_recognised_and_judges_nothing_is_no_pass(text: str) -> None:
+    report = judge_all(read(text))
+    assert (report.verdict, report.exit_code) == ("unknown", 3)
+    assert "recognised" in " ".join(report.run.notes)
+
+
+def test_a_lost_gpu_in_the_middle_of_a_sentence() -> None:
+    quoted = f"After some hours of training, GPU 1 is gone and nvidia-smi prints the following error: {LOST}"
+    (finding,) = bad("gpu.lost", f"{quoted}\nGPU 0: A (UUID: GPU-1) GPU 1: A (UUID: GPU-2)\n")
+    assert (finding.status, finding.subject.label) == (Status.FAIL, "GPU 0000:c7:00.0")
+    assert [gpu.name for gpu in read("GPU 0: A (UUID: GPU-1) GPU 1: A (UUID: GPU-2)\n").gpus] == ["A", "A"]
+
+
+HEAD = "| NVIDIA-SMI 540.4.0      Driver Version: 540.4.0      CUDA Version: 12.6     |\n"
+ROW = "|   0  Tesla T4            On   | 00000000:02:00.0 Off |                    0 |\n"
+ROW_2 = "| N/A   27C    P8    16W /  70W |      0MiB / 15360MiB |      0%      Default |\n"
+
+
+def test_a_table_whose_gpus_cannot_be_read_is_no_pass() -> None:
+    orin = "|   0  Orin (nvgpu)                 N/A  | N/A              N/A |                  N/A |\n"
+    (finding,) = bad("gpu.count", HEAD + orin)
+    assert (finding.status, "Orin (nvgpu)" in text_of(finding)) == (Status.UNKNOWN, True)
+    assert bad("gpu.count", HEAD + ROW + ROW_2) == []
+
+
+def test_the_border_of_a_pane_beside_a_table() -> None:
+    paned = "".join(line + " " * 20 + "\u2502\n" for line in (HEAD + ROW + ROW_2).splitlines())
+    assert read(paned).gpus == read(HEAD + ROW + ROW_2).gpus
+    assert len(read(paned).gpus) == 1
+
+
+def links(*states: str) -> str:
+    lines = "".join(f"\t Link {n}: {state}\n" for n, state in enumerate(states))
+    return f"GPU 3: Tesla V100-SXM2-32GB (UUID: GPU-1)\n{lines}"
+
+
+def test_links_that_are_down_on_the_only_gpu_shown_are_unknown() -> None:
+    up, down = "25.781 GB/s", "<inactive>"
+    (finding,) = bad("nvlink.links", links(up, up, up, down, up, down))
+    assert (finding.status, finding.subject.gpu) == (Status.UNKNOWN, 3)
+    assert bad("nvlink.links", links(up, up, up, up, up, up)) == []
+
+
+@pytest.mark.parametrize(("count", "status"), [("", Status.UNKNOWN), ("Attached GPUs : 1\n", None)])
+def test_a_fabric_in_progress_is_normal_on_the_only_gpu_of_a_machine(count: str, status: Status | None) -> None:
+    block = "    Fabric\n        State  : In Progress\n        Status : N/A\n"
+    gpu = f"GPU 00000000:18:00.0\n{block}" if count else block
+    assert [finding.status for finding in bad("nvlink.fabric", count + gpu)] == ([status] if status else [])
+
+
+@pytest.mark.parametrize(("gpus", "status"), [(8, Status.WARN), (5, Status.UNKNOWN)])
+def test_one_gpu_without_nvlink_beside_a_full_mesh(gpus: int, status: Status) -> None:
+    names = [f"GPU{i}" for i in range(gpus)]
+    rows = "".join(
+        f"{a}\t" + "\t".join("X" if a == b else "SYS" if "GPU2" in (a, b) else "NV18" for b in names) + "\n"
+        for a in names
+    )
+    (finding,) = bad("nvlink.topology", "\t" + "\t".join(names) + "\n" + rows)
+    assert finding.status is status
+    assert finding.subject.label == ("GPU 2 (unknown-2)" if status is Status.WARN else "node")

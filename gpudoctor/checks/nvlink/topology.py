@@ -49,6 +49,7 @@ _BROKEN_P2P = {
 # numbers of links that a pair of one model can have: 2 of Turing's cards, 4 of GeForce RTX 3090 and RTX A6000, 12 of
 # the data-centre cards with bridges; 6, 12 and 18 through switches. Source: the profiles of the models
 _WHOLE_BONDS = (2, 4, 6, 8, 12, 18)
+_BOARDS = (4, 8, 16)  # numbers of GPUs that NVLink joins all to all
 
 
 @check(
@@ -118,7 +119,8 @@ def _odd_number(pairs: list[GpuPair], gpus: list[Gpu]) -> Finding | None:
 def _odd_rows(pairs: list[GpuPair], gpus: list[Gpu]) -> Finding | None:
     """`unknown` for a mesh in which some GPUs have fewer NVLinks than others, if the model is not known; else None.
 
-    Bridges connect two GPUs and no others; in a mesh or behind switches every GPU has the same connections.
+    Bridges connect two GPUs and no others; in a mesh or behind switches every GPU has the same connections. A warning
+    if the others are joined all to all, and this one would make their number that of a board.
     """
     rows = {gpu.index: sorted(bond(p) for p in pairs if gpu.index in (p.a, p.b)) for gpu in gpus}
     most = max(rows.values(), key=lambda row: (sum(map(bool, row)), sum(row)))
@@ -127,6 +129,17 @@ def _odd_rows(pairs: list[GpuPair], gpus: list[Gpu]) -> Finding | None:
     fewer = [index for index, row in rows.items() if row != most]
     if not fewer:
         return None
+    lone = [gpu for gpu in gpus if not any(rows[gpu.index])]
+    rest = [pair for pair in pairs if len(lone) == 1 and lone[0].index not in (pair.a, pair.b)]
+    if rest and len(gpus) in _BOARDS and all(bond(pair) == max(most) for pair in rest):
+        return warn(
+            of_gpu(lone[0]),
+            f"no NVLink to any of {len(gpus) - 1} GPUs that all have NV{max(most)} with each other",
+            Expected(f"NV{max(most)} between every two GPUs, as the others have", source="peers"),
+            *matrix_evidence([pair for pair in pairs if pair not in rest]),
+            likely="all NVLinks of this GPU are down, or it is a card beside the board of the others",
+            advice=_ADVICE,
+        )
     odd = [pair for pair in pairs if pair.a in fewer and pair.b in fewer and bond(pair) < max(most)]
     odd = odd or [pair for pair in pairs if {pair.a, pair.b} & {*fewer} and bond(pair) < max(most)]
     return unknown(

@@ -23,7 +23,13 @@ _NO_VERDICT = "DCGM's own tests, which gpudoctor does not repeat from a text; on
 
 # `dcgmi diag`
 
-_DIAG = re.compile(r"Successfully ran diagnostic for group|\| Diagnostic +\| Result +\|")
+# also a part of the table without its head
+_DIAG = re.compile(
+    r"Successfully ran diagnostic for group|\| Diagnostic +\| Result +\|"
+    r"|[|+]-+ {1,3}(?:Metadata|Deployment|Integration|Hardware|Stress) {1,3}-+\+-+[|+]\s*$"
+    r"|\| (?:GPU )?(?:Memory|Memtest|Diagnostic|PCIe|SM Stress|Targeted \w+|Memory Bandwidth|Pulse Test|EUD Test) +\|"
+    r" (?:Pass|Fail|Warn|Skip)\b"
+)
 _NOT_RUN = re.compile(r"Error(?:: Unable to (?:complete|run)| when executing the) diagnostic.{0,300}")
 _RESULT = re.compile(r"(?:GPU ?(\d{1,4}): )?(Pass|Fail|Warn|Skip|Not Run)(?:p?ed)?\b[ -]*(.{0,60})", re.IGNORECASE)
 _DIAG_JSON = re.compile(r'[\s{]{0,40}"DCGM (?:GPU )?Diagnostic"\s*:')
@@ -51,6 +57,8 @@ def _read_diag(block: Block) -> Part:
             results.add(name, result[2], result[3].strip())
         elif results.test and result[1]:
             results.add_gpu(result[1], result[2])
+        elif results.test and result[3].startswith("GPU:") and result[2].lower() == "fail":
+            results.fail(result[3].strip())  # DCGM 2 and 3: a row per result, with the GPUs that had it
     return results.part()
 
 
@@ -113,7 +121,8 @@ class _Results:
 
 # `dcgmi health -c`
 
-_HEALTH = re.compile(r"\| Health Monitor Report +\|")
+_HEALTH = re.compile(r"\| Health Monitor Report +\||\| Overall Health:? *\|? *(?:Healthy|Warning|Failure)")
+_HEALTH_HEAD = re.compile(r"\| Health Monitor Report +\|")
 _OVERALL = re.compile(r"\| Overall Health:? *\|? *(\w+)")
 
 
@@ -240,7 +249,7 @@ DCGM_READERS: tuple[TextReader, ...] = (
         _HEALTH.match,
         lambda line: _TABLE.match(line) or _OVERALL.match(line),
         _read_health,
-        restarts=_HEALTH.match,
+        restarts=_HEALTH_HEAD.match,
     ),
     TextReader(
         "dcgmi discovery", _DISCOVERY.match, lambda line: _TABLE.match(line) or _FOUND.match(line), _read_discovery

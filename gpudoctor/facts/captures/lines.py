@@ -17,6 +17,7 @@ _ODD_BLANKS = {
 }
 # colours and cursor movements (ECMA-48 CSI), window titles (OSC), and the choice of a character set
 _TERMINAL = re.compile(r"\x1b(?:\[[0-9;?]{0,40}[ -/]?[@-~]|\][^\x07\x1b]{0,300}(?:\x07|\x1b\\)?|[()][A-Z0-9])")
+_PANE = re.compile(r"(?<=[|+])\s*[│┃]$")  # the border of a terminal's pane, right of a table
 # prefixes that mails, forums, editors and other programs add; _STAMP is from kubectl, docker logs or ts
 _QUOTE = re.compile(r"(?:[ \t]{0,3}>){1,8}[ \t]?")  # one mark per level of reply
 _NUMBER = re.compile(r"[ \t]{0,8}\d{1,7}(?:[:|\t│→]| [|│]|  |$)[ \t]?")
@@ -77,6 +78,8 @@ def without_terminal(line: str) -> str:
     if "\x1b" in line:
         line = _TERMINAL.sub("", line)
     line = line.rstrip()
+    if line[-1:] in ("│", "┃"):
+        line = _PANE.sub("", line)
     return line.rpartition("\r")[2] if "\r" in line else line
 
 

@@ -131,6 +131,37 @@ OTHER_TOOL_READERS: tuple[TextReader, ...] = (
         "it shows no state of a device; paste: lspci -vvv",
     ),
     _tool(
+        "ibdev2netdev",
+        r"\w{1,40}\s+port\s+\d{1,3}\s+==>\s+\S{1,40}\s+\((?:Up|Down)\)",
+        r"(?!)",
+        "it shows the state of network interfaces, not of RDMA ports; paste: ibstat",
+    ),
+    _tool(
+        "nvidia-debugdump",
+        r"ERROR: (?:GetCaptureBufferSize|internal_(?:getDumpBuffer|dump\w{1,40}))\b",
+        r"(?!)",
+        "it does not name the GPU; paste: nvidia-smi; dmesg",
+        failures="GPU is lost|requires reset|Unknown Error",
+    ),
+    _tool(
+        "CUDA",
+        r"(?:RuntimeError|(?:torch|cupy|numba)[\w.]{1,60}Error|CUDA error|CUDA_ERROR_\w{1,40}|THCudaCheck FAIL"
+        r"|cudaGetDeviceCount|\S{1,200}UserWarning: CUDA init)\b.{0,200}"
+        r"(?:no CUDA-capable device|No CUDA GPUs are available|CUDA unknown error|CUDA driver initialization failed"
+        r"|devices? are busy|device\(s\) is/are busy|Error 80[234]\b)",
+        r"(?!)",
+        "a program's, not judged; with its whole log: gpudoctor diagnose",
+        failures=".",
+    ),
+    _tool(
+        "nvidia-smi",
+        r"(?:-?\w{0,6}sh: (?:(?:line )?\d{1,6}: )?)?nvidia-smi: (?:command )?not found"
+        r"|\w{0,6}sh: command not found: nvidia-smi|Command 'nvidia-smi' not found"
+        r"|.{0,200}\"nvidia-smi\": executable file not found",
+        r"(?!)",
+        "not found there: no driver, or a container that was given no GPU; on the host: nvidia-smi",
+    ),
+    _tool(
         "tegrastats",
         r"(?:\d\d-\d\d-\d{4} \d\d:\d\d:\d\d )?RAM \d{1,7}/\d{1,7}MB \(lfb ",
         r"(?!)",

@@ -23,6 +23,7 @@ encoder_stats fbc_stats ecc_mode ecc_errors retired_pages remapped_rows temperat
 gpu_power_readings gpu_memory_power_readings module_power_readings power_smoothing workload_power_profiles
 clocks applications_clocks default_applications_clocks deferred_clocks max_clocks max_customer_boost_clocks
 clock_policy voltage fabric capabilities platform_info processes dram_encryption_mode
+vgpu_software_licensed_product grid_licensed_product
 """
 _INNER = {
     **dict.fromkeys(("volatile", "aggregate", "aggregate_uncorrectable_sram_sources"), ("ecc_errors",)),
@@ -91,7 +92,7 @@ def begins_smi_text(line: str) -> bool:
     label, value = _split(line)
     name = normal_name(label)
     if value is None:
-        return name in SECTIONS and label.strip().rstrip(":")[:1].isupper()
+        return name in SECTIONS and label.strip().rstrip(":").removeprefix("v")[:1].isupper()
     return (name in HEAD_LABELS and bool(value)) or (name in LABELS and " " in label.strip() and bool(value))
 
 
@@ -187,9 +188,9 @@ def _without_cut_line(lines: list[str]) -> list[str]:
 
 def _is_flat(lines: list[str]) -> bool:
     """Whether the indentation is lost, so that sections and their values begin in the same column."""
-    indents = {len(line) - len(line.lstrip()) for line in lines if line.strip() and " : " in line}
-    known = sum(normal_name(line) in SECTIONS for line in lines)
-    return len(indents) == 1 and known > 0
+    sections = [line for line in lines if normal_name(line) in SECTIONS]
+    indents = {len(line) - len(line.lstrip()) for line in (*sections, *(line for line in lines if " : " in line))}
+    return len(indents) == 1 and bool(sections)
 
 
 def _flat_indent(name: str, value: str | None, path: list[tuple[int, str]]) -> int:

@@ -69,6 +69,7 @@ def _inforom(block: Block) -> Part:
 _XML = re.compile(r"\s*<(?:\?xml|!DOCTYPE nvidia_smi_log|nvidia_smi_log[\s>])")
 _XML_ROOT = re.compile(r"\s*<nvidia_smi_log[\s>]")
 _XML_END = "</nvidia_smi_log>"
+_NO_LICENCE = re.compile(r"(?:License Status\s{0,80}:\s|<license_status>\s{0,8})\s{0,8}(Unlicensed|Expired)\b")
 _SELECTED = re.compile(r" (?:-i|--id)[ =]?\d")
 _WRITES = re.compile(r"p2p(?:_?status)?[-_ =]?w|write", re.IGNORECASE)
 # `topo -p2p` (or --p2pstatus) with n (NVLink), a (atomics) or p (prop) prints the same words for other capabilities
@@ -80,11 +81,18 @@ def _selected(block: Block) -> bool:
 
 
 def _xml(block: Block) -> Part:
-    return Part(smi=(parse_smi_xml(block.text, selected=_selected(block)),))
+    return Part(smi=(parse_smi_xml(block.text, selected=_selected(block)),), reported=_unlicensed(block.text))
 
 
 def _text(block: Block) -> Part:
-    return Part(smi=(parse_smi_text(block.text, whole_end=block.whole_end, selected=_selected(block)),))
+    dump = parse_smi_text(block.text, whole_end=block.whole_end, selected=_selected(block))
+    return Part(smi=(dump,), reported=_unlicensed(block.text))
+
+
+def _unlicensed(text: str) -> tuple[str, ...]:
+    """That a vGPU has no licence: its driver slows it down then. Source: Virtual GPU Client Licensing User Guide."""
+    status = _NO_LICENCE.search(text)
+    return (f"nvidia-smi: vGPU licence status {status[1]}: the driver slows it down",) if status else ()
 
 
 def _table(block: Block) -> Part:

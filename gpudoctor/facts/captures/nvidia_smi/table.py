@@ -23,6 +23,8 @@ _GPU = re.compile(
     rf"\s*\|\s*(?P<index>\d{{1,4}})\s+(?P<name>\S.{{0,60}}?)\s+(?P<mode>On|Off|N/A|ERR!|WDDM|TCC|MCDM)\s*"
     rf"\|\s*(?P<bus_id>{BUS_ID})\s+(?P<display>On|Off|N/A|ERR!)\s*\|\s*(?P<ecc>\S.{{0,20}}?)?\s*\|?\s*$"
 )
+# the row of a GPU that is not in the form above, such as the integrated one of a Jetson: no bus id
+_OTHER_GPU = re.compile(r"\s*\|\s*\d{1,4}\s+(\S[^|]{0,60}?)(?:\s+(?:On|Off|N/A))?\s*\|")
 # "N/A" contains the slash that separates two values
 _CELL = r"N/A|[^\s/|][^/|]{0,16}?"
 _STATE = re.compile(
@@ -96,6 +98,7 @@ class _Table:
         self._section = "gpus"
         self._ended = True  # whether the last section is complete
         self._has_processes = False
+        self._unread: list[str] = []  # the beginnings of rows of GPUs that were not understood
 
     def add(self, line: str) -> None:
         if _HEAD.match(line):
@@ -115,6 +118,8 @@ class _Table:
                 self._add_mig(mig)
         elif gpu := _GPU.match(line):
             self._add_gpu(gpu)
+        elif self.has_head and (other := _OTHER_GPU.match(line)):
+            self._unread.append(clipped(other[1]))
         elif self._current is not None:
             self._add_row(self._gpus[self._current].values, line)
 
@@ -215,6 +220,8 @@ class _Table:
 
     def _count(self) -> int | Missing:
         """The number of GPUs if one is not listed: NVML's indices have no gaps, so a skipped one exists."""
+        if self._unread:
+            return Missing(f"nvidia-smi's table shows nothing to judge of {', '.join(self._unread[:4])}", "failed")
         count = max(self._gpus, default=-1) + 1
         return count if count > len(self._gpus) else NOT_READ
 
