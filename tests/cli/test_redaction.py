@@ -11,11 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpudoctor.checks.core.finding import Status
 from gpudoctor.checks.storage.paths import mount_evidence
 from gpudoctor.facts.kernel_log.lines import parse_kernel_lines
 from gpudoctor.facts.model.gpu import GpuProcess
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import (
+    Interface,
     KernelEvent,
     Node,
     Storage,
@@ -184,6 +186,14 @@ def test_a_node_is_judged_the_same_without_its_secrets(variables: dict[str, str]
     node = with_variables(variables)
     before, after = judge(node), judge(redacted(node))
     assert [(check.id, check.status) for check in after.checks] == [(check.id, check.status) for check in before.checks]
+
+
+def test_the_start_of_an_interfaces_own_name_stays_and_is_judged_the_same() -> None:
+    node = with_variables({"NCCL_SOCKET_IFNAME": "storage", "GLOO_SOCKET_IFNAME": "storage-net0"})
+    node = put(node, "network.interfaces", (Interface("storage-net0", "up"),))
+    assert redacted(node).environment.get("NCCL_SOCKET_IFNAME") == "storage"
+    statuses = [{check.id: check.status for check in judge(each).checks} for each in (node, redacted(node))]
+    assert statuses[0]["env.nccl"] is statuses[1]["env.nccl"] is Status.PASS
 
 
 @pytest.mark.parametrize("name", ["<unknown>", "python3", "a, b", "x, GPU recov", "x, Nonfatal"])

@@ -335,3 +335,8 @@ def test_a_log_that_may_not_be_read_stays_unread_under_a_fault() -> None:
 def test_packaged_files_are_small(pytestconfig: pytest.Config) -> None:
     folder = Path(pytestconfig.rootpath) / "gpudoctor" / "facts" / "simulated" / "nodes"
     assert max(path.stat().st_size for path in folder.glob("*.yaml")) < 8_000
+
+
+def test_several_gpus_may_be_denied_at_once() -> None:
+    node = apply_faults(load_node("hgx-h100-8"), ["gpu-handle-denied@1", "gpu-handle-denied@2"])
+    assert [error.partition(":")[0] for error in node.driver.handle_errors] == ["GPU 1", "GPU 2"]

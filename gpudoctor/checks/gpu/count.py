@@ -79,9 +79,9 @@ def count(case: Case) -> Iterator[Finding]:
     limited = narrowed(case.node)
     gone = {device.bus_id for device in away.gone}
     dead = tuple(f for f in dead if f.subject.bus_id not in gone and not limited)
-    problems = (*_drained(case), *_gone(case, shown, away), *dead)
-    problems = (*problems, *_expected(case, shown, limited), *_given_out(case))
-    problems = problems or tuple(_empty_sockets(case, limited))
+    problems = (*_gone(case, shown, away), *dead, *_expected(case, shown, limited), *_given_out(case))
+    # a GPU that an operator drained is no reason for another one to be missing
+    problems = (*_drained(case), *(problems or _empty_sockets(case, limited)))
     yield from problems
     refused = refused_handles(node)
     silent = shown - len(node.gpus) - refused
@@ -211,7 +211,12 @@ def _empty_sockets(case: Case, limited: str | None) -> Iterator[Finding]:
     words = ", ".join([*map(str, inner), *ends])
     yield (fail if sure else warn)(
         NODE,
-        Found(f"{len(modules)} GPUs on a board of {board}: module {words} is missing", len(modules), "GPUs"),
+        Found(
+            f"{len(modules)} GPUs on a board of {board}: module {words} is missing"
+            + (f", {handed_on} of them drained or handed to a virtual machine" if handed_on else ""),
+            len(modules),
+            "GPUs",
+        ),
         Expected(f"{board} GPUs", "==", board, "GPUs", "module numbers of the others"),
         Evidence("module ids, driver", ", ".join(map(str, sorted(modules)))),
         likely="a GPU is not even on the PCI bus",

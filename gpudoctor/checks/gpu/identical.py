@@ -168,7 +168,11 @@ def _finding(
     elif grave:
         likely = "GPUs of different models: every step waits for the slowest, and the smallest memory is the limit"
         advice = [
-            Advice("Train on the GPUs that are alike; leave the others out.", "export CUDA_VISIBLE_DEVICES=..."),
+            # without the order, CUDA counts the fastest GPU first, and the list would name others than nvidia-smi's
+            Advice(
+                "Train on the GPUs that are alike; leave the others out.",
+                f"export CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES={_most_alike(case)}",
+            ),
             Advice("Plan to make the node uniform: one model, one memory size."),
         ]
     else:
@@ -181,6 +185,18 @@ def _finding(
         ]
     subject = of_gpu(gpu) if gpu else NODE
     return (fail if grave else warn)(subject, text, expected, *evidence, likely=likely, advice=advice)
+
+
+def _most_alike(case: Case) -> str:
+    """The largest set of GPUs of one model and memory size, as CUDA numbers them by bus id; "..." if there is none."""
+    sizes = _values(case, _MEMORY, list(case.compute_gpus))
+    sets: dict[Hashable, list[int]] = {}
+    for number, gpu in enumerate(sorted(case.node.gpus, key=lambda gpu: gpu.bus_id)):
+        if gpu in case.compute_gpus:
+            sets.setdefault((known(gpu.name), sizes.get(gpu.index)), []).append(number)
+    largest = max(sets.values(), key=len)
+    several = sum(len(each) == len(largest) for each in sets.values()) > 1
+    return "..." if several else ",".join(map(str, largest))
 
 
 def _names(indices: list[int]) -> str:

@@ -35,6 +35,11 @@ def not_judged(case: Case, gpu: Gpu, *, by_state: bool = True) -> Finding | None
         return skip(subject, "no NVLink is shown for this GPU")
     if failed := first_failed(link.state for link in gpu.nvlinks):
         return unread(subject, "state of an NVLink", failed)
+    # a link that the driver does not support is not there; any other without a state may be up or down
+    missing = [link.state for link in gpu.nvlinks if isinstance(link.state, Missing)]
+    hidden = [state for state in missing if state.kind != "unsupported"]
+    if real_links(gpu) and hidden:
+        return unread(subject, "state of an NVLink", hidden[0])
     if by_state and not real_links(gpu):
         state = gpu.nvlinks[0].state
         return unread(subject, "state of the NVLinks", state if isinstance(state, Missing) else Missing("not known"))

@@ -77,17 +77,22 @@ def topology(case: Case) -> Iterator[Finding]:
     if len(pairs) < expected_pairs and not _alike_over_pcie(pairs, inside):
         yield skip(NODE, f"only {len(pairs)} of {expected_pairs} pairs are known")
         return
-    bad = _wiring(case, pairs, gpus)
+    # not counted is not zero: the remote end of a link may be unreadable while the link itself is up
+    uncounted = [pair.nvlinks for pair in pairs if isinstance(pair.nvlinks, Missing)]
+    if uncounted:
+        words = f"NVLinks of {len(uncounted)} of {expected_pairs} pairs"
+        yield unread(NODE, words, first_failed(uncounted) or uncounted[0])
+    bad = [] if uncounted else _wiring(case, pairs, gpus)
     named = {finding.subject for finding in bad}
     # links that are down disable peer-to-peer too: report one of the two per subject
     bad += [finding for finding in _peer_to_peer(pairs, gpus) if finding.subject not in named]
     yield from bad
     read = (word for pair in pairs for word in (pair.p2p_read, pair.p2p_write))
-    if not bad and (odd := _odd_number(pairs, gpus) or _odd_rows(pairs, gpus)):
+    if not bad and not uncounted and (odd := _odd_number(pairs, gpus) or _odd_rows(pairs, gpus)):
         yield odd
     elif failed := first_failed(read):
         yield unread(NODE, "peer-to-peer status", failed)
-    elif not bad:
+    elif not bad and not uncounted:
         some = f" of {expected_pairs}" if len(pairs) < expected_pairs else ""
         yield ok(NODE, Found(f"{len(pairs)}{some} pairs, {census(pairs)}", len(pairs), "pairs"))
 

@@ -108,7 +108,7 @@ def _is_device(item: str, devices: Iterable[str]) -> bool:
         return False
     return (
         not name
-        or any(name == device for device in devices)
+        or any(device.startswith(name) for device in devices)  # NCCL takes the start of a name
         or _INTERFACE.fullmatch(name) is not None
         or _ADAPTER.fullmatch(name) is not None
     )

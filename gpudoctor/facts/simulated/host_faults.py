@@ -34,7 +34,7 @@ def _handle_denied(node: Node, target: Target) -> Node:
     node = replace(node, gpus=tuple(gpu for gpu in node.gpus if gpu.index != target.gpu))
     if not isinstance(node.pairs, Missing):
         node = replace(node, pairs=tuple(pair for pair in node.pairs if target.gpu not in (pair.a, pair.b)))
-    return replace(node, driver=replace(node.driver, handle_errors=(error,)))
+    return replace(node, driver=replace(node.driver, handle_errors=(*node.driver.handle_errors, error)))
 
 
 def _far_cpus(node: Node, target: Target) -> Node:

@@ -10,6 +10,7 @@ from gpudoctor.checks.core.case import Case, Expect
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Driver, Environment, Node, PciBus, Variable
 from gpudoctor.profiles.profile import NodeProfile, Profile
+from gpudoctor.testing import load
 from tests.checks.gpu_nodes import (
     FAILED,
     bus_id,
@@ -219,3 +220,10 @@ def test_without_a_bus_the_driver_alone_is_said_with_the_scope() -> None:
     subject = node(h100(0), pci=PciBus(), host__container="podman")
     assert texts(findings("gpu.count", subject)) == ["1 GPU, as seen inside a container (podman)"]
     assert texts(findings("gpu.count", node(h100(0), pci=PciBus()))) == ["1 GPU"]
+
+
+def test_a_drained_gpu_does_not_hide_that_another_one_is_gone() -> None:
+    drained, gone = findings("gpu.count", load("hgx-h100-8", ["gpu-off-pci@2", "gpu-drained@5"]))
+    assert (drained.status.value, gone.status.value) == ("warn", "fail")
+    assert "module 3" in text(gone)
+    assert "1 of them drained" in text(gone)

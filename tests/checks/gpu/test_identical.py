@@ -6,6 +6,8 @@ import pytest
 
 from gpudoctor.checks.core.case import Case, Expect
 from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.model.node import Environment, Variable
+from gpudoctor.report.judge import judge as report_of
 from tests.checks.gpu_nodes import (
     FAILED,
     UNSUPPORTED,
@@ -131,3 +133,15 @@ def test_gpus_all_alike_fail_if_the_configuration_names_another_model(wanted: st
 def test_one_gpu_of_the_model_that_the_configuration_names_passes() -> None:
     result = judge("gpu.identical", node(h100(0)), expect=Expect(gpu_name="H100"))
     assert [(f.status.value, f.expected and f.expected.source) for f in result.findings] == [("pass", "configuration")]
+
+
+def test_the_advice_for_a_mixed_node_is_a_command_after_which_it_passes() -> None:
+    mixed = node(h100(0), h100(1), h100(2, name="NVIDIA GeForce RTX 4080", memory_total_mib=16376), h100(3))
+    [command] = [step.command for step in only("gpu.identical", mixed).advice if step.command]
+    assert command == "export CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES=0,1,3"
+    variables = dict(word.split("=") for word in command.split()[1:])
+    follows = put(mixed, environment=Environment(tuple(Variable(name, value) for name, value in variables.items())))
+    report = report_of(follows)
+    assert [fault.check for fault in report.faults] == []
+    tie = node(h100(0), h100(1, name="NVIDIA GeForce RTX 4080"))
+    assert any("CUDA_VISIBLE_DEVICES=..." in (step.command or "") for step in only("gpu.identical", tie).advice)

@@ -120,6 +120,11 @@ def test_a_state_that_could_not_be_read_is_unknown() -> None:
     assert judged(LINKS, on_gpus(node, nvlinks=FAILED)).status is Status.UNKNOWN
 
 
+def test_a_link_whose_state_may_not_be_read_is_not_a_link_that_is_down() -> None:
+    denied = on_gpus(simulated("hgx-h100-8"), 1, nvlinks=links(1, state=Missing("no permission", "denied")))
+    assert of_gpu(judged(LINKS, denied), 1).status is Status.SKIP
+
+
 def test_unbridged_cards_are_fine() -> None:
     result = judged(LINKS, simulated("h100-pcie-2-unbridged"))
     assert result.status is Status.PASS
@@ -329,6 +334,20 @@ def test_a_matrix_that_is_missing_or_has_holes_is_not_judged() -> None:
     holes = only(judged(TOPOLOGY, replace(node, pairs=node.pairs[:20])))
     assert (holes.status, holes.reason) == (Status.SKIP, "only 20 of 28 pairs are known")
     assert judged(TOPOLOGY, replace(node, gpus=node.gpus[:1])).status is Status.SKIP
+
+
+@pytest.mark.parametrize("node", ["hgx-h100-8", "h100-nvl-4", "dgx1-v100-8"])
+@pytest.mark.parametrize(("kind", "status"), [("failed", Status.UNKNOWN), ("unsupported", Status.SKIP)])
+@pytest.mark.parametrize("count", [1, 99])
+def test_a_pair_whose_links_were_not_counted_is_not_one_without_links(
+    node: str, kind: Any, status: Status, count: int
+) -> None:
+    """The link is up, and its remote end cannot be read: the reader cannot count what joins the two."""
+    facts = simulated(node)
+    assert isinstance(facts.pairs, tuple)
+    pairs = (replace(pair, nvlinks=Missing("x", kind), path="NODE") for pair in facts.pairs[:count])
+    facts = replace(facts, pairs=(*pairs, *facts.pairs[count:]))
+    assert judged(TOPOLOGY, facts).status is status
 
 
 def test_old_counts_are_no_verdict_and_storms_warn_of_the_link() -> None:
