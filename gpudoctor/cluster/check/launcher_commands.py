@@ -12,7 +12,7 @@ from shutil import which
 import msgspec
 
 from gpudoctor.cluster.check.job_token import TOKEN_VARIABLE
-from gpudoctor.cluster.check.placement import job_place
+from gpudoctor.cluster.check.placement import job_placement
 from gpudoctor.cluster.check.request import ClusterCheckRequest, Launcher
 from gpudoctor.errors import UserError
 from gpudoctor.facts.model.missing import Missing
@@ -80,10 +80,10 @@ def launch_with(launcher: Launcher, request: ClusterCheckRequest, environment: M
 def in_engine(environment: Mapping[str, str]) -> bool:
     """Whether an engine started this process as one of several on different nodes: it is then a rank of the check."""
     try:
-        place = job_place(environment)
+        placement = job_placement(environment)
     except UserError:
         return True
-    return place is not None and place.nodes > 1
+    return placement is not None and placement.nodes > 1
 
 
 def _slurm(request: ClusterCheckRequest, environment: Mapping[str, str]) -> MemberLaunch:
