@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -59,8 +60,6 @@ def test_a_name_that_does_not_resolve_is_a_missing_fact_with_its_reason(monkeypa
 
 
 def test_a_resolver_that_does_not_answer_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    import threading
-
     released = threading.Event()
     monkeypatch.setattr(network_reach, "_RESOLVER_LIMIT_S", 0.05)
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: released.wait(60) and [])
@@ -68,6 +67,13 @@ def test_a_resolver_that_does_not_answer_is_left_behind(monkeypatch: pytest.Monk
     released.set()
     assert isinstance(resolved, Missing)
     assert "took longer than 0.05 s" in resolved.reason
+
+
+def test_where_no_thread_can_be_started_the_name_is_not_resolved(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
+    resolved = read_here().resolved
+    assert isinstance(resolved, Missing)
+    assert resolved.reason == f"resolving {socket.gethostname()}: can't start new thread"
 
 
 def test_interfaces_that_the_kernel_does_not_tell_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,7 +80,10 @@ def _resolved(hostname: str) -> tuple[str, ...] | Missing:
 
     # a resolver call cannot be interrupted, only abandoned
     asking = threading.Thread(target=ask, daemon=True)
-    asking.start()
+    try:
+        asking.start()
+    except RuntimeError as error:  # a limit on processes
+        return Missing(f"resolving {hostname}: {error}", "failed")
     asking.join(_RESOLVER_LIMIT_S)
     if answers:
         return answers[0]
