@@ -181,14 +181,14 @@ def examined(
     prep: Prepared,
     *,
     argv: Iterable[str] = (),
-    place: LocalPlacement | None = None,
+    placement: LocalPlacement | None = None,
     visible: tuple[str | None, ...] = (),
     progress: Callable[[str], None] | None = None,
     hold_signals: HoldSignals | None = None,
 ) -> Report:
     """Read the facts, run the probes and judge both. Raise UserError if that is not possible.
 
-    `place`: this process is the first of several that an engine started here; the others host ranks. `visible`: the
+    `placement`: this process is the first of several that an engine started here; the others host ranks. `visible`: the
     CUDA_VISIBLE_DEVICES of all processes that the verdict is for; the GPUs of all of them are judged. `progress` is
     called with a line for people now and then. `hold_signals` defers signals and returns those that arrived: the
     report is then partial. Without it an exception such as KeyboardInterrupt propagates; no process is left behind.
@@ -198,8 +198,8 @@ def examined(
 
     request = prep.request
     workers = None
-    if place is not None and prep.wants_ranks:
-        workers = local_workers.LocalWorkers(place)
+    if placement is not None and prep.wants_ranks:
+        workers = local_workers.LocalWorkers(placement)
     sourced = Sourced(nothing_read(request.node))
     measurements: Measurements | None = None
     partial: list[Measurements] = []

@@ -16,7 +16,7 @@ from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Node
 from gpudoctor.load.devices import Backend
 from gpudoctor.load.measure import not_run
-from gpudoctor.probes.runner.launch_engine import place_of
+from gpudoctor.probes.runner.launch_engine import local_placement
 
 if TYPE_CHECKING:
     from gpudoctor.report.judge import FailOn
@@ -175,11 +175,11 @@ def preflight(
         deadline_s=deadline_s,
         fail_on=fail_on,
     )
-    place = place_of(os.environ)
-    if place is not None:
+    placement = local_placement(os.environ)
+    if placement is not None:
         from gpudoctor.local_verdict import report_for_all, report_of_first
 
-        report = report_of_first(place) if place.rank else report_for_all(place, request)
+        report = report_of_first(placement) if placement.rank else report_for_all(placement, request)
     elif os.environ.get("LOCAL_RANK", "0") != "0" and level != "quick":
         raise UserError(
             f"preflight({level!r}): LOCAL_RANK is {os.environ['LOCAL_RANK']}, but none of torchrun, srun and mpirun "

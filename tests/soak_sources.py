@@ -29,7 +29,7 @@ from gpudoctor.facts.collect import collect_live
 from gpudoctor.facts.model.measurements import PROBES, Measurements
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Node, to_json
-from gpudoctor.facts.nvml.fake_driver_context import VARIABLE, stand_in, write_stand_in
+from gpudoctor.facts.nvml.fake_driver_context import VARIABLE, read_fake_driver_context, write_fake_driver_context
 from gpudoctor.fakes.fake_nvml import FakeNvml, Script, write_script
 from gpudoctor.report.bundle_files import files_of
 from gpudoctor.report.judge import FailOn, Question, judge
@@ -100,31 +100,31 @@ def _bundle(redact: bool) -> Callable[[Node], bytes]:
 def nvml(asked: Asked) -> Report:
     from gpudoctor.facts.nvml.read_node import read_nvml
 
-    with _played(asked.node):
-        played = stand_in(os.environ)
-        assert played is not None
+    with _fake_driver(asked.node):
+        fake_driver = read_fake_driver_context(os.environ)
+        assert fake_driver is not None
         heard = Heard()
-        driver = read_nvml(heard, FakeNvml(asked.node), played.root)
+        driver = read_nvml(heard, FakeNvml(asked.node), fake_driver.root)
         errors = tuple(f"index {index}: {words}" for index, words in sorted(heard.handle_errors.items()))
         read = Node(
             driver=msgspec.structs.replace(driver, handle_errors=errors),
             gpus=tuple(sorted(heard.gpus.values(), key=lambda gpu: gpu.bus_id)),
             pairs=tuple(heard.pairs_by_name.values()),
-            **played.around(),
+            **fake_driver.around(),
         )
-        return asked.judged(played.placed(read))
+        return asked.judged(fake_driver.placed(read))
 
 
 def collector(asked: Asked) -> Report:
-    with _played(asked.node) as folder:
+    with _fake_driver(asked.node) as folder:
         spec = write_script(folder / "script.json", Script(asked.node))
         return asked.judged(collect_live(nvml_module=spec))
 
 
 @contextlib.contextmanager
-def _played(node: Node) -> Iterator[Path]:
+def _fake_driver(node: Node) -> Iterator[Path]:
     with TemporaryDirectory(prefix="gpudoctor-soak-") as name:
-        write_stand_in(Path(name), node)
+        write_fake_driver_context(Path(name), node)
         with patch.dict(os.environ, {VARIABLE: name}):
             yield Path(name)
 

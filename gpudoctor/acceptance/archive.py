@@ -39,7 +39,7 @@ def packed(run: AcceptanceRun, acceptance: Acceptance, made_s: int) -> bytes:
     node = run.node if redaction is None else redaction.node
     files = {
         FACTS: _pretty(to_json(node)),
-        ACCEPTANCE: _pretty(msgspec.json.encode(_told(acceptance, redaction))),
+        ACCEPTANCE: _pretty(msgspec.json.encode(_redacted(acceptance, redaction))),
         VERSIONS: _pretty(msgspec.json.encode(versions(node))),
         KERNEL: kernel_lines(node).encode("utf-8", "backslashreplace"),
     }
@@ -53,7 +53,7 @@ def packed(run: AcceptanceRun, acceptance: Acceptance, made_s: int) -> bytes:
     return pack(files, made_s)
 
 
-def _told(acceptance: Acceptance, redaction: Redaction | None) -> Acceptance:
+def _redacted(acceptance: Acceptance, redaction: Redaction | None) -> Acceptance:
     if redaction is None:
         return acceptance
     steps = tuple(

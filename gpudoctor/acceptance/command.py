@@ -103,7 +103,7 @@ def accept(request: AcceptanceRequest, output: Path | None) -> int:
         began_s, started = time.monotonic(), _now()
         results, interrupted = run_steps(run, steps)
         show("")
-        acceptance = _told(run, results, interrupted, started, time.monotonic() - began_s)
+        acceptance = _acceptance(run, results, interrupted, started, time.monotonic() - began_s)
         try:
             write_new_file(path, packed(run, acceptance, int(time.time())))
         finally:  # print the summary also if the archive cannot be written
@@ -158,7 +158,7 @@ def first_look(run: AcceptanceRun) -> None:
         )
 
 
-def _told(
+def _acceptance(
     run: AcceptanceRun,
     results: list[StepResult],
     interrupted: InterruptedBySignal | None,

@@ -17,7 +17,7 @@ import msgspec
 from gpudoctor.facts.model.gpu import Gpu, GpuPair
 from gpudoctor.facts.model.node import Driver
 from gpudoctor.facts.nvml.client import CallTrace, NoCallTrace, load_pynvml
-from gpudoctor.facts.nvml.fake_driver_context import stand_in
+from gpudoctor.facts.nvml.fake_driver_context import read_fake_driver_context
 from gpudoctor.facts.nvml.read_node import read_nvml
 from gpudoctor.process.ending import leave
 
@@ -156,11 +156,11 @@ class _Ears:
 def main(call_limit: str) -> None:
     """Read and write the `DriverReading` as JSON to stdout; `call_limit`: seconds that one call may take."""
     reading = DriverReading()
-    played = stand_in(os.environ)
+    simulated = read_fake_driver_context(os.environ)
     nvml = _Noted(load_pynvml(), reading)
     threading.Thread(target=_watch, args=(nvml, reading, float(call_limit)), daemon=True).start()
     began = perf_counter()
-    reading.driver = read_nvml(_Ears(reading), nvml, played.root if played else Path("/"))
+    reading.driver = read_nvml(_Ears(reading), nvml, simulated.root if simulated else Path("/"))
     reading.seconds = round(perf_counter() - began, 4)
     for index in sorted(reading.read):
         _ask_again(nvml, reading, index)

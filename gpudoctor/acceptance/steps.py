@@ -64,8 +64,8 @@ def interrupt(run: AcceptanceRun) -> Iterator[Item]:
     except (msgspec.MsgspecError, ValueError) as error:
         yield differs(f"SIGINT while ranks were at work: there is no report: {error}")
     else:
-        told = report.run.interrupted
-        yield (agreed if told == "SIGINT" else differs)(f"the partial report says: interrupted by {told}")
+        signal_name = report.run.interrupted
+        yield (agreed if signal_name == "SIGINT" else differs)(f"the partial report says: interrupted by {signal_name}")
     at_work = "SIGINT while ranks were at work left"
     yield found_none(f"{at_work} processes", _left(run.mark), f"{at_work} no process")
 

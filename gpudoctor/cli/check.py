@@ -23,7 +23,7 @@ from gpudoctor.cli.options import (
 )
 from gpudoctor.exits import COULD_NOT, OK, InterruptedBySignal, hold_signals, printable, say
 from gpudoctor.lazy_import import lazy_imports
-from gpudoctor.probes.runner.launch_engine import MAX_RANKS, LocalPlacement, place_of
+from gpudoctor.probes.runner.launch_engine import MAX_RANKS, LocalPlacement, local_placement
 
 with lazy_imports():
     # the checks are imported while the driver is being read, which takes as long; formats only when requested
@@ -87,28 +87,28 @@ def add_options(check: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Check, write the report and return the exit code. Raise UserError if the check cannot be done."""
-    place = place_of(os.environ)
-    _have_driver_read(args, place)
+    placement = local_placement(os.environ)
+    _have_driver_read(args, placement)
     prep = api.prepared(_request(args))
     say_progress = progress.progress_to_stderr(prep.burn_s) if args.progress else progress.terminal_progress()
-    if place is not None and place.rank:
+    if placement is not None and placement.rank:
         collector_ahead.dismiss_ahead()
-        return _run_local_worker(place) if prep.wants_ranks else OK
+        return _run_local_worker(placement) if prep.wants_ranks else OK
     if args.node is None and not args.fault:
         collector_ahead.order_ahead(fake_driver_context.root_of(os.environ))
     import gpudoctor.report.output_files  # noqa: F401
 
-    report = api.examined(prep, argv=args.argv, place=place, progress=say_progress, hold_signals=hold_signals)
+    report = api.examined(prep, argv=args.argv, placement=placement, progress=say_progress, hold_signals=hold_signals)
     return _write_report(report, args)
 
 
-def _have_driver_read(args: argparse.Namespace, place: LocalPlacement | None) -> None:
+def _have_driver_read(args: argparse.Namespace, placement: LocalPlacement | None) -> None:
     """Let the waiting collector start reading the driver before the checks are imported, which takes as long.
 
     Not if an option was given that can be validated only later: if it is wrong, the driver must not be touched.
     """
     later = (args.node, args.fault, args.ids, args.skip, args.require, args.config, args.duration, args.data, args.need)
-    if not any(later) and args.node is None and (place is None or not place.rank):
+    if not any(later) and args.node is None and (placement is None or not placement.rank):
         collector_ahead.order_ahead(fake_driver_context.root_of(os.environ))
 
 
@@ -124,10 +124,10 @@ def _request(args: argparse.Namespace) -> api.CheckRequest:
     )
 
 
-def _run_local_worker(place: LocalPlacement) -> int:
+def _run_local_worker(placement: LocalPlacement) -> int:
     """Run as one of the further processes of an engine: host ranks, while the first process checks and reports."""
     try:
-        why_not = local_workers.run_local_worker(place)
+        why_not = local_workers.run_local_worker(placement)
     except InterruptedBySignal as stop:
         return stop.exit_code
     if why_not is None:

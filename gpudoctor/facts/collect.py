@@ -16,7 +16,7 @@ from gpudoctor.facts.model.gpu import Gpu, GpuPair
 from gpudoctor.facts.model.missing import NOT_READ, Fact, Missing
 from gpudoctor.facts.model.node import Driver, Node, Source
 from gpudoctor.facts.nvml.collector_ahead import dismiss_ahead
-from gpudoctor.facts.nvml.fake_driver_context import AROUND, stand_in
+from gpudoctor.facts.nvml.fake_driver_context import AROUND, read_fake_driver_context
 from gpudoctor.facts.nvml.kernel_module import read_kernel_module
 from gpudoctor.lazy_import import lazy_imports
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from gpudoctor.facts.nvml.collector import CollectorResult
 
 F = TypeVar("F", bound=Fact)
-_Told = tuple[Driver, tuple[Gpu, ...], "tuple[GpuPair, ...] | Missing"]
+_DriverFacts = tuple[Driver, tuple[Gpu, ...], "tuple[GpuPair, ...] | Missing"]
 
 # how long the parent waits for its own listener thread beyond the deadline
 _SLACK_S = 1.0
@@ -57,20 +57,20 @@ def collect_live(
     this process (such as one raised by a signal handler) the collector is ended first, and
     `on_interrupt` gets what was known so far. `data` are absolute paths that training reads from.
     """
-    played = stand_in(os.environ) if root == Path("/") else None
-    if played is not None:
-        root = played.root
+    simulated = read_fake_driver_context(os.environ) if root == Path("/") else None
+    if simulated is not None:
+        root = simulated.root
     driver = read_kernel_module(root)
     patience = Patience(deadline_s, call_deadline_s, start_deadline_s)
     collector = None
-    told: _Told = (driver, (), Missing("the driver is not loaded"))
+    driver_facts: _DriverFacts = (driver, (), Missing("the driver is not loaded"))
     stop: BaseException | None = None
     around: dict[str, Any] = {}
     if driver.module_loaded is not False:
         try:
             collector = nvml_collector.Collector(root, nvml_module)
         except OSError as error:  # a limit on processes or open files, or the Python binary was removed
-            told = _complete(
+            driver_facts = _complete(
                 nvml_collector.CollectorResult(f"the collector could not be started: {error.strerror or error}"), driver
             )
     else:
@@ -79,22 +79,22 @@ def collect_live(
         if collector is not None:
             collector.listen(patience, progress)
         # the host's readers (journalctl is slow) run meanwhile
-        if played is None:
+        if simulated is None:
             _read_host(root, deadline_s, around, data)
         else:
-            around |= played.around()
+            around |= simulated.around()
         if collector is not None:
             collector.wait(deadline_s + _SLACK_S)
     except BaseException as error:  # noqa: BLE001 - raised again below, after `on_interrupt`
         stop = error
     words = None if stop is None else f"interrupted by {str(stop) or type(stop).__name__}"
     if collector is not None:
-        told = _complete(collector.end(patience, words), driver)
+        driver_facts = _complete(collector.end(patience, words), driver)
     if words is not None:
         for name in AROUND:
             around.setdefault(name, fill(getattr(Node(), name), Missing(words, "failed")))
-    node = _merge(root, *told, around)
-    node = node if played is None else played.placed(node)
+    node = _merge(root, *driver_facts, around)
+    node = node if simulated is None else simulated.placed(node)
     if stop is not None:
         if on_interrupt is not None:
             on_interrupt(node)
@@ -141,7 +141,7 @@ def _notes(driver: Driver) -> tuple[str, ...]:
     )
 
 
-def _complete(collected: CollectorResult, read_before: Driver) -> _Told:
+def _complete(collected: CollectorResult, read_before: Driver) -> _DriverFacts:
     """What the collector sent, with a reason in every leaf that it did not reach."""
     driver = collected.driver or read_before
     why = {call.gpu: call.words for call in reversed(collected.unanswered)}
@@ -163,11 +163,11 @@ def _complete(collected: CollectorResult, read_before: Driver) -> _Told:
     )
     if driver.init_code != 0:
         return driver, (), Missing("the driver did not start")
-    told = {(pair.a, pair.b): pair for pair in collected.pairs}
+    by_ends = {(pair.a, pair.b): pair for pair in collected.pairs}
     pairs = []
     for a, b in combinations(sorted(gpus), 2):
         reason = Missing(why.get(a) or why.get(b) or failure, "failed")
-        pairs.append(told.get((a, b)) or fill(GpuPair(a, b), reason))
+        pairs.append(by_ends.get((a, b)) or fill(GpuPair(a, b), reason))
     return driver, tuple(gpus.values()), tuple(pairs)
 
 

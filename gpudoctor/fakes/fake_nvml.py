@@ -180,7 +180,7 @@ class FakeNvml:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
         for fault in self._matching(name, gpu):
             if fault.field is None:
-                answer = self._strike(fault)
+                answer = self._trigger(fault)
                 if answer is not None:
                     return answer
         if name == "nvmlDeviceGetFieldValues":
@@ -205,7 +205,7 @@ class FakeNvml:
                         found.append(fault)
         return found
 
-    def _strike(self, fault: ScriptedFault) -> Any:
+    def _trigger(self, fault: ScriptedFault) -> Any:
         """The fault's answer; None if the true answer follows."""
         if fault.delay_s:
             threading.Event().wait(fault.delay_s)

@@ -14,7 +14,7 @@ import msgspec
 from gpudoctor.errors import UserError
 from gpudoctor.exits import say
 from gpudoctor.facts.captures.source import load_source
-from gpudoctor.facts.nvml.fake_driver_context import VARIABLE, write_stand_in
+from gpudoctor.facts.nvml.fake_driver_context import VARIABLE, write_fake_driver_context
 from gpudoctor.facts.simulated.load import apply_faults
 from gpudoctor.fakes.library_build import library_folder
 from gpudoctor.fakes.table_node import answers_of, branch_of
@@ -52,7 +52,7 @@ def run_program(request: FakeDriverRequest) -> int:
     with TemporaryDirectory(prefix="gpudoctor-fake-driver-") as name:
         private = Path(name)
         try:
-            write_stand_in(private, node)
+            write_fake_driver_context(private, node)
             (private / "answers").write_bytes(answers_of(node, latency_ms))
         except OSError as error:
             raise UserError(f"{private}: {error.strerror or error}") from None

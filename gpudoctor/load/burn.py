@@ -25,7 +25,7 @@ with lazy_imports():
 _GONE = Missing("the driver did not show this GPU any more after the load", "failed")
 
 
-def counter_growth(before: Node, after: Node) -> tuple[GpuCounters, ...]:
+def counter_deltas(before: Node, after: Node) -> tuple[GpuCounters, ...]:
     """By how much each GPU's counters grew, for all GPUs of the first reading."""
     again = {gpu.bus_id: gpu for gpu in after.gpus}
     return tuple(_of_gpu(gpu, again.get(gpu.bus_id)) for gpu in before.gpus)
@@ -63,11 +63,11 @@ def new_events(before: KernelLog, after: KernelLog, read_s: float | None = None)
         return Missing("the kernel's ring buffer was overwritten during the load", "failed")
     if before.source != after.source and not _all_timed(before.events, after.events):
         return Missing("read from another place after the load", "failed")
-    told = Counter(_identity(event) for event in before.events)
+    reported = Counter(_identity(event) for event in before.events)
     fresh = []
     for event in after.events:
-        told[_identity(event)] -= 1
-        if told[_identity(event)] < 0:
+        reported[_identity(event)] -= 1
+        if reported[_identity(event)] < 0:
             fresh.append(event)
     return tuple(fresh)
 
@@ -118,7 +118,7 @@ def count_again(
     burn = msgspec.structs.replace(
         burn,
         counted_s=burn.duration_s if passed_s is None else passed_s,
-        counters=counter_growth(node, after),
+        counters=counter_deltas(node, after),
         kernel_events=new_events(node.kernel_log, after.kernel_log, known(node.host.uptime_s)),
     )
     return msgspec.structs.replace(measured, burn=burn)

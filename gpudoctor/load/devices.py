@@ -86,11 +86,11 @@ def gpus_to_load(node: Node, request: LoadRequest, workers: LocalWorkers | None)
     if workers is None or workers.missing:
         gpus = _as_many_as_asked(fit, request)
     else:
-        seated = seated_gpus(node, workers.visible)
-        why = seated if isinstance(seated, str) else next(filter(None, map(_unfit, seated)), None)
-        if why is not None or isinstance(seated, str):
+        found = gpus_of_ranks(node, workers.visible)
+        why = found if isinstance(found, str) else next(filter(None, map(_unfit, found)), None)
+        if why is not None or isinstance(found, str):
             return Missing(f"{workers.engine} started {workers.ranks} ranks here; {why}", "denied")
-        gpus = seated
+        gpus = found
     danger = _danger(node, gpus)
     if danger is not None:
         return Missing(f"{danger}: no load on such a node", "denied")
@@ -98,7 +98,7 @@ def gpus_to_load(node: Node, request: LoadRequest, workers: LocalWorkers | None)
     return gpus if busy is None else Missing(f"{busy}: no load beside it without --force", "denied")
 
 
-def seated_gpus(node: Node, visible: Sequence[str | None]) -> tuple[Gpu, ...] | str:
+def gpus_of_ranks(node: Node, visible: Sequence[str | None]) -> tuple[Gpu, ...] | str:
     """The GPU of each rank, from CUDA_VISIBLE_DEVICES of each process; or why they do not have one each.
 
     srun may bind one GPU to every task, while torchrun shows all of them to all processes: there the

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +21,7 @@ class Child(RunningProcess):
 
     It leads a new session and process group, so that Ctrl-C in the terminal reaches only this process, and
     its group can be ended as one; with `new_session=False` it stays in ours. A stream that is None is inherited.
+    It begins in `cwd`, by default in our working directory, or in / if that was removed.
     `in_child` is called in the child before the program starts.
     """
 
@@ -43,7 +45,7 @@ class Child(RunningProcess):
             stdout=stdout,
             stderr=stderr,
             env=None if env is None else dict(env),
-            cwd=cwd,
+            cwd=cwd or _working_directory(),
             pass_fds=tuple(pass_fds),
             start_new_session=new_session,
             preexec_fn=in_child,
@@ -100,6 +102,15 @@ class Child(RunningProcess):
         for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
             if stream is not None:
                 stream.close()
+
+
+def _working_directory() -> Path | None:
+    """The directory to start in; None to inherit ours."""
+    try:
+        os.getcwd()  # noqa: PTH109 - a system call that does not touch the file system
+    except FileNotFoundError:
+        return Path("/")  # in a removed directory torch with MKL ends the process when it is imported
+    return None
 
 
 def _descriptor(stream: IO[bytes] | None) -> int:

@@ -18,7 +18,7 @@ import pytest
 import gpudoctor
 from gpudoctor import local_verdict
 from gpudoctor.probes.runner import local_workers
-from gpudoctor.probes.runner.launch_engine import LocalPlacement, place_of
+from gpudoctor.probes.runner.launch_engine import LocalPlacement, local_placement
 from gpudoctor.probes.runner.local_workers import LocalWorkers, WorkerHello
 
 ROOT = Path(__file__).parent.parent.parent
@@ -135,7 +135,7 @@ def test_a_first_process_that_is_lost_is_no_pass(number: signal.Signals, code: i
 
 @pytest.fixture
 def place() -> LocalPlacement:
-    place = place_of(_torchrun(1))
+    place = local_placement(_torchrun(1))
     assert place is not None
     return place
 

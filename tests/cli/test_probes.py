@@ -142,7 +142,7 @@ def test_a_rank_that_dies_is_one_crash_and_the_others_are_only_held_up(injected:
     found = injected("die-rank=1:train", 2, "train.sync", 1, "collective.correct")
     [problem] = found.problems
     assert (problem.probe, problem.kind, problem.rank, problem.waiting) == ("train", "crash", 1, (0,))
-    assert "SIGKILL" in problem.text
+    assert "SIGSEGV" in problem.text
     assert len(found.collectives) == 3, "the probe before is not lost"
     assert found.not_run["train"].kind == "failed"
 

@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -493,3 +493,35 @@ def test_an_address_that_is_not_this_nodes_is_said() -> None:
     opened = InterNodeRank("gloo", "192.0.2.9").open()
     assert isinstance(opened, InterNodeFailure)
     assert "its address 192.0.2.9 cannot be listened on" in opened.text
+
+
+def test_no_rank_destroys_the_group_while_another_still_measures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before torch 2.6 that aborts what is under way to the slower one."""
+    import torch.distributed
+
+    from gpudoctor.probes.inter_node.measure import InterNodeRank
+    from gpudoctor.probes.inter_node.rank import AllReduceTimes, Opened, Rendezvous
+
+    dist: Any = torch.distributed  # not annotated everywhere
+    done: list[str] = []
+
+    def measured(_: object, rendezvous: Rendezvous) -> AllReduceTimes:
+        if rendezvous.rank:  # the slower one
+            store = dist.TCPStore(rendezvous.host, rendezvous.port, is_master=False)
+            store.wait(["key/measured"])  # the first one is through
+        done.append(f"measured {rendezvous.rank}")
+        return AllReduceTimes((1.0,), 4, right=True)
+
+    monkeypatch.setattr(InterNodeRank, "_measure", measured)
+    monkeypatch.setattr(dist, "init_process_group", lambda *_, **__: None)
+    monkeypatch.setattr(dist, "destroy_process_group", lambda: done.append("destroyed"))
+    two = (InterNodeRank("gloo", "127.0.0.1"), InterNodeRank("gloo", "127.0.0.1"))
+    opened = two[0].open()
+    assert isinstance(opened, Opened)
+    orders = [Rendezvous("key", 2, "127.0.0.1", opened.port, 4, 0.1, 60.0, rank=rank) for rank in range(2)]
+    ranks = [threading.Thread(target=r.measure, args=(o,), daemon=True) for r, o in zip(two, orders, strict=True)]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join()
+    assert done == ["measured 0", "measured 1", "destroyed", "destroyed"]

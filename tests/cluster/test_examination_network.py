@@ -66,6 +66,17 @@ def test_a_hostname_that_leads_nowhere_fails_a_job_on_cpu_ranks_and_warns_one_on
         assert bad(report) == {("cluster.network", "a", status)}
 
 
+def test_a_resolver_that_gave_no_answer_is_unknown_and_no_fault_of_the_name() -> None:
+    for backend in ("gloo", "auto"):
+        nodes = job("a", "b")
+        late = Missing("resolving a took longer than 5 s", "failed")
+        nodes[0].reach = msgspec.structs.replace(nodes[0].reach, resolved=late)
+        report = examined(nodes, backend="gloo" if backend == "gloo" else "auto")
+        assert bad(report) == {("cluster.network", "a", "unknown")}
+        found = findings(report, "cluster.network")
+        assert found["a"].reason == "what its hostname resolves to: resolving a took longer than 5 s"
+
+
 def test_where_no_mtu_has_a_majority_all_are_told_and_nobody_is_named() -> None:
     nodes = job("a", "b")
     small = (LocalInterface("eth0", True, 1500, ("127.0.0.1",)),)

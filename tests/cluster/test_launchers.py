@@ -66,6 +66,20 @@ def test_srun_in_an_allocation_takes_all_of_its_nodes_beside_the_step_it_runs_in
     assert (fewer.count, fewer.names) == (2, ())
 
 
+def test_of_a_heterogeneous_job_the_component_is_chosen_and_none_is_left_out_unsaid(
+    every_program: list[list[str]],
+) -> None:
+    job = {"SLURM_JOB_ID": "1", "SLURM_HET_SIZE": "2", "SLURM_JOB_NODELIST": "n1"}
+    job |= {"SLURM_JOB_NODELIST_HET_GROUP_0": "n1", "SLURM_JOB_NODELIST_HET_GROUP_1": "n[2-3]"}
+    with pytest.raises(UserError, match="2 components"):
+        launch_with("slurm", asked(), job)
+    launch = launch_with("slurm", asked("--launcher-args=--het-group=1"), job)
+    assert every_program[-1] == ["scontrol", "show", "hostnames", "n[2-3]"]
+    assert launch.prefix[-1] == "--het-group=1"
+    with pytest.raises(UserError, match="2 components"):
+        launch_with("slurm", asked("--launcher-args=--het-group=0,1"), job)
+
+
 @pytest.mark.parametrize("told", [{}, {"SLURM_JOB_NUM_NODES": "x"}, {"SLURM_JOB_NUM_NODES": "0"}])
 def test_a_job_whose_size_slurm_does_not_tell_is_not_taken_for_one_node(told: dict[str, str]) -> None:
     with pytest.raises(UserError, match="give -N NODES"):

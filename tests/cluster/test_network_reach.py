@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import socket
+import threading
 from pathlib import Path
+from unittest.mock import Mock
 
 import msgspec
 import psutil
@@ -46,19 +48,18 @@ def test_only_the_settings_of_between_nodes_are_kept(tmp_path: Path) -> None:
 
 
 def test_a_name_that_does_not_resolve_is_a_missing_fact_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(*_: object, **__: object) -> None:
-        raise socket.gaierror(-2, "Name or service not known")
-
-    monkeypatch.setattr(socket, "getaddrinfo", fails)
     monkeypatch.setattr(socket, "gethostname", lambda: "n7")
-    resolved = read_here().resolved
-    assert isinstance(resolved, Missing)
-    assert (resolved.kind, resolved.reason) == ("failed", "n7 does not resolve: Name or service not known")
+    for error, kind in (
+        (socket.gaierror(socket.EAI_NONAME, "Name or service not known"), "absent"),
+        (socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution"), "failed"),
+    ):
+        monkeypatch.setattr(socket, "getaddrinfo", Mock(side_effect=error))
+        resolved = read_here().resolved
+        assert isinstance(resolved, Missing)
+        assert (resolved.kind, resolved.reason) == (kind, f"n7 does not resolve: {error.strerror}")
 
 
 def test_a_resolver_that_does_not_answer_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    import threading
-
     released = threading.Event()
     monkeypatch.setattr(network_reach, "_RESOLVER_LIMIT_S", 0.05)
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: released.wait(60) and [])
@@ -66,6 +67,13 @@ def test_a_resolver_that_does_not_answer_is_left_behind(monkeypatch: pytest.Monk
     released.set()
     assert isinstance(resolved, Missing)
     assert "took longer than 0.05 s" in resolved.reason
+
+
+def test_where_no_thread_can_be_started_the_name_is_not_resolved(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
+    resolved = read_here().resolved
+    assert isinstance(resolved, Missing)
+    assert resolved.reason == f"resolving {socket.gethostname()}: can't start new thread"
 
 
 def test_interfaces_that_the_kernel_does_not_tell_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,7 +104,7 @@ def test_gloos_own_choice_stands_where_it_works() -> None:
         ({"resolved": ("127.0.1.1",)}, "resolves to 127.0.1.1"),
         ({"resolved": ("::1",)}, "resolves to ::1"),
         ({"resolved": ("::ffff:127.0.0.1",)}, "resolves to ::ffff:127.0.0.1"),
-        ({"resolved": Missing("n1 does not resolve", "failed")}, "does not resolve"),
+        ({"resolved": Missing("n1 does not resolve", "absent")}, "does not resolve"),
         ({"settings": {"GLOO_SOCKET_IFNAME": "eth0,ib0"}}, "there is no interface ib0"),
         ({"settings": {"GLOO_SOCKET_IFNAME": "lo"}}, "is the loopback interface"),
     ],
@@ -108,3 +116,11 @@ def test_where_gloo_would_be_led_nowhere_the_interface_that_was_reached_is_taken
     assert words in (gloo_trouble(reach) or "")
     assert interface_for_gloo(reach, "10.0.0.1") == "eth0"
     assert interface_for_gloo(reach, "10.9.9.9") is None
+
+
+def test_a_resolver_that_gave_no_answer_says_nothing_against_the_name_and_gloo_is_not_left_to_it() -> None:
+    reach = with_(_NODE, resolved=Missing("resolving n1 took longer than 5 s", "failed"))
+    assert gloo_trouble(reach) is None
+    assert interface_for_gloo(reach, "10.0.0.1") == "eth0"
+    named = with_(reach, settings={"GLOO_SOCKET_IFNAME": "eth0"})
+    assert interface_for_gloo(named, "10.0.0.1") is None

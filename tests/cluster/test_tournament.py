@@ -7,7 +7,7 @@ from itertools import combinations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpudoctor.cluster.check.pair_outliers import Named, name_odd, slow_pairs, usual_rate
+from gpudoctor.cluster.check.pair_outliers import Named, name_outliers, slow_pairs, usual_rate
 from gpudoctor.probes.collective.merge import Pair, rounds_of
 
 _SHARE = 0.8
@@ -34,7 +34,7 @@ def healthy_rates(draw: st.DrawFn, smallest: int = 2) -> dict[Pair, float]:
 
 
 def named(rates: dict[Pair, float]) -> Named:
-    return name_odd(rates, slow_pairs(rates, _SHARE))
+    return name_outliers(rates, slow_pairs(rates, _SHARE))
 
 
 @given(healthy_rates())
@@ -79,7 +79,7 @@ def test_two_slow_nodes_and_a_slow_link_between_others_are_told_apart(
 
 
 def test_with_two_nodes_only_the_link_can_be_named() -> None:
-    assert name_odd([(0, 1)], [(0, 1)]) == Named((), ((0, 1),))
+    assert name_outliers([(0, 1)], [(0, 1)]) == Named((), ((0, 1),))
 
 
 def test_what_is_usual_is_not_moved_by_a_slow_node_of_three() -> None:

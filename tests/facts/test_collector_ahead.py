@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from gpudoctor.errors import UserError
-from gpudoctor.facts.nvml.fake_driver_context import write_stand_in
+from gpudoctor.facts.nvml.fake_driver_context import write_fake_driver_context
 from gpudoctor.fakes.fake_nvml import Script, ScriptedFault, write_script
 from gpudoctor.fakes.library_build import find_compiler
 from tests.conftest import ROOT
@@ -78,15 +78,15 @@ def machine(tmp_path: Path) -> tuple[dict[str, str], Path]:
         compiler = find_compiler(os.environ)
     except UserError:
         pytest.skip("no C compiler here")
-    libraries, played, loaded = tmp_path / "lib", tmp_path / "played", tmp_path / "loaded"
+    libraries, fake_driver, loaded = tmp_path / "lib", tmp_path / "fake_driver", tmp_path / "loaded"
     libraries.mkdir()
-    played.mkdir()
+    fake_driver.mkdir()
     source = tmp_path / "nvml.c"
     source.write_text(LOADED, encoding="utf-8")
     library = libraries / "libnvidia-ml.so.1"
     subprocess.run([*compiler, "-shared", "-fPIC", "-o", str(library), str(source)], check=True)
-    write_stand_in(played, make_node(1))
-    environ = {"LD_LIBRARY_PATH": str(libraries), "GPUDOCTOR_FAKE_DRIVER": str(played), "LOADED": str(loaded)}
+    write_fake_driver_context(fake_driver, make_node(1))
+    environ = {"LD_LIBRARY_PATH": str(libraries), "GPUDOCTOR_FAKE_DRIVER": str(fake_driver), "LOADED": str(loaded)}
     return environ, loaded
 
 
@@ -135,7 +135,7 @@ def test_where_the_kernel_module_is_not_loaded_the_library_is_not_either(
     assert not loaded.exists()
 
 
-def _played(program: Program, *words: str, faults: tuple[str, ...] = (), **options: Any) -> Any:
+def _fake_driver(program: Program, *words: str, faults: tuple[str, ...] = (), **options: Any) -> Any:
     """What a program prints before the fake driver of a healthy node of 8."""
     struck = [word for fault in faults for word in ("--fault", fault)]
     return program(*GPUDOCTOR, "fake-driver", "--node", "hgx-h100-8", *struck, "--", *words, **options)
@@ -144,7 +144,7 @@ def _played(program: Program, *words: str, faults: tuple[str, ...] = (), **optio
 def test_it_is_not_started_by_the_name_that_python_has_for_itself(program: Program) -> None:
     # an embedded interpreter, or one that was replaced by an update while it ran, cannot be started again
     code = f"import sys; sys.executable, sys.argv = '/nowhere', ['gpudoctor', *{QUICK!r}]\n"
-    done = _played(program, sys.executable, "-c", f"{code}from gpudoctor.__main__ import run; sys.exit(run())")
+    done = _fake_driver(program, sys.executable, "-c", f"{code}from gpudoctor.__main__ import run; sys.exit(run())")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["verdict"] == "pass"
 
@@ -155,7 +155,7 @@ _SLOW_TO_IMPORT = {"yaml", "pynvml", "pkgutil", "statistics", "importlib.metadat
 
 def test_a_live_check_imports_nothing_that_is_slow(program: Program) -> None:
     code = f"import sys; sys.argv = ['gpudoctor', *{QUICK!r}]; from gpudoctor.__main__ import run; run()\n"
-    done = _played(program, sys.executable, "-c", f"{code}print('loaded', *sys.modules, file=sys.stderr)")
+    done = _fake_driver(program, sys.executable, "-c", f"{code}print('loaded', *sys.modules, file=sys.stderr)")
     loaded = done.stderr.decode().partition("loaded ")[2].split()
     assert json.loads(done.stdout)["profile"]["name"] == "hgx-h100-8"
     assert "gpudoctor.profiles.load" in loaded
@@ -169,7 +169,7 @@ def test_nor_does_the_process_that_asks_the_driver_before_it_asks(program: Progr
 
 
 def test_a_driver_that_hangs_costs_that_gpu_only(program: Program) -> None:
-    done = _played(program, *GPUDOCTOR, *QUICK, faults=("driver-hang@3",))
+    done = _fake_driver(program, *GPUDOCTOR, *QUICK, faults=("driver-hang@3",))
     report = json.loads(done.stdout)
     assert done.returncode == 1
     [fault] = report["faults"]
@@ -180,7 +180,7 @@ def test_modules_in_the_working_directory_are_not_imported(program: Program, tmp
     for name in ("pynvml", "ctypes", "faulthandler"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('posing as another module')\n")
     code = f"import sys; sys.argv = ['gpudoctor', *{QUICK!r}]; from gpudoctor.__main__ import run; sys.exit(run())"
-    done = _played(program, "sh", "-c", f'cd {tmp_path} && exec {sys.executable} -c "{code}"')
+    done = _fake_driver(program, "sh", "-c", f'cd {tmp_path} && exec {sys.executable} -c "{code}"')
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["verdict"] == "pass"
 
@@ -191,7 +191,7 @@ def test_a_standard_stream_that_is_closed_is_not_taken_for_the_driver_dying(
 ) -> None:
     # as some daemons start their children
     report = tmp_path / "report.json"
-    _played(program, "sh", "-c", f"exec {' '.join((*GPUDOCTOR, *QUICK))} -o {report} {closed}")
+    _fake_driver(program, "sh", "-c", f"exec {' '.join((*GPUDOCTOR, *QUICK))} -o {report} {closed}")
     assert json.loads(report.read_text())["reason"].startswith("PASS")
 
 
@@ -211,7 +211,7 @@ def test_a_signal_in_a_hung_call_gives_a_partial_report_and_leaves_nothing(
         "    sys.stdout.buffer.write(check.communicate(timeout=50)[0])\n"
         "sys.exit(check.returncode)\n"
     )
-    done = _played(program, sys.executable, "-c", watcher, faults=("driver-hang@3",))
+    done = _fake_driver(program, sys.executable, "-c", watcher, faults=("driver-hang@3",))
     report = json.loads(done.stdout)
     assert done.returncode == code, done.stderr
     assert (report["exit_code"], report["run"]["interrupted"]) == (code, name)
@@ -232,8 +232,8 @@ def test_its_parent_may_be_killed(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def told(program: Program, tmp_path: Path) -> Callable[..., list[Any]]:
-    """told(code, faults...): the nodes that `read()` returned in a program whose driver is our fake."""
+def nodes_read(program: Program, tmp_path: Path) -> Callable[..., list[Any]]:
+    """nodes_read(code, faults...): the nodes that `read()` returned in a program whose driver is our fake."""
 
     def run(code: str, *faults: ScriptedFault) -> list[Any]:
         root = make_root(tmp_path / "root")
@@ -245,38 +245,38 @@ def told(program: Program, tmp_path: Path) -> Callable[..., list[Any]]:
     return run
 
 
-def _told_by_driver(node: Any) -> Any:
+def _read_from_driver(node: Any) -> Any:
     return [{key: value for key, value in gpu.items() if key != "pcie"} for gpu in node["gpus"]]
 
 
-def test_it_reads_what_one_reads_that_is_started_later_and_only_once(told: Callable[..., list[Any]]) -> None:
-    ahead, later = told("start_ahead(); read(); read()")
+def test_it_reads_what_one_reads_that_is_started_later_and_only_once(nodes_read: Callable[..., list[Any]]) -> None:
+    ahead, later = nodes_read("start_ahead(); read(); read()")
     assert len(ahead["gpus"]) == 2
-    assert _told_by_driver(ahead) == _told_by_driver(later)
+    assert _read_from_driver(ahead) == _read_from_driver(later)
 
 
-def test_one_that_was_ordered_to_read_another_root_is_not_taken(told: Callable[..., list[Any]]) -> None:
-    [node] = told("start_ahead(); order_ahead(Path('/nowhere')); read()")
+def test_one_that_was_ordered_to_read_another_root_is_not_taken(nodes_read: Callable[..., list[Any]]) -> None:
+    [node] = nodes_read("start_ahead(); order_ahead(Path('/nowhere')); read()")
     assert len(node["gpus"]) == 2
 
 
-def test_answers_that_came_before_anybody_listened_are_all_taken(told: Callable[..., list[Any]]) -> None:
+def test_answers_that_came_before_anybody_listened_are_all_taken(nodes_read: Callable[..., list[Any]]) -> None:
     # it has sent everything, and has exited, before it is read
     ended = "os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)"
-    [node] = told(f"import os; start_ahead(); order_ahead(Path(sys.argv[1]), sys.argv[2]); {ended}; read()")
+    [node] = nodes_read(f"import os; start_ahead(); order_ahead(Path(sys.argv[1]), sys.argv[2]); {ended}; read()")
     assert len(node["gpus"]) == 2
     assert "failed" not in json.dumps(node["driver"])
 
 
-def test_one_that_crashes_in_a_call_names_it(told: Callable[..., list[Any]]) -> None:
+def test_one_that_crashes_in_a_call_names_it(nodes_read: Callable[..., list[Any]]) -> None:
     slow, crash = ScriptedFault(DRAW, gpu=1, delay_s=1.0), ScriptedFault(DRAW, gpu=1, crash=True)
-    [node] = told("start_ahead(); read()", slow, crash)
+    [node] = nodes_read("start_ahead(); read()", slow, crash)
     [died] = node["driver"]["unanswered"]
     assert (died["call"], died["gpu"]) == (DRAW, 1)
     assert died["reason"] == f"the collector died by {signal.SIGSEGV.name} in {DRAW}"
 
 
-def test_one_that_was_killed_while_it_waited_is_no_fault_of_the_driver(told: Callable[..., list[Any]]) -> None:
+def test_one_that_was_killed_while_it_waited_is_no_fault_of_the_driver(nodes_read: Callable[..., list[Any]]) -> None:
     kill = (
         "import os, signal, psutil\n"
         "start_ahead()\n"
@@ -284,12 +284,12 @@ def test_one_that_was_killed_while_it_waited_is_no_fault_of_the_driver(told: Cal
         "os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)\n"
         "read()"
     )
-    [node] = told(kill)
+    [node] = nodes_read(kill)
     assert "unanswered" not in node["driver"]
     assert "the collector died by SIGKILL" in json.dumps(node["driver"])
 
 
-def test_a_process_with_threads_is_not_forked(told: Callable[..., list[Any]]) -> None:
+def test_a_process_with_threads_is_not_forked(nodes_read: Callable[..., list[Any]]) -> None:
     thread = "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()"
-    [node] = told(f"{thread}; start_ahead(); assert take_ahead(Path('/'), None) is None; read()")
+    [node] = nodes_read(f"{thread}; start_ahead(); assert take_ahead(Path('/'), None) is None; read()")
     assert len(node["gpus"]) == 2

@@ -11,7 +11,7 @@ from gpudoctor.facts.model.gpu import CallError, Ecc, Gpu, PcieLink
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import KernelEvent, KernelLog, Node
 from gpudoctor.facts.model.telemetry import GpuCounters
-from gpudoctor.load.burn import counter_growth, new_events
+from gpudoctor.load.burn import counter_deltas, new_events
 
 
 def gpu(replays: Any = 5, corrected: Any = 7, uncorrected: Any = 0, **facts: Any) -> Gpu:
@@ -21,7 +21,7 @@ def gpu(replays: Any = 5, corrected: Any = 7, uncorrected: Any = 0, **facts: Any
 
 
 def grown(before: Gpu, *after: Gpu) -> GpuCounters:
-    [found] = counter_growth(Node(gpus=(before,)), Node(gpus=after))
+    [found] = counter_deltas(Node(gpus=(before,)), Node(gpus=after))
     return found
 
 

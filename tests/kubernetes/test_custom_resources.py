@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from gpudoctor.cli.main import parsed
-from gpudoctor.cluster.check.placement import job_place
+from gpudoctor.cluster.check.placement import job_placement
 from tests.kubernetes.manifests import Manifest, commands_in, manifests, script_of, the
 
 SCHEMAS: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("custom_resources.yaml").read_text())["schemas"]
@@ -83,9 +83,9 @@ def test_as_many_pods_come_as_nodes_are_waited_for() -> None:
 def test_a_pod_finds_its_place_by_what_its_operator_tells_it(node: int) -> None:
     first = "gpudoctor-nodes-master-0"
     told = {"RANK": str(node), "WORLD_SIZE": str(NODES), "MASTER_ADDR": first, "MASTER_PORT": "23456"}
-    by_variables = job_place(told)
+    by_variables = job_placement(told)
     (command,) = commands_in(script_of(the("JobSet/gpudoctor-nodes"), "check"))
-    by_index = job_place({"JOB_COMPLETION_INDEX": str(node), "MASTER_ADDR": first}, parsed(command).nodes)
+    by_index = job_placement({"JOB_COMPLETION_INDEX": str(node), "MASTER_ADDR": first}, parsed(command).nodes)
 
     for place in (by_variables, by_index):
         assert place is not None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 from gpudoctor.probes.runner.messages import RankFailure
 from gpudoctor.probes.runner.progress_board import BoardEntry
 from gpudoctor.probes.runner.stalls import RankState, failure_problems, slow_problem, timeout_problem
@@ -44,11 +46,12 @@ def test_a_rank_that_has_left_neither_hangs_nor_waits() -> None:
 
 def test_a_rank_that_died_explains_the_errors_of_those_that_waited_for_it() -> None:
     dead, held_up = _state(1, 11), _state(0, 12)
-    dead.status = -9
     held_up.failure = RankFailure("error", "Connection closed by peer", blocked=True)
-    [problem] = failure_problems([held_up, dead])
-    assert (problem.kind, problem.rank, problem.waiting) == ("crash", 1, (0,))
-    assert "SIGKILL" in problem.text
+    for number, kind in ((signal.SIGSEGV, "crash"), (signal.SIGKILL, "error"), (signal.SIGTERM, "error")):
+        dead.status = -number
+        [problem] = failure_problems([held_up, dead])
+        assert (problem.kind, problem.rank, problem.waiting) == (kind, 1, (0,))
+        assert number.name in problem.text
 
 
 def test_a_rank_that_failed_by_itself_explains_those_that_failed_while_waiting() -> None:

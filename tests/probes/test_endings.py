@@ -171,6 +171,17 @@ def test_closed_standard_files_are_no_reason_not_to_run(private_folders: Path) -
     assert list(private_folders.iterdir()) == []
 
 
+def test_a_working_directory_that_was_removed_is_no_reason_not_to_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    removed = tmp_path / "removed"
+    removed.mkdir()
+    monkeypatch.chdir(removed)
+    removed.rmdir()
+    found = measure(ProbePlan("gloo", 2, probes=("collective",)))
+    assert (len(found.collectives), found.problems) == (3, ())
+
+
 def test_a_starter_that_can_make_no_process_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, private_folders: Path
 ) -> None:

@@ -17,10 +17,10 @@ import pytest
 from gpudoctor.cli.main import main
 from gpudoctor.errors import UserError
 from gpudoctor.facts.simulated.load import load_node
-from gpudoctor.load.devices import seated_gpus
+from gpudoctor.load.devices import gpus_of_ranks
 from gpudoctor.probes.runner import local_workers
 from gpudoctor.probes.runner.launch import ProbePlan, run_probes
-from gpudoctor.probes.runner.launch_engine import LocalPlacement, place_of
+from gpudoctor.probes.runner.launch_engine import LocalPlacement, local_placement
 from gpudoctor.probes.runner.local_workers import LocalWorkers
 from tests.probes.conftest import GONE_WITHIN_S
 
@@ -61,7 +61,7 @@ def _started(engine: str, rank: int, ranks: int, arguments: tuple[str, ...] = _C
 
 
 def _leader(engine: str, ranks: int) -> LocalWorkers:
-    place = place_of(_variables(engine, 0, ranks))
+    place = local_placement(_variables(engine, 0, ranks))
     assert place is not None
     return LocalWorkers(place)
 
@@ -225,7 +225,7 @@ def test_a_second_gpudoctor_of_the_same_job_is_told_to_wait(monkeypatch: pytest.
 def test_an_engine_is_known_by_what_it_sets_in_each_of_its_processes(
     variables: dict[str, str], expected: tuple[str, int, int] | None
 ) -> None:
-    found = place_of(variables)
+    found = local_placement(variables)
     assert (None if found is None else (found.engine, found.rank, found.ranks)) == expected
 
 
@@ -233,7 +233,7 @@ def test_every_rank_gets_the_gpu_that_its_process_was_given() -> None:
     node = load_node("hgx-h100-8")
 
     def indices(visible: list[str | None]) -> list[int] | str:
-        found = seated_gpus(node, visible)
+        found = gpus_of_ranks(node, visible)
         return found if isinstance(found, str) else [gpu.index for gpu in found]
 
     assert indices([None] * 4) == [0, 1, 2, 3], "torchrun shows all of them to all"

@@ -42,7 +42,8 @@ def absent(case: Case, probe: str, what: str) -> Finding:
 def judged_problems(case: Case, probe: str) -> Iterator[Finding]:
     """One finding per problem, for the check that answers whether the probe worked.
 
-    - A rank that died, or hung while others waited for it: `fail`, since a training would meet the same.
+    - A rank that crashed, or hung while others waited for it: `fail`, since a training would meet the same.
+    - A rank that was killed (SIGKILL, SIGTERM): `unknown`, as for want of memory in the job's cgroup, or by a person.
     - A rank that ran out of memory: `fail`, since the probes need little; `unknown` if others hold the memory.
     - CPU ranks that are all slow together, and errors that torch raised itself: `unknown`, no part is convicted.
     - A GPU that refuses processes: `skip` if its compute mode forbids them, `unknown` if another program uses it or

@@ -44,7 +44,7 @@ class ClusterRunPlan(msgspec.Struct, frozen=True):
     join_limit_s: float
     check_limit_s: float
     open_limit_s: float
-    meet_limit_s: float
+    rendezvous_limit_s: float
     slow_share: Mapping[Backend, float]
     floor_gb_s: float | None = None
     slack_s: float = 20.0
@@ -108,7 +108,7 @@ class ClusterSession:
         self._ports: dict[int, int] = {}
         self._in_vain: Counter[int] = Counter()
         self._measured: set[int] = set()
-        self._meetings = 0
+        self._groups_formed = 0
 
     def run(self, given_up: Callable[[], bool]) -> None:
         """Do all steps. A node that does not answer takes no further part; the others continue."""
@@ -178,7 +178,7 @@ class ClusterSession:
             )
             return
         self._begin(f"all_reduce over {len(ready)} nodes")
-        self.everyone = self._meet(backend, [tuple(ready)])[0]
+        self.everyone = self._measured_groups(backend, [tuple(ready)])[0]
         self._hold_tournament(backend, ready)
 
     def _chosen_backend(self) -> Backend | None:
@@ -219,10 +219,10 @@ class ClusterSession:
         rounds = rounds_of(len(ready))
         self.pairs_planned = sum(map(len, rounds))
         began = time.monotonic()
-        for number, meetings in enumerate(rounds, 1):
+        for number, pairs in enumerate(rounds, 1):
             self._begin(f"pairs of nodes, round {number} of {len(rounds)}")
-            groups = [(ready[a], ready[b]) for a, b in meetings if self._worth(ready[a]) and self._worth(ready[b])]
-            for group in self._meet(backend, groups):
+            groups = [(ready[a], ready[b]) for a, b in pairs if self._worth(ready[a]) and self._worth(ready[b])]
+            for group in self._measured_groups(backend, groups):
                 self.pairs[group.places[0], group.places[1]] = group
             if time.monotonic() - began > _ROUNDS_BOX_S:
                 break
@@ -233,7 +233,7 @@ class ClusterSession:
             if time.monotonic() - began > 2 * _ROUNDS_BOX_S:
                 break
             self._begin(f"once more, alone: {self.nodes[pair[0]].name} and {self.nodes[pair[1]].name}")
-            first, again = self.pairs[pair], self._meet(backend, [pair])[0]
+            first, again = self.pairs[pair], self._measured_groups(backend, [pair])[0]
             better = again if (again.busbw_gb_s or 0) >= (first.busbw_gb_s or 0) else first
             better.again = True
             better.wrong = tuple(sorted({*first.wrong, *again.wrong}))
@@ -257,27 +257,27 @@ class ClusterSession:
             return False
         return self._in_vain[place] < _GIVE_UP_AFTER or place in self._measured
 
-    def _meet(self, backend: Backend, groups: Iterable[tuple[int, ...]]) -> list[Group]:
+    def _measured_groups(self, backend: Backend, groups: Iterable[tuple[int, ...]]) -> list[Group]:
         """Have these groups measure at the same time."""
         planned = [Group(places, trouble={}) for places in groups]
         orders: dict[int, messages.JoinGroup] = {}
         for group in planned:
-            self._meetings += 1
+            self._groups_formed += 1
             first = group.places[0]
             size = sum(self.nodes[place].ranks or 0 for place in group.places)
             for place in group.places:
                 orders[place] = messages.JoinGroup(
-                    key=f"meeting-{self._meetings}",
+                    key=f"group-{self._groups_formed}",
                     first_rank=group.ranks,
                     size=size,
                     host=self.nodes[first].address,
                     port=self._ports[first],
                     size_bytes=_SIZE_BYTES[backend],
                     box_s=_BOX_S[backend],
-                    limit_s=self.plan.meet_limit_s,
+                    limit_s=self.plan.rendezvous_limit_s,
                 )
                 group.ranks += self.nodes[place].ranks or 0
-        answers = self._ask(orders, self.plan.meet_limit_s + self.plan.open_limit_s + self.plan.slack_s)
+        answers = self._ask(orders, self.plan.rendezvous_limit_s + self.plan.open_limit_s + self.plan.slack_s)
         for group in planned:
             self._take(group, backend, answers)
         return planned

@@ -36,7 +36,10 @@ _JOIN_S = 60.0
 _NAME_MAX = 50  # characters of up to 4 bytes each: file systems allow 255 bytes
 _READ_S = COLLECTION.seconds + 20.0  # Python and torch may come from a cold network disk
 _OPEN_S = 60.0  # importing torch on a busy machine, and opening a GPU
-_MEET_S = {"nccl": 60.0, "gloo": 20.0}  # NCCL opens connections between all NICs first: seconds, more with many ranks
+_RENDEZVOUS_S = {
+    "nccl": 60.0,
+    "gloo": 20.0,
+}  # NCCL opens connections between all NICs first: seconds, more with many ranks
 
 
 class Coordinator:
@@ -118,7 +121,7 @@ class Coordinator:
             join_limit_s=request.deadline_s or _JOIN_S,
             check_limit_s=_READ_S + run_limit_s(request.level),
             open_limit_s=_OPEN_S,
-            meet_limit_s=request.deadline_s or _MEET_S["gloo" if request.backend == "gloo" else "nccl"],
+            rendezvous_limit_s=request.deadline_s or _RENDEZVOUS_S["gloo" if request.backend == "gloo" else "nccl"],
             slow_share=SLOW_SHARE,
             floor_gb_s=floor_gb_s,
         )

@@ -19,7 +19,7 @@ from gpudoctor.checks.core.finding import (
 )
 from gpudoctor.checks.core.subject import NODE, Subject
 from gpudoctor.cluster.check.cluster_run import Backend, ClusterSession, Group
-from gpudoctor.cluster.check.pair_outliers import name_odd, slow_pairs, usual_rate
+from gpudoctor.cluster.check.pair_outliers import name_outliers, slow_pairs, usual_rate
 from gpudoctor.cluster.check.report import node_subject
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.probes.collective.merge import Pair
@@ -87,7 +87,7 @@ def pair_findings(exam: ClusterSession, floor_gb_s: float | None) -> Iterator[Fi
     for pair in (*slow, *below):
         if pair not in confirmed:
             yield unknown(_link(exam, pair), f"{rate_text(rates[pair])}, and there was no time to measure it once more")
-    for subject, pairs in _odd_subjects(exam, rates, confirmed):
+    for subject, pairs in _outlier_subjects(exam, rates, confirmed):
         yield _slow(exam, subject, pairs, rates, floor_gb_s)
     if rates and not (slow or below or in_vain or wrong):
         yield _fine(rates, floor_gb_s, SLOW_SHARE[backend])
@@ -144,20 +144,20 @@ _GROUP_STEPS = (
 )
 
 
-def _odd_subjects(
-    exam: ClusterSession, measured: Iterable[Pair], odd: Sequence[Pair]
+def _outlier_subjects(
+    exam: ClusterSession, measured: Iterable[Pair], outliers: Sequence[Pair]
 ) -> Iterator[tuple[Subject, list[Pair]]]:
-    """The nodes, then the links, that explain the odd pairs, each with its odd pairs."""
-    named = name_odd(measured, odd)
+    """The nodes, then the links, that explain the pairs that are outliers, each with its pairs."""
+    named = name_outliers(measured, outliers)
     for place in named.nodes:
-        yield _of(exam, place), [pair for pair in odd if place in pair]
+        yield _of(exam, place), [pair for pair in outliers if place in pair]
     for pair in named.links:
         yield _link(exam, pair), [pair]
 
 
 def _cut_off(exam: ClusterSession, there: Mapping[Pair, Group], in_vain: Sequence[Pair]) -> Iterator[Finding]:
     """Nodes and links that could not even form a group, while others could."""
-    for subject, pairs in _odd_subjects(exam, there, in_vain):
+    for subject, pairs in _outlier_subjects(exam, there, in_vain):
         what = "no other node could form a group with it" if subject.kind == "node" else "the two could form no group"
         yield fail(
             subject,

@@ -37,7 +37,7 @@ def given_token(request: ClusterCheckRequest, environ: MutableMapping[str, str])
     return _checked(variable, TOKEN_VARIABLE) if variable else None
 
 
-def token_for(place: JobPlacement, given: str | None, *, insecure: bool) -> str:
+def token_for(placement: JobPlacement, given: str | None, *, insecure: bool) -> str:
     """The token of a job that an engine started: the given one, else a random or derived one.
 
     On a single node it is random, since the first process passes it to its only member. Otherwise it is derived from
@@ -46,20 +46,20 @@ def token_for(place: JobPlacement, given: str | None, *, insecure: bool) -> str:
     """
     if given is not None:
         return given
-    if place.nodes == 1:
+    if placement.nodes == 1:
         return new_secret()
-    if not insecure and not meets_on_loopback(place):
+    if not insecure and not meets_on_loopback(placement):
         raise UserError(
-            f"this job has no token, and anybody who reaches {place.host or 'its first node'} could pose as one of its "
-            f"nodes: export {TOKEN_VARIABLE}, the same on all nodes ({_ADVICE}), or --token-file FILE, "
+            f"this job has no token, and anybody who reaches {placement.host or 'its first node'} could pose as one of "
+            f"its nodes: export {TOKEN_VARIABLE}, the same on all nodes ({_ADVICE}), or --token-file FILE, "
             "or --insecure if nobody else is on that network"
         )
-    return hashlib.sha256(f"gpudoctor/{place.job}".encode()).hexdigest()
+    return hashlib.sha256(f"gpudoctor/{placement.job}".encode()).hexdigest()
 
 
-def meets_on_loopback(place: JobPlacement) -> bool:
+def meets_on_loopback(placement: JobPlacement) -> bool:
     """Whether the whole job is on this machine, so that its processes can meet on loopback."""
-    return place.nodes == 1 or (place.host is not None and is_loopback(place.host))
+    return placement.nodes == 1 or (placement.host is not None and is_loopback(placement.host))
 
 
 @contextlib.contextmanager

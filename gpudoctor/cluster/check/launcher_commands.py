@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
@@ -12,7 +13,7 @@ from shutil import which
 import msgspec
 
 from gpudoctor.cluster.check.job_token import TOKEN_VARIABLE
-from gpudoctor.cluster.check.placement import job_place
+from gpudoctor.cluster.check.placement import job_placement
 from gpudoctor.cluster.check.request import ClusterCheckRequest, Launcher
 from gpudoctor.errors import UserError
 from gpudoctor.facts.model.missing import Missing
@@ -20,6 +21,7 @@ from gpudoctor.facts.system.command import run_command
 from gpudoctor.probes.runner.launch_engine import number_of
 
 _ASK_LIMIT_S = 10.0
+_HET_GROUP = re.compile(r"--het-group[= ]([0-9]+)(?!\S)")
 _TORCHRUN = (
     "export GPUDOCTOR_CLUSTER_TOKEN, the same on all nodes, and run torchrun --nnodes NODES --nproc-per-node gpu "
     "--rdzv-backend c10d --rdzv-endpoint HOST:29500 "
@@ -80,10 +82,10 @@ def launch_with(launcher: Launcher, request: ClusterCheckRequest, environment: M
 def in_engine(environment: Mapping[str, str]) -> bool:
     """Whether an engine started this process as one of several on different nodes: it is then a rank of the check."""
     try:
-        place = job_place(environment)
+        placement = job_placement(environment)
     except UserError:
         return True
-    return place is not None and place.nodes > 1
+    return placement is not None and placement.nodes > 1
 
 
 def _slurm(request: ClusterCheckRequest, environment: Mapping[str, str]) -> MemberLaunch:
@@ -95,9 +97,10 @@ def _slurm(request: ClusterCheckRequest, environment: Mapping[str, str]) -> Memb
     names: tuple[str, ...] = ()
     nodes = request.nodes
     if inside:
-        names = _hostnames(environment.get("SLURM_JOB_NODELIST", ""))
+        component = _component(request, environment)
+        names = _hostnames(environment.get(f"SLURM_JOB_NODELIST{component}", ""))
         if nodes is None or nodes == len(names):
-            nodes = len(names) or _slurm_nodes(environment)
+            nodes = len(names) or _slurm_nodes(environment, f"SLURM_JOB_NUM_NODES{component}")
         else:
             names = ()  # srun chooses which of them it uses
     prefix = ["srun", "-N", str(nodes), "--ntasks-per-node=1", "--kill-on-bad-exit=0", "--export=ALL", "--mpi=none"]
@@ -107,13 +110,29 @@ def _slurm(request: ClusterCheckRequest, environment: Mapping[str, str]) -> Memb
     return MemberLaunch("slurm", (*prefix, "--cpu-bind=none", *_own(request)), nodes, names)
 
 
-def _slurm_nodes(environment: Mapping[str, str]) -> int:
-    count = environment.get("SLURM_JOB_NUM_NODES", "")
+def _component(request: ClusterCheckRequest, environment: Mapping[str, str]) -> str:
+    """The suffix of the variables about the component of a heterogeneous job that is checked; empty for other jobs.
+
+    srun starts on the first component unless it is told otherwise, and the plain variables are about that one too, so
+    without a choice the nodes of all others would be left out. Source: Slurm's page "Heterogeneous Job Support".
+    """
+    components = number_of(environment.get("SLURM_HET_SIZE")) or 1
+    if components < 2:
+        return ""
+    chosen = _HET_GROUP.search(request.launcher_args or "")
+    if chosen is None:
+        raise UserError(
+            f"this heterogeneous job has {components} components, and srun starts on one of them: check one after the "
+            f"other, with --launcher-args=--het-group=0 to --launcher-args=--het-group={components - 1}"
+        )
+    return f"_HET_GROUP_{chosen[1]}"
+
+
+def _slurm_nodes(environment: Mapping[str, str], variable: str) -> int:
+    count = environment.get(variable, "")
     nodes = number_of(count)
     if not nodes:
-        raise UserError(
-            f"Slurm does not tell how many nodes this job has (SLURM_JOB_NUM_NODES={count!r}): give -N NODES"
-        )
+        raise UserError(f"Slurm does not tell how many nodes this job has ({variable}={count!r}): give -N NODES")
     return nodes
 
 

@@ -51,21 +51,21 @@ class LocalRanks:
             return answers
         return cast(Opened, answers[0])
 
-    def meet(self, order: JoinGroup, open_limit_s: float) -> Times | MemberFailure:
+    def measure(self, order: JoinGroup, open_limit_s: float) -> Times | MemberFailure:
         """Have all ranks measure in the group. If that fails they are started again; the answer has their new port."""
         group = {name: getattr(order, name) for name in RankGroup.__struct_fields__}
         try:
             for number, process in enumerate(self._processes):
-                meeting = Rendezvous(rank=order.first_rank + number, **group)
-                write_all(process.stdin, msgspec.json.encode(meeting) + b"\n")
+                rendezvous = Rendezvous(rank=order.first_rank + number, **group)
+                write_all(process.stdin, msgspec.json.encode(rendezvous) + b"\n")
         except OSError:
             pass  # the rank is dead: the end of its pipe is reported below
         answers = self._answers(order.limit_s, f"did not come back from all_reduce within {order.limit_s:g} s")
         if isinstance(answers, MemberFailure):
             opened = self.open(open_limit_s)
             return msgspec.structs.replace(answers, port=opened.port if isinstance(opened, Opened) else None)
-        met = cast("list[AllReduceTimes]", answers)
-        return Times(tuple(m.seconds for m in met), met[0].size_bytes, tuple(m.right for m in met))
+        times = cast("list[AllReduceTimes]", answers)
+        return Times(tuple(t.seconds for t in times), times[0].size_bytes, tuple(t.right for t in times))
 
     def close(self) -> None:
         """Kill all ranks."""

@@ -58,12 +58,12 @@ class Member:
         self._ranks: LocalRanks | None = None
         self._open_limit_s = 60.0
 
-    def serve(self, meet: Sequence[tuple[str, int]], token: str, index: int | None, limit_s: float) -> None:
+    def serve(self, addresses: Sequence[tuple[str, int]], token: str, index: int | None, limit_s: float) -> None:
         """Connect to the hub at one of these addresses and serve it until it ends the check.
 
         Raise UserError if no hub is found within the limit, HubGoneError if the connection ends early.
         """
-        line = self._connect(meet, token, index, limit_s)
+        line = self._connect(addresses, token, index, limit_s)
         try:
             while self._serve_lines(line):
                 pass
@@ -106,7 +106,7 @@ class Member:
         if isinstance(order, messages.JoinGroup):
             if self._ranks is None:
                 return messages.MemberFailure("it was asked to measure before it was opened")
-            return self._ranks.meet(order, self._open_limit_s)
+            return self._ranks.measure(order, self._open_limit_s)
         assert isinstance(order, messages.Ping)
         return messages.Pong(time.time())
 
@@ -151,15 +151,15 @@ class Member:
             opened if isinstance(opened, messages.MemberFailure) else messages.Ready(len(uuids), opened.port, interface)
         )
 
-    def _connect(self, meet: Sequence[tuple[str, int]], token: str, index: int | None, limit_s: float) -> Line:
+    def _connect(self, addresses: Sequence[tuple[str, int]], token: str, index: int | None, limit_s: float) -> Line:
         deadline = time.monotonic() + limit_s
         while True:
-            for address in meet:
+            for address in addresses:
                 line = self._tried(address, token, index)
                 if line is not None:
                     return line
             if time.monotonic() >= deadline:
-                where = ", ".join(f"{host}:{port}" for host, port in meet[:4])
+                where = ", ".join(f"{host}:{port}" for host, port in addresses[:4])
                 raise UserError(f"nobody to meet at {where} within {limit_s:g} s: is the process that leads there?")
             time.sleep(_PAUSE_S)
 

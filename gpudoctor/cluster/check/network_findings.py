@@ -30,17 +30,17 @@ def interface_for_gloo(reach: Reach, address: str) -> str | None:
     """The GLOO_SOCKET_IFNAME to set for the measurement; None if gloo's own choice works.
 
     gloo uses the interface in GLOO_SOCKET_IFNAME, else the one with the address that the host name resolves to, which
-    on Debian is 127.0.1.1 unless /etc/hosts was changed. If that does not work (which is a finding), use the interface
+    on Debian is 127.0.1.1 unless /etc/hosts was changed. If that does not work, or is not known to, use the interface
     with `address`, at which the hub reached the node.
     """
-    if gloo_trouble(reach) is None:
+    if gloo_trouble(reach) is None and _unresolved(reach) is None:
         return None
     interface = reach.interface_of(address)
     return interface.name if interface is not None else None
 
 
 def gloo_trouble(reach: Reach) -> str | None:
-    """Why gloo on this node would not reach other nodes or be reached by them; None if it would work."""
+    """Why gloo on this node would not reach other nodes or be reached by them; None if nothing is known against it."""
     named = reach.settings.get("GLOO_SOCKET_IFNAME", "").strip()
     if named:
         if isinstance(reach.interfaces, Missing):
@@ -51,9 +51,17 @@ def gloo_trouble(reach: Reach) -> str | None:
             return f"GLOO_SOCKET_IFNAME={named}, and there is no interface {absent[0]}"
         return f"GLOO_SOCKET_IFNAME={named} is the loopback interface" if "lo" in named.split(",") else None
     if isinstance(reach.resolved, Missing):
-        return f"its hostname {reach.hostname} does not resolve"
+        return None if _unresolved(reach) else f"its hostname {reach.hostname} does not resolve"
     if reach.resolved and all(map(is_loopback, reach.resolved)):
         return f"its hostname {reach.hostname} resolves to {reach.resolved[0]}, which no other node can reach"
+    return None
+
+
+def _unresolved(reach: Reach) -> Missing | None:
+    """Why it is not known what gloo would resolve the hostname to; None if it is known, or gloo would not ask."""
+    named = reach.settings.get("GLOO_SOCKET_IFNAME", "").strip()
+    if not named and isinstance(reach.resolved, Missing) and reach.resolved.kind == "failed":
+        return reach.resolved
     return None
 
 
@@ -101,6 +109,8 @@ def _gloo(seen: Sequence[tuple[NodeProgress, Reach]], backend: Backend | None) -
         return
     for node, reach in seen:
         text = gloo_trouble(reach)
+        if (why := _unresolved(reach)) is not None:
+            yield unread(node_subject(node.name), "what its hostname resolves to", why)
         if text is None:
             continue
         named = "GLOO_SOCKET_IFNAME" in reach.settings

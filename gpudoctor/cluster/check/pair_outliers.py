@@ -43,28 +43,28 @@ def slow_pairs(rates: Mapping[Pair, float], share: float) -> list[Pair]:
     return sorted((pair for pair in rates if usual and rates[pair] < usual * share), key=lambda pair: rates[pair])
 
 
-def name_odd(measured: Iterable[Pair], odd: Sequence[Pair]) -> Named:
-    """Name nodes until none is odd with nearly all of its remaining partners; the remaining odd pairs are links.
+def name_outliers(measured: Iterable[Pair], outliers: Sequence[Pair]) -> Named:
+    """Name nodes until none is an outlier with nearly all of its remaining partners; the other outliers are links.
 
-    The node with the largest share of odd pairs is named first, and its pairs are then left out, so that a bad node
+    The node with the largest share of outliers is named first, and its pairs are then left out, so that a bad node
     does not make its partners look bad.
     """
     left = {(min(pair), max(pair)) for pair in measured}
-    odd_left = {(min(pair), max(pair)) for pair in odd} & left
-    partners, odd_partners = _counted(left), _counted(odd_left)
+    outliers_left = {(min(pair), max(pair)) for pair in outliers} & left
+    partners, outlier_partners = _counted(left), _counted(outliers_left)
     nodes: list[int] = []
-    while odd_left:
-        judged = [node for node in sorted(odd_partners) if partners[node] >= _FEWEST_PARTNERS]
-        worst = max(judged, key=lambda node: odd_partners[node] / partners[node], default=None)
-        if worst is None or odd_partners[worst] / partners[worst] < NEARLY_ALL:
+    while outliers_left:
+        judged = [node for node in sorted(outlier_partners) if partners[node] >= _FEWEST_PARTNERS]
+        worst = max(judged, key=lambda node: outlier_partners[node] / partners[node], default=None)
+        if worst is None or outlier_partners[worst] / partners[worst] < NEARLY_ALL:
             break
         nodes.append(worst)
         gone = {pair for pair in left if worst in pair}
         partners.subtract(_counted(gone))
-        odd_partners.subtract(_counted(gone & odd_left))
+        outlier_partners.subtract(_counted(gone & outliers_left))
         left -= gone
-        odd_left -= gone
-    return Named(tuple(sorted(nodes)), tuple(sorted(odd_left)))
+        outliers_left -= gone
+    return Named(tuple(sorted(nodes)), tuple(sorted(outliers_left)))
 
 
 def _counted(pairs: Iterable[Pair]) -> Counter[int]:

@@ -46,7 +46,7 @@ class JobPlacement(msgspec.Struct, frozen=True):
         return [_FIRST_PORT + (start + step) % _PORT_SPAN for step in range(_PORTS)]
 
 
-def job_place(environment: Mapping[str, str], nodes: int | None = None) -> JobPlacement | None:
+def job_placement(environment: Mapping[str, str], nodes: int | None = None) -> JobPlacement | None:
     """The placement from the variables of the innermost engine; None if no engine started this process.
 
     `nodes` is for engines that do not provide the number of nodes. Raise UserError if it is missing, or if the engine's

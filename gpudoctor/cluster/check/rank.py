@@ -10,7 +10,7 @@ from gpudoctor.cluster.check.coordinator import Coordinator, could_not, silence_
 from gpudoctor.cluster.check.hub import Hub
 from gpudoctor.cluster.check.job_token import given_token, meets_on_loopback, token_for, token_pipe
 from gpudoctor.cluster.check.member import HubGoneError, Member
-from gpudoctor.cluster.check.placement import JobPlacement, job_place
+from gpudoctor.cluster.check.placement import JobPlacement, job_placement
 from gpudoctor.cluster.check.request import ClusterCheckRequest, ClusterOutput
 from gpudoctor.errors import UserError
 from gpudoctor.exits import OK, UNKNOWN, say
@@ -29,67 +29,67 @@ def run_rank(request: ClusterCheckRequest, output: ClusterOutput) -> int:
     The very first process runs the hub and writes the report: its code is the verdict. The first process of each node
     checks the node, and returns 0 if the hub led it to the end. All others have nothing to do.
     """
-    place: JobPlacement | None = None
+    placement: JobPlacement | None = None
     try:
-        place = job_place(os.environ, request.nodes)
+        placement = job_placement(os.environ, request.nodes)
         given = given_token(request, os.environ)
         if request.join:
             if given is None:
                 raise UserError("--join wants the token of the job that it joins")
-            return _serve(request, _addresses(request.join), given, _index(request, place))
-        if place is None:
+            return _serve(request, _addresses(request.join), given, _index(request, placement))
+        if placement is None:
             raise UserError(
                 "no engine has started this process as one of several: torchrun --nnodes 2 --nproc-per-node 8 "
                 "-m gpudoctor cluster rank, or srun -N2 --ntasks-per-node=1 gpudoctor cluster rank"
             )
-        if place.local != 0:
+        if placement.local != 0:
             return OK  # the node's first process starts the ranks, one per GPU
         if request.rendezvous_host is not None:
-            place = msgspec.structs.replace(place, host=request.rendezvous_host)
-        token = token_for(place, given, insecure=request.insecure)
-        if place.leads:
-            return _coordinate(request, place, token, output, derived=given is None)
-        if place.host is None:
+            placement = msgspec.structs.replace(placement, host=request.rendezvous_host)
+        token = token_for(placement, given, insecure=request.insecure)
+        if placement.leads:
+            return _coordinate(request, placement, token, output, derived=given is None)
+        if placement.host is None:
             raise UserError(
-                f"{place.engine} does not tell where the first process runs: give --meet HOST to all of them"
+                f"{placement.engine} does not tell where the first process runs: give --meet HOST to all of them"
             )
-        return _serve(request, [(place.host, port) for port in place.ports], token, place.node)
+        return _serve(request, [(placement.host, port) for port in placement.ports], token, placement.node)
     except UserError as error:
-        if place is not None and not place.leads:
+        if placement is not None and not placement.leads:
             raise
-        return could_not(request, place.engine if place is not None else "none", str(error), output)
+        return could_not(request, placement.engine if placement is not None else "none", str(error), output)
 
 
 def _coordinate(
-    request: ClusterCheckRequest, place: JobPlacement, token: str, output: ClusterOutput, *, derived: bool
+    request: ClusterCheckRequest, placement: JobPlacement, token: str, output: ClusterOutput, *, derived: bool
 ) -> int:
-    local = derived and meets_on_loopback(place)
+    local = derived and meets_on_loopback(placement)
     insecure = derived and not local
     if insecure:
         say("INSECURE: this job has no token; anybody on the network who knows its name could pose as one of its nodes")
-    coordinator = Coordinator(request, place.engine, output, insecure=insecure)
-    hub = Hub(token, place.ports, silence_s(request), loopback_only=local)
+    coordinator = Coordinator(request, placement.engine, output, insecure=insecure)
+    hub = Hub(token, placement.ports, silence_s(request), loopback_only=local)
     # loopback comes last: the address from which the member connects is where the other nodes will reach it
     addresses = ["127.0.0.1"] if local else [*own_addresses(), "127.0.0.1"]
     join = ",".join(f"{address}/{hub.port}" for address in addresses)
     with token_pipe(token) as token_fd:
         # the member reads the engine's variables too, and some engines do not provide the number of nodes
-        words = ["cluster", "rank", "--join", join, "--token-fd", str(token_fd), "--numbered", place.engine]
-        words += ["--nodes", str(place.nodes)]
+        words = ["cluster", "rank", "--join", join, "--token-fd", str(token_fd), "--numbered", placement.engine]
+        words += ["--nodes", str(placement.nodes)]
         command = dependent_gpudoctor([*words, *request.words_for_members()])
         member = Child(command, stderr=None, pass_fds=(token_fd,), new_session=False)
     try:
-        return coordinator.run(hub, place.nodes, (), lambda: False, lambda: None)
+        return coordinator.run(hub, placement.nodes, (), lambda: False, lambda: None)
     finally:
         hub.close()
         end_child(member, _OWN_END_S)
 
 
-def _serve(request: ClusterCheckRequest, meet: list[tuple[str, int]], token: str, index: int | None) -> int:
+def _serve(request: ClusterCheckRequest, addresses: list[tuple[str, int]], token: str, index: int | None) -> int:
     hostname = node_name()
     member = Member(_check_words(request, hostname), request.ranks or 1, hostname)
     try:
-        member.serve(meet, token, index, request.deadline_s or _JOIN_S)
+        member.serve(addresses, token, index, request.deadline_s or _JOIN_S)
     except HubGoneError as error:
         say(f"the process that leads this check is gone ({error}); no verdict from here")
         return UNKNOWN
@@ -110,9 +110,9 @@ def _check_words(request: ClusterCheckRequest, hostname: str) -> list[str]:
     return words
 
 
-def _index(request: ClusterCheckRequest, place: JobPlacement | None) -> int | None:
+def _index(request: ClusterCheckRequest, placement: JobPlacement | None) -> int | None:
     """The node's number, if the engine that started this process counts nodes: others' variables are inherited."""
-    return place.node if place is not None and place.engine == request.numbered else None
+    return placement.node if placement is not None and placement.engine == request.numbered else None
 
 
 def _addresses(text: str) -> list[tuple[str, int]]:

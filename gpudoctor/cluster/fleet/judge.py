@@ -125,8 +125,8 @@ def _row(node: FleetNode, outliers: list[Outlier]) -> NodeRow:
     newest = node.newest
     verdict, reason = newest.verdict, newest.reason
     faults = list(newest.faults)
-    if node.standing and verdict != "fail":
-        verdict, reason = "unknown", f"UNKNOWN {_standing_words(node)}"
+    if node.open_faults and verdict != "fail":
+        verdict, reason = "unknown", f"UNKNOWN {_open_fault_text(node)}"
     slow = [outlier for outlier in outliers if outlier.status == "fail"]
     # if the node's own checks found a fault, the outlier is its effect and not another fault
     if slow and verdict != "fail":
@@ -153,8 +153,8 @@ def _row(node: FleetNode, outliers: list[Outlier]) -> NodeRow:
     )
 
 
-def _standing_words(node: FleetNode) -> str:
-    first = node.standing[0]
+def _open_fault_text(node: FleetNode) -> str:
+    first = node.open_faults[0]
     when = first.record.place if first.record.started_s is None else f"the report of {_at(first.record.started_s)}"
     said = f"{first.fault.check} failed in {when}"
     if first.unsure:
@@ -250,8 +250,8 @@ def _notes(nodes: Sequence[FleetNode], rows: Sequence[NodeRow], simulated: int) 
     if simulated and simulated < len(rows):
         yield f"{simulated} of {len(rows)} nodes are SIMULATED: compared among themselves, in no host list"
     for node in nodes:
-        if node.standing and node.newest.verdict != "fail":
-            yield f"{node.name}: {_standing_words(node)}; run that level again"
+        if node.open_faults and node.newest.verdict != "fail":
+            yield f"{node.name}: {_open_fault_text(node)}; run that level again"
     yield from _twice(nodes)
 
 

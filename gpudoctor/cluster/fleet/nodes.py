@@ -30,7 +30,7 @@ class FleetNode(msgspec.Struct, frozen=True):
     name: str
     host: str
     records: tuple[ReportRecord, ...]
-    standing: tuple[OpenFault, ...] = ()
+    open_faults: tuple[OpenFault, ...] = ()
     note: str | None = None
 
     @property
@@ -86,10 +86,10 @@ def _clash(name: str, machines: Sequence[Sequence[ReportRecord]]) -> str:
 
 def _node(name: str, host: str, records: list[ReportRecord], note: str | None, now_s: float) -> FleetNode:
     newest_first = sorted(records, key=lambda r: (r.started_s is not None, r.started_s or 0.0, r.place), reverse=True)
-    return FleetNode(name, host, tuple(newest_first), tuple(_standing(newest_first, now_s)), note)
+    return FleetNode(name, host, tuple(newest_first), tuple(_open_faults(newest_first, now_s)), note)
 
 
-def _standing(newest_first: Sequence[ReportRecord], now_s: float) -> list[OpenFault]:
+def _open_faults(newest_first: Sequence[ReportRecord], now_s: float) -> list[OpenFault]:
     if not any(record.faults for record in newest_first[1:]):
         return []
     began_s = newest_first[0].started_s

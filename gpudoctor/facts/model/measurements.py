@@ -30,8 +30,8 @@ class RankInfo(Fact, frozen=True):
 class ProbeProblem(Fact, frozen=True):
     """Something that kept a probe from finishing, described for the person who must act.
 
-    `kind`: `timeout` (a rank did not come back), `crash` (a rank died), `error` (a rank
-    reported an error), `out-of-memory`, `refused` (a GPU accepted no process, because of its
+    `kind`: `timeout` (a rank did not come back), `crash` (a rank crashed), `error` (a rank
+    reported an error, or was killed), `out-of-memory`, `refused` (a GPU accepted no process, because of its
     compute mode or for no visible reason).
     `phase` is what the rank was doing: "start", "import torch", "join", "all_reduce of 64 MiB",
     "train step 12". `waiting` are the ranks that it held up. `output` holds the last

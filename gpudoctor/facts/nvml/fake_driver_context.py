@@ -37,24 +37,24 @@ class FakeDriverContext(msgspec.Struct, frozen=True):
 
     def placed(self, read: Node) -> Node:
         """The node that was read, with the facts about its GPUs that NVML does not have, marked as simulated."""
-        told = {gpu.bus_id: gpu for gpu in self.node.gpus}
-        gpus = tuple(_completed(gpu, told.get(gpu.bus_id)) for gpu in read.gpus)
-        played = self.node.source
-        notes = (*read.source.notes, *played.notes, _NOTE)
-        source = replace(read.source, kind="simulated", name=played.name, faults=played.faults, notes=notes)
+        by_bus_id = {gpu.bus_id: gpu for gpu in self.node.gpus}
+        gpus = tuple(_completed(gpu, by_bus_id.get(gpu.bus_id)) for gpu in read.gpus)
+        own = self.node.source
+        notes = (*read.source.notes, *own.notes, _NOTE)
+        source = replace(read.source, kind="simulated", name=own.name, faults=own.faults, notes=notes)
         hidden = self.node.driver
         driver = replace(read.driver, denied_gpus=hidden.denied_gpus, drained_gpus=hidden.drained_gpus)
         return replace(read, driver=driver, gpus=gpus, source=source)
 
 
-def _completed(gpu: Gpu, told: Gpu | None) -> Gpu:
+def _completed(gpu: Gpu, simulated: Gpu | None) -> Gpu:
     """Add the PCIe path, and names and users of the processes, which do not run on this machine."""
-    if told is None:
+    if simulated is None:
         return gpu
-    slot = replace(gpu.pcie, path=told.pcie.path, host_generation_max=told.pcie.host_generation_max)
+    slot = replace(gpu.pcie, path=simulated.pcie.path, host_generation_max=simulated.pcie.host_generation_max)
     if isinstance(gpu.processes, Missing):
         return replace(gpu, pcie=slot)
-    by_pid = {process.pid: process for process in known(told.processes) or ()}
+    by_pid = {process.pid: process for process in known(simulated.processes) or ()}
     processes = []
     for process in gpu.processes:
         known_as = by_pid.get(process.pid)
@@ -65,12 +65,12 @@ def _completed(gpu: Gpu, told: Gpu | None) -> Gpu:
 
 
 def root_of(environ: Mapping[str, str]) -> Path:
-    """The root below which to look for the driver's kernel module; usable before `stand_in` has read the node."""
+    """The root below which to look for the driver's kernel module; usable before the context is read."""
     name = environ.get(VARIABLE)
     return Path("/") if name is None else Path(name) / _ROOT
 
 
-def stand_in(environ: Mapping[str, str]) -> FakeDriverContext | None:
+def read_fake_driver_context(environ: Mapping[str, str]) -> FakeDriverContext | None:
     """The context of the fake driver; None if the driver is this machine's own.
 
     Raise UserError if the variable names a folder that cannot be read: falling back to this
@@ -91,8 +91,8 @@ def stand_in(environ: Mapping[str, str]) -> FakeDriverContext | None:
     return FakeDriverContext(node, root_of(environ))
 
 
-def write_stand_in(folder: Path, node: Node) -> None:
-    """Write into an empty folder what `stand_in` reads. Raise OSError."""
+def write_fake_driver_context(folder: Path, node: Node) -> None:
+    """Write into an empty folder what `read_fake_driver_context` reads. Raise OSError."""
     (folder / _NODE).write_bytes(to_json(node))
     root = folder / _ROOT
     (root / "proc").mkdir(parents=True)

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 
-from gpudoctor.facts.model.missing import NOT_READ, Fact, Missing, known
+from gpudoctor.facts.model.missing import NOT_READ, Fact, Missing, MissingKind, known
 from gpudoctor.facts.model.node import RdmaPort
 from gpudoctor.facts.system.network import read_network
 from gpudoctor.facts.system.sysfs import read_text
@@ -18,6 +18,7 @@ with lazy_imports():
     import psutil
 
 _RESOLVER_LIMIT_S = 5.0  # the resolver itself gives up on a dead name server only after half a minute or more
+_NO_SUCH_NAME = (socket.EAI_NONAME, socket.EAI_NODATA)  # every other error says nothing about the name
 SETTINGS = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_IB_HCA", "NCCL_IB_DISABLE")
 
 
@@ -33,7 +34,8 @@ class LocalInterface(Fact, frozen=True):
 class Reach(Fact, frozen=True):
     """How this node is reached.
 
-    `resolved`: the addresses that the node's resolver returns for its hostname. `settings`: those of
+    `resolved`: the addresses that the node's resolver returns for its hostname; Missing as "absent" if there is no such
+    name, as "failed" if the resolver gave no answer. `settings`: those of
     `SETTINGS` that are in the environment. `boot_id` is the kernel's: two processes with the same boot id
     and hostname are on one machine.
     """
@@ -71,13 +73,17 @@ def _resolved(hostname: str) -> tuple[str, ...] | Missing:
         try:
             found = socket.getaddrinfo(hostname, None, type=socket.SOCK_STREAM)
         except OSError as error:
-            answers.append(Missing(f"{hostname} does not resolve: {error.strerror or error}", "failed"))
+            kind: MissingKind = "absent" if error.errno in _NO_SUCH_NAME else "failed"
+            answers.append(Missing(f"{hostname} does not resolve: {error.strerror or error}", kind))
         else:
             answers.append(tuple(dict.fromkeys(str(entry[4][0]).partition("%")[0] for entry in found)))
 
     # a resolver call cannot be interrupted, only abandoned
     asking = threading.Thread(target=ask, daemon=True)
-    asking.start()
+    try:
+        asking.start()
+    except RuntimeError as error:  # a limit on processes
+        return Missing(f"resolving {hostname}: {error}", "failed")
     asking.join(_RESOLVER_LIMIT_S)
     if answers:
         return answers[0]

@@ -61,25 +61,29 @@ class InterNodeRank:
     def measure(self, rendezvous: Rendezvous) -> AllReduceTimes | InterNodeFailure:
         """Join, measure, leave. After a failure this process must not be reused: threads of the group may remain."""
         try:
-            self._join(rendezvous)
+            store = self._join(rendezvous)
             times = self._measure(rendezvous)
+            _wait_for_all(store, rendezvous.size)
             dist.destroy_process_group()
         except Exception as error:  # noqa: BLE001 - see above
             return InterNodeFailure(in_one_line(error))
         return times
 
-    def _join(self, rendezvous: Rendezvous) -> None:
+    def _join(self, rendezvous: Rendezvous) -> Any:
+        """Join the group; returns its store."""
         timeout = datetime.timedelta(seconds=rendezvous.limit_s)
-        store = _dist.TCPStore(rendezvous.host, rendezvous.port, is_master=False, timeout=timeout)
+        at = _dist.TCPStore(rendezvous.host, rendezvous.port, is_master=False, timeout=timeout)
+        store = _dist.PrefixStore(rendezvous.key, at)
         options: dict[str, Any] = {"device_id": self._device} if self._backend == "nccl" else {}
         dist.init_process_group(
             self._backend,
-            store=_dist.PrefixStore(rendezvous.key, store),
+            store=store,
             rank=rendezvous.rank,
             world_size=rendezvous.size,
             timeout=timeout,
             **options,
         )
+        return store
 
     def _measure(self, rendezvous: Rendezvous) -> AllReduceTimes:
         data = torch.empty(rendezvous.size_bytes // 4, dtype=torch.float32, device=self._device)
@@ -113,6 +117,17 @@ class InterNodeRank:
     def _wait(self) -> None:
         if self._backend == "nccl":
             torch.cuda.synchronize()
+
+
+def _wait_for_all(store: Any, size: int) -> None:
+    """Return when every rank has measured.
+
+    Before torch 2.6 destroy_process_group aborts the communicator: what this rank has still to send to a slower one
+    would be lost, and that one would wait until its timeout (pytorch pull request 141510).
+    """
+    if store.add("measured", 1) == size:
+        store.set("all-measured", "yes")
+    store.wait(["all-measured"])
 
 
 def _listening(address: str) -> socket.socket:

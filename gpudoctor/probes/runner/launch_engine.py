@@ -29,14 +29,14 @@ class LocalPlacement(msgspec.Struct, frozen=True):
     job: str
 
 
-def place_of(environment: Mapping[str, str]) -> LocalPlacement | None:
+def local_placement(environment: Mapping[str, str]) -> LocalPlacement | None:
     """The placement of this process by a launch engine; None without an engine, or if it is alone on its node.
 
     One process per node is how a check of every node is started; such a process starts its own ranks.
     The innermost engine counts: torchrun under srun, mpirun in a Slurm job.
     """
-    place = _torchrun(environment) or _mpirun(environment) or _srun(environment)
-    return place if place is not None and 0 <= place.rank < place.ranks and 1 < place.ranks <= _MAX_RANKS else None
+    found = _torchrun(environment) or _mpirun(environment) or _srun(environment)
+    return found if found is not None and 0 <= found.rank < found.ranks and 1 < found.ranks <= _MAX_RANKS else None
 
 
 def _torchrun(environment: Mapping[str, str]) -> LocalPlacement | None:

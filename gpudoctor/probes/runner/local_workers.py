@@ -47,23 +47,23 @@ class WorkerHello(msgspec.Struct, frozen=True):
 class LocalWorkers:
     """The leader's side. Raises UserError if another gpudoctor of the same job is already the leader."""
 
-    def __init__(self, place: LocalPlacement, purpose: str = "") -> None:
-        self.engine = place.engine
-        self.ranks = place.ranks
+    def __init__(self, placement: LocalPlacement, purpose: str = "") -> None:
+        self.engine = placement.engine
+        self.ranks = placement.ranks
         self._workers: dict[int, tuple[socket.socket, WorkerHello]] = {}
         self._listener: socket.socket | None = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            self._listener.bind(_address(place, purpose))
-            self._listener.listen(place.ranks)
+            self._listener.bind(_address(placement, purpose))
+            self._listener.listen(placement.ranks)
         except OSError as error:
             self._listener.close()
-            other_user = _other_user_at(place, purpose)
+            other_user = _other_user_at(placement, purpose)
             raise UserError(
-                f"{place.engine}: another gpudoctor of this job is under way on this node ({error.strerror}); "
+                f"{placement.engine}: another gpudoctor of this job is under way on this node ({error.strerror}); "
                 "let it end first"
                 if other_user is None
-                else f"{place.engine}: the socket at which the processes of this job meet is held by another user "
-                f"(uid {other_user}); have {place.engine} start one process a node, which needs none"
+                else f"{placement.engine}: the socket at which the processes of this job meet is held by another user "
+                f"(uid {other_user}); have {placement.engine} start one process a node, which needs none"
             ) from None
 
     def gather(self) -> bool:
@@ -164,17 +164,17 @@ class LocalWorkers:
             worker.close()
 
 
-def run_local_worker(place: LocalPlacement) -> str | None:
+def run_local_worker(placement: LocalPlacement) -> str | None:
     """Act as a local worker: start and end one rank for the leader. Returns why that was impossible, or None."""
-    leader = leader_of(place)
+    leader = leader_of(placement)
     if leader is None:
         return (
-            f"{place.engine} started this process as number {place.rank} of {place.ranks} on this node, and number 0 "
-            f"did not come within {_LEADER_S:g} s; give all of them the same command line"
+            f"{placement.engine} started this process as number {placement.rank} of {placement.ranks} on this node, "
+            f"and number 0 did not come within {_LEADER_S:g} s; give all of them the same command line"
         )
     with leader:
         try:
-            leader.send(msgspec.json.encode(WorkerHello(place.rank, os.environ.get("CUDA_VISIBLE_DEVICES"))))
+            leader.send(msgspec.json.encode(WorkerHello(placement.rank, os.environ.get("CUDA_VISIBLE_DEVICES"))))
             packet, descriptors, _, _ = socket.recv_fds(leader, _PACKET_BYTES, 3)
         except OSError:
             return None
@@ -211,14 +211,14 @@ def _wait_for_shutdown(leader: socket.socket) -> None:
         return  # the leader has ended
 
 
-def leader_of(place: LocalPlacement, purpose: str = "") -> socket.socket | None:
+def leader_of(placement: LocalPlacement, purpose: str = "") -> socket.socket | None:
     """A connection to the first process of the job on this node; None if it does not listen within a minute."""
     deadline = time.monotonic() + _LEADER_S
     while True:
         leader = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             leader.setblocking(False)  # another user who holds the name and accepts nothing would block us forever
-            leader.connect(_address(place, purpose))
+            leader.connect(_address(placement, purpose))
             if _uid_behind(leader) == os.getuid():  # else another user would get our rank
                 leader.setblocking(True)
                 return leader
@@ -237,18 +237,20 @@ def openable_gpus() -> tuple[str, ...]:
     return tuple(name for name in gpus if os.access(f"/dev/{name}", os.R_OK | os.W_OK))
 
 
-def _address(place: LocalPlacement, purpose: str = "") -> bytes:
+def _address(placement: LocalPlacement, purpose: str = "") -> bytes:
     """The job's abstract socket address: it leaves no file behind, and is different for every job."""
-    digest = hashlib.sha256(f"{place.engine}/{place.ranks}/{place.job}{purpose and f'/{purpose}'}".encode()).hexdigest()
+    digest = hashlib.sha256(
+        f"{placement.engine}/{placement.ranks}/{placement.job}{purpose and f'/{purpose}'}".encode()
+    ).hexdigest()
     return f"\0gpudoctor-{os.getuid()}-{digest[:32]}".encode()
 
 
-def _other_user_at(place: LocalPlacement, purpose: str) -> int | None:
+def _other_user_at(placement: LocalPlacement, purpose: str) -> int | None:
     """The uid of the listener at the job's address; None if it is ours or there is none."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as other:
         other.setblocking(False)
         try:
-            other.connect(_address(place, purpose))
+            other.connect(_address(placement, purpose))
             uid = _uid_behind(other)
         except OSError:
             return None

@@ -42,8 +42,8 @@ _SHAPES: dict[str, str | None] = {
     "wrong-shard": None,
     "wrong-recompute": None,
 }
-# Kinds that have a fixed phase, and the strategies that can play them.
-_PLACES: dict[str, str] = {
+# Kinds that have a fixed phase, and the strategies that can simulate them.
+_PHASE_OF_KIND: dict[str, str] = {
     "oom": "train",
     "skip-all-gather": "strategy",
     "wrong-shard": "strategy",
@@ -54,8 +54,8 @@ _STRATEGIES: dict[str, tuple[str, ...]] = {
     "wrong-shard": ("tensor",),
     "wrong-recompute": ("checkpointing",),
 }
-# Kinds without a phase, and the probe that plays them.
-_PLAYED_BY: dict[str, Probe] = {
+# Kinds without a phase, and the probe that simulates them.
+_PROBE_OF_KIND: dict[str, Probe] = {
     "wrong-sum": "collective",
     "wrong-bits": "compute",
     "slow-rank": "train",
@@ -145,7 +145,7 @@ def parse_injection(text: str, ranks: int) -> Injection:
         {
             "kind": kind,
             "rank": rank,
-            "phase": _PLACES.get(kind, phase),
+            "phase": _PHASE_OF_KIND.get(kind, phase),
             "factor": _factor(text, detail) if shape == "FACTOR" or (shape == "[FACTOR]" and colon) else None,
         },
         Injection,
@@ -179,7 +179,7 @@ def checked(plan: ProbePlan) -> tuple[Injection, ...]:
     for text, injection in zip(plan.inject, injections, strict=True):
         why = _not_come_by(plan, injection)
         if why is not None:
-            place = injection.phase or _PLAYED_BY[injection.kind]
+            place = injection.phase or _PROBE_OF_KIND[injection.kind]
             raise UserError(f"--inject {text}: no rank comes by {place}: {why}")
     return injections
 
@@ -193,7 +193,7 @@ def desyncs(plan: ProbePlan) -> bool:
 def _not_come_by(plan: ProbePlan, injection: Injection) -> str | None:
     """Why this run would never reach the fault; None if it does."""
     phase, strategies = injection.phase, _STRATEGIES.get(injection.kind, ())
-    probe = _PHASES[phase] if phase else _PLAYED_BY.get(injection.kind)
+    probe = _PHASES[phase] if phase else _PROBE_OF_KIND.get(injection.kind)
     if probe is not None and probe not in plan.probes:
         return f"the {probe} probe is not run"
     if strategies and plan.strategies and not set(strategies) & set(plan.strategies):

@@ -6,6 +6,7 @@ import datetime
 import gc
 import itertools
 import os
+import resource
 import signal
 import time
 import traceback
@@ -132,7 +133,8 @@ class Rank:
             if injection.rank != self.number or injection.phase != phase:
                 continue
             if injection.kind == "die-rank":
-                send_signal(os.getpid(), signal.SIGKILL)
+                resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+                send_signal(os.getpid(), signal.SIGSEGV)  # as a crash in a driver's library would
             if injection.kind == "oom":
                 torch.empty(_MORE_THAN_ANY_MEMORY, dtype=torch.uint8, device=self.device)
             if injection.kind == "hang-rank":

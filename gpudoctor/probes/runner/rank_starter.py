@@ -193,15 +193,15 @@ def visible_gpus(rank: int, uuids: Sequence[str], probes: Sequence[str]) -> list
 def _attend(ranks: dict[int, int], control: int) -> None:
     """Reap the ranks and report how each ended; on SIGTERM end them, with SIGKILL if SIGTERM is not enough."""
     kill_at: float | None = None
-    told_to_end = False
+    ending = False
     while True:
-        _reap(ranks, None if told_to_end else control)  # the end of a rank that we ended is not reported
+        _reap(ranks, None if ending else control)  # the end of a rank that we ended is not reported
         if not ranks:
             return
         wait_s = 3600.0 if kill_at is None else max(0.0, kill_at - time.monotonic())
         got = signal.sigtimedwait(_GUARDED, wait_s)
-        if got is not None and got.si_signo == signal.SIGTERM and not told_to_end:
-            told_to_end = True
+        if got is not None and got.si_signo == signal.SIGTERM and not ending:
+            ending = True
             send_signals(ranks, signal.SIGTERM)
             kill_at = time.monotonic() + TERM_GRACE_S
         elif kill_at is not None and time.monotonic() >= kill_at:

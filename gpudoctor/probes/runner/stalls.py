@@ -13,6 +13,9 @@ from gpudoctor.probes.runner.messages import RankFailure, Where
 from gpudoctor.probes.runner.progress_board import BoardEntry
 from gpudoctor.process.ending import signal_name
 
+# what other processes and the kernel send; neither a GPU nor its driver ends a program by these
+_SENT_BY_OTHERS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
 
 class RankState(msgspec.Struct):
     """What the parent knows about one rank. `status`: exit code or minus the signal number; None while it runs."""
@@ -93,7 +96,7 @@ def _failed(culprits: Sequence[RankState], waiting: tuple[int, ...]) -> ProbePro
     if first.failure is None:
         text = f"{rank_list(s.number for s in culprits)} died in {first.doing}: {_how_it_ended(first)}"
         # a rank that exits by itself before any probe could not start, which says nothing about a GPU
-        kept = first.probe == "launch" and (first.status or 0) >= 0
+        kept = -(first.status or 0) in _SENT_BY_OTHERS or (first.probe == "launch" and (first.status or 0) >= 0)
         # NCCL's watchdog aborts a process whose GPU had an error, and prints that error
         known = telling_line(first.output) if first.status == -signal.SIGABRT else None
         kind = "error" if kept else known[1].kind if known else "crash"

@@ -77,11 +77,11 @@ def resident_share(path: str, most_bytes: int = _MOST_BYTES) -> float | None:
 
 def _share(mapped: mmap.mmap, size: int) -> float | None:
     pages = -(-size // mmap.PAGESIZE)
-    told = (ctypes.c_ubyte * pages)()
+    resident = (ctypes.c_ubyte * pages)()
     first = ctypes.c_char.from_buffer(mapped)
     try:
         libc = ctypes.CDLL(None, use_errno=True)
-        error = libc.mincore(ctypes.c_void_p(ctypes.addressof(first)), ctypes.c_size_t(size), told)
+        error = libc.mincore(ctypes.c_void_p(ctypes.addressof(first)), ctypes.c_size_t(size), resident)
     finally:
         del first  # otherwise the mapping cannot be closed
-    return None if error else sum(page & 1 for page in bytes(told)) / pages
+    return None if error else sum(page & 1 for page in bytes(resident)) / pages
