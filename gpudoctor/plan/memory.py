@@ -166,12 +166,14 @@ def activation_parts(job: PlanJob, split: RankSplit, stage: int) -> tuple[float,
     shape, tokens = job.shape, job.tokens / split.tensor
     layers = layers_of_stages(shape.layers, split.pipeline)[stage]
     in_flight = min(job.micro_batches, split.pipeline - stage) if split.pipeline > 1 else 1
-    a_token = kept_bytes(shape, job.precision, job.seq, job.kernels, job.recompute)
+    mixed = job.precision in ("bf16", "fp16")
+    kernels = msgspec.structs.replace(job.kernels, autocast=split.name == "ddp" and mixed)
+    a_token = kept_bytes(shape, job.precision, job.seq, kernels, job.recompute)
     kept = layers * a_token * tokens * in_flight
-    whole = layer_bytes(shape, job.precision, job.seq, job.kernels)
+    whole = layer_bytes(shape, job.precision, job.seq, kernels)
     input_whole = compute_bytes(job.precision) * shape.hidden * (job.tokens - tokens)
     again = 0.0 if job.recompute == "none" else max(whole - a_token, 0.0)
-    working = input_whole + (again + backward_bytes(shape, job.precision)) * tokens
+    working = input_whole + (again + backward_bytes(shape, job.precision, kernels)) * tokens
     last = stage == split.pipeline - 1
     loss = loss_bytes(shape, job.precision, split.tensor) * job.tokens + input_whole if last else 0.0
     if last and split.engine != "megatron":

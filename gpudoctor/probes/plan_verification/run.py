@@ -109,7 +109,7 @@ class _Train:
             # bf16-true: nothing is fp32, not even the loss
             functools.partial(loss_of, tp=position.tp, wide=order.precision != "bf16-true"),
             (order.seq // order.tensor, order.model.hidden),
-            dtype=built.inner.compute_dtype,
+            dtype=DTYPES[order.precision],
             forward_context=built.forward_context,
         )
 
