@@ -89,8 +89,8 @@ def loss_bytes(shape: ModelShape, precision: Precision, tensor: int) -> float:
     """The largest moment of the loss: bytes a token.
 
     Formula: (3 W + E) v: log-softmax, its gradient, the logits' gradient and the logits, v vocabulary; W is 4
-    bytes in mixed precision, where the loss is computed in fp32. Split over t ranks (loss parallel)
-    (4 W + E) v / t, as the exponentials are a tensor of their own there.
+    bytes in mixed precision, because the loss is computed in fp32. Split over t ranks (loss parallel):
+    (4 W + E) v / t, because the exponentials are then a separate tensor.
     Source: torch.nn.functional.cross_entropy and torch.distributed.tensor.parallel.loss_parallel, by the
     tensors that their forward and backward pass hold at a time; 4sbv of Korthikanti et al. is the first.
     """

@@ -37,7 +37,7 @@ def shape_of_config(path: Path) -> ModelShape:
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise ModelError(f"{shown}: no JSON: {printable(str(error))}") from None
     if not isinstance(raw, dict):
-        raise ModelError(f"{shown}: a JSON object is wanted, as Hugging Face's config.json is one")
+        raise ModelError(f"{shown}: it must be a JSON object, as Hugging Face's config.json is")
     kind = raw.get("model_type")
     if not isinstance(kind, str):
         raise ModelError(f"{shown}: no `model_type`: is it the config.json of a Hugging Face model?")

@@ -16,9 +16,9 @@ _AUTOCAST: dict[Precision, str] = {"bf16": "torch.bfloat16", "fp16": "torch.floa
 
 
 class LaunchScript(msgspec.Struct, frozen=True):
-    """`command` is to be typed; for several nodes it submits `script`, a Slurm batch file.
+    """`command` starts the training; for several nodes it submits `script`, a Slurm batch file.
 
-    `code` is what train.py does, or the options of Megatron-LM where the strategy is its: the command has them too.
+    `code` is what train.py does, or the options of Megatron-LM if the strategy needs it; the command contains them too.
     """
 
     command: str
