@@ -18,11 +18,13 @@ class Kernels(msgspec.Struct, frozen=True):
 
     `flash`: attention without its s x s scores (scaled_dot_product_attention, flash attention).
     `dropout`: two masks a layer are kept. `autocast`: weights are fp32, and torch.autocast casts for each product.
+    `bf16_loss`: with bf16-true, the loss is computed on the logits as they are; most libraries copy them to fp32.
     """
 
     flash: bool = True
     dropout: bool = False
     autocast: bool = False
+    bf16_loss: bool = False
 
 
 def _residual_bytes(precision: Precision, kernels: Kernels) -> int:
@@ -85,15 +87,15 @@ def backward_bytes(shape: ModelShape, precision: Precision, kernels: Kernels) ->
     return gradients + _residual_bytes(precision, kernels) * shape.hidden
 
 
-def loss_bytes(shape: ModelShape, precision: Precision, tensor: int) -> float:
+def loss_bytes(shape: ModelShape, precision: Precision, tensor: int, kernels: Kernels) -> float:
     """The largest moment of the loss: bytes a token.
 
     Formula: (3 W + E) v: log-softmax, its gradient, the logits' gradient and the logits, v vocabulary; W is 4
-    bytes in mixed precision, because the loss is computed in fp32. Split over t ranks (loss parallel):
+    bytes, because the loss is computed in fp32. Split over t ranks (loss parallel):
     (4 W + E) v / t, because the exponentials are then a separate tensor.
     Source: torch.nn.functional.cross_entropy and torch.distributed.tensor.parallel.loss_parallel, by the
     tensors that their forward and backward pass hold at a time; 4sbv of Korthikanti et al. is the first.
     """
-    wide = 2 if precision == "bf16-true" else 4
+    wide = 2 if kernels.bf16_loss else 4
     copies = 3 if tensor == 1 else 4
     return (copies * wide + compute_bytes(precision)) * shape.vocab / tensor

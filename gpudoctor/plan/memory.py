@@ -175,7 +175,7 @@ def activation_parts(job: PlanJob, split: RankSplit, stage: int) -> tuple[float,
     again = 0.0 if job.recompute == "none" else max(whole - a_token, 0.0)
     working = input_whole + (again + backward_bytes(shape, job.precision, kernels)) * tokens
     last = stage == split.pipeline - 1
-    loss = loss_bytes(shape, job.precision, split.tensor) * job.tokens + input_whole if last else 0.0
+    loss = loss_bytes(shape, job.precision, split.tensor, kernels) * job.tokens + input_whole if last else 0.0
     if last and split.engine != "megatron":
         working += compute_bytes(job.precision) * shape.vocab / split.tensor * job.tokens
     return kept, working, loss

@@ -115,8 +115,8 @@ def test_full_recomputation_keeps_the_layers_input_and_selective_lies_between() 
 
 
 def test_the_loss_is_smaller_where_the_vocabulary_is_split() -> None:
-    assert loss_bytes(SEVEN, "bf16", 1) == 14 * SEVEN.vocab
-    assert loss_bytes(SEVEN, "bf16", 8) == 18 * SEVEN.vocab / 8
+    assert loss_bytes(SEVEN, "bf16", 1, Kernels()) == 14 * SEVEN.vocab
+    assert loss_bytes(SEVEN, "bf16", 8, Kernels()) == 18 * SEVEN.vocab / 8
 
 
 def test_stages_hold_all_parameters_once() -> None:
