@@ -108,7 +108,8 @@ def test_replicas_exchange_once_a_step_as_the_traffic_is_counted(gpudoctor: Gpud
         ("7b --node rtx4090-4 --gpu 0", ["MixedPrecisionPolicy", "CPUOffloadPolicy"], ["autocast", "fused"]),
         ("8b --node hgx-h100-8", ["MixedPrecisionPolicy(torch.bfloat16, torch.float32)"], ["autocast"]),
         ("8b --node hgx-h100-8 --precision bf16-true", ["model.to(torch.bfloat16)"], ["autocast", "MixedPrecision"]),
-        ("7b --node rtx4090-4", ["partial(create_selective_checkpoint_contexts, policy)"], ["layer.compile()"]),
+        ("7b --node rtx4090-4", ["partial(create_selective_checkpoint_contexts, policy)", "layer.compile()"], []),
+        ("8b --node hgx-h100-8 --precision bf16-true", ["checkpoint every layer"], ["layer.compile()"]),
     ],
 )
 def test_the_code_computes_as_the_memory_is_counted(
