@@ -39,7 +39,7 @@ class ConfigError(UserError):
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The keys of the configuration file, with their defaults; command-line options take precedence."""
 
-    level: Annotated[Level, Meta(description="How much is done, if `--level` does not say")] = "standard"
+    level: Annotated[Level, Meta(description="How much is done, unless `--level` is given")] = "standard"
     profile: Annotated[str, Meta(description="A profile's name; `auto`: by GPU name and count")] = "auto"
     fail_on: Annotated[
         Literal["fail", "warn", "never"], Meta(description="From which status on the exit code is 1")

@@ -12,7 +12,7 @@ Confidence = Literal["certain", "likely", "possible"]
 
 
 class EvidenceLine(msgspec.Struct, frozen=True):
-    """A line that shows it; `line` is 0 where the file has no lines (a dump)."""
+    """A line that shows it; `line` is 0 if the file has no lines (a dump)."""
 
     file: str
     line: int
@@ -94,7 +94,7 @@ class Unread(msgspec.Struct, frozen=True):
 class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     """What happened first, where, and why. `others` are the hypotheses that remain.
 
-    `unexplained`: where nothing is found, last lines that speak of an error in words that are not known here.
+    `unexplained`: if nothing is found, last lines that mention an error in words that no reader recognises.
     """
 
     schema: str = SCHEMA

@@ -17,72 +17,85 @@ class Kernels(msgspec.Struct, frozen=True):
     """How the layers are computed, as far as it affects what is kept.
 
     `flash`: attention without its s x s scores (scaled_dot_product_attention, flash attention).
-    `dropout`: two masks a layer are kept.
+    `dropout`: two masks a layer are kept. `autocast`: weights are fp32, and torch.autocast casts for each product.
+    `bf16_loss`: with bf16-true, the loss is computed on the logits as they are; most libraries copy them to fp32.
     """
 
     flash: bool = True
     dropout: bool = False
+    autocast: bool = False
+    bf16_loss: bool = False
+
+
+def _residual_bytes(precision: Precision, kernels: Kernels) -> int:
+    """One value of the sum that runs through all layers; fp32 embeddings make it fp32 under autocast."""
+    return 4 if kernels.autocast else compute_bytes(precision)
 
 
 def layer_bytes(shape: ModelShape, precision: Precision, seq: int, kernels: Kernels) -> float:
     """One layer without recomputation: bytes a token.
 
-    Formula: E * (4h + 2q + 2k + m f), with E bytes a value, h hidden, q and k the widths of queries and
-    keys, f the MLP's width times the experts a token meets, m = 4 for a gated MLP (gate, its activation,
-    up, product) and 2 for a plain one. With dropout + 2h; without flash attention + (2E + 1) a s for
-    softmax, dropped-out softmax and mask, a heads, s sequence.
-    For GPT (q = k = h, f = 4h, E = 2) this is 32h, and 34h + 5as with dropout and without flash attention.
+    Formula: 2 R h + E * (c h + 2q + 2k + m f), with E bytes a value, R bytes a value of the residual sum, h
+    hidden, q and k the widths of queries and keys, f the MLP's width times the experts that process a token,
+    m = 4 for a gated MLP (gate, its activation, up, product) and 2 for a plain one. R = E and c = 2 (the outputs
+    of the two norms). With autocast R = 4, and each product keeps its own 16-bit copy of its input: c = 5 for a
+    gated MLP (query, key, value, gate, up), 4 for a plain one. With dropout + 2h; without flash attention
+    + (2E + 1) a s for softmax, dropped-out softmax and mask, a heads, s sequence.
+    For GPT (q = k = h, f = 4h, E = 2) this is 32h, 40h with autocast, and 34h + 5as with dropout and without
+    flash attention.
     Source: Korthikanti et al. (arXiv:2205.05198) section 4.1, "sbh (34 + 5as/h)", with grouped-query
-    attention and gated MLP put in.
+    attention and gated MLP put in; autocast: torch's type promotion, and casts of activations are not cached.
     """
     width = compute_bytes(precision)
     h, q, k = shape.hidden, shape.query_width, shape.kv_width
     f = shape.ffn * shape.experts_per_token
-    values = 4 * h + 2 * q + 2 * k + (4 if shape.gated else 2) * f
+    inputs = 2 if not kernels.autocast else 5 if shape.gated else 4
+    values = inputs * h + 2 * q + 2 * k + (4 if shape.gated else 2) * f
     masks = 2 * h if kernels.dropout else 0
     scores = 0 if kernels.flash else (2 * width + 1) * shape.heads * seq
-    return width * values + masks + scores
+    return 2 * _residual_bytes(precision, kernels) * h + width * values + masks + scores
 
 
 def kept_bytes(shape: ModelShape, precision: Precision, seq: int, kernels: Kernels, recompute: Recompute) -> float:
     """What one layer keeps until its backward pass: bytes a token.
 
-    Formula: none: all of it. full: the layer's input, E h. selective: input, attention output and every
-    second matrix product, E * (2h + 2q + k + f).
+    Formula: none: all of it. full: the layer's input, R h. selective: input, attention output and every
+    second matrix product, R h + E * (h + 2q + k + f). R is 4 with autocast, else E.
     Source: Korthikanti et al. (arXiv:2205.05198) section 5 ("full": 2sbh a layer); PyTorch selective
     activation checkpointing with torchtitan's policy "op" (saves attention and every second mm).
     """
-    width = compute_bytes(precision)
+    width, residual = compute_bytes(precision), _residual_bytes(precision, kernels) * shape.hidden
     if recompute == "full":
-        return width * shape.hidden
+        return residual
     whole = layer_bytes(shape, precision, seq, kernels)
     if recompute == "none":
         return whole
     f = shape.ffn * shape.experts_per_token
-    return min(whole, width * (2 * shape.hidden + 2 * shape.query_width + shape.kv_width + f))
+    return min(whole, residual + width * (shape.hidden + 2 * shape.query_width + shape.kv_width + f))
 
 
-def backward_bytes(shape: ModelShape, precision: Precision) -> float:
+def backward_bytes(shape: ModelShape, precision: Precision, kernels: Kernels) -> float:
     """The gradients that the backward pass of one layer holds beside what the layer has kept: bytes a token.
 
-    Formula: E * (g f + h), with g = 2 for a gated MLP and 1 for a plain one, as in `layer_bytes`: the gradient of
-    the layer's output, and at the MLP's activation those of the product and of its two factors, where the
+    Formula: E g f + R h, with g = 2 for a gated MLP and 1 for a plain one, R as in `layer_bytes`: the gradient of
+    the layer's output, and at the MLP's activation those of the product and of its two factors, when the
     product itself is free again.
     Source: torch.autograd, by the tensors that the backward pass of such an MLP holds at a time.
     """
     f = shape.ffn * shape.experts_per_token
-    return compute_bytes(precision) * ((2 if shape.gated else 1) * f + shape.hidden)
+    gradients = compute_bytes(precision) * (2 if shape.gated else 1) * f
+    return gradients + _residual_bytes(precision, kernels) * shape.hidden
 
 
-def loss_bytes(shape: ModelShape, precision: Precision, tensor: int) -> float:
+def loss_bytes(shape: ModelShape, precision: Precision, tensor: int, kernels: Kernels) -> float:
     """The largest moment of the loss: bytes a token.
 
     Formula: (3 W + E) v: log-softmax, its gradient, the logits' gradient and the logits, v vocabulary; W is 4
-    bytes in mixed precision, where the loss is computed in fp32. Split over t ranks (loss parallel)
-    (4 W + E) v / t, as the exponentials are a tensor of their own there.
+    bytes, because the loss is computed in fp32. Split over t ranks (loss parallel):
+    (4 W + E) v / t, because the exponentials are then a separate tensor.
     Source: torch.nn.functional.cross_entropy and torch.distributed.tensor.parallel.loss_parallel, by the
     tensors that their forward and backward pass hold at a time; 4sbv of Korthikanti et al. is the first.
     """
-    wide = 2 if precision == "bf16-true" else 4
+    wide = 2 if kernels.bf16_loss else 4
     copies = 3 if tensor == 1 else 4
     return (copies * wide + compute_bytes(precision)) * shape.vocab / tensor

@@ -28,11 +28,12 @@ class Choice(msgspec.Struct, frozen=True):
 
 
 def choose(machine: Machine, job: PlanJob, global_batch: int | None) -> Choice:
-    """The simplest strategy that fits. Raise UserError, with the nearest that works, where none does.
+    """The simplest strategy that fits. Raise UserError, with the nearest request that works, if none does.
 
-    Rule: it fits one GPU: DDP. It fits the node: FSDP over the node, replicas between nodes. Beyond: tensor
-    parallelism inside NVLink and a pipeline over the nodes; without NVLink a pipeline, which sends least, or
-    FSDP over all GPUs. What fits only tightly is taken after all that fits; last, FSDP with its states in RAM.
+    Rule: if it fits one GPU: DDP. If it fits the node: FSDP over the node, replicas between nodes. If it is
+    larger: tensor parallelism inside NVLink and a pipeline over the nodes; without NVLink a pipeline, which
+    sends least, or FSDP over all GPUs. A tight fit is chosen only if nothing fits better; FSDP with its states
+    in RAM comes last.
     Source: Narayanan et al. (arXiv:2104.04473) section 3, takeaways 1 and 2; torchtitan (arXiv:2410.06511).
     """
     options = options_of(machine, job, None)
@@ -213,7 +214,7 @@ def choose_forced(machine: Machine, job: PlanJob, global_batch: int | None, tens
         what = "no NVLink joins these GPUs" if machine.nvlinked == 1 else f"NVLink joins {machine.nvlinked} GPUs only"
         warnings = (f"tensor parallelism over {tensor} GPUs, but {what}: every layer waits for the slower link",)
     options = options_of(machine, job, global_batch)
-    return Choice((*options, option), option, "as asked with --tensor and --pipeline", (), warnings)
+    return Choice((*options, option), option, "--tensor and --pipeline request it", (), warnings)
 
 
 def undividable(job: PlanJob, world: int, tensor: int, pipeline: int, of: str = "GPUs") -> str | None:

@@ -57,7 +57,7 @@ def traffic_of(job: PlanJob, split: RankSplit, machine: Machine) -> tuple[LinkTr
     FSDP: all-gather E P twice and reduce-scatter G P for every micro-batch, (n-1)/n each; replicas between
     nodes add an all-reduce of the shard, 2 (r-1)/r G P / n, once a step.
     Tensor: 4 times a layer and micro-batch (2 forward, 2 backward) an all-reduce of E b s h, 2 (t-1)/t each, as
-    reduce-scatter and all-gather with sequence parallelism; the forward part twice where layers are recomputed.
+    reduce-scatter and all-gather with sequence parallelism; the forward part twice if layers are recomputed.
     Pipeline: E b s h / t to the next stage and its gradient back, for every micro-batch.
     Ranks are laid out as in Megatron-LM: tensor nearest, then data, then pipeline.
     Offload: shards to the GPU twice and gradients back for every micro-batch.
@@ -75,11 +75,12 @@ def traffic_of(job: PlanJob, split: RankSplit, machine: Machine) -> tuple[LinkTr
 def step_time(job: PlanJob, split: RankSplit, machine: Machine) -> StepTime:
     """Time of a step and the bound on efficiency that communication leaves.
 
-    Formula: arithmetic (6 A + 6 L q s) tokens FLOP, a third more with full recomputation, spread over all GPUs (A
-    active parameters without an embedding that is only looked up, L layers, q width of the queries, s sequence;
-    half of the 12 L q s of attention to all, as flash attention leaves out what is masked); bubble
-    (p-1)/(m+p-1); efficiency (1 - bubble) * c / (c + e) with c the time of arithmetic and e that of
-    communication which is not hidden: all of it (plain), or what cannot be hidden and what is longer than c (best).
+    Formula: c, the time of arithmetic: (6 A + 6 L q s) tokens FLOP, a third more with full recomputation, over
+    all GPUs (A active parameters without an embedding that is only looked up, L layers, q width of the queries,
+    s sequence; half of the 12 L q s of attention to all tokens, because flash attention skips what is masked).
+    Bubble: (p-1)/(m+p-1).
+    Efficiency: (1 - bubble) * c / (c + e), with e the time of communication that is not hidden (plain has all of
+    it, best has what cannot be hidden and what exceeds c of the rest).
     Source: PaLM (arXiv:2204.02311) appendix B (FLOP) and FlashAttention-2 (arXiv:2307.08691) section 4.1 (causal:
     half); Narayanan et al. (arXiv:2104.04473) section 2.2 (bubble).
     """

@@ -47,7 +47,7 @@ def cpu_plan(request: PlanRequest, shape: ModelShape, sourced: Sourced) -> tuple
     node = sourced.node
     why = "one rank holds all of it" if taken.split.name == "ddp" else "the ranks hold it together"
     if request.tensor is not None or request.pipeline is not None:
-        why = "as asked with --tensor and --pipeline"
+        why = "--tensor and --pipeline request it"
     batch = batch_of(taken.job, taken.split)
     plan = Plan(
         source=SourceSummary(node.source.kind, node.source.name, node.source.faults),

@@ -8,7 +8,7 @@ from inspect import cleandoc
 from gpudoctor.plan import activations, choose, communication, known_models, memory, precision, settings, strategies
 
 FORMULAS: tuple[tuple[str, Callable[..., object]], ...] = (
-    ("Shape of a size that nobody published", known_models.made_shape),
+    ("Shape of an unpublished size", known_models.made_shape),
     ("Bytes of weights, gradients and optimizer", precision.state_bytes),
     ("Optimizer states", precision.optimizer_bytes),
     ("Sharding", memory.sharded_states),
@@ -27,8 +27,8 @@ FORMULAS: tuple[tuple[str, Callable[..., object]], ...] = (
     ("Time of a step", communication.step_time),
     ("Learning rate", settings.learning_rates),
     ("Bucket size", settings.bucket_of),
-    ("Settings wanted", settings.wanted_settings),
-    ("Settings not wanted", settings.harmful_settings),
+    ("Settings to use", settings.wanted_settings),
+    ("Settings to avoid", settings.harmful_settings),
 )
 
 

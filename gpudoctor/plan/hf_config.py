@@ -14,6 +14,8 @@ from gpudoctor.plan.model_shape import ModelError, ModelShape
 
 MAX_BYTES = 4 * 2**20
 _LARGEST = 10**8  # of any dimension: a larger one means a broken file
+# keys of experts, latent attention and nested models: the dimensions beside them do not describe the model
+_OTHER_SHAPES = ("num_experts", "n_routed_experts", "num_local_experts", "kv_lora_rank", "text_config", "vision_config")
 
 
 def shape_of_config(path: Path) -> ModelShape:
@@ -35,7 +37,7 @@ def shape_of_config(path: Path) -> ModelShape:
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise ModelError(f"{shown}: no JSON: {printable(str(error))}") from None
     if not isinstance(raw, dict):
-        raise ModelError(f"{shown}: a JSON object is wanted, as Hugging Face's config.json is one")
+        raise ModelError(f"{shown}: it must be a JSON object, as Hugging Face's config.json is")
     kind = raw.get("model_type")
     if not isinstance(kind, str):
         raise ModelError(f"{shown}: no `model_type`: is it the config.json of a Hugging Face model?")
@@ -44,6 +46,13 @@ def shape_of_config(path: Path) -> ModelShape:
         raise ModelError(
             f"{shown}: the architecture {printable(kind)[:60]!r} is not known; known are "
             f"{', '.join(sorted(_READERS))}. The nearest that works: the size alone, as in gpudoctor plan 7b"
+        )
+    allowed = ("num_local_experts",) if kind == "mixtral" else ()
+    other = [key for key in _OTHER_SHAPES if key not in allowed and raw.get(key) not in (None, 0, 1)]
+    if other:
+        raise ModelError(
+            f"{shown}: with the key {other[0]!r} this is no plain {kind} model, and there is no plan for it. The "
+            "nearest that works: the size alone, as in gpudoctor plan 7b"
         )
     name = raw.get("_name_or_path")
     folder = path.resolve().parent.name

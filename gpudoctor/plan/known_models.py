@@ -1,4 +1,4 @@
-"""The model that a size like "7b" stands for: the published one, or one constructed to have that size."""
+"""The model for a size like "7b": the published one, or one constructed to have that size."""
 
 from __future__ import annotations
 
@@ -73,12 +73,12 @@ def shape_of_size(text: str) -> ModelShape:
 
 
 def made_shape(parameters: float) -> ModelShape:
-    """A Llama-like shape of about so many parameters, since nobody published one of this size.
+    """A Llama-like shape of about so many parameters, for a size without a published model.
 
     Formula: heads of 128 (of 64 below a hidden size of 2048) and an even number of them, eight or more
     from 4096 on, so that tensor parallelism can split them; ffn 8/3 of hidden rounded up to 256; vocabulary
-    32000 (4096 below 20 million); of all pairs of layers and hidden the one that comes nearest with
-    hidden / layers near 128.
+    32000 (4096 below 20 million); of all pairs of layers and hidden the one with the nearest number of
+    parameters and hidden / layers near 128.
     Source: LLaMA's table 2 (arXiv:2302.13971: 128 for 7B and 13B, 102 for 65B).
     """
     vocab = 32000 if parameters >= 2e7 else 4096

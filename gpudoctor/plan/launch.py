@@ -16,9 +16,9 @@ _AUTOCAST: dict[Precision, str] = {"bf16": "torch.bfloat16", "fp16": "torch.floa
 
 
 class LaunchScript(msgspec.Struct, frozen=True):
-    """`command` is to be typed; for several nodes it submits `script`, a Slurm batch file.
+    """`command` starts the training; for several nodes it submits `script`, a Slurm batch file.
 
-    `code` is what train.py does, or the options of Megatron-LM where the strategy is its: the command has them too.
+    `code` is what train.py does, or the options of Megatron-LM if the strategy needs it; the command contains them too.
     """
 
     command: str
@@ -71,14 +71,20 @@ def _of_node(machine: Machine) -> int:
 def _code(job: PlanJob, split: RankSplit, batch: Batch, bucket: Setting | None) -> tuple[str, ...]:
     if split.engine == "megatron":
         return megatron.options_of(job, split, batch)
-    steps = (*_recompute(job), *_precision(job, split), *_accumulation(split, batch))
+    compiled = _compile(job)  # before DDP or FSDP wraps the layers
+    steps = (
+        *_recompute(job),
+        *_precision(job, split),
+        *_optimizer(job, split),
+        *_accumulation(split, batch),
+    )
     if split.world == 1 and not split.offload:
-        return steps or ("one process on one GPU: no wrapper is needed",)
+        return ("one process on one GPU: no wrapper is needed", *compiled, *steps)
     if split.name == "ddp":
         how = "device_ids=[local_rank], gradient_as_bucket_view=True"
         size = f", {bucket.name}={bucket.value}" if bucket else ""
-        return (f"DistributedDataParallel(model, {how}{size})", *steps)
-    lines = []
+        return (*compiled, f"DistributedDataParallel(model, {how}{size})", *steps)
+    lines = [*compiled]
     mesh = ""
     if split.shards < split.data:
         replicas = split.data // split.shards
@@ -107,6 +113,20 @@ def _precision(job: PlanJob, split: RankSplit) -> tuple[str, ...]:
         else ()
     )
     return (*cast, *(("torch.amp.GradScaler around loss and step",) if job.precision == "fp16" else ()))
+
+
+def _compile(job: PlanJob) -> tuple[str, ...]:
+    """The plan counts norms and activation functions as fused kernels; one recomputed layer keeps little of them."""
+    if job.recompute == "full":
+        return ()
+    return ("compile each layer (layer.compile()): norms and activations written in Python keep more than planned",)
+
+
+def _optimizer(job: PlanJob, split: RankSplit) -> tuple[str, ...]:
+    name = {"adamw": "AdamW", "momentum": "SGD", "sgd": "SGD"}.get(job.optimizer)
+    if name is None or split.offload:
+        return ()
+    return (f"torch.optim.{name}(..., fused=True): the default takes as much as the gradients again for a moment",)
 
 
 def _accumulation(split: RankSplit, batch: Batch) -> tuple[str, ...]:

@@ -51,7 +51,7 @@ def lacks(job: PlanJob, split: RankSplit) -> tuple[str, ...]:
     elif job.optimizer != "adamw" and split.data > 1:
         asked.append(f"{job.optimizer} whose states are sharded")
     return tuple(
-        f"Megatron-LM has no option for {what}: the plan counts its memory, your program has to bring it"
+        f"Megatron-LM has no option for {what}: the plan counts its memory, and your program must provide it"
         for what in asked
     )
 

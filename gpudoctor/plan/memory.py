@@ -67,8 +67,8 @@ class Memory(msgspec.Struct, frozen=True):
 def memory_of(job: PlanJob, split: RankSplit, allocator_share: float = ALLOCATOR_SHARE) -> Memory:
     """The memory of the fullest GPU: of the first pipeline stage, the second, or the last.
 
-    The first has the embedding and most micro-batches in flight, the last the head and the loss, and of those
-    between the second has as many layers as any and more in flight.
+    The first has the embedding and the most micro-batches in flight, the last the head and the loss. Of the stages
+    between them the second holds most: as many layers as any, and more micro-batches in flight.
 
     Formula: states + activations + gathered, times 1.1 for the caching allocator, + 855 MiB for CUDA's
     context and libraries + 256 MiB for each NCCL communicator.
@@ -86,8 +86,8 @@ def memory_of(job: PlanJob, split: RankSplit, allocator_share: float = ALLOCATOR
 def stage_parameters(shape: ModelShape, pipeline: int, stage: int) -> int:
     """Parameters of one pipeline stage: its layers, the embedding on the first, the head on the last.
 
-    Formula: layers spread evenly, one less on the first and last stage where it does not come out even; a
-    head tied to the embedding is there twice.
+    Formula: layers are spread evenly; if their number does not divide, the first and last stage get one less. A
+    head that is tied to the embedding exists twice.
     Source: Megatron-LM; arXiv:2401.10241 section 5.1.
     """
     layers = layers_of_stages(shape.layers, pipeline)[stage]
@@ -121,11 +121,11 @@ def _stage(job: PlanJob, split: RankSplit, stage: int) -> Memory:
 
 
 def gradients_persist(job: PlanJob, split: RankSplit) -> bool:
-    """Whether the gradients are there already when the backward pass begins.
+    """Whether the gradients exist already when the backward pass begins.
 
     Formula: yes with several micro-batches a step (accumulation), in DDP's buckets, and in the buffers of
-    ZeRO and Megatron-LM; no on one GPU and under FSDP with one micro-batch, where zero_grad has freed them:
-    there it is max(activations, gradients).
+    ZeRO and Megatron-LM; no on one GPU and under FSDP with one micro-batch, because zero_grad has freed
+    them: then max(activations, gradients) counts.
     Source: torch.optim.Optimizer.zero_grad (set_to_none=True); DistributedDataParallel
     (gradient_as_bucket_view); Megatron-LM's contiguous gradient buffers.
     """
@@ -152,28 +152,30 @@ def sharded_states(per: StateBytes, parameters: float, split: RankSplit) -> tupl
 
 
 def activation_parts(job: PlanJob, split: RankSplit, stage: int) -> tuple[float, float, float]:
-    """What a stage keeps, what the layer at work needs beside it, and the loss at its largest: bytes.
+    """What a stage keeps, what the layer at work needs besides, and the loss at its largest: bytes.
 
-    Formula: kept = layers * bytes a token * tokens * micro-batches in flight / t, of which the 1F1B schedule
-    has min(m, p - i) on stage i (from 0); at work: one layer whole, where it is recomputed, and the gradients
-    of its backward pass, on the last stage beside the logits E v / t, which the training loop holds until that pass
-    is over (Megatron-LM does not); the loss on the last stage only. Kept and the larger of the other two are there
-    at the same time. Division by t is that of tensor with sequence parallelism; the input that a layer or the head
-    gathers is whole, E h (1 - 1/t).
+    Formula: kept = layers * bytes a token * tokens * micro-batches in flight / t; the 1F1B schedule has
+    min(m, p - i) in flight on stage i (from 0). At work = one whole layer if it is recomputed, plus the gradients
+    of its backward pass, plus on the last stage the logits E v / t, which the training loop holds until that pass
+    is over (Megatron-LM does not). The loss counts on the last stage only. The peak has kept and the larger of the
+    other two. Division by t is that of tensor with sequence parallelism; the input that a layer or the head gathers
+    is whole, E h (1 - 1/t).
     Source: Korthikanti et al. (arXiv:2205.05198) sections 4.2.2 and 4.2.3; 1F1B: Narayanan et al.
     (arXiv:2104.04473) section 2.2; logits: Python's scopes, and torch.distributed.pipelining's output chunks.
     """
     shape, tokens = job.shape, job.tokens / split.tensor
     layers = layers_of_stages(shape.layers, split.pipeline)[stage]
     in_flight = min(job.micro_batches, split.pipeline - stage) if split.pipeline > 1 else 1
-    a_token = kept_bytes(shape, job.precision, job.seq, job.kernels, job.recompute)
+    mixed = job.precision in ("bf16", "fp16")
+    kernels = msgspec.structs.replace(job.kernels, autocast=split.name == "ddp" and mixed)
+    a_token = kept_bytes(shape, job.precision, job.seq, kernels, job.recompute)
     kept = layers * a_token * tokens * in_flight
-    whole = layer_bytes(shape, job.precision, job.seq, job.kernels)
+    whole = layer_bytes(shape, job.precision, job.seq, kernels)
     input_whole = compute_bytes(job.precision) * shape.hidden * (job.tokens - tokens)
     again = 0.0 if job.recompute == "none" else max(whole - a_token, 0.0)
-    working = input_whole + (again + backward_bytes(shape, job.precision)) * tokens
+    working = input_whole + (again + backward_bytes(shape, job.precision, kernels)) * tokens
     last = stage == split.pipeline - 1
-    loss = loss_bytes(shape, job.precision, split.tensor) * job.tokens + input_whole if last else 0.0
+    loss = loss_bytes(shape, job.precision, split.tensor, kernels) * job.tokens + input_whole if last else 0.0
     if last and split.engine != "megatron":
         working += compute_bytes(job.precision) * shape.vocab / split.tensor * job.tokens
     return kept, working, loss
@@ -182,8 +184,8 @@ def activation_parts(job: PlanJob, split: RankSplit, stage: int) -> tuple[float,
 def gathered_parts(job: PlanJob, split: RankSplit) -> tuple[float, float]:
     """What FSDP holds whole for a moment, at a layer's backward pass and at the loss: bytes.
 
-    Formula: backward: weights of two layers (one ahead), E each, the gradient E and what is reduced of it R
-    (4 bytes in mixed precision): (3E + R) * parameters of a layer. At the loss: the head's weights, E each.
+    Formula: at the backward pass (3E + R) * parameters of a layer: weights of two layers (one ahead), the gradient,
+    and its reduced copy with R bytes (4 in mixed precision). At the loss: the head's weights, E each.
     Source: PyTorch FSDP2 (`fully_shard` a layer, one all-gather prefetched, reduce_dtype fp32);
     arXiv:2304.11277 section 3.3.
     """

@@ -23,7 +23,7 @@ from gpudoctor.units import GIB
 
 
 class Speed(msgspec.Struct, frozen=True):
-    """A rate; `value` is null if it is not known, and `source` says why."""
+    """A rate; `value` is null if it is not known; `source` is then the reason."""
 
     value: float | None
     unit: str
@@ -73,7 +73,7 @@ class TrafficRow(msgspec.Struct, frozen=True):
 
 
 class Communication(msgspec.Struct, frozen=True):
-    """One step. Efficiencies are upper bounds; null where a rate is not known."""
+    """One step. Efficiencies are upper bounds; null if a rate is not known."""
 
     traffic: tuple[TrafficRow, ...]
     communication_s: float | None
@@ -124,10 +124,10 @@ class PredictedPart(msgspec.Struct, frozen=True):
 
 
 class PlanVerification(msgspec.Struct, frozen=True):
-    """What was tried, and what came of it. Figures are null where `error` says why there are none.
+    """What was tried, and the result. If `error` is set, figures are null.
 
-    `device`: cpu means CPU ranks, whose times say nothing of GPUs. Memory is that of tensors on the rank that held
-    most, without CUDA's context and what the allocator keeps aside. `off` is predicted over measured, less 1.
+    `device`: cpu means CPU ranks, whose times do not apply to GPUs. Memory is that of tensors on the rank that held
+    most, without CUDA's context and the allocator's reserve. `off` is predicted over measured, less 1.
     Times are of one step, median of the slowest rank; predicted with nothing hidden, at the rates that these ranks
     reached just before (`gflops` of the slowest, `allreduce_gb_s` of all).
     """

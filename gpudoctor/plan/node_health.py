@@ -137,8 +137,8 @@ def meaning(trouble: FaultMeaning, machine: Machine, now: StepTime, sound: StepT
     if trouble.gpus and not rest and impact == "slow-host-link":
         return f"expect {_link_cost(machine, now, sound, host_sound)}"
     if not trouble.gpus or (not rest and impact != "memory-taken"):
-        how = f"gpudoctor explain {trouble.check} says"
-        return f"mend it first: {how} how" if trouble.status == "fail" else f"{how} what it costs, and how to mend it"
+        how = f"gpudoctor explain {trouble.check}"
+        return f"mend it first: {how}" if trouble.status == "fail" else f"cost and fix: {how}"
     leave = f"leave {'it' if len(trouble.gpus) == 1 else 'them'} out (--gpu {option_ranges(rest)})"
     if impact == "wrong-results" and trouble.status == "fail":
         return f"{leave}: GPU {several} may fail, or compute what is wrong"

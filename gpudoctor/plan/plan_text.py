@@ -210,7 +210,7 @@ def _launch(plan: Plan, width: int) -> Iterator[str]:
     launch = plan.launch
     assert launch is not None
     if plan.recommended and plan.recommended.pipeline * plan.recommended.tensor > 1:
-        yield from row_of("add", "data, tokenizer, learning rate and steps, as pretrain_gpt.py wants them", width)
+        yield from row_of("add", "data, tokenizer, learning rate and steps, for pretrain_gpt.py", width)
     else:
         yield from rows_of("train.py", launch.code, width)
     yield ""

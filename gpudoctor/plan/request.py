@@ -16,7 +16,7 @@ class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The options of `gpudoctor plan`, with their meaning; `model` is a size or the path of a config.json.
 
     `precision` None: what the GPUs support. `tensor` and `pipeline` None: chosen. `verify` runs a few steps of the
-    plan; `backend`, `ranks` and `force` say on what. Raises UserError if these are given without `verify`.
+    plan; `backend`, `ranks` and `force` select the devices. Raises UserError if these are given without `verify`.
     """
 
     model: str
@@ -39,7 +39,7 @@ class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         for option, given in (("--backend", self.backend), ("--ranks", self.ranks), ("--force", self.force or None)):
             if given is not None and not self.verify:
-                raise UserError(f"{option} says where --try runs: add --try, or leave {option} out")
+                raise UserError(f"{option} selects the devices of --try: add --try, or leave {option} out")
 
     @property
     def load(self) -> LoadRequest:

@@ -65,8 +65,8 @@ def learning_rates(batch: Batch) -> tuple[LearningRate, ...]:
 def bucket_of(job: PlanJob, split: RankSplit, measurements: Measurements | None) -> Setting | None:
     """DDP's bucket_cap_mb.
 
-    Formula: the fastest that `train.bucket` measured here; else 25, and 50 where the gradients exceed 1 GB.
-    Source: DistributedDataParallel's default of 25 MiB; Li et al. (arXiv:2006.15704) section 5, where larger
+    Formula: the fastest that `train.bucket` measured here; else 25, and 50 if the gradients exceed 1 GB.
+    Source: DistributedDataParallel's default of 25 MiB; Li et al. (arXiv:2006.15704) section 5: larger
     models do better with larger buckets.
     """
     if split.name != "ddp" or split.data == 1:
@@ -83,7 +83,7 @@ def bucket_of(job: PlanJob, split: RankSplit, measurements: Measurements | None)
 
 
 def wanted_settings(machine: Machine, split: RankSplit, node: Node) -> tuple[Setting, ...]:
-    """Environment variables that this topology and strategy want.
+    """Environment variables that help with this topology and strategy.
 
     Source: PyTorch CUDA semantics (PYTORCH_CUDA_ALLOC_CONF), torchrun (OMP_NUM_THREADS), Megatron-LM
     (CUDA_DEVICE_MAX_CONNECTIONS), NCCL user guide (NCCL_SOCKET_IFNAME).
@@ -122,7 +122,7 @@ def harmful_settings(machine: Machine, node: Node) -> tuple[Setting, ...]:
     found = []
     if machine.gpus_per_node > 1 and (p2p or unread):
         links = "NVLink" if machine.nvlinked > 1 else "NVLink or peer-to-peer" if unread else "peer-to-peer"
-        where = ", where there is any" if unread else ""
+        where = ", if there is any" if unread else ""
         found.append(Setting("NCCL_P2P_DISABLE", "1", f"switches {links} off{where}"))
     if machine.gpus_per_node > 1 and not p2p and not unread:
         found.append(Setting("NCCL_SHM_DISABLE", "1", "shared memory is the only way between these GPUs"))
@@ -131,7 +131,7 @@ def harmful_settings(machine: Machine, node: Node) -> tuple[Setting, ...]:
     # NCCL reaches an EFA through a plugin, which this setting does not touch
     ports = [port for port in active_ports(node) if not port.is_efa]
     if machine.nodes > 1 and ports:
-        found.append(Setting("NCCL_IB_DISABLE", "1", f"the {len(ports)} RDMA ports would stand idle"))
+        found.append(Setting("NCCL_IB_DISABLE", "1", f"the {len(ports)} RDMA ports would not be used"))
     found.append(Setting("NCCL_DEBUG", "INFO", "for a search only: it writes from every rank"))
     found.append(Setting("CUDA_LAUNCH_BLOCKING", "1", "for a search only: nothing overlaps"))
     return tuple(found)

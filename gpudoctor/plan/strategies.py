@@ -100,7 +100,7 @@ def _at(
             return Option(split, job, "not here", None, "the node's RAM is not known")
         if memory.host * ranks > machine.ram_bytes:
             wanted, there = gib_text(memory.host * ranks, 0), gib_number(machine.ram_bytes, 0)
-            fit, reason = "no", f"{wanted} of RAM a node are wanted, {there} are free"
+            fit, reason = "no", f"{wanted} of RAM a node are needed, {there} are free"
     if fit == "no" and not reason:
         reason = f"{gib_text(memory.total - room)} too much"
     return Option(split, job, fit, memory, reason)
@@ -169,7 +169,7 @@ def tensor_divides(job: PlanJob, ways: int) -> bool:
 
     Rule: heads, key-value heads, the MLP's width, and with sequence parallelism the tokens of a sequence; the
     vocabulary is padded.
-    Source: Megatron-LM, which refuses to start else.
+    Source: Megatron-LM, which does not start otherwise.
     """
     shape = job.shape
     return all(size % ways == 0 for size in (shape.heads, shape.kv_heads, shape.ffn, job.seq))

@@ -70,7 +70,7 @@ def _rows(tried: PlanVerification) -> Iterator[tuple[str, str]]:
     assert tried.off is not None
     assert tried.step_measured_s is not None
     assert tried.step_predicted_s is not None
-    verdict = f"within {TOLERANCE:.0%}" if abs(tried.off) <= TOLERANCE else f"more than the {TOLERANCE:.0%} hoped for"
+    verdict = f"within {TOLERANCE:.0%}" if abs(tried.off) <= TOLERANCE else f"more than {TOLERANCE:.0%}"
     yield (
         "its memory",
         f"{tried.memory_predicted_mib:.1f} MiB of tensors predicted on the fullest rank, "
@@ -82,7 +82,7 @@ def _rows(tried: PlanVerification) -> Iterator[tuple[str, str]]:
     yield (
         "its step",
         f"{seconds_text(tried.step_predicted_s)} predicted if nothing hides, {seconds_text(tried.step_measured_s)} "
-        f"measured{'; times of CPU ranks say nothing of GPUs' if tried.device == 'cpu' else ''}",
+        f"measured{'; times of CPU ranks do not apply to GPUs' if tried.device == 'cpu' else ''}",
     )
     yield "", _rates(tried)
     first, last = (

@@ -33,6 +33,10 @@ TITAN = Source(
     "titan", "torchtitan, December 2024",
     f"{_BENCHMARKS}/31a17bfdb70bab6f62a13d21816a5339b911d6e3/benchmarks/llama3_h100_202412_torchtitan.md",
 )  # fmt: skip
+TITAN_382 = Source(
+    "titan-382", "torchtitan pull request 382, July 2024", "https://github.com/pytorch/torchtitan/pull/382"
+)
+TUNE = Source("tune", "torchtune's README", "https://github.com/pytorch/torchtune#optimization-flags")
 WHITEFIBER = Source(
     "whitefiber", "torchtitan, June 2025, by Trainy and WhiteFiber",
     f"{_BENCHMARKS}/1e216ce3ae14be1ea75e423c604ac7c842c3e3bc/benchmarks/llama3-8b_h200_202506_trainy-whitefiber.md",
@@ -44,6 +48,8 @@ THUNDER_AC = Source("thunder-1261", "lightning-thunder pull request 1261", f"{_T
 # where in the source the figure is
 WHERE = {
     "bubble": "tables 3 and 4, 1F1B",
+    "titan-382": "description, without the change",
+    "tune": "optimization flags, packed data set, peak memory active",
     "thunder-474": "comment of 2024-06-11, inductor",
     "thunder-1426": "torch.compile, 8 x H100",
     "thunder-1261": "comment of 2024-10-31, inductor",
@@ -94,6 +100,11 @@ def _job(
     return PlanJob(shape, precision, "adamw", seq, batch, steps, recompute)
 
 
+def _thunder(shape: ModelShape, seq: int, batch: int, recompute: Recompute) -> PlanJob:
+    """A run of lightning-thunder's benchmark, which computes the loss on bf16 logits."""
+    return msgspec.structs.replace(_job(shape, seq, batch, recompute, "bf16-true"), kernels=Kernels(bf16_loss=True))
+
+
 def _llama(hidden: int, layers: int, heads: int, kv_heads: int, ffn: int, vocab: int = 32000) -> ModelShape:
     return ModelShape(
         layers, hidden, heads, kv_heads, hidden // heads, ffn, vocab, name="", family="llama", origin="", max_seq=32768
@@ -134,26 +145,32 @@ RUNS: tuple[Run, ...] = (
         _job(_8B, 8192, 2, "selective"), fsdp(128), table=3),
     Run("the same with torch.compile", TITAN, "reserved", "GiB", 62.0,
         _job(_8B, 8192, 2, "selective"), fsdp(128), table=3),
+    Run("Llama 3.1 8B, FSDP 8 x H100-96, batch 2 x 8192, selective, torch.compile", TITAN_382, "reserved", "GiB", 69.04,
+        _job(_8B, 8192, 2, "selective"), fsdp(8)),
+    Run("Llama 3.2 3B, one A100, bf16-true, batch 2 x 4096, torch.compile", TUNE, "allocated", "GiB", 51.0,
+        _job(shape_of_size("3b"), 4096, 2, "none", "bf16-true"), RankSplit("ddp", 1)),
+    Run("the same without torch.compile", TUNE, "allocated", "GiB", 60.0,
+        _job(shape_of_size("3b"), 4096, 2, "none", "bf16-true"), RankSplit("ddp", 1)),
     Run("Mistral 7B of 16 layers, DDP, bf16-true, batch 1 x 4096", THUNDER_DDP, "allocated", "GB", 41.68,
-        _job(_cut(_MISTRAL, 16), 4096, 1, "none", "bf16-true"), RankSplit("ddp", 8)),
+        _thunder(_cut(_MISTRAL, 16), 4096, 1, "none"), RankSplit("ddp", 8)),
     Run("Mistral 7B of 4 layers, DDP, bf16-true, batch 1 x 4096", THUNDER_DDP, "allocated", "GB", 12.88,
-        _job(_cut(_MISTRAL, 4), 4096, 1, "none", "bf16-true"), RankSplit("ddp", 8)),
+        _thunder(_cut(_MISTRAL, 4), 4096, 1, "none"), RankSplit("ddp", 8)),
     Run("Llama 2 13B of 20 layers, one H100, bf16-true, batch 2 x 4096", THUNDER_13B, "allocated", "GB", 74.56,
-        _job(_cut(_13B, 20), 4096, 2, "none", "bf16-true"), RankSplit("ddp", 1)),
+        _thunder(_cut(_13B, 20), 4096, 2, "none"), RankSplit("ddp", 1)),
     Run("Llama 2 13B of 10 layers, one H100, bf16-true, batch 2 x 4096", THUNDER_13B, "allocated", "GB", 39.43,
-        _job(_cut(_13B, 10), 4096, 2, "none", "bf16-true"), RankSplit("ddp", 1)),
+        _thunder(_cut(_13B, 10), 4096, 2, "none"), RankSplit("ddp", 1)),
     Run("Llama 2 13B of 20 layers, FSDP 8 x H100, bf16-true, batch 2 x 4096", THUNDER_13B, "allocated", "GB", 39.41,
-        _job(_cut(_13B, 20), 4096, 2, "none", "bf16-true"), fsdp(8)),
+        _thunder(_cut(_13B, 20), 4096, 2, "none"), fsdp(8)),
     Run("Llama 2 13B of 10 layers, FSDP 8 x H100, bf16-true, batch 2 x 4096", THUNDER_13B, "allocated", "GB", 21.0,
-        _job(_cut(_13B, 10), 4096, 2, "none", "bf16-true"), fsdp(8)),
+        _thunder(_cut(_13B, 10), 4096, 2, "none"), fsdp(8)),
     Run("Vicuna 7B 16k, FSDP 8 x H100, bf16-true, batch 5 x 16384, full", THUNDER_AC, "allocated", "GB", 51.0,
-        _job(_llama(4096, 32, 32, 32, 11008), 16384, 5, "full", "bf16-true"), fsdp(8)),
+        _thunder(_llama(4096, 32, 32, 32, 11008), 16384, 5, "full"), fsdp(8)),
     Run("Mistral 7B v0.2, FSDP 8 x H100, bf16-true, batch 3 x 32768, full", THUNDER_AC, "allocated", "GB", 64.63,
-        _job(_MISTRAL, 32768, 3, "full", "bf16-true"), fsdp(8)),
+        _thunder(_MISTRAL, 32768, 3, "full"), fsdp(8)),
     Run("LongChat 13B 16k, FSDP 8 x H100, bf16-true, batch 3 x 16384, full", THUNDER_AC, "allocated", "GB", 48.59,
-        _job(_13B, 16384, 3, "full", "bf16-true"), fsdp(8)),
+        _thunder(_13B, 16384, 3, "full"), fsdp(8)),
     Run("Code Llama 34B, FSDP 8 x H100, bf16-true, batch 1 x 16384, full", THUNDER_AC, "allocated", "GB", 50.8,
-        _job(shape_of_size("34b"), 16384, 1, "full", "bf16-true"), fsdp(8)),
+        _thunder(shape_of_size("34b"), 16384, 1, "full"), fsdp(8)),
     _bubble("1.5B", 22, 2304, 24, 8, 6, 24, 30),
     _bubble("6.2B", 30, 4096, 32, 8, 3, 24, 39),
     _bubble("14.6B", 46, 5120, 40, 16, 1, 48, 32),

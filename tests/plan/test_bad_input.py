@@ -164,6 +164,25 @@ def test_a_report_that_was_made_to_go_wrong_is_no_ground_for_a_plan(gpudoctor: G
     assert outcome.err.endswith("it was made to go wrong (--inject slow-rank=1:3): make one without\n")
 
 
+@pytest.mark.parametrize(
+    "more",
+    [{"num_experts": 64}, {"n_routed_experts": 256}, {"kv_lora_rank": 512}, {"vision_config": {"hidden_size": 8}}],
+)
+def test_a_model_with_more_than_its_type_says_is_not_planned_as_a_plain_one(
+    more: dict[str, object], gpudoctor: Gpudoctor, tmp_path: Path
+) -> None:
+    path = tmp_path / "config.json"
+    plain = {"model_type": "llama", "hidden_size": 2048, "num_hidden_layers": 16, "num_attention_heads": 16}
+    plain |= {"intermediate_size": 5632, "vocab_size": 32000, "num_experts": 0, "vision_config": None}
+    path.write_text(json.dumps(plain))
+    assert gpudoctor("plan", str(path), "--node", "hgx-h100-8").code == 0
+    path.write_text(json.dumps(plain | more))
+    outcome = gpudoctor("plan", str(path), "--node", "hgx-h100-8")
+    assert (outcome.code, outcome.out) == (2, "")
+    assert f"with the key {next(iter(more))!r} this is no plain llama model" in outcome.err
+    assert outcome.err.count("\n") == 1
+
+
 def test_a_model_of_an_unknown_architecture_is_one_line(gpudoctor: Gpudoctor, tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps({"model_type": "mamba"}))

@@ -96,6 +96,18 @@ def test_a_gpt_layer_keeps_what_korthikanti_counts() -> None:
     assert layer_bytes(gpt, "bf16", s, Kernels()) == 32 * h
 
 
+def test_autocast_keeps_an_fp32_sum_and_a_copy_of_each_products_input() -> None:
+    """Both are in no 16-bit model: without them a DDP plan was a fifth short of activations."""
+    gpt, auto = shape_of_size("350m"), Kernels(autocast=True)
+    assert layer_bytes(gpt, "bf16", 1024, auto) == 40 * gpt.hidden
+    assert layer_bytes(SEVEN, "bf16", 4096, auto) == layer_bytes(SEVEN, "bf16", 4096, Kernels()) + 10 * SEVEN.hidden
+    assert kept_bytes(SEVEN, "bf16", 4096, auto, "full") == 4 * SEVEN.hidden
+    job = PlanJob(SEVEN, "bf16", "adamw", 4096)
+    zero = RankSplit("zero1", 8, sharding="optimizer", shards=8, engine="zero")
+    kept_by_ddp, kept_by_zero = (activation_parts(job, split, 0)[0] for split in (RankSplit("ddp", 8), zero))
+    assert kept_by_ddp - kept_by_zero == 32 * 10 * SEVEN.hidden * 4096
+
+
 def test_full_recomputation_keeps_the_layers_input_and_selective_lies_between() -> None:
     whole, some, least = (kept_bytes(SEVEN, "bf16", 4096, Kernels(), how) for how in ("none", "selective", "full"))
     assert least == 2 * SEVEN.hidden
@@ -103,8 +115,8 @@ def test_full_recomputation_keeps_the_layers_input_and_selective_lies_between() 
 
 
 def test_the_loss_is_smaller_where_the_vocabulary_is_split() -> None:
-    assert loss_bytes(SEVEN, "bf16", 1) == 14 * SEVEN.vocab
-    assert loss_bytes(SEVEN, "bf16", 8) == 18 * SEVEN.vocab / 8
+    assert loss_bytes(SEVEN, "bf16", 1, Kernels()) == 14 * SEVEN.vocab
+    assert loss_bytes(SEVEN, "bf16", 8, Kernels()) == 18 * SEVEN.vocab / 8
 
 
 def test_stages_hold_all_parameters_once() -> None:
@@ -134,16 +146,16 @@ def test_a_pipelines_first_stage_has_as_many_micro_batches_in_flight_as_there_ar
     many = msgspec.structs.replace(few, micro_batches=64)
     split = RankSplit("pipeline", 1, 1, 4, engine="megatron")
     kept = kept_bytes(SEVEN, "bf16", 4096, Kernels(), "none") * 4096 * 8
-    work = backward_bytes(SEVEN, "bf16") * 4096
+    work = backward_bytes(SEVEN, "bf16", Kernels()) * 4096
     assert memory_of(many, split).activations == pytest.approx(4 * kept + work)
     assert memory_of(few, split).activations < 2 * kept
 
 
 def test_the_backward_pass_of_a_gated_mlp_holds_two_gradients_of_its_width() -> None:
     # Llama 2 7B in bf16: 2 bytes x (2 x 11008 + 4096) a token; GPT-2 medium, not gated: 2 x (4096 + 1024)
-    assert backward_bytes(SEVEN, "bf16") == 52224
-    assert backward_bytes(shape_of_size("350m"), "bf16") == 10240
-    recomputed = PlanJob(SEVEN, "bf16", "adamw", 4096, 4, recompute="full")
+    assert backward_bytes(SEVEN, "bf16", Kernels()) == 52224
+    assert backward_bytes(shape_of_size("350m"), "bf16", Kernels()) == 10240
+    recomputed = PlanJob(SEVEN, "bf16-true", "adamw", 4096, 4, recompute="full")
     alone = RankSplit("ddp", 1)
     kept, working, _ = activation_parts(recomputed, alone, 0)
     whole = kept_bytes(SEVEN, "bf16", 4096, Kernels(), "none") * 4 * 4096

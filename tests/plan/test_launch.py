@@ -101,12 +101,15 @@ def test_replicas_exchange_once_a_step_as_the_traffic_is_counted(gpudoctor: Gpud
     ("argv", "wanted", "unwanted"),
     [
         ("350m --node rtx4090-4", ['torch.autocast("cuda", torch.bfloat16)'], ["GradScaler", "model.to("]),
+        ("350m --node rtx4090-4", ["layer.compile()", "torch.optim.AdamW(..., fused=True)"], ["checkpoint"]),
+        ("350m --node rtx4090-4 --optimizer adamw-8bit", ["layer.compile()"], ["fused"]),
         ("350m --node t4-cloud-4", ['torch.autocast("cuda", torch.float16)', "torch.amp.GradScaler"], []),
         ("350m --node rtx4090-4 --precision fp32", [], ["autocast", "GradScaler", "model.to("]),
-        ("7b --node rtx4090-4 --gpu 0", ["MixedPrecisionPolicy", "CPUOffloadPolicy"], ["autocast"]),
+        ("7b --node rtx4090-4 --gpu 0", ["MixedPrecisionPolicy", "CPUOffloadPolicy"], ["autocast", "fused"]),
         ("8b --node hgx-h100-8", ["MixedPrecisionPolicy(torch.bfloat16, torch.float32)"], ["autocast"]),
         ("8b --node hgx-h100-8 --precision bf16-true", ["model.to(torch.bfloat16)"], ["autocast", "MixedPrecision"]),
-        ("7b --node rtx4090-4", ["partial(create_selective_checkpoint_contexts, policy)"], []),
+        ("7b --node rtx4090-4", ["partial(create_selective_checkpoint_contexts, policy)", "layer.compile()"], []),
+        ("8b --node hgx-h100-8 --precision bf16-true", ["checkpoint every layer"], ["layer.compile()"]),
     ],
 )
 def test_the_code_computes_as_the_memory_is_counted(

@@ -74,8 +74,9 @@ LLAMA = TransformerShape(4, 128, 4, 4, 32, 344, 1000)
 GROUPED = TransformerShape(4, 128, 8, 4, 16, 448, 1000)
 
 
+@pytest.mark.parametrize("autocast", [False, True], ids=["fp32", "autocast"])
 @pytest.mark.parametrize("model", [GPT, LLAMA, GROUPED], ids=["gpt", "llama", "grouped"])
-def test_a_layer_keeps_what_the_formula_says(model: TransformerShape) -> None:
+def test_a_layer_keeps_what_the_formula_says(model: TransformerShape, autocast: bool) -> None:
     batch, seq = 2, 256
     shape = ModelShape(name="", family="", origin="", max_seq=seq, **msgspec.structs.asdict(model))
     half = model.head_dim // 2
@@ -84,9 +85,12 @@ def test_a_layer_keeps_what_the_formula_says(model: TransformerShape) -> None:
         layer = TransformerBlock(model)
         weights = live.now_bytes
         x = torch.randn(batch, seq, model.hidden, requires_grad=True)
-        out = layer(x, rotary)
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            out = layer(x, rotary)
         kept = live.now_bytes - weights - out.untyped_storage().nbytes()
     assert weights == 4 * shape.layer_parameters
-    formula = kept_bytes(shape, "fp32", seq, Kernels(), "none") * batch * seq
+    if autocast:  # the 16-bit copies of the weights count as weights
+        kept -= 2 * sum(p.numel() for p in layer.parameters() if p.dim() == 2)
+    formula = kept_bytes(shape, "bf16" if autocast else "fp32", seq, Kernels(autocast=autocast), "none") * batch * seq
     # beside it: one number a token and head of the attention, two a token of the norms
     assert kept == pytest.approx(formula, rel=0.03)

@@ -109,7 +109,7 @@ LLAMA = CONFIGS[0][0]
     ("config", "words"),
     [
         ("{", "no JSON"),
-        ("[1]", "a JSON object is wanted"),
+        ("[1]", "it must be a JSON object"),
         ("[" * 100000, "no JSON"),
         ({"hidden_size": 1}, "model_type"),
         ({"model_type": "mamba"}, "'mamba' is not known; known are gemma"),

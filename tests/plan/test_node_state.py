@@ -65,7 +65,7 @@ def test_a_gpu_that_no_program_may_use_is_left_out(gpudoctor: Gpudoctor) -> None
 
 def test_a_fault_of_the_whole_node_is_to_be_mended_first(gpudoctor: Gpudoctor) -> None:
     [trouble] = plan(gpudoctor, "8b --node hgx-h100-8 --fault fabric-not-started")["troubles"]
-    assert trouble["means"] == "mend it first: gpudoctor explain nvlink.fabric says how"
+    assert trouble["means"] == "mend it first: gpudoctor explain nvlink.fabric"
 
 
 def test_gpus_without_mig_can_be_planned_for_beside_one_with_it(gpudoctor: Gpudoctor) -> None:

@@ -67,7 +67,7 @@ def test_the_text_calls_cpu_ranks_cpu_ranks_and_names_both_figures(gpudoctor: Gp
     assert "one rank on 1 CPU rank, fp32, adamw: GPT-2's proportions" in words
     assert "MiB of tensors predicted on the fullest rank" in words
     assert "within 10%" in words
-    assert "times of CPU ranks say nothing of GPUs" in words
+    assert "times of CPU ranks do not apply to GPUs" in words
     assert "GPU at a time" not in words
 
 
@@ -96,7 +96,7 @@ def test_ranks_that_bring_nothing_are_no_success(gpudoctor: Gpudoctor, monkeypat
     fake_ranks(monkeypatch, Measurements())
     outcome = gpudoctor("plan", "350m", *CPU, "--json")
     assert outcome.code == 1
-    assert outcome.json["trial"]["error"] == "the ranks brought no figures"
+    assert outcome.json["trial"]["error"] == "the ranks sent no figures"
 
 
 def test_without_torch_one_line_says_how_to_get_it(gpudoctor: Gpudoctor, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,8 +123,8 @@ def test_a_torch_that_lacks_the_strategy_is_one_line(gpudoctor: Gpudoctor, monke
     [
         ("350m --node hgx-h100-8 --try", "a simulated node cannot be put under load; --backend gloo measures CPU"),
         ("350m --node hgx-h100-8 --try --backend nccl", "--backend gloo measures CPU ranks here"),
-        ("350m --node hgx-h100-8 --backend gloo", "--backend says where --try runs: add --try"),
-        ("350m --node hgx-h100-8 --ranks 2", "--ranks says where --try runs: add --try"),
+        ("350m --node hgx-h100-8 --backend gloo", "--backend selects the devices of --try: add --try"),
+        ("350m --node hgx-h100-8 --ranks 2", "--ranks selects the devices of --try: add --try"),
         ("405b --node cpu-only --try --backend gloo", "plan it for GPUs, and try it here: --node hgx-h100-8"),
         ("350m --node cpu-only --try --backend gloo --ranks 2 --pipeline 30",
          "has 24 layers, and a stage needs one; the nearest that works: --pipeline 2"),

@@ -22,9 +22,9 @@ class Suppression(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     check: Annotated[str, msgspec.Meta(description="An id or a glob")]
     reason: Annotated[str, msgspec.Meta(description="Why, for those who read the report")]
-    until: Annotated[datetime.date, msgspec.Meta(description="The last day on which it holds")]
+    until: Annotated[datetime.date, msgspec.Meta(description="The last day on which the suppression is valid")]
     gpu: Annotated[
-        str | int | None, msgspec.Meta(description="A UUID, a bus id or an index; without it every subject is meant")
+        str | int | None, msgspec.Meta(description="A UUID, a bus id or an index; without it every subject matches")
     ] = None
     everything: Annotated[
         bool, msgspec.Meta(description='Must be true if `check` names all quick checks, as "*" does')

@@ -213,8 +213,8 @@ class Gpu(Fact, frozen=True):
 
     `errors` are calls that failed with 15 (lost), 16 (reset required) or 999 (unknown); `error_cost` decides
     what they cost.
-    `recovery_action`: one of `facts.nvml.labels.RECOVERY_ACTIONS`, or the raw value as "value N" for
-    one this version does not know.
+    `recovery_action`: one of `facts.nvml.labels.RECOVERY_ACTIONS`, or the raw value as "value N" if it
+    is none of them.
     `inforom_corrupted`: whether the checksum of the infoROM, the board's store of settings and counters, is wrong.
     """
 

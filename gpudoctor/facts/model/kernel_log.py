@@ -22,8 +22,8 @@ class PcieLimit(Fact, frozen=True):
 class KernelEvent(Fact, frozen=True):
     """One kernel log line about a GPU, a switch or its link; `text` is the line itself.
 
-    `code` is the Xid or SXid number. `fatal`: whether an SXid line calls itself fatal. `bus_id` is in
-    sysfs form, and None if the line hides it. `time_s` is seconds since boot. `caused_by` is the earlier
+    `code` is the Xid or SXid number. `fatal`: whether an SXid line is marked fatal. `bus_id` is in
+    sysfs form, and None if the line does not contain it. `time_s` is seconds since boot. `caused_by` is the earlier
     Xid that an Xid names as its cause. `limit` comes with kind "pcie-bandwidth". Kind "unclear" is a line with the
     driver's message in a place where text from a user can appear; "gap" marks lines that were overwritten before they
     could be read.

@@ -162,14 +162,14 @@ def _runnable(job: PlanJob, split: RankSplit, *, on_gpu: bool) -> tuple[PlanJob,
         raise UserError(f"--try: torch has no {job.optimizer}; the nearest that can be tried: --optimizer {nearest}")
     notes = []
     if not on_gpu and job.precision != "fp32":
-        notes.append(f"in fp32: CPU ranks say nothing of {job.precision} on a GPU")
+        notes.append(f"in fp32: CPU ranks do not show {job.precision} on a GPU")
         job = msgspec.structs.replace(job, precision="fp32")
     if not on_gpu and split.offload:
         notes.append("states stay where they are: what a CPU rank holds is in RAM already")
     if split.sharding == "optimizer":
         notes.append("every rank keeps its optimizer states whole: torch has no such optimizer beside pipelines")
     if job.shape.experts > 1:
-        notes.append(f"one dense MLP as wide as the {job.shape.experts_per_token} experts that a token meets")
+        notes.append(f"one dense MLP as wide as the {job.shape.experts_per_token} experts that process a token")
     return job, tuple(notes)
 
 
@@ -193,7 +193,7 @@ def _failed(verification: PlanVerification, measured: Measurements) -> PlanVerif
     problem = measured.problems[0] if measured.problems else None
     if problem is not None:
         return msgspec.structs.replace(verification, error=problem.text, error_kind=problem.kind)
-    return msgspec.structs.replace(verification, error="the ranks brought no figures")
+    return msgspec.structs.replace(verification, error="the ranks sent no figures")
 
 
 def _short(value: float) -> float:

@@ -106,10 +106,9 @@ class _Train:
             built.model,
             "1f1b",
             order.micro_batches,
-            # bf16-true: nothing is fp32, not even the loss
-            functools.partial(loss_of, tp=position.tp, wide=order.precision != "bf16-true"),
+            functools.partial(loss_of, tp=position.tp),
             (order.seq // order.tensor, order.model.hidden),
-            dtype=built.inner.compute_dtype,
+            dtype=DTYPES[order.precision],
             forward_context=built.forward_context,
         )
 

@@ -46,12 +46,14 @@ class Built:
 
     def __init__(self, rank: Rank, order: VerificationOrder, position: RankPosition) -> None:
         self._order, self._device = order, rank.device
+        self._autocasts = order.precision in ("bf16", "fp16") and not order.sharded
         stage = position.stages.index
         torch.manual_seed(_SEED + 1000 * stage + position.tp.number)
         first = sum(order.layers_of_stages[:stage])
         self.inner = Transformer(order.model, range(first, first + order.layers_of_stages[stage]), position.tp)
         dtype = DTYPES[order.precision]
-        self.inner.compute_dtype = dtype
+        # under plain autocast the embedding's output is fp32, as in a user's training
+        self.inner.compute_dtype = None if self._autocasts and order.tensor * order.pipeline == 1 else dtype
         self.inner.recompute = _recomputation(order)
         if order.precision == "bf16-true":
             self.inner.to(dtype)
@@ -79,7 +81,7 @@ class Built:
         with ExitStack() as contexts:
             if self.model is not self.inner and microbatch < order.micro_batches - 1:
                 contexts.enter_context(self.model.no_sync())
-            if order.precision in ("bf16", "fp16") and not order.sharded:
+            if self._autocasts:
                 contexts.enter_context(torch.autocast(self._device.type, DTYPES[order.precision]))
             yield
 

@@ -220,12 +220,9 @@ class Transformer(nn.Module):
         return self._rotary
 
 
-def loss_of(
-    logits: torch.Tensor, targets: torch.Tensor, *, tp: TensorParallelRanks = _WHOLE, wide: bool = True
-) -> torch.Tensor:
-    """Mean cross entropy, in fp32 if `wide`: () from (batch, sequence, vocabulary) and (batch, sequence)."""
-    flat = logits.flatten(0, 1)
-    flat = flat.float() if wide else flat
+def loss_of(logits: torch.Tensor, targets: torch.Tensor, *, tp: TensorParallelRanks = _WHOLE) -> torch.Tensor:
+    """Mean cross entropy in fp32: () from (batch, sequence, vocabulary) and (batch, sequence)."""
+    flat = logits.flatten(0, 1).float()
     if tp.count > 1:
         return vocabulary_loss(tp, flat, targets.flatten())
     return functional.cross_entropy(flat, targets.flatten())
