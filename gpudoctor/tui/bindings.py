@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from gpudoctor.tui.app import Doctor
 
 # only for a recording
-PLAYBACK_ACTIONS = ("pause", "faster", "seek", "seek_end")
+PLAYBACK_ACTIONS = ("pause", "faster", "seek")
 # disabled while a modal screen is open
 MAIN_ACTIONS = ("help", "run_one", "run_all", "level", "problems", "filter", "save", "tab", *PLAYBACK_ACTIONS)
 
@@ -45,8 +45,8 @@ KEYS: tuple[BindingType, ...] = (
     Binding("minus", "faster(-1)", "Slower", key_display="-", show=False),
     Binding("left", "seek(-1)", "10 s back", show=False),
     Binding("right", "seek(1)", "10 s on", show=False),
-    Binding("home", "seek_end(-1)", "To the beginning", show=False),
-    Binding("end", "seek_end(1)", "To the end", show=False),
+    Binding("home", "seek(-1e9)", "To the beginning", show=False),
+    Binding("end", "seek(1e9)", "To the end", show=False),
     Binding("ctrl+z", "suspend_process", "Suspend", show=False, tooltip="Back to the shell; fg returns"),
 )
 
@@ -57,7 +57,7 @@ def palette_commands(app: Doctor) -> Iterable[SystemCommand]:
         yield SystemCommand(f"Show {title}", f"Turn to the tab {title}", lambda name=name: app.action_tab(name))
     for theme in THEMES:
         yield SystemCommand(f"Theme: {theme}", "Change the colours", lambda theme=theme: setattr(app, "theme", theme))
-    yield SystemCommand("Run all checks", f"At level {app.level}", app.action_run_all)
+    yield SystemCommand("Run all checks", f"At level {app.state.level}", app.action_run_all)
     yield SystemCommand("Run all checks at a level", "Quick, standard, full or burn", app.action_level)
     if app.state.running is not None:
         yield SystemCommand("Cancel the check", "End it with what it has learnt", app.action_cancel)

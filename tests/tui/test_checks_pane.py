@@ -117,18 +117,22 @@ def test_d_and_the_buttons_ask_for_runs() -> None:
 
 def test_the_level_is_chosen_with_what_it_costs() -> None:
     async def body(app: ChecksApp, pilot: Pilot[None]) -> None:
+        checker = app.checker
+        assert isinstance(checker, FakeChecker)
         await pilot.click("#level")
         assert isinstance(app.screen, LevelScreen)
         text = screen_text(app)
         assert "a second or two, safe beside running jobs" in text
         assert "about half a minute" in text
         await pilot.press("down", "down", "enter")
-        assert app.asked == [((), "full")]
+        await until(pilot, lambda: checker.begun == [((), "full", False)])
+        checker.may_end.set()
+        await until(pilot, lambda: bool(app.state.runs))
         await pilot.click("#level")
         await pilot.press("escape")
-        assert len(app.asked) == 1
+        assert len(checker.begun) == 1
 
-    in_app(body)
+    in_app(body, checker=lambda: FakeChecker(loads_gpus=True))
 
 
 def test_a_simulated_node_is_never_said_to_be_loaded() -> None:
@@ -139,7 +143,7 @@ def test_a_simulated_node_is_never_said_to_be_loaded() -> None:
         assert "loads the GPUs" not in text
         assert "half a minute" not in text
 
-    in_app(body, State(report=NARROW, opening=Opening("gpudoctor.watch/1", 0.0, 1.0, NARROW.facts)))  # type: ignore[arg-type]
+    in_app(body, checker=FakeChecker)
 
 
 def test_a_run_shows_its_progress_and_then_its_report() -> None:
@@ -218,6 +222,7 @@ def test_a_read_only_view_starts_saves_and_reads_nothing() -> None:
         assert isinstance(checker, FakeChecker)
         await pilot.press("r", "d", "b", "s")
         await pilot.click("#all")
+        await pilot.click("#level")
         app.runs.want((), "standard", quiet=True)
         await pilot.pause()
         assert checker.begun == []

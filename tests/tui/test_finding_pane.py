@@ -9,8 +9,8 @@ from textual.app import App, ComposeResult
 
 from gpudoctor.checks.core.finding import Status
 from gpudoctor.report.model import Report
-from gpudoctor.tui.messages import PageWanted
 from gpudoctor.tui.panes.finding_text import FindingPane, check_of, finding_content, seen
+from gpudoctor.tui.panes.pane import PageWanted
 from gpudoctor.tui.state import FinishedRun, State
 from tests.tui.checks_app import report_of
 from tests.tui.screen import screen_text

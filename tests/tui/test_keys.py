@@ -81,6 +81,16 @@ def test_keys_of_a_healthy_node() -> None:
         await pilot.press("down", "enter")
         await until(pilot, lambda: len(app.state.runs) == 2)
         assert checker.asked[-1] == ((), "standard")
+        # R runs at the level chosen last, also if it was chosen by the button
+        await pilot.press("2")
+        await until(pilot, partial(turned_to, app, "checks"))
+        await pilot.click("#level")
+        await until(pilot, lambda: len(app.screen_stack) == 2)
+        await pilot.press("down", "enter")
+        await until(pilot, lambda: len(app.state.runs) == 3)
+        await pilot.press("R")
+        await until(pilot, lambda: len(app.state.runs) == 4)
+        assert checker.asked[-2:] == [((), "full")] * 2
 
     shown(doctor(checker=checker), body)
 

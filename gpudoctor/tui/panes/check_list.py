@@ -17,9 +17,9 @@ from gpudoctor.checks.core.finding import PROBLEMS
 from gpudoctor.checks.core.registry import LEVELS
 from gpudoctor.report.model import Report
 from gpudoctor.tui.labels import WORDS
-from gpudoctor.tui.messages import PageWanted, RunWanted
 from gpudoctor.tui.panes.check_lines import CheckLines
-from gpudoctor.tui.panes.check_rows import CheckRow, level_of, rows_of
+from gpudoctor.tui.panes.check_rows import CheckRow, rows_of
+from gpudoctor.tui.panes.pane import PageWanted, RunWanted
 from gpudoctor.tui.state import State
 
 _PROBLEM_WORDS = tuple(WORDS[status] for status in PROBLEMS)
@@ -166,7 +166,7 @@ class CheckList(Vertical):
         levels = [LEVELS.index(check.level) for check in checks if check.domain == domain]
         if domain is None or not levels:
             return None
-        deep_enough = max(min(levels), min(max(levels), LEVELS.index(level_of(self._state))))
+        deep_enough = max(min(levels), min(max(levels), LEVELS.index(self._state.level)))
         return RunWanted((domain,), LEVELS[deep_enough])
 
     def _post(self, wanted: RunWanted | None) -> None:

@@ -20,7 +20,7 @@ from gpudoctor.exits import printable
 from gpudoctor.report.model import Report
 from gpudoctor.report.wording import block_rows, explained_by, grouped_label
 from gpudoctor.tui.labels import WORDS, clock, style_of
-from gpudoctor.tui.messages import PageWanted
+from gpudoctor.tui.panes.pane import PageWanted
 from gpudoctor.tui.state import FinishedRun, State
 
 _LABEL_WIDTH = 10

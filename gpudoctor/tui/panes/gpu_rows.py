@@ -11,8 +11,7 @@ from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import known
 from gpudoctor.facts.stream.messages import GpuTick
 from gpudoctor.tui.labels import STYLE_OF, bar, both, held, whole
-from gpudoctor.tui.messages import GpuChosen
-from gpudoctor.tui.panes.pane import DrawnLines
+from gpudoctor.tui.panes.pane import DrawnLines, GpuChosen
 from gpudoctor.tui.state import State
 from gpudoctor.tui.widgets.lines import Row, Run, row
 from gpudoctor.units import MIB, gib_number

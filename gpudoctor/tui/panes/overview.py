@@ -8,13 +8,12 @@ from textual import on
 from textual.app import ComposeResult
 from textual.widget import Widget
 
-from gpudoctor.tui.messages import GpuChosen
 from gpudoctor.tui.panes.check_list import CheckChosen, CheckList
 from gpudoctor.tui.panes.finding_text import FindingPane
 from gpudoctor.tui.panes.gpu_rows import GpuRows
 from gpudoctor.tui.panes.history import HistoryGraph
 from gpudoctor.tui.panes.host_text import HostLines
-from gpudoctor.tui.panes.pane import Pane
+from gpudoctor.tui.panes.pane import GpuChosen, Pane
 from gpudoctor.tui.state import State
 
 # The layout of the overview: pure arithmetic, for 80x24 and larger and 1 to 16 GPUs.
