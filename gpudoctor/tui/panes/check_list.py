@@ -91,10 +91,14 @@ class CheckList(Vertical):
         rows = rows_of(state.report, running, self._folded, self._filter, self._problems_only)
         before = self._lines.row
         self._lines.show_rows(rows, empty=self._nothing(state))
-        if not self._touched or before is None or self._lines.row is None or self._lines.row.check_id is None:
-            first = next((row for row in rows if row.check_id and row.word in _PROBLEM_WORDS), None)
-            if first is not None and not self._touched:
-                self._lines.move_to(first)
+        filtered_out = before is not None and all(row.domain != before.domain for row in rows)
+        if not self._touched or filtered_out:
+            checks = [row for row in rows if row.check_id is not None]
+            problems = [row for row in checks if row.word in _PROBLEM_WORDS]
+            if problems:
+                self._lines.move_to(min(problems, key=lambda row: _PROBLEM_WORDS.index(row.word)))
+            elif filtered_out and checks:
+                self._lines.move_to(checks[0])
         after = self._lines.row
         if after is not None and after.check_id is not None and after != before:
             self.post_message(CheckChosen(after.check_id, after.gpu))

@@ -22,6 +22,7 @@ from gpudoctor.tui.panes.run_lines import history_content, running_words
 from gpudoctor.tui.screens import LEVEL_COSTS, page_of
 from gpudoctor.tui.state import State
 
+_STACKED_BELOW = 70
 # a page has about twenty widgets: do not build one for each check that a held key passes
 _PAGE_DELAY_S = 0.15
 _PAGE_LINES_MIN = 28
@@ -35,6 +36,9 @@ class ChecksPane(Pane):
         layout: horizontal;
         & > CheckList { width: 2fr; min-width: 36; max-width: 60; }
         & > .right { width: 3fr; }
+        &.-narrow { layout: vertical; }
+        &.-narrow > CheckList { width: 100%; max-width: 100%; height: 1fr; }
+        &.-narrow > .right { width: 100%; height: 2fr; }
         .controls { height: 1; }
         Button { min-width: 0; padding: 0; margin-right: 1; }
         .running { height: auto; max-height: 2; display: none; color: $text-primary; text-style: bold; }
@@ -93,8 +97,10 @@ class ChecksPane(Pane):
         self._show_level("quick")
 
     def on_resize(self, event: events.Resize) -> None:
+        stacked = event.size.width < _STACKED_BELOW
+        self.set_class(stacked, "-narrow")
         # on a low screen findings and runs need the lines; e opens the page
-        self._page_box.display = event.size.height >= _PAGE_LINES_MIN
+        self._page_box.display = event.size.height >= _PAGE_LINES_MIN and not stacked
 
     def show(self, state: State) -> None:
         self._state = state

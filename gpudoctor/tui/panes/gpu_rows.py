@@ -155,7 +155,7 @@ class GpuRows(DrawnLines, can_focus=True):
         gpus = self._gpus
         columns = columns_for(width, nvlink=any(_has_nvlink(gpu, state) for gpu in gpus))
         if not gpus:
-            waiting = " waiting for the first reading" if state.node is None else " no GPU on this node"
+            waiting = " waiting for the first reading" if state.node is None else " the driver shows no GPU"
             self.show_rows([heading(columns), row((waiting, "dim"))])
             return
         place = self._place()

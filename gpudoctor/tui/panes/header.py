@@ -112,7 +112,7 @@ def tags_of(state: State) -> list[str]:
 def gpus_in_words(node: Node) -> str:
     """ "8 x H100 80GB HBM3"; each model of a mixed node."""
     if not node.gpus:
-        return "no GPU"
+        return "no GPU shown"
     models: dict[str, int] = {}
     for gpu in node.gpus:
         name = _MAKER.sub("", printable(known(gpu.name) or "unknown GPU"))

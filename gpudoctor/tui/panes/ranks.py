@@ -88,8 +88,11 @@ def _problems(measurements: Measurements, width: int, no_color: bool) -> Iterato
 
 
 def _why_not(measurements: Measurements, width: int) -> Iterator[Content]:
+    probes: dict[str, list[str]] = {}
     for name, missing in measurements.not_run.items():
-        yield from hanging(f"{name:<11}", f"not measured: {missing.reason}", "", width)
+        probes.setdefault(missing.reason, []).append(name)
+    for reason, names in probes.items():
+        yield from hanging("not measured  ", f"{', '.join(names)}: {reason}", "", width)
 
 
 def _training(
