@@ -132,7 +132,7 @@ def alarms(report: Report) -> Iterator[tuple[str, str]]:
 def node_words(report: Report, times: str) -> Iterator[str]:
     """ "8 x NVIDIA H100", then the versions of driver and CUDA if known; `times` is the multiplication sign."""
     models = Counter(sorted(gpu.name or "unnamed GPU" for gpu in report.gpus))
-    yield ", ".join(f"{count} {times} {name}" for name, count in models.items()) or "no GPU"
+    yield ", ".join(f"{count} {times} {name}" for name, count in models.items()) or "no GPU shown"
     yield from (
         f"{what} {version}" for what, version in (("driver", report.host.driver), ("CUDA", report.host.cuda)) if version
     )

@@ -5,38 +5,29 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import ClassVar
 
 from textual import on
 from textual.app import App, ComposeResult, SystemCommand
 from textual.binding import BindingType
 from textual.filter import LineFilter
-from textual.notifications import SeverityLevel
 from textual.screen import Screen
 from textual.widgets import Footer, Input, TabbedContent, TabPane
 
 from gpudoctor.checks.core.registry import Level
-from gpudoctor.errors import UserError
 from gpudoctor.facts.stream.messages import Opening
-from gpudoctor.lazy_import import lazy_imports
-from gpudoctor.report.output_files import write_file
 from gpudoctor.tui.bindings import KEYS, MAIN_ACTIONS, PLAYBACK_ACTIONS, HelpScreen, groups_of, palette_commands
+from gpudoctor.tui.feeds import Feed, FeedFailure
 from gpudoctor.tui.feeds.check_runner import Checker
-from gpudoctor.tui.feeds.feed import Feed, FeedFailure
 from gpudoctor.tui.feeds.playback import STEP_S, PlaybackFeed
-from gpudoctor.tui.messages import CancelWanted, ComparedReportWanted, GpuChosen, PageWanted, RunWanted, SaveWanted
 from gpudoctor.tui.panes.check_list import CheckList
 from gpudoctor.tui.panes.header import AlertLine, HeaderLine, Sought, TimeSlider
 from gpudoctor.tui.panes.overview import OverviewPane
-from gpudoctor.tui.panes.pane import TABS, Pane, pane_class
+from gpudoctor.tui.panes.pane import TABS, GpuChosen, PageWanted, Pane, RunWanted, pane_class
 from gpudoctor.tui.run_control import RunControl
-from gpudoctor.tui.state import LogLine, State
+from gpudoctor.tui.state import State
 from gpudoctor.tui.themes import THEMES, next_theme
 from gpudoctor.tui.widgets.lines import PrintableText
-
-with lazy_imports():
-    from gpudoctor.tui import screens
 
 
 class Doctor(App[int]):
@@ -70,16 +61,16 @@ class Doctor(App[int]):
         self.state = State(label=feed.label, read_only=read_only)
         self.runs = RunControl(self, self.state, checker, self.changed)
         self._feed = feed
+        self._recording = feed if isinstance(feed, PlaybackFeed) else None
         self._clock = clock
         self._first_level = first_level
-        self.level: Level = "quick"
         self._panes: dict[str, Pane] = {}
         self._draws = False
         self._drawn_s = 0.0
         self._offers_cancel = False
         self._user_chose = False
-        if isinstance(feed, PlaybackFeed):
-            self.state.playback = feed.playback
+        if self._recording is not None:
+            self.state.playback = self._recording.playback
 
     # ---- layout
 
@@ -123,6 +114,7 @@ class Doctor(App[int]):
 
     @property
     def _tab(self) -> str:
+        # queries of the App are about its main screen, also while another one is on top
         return self.query_one("#tabs", TabbedContent).active or "overview"
 
     @on(TabbedContent.TabActivated)
@@ -164,16 +156,15 @@ class Doctor(App[int]):
         if not self.is_running or not self.screen_stack:
             return
         self._drawn_s = self._clock()
-        main = self.screen_stack[0]
         if self._offers_cancel != (self.state.running is not None):
             self._offers_cancel = not self._offers_cancel
             self.refresh_bindings()
         with self.batch_update():
             self._follow_report()
-            main.query_one(HeaderLine).show(self.state, self._drawn_s)
-            main.query_one(AlertLine).show(self.state, self.state.hint)
-            main.query_one(TimeSlider).show(self.state)
-            pane = self._panes.get(main.query_one("#tabs", TabbedContent).active or "overview")
+            self.query_one(HeaderLine).show(self.state, self._drawn_s)
+            self.query_one(AlertLine).show(self.state)
+            self.query_one(TimeSlider).show(self.state)
+            pane = self._panes.get(self._tab)
             if pane is not None and pane.is_mounted:
                 pane.show(self.state)
                 if self.focused is None:
@@ -214,17 +205,8 @@ class Doctor(App[int]):
     def on_run_wanted(self, message: RunWanted) -> None:
         self.runs.want(message.words, message.level)
 
-    def on_cancel_wanted(self, message: CancelWanted) -> None:
-        self.runs.cancel()
-
     def on_page_wanted(self, message: PageWanted) -> None:
         self.runs.page(message.check_id)
-
-    def on_compared_report_wanted(self, message: ComparedReportWanted) -> None:
-        self.runs.compare()
-
-    def on_save_wanted(self, message: SaveWanted) -> None:
-        self.runs.save()
 
     def on_sought(self, message: Sought) -> None:
         self._seek(message.at_s)
@@ -233,7 +215,7 @@ class Doctor(App[int]):
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         if action in PLAYBACK_ACTIONS:
-            return isinstance(self._feed, PlaybackFeed) and not self._modal
+            return self._recording is not None and not self._modal
         if action == "cancel":
             return self.state.running is not None
         # a modal screen binds its own keys
@@ -261,23 +243,16 @@ class Doctor(App[int]):
         self._in_checks(CheckList.action_run_one)
 
     def action_run_all(self) -> None:
-        self.runs.want((), self.level)
+        self.runs.want((), self.state.level)
 
     def action_level(self) -> None:
-        def answered(level: Level | None) -> None:
-            if level is not None:
-                self.level = level
-                self.runs.want((), level)
-
-        if self.state.read_only:
-            self.say("this view is read-only: no check can be started from it")
-            return
-        node = self.state.node
-        loads_gpus = node is None or node.source.kind == "live"
-        self.push_screen(screens.LevelScreen(self.level, loads_gpus=loads_gpus), answered)
+        self.runs.choose_level()
 
     def action_cancel(self) -> None:
         self.runs.cancel()
+
+    def action_compare(self) -> None:
+        self.runs.compare()
 
     def action_problems(self) -> None:
         self._in_checks(CheckList.action_problems)
@@ -290,52 +265,31 @@ class Doctor(App[int]):
 
     def action_theme(self) -> None:
         self.theme = next_theme(self.theme)
-        self.say(f"theme: {self.theme}", "information")
+        self.notify(f"theme: {self.theme}", markup=False)
 
     def action_export(self) -> None:
-        """Write the screen as SVG into the working directory and show the path."""
-        if self.state.read_only:
-            self.say("this view is read-only: nothing is written from it")
-            return
-        path = Path.cwd() / time.strftime("gpudoctor-%Y%m%d-%H%M%S.svg", time.localtime(self._clock()))
-        try:
-            write_file(path, self.export_screenshot(title="gpudoctor"))
-        except UserError as error:
-            self.say(str(error), "error")
-            return
-        self.state.log.append(LogLine(self._clock(), "note", f"screen exported to {path}"))
-        self.say(f"screen exported to {path}", "information")
-        self.changed()
+        self.runs.export(self.export_screenshot(title="gpudoctor"))
 
     def action_pause(self) -> None:
-        if isinstance(self._feed, PlaybackFeed):
-            self._feed.pause()
+        if self._recording is not None:
+            self._recording.pause()
             self.changed()
 
     def action_faster(self, steps: int) -> None:
-        if isinstance(self._feed, PlaybackFeed):
-            self._feed.faster(steps)
+        if self._recording is not None:
+            self._recording.faster(steps)
             self.changed()
 
     def action_seek(self, steps: int) -> None:
-        if self.state.playback is not None:
-            self._seek(self.state.playback.at_s + steps * STEP_S)
-
-    def action_seek_end(self, end: int) -> None:
-        if self.state.playback is not None:
-            self._seek(self.state.playback.begin_s if end < 0 else self.state.playback.end_s)
+        if self._recording is not None:
+            self._seek(self._recording.playback.at_s + steps * STEP_S)
 
     def _seek(self, at_s: float) -> None:
         """Move a recording to this Unix time and rebuild the state from the ticks before it."""
-        if not isinstance(self._feed, PlaybackFeed):
-            return
-        self._feed.seek(at_s)
-        opening, ticks = self._feed.before()
-        self.state.forget()
-        self.state.open(opening)
-        for tick in ticks:
-            self.state.take(tick)
-        self.changed()
+        if self._recording is not None:
+            self._recording.seek(at_s)
+            self.state.rebuild(*self._recording.before())
+            self.changed()
 
     def _in_checks(self, action: Callable[[CheckList], None]) -> None:
         """Run `action` on this tab's check list; a tab without one switches to the overview's list."""
@@ -346,9 +300,6 @@ class Doctor(App[int]):
             found = list(self._panes["overview"].query(CheckList))
         for checks in found[:1]:
             action(checks)
-
-    def say(self, text: str, severity: SeverityLevel = "warning") -> None:
-        self.notify(text, severity=severity, markup=False)
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
         """The commands of the command palette."""

@@ -20,12 +20,13 @@ if TYPE_CHECKING:
     from gpudoctor.tui.app import Doctor
 
 # only for a recording
-PLAYBACK_ACTIONS = ("pause", "faster", "seek", "seek_end")
+PLAYBACK_ACTIONS = ("pause", "faster", "seek")
 # disabled while a modal screen is open
 MAIN_ACTIONS = ("help", "run_one", "run_all", "level", "problems", "filter", "save", "tab", *PLAYBACK_ACTIONS)
 
 KEYS: tuple[BindingType, ...] = (
     Binding("q", "quit", "Quit"),
+    Binding("ctrl+q", "quit", "Quit", show=False, priority=True),  # Textual's own, with a text for the help screen
     Binding("question_mark", "help", "Help", key_display="?"),
     Binding("c", "cancel", "Cancel", tooltip="End the check that runs, with what it has learnt"),
     Binding("space", "pause", "Pause", tooltip="Pause the recording, or go on"),
@@ -45,8 +46,8 @@ KEYS: tuple[BindingType, ...] = (
     Binding("minus", "faster(-1)", "Slower", key_display="-", show=False),
     Binding("left", "seek(-1)", "10 s back", show=False),
     Binding("right", "seek(1)", "10 s on", show=False),
-    Binding("home", "seek_end(-1)", "To the beginning", show=False),
-    Binding("end", "seek_end(1)", "To the end", show=False),
+    Binding("home", "seek(-1e9)", "To the beginning", show=False),
+    Binding("end", "seek(1e9)", "To the end", show=False),
     Binding("ctrl+z", "suspend_process", "Suspend", show=False, tooltip="Back to the shell; fg returns"),
 )
 
@@ -57,7 +58,7 @@ def palette_commands(app: Doctor) -> Iterable[SystemCommand]:
         yield SystemCommand(f"Show {title}", f"Turn to the tab {title}", lambda name=name: app.action_tab(name))
     for theme in THEMES:
         yield SystemCommand(f"Theme: {theme}", "Change the colours", lambda theme=theme: setattr(app, "theme", theme))
-    yield SystemCommand("Run all checks", f"At level {app.level}", app.action_run_all)
+    yield SystemCommand("Run all checks", f"At level {app.state.level}", app.action_run_all)
     yield SystemCommand("Run all checks at a level", "Quick, standard, full or burn", app.action_level)
     if app.state.running is not None:
         yield SystemCommand("Cancel the check", "End it with what it has learnt", app.action_cancel)
@@ -71,10 +72,19 @@ def palette_commands(app: Doctor) -> Iterable[SystemCommand]:
 
 # (heading, [(keys, description)])
 Group = tuple[str, list[tuple[str, str]]]
-_LEGEND = (
-    "FAIL not fit   warn costs speed or will cause trouble   unknown tried, and got no answer\n"
-    "ok looked, judged, fine   - not judged or not read   LOST the driver no longer tells of it"
+_LEGEND: Group = (
+    "Words",
+    [
+        ("FAIL", "not fit"),
+        ("warn", "costs speed or will cause trouble"),
+        ("unknown", "tried, and got no answer"),
+        ("ok", "looked, judged, fine"),
+        ("-", "not judged or not read"),
+        ("LOST", "the driver no longer lists it"),
+    ],
 )
+# every widget of Textual that scrolls has these; the obvious keys
+_SCROLLING = ("scroll_", "page_")
 
 
 class HelpScreen(ModalScreen[None]):
@@ -109,14 +119,14 @@ class HelpScreen(ModalScreen[None]):
 
 def help_content(groups: list[Group]) -> Content:
     """The groups as text, with a legend of the health words."""
+    groups = [*groups, _LEGEND]
     width = max((len(keys) for _, rows in groups for keys, _ in rows), default=0)
     parts: list[tuple[str, str] | str] = []
     for heading, rows in groups:
         parts.append((f"{heading}\n", "bold $text-primary"))
         parts += [part for keys, text in rows for part in ((f"  {keys:<{width}}  ", "bold"), f"{text}\n")]
         parts.append("\n")
-    parts += [("Words\n", "bold $text-primary"), _LEGEND]
-    return Content.assemble(*parts)
+    return Content.assemble(*parts).rstrip()
 
 
 def groups_of(app: App[Any]) -> list[Group]:
@@ -128,14 +138,12 @@ def groups_of(app: App[Any]) -> list[Group]:
     nodes += [widget for widget in screen.query("*") if widget.is_on_screen and widget not in nodes]
     groups: dict[str, list[tuple[str, str]]] = {}
     for node in (*nodes, app):
-        # skip the scroll keys of Textual's widgets
         if not type(node).__module__.startswith("gpudoctor."):
             continue
-        rows = _rows(app, node)
-        if rows:
-            groups.setdefault(_heading(app, node), rows)
+        rows = groups.setdefault(_heading(app, node), [])
+        rows += [row for row in _rows(app, node) if row not in rows]
     everywhere = groups.pop("Everywhere", [])
-    return [("Everywhere", everywhere), *groups.items()]
+    return [("Everywhere", everywhere), *(group for group in groups.items() if group[1])]
 
 
 def _rows(app: App[Any], node: DOMNode) -> list[tuple[str, str]]:
@@ -143,6 +151,8 @@ def _rows(app: App[Any], node: DOMNode) -> list[tuple[str, str]]:
     for key, bindings in node._bindings.key_to_bindings.items():
         for binding in bindings:
             if binding.system or not binding.description or not _enabled(node, binding):
+                continue
+            if binding.action.startswith(_SCROLLING):
                 continue
             keys, _ = actions.setdefault(binding.action, ([], binding.tooltip or binding.description))
             keys.append(app.get_key_display(binding) if binding.key_display or "," not in key else key)
@@ -157,7 +167,5 @@ def _enabled(node: DOMNode, binding: Binding) -> bool:
 def _heading(app: App[Any], node: DOMNode) -> str:
     if node is app:
         return "Everywhere"
-    title = getattr(node, "border_title", None)
-    if title:
-        return f"In {title}"
-    return "On this tab" if type(node).__name__.endswith("Pane") else type(node).__name__
+    titles = (getattr(each, "border_title", None) for each in node.ancestors_with_self)
+    return next((f"In {title}" for title in titles if title), "On this tab")

@@ -90,15 +90,16 @@ def clock(at_s: float) -> str:
 Tone = Literal["fail", "unknown", "warn", "pass", "skip", "low", "head", "quiet"]
 
 WORDS = {Status.FAIL: "FAIL", Status.UNKNOWN: "unknown", Status.WARN: "warn", Status.PASS: "PASS", Status.SKIP: "skip"}
+# not $text-muted: as a style of Content it is brighter than the text beside it
 _COLOURED: dict[str, str] = {
     "fail": "bold $text-error",
-    "unknown": "bold $text-accent",
+    "unknown": "bold $text-secondary",
     "warn": "$text-warning",
     "pass": "$text-success",
-    "skip": "$text-muted",
+    "skip": "$foreground 65%",
     "low": "$text-error",
     "head": "bold",
-    "quiet": "$text-muted",
+    "quiet": "$foreground 65%",
 }
 # Textual's grey of an error colour is darker than that of plain text
 _PLAIN: dict[str, str] = {"fail": "bold reverse", "unknown": "bold underline", "warn": "bold", "head": "bold"}

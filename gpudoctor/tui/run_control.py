@@ -21,6 +21,7 @@ from gpudoctor.lazy_import import lazy_imports
 from gpudoctor.progress import ProgressLine
 from gpudoctor.report.joined import joined
 from gpudoctor.report.model import Report
+from gpudoctor.report.output_files import write_file
 from gpudoctor.tui.busy import puts_load, users_of_gpus
 from gpudoctor.tui.feeds.check_runner import Checker
 from gpudoctor.tui.state import FinishedRun, LogLine, Running, State
@@ -72,8 +73,7 @@ class RunControl:
         words = tuple(words)
         if quiet and (self._state.running is not None or (self._state.read_only and level != "quick")):
             return
-        if self._state.read_only and not quiet:
-            self._say("this view is read-only: no check can be started from it")
+        if not quiet and self._read_only("no check can be started"):
             return
         if self._checker.busy or self._state.running is not None:
             self._say("a check runs already: c cancels it")
@@ -89,6 +89,17 @@ class RunControl:
 
         lines = ["The GPUs are in use:", *users, "", "Load beside it slows both down, and its figures say little."]
         self._app.push_screen(screens.ConfirmScreen("Load GPUs that are in use?", lines, "Run all the same"), answered)
+
+    def choose_level(self) -> None:
+        """Prompt for a level and run all checks at it."""
+
+        def answered(level: Level | None) -> None:
+            if level is not None:
+                self.want((), level)
+
+        if not self._read_only("no check can be started"):
+            screen = screens.LevelScreen(self._state.level, loads_gpus=self._checker.loads_gpus)
+            self._app.push_screen(screen, answered)
 
     def cancel(self) -> None:
         """Ask the run to end with a partial report."""
@@ -112,8 +123,7 @@ class RunControl:
         if self._state.report is None:
             self._say("there is no report yet")
             return
-        if self._state.read_only:
-            self._say("this view is read-only: nothing is written from it")
+        if self._read_only("nothing is written"):
             return
 
         def saved(path: str | None) -> None:
@@ -122,10 +132,21 @@ class RunControl:
 
         self._app.push_screen(screens.SaveScreen(self._state.report), saved)
 
+    def export(self, svg: str) -> None:
+        """Write a picture of the screen into the working directory."""
+        if self._read_only("nothing is written"):
+            return
+        path = Path.cwd() / time.strftime("gpudoctor-%Y%m%d-%H%M%S.svg")
+        try:
+            write_file(path, svg)
+        except UserError as error:
+            self._app.notify(str(error), severity="error", markup=False)
+            return
+        self._note(f"screen exported to {path}")
+
     def compare(self) -> None:
         """Prompt for a saved report and compare with it from now on; an empty answer ends the comparison."""
-        if self._state.read_only:
-            self._say("this view is read-only: no file is read from it")
+        if self._read_only("no file is read"):
             return
 
         def answered(path: str | None) -> None:
@@ -185,6 +206,12 @@ class RunControl:
             self._say(run.error)
         self._on_change()
 
+    def _read_only(self, what: str) -> bool:
+        """Whether this view may not do it, which the user is then told."""
+        if self._state.read_only:
+            self._say(f"this view is read-only: {what} from it")
+        return self._state.read_only
+
     def _note(self, text: str) -> None:
         self._state.log.append(LogLine(time.time(), "note", text))
         self._app.notify(text, markup=False)
@@ -218,5 +245,5 @@ def run_words(run: FinishedRun) -> str:
     what = ", ".join(run.words) or "all checks"
     if run.report is None:
         return f"{what}, level {run.level}: no verdict: {run.error}"
-    interrupted = " (interrupted: partial)" if run.report.run.interrupted else ""
-    return f"{what}, level {run.level}: {run.report.verdict.upper()}{interrupted}: {run.report.reason}"
+    interrupted = "interrupted, partial: " if run.report.run.interrupted else ""
+    return f"{what}, level {run.level}: {interrupted}{run.report.reason}"

@@ -199,7 +199,7 @@ class SaveScreen(BoxScreen[str]):
 class LevelScreen(BoxScreen[Level]):
     """Chooses a level; each is shown with its cost."""
 
-    DEFAULT_CSS = "LevelScreen OptionList { height: auto; border: none; }"
+    DEFAULT_CSS = "LevelScreen OptionList, LevelScreen OptionList:focus { height: auto; border: none; }"
     BINDINGS: ClassVar[list[BindingType]] = [("escape", "back", "Back")]
 
     def __init__(self, level: Level, *, loads_gpus: bool = True) -> None:

@@ -26,7 +26,7 @@ with lazy_imports():
     from gpudoctor.tui.feeds import check_runner, child, playback
 
 if TYPE_CHECKING:
-    from gpudoctor.tui.feeds.feed import Feed
+    from gpudoctor.tui.feeds import Feed
 
 _SSH = "ssh:"
 # user@host, an address, or a Host of the user's ssh_config; never an option

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -100,6 +101,13 @@ class State:
     _event_in_run: bool = False
 
     @property
+    def level(self) -> Level:
+        """The level of the current or last run of all checks; quick before the first."""
+        if self.running is not None and not self.running.words:
+            return self.running.level
+        return next((run.level for run in reversed(self.runs) if not run.words), "quick")
+
+    @property
     def node(self) -> Node | None:
         return self.opening.node if self.opening is not None else None
 
@@ -166,8 +174,8 @@ class State:
             self.hint = None
         self._event_in_run = False
 
-    def forget(self) -> None:
-        """Drop everything that came from ticks: a recording jumps to another time."""
+    def rebuild(self, opening: Opening, ticks: Iterable[Tick]) -> None:
+        """Start again from these facts and ticks: a recording jumps to another time."""
         self.tick = self.host = self.processes = None
         self.latest.clear()
         self.history.clear()
@@ -176,6 +184,9 @@ class State:
         kept = [line for line in self.log if line.kind not in ("kernel", "driver")]
         self.log.clear()
         self.log.extend(kept)
+        self.open(opening)
+        for tick in ticks:
+            self.take(tick)
 
     def silent(self, why: str, since_s: float) -> None:
         """Data stopped: keep the time of the first call until data arrives, and the newest reason."""

@@ -16,8 +16,8 @@ from gpudoctor.facts.simulated.load import apply_faults, load_node
 from gpudoctor.report.judge import Question, judge
 from gpudoctor.report.model import Report
 from gpudoctor.tui.feeds.check_runner import Checker
-from gpudoctor.tui.messages import CancelWanted, ComparedReportWanted, PageWanted, RunWanted, SaveWanted
 from gpudoctor.tui.panes.checks import ChecksPane
+from gpudoctor.tui.panes.pane import PageWanted, RunWanted
 from gpudoctor.tui.run_control import RunControl
 from gpudoctor.tui.state import State
 
@@ -32,7 +32,7 @@ def report_of(node: str = "hgx-h100-8", *faults: str, words: tuple[str, ...] = (
 
 
 class ChecksApp(App[None]):
-    """Shows a state in the Checks tab; `asked` are the runs that were wanted, which start only with a checker."""
+    """Shows a state in the Checks tab; `asked` are the runs that panes wanted, which start only with a checker."""
 
     CSS_PATH = Path(gpudoctor.tui.__file__).parent / "app.tcss"
     BINDINGS = [("s", "save", "Save")]
@@ -61,21 +61,24 @@ class ChecksApp(App[None]):
         if self.starts:
             self.runs.want(message.words, message.level)
 
-    def on_cancel_wanted(self, message: CancelWanted) -> None:
-        self.runs.cancel()
-
-    def on_compared_report_wanted(self, message: ComparedReportWanted) -> None:
-        self.runs.compare()
-
-    def on_save_wanted(self, message: SaveWanted) -> None:
-        self.runs.save()
-
     def on_page_wanted(self, message: PageWanted) -> None:
         self.pages.append(message.check_id)
         self.runs.page(message.check_id)
 
+    def action_run_all(self) -> None:
+        self.on_run_wanted(RunWanted((), self.state.level))
+
+    def action_level(self) -> None:
+        self.runs.choose_level()
+
+    def action_cancel(self) -> None:
+        self.runs.cancel()
+
+    def action_compare(self) -> None:
+        self.runs.compare()
+
     def action_save(self) -> None:
-        self.post_message(SaveWanted())
+        self.runs.save()
 
 
 async def until(pilot: Pilot[Any], holds: Callable[[], bool]) -> None:

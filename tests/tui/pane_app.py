@@ -15,8 +15,7 @@ from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.node import Node
 from gpudoctor.facts.stream.messages import Opening
 from gpudoctor.report.judge import Question, judge
-from gpudoctor.tui.messages import GpuChosen, RunWanted
-from gpudoctor.tui.panes.pane import Pane
+from gpudoctor.tui.panes.pane import GpuChosen, Pane, RunWanted
 from gpudoctor.tui.state import State
 from tests.tui.screen import screen_text
 

@@ -18,8 +18,8 @@ from gpudoctor.facts.model.node import KernelEvent
 from gpudoctor.facts.stream.messages import Silence
 from gpudoctor.facts.stream.recording import read_stream
 from gpudoctor.tui.app import Doctor
+from gpudoctor.tui.feeds import FeedFailure
 from gpudoctor.tui.feeds.child import ChildFeed
-from gpudoctor.tui.feeds.feed import FeedFailure
 from gpudoctor.tui.feeds.playback import PlaybackFeed
 from gpudoctor.tui.panes.header import TimeSlider, header_runs, report_runs
 from gpudoctor.tui.state import Running
@@ -174,7 +174,13 @@ def test_a_recording_is_moved_about_in_by_keys_and_mouse(tmp_path: Path) -> None
         start, width = slider._line
         await pilot.click(TimeSlider, offset=(start + width - 1, 0))
         await until(pilot, lambda: playback.at_s == AT_S + 59)
-        await pilot.press("space", "space")  # from the end it begins again
+        # a narrower terminal: while it is paused, nothing else draws the slider again
+        await pilot.resize_terminal(80, 24)
+        await until(pilot, lambda: screen_text(app).splitlines()[-2].endswith("space -/+ left/right"))
+        start, width = slider._line
+        await pilot.click(TimeSlider, offset=(start, 0))
+        await until(pilot, lambda: playback.at_s == AT_S)
+        await pilot.press("end", "space", "space")  # from the end it begins again
         await until(pilot, lambda: playback.at_s < AT_S + 59)
 
     shown(playing(tmp_path), body)

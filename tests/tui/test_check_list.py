@@ -105,6 +105,27 @@ def test_e_and_enter_ask_for_the_page_and_a_click_chooses_and_folds() -> None:
     in_app(body)
 
 
+def test_a_filter_that_hides_the_chosen_check_turns_to_the_worst_that_it_shows() -> None:
+    async def body(app: ChecksApp, pilot: Pilot[None]) -> None:
+        assert chosen(app) == "gpu.lost"
+        await pilot.press("slash", *"pcie")
+        assert chosen(app) == "pcie.link-width"
+        await pilot.press("escape", "end")
+        assert chosen(app) == "burn"
+        await pilot.press("slash", *"nvlink")
+        assert chosen(app) == "nvlink.links"
+
+    in_app(body, report_of("hgx-h100-8", "gpu-lost@2", "pcie-width-x8@5"))
+
+
+def test_a_detail_that_is_cut_says_so_beside_the_scrollbar_too() -> None:
+    async def body(app: ChecksApp, pilot: Pilot[None]) -> None:
+        assert app.query_one(CheckLines).show_vertical_scrollbar
+        assert "x16 / x1~" in line_of(app, "balance")
+
+    in_app(body, size=(80, 18))
+
+
 def test_the_filter_looks_at_id_title_subject_and_status_and_f_leaves_problems_only() -> None:
     async def body(app: ChecksApp, pilot: Pilot[None]) -> None:
         for typed, kept in (

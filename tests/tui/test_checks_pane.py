@@ -99,6 +99,11 @@ def test_nothing_is_wider_than_the_screen_and_on_a_low_one_the_page_makes_room()
             assert len(lines) == height
             assert max(map(len, lines)) <= width
             assert "All R" in lines[0]
+        # on half of a screen the list stands above the findings
+        await pilot.resize_terminal(40, 24)
+        await until(pilot, lambda: "FAIL pcie.link-width on GPU 5" in screen_text(app))
+        assert "link-width  GPU 5" in screen_text(app)
+        assert "expected  PCIe Gen5 x16" in screen_text(app)
 
     in_app(body, size=(80, 24))
 
@@ -117,29 +122,36 @@ def test_d_and_the_buttons_ask_for_runs() -> None:
 
 def test_the_level_is_chosen_with_what_it_costs() -> None:
     async def body(app: ChecksApp, pilot: Pilot[None]) -> None:
+        checker = app.checker
+        assert isinstance(checker, FakeChecker)
         await pilot.click("#level")
+        await until(pilot, lambda: "quick " in screen_text(app))
         assert isinstance(app.screen, LevelScreen)
         text = screen_text(app)
         assert "a second or two, safe beside running jobs" in text
         assert "about half a minute" in text
         await pilot.press("down", "down", "enter")
-        assert app.asked == [((), "full")]
+        await until(pilot, lambda: checker.begun == [((), "full", False)])
+        checker.may_end.set()
+        await until(pilot, lambda: bool(app.state.runs))
         await pilot.click("#level")
+        await until(pilot, lambda: len(app.screen_stack) == 2)
         await pilot.press("escape")
-        assert len(app.asked) == 1
+        assert len(checker.begun) == 1
 
-    in_app(body)
+    in_app(body, checker=lambda: FakeChecker(loads_gpus=True))
 
 
 def test_a_simulated_node_is_never_said_to_be_loaded() -> None:
     async def body(app: ChecksApp, pilot: Pilot[None]) -> None:
         await pilot.click("#level")
+        await until(pilot, lambda: "quick " in screen_text(app))
         text = screen_text(app)
         assert "CPU ranks of this machine" in text
         assert "loads the GPUs" not in text
         assert "half a minute" not in text
 
-    in_app(body, State(report=NARROW, opening=Opening("gpudoctor.watch/1", 0.0, 1.0, NARROW.facts)))  # type: ignore[arg-type]
+    in_app(body, checker=FakeChecker)
 
 
 def test_a_run_shows_its_progress_and_then_its_report() -> None:
@@ -165,7 +177,9 @@ def test_a_run_shows_its_progress_and_then_its_report() -> None:
         assert "All R" in text
         assert app.state.running is None
         assert [line.kind for line in app.state.log] == ["run"]
-        assert "FAIL" in app.state.log[0].text
+        assert app.state.log[0].text == (
+            "all checks, level quick: FAIL pcie.link-width GPU 5 (0000:ab:00.0): PCIe Gen5 x8"
+        )
 
     in_app(body, State(), size=(200, 60), checker=FakeChecker)
 
@@ -218,6 +232,7 @@ def test_a_read_only_view_starts_saves_and_reads_nothing() -> None:
         assert isinstance(checker, FakeChecker)
         await pilot.press("r", "d", "b", "s")
         await pilot.click("#all")
+        await pilot.click("#level")
         app.runs.want((), "standard", quiet=True)
         await pilot.pause()
         assert checker.begun == []

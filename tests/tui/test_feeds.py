@@ -15,9 +15,9 @@ import pytest
 
 from gpudoctor.facts.stream.messages import Opening, Tick, WatchLine
 from gpudoctor.facts.stream.recording import read_stream
+from gpudoctor.tui.feeds import FeedFailure
 from gpudoctor.tui.feeds import child as child_feed
 from gpudoctor.tui.feeds.child import ChildFeed
-from gpudoctor.tui.feeds.feed import FeedFailure
 from gpudoctor.tui.feeds.playback import PlaybackFeed
 from tests.tui.doctor_app import AT_S, node_of, opening_of, tick_of
 

@@ -9,13 +9,14 @@ from textual.app import App, ComposeResult
 
 from gpudoctor.checks.core.finding import Status
 from gpudoctor.report.model import Report
-from gpudoctor.tui.messages import PageWanted
 from gpudoctor.tui.panes.finding_text import FindingPane, check_of, finding_content, seen
+from gpudoctor.tui.panes.pane import PageWanted
 from gpudoctor.tui.state import FinishedRun, State
 from tests.tui.checks_app import report_of
 from tests.tui.screen import screen_text
 
 NARROW = report_of("hgx-h100-8", "pcie-width-x8@5")
+HEALTHY = report_of()
 
 
 def text(report: Report | None, check_id: str, gpu: int | None = None, width: int = 100, **state: object) -> str:
@@ -31,7 +32,7 @@ def test_a_failure_is_told_with_all_that_is_known_of_it() -> None:
     lines = words.splitlines()
     assert lines[0].startswith("FAIL pcie.link-width on GPU 5 (0000:")
     labels = [line.split()[0] for line in lines[1:] if line[:1].isalpha()]
-    assert labels[:5] == ["found", "expected", "evidence", "likely", "do"]
+    assert labels[:5] == ["found", "expected", "likely", "do", "evidence"]
     assert "PCIe Gen5 x8" in words
     assert "current_link_width = 8" in words
     assert all(len(line) <= 100 for line in lines)
@@ -85,6 +86,24 @@ def test_first_seen_counts_runs_in_a_row() -> None:
     assert "first seen" not in text(NARROW, "pcie.link-width", runs=runs[:1])
 
 
+def test_labels_are_dimmer_than_what_they_say() -> None:
+    def brightness(app: PaneApp, words: str) -> int:
+        segments = (segment for strip in app.screen._compositor.render_strips() for segment in strip)
+        style = next(segment.style for segment in segments if segment.text.startswith(words))
+        assert style is not None
+        assert style.color is not None
+        return sum(style.color.get_truecolor())
+
+    async def body() -> None:
+        app = PaneApp()
+        async with app.run_test(size=(60, 8)) as pilot:
+            app.query_one(FindingPane).show_finding(State(report=NARROW), "pcie.link-width", 5)
+            await pilot.pause()
+            assert brightness(app, "found") < brightness(app, "PCIe Gen5 x8")
+
+    asyncio.run(body())
+
+
 def test_hostile_words_are_neither_markup_nor_escapes() -> None:
     [check] = [check for check in NARROW.checks if check.id == "pcie.link-width"]
     hostile = msgspec.structs.replace(check.findings[5], likely="[bold]\x1b[2Jgone[/]")
@@ -123,9 +142,13 @@ def test_the_pane_scrolls_wraps_anew_and_asks_for_the_page() -> None:
             await pilot.pause()
             assert pane.scroll_offset.y == 0
             assert "gpu.ecc" in screen_text(app)
-            await pilot.resize_terminal(40, 8)
-            pane.show_finding(State(report=NARROW), None)
+            # on a narrow screen the part at fault is wrapped, not cut
+            await pilot.resize_terminal(30, 8)
+            pane.show_finding(State(report=NARROW), "pcie.link-width", 5)
             await pilot.pause()
-            assert "No check is chosen:" in screen_text(app)
+            assert "on GPU 5" in screen_text(app)
+            pane.show_finding(State(report=HEALTHY), None)
+            await pilot.pause()
+            assert "PASS  nothing wrong in the" in screen_text(app)
 
     asyncio.run(body())

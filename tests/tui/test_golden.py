@@ -48,15 +48,18 @@ def sixteen() -> Node:
     return replace(node, gpus=(*node.gpus, *second), driver=replace(node.driver, device_count=16))
 
 
-def screen_of(node: Node, size: tuple[int, int], **options: Any) -> str:
-    """The screen after 40 seconds of a job and one quick check."""
+def screen_of(node: Node, *sizes: tuple[int, int], **options: Any) -> str:
+    """The screen after 40 seconds of a job and one quick check, resized to the last of the sizes."""
     lines: list[WatchLine] = [opening_of(node), *(ticks_of(node, number, AT_S + number) for number in range(TICKS))]
     app = doctor(node, *lines, clock=lambda: AT_S + TICKS, **options)
 
     async def body() -> str:
-        async with app.run_test(size=size) as pilot:
+        async with app.run_test(size=sizes[0]) as pilot:
             await until(pilot, lambda: app.state.report is not None and app.state.running is None)
             await until(pilot, lambda: app.state.tick is not None and app.state.tick.at_s == AT_S + TICKS - 1)
+            for size in sizes[1:]:
+                await pilot.resize_terminal(*size)
+                await pilot.pause()
             return screen_text(app)
 
     return asyncio.run(body())
@@ -70,6 +73,12 @@ def test_the_screen_is_the_golden_one(name: str, size: tuple[int, int]) -> None:
     assert_golden(shown + "\n", path)
     assert max(len(line) for line in shown.splitlines()) <= size[0]
     assert "SIMULATED" in shown
+
+
+def test_a_resized_screen_is_that_of_a_start_at_this_size() -> None:
+    # nothing else redraws it: no line comes, and the clock stands still
+    shown = screen_of(node_of(*NODES["one-fault"]), (120, 36), (200, 60), (80, 24))
+    assert shown + "\n" == (GOLDEN / "one-fault-80x24.txt").read_text()
 
 
 def test_themes_and_the_lack_of_colour_change_no_word(monkeypatch: pytest.MonkeyPatch) -> None:

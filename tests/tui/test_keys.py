@@ -81,6 +81,16 @@ def test_keys_of_a_healthy_node() -> None:
         await pilot.press("down", "enter")
         await until(pilot, lambda: len(app.state.runs) == 2)
         assert checker.asked[-1] == ((), "standard")
+        # R runs at the level chosen last, also if it was chosen by the button
+        await pilot.press("2")
+        await until(pilot, partial(turned_to, app, "checks"))
+        await pilot.click("#level")
+        await until(pilot, lambda: len(app.screen_stack) == 2)
+        await pilot.press("down", "enter")
+        await until(pilot, lambda: len(app.state.runs) == 3)
+        await pilot.press("R")
+        await until(pilot, lambda: len(app.state.runs) == 4)
+        assert checker.asked[-2:] == [((), "full")] * 2
 
     shown(doctor(checker=checker), body)
 
@@ -132,8 +142,23 @@ def test_before_any_judgement_no_gpu_is_called_ok_and_the_help_is_made_of_the_bi
         assert "10 s back" not in text  # nothing plays
         await pilot.press("escape")
         await until(pilot, lambda: len(app.screen_stack) == 1)
+        # each key stands under words that the screen shows, not under the name of a class
+        await pilot.press("2")
+        await until(pilot, partial(turned_to, app, "checks"))
+        await pilot.press("question_mark")
+        await until(pilot, lambda: len(app.screen_stack) == 2)
+        text = screen_text(app)
+        assert re.findall(r"│ ([A-Z][\w ]+\w)  ", text) == [
+            "Everywhere",
+            "In Checks",
+            "On this tab",
+            "In Findings",
+            "Words",
+        ]
+        assert text.count("^q q ") == 1
+        assert "croll" not in text
 
-    shown(doctor(first_level=None), body, size=(120, 60))
+    shown(doctor(first_level=None), body, size=(120, 70))
 
 
 def test_c_cancels_what_runs_and_is_offered_only_then() -> None:

@@ -22,7 +22,7 @@ from gpudoctor.tui.panes.history import history_rows, step_for
 from gpudoctor.tui.panes.host_text import host_rows
 from gpudoctor.tui.panes.overview import arrange
 from gpudoctor.tui.widgets.lines import Row, length
-from tests.tui.doctor_app import doctor, gpu_tick, node_of, opening_of, state_of, tick_of, torchrun, until
+from tests.tui.doctor_app import AT_S, doctor, gpu_tick, node_of, opening_of, state_of, tick_of, torchrun, until
 from tests.tui.screen import screen_text
 
 
@@ -76,7 +76,7 @@ def test_a_steady_full_load_and_idling_do_not_look_alike() -> None:
 
 
 @pytest.mark.parametrize("gpus", range(17))
-@pytest.mark.parametrize("size", [(80, 20), (80, 21), (100, 30), (120, 33), (160, 45), (200, 57)])
+@pytest.mark.parametrize("size", [(40, 21), (60, 45), (80, 20), (80, 21), (100, 30), (120, 33), (160, 45), (200, 57)])
 def test_parts_fill_the_pane_without_overlap(size: tuple[int, int], gpus: int) -> None:
     width, height = size
     arranged = arrange(width, height, gpus)
@@ -112,6 +112,20 @@ def test_the_history_keeps_its_scale_and_its_gaps() -> None:
     # held for five ticks, then unknown, then one reading again
     assert drawn == " " * 10 + "▅" * 9 + " " * 20 + "▅"
     assert power.rstrip().endswith("350")
+
+
+def test_readings_of_pcie_which_come_every_4_s_leave_no_gap_at_a_short_interval() -> None:
+    node = node_of()
+    seen = {"pcie_rx_gb_s": 30.0, "pcie_tx_gb_s": 30.0}
+    without = GpuTick(0, {"power_w": 350.0})
+    ticks = [
+        msgspec.structs.replace(tick_of(node, changed={0: without if n % 20 else GpuTick(0, seen)}), at_s=AT_S + n / 5)
+        for n in range(41)
+    ]
+    state = state_of(node, *ticks)
+    state.opening = msgspec.structs.replace(opening_of(node), interval_s=0.2)
+    pcie = text_of(history_rows(state, node.gpus[0], 9, 6, 1.0)[4])
+    assert pcie[16:25] == "▄" * 9
 
 
 def test_the_history_of_a_gpu_without_known_limit_draws_no_graph_of_it() -> None:
@@ -187,7 +201,7 @@ def test_the_faulty_gpu_is_marked_and_its_finding_explained_at_every_size() -> N
         app = doctor(node_of("hgx-h100-8", "pcie-width-x8@5"))
         async with app.run_test(size=(80, 24)) as pilot:
             await until(pilot, lambda: app.state.report is not None)
-            for width, height in ((80, 24), (120, 36), (200, 60)):
+            for width, height in ((80, 24), (40, 24), (120, 36), (200, 60)):
                 await pilot.resize_terminal(width, height)
                 await pilot.pause()
                 text = screen_text(app)

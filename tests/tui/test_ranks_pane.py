@@ -172,16 +172,17 @@ def test_a_rank_that_hangs_is_named_with_where_and_who_waits() -> None:
     assert "in train step 12" in line
     assert "rank 0, 1 waiting for it" in line
     assert "[b]x" in text
-    assert "train      not measured: rank 3 hung" in text
+    assert "not measured  train: rank 3 hung" in text
 
 
 def test_before_any_run_it_says_what_to_press() -> None:
     text = text_of(RanksPane(), state_of(HGX))
     assert "Nothing measured yet." in text
     assert [line.split()[0] for line in text.splitlines()[1:4]] == ["r", "R", "l"]
-    quick = text_of(RanksPane(), state_of(HGX, Measurements(not_run={"train": Missing("not asked for")})))
+    not_run = dict.fromkeys(("link", "train"), Missing("not asked for"))
+    quick = text_of(RanksPane(), state_of(HGX, Measurements(not_run=not_run)))
     assert "No ranks have run" in quick
-    assert "train      not measured: not asked for" in quick
+    assert "not measured  link, train: not asked for" in quick
 
 
 def test_r_asks_for_collectives_and_the_train() -> None:

@@ -15,7 +15,7 @@ from gpudoctor.facts.deadlines import COLLECTION
 from gpudoctor.facts.stream.messages import Opening, WatchLine
 from gpudoctor.process.async_child import AsyncChild, Taker
 from gpudoctor.process.pipes import LineReader
-from gpudoctor.tui.feeds.feed import FeedFailure
+from gpudoctor.tui.feeds import FeedFailure
 
 LINE_BYTES_MAX = 16 << 20
 FIRST_LINE_S = COLLECTION.seconds + 35.0  # the facts are read first; ssh may need time to connect

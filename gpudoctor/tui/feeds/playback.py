@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from gpudoctor.errors import UserError
 from gpudoctor.facts.stream.messages import Opening, Tick, WatchLine
-from gpudoctor.tui.feeds.feed import FeedFailure
+from gpudoctor.tui.feeds import FeedFailure
 from gpudoctor.tui.state import HISTORY_TICKS, Playback
 
 if TYPE_CHECKING:

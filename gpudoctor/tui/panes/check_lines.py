@@ -37,7 +37,7 @@ class CheckLines(ScrollView, can_focus=True):
         overflow-x: hidden;
         scrollbar-size-vertical: 1;
         & > .check-lines--fail { color: $text-error; text-style: bold; }
-        & > .check-lines--unknown { color: $text-accent; text-style: bold; }
+        & > .check-lines--unknown { color: $text-secondary; text-style: bold; }
         & > .check-lines--warn { color: $text-warning; }
         & > .check-lines--pass { color: $text-success; }
         & > .check-lines--skip { color: $foreground 65%; }
@@ -161,7 +161,8 @@ class CheckLines(ScrollView, can_focus=True):
         self.refresh()
 
     def render_line(self, y: int) -> Strip:
-        width, place = self.size.width, y + self.scroll_offset.y
+        # the scrollbar is drawn over the last column of `size`
+        width, place = self.scrollable_content_region.width, y + self.scroll_offset.y
         if place >= len(self.rows):
             text = self._empty if place == 0 else ""
             return Strip([Segment(text, self.rich_style)]).adjust_cell_length(width, self.rich_style)

@@ -17,9 +17,9 @@ from gpudoctor.checks.core.finding import PROBLEMS
 from gpudoctor.checks.core.registry import LEVELS
 from gpudoctor.report.model import Report
 from gpudoctor.tui.labels import WORDS
-from gpudoctor.tui.messages import PageWanted, RunWanted
 from gpudoctor.tui.panes.check_lines import CheckLines
-from gpudoctor.tui.panes.check_rows import CheckRow, level_of, rows_of
+from gpudoctor.tui.panes.check_rows import CheckRow, rows_of
+from gpudoctor.tui.panes.pane import PageWanted, RunWanted
 from gpudoctor.tui.state import State
 
 _PROBLEM_WORDS = tuple(WORDS[status] for status in PROBLEMS)
@@ -91,10 +91,14 @@ class CheckList(Vertical):
         rows = rows_of(state.report, running, self._folded, self._filter, self._problems_only)
         before = self._lines.row
         self._lines.show_rows(rows, empty=self._nothing(state))
-        if not self._touched or before is None or self._lines.row is None or self._lines.row.check_id is None:
-            first = next((row for row in rows if row.check_id and row.word in _PROBLEM_WORDS), None)
-            if first is not None and not self._touched:
-                self._lines.move_to(first)
+        filtered_out = before is not None and all(row.domain != before.domain for row in rows)
+        if not self._touched or filtered_out:
+            checks = [row for row in rows if row.check_id is not None]
+            problems = [row for row in checks if row.word in _PROBLEM_WORDS]
+            if problems:
+                self._lines.move_to(min(problems, key=lambda row: _PROBLEM_WORDS.index(row.word)))
+            elif filtered_out and checks:
+                self._lines.move_to(checks[0])
         after = self._lines.row
         if after is not None and after.check_id is not None and after != before:
             self.post_message(CheckChosen(after.check_id, after.gpu))
@@ -166,7 +170,7 @@ class CheckList(Vertical):
         levels = [LEVELS.index(check.level) for check in checks if check.domain == domain]
         if domain is None or not levels:
             return None
-        deep_enough = max(min(levels), min(max(levels), LEVELS.index(level_of(self._state))))
+        deep_enough = max(min(levels), min(max(levels), LEVELS.index(self._state.level)))
         return RunWanted((domain,), LEVELS[deep_enough])
 
     def _post(self, wanted: RunWanted | None) -> None:

@@ -14,7 +14,7 @@ from gpudoctor.checks.core.runner import CheckResult
 from gpudoctor.report.model import Report
 from gpudoctor.report.wording import grouped_label
 from gpudoctor.tui.labels import WORDS
-from gpudoctor.tui.state import Running, State
+from gpudoctor.tui.state import Running
 
 RUN = "RUN"
 _COUNTED = {"PASS": "ok", "FAIL": "fail"}
@@ -69,13 +69,6 @@ def rows_of(
         if opened:
             rows += [_check_row(check, words[check.id], level) for check in shown]
     return rows
-
-
-def level_of(state: State) -> Level:
-    """The level of the current or last run of all checks; quick before the first."""
-    if state.running is not None and not state.running.words:
-        return state.running.level
-    return next((run.level for run in reversed(state.runs) if not run.words), "quick")
 
 
 def is_running(check: CheckResult, running: Running | None) -> bool:

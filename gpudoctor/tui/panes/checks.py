@@ -15,15 +15,14 @@ from textual.widgets import Button, Markdown, Static
 
 from gpudoctor.checks.core.registry import Level
 from gpudoctor.exits import printable
-from gpudoctor.tui.messages import CancelWanted, ComparedReportWanted, RunWanted
 from gpudoctor.tui.panes.check_list import CheckChosen, CheckList
-from gpudoctor.tui.panes.check_rows import level_of
 from gpudoctor.tui.panes.finding_text import FindingPane
-from gpudoctor.tui.panes.pane import Pane
+from gpudoctor.tui.panes.pane import Pane, RunWanted
 from gpudoctor.tui.panes.run_lines import history_content, running_words
-from gpudoctor.tui.screens import LEVEL_COSTS, LevelScreen, page_of
+from gpudoctor.tui.screens import LEVEL_COSTS, page_of
 from gpudoctor.tui.state import State
 
+_STACKED_BELOW = 70
 # a page has about twenty widgets: do not build one for each check that a held key passes
 _PAGE_DELAY_S = 0.15
 _PAGE_LINES_MIN = 28
@@ -37,6 +36,9 @@ class ChecksPane(Pane):
         layout: horizontal;
         & > CheckList { width: 2fr; min-width: 36; max-width: 60; }
         & > .right { width: 3fr; }
+        &.-narrow { layout: vertical; }
+        &.-narrow > CheckList { width: 100%; max-width: 100%; height: 1fr; }
+        &.-narrow > .right { width: 100%; height: 2fr; }
         .controls { height: 1; }
         Button { min-width: 0; padding: 0; margin-right: 1; }
         .running { height: auto; max-height: 2; display: none; color: $text-primary; text-style: bold; }
@@ -48,7 +50,7 @@ class ChecksPane(Pane):
         .history Static { height: auto; width: 100%; }
     }
     """
-    BINDINGS: ClassVar[list[BindingType]] = [("d", "run_domain", "Run domain"), ("b", "base", "Compare")]
+    BINDINGS: ClassVar[list[BindingType]] = [("d", "run_domain", "Run domain"), ("b", "app.compare", "Compare")]
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,14 +64,14 @@ class ChecksPane(Pane):
         self._running_line = Static(classes="running")
         self._history = Static()
         self._history_box = VerticalScroll(self._history, classes="panel history")
-        self._level_button = Button(Content(""), id="level", compact=True)
-        self._cancel_button = Button(Content("Cancel c"), id="cancel", compact=True)
+        self._level_button = Button(Content(""), id="level", action="app.level", compact=True)
+        self._cancel_button = Button(Content("Cancel c"), id="cancel", action="app.cancel", compact=True)
         self._buttons = (
-            Button(Content("All R"), id="all", compact=True),
+            Button(Content("All R"), id="all", action="app.run_all", compact=True),
             Button(Content("Check r"), id="one", compact=True),
             Button(Content("Domain d"), id="domain", compact=True),
             self._level_button,
-            Button(Content("Compare b"), id="base", compact=True),
+            Button(Content("Compare b"), id="base", action="app.compare", compact=True),
         )
         self._page_shown: str | None = None
         self._page_timer: Timer | None = None
@@ -95,15 +97,17 @@ class ChecksPane(Pane):
         self._show_level("quick")
 
     def on_resize(self, event: events.Resize) -> None:
+        stacked = event.size.width < _STACKED_BELOW
+        self.set_class(stacked, "-narrow")
         # on a low screen findings and runs need the lines; e opens the page
-        self._page_box.display = event.size.height >= _PAGE_LINES_MIN
+        self._page_box.display = event.size.height >= _PAGE_LINES_MIN and not stacked
 
     def show(self, state: State) -> None:
         self._state = state
         self._list.show(state)
         self._finding.show_finding(state, self._check_id, self._gpu)
         self._show_running(state)
-        self._show_level(level_of(state))
+        self._show_level(state.level)
         key = (len(state.runs), state.runs[-1:], id(state.base), id(state.report), self.app.no_color)
         if key != self._history_shown:
             self._history_shown = key
@@ -135,24 +139,15 @@ class ChecksPane(Pane):
         await self._page.update(page_of(self._check_id))
         self._page_box.scroll_home(animate=False)
 
-    @on(Button.Pressed)
-    def _pressed(self, event: Button.Pressed) -> None:
+    @on(Button.Pressed, "#one")
+    def _one_pressed(self, event: Button.Pressed) -> None:
         event.stop()
-        actions = {
-            "all": self.action_run_all,
-            "one": self.action_run_one,
-            "domain": self.action_run_domain,
-            "level": self.action_level,
-            "cancel": self.action_cancel,
-            "base": self.action_base,
-        }
-        actions[event.button.id or ""]()
-
-    def action_run_all(self) -> None:
-        self.post_message(RunWanted((), level_of(self._state)))
-
-    def action_run_one(self) -> None:
         self._post(self._list.one_wanted())
+
+    @on(Button.Pressed, "#domain")
+    def _domain_pressed(self, event: Button.Pressed) -> None:
+        event.stop()
+        self.action_run_domain()
 
     def action_run_domain(self) -> None:
         self._post(self._list.domain_wanted())
@@ -161,23 +156,6 @@ class ChecksPane(Pane):
         # posted here and not by the list: a message does not bubble above the widget that caused it
         if wanted is not None:
             self.post_message(wanted)
-
-    def action_cancel(self) -> None:
-        self.post_message(CancelWanted())
-
-    def action_base(self) -> None:
-        self.post_message(ComparedReportWanted())
-
-    def action_level(self) -> None:
-        """Choose a level and run all checks at it."""
-
-        def answered(level: Level | None) -> None:
-            if level is not None:
-                self.post_message(RunWanted((), level))
-
-        node = self._state.node
-        loads_gpus = node is None or node.source.kind == "live"
-        self.app.push_screen(LevelScreen(level_of(self._state), loads_gpus=loads_gpus), answered)
 
     def _show_level(self, level: Level) -> None:
         if level != self._level_shown:

@@ -18,9 +18,9 @@ from gpudoctor.checks.core.runner import CheckResult
 from gpudoctor.checks.core.subject import Subject
 from gpudoctor.exits import printable
 from gpudoctor.report.model import Report
-from gpudoctor.report.wording import block_rows, explained_by, grouped_label
+from gpudoctor.report.wording import block_rows, explained_by, grouped_label, verdict_words
 from gpudoctor.tui.labels import WORDS, clock, style_of
-from gpudoctor.tui.messages import PageWanted
+from gpudoctor.tui.panes.pane import PageWanted
 from gpudoctor.tui.state import FinishedRun, State
 
 _LABEL_WIDTH = 10
@@ -85,13 +85,24 @@ def _problem(
     if since and head.cell_length + len(since) + 2 <= width:
         head = Content.assemble(head, " " * (width - head.cell_length - len(since)), since)
         since = ""
-    yield head.truncate(width)
-    for name, words in block_rows(finding, explained_by(report, result.id, [finding])):
+    yield from head.wrap(width)
+    for name, words in _evidence_last(block_rows(finding, explained_by(report, result.id, [finding]))):
         yield from _labelled(name, words, width, no_color)
     if finding.explained_by is not None:
         yield from _labelled("cause", f"explained by {finding.explained_by}", width, no_color)
     if since:
         yield from _labelled("seen", since, width, no_color)
+
+
+def _evidence_last(rows: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """The rows of a block, its evidence at the end: the pane is low, and what to do must be seen without scrolling."""
+    first: list[tuple[str, str]] = []
+    evidence: list[tuple[str, str]] = []
+    label = ""
+    for name, words in rows:
+        label = name or label
+        (evidence if label == "evidence" else first).append((name, words))
+    return [*first, *evidence]
 
 
 def _since(runs: Sequence[FinishedRun], check_id: str, finding: Finding) -> str:
@@ -132,6 +143,15 @@ def _wrapped(words: str, width: int) -> list[str]:
 def _cut(text: str, width: int) -> str:
     text = printable(text)
     return text if len(text) <= width else text[: width - 1] + "~"
+
+
+def _verdict(report: Report | None, no_color: bool) -> Content:
+    """Before a check is chosen, which the first problem does by itself: what the verdict means."""
+    hint = "Choose a check to see its findings."
+    if report is None:
+        return Content(hint)
+    word = (report.verdict.upper(), style_of(Status(report.verdict), no_color))
+    return Content.assemble(word, f"  {verdict_words(report)}\n\n{hint}")
 
 
 class FindingPane(VerticalScroll, can_focus=True):
@@ -176,7 +196,7 @@ class FindingPane(VerticalScroll, can_focus=True):
             return
         self._drawn = key
         if self._check_id is None:
-            self._text.update(Content("No check is chosen: its findings come here."))
+            self._text.update(_verdict(self._state.report, no_color))
         else:
             self._text.update(finding_content(self._state, self._check_id, self._gpu, width, no_color))
 

@@ -11,8 +11,7 @@ from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import known
 from gpudoctor.facts.stream.messages import GpuTick
 from gpudoctor.tui.labels import STYLE_OF, bar, both, held, whole
-from gpudoctor.tui.messages import GpuChosen
-from gpudoctor.tui.panes.pane import DrawnLines
+from gpudoctor.tui.panes.pane import DrawnLines, GpuChosen
 from gpudoctor.tui.state import State
 from gpudoctor.tui.widgets.lines import Row, Run, row
 from gpudoctor.units import MIB, gib_number
@@ -156,7 +155,7 @@ class GpuRows(DrawnLines, can_focus=True):
         gpus = self._gpus
         columns = columns_for(width, nvlink=any(_has_nvlink(gpu, state) for gpu in gpus))
         if not gpus:
-            waiting = " waiting for the first reading" if state.node is None else " no GPU on this node"
+            waiting = " waiting for the first reading" if state.node is None else " the driver shows no GPU"
             self.show_rows([heading(columns), row((waiting, "dim"))])
             return
         place = self._place()

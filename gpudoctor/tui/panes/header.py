@@ -15,6 +15,7 @@ from gpudoctor.facts.model.missing import known
 from gpudoctor.facts.model.node import Node
 from gpudoctor.report.model import Report
 from gpudoctor.tui.labels import clock
+from gpudoctor.tui.panes.pane import DrawnLines
 from gpudoctor.tui.state import State
 from gpudoctor.tui.widgets.lines import Lines, Run, length, row
 
@@ -26,17 +27,24 @@ class HeaderLine(Lines):
     """The first line. On a narrow terminal it drops, in this order: driver, number of skips, version, GPUs, clock,
     program name, label. Tags (SIMULATED, INJECTED ...) and the verdict are always shown."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._shown: tuple[State, float] | None = None
+
     def show(self, state: State, now_s: float) -> None:
-        width = self.size.width
-        if width:
-            self.show_rows([row(*header_runs(state, now_s, width))])
+        self._shown = state, now_s
+        self.on_resize()
+
+    def on_resize(self) -> None:
+        if self._shown is not None and self.size.width:
+            self.show_rows([row(*header_runs(*self._shown, self.size.width))])
 
 
 class AlertLine(Lines):
     """Shown only if data is missing, if verdicts may be out of date, or while a check above level quick runs."""
 
-    def show(self, state: State, hint: str | None) -> None:
-        text, kind = alert(state, hint)
+    def show(self, state: State) -> None:
+        text, kind = alert(state)
         self.set_class(bool(text), "-shown")
         self.set_class(kind == "trouble", "-trouble")
         self.set_class(kind == "hint", "-hint")
@@ -104,7 +112,7 @@ def tags_of(state: State) -> list[str]:
 def gpus_in_words(node: Node) -> str:
     """ "8 x H100 80GB HBM3"; each model of a mixed node."""
     if not node.gpus:
-        return "no GPU"
+        return "no GPU shown"
     models: dict[str, int] = {}
     for gpu in node.gpus:
         name = _MAKER.sub("", printable(known(gpu.name) or "unknown GPU"))
@@ -149,7 +157,7 @@ def report_runs(report: Report, *, with_skip: bool) -> list[Run]:
     return [run for each in runs for run in ((" ", ""), each)][1:]
 
 
-def alert(state: State, hint: str | None) -> tuple[str, str]:
+def alert(state: State) -> tuple[str, str]:
     """The text and kind of the alert line, in this priority: trouble, the running check, the hint."""
     if state.trouble is not None:
         since = clock(state.trouble_since_s) if state.trouble_since_s is not None else "?"
@@ -162,7 +170,7 @@ def alert(state: State, hint: str | None) -> tuple[str, str]:
         what = ", ".join(state.running.words) or "all checks"
         progress = f": {printable(state.running.progress)}" if state.running.progress else ""
         return f"running {what}, level {state.running.level}{progress}   c cancels", "run"
-    return (hint, "hint") if hint else ("", "")
+    return (state.hint, "hint") if state.hint else ("", "")
 
 
 @dataclass
@@ -172,7 +180,7 @@ class Sought(Message):
     at_s: float
 
 
-class TimeSlider(Lines):
+class TimeSlider(DrawnLines):
     """The position in a recording; a click seeks to the time under it."""
 
     def __init__(self) -> None:
@@ -181,16 +189,19 @@ class TimeSlider(Lines):
         self._times = (0.0, 0.0)
 
     def show(self, state: State) -> None:
+        self.set_class(state.playback is not None, "-shown")
+        super().show(state)
+
+    def _draw(self, state: State, width: int, height: int) -> None:
         playback = state.playback
-        self.set_class(playback is not None, "-shown")
-        if playback is None or not self.size.width:
+        if playback is None:
             return
         sign = "paused " if playback.paused else "playing"
         left = f" {sign} {clock(playback.at_s)} "
         right = f" {clock(playback.end_s)}  x{playback.speed:g}  space -/+ left/right "
-        if self.size.width < 70:
+        if width < 70:
             right = f" x{playback.speed:g} "
-        width = max(1, self.size.width - len(left) - len(right))
+        width = max(1, width - len(left) - len(right))
         length_s = playback.end_s - playback.begin_s
         share = (playback.at_s - playback.begin_s) / length_s if length_s > 0 else 1.0
         place = round(share * (width - 1))

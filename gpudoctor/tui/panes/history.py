@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import known
 from gpudoctor.facts.model.pcie_generations import LANE_GB_S
+from gpudoctor.facts.stream.messages import PCIE_EVERY_S
 from gpudoctor.tui.labels import both, graph, whole
 from gpudoctor.tui.panes.pane import DrawnLines
 from gpudoctor.tui.state import State
@@ -16,7 +17,7 @@ from gpudoctor.units import rate_number, rounded_duration_text
 
 SPAN_S = 300  # the graph covers at least this, or all that was watched
 _STEPS_S = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600)
-# a reading stays valid for some ticks: PCIe throughput comes with every 4th one only
+# a reading stays valid for some ticks, and until the next one of PCIe throughput, which comes more rarely
 _HOLDS_TICKS = 5
 _COLDEST_C, _HOTTEST_C = 20.0, 90.0
 _LABEL, _VALUE = 16, 9
@@ -57,7 +58,7 @@ def history_rows(state: State, gpu: Gpu, columns: int, height: int, step_s: floa
         return []
     lines = _lines(state, gpu)[:height]
     end_s = state.tick.at_s if state.tick is not None else state.opening.at_s
-    holds_s = max(_HOLDS_TICKS * state.opening.interval_s, step_s)
+    holds_s = max(_HOLDS_TICKS * state.opening.interval_s, PCIE_EVERY_S + state.opening.interval_s, step_s)
     taller, rest = divmod(height, len(lines))
     rows: list[Row] = []
     for place, line in enumerate(lines):

@@ -13,10 +13,9 @@ from gpudoctor.exits import printable
 from gpudoctor.facts.model.node import Node
 from gpudoctor.report.model import Report
 from gpudoctor.tui.labels import style_of
-from gpudoctor.tui.messages import GpuChosen, RunWanted
 from gpudoctor.tui.panes.link_details import details, pair_line, rank_of_gpu
 from gpudoctor.tui.panes.link_matrices import METRICS, Drawn, Metric, best_metric, draw
-from gpudoctor.tui.panes.pane import DrawnPane, put
+from gpudoctor.tui.panes.pane import DrawnPane, GpuChosen, RunWanted, put
 from gpudoctor.tui.widgets.matrix import Matrix
 
 _BESIDE_WIDTH = 56  # the details need this width to go beside the matrix

@@ -32,11 +32,11 @@ class LogView(ScrollView, can_focus=True):
     DEFAULT_CSS = """
     LogView {
         height: 1fr;
-        & > .log--time { color: $text-muted; }
+        & > .log--time { color: $foreground 65%; }
         & > .log--kernel { color: $text-warning; text-style: bold; }
         & > .log--driver { color: $text-error; text-style: bold; }
         & > .log--run { color: $text-accent; }
-        & > .log--note { color: $text-muted; }
+        & > .log--note { color: $foreground 65%; }
     }
     LogView:nocolor {
         & > .log--time { color: $foreground; }

@@ -8,13 +8,12 @@ from textual import on
 from textual.app import ComposeResult
 from textual.widget import Widget
 
-from gpudoctor.tui.messages import GpuChosen
 from gpudoctor.tui.panes.check_list import CheckChosen, CheckList
 from gpudoctor.tui.panes.finding_text import FindingPane
 from gpudoctor.tui.panes.gpu_rows import GpuRows
 from gpudoctor.tui.panes.history import HistoryGraph
 from gpudoctor.tui.panes.host_text import HostLines
-from gpudoctor.tui.panes.pane import Pane
+from gpudoctor.tui.panes.pane import GpuChosen, Pane
 from gpudoctor.tui.state import State
 
 # The layout of the overview: pure arithmetic, for 80x24 and larger and 1 to 16 GPUs.
@@ -23,7 +22,7 @@ from gpudoctor.tui.state import State
 # check list beside it (both are also on the Checks tab), the job's line, at last GPU rows (they scroll).
 # Extra space goes first to the history, in multiples of its height up to four, then to the finding.
 
-NARROW_BELOW = 110
+NARROW_BELOW, STACKED_BELOW = 110, 64
 HISTORY_LINES = 6
 _FINDING_LEAST, _FINDING_TIGHT, _FINDING_GOOD, _FINDING_MOST = 5, 8, 10, 18
 _CHECKS_LEAST, _CHECKS_MOST = 42, 72
@@ -41,7 +40,7 @@ class Rectangle:
 
 @dataclass(frozen=True)
 class Arrangement:
-    """The places of the parts; `narrow`: rules instead of boxes, with checks and finding side by side below."""
+    """The places of the parts; `narrow`: rules instead of boxes, checks and finding below, side by side if they fit."""
 
     narrow: bool
     gpus: Rectangle
@@ -68,14 +67,18 @@ def _narrow(width: int, height: int, gpus: int) -> Arrangement:
     below = left - history
     if below < _FINDING_LEAST - 1:
         table, below = table + below, 0
-    list_width = min(40, width // 2)
+    list_width, list_height = min(40, width // 2), below
+    finding = Rectangle(list_width, table + history, width - list_width, below)
     y = table + history
+    if width < STACKED_BELOW:  # side by side, neither could be read
+        list_width, list_height = width, below * 2 // 5
+        finding = Rectangle(0, y + list_height, width, below - list_height)
     return Arrangement(
         narrow=True,
         gpus=Rectangle(0, 0, width, table),
         history=Rectangle(0, table, width, history),
-        checks=Rectangle(0, y, list_width, below),
-        finding=Rectangle(list_width, y, width - list_width, below),
+        checks=Rectangle(0, y, list_width, list_height),
+        finding=finding,
         host=Rectangle(0, y + below, width, host),
     )
 

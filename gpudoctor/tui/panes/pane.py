@@ -1,26 +1,51 @@
-"""Base classes of the panes, and the list of tabs."""
+"""Base classes of the panes, what they ask of the App, and the list of tabs."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from importlib import import_module
 from typing import cast
 
 from textual import on
 from textual.binding import Binding
 from textual.content import Content
+from textual.message import Message
 from textual.widget import Widget
 from textual.widgets import Static
 
+from gpudoctor.checks.core.registry import Level
 from gpudoctor.tui.state import State
 from gpudoctor.tui.widgets.filter_line import FilterLine
 from gpudoctor.tui.widgets.lines import Lines
 
 
+@dataclass
+class RunWanted(Message):
+    """Run these checks (ids or domains; empty: all) at a level."""
+
+    words: tuple[str, ...]
+    level: Level
+
+
+@dataclass
+class PageWanted(Message):
+    """Show the page of this check."""
+
+    check_id: str
+
+
+@dataclass
+class GpuChosen(Message):
+    """The user selected this GPU (NVML index)."""
+
+    index: int
+
+
 class Pane(Widget):
     """The content of one tab. The App calls `show` after each change of the state while the pane is visible.
 
-    `show` only draws; it never reads, waits or starts anything. Requests of the user are posted as messages
-    or are actions of the App.
+    `show` only draws; it never reads, waits or starts anything. Requests of the user are the messages above
+    or actions of the App, which alone acts on them.
     """
 
     def show(self, state: State) -> None:

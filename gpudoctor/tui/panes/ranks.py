@@ -21,8 +21,7 @@ from gpudoctor.facts.model.telemetry import Spread
 from gpudoctor.report.model import Report, findings_of
 from gpudoctor.report.tables.ranks import gpu_of_rank, on_cpus, training_table
 from gpudoctor.tui.labels import WORDS, style_of, worst_first
-from gpudoctor.tui.messages import RunWanted
-from gpudoctor.tui.panes.pane import DrawnPane, put
+from gpudoctor.tui.panes.pane import DrawnPane, RunWanted, put
 from gpudoctor.tui.widgets.bars import nice_limit, plot_lines, stacked
 from gpudoctor.tui.widgets.lines import hanging
 from gpudoctor.units import exact_time_text, short_figure, size_text
@@ -89,8 +88,11 @@ def _problems(measurements: Measurements, width: int, no_color: bool) -> Iterato
 
 
 def _why_not(measurements: Measurements, width: int) -> Iterator[Content]:
+    probes: dict[str, list[str]] = {}
     for name, missing in measurements.not_run.items():
-        yield from hanging(f"{name:<11}", f"not measured: {missing.reason}", "", width)
+        probes.setdefault(missing.reason, []).append(name)
+    for reason, names in probes.items():
+        yield from hanging("not measured  ", f"{', '.join(names)}: {reason}", "", width)
 
 
 def _training(
