@@ -434,6 +434,14 @@ def test_a_text_that_is_not_judged_is_named_and_is_no_pass(name: str) -> None:
         (transcripts.DMON.replace("pclk", "pclk tviol").replace("1755", "1755 1"), None),
         (transcripts.NCCL_TESTS.replace(": 0 OK", ": 2 FAILED"), "nccl-tests: Out of bounds values : 2 FAILED"),
         (transcripts.DEVICE_QUERY.replace("PASS", "FAIL"), "deviceQuery: Result = FAIL"),
+        (
+            transcripts.NHC.replace("SUCCESS", "ERROR"),
+            f"node health check (NHC): {transcripts.NHC.replace('SUCCESS', 'ERROR').rstrip()}",
+        ),
+        (
+            transcripts.dcgm_exporter(0, GPU_TEMP=41, XID_ERRORS=79),
+            "dcgm-exporter: the last Xid of GPU 0 is 79 (see dmesg)",
+        ),
         (transcripts.DEVICE_PLUGIN, f"Kubernetes device plugin: {transcripts.DEVICE_PLUGIN.rstrip()}"),
     ],
 )
@@ -485,6 +493,38 @@ def test_dcgm_tells_gpus_readings_and_links() -> None:
     assert (first.power.draw_w, first.utilization.gpu_pct, second.utilization.gpu_pct) == (118.221, 100, ABSENT)
     (gpu, _) = read(transcripts.DCGM_NVLINK).gpus
     assert [link.state for link in known(gpu.nvlinks) or ()] == ["active"] * 3 + ["inactive", "disabled"]
+
+
+def test_metrics_of_dcgm_exporter_are_readings_of_the_gpus_that_their_labels_name() -> None:
+    text = transcripts.dcgm_exporter(0, GPU_TEMP=41, POWER_USAGE=118.22, ECC_DBE_VOL_TOTAL=0, ROW_REMAP_FAILURE=0)
+    text += transcripts.dcgm_exporter(1, GPU_TEMP=43, POWER_USAGE=7.1e1, ECC_DBE_VOL_TOTAL=2, ROW_REMAP_FAILURE=1)
+    node = read(text + transcripts.dcgm_exporter(1, GPU_TEMP=99).replace('gpu="1"', 'gpu="1",GPU_I_ID="3"'))
+    readings = [(gpu.thermal.gpu_c, gpu.power.draw_w, gpu.ecc.uncorrected_volatile) for gpu in node.gpus]
+    assert readings == [(41, 118.22, 0), (43, 71.0, 2)]
+    assert [gpu.memory_repair.remap_failed for gpu in node.gpus] == [False, True]
+    assert [gpu.name for gpu in node.gpus] == ["NVIDIA H100 80GB HBM3"] * 2
+
+
+@pytest.mark.parametrize("quote", ["", '"'])
+def test_the_gpus_that_kubernetes_counts_in_yaml_and_json(quote: str) -> None:
+    scheduler = read(transcripts.kubectl_status(8, 7, quote)).scheduler
+    assert (scheduler.kind, scheduler.gpus_configured, scheduler.gpus_allocatable) == ("kubernetes", 8, 7)
+    twice = read(
+        f"{gpu_list(BROKEN)}\n{transcripts.kubectl_status(8, 7, quote)}{transcripts.kubectl_status(8, 8, quote)}"
+    )
+    assert twice.scheduler.gpus_allocatable == ABSENT
+
+
+def test_lines_of_nccl_between_those_of_its_tests_do_not_split_them() -> None:
+    lines = transcripts.NCCL_TESTS.splitlines(keepends=True)
+    (note,) = read("".join([*lines[:4], transcripts.NCCL_LOG, *lines[4:]])).source.notes
+    assert "2 ranks on 1 host, 215.70 GB/s busbw at 67108864 bytes" in note
+
+
+@pytest.mark.parametrize("command", ["nvidia-smi nvlink -info", "nvidia-smi nvlink -c"])
+def test_other_answers_of_nvlink_do_not_tell_that_there_are_no_links(command: str) -> None:
+    (gpu,) = read(f"$ {command}\n{transcripts.NVLINK_INFO}").gpus
+    assert gpu.nvlinks == ABSENT
 
 
 def test_processors_and_their_numa_nodes() -> None:

@@ -333,6 +333,42 @@ DEVICE_PLUGIN = (
     "2025/08/10 19:09:42 'nvidia.com/gpu' device marked unhealthy: GPU-11111111-2222-3333-4444-555555555555\n"
 )
 
+NCCL_LOG = """node7:1208:1208 [0] NCCL INFO Bootstrap : Using eth0:10.0.0.7<0>
+node7:1208:1208 [0] misc/ibvwrap.cc:63 NCCL WARN Failed to open libibverbs.so[.1]
+"""
+
+IBDEV2NETDEV = "mlx5_0 port 1 ==> ibp26s0 (Down)\nmlx5_1 port 1 ==> enp27s0f0np0 (Up)\n"
+
+NHC = "SUCCESS:  nhc:  Health check passed:  check_gpu_count: Expected 8 and found 8\n"
+
+NVLINK_INFO = """GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-11111111-2222-3333-4444-555555555555)
+         NVLE: disabled
+         Firmware Version:
+             MSE: 14:4:0
+             NETIR UPHY: 7:0:0
+"""
+
+
+def dcgm_exporter(gpu: int, **fields: float) -> str:
+    """Metrics of dcgm-exporter with the values of these fields of one GPU."""
+    labels = f'gpu="{gpu}",UUID="GPU-1111111{gpu}-2222-3333-4444-555555555555",modelName="NVIDIA H100 80GB HBM3"'
+    return "".join(
+        f"# HELP DCGM_FI_DEV_{field} it.\n# TYPE DCGM_FI_DEV_{field} gauge\nDCGM_FI_DEV_{field}{{{labels}}} {value}\n"
+        for field, value in fields.items()
+    )
+
+
+def kubectl_status(capacity: int, allocatable: int, quote: str = "") -> str:
+    """A part of `kubectl get node -o yaml`, or json (`quote`)."""
+
+    def entry(name: str, gpus: int) -> str:
+        brace, end, comma = (" {", "\n    }", ",") if quote else ("", "", "")
+        rows = f'\n      {quote}cpu{quote}: "48"{comma}\n      {quote}nvidia.com/gpu{quote}: "{gpus}"'
+        return f"    {quote}{name}{quote}:{brace}{rows}{end}\n"
+
+    return entry("allocatable", allocatable) + entry("capacity", capacity)
+
+
 # texts that are recognised, and no figure of which is judged
 NOT_JUDGED = {
     "dcgmi diag": dcgm_diag(),
@@ -344,5 +380,8 @@ NOT_JUDGED = {
     "lspci -t": LSPCI_TREE,
     "AMD's tool": ROCM_SMI,
     "tegrastats": TEGRASTATS,
+    "a log of NCCL": NCCL_LOG,
+    "ibdev2netdev": IBDEV2NETDEV,
+    "node health check (NHC)": NHC,
 }
-READ = (NUMACTL, LSCPU, DMON, PMON, DCGM_DISCOVERY, DCGM_DMON, DCGM_NVLINK)
+READ = (NUMACTL, LSCPU, DMON, PMON, DCGM_DISCOVERY, DCGM_DMON, DCGM_NVLINK, NVLINK_INFO)

@@ -18,6 +18,7 @@ from gpudoctor.facts.captures.complete import (
     without_gpu_memory,
 )
 from gpudoctor.facts.captures.dcgm import DCGM_READERS
+from gpudoctor.facts.captures.dcgm_exporter import DCGM_EXPORTER
 from gpudoctor.facts.captures.gpu_lists import UNKNOWN_BUS, joined_dumps
 from gpudoctor.facts.captures.host.lspci import PciTree
 from gpudoctor.facts.captures.host.readers import HOST_READERS
@@ -38,7 +39,7 @@ from gpudoctor.facts.model.node import Driver, Environment, Host, KernelLog, Nod
 # in the order in which they are tried on a line
 READERS: tuple[TextReader, ...] = (
     *(*NVIDIA_SMI_READERS, *DCGM_READERS, *HOST_READERS),
-    *(COLLECT_ENV, *OTHER_TOOL_READERS, KERNEL_LOG),
+    *(DCGM_EXPORTER, COLLECT_ENV, *OTHER_TOOL_READERS, KERNEL_LOG),
 )
 MAX_PARTS = 2000  # `nvidia-smi -l` prints a table each second: the text is no longer kept from here on
 MAX_NOTES = 50

@@ -23,10 +23,12 @@ def _tool(
     *,
     failures: str = "",
     figures: Callable[[Block], str] = lambda block: "",
+    between: bool = False,
 ) -> TextReader:
     """A reader of texts that are not judged.
 
     `failures`: a line in which the tool reports a failure; `figures`: what it found, in a few words, for the note.
+    `between`: its lines may stand between those of another text, which they do not end.
     """
     begin = re.compile(begins)
     more = re.compile(f"(?:{goes_on})|(?:{begins})")
@@ -40,6 +42,8 @@ def _tool(
             reported=tuple(clipped(f"{name}: {line}") for line in dict.fromkeys(failed))[:_MOST_FAILURES],
         )
 
+    if between:
+        return TextReader(name, lambda line: None, begin.match, read, may_be=begin.match)
     return TextReader(name, begin.match, more.match, read)
 
 
@@ -61,6 +65,7 @@ def _nccl_figures(block: Block) -> str:
     return f"{ranks}{busbw} GB/s busbw at {largest} bytes" if busbw else ranks.rstrip(", ")
 
 
+_NCCL_LINE = r".{0,120}?:\d{1,8}:\d{1,8} \[\d{1,4}\] (?:\S{1,80}:\d{1,6} )?NCCL (?:INFO|WARN|TRACE) "
 _CELLS = r"(?:\s+(?:N/A|\d{1,9}(?:\.\d{1,6})?)){1,1024}\s*$"
 _MATRIX_ROW = rf"\s{{1,12}}\d{{1,12}}{_CELLS}"
 _DEVICE = r"\s*Device:? ?\d{1,4}[,:] "
@@ -72,10 +77,17 @@ OTHER_TOOL_READERS: tuple[TextReader, ...] = (
         r"|.{0,80}?: Test (?:NCCL|CUDA) failure \S"
         r"|#?\s+size\s+count\s+type\s+redop|#?\s*Out of bounds values : |#?\s*Avg bus bandwidth ",
         r"#\s*$|#?\s+(?:Rank|size|\(B\)|\(bytes\)|out-of-place)\s|#? ?Using devices|# Errors with|NCCL version "
-        r"|(?:\s*\S{1,12}:)?\s*\d{1,15}\s+\d{1,15}\s+[a-z]\w{2,12}\s|\S{1,80}:\d{1,8}:\d{1,8} \[\d{1,4}\] NCCL ",
+        r"|(?:\s*\S{1,12}:)?\s*\d{1,15}\s+\d{1,15}\s+[a-z]\w{2,12}\s|" + _NCCL_LINE,
         f"{_NOT_MEASURED}: gpudoctor check collective",
         failures=r"Out of bounds values : +[1-9]|: Test (?:NCCL|CUDA) failure ",
         figures=_nccl_figures,
+    ),
+    _tool(
+        "a log of NCCL",
+        _NCCL_LINE,
+        r"(?!)",
+        "it tells of a job, not of the state of a node: gpudoctor diagnose FILE",
+        between=True,
     ),
     _tool(
         "p2pBandwidthLatencyTest",
@@ -123,6 +135,19 @@ OTHER_TOOL_READERS: tuple[TextReader, ...] = (
         r"(?!)",
         "what it says of a GPU is not judged; paste the node's: dmesg",
         failures=r"marked unhealthy|XidCriticalError",
+    ),
+    _tool(
+        "node health check (NHC)",
+        r"(?:ERROR|SUCCESS|FATAL|WARNING):\s{1,4}nhc:\s",
+        r"Health checks completed",
+        "its checks are not repeated from a text; on the node: gpudoctor check",
+        failures=r"(?:ERROR|FATAL):\s{1,4}nhc:|exit code: [1-9]",
+    ),
+    _tool(
+        "ibdev2netdev",
+        r"[a-z]\w{1,30} port \d{1,3} ==> \S{1,20} \((?:Up|Down)\)",
+        r"(?!)",
+        "it shows the network interfaces of the ports, not their links; paste: ibstat",
     ),
     _tool(
         "lspci -t",

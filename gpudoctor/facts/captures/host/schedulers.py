@@ -1,4 +1,4 @@
-"""The scheduler's view of the node: `scontrol show node`, `sinfo`, `kubectl describe node`."""
+"""The scheduler's view of the node: `scontrol show node`, `sinfo`, `kubectl describe node`, `kubectl get node -o`."""
 
 from __future__ import annotations
 
@@ -122,6 +122,30 @@ def read_kubectl(block: Block) -> Part:
     return Part(Node(scheduler=told, host=Host(**host)))
 
 
+# `kubectl get node -o yaml` or json
+_STATUS = re.compile(r'\s*"?(allocatable|capacity)"?:\s*\{?\s*$')
+_STATUS_MORE = re.compile(r'\s*"?[\w./-]{1,100}"?: *"?[\w.]{1,40}"?,?\s*$|\s*\},?\s*$')
+_STATUS_GPUS = re.compile(r'\s*"?nvidia\.com/gpu"?: *"?(\d{1,4})"?')
+
+
+def read_kubectl_status(block: Block) -> Part:
+    """The GPUs under `allocatable:` and `capacity:`; nothing if one of them is there twice, as of several nodes."""
+    found: dict[str, list[int]] = {"allocatable": [], "capacity": []}
+    section = ""
+    for line in block.lines:
+        if status := _STATUS.match(line):
+            section = status[1]
+        elif section and (gpus := _STATUS_GPUS.match(line)):
+            found[section].append(int(gpus[1]))
+    if max(map(len, found.values())) > 1:
+        return Part(notes=("kubectl: several nodes in one text: show the one that is judged",))
+    leaves: dict[str, Any] = {}
+    for section, leaf in (("allocatable", "gpus_allocatable"), ("capacity", "gpus_configured")):
+        if found[section]:
+            leaves[leaf] = found[section][0]
+    return Part(Node(scheduler=Scheduler(kind="kubernetes", **leaves))) if leaves else Part()
+
+
 SCHEDULER_READERS: tuple[TextReader, ...] = (
     TextReader("scontrol show node", _SCONTROL.match, _SCONTROL_MORE.match, read_scontrol),
     TextReader("sinfo", _SINFO.match, _SINFO_MORE.match, read_sinfo),
@@ -131,5 +155,8 @@ SCHEDULER_READERS: tuple[TextReader, ...] = (
         _KUBECTL_MORE.match,
         read_kubectl,
         after=re.compile(r"kubectl describe nodes?\b").search,
+    ),
+    TextReader(
+        "kubectl get node", _STATUS.match, lambda s: _STATUS.match(s) or _STATUS_MORE.match(s), read_kubectl_status
     ),
 )

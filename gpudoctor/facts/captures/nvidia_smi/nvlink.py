@@ -16,13 +16,16 @@ from gpudoctor.facts.model.node import Driver, short_bus_id
 _GPU = re.compile(r"GPU (\d{1,4}): (.{0,200}?) ?\(UUID: ([^)\s]{1,80})\)")
 _MIG = re.compile(r"MIG (\S{1,40})\s+Device\s+\d{1,3}: \(UUID: ([^)\s]{1,120})\)")
 _MORE = re.compile(
-    r"\s*(?:Link \d{1,3}\b|MIG \S+ +Device|NVML: |NVLINK |Unable to|.{0,60}all links are inactive)", re.IGNORECASE
+    r"\s*(?:Link \d{1,3}\b|MIG \S+ +Device|NVML: |NVLINK |Unable to|.{0,60}all links are inactive"
+    r"|(?:NVLE|Firmware Version|MSE|NETIR[A-Z ]{0,8}):)",
+    re.IGNORECASE,
 )
 _WHOLE_LINE = re.compile(r"(?:GB/s|[>)]|\d|\.\d|N/A\]?|active)$")
 _LINK = re.compile(r"Link (\d{1,3}):\s*(.{0,200})")
 _SPEED = re.compile(r"(\d{1,6}(?:\.\d{1,6})?) GB/s")
 _ERRORS = re.compile(r"(Replay|Recovery|CRC)(?: FLIT)? Errors?:\s*(\S.{0,60})?", re.IGNORECASE)
 _REMOTE = re.compile(r"Remote Device ([0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7])")
+_LINKS_ASKED = re.compile(r"\bnvlink\b.* (?:-s|--status|-e|--errorcounters|-R|--remotelinkinfo)(?:\s|$)")
 _COUNTERS = {"replay": "replay_errors", "recovery": "recovery_errors", "crc": "crc_errors"}
 _ALL_INACTIVE = Missing("nvidia-smi says that all links are inactive, but not how many there are", "absent")
 _HIDDEN = "ffff:ff:ff."  # in place of a switch's address
@@ -61,11 +64,11 @@ def goes_on_gpu_list(line: str) -> bool:
 
 
 def shows_links(text: str, command: str) -> bool:
-    """Whether the list contains the NVLinks, or that there are none; not with `nvidia-smi -L` or `nvlink -c`."""
+    """Whether the list contains the NVLinks, or that there are none; not with `-L`, `nvlink -c` or `nvlink -info`."""
     lines = [line.strip() for line in text.splitlines()]
     if any(_LINK.match(line) or "all links are inactive" in line.lower() for line in lines):
         return True
-    return "nvlink" in command and not any(line.startswith("Link ") for line in lines)
+    return _LINKS_ASKED.search(command) is not None and not any(line.startswith("Link ") for line in lines)
 
 
 def parse_gpu_list(text: str) -> SmiDump:
