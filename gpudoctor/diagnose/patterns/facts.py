@@ -6,12 +6,12 @@ import re
 
 NCCL = re.compile(
     r"(?:(?P<host>[\w.-]{1,253}):(?P<pid>\d{1,10}):(?P<tid>\d{1,10}) (?:\[(?P<dev>\d{1,4})\] )?)?(?:[\d.]+ )?"
-    r"(?:(?P<source>[\w/.+-]+\.(?:cc|h|cu|c|cpp):\d+)(?: \((?P<function>[\w:~<>]+)\))? )?NCCL (?P<level>INFO|WARN|CALL|TRACE) ?"
+    r"(?:(?P<source>[\w/.+-]{1,120}:\d+)(?: \((?P<function>[\w:~<>]+)\))? )?NCCL (?P<level>INFO|WARN|CALL|TRACE) ?"
 )
 # after a prefix that is not known here
 NCCL_BARE = re.compile(
     r"(?:(?P<host>[\w.-]{1,253}):(?P<pid>\d{1,10}):(?P<tid>\d{1,10}) )?(?:\[(?P<dev>\d{1,4})\] )?"
-    r"(?:(?P<source>[\w/.+-]+\.\w+:\d+) )?(?P<function>)NCCL (?P<level>INFO|WARN) ?"
+    r"(?:(?P<source>[\w/.+-]{1,120}:\d+) )?(?P<function>)NCCL (?P<level>INFO|WARN) ?"
 )
 INIT = re.compile(
     r"ncclCommInit\w* comm 0x\w+ rank (?P<rank>\d+) nranks (?P<world>\d+) cudaDev (?P<dev>\d+)(?: nvmlDev (?P<nvml>\d+))?"
