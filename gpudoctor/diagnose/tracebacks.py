@@ -86,6 +86,12 @@ _WRAPPERS = {
     "ExceptionGroup",
     "BaseExceptionGroup",
 }
+# answers of hubs, object stores and trackers, and what their clients raise if none comes
+_SERVICE = re.compile(
+    r"\b(?:429|50[0-4]) (?:Client|Server) Error\b|\bToo Many Requests\b|Max retries exceeded with url|SlowDown"
+    r"|(?:couldn't connect to|Couldn't reach) .{0,200}(?:huggingface|\bHub\b|://)"
+    r"|HTTPS?ConnectionPool\(host=|Could not connect to the endpoint URL"
+)
 _MOVED = {
     "ConnectionResetError",
     "ConnectionRefusedError",
@@ -244,6 +250,8 @@ def exception_event(text: str, functions: set[str] = frozenset()) -> Event:  # t
         return known
     if name in _IMPORT:
         return Event(role="cause", what="import_error", strength=3, detail=detail)
+    if _SERVICE.search(text):
+        return Event(role="cause", what="service_failed", strength=3, names_rank=False, detail=detail)
     if name == "MemoryError":
         return Event(role="cause", what="host_alloc_failed", strength=3, detail=detail)
     if name == "KeyboardInterrupt":

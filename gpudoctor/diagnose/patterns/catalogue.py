@@ -47,7 +47,7 @@ _KERNEL = _rows(
 # Jobs ended by Slurm, Kubernetes or the host. Sources: slurmstepd and srun of 22.05 to 24.11, kubelet, the kernel
 _ENDINGS = _rows(
     ("time_limit", "time limit", r"CANCELLED AT \S+ DUE TO TIME LIMIT|DUE TO TIME LIMIT", "ending", 3, False),
-    ("preempted", "preempt", r"DUE TO PREEMPTION|preempted JobId=\d+ has been|Preempted in order to admit|reason: Preempted|Reason: +Preempted", "ending", 3, False),
+    ("preempted", "preempt", r"DUE TO PREEMPTION|preempted JobId=\d+ has been|Preempted in order to admit|reason: Preempted|Reason: +Preempted|node was preempted:|DRAIN_NODE_REASON_PREEMPTION", "ending", 3, False),
     ("node_lost", "node failure", r"DUE TO NODE FAILURE|Node failure on (?P<host>[\w.\[\],-]+)|due to failure of node (?P<node>\w[\w.-]*)", "ending", 3, False),
     ("node_lost", "not responding", r"error: Nodes (?P<host>[\w.\[\],-]+) not responding", "ending", 3, False),
     ("node_lost", "node is not ready", r"NodeNotReady|Node is not ready|NodeLost", "ending", 2, False),
@@ -63,6 +63,27 @@ _ENDINGS = _rows(
     ("terminated_signal", "death signal", r"Received (?:(?P<signal>\d+)|Signals\.(?P<name>SIG\w+)) death signal", "ending", 2, False),
     ("terminated_signal", "got signal", r"SignalException: Process (?P<pid>\d+) got signal: (?P<signal>\d+)", "ending", 2, False),
     ("terminated_signal", "keyboardinterrupt", r"^KeyboardInterrupt\b", "ending", 1, False),
+)  # fmt: skip
+
+# Processes that were never started. Sources: srun, pyxis and enroot, the container runtimes, the kubelet, Open MPI
+_STARTS = _rows(
+    ("launch_failed", "task launch", r"Task launch for \S+ failed on node (?P<host>[\w.-]+): (?!No such process)", "cause", 3, False),
+    ("launch_failed", "launch", r"srun: error: (?:Task launch for \S+ failed on node|Application launch failed)", "cause", 2, False),
+    ("launch_failed", "unable to", r"(?:srun|salloc|sbatch): error: Unable to (?:create step|allocate resources|confirm allocation)", "cause", 2, False),
+    ("container_failed", "enroot", r"enroot-\w+: (?:failed|could not|command not found)|\[ERROR\] /etc/enroot/", "cause", 3, False),
+    ("cuda_driver_mismatch", "version mismatch", r"nvml error: driver/library version mismatch", "cause", 3, False),
+    ("container_failed", "nvidia-container-cli", r"nvidia-container-cli: \w[\w ]{0,40}error:", "cause", 3, False),
+    ("container_failed", "oci runtime", r"OCI runtime (?:create|exec|start) failed|OCI runtime error", "cause", 3, False),
+    ("container_failed", "pyxis", r"error: pyxis: (?:couldn't|container start failed|failed to|child \d+ failed)", "cause", 2, False),
+    ("container_failed", "spank", r"error: (?:spank: required plugin \S+: \w+\(\) failed|Failed to invoke spank plugin)", "cause", 2, False),
+    ("container_failed", "fatal:", r"FATAL: {1,9}(?:container creation failed|[Uu]nable to (?:open|build|handle|pull)|could not open image|While (?:making|performing|checking|getting|building))", "cause", 3, False),
+    ("container_failed", "err", r"\b(?:ErrImagePull|CreateContainer(?:Config)?Error|RunContainerError|InvalidImageName|ErrImageNeverPull)\b", "cause", 2, False),
+    ("container_failed", "imagepullbackoff", r"\bImagePullBackOff\b", "cause", 2, False),
+    ("mpi_failed", "mpi_init", r"An error occurred in MPI_Init|[Ll]ocal abort before MPI_INIT completed|It looks like MPI_INIT failed", "cause", 3, False),
+    ("mpi_failed", "orte", r"(?:ORTE|PRTE) was unable to|An? ORTE daemon has unexpectedly failed", "cause", 3, False),
+    ("mpi_failed", "slots", r"There are not enough slots available in the system", "cause", 3, False),
+    ("mpi_failed", "executable", r"(?:mpirun|prterun|mpiexec) was unable to (?:find|launch|start)", "cause", 3, False),
+    ("node_lost", "remote daemon", r"Remote daemon: \S+ on node (?P<node>[\w.-]+)", "ending", 3, False),
 )  # fmt: skip
 
 # Warnings of NCCL 2.7 and newer, printed directly or by torch after "Last error:". Source: NCCL's src
@@ -82,7 +103,9 @@ _NCCL = _rows(
      r"Got completion (?:from peer (?P<peer>[^ <]{1,80})\S*)?.{0,60}(?:with error|status[= ]*) ?(?P<status>\d+)\b",
      "cause", 2, False),
     ("ib_completion_error", "transport retry", r"transport retry counter exceeded", "echo", 2, False),
-    ("ib_completion_error", "async", r"NET/IB : .{0,80}(?:[Gg]ot async (?:fatal )?event|async fatal event)", "echo", 2, False),
+    # an event of this host's own adapter; those of a change (GID table, LID, port active) do no harm
+    ("ib_port_error", "async", r"NET/IB ?: .{0,80}async (?:fatal |error )?event ?: ?(?:port error|local catastrophic error)", "echo", 3, False),
+    ("ib_completion_error", "async", r"NET/IB ?: .{0,80}async (?:fatal event|(?:error )?event ?: ?.{0,60}\berror)", "echo", 2, False),
     ("ib_qp_setup_failed", "ibv_modify_qp", r"ibv_modify_qp failed"),
     ("ib_qp_setup_failed", "ibv_create_qp", r"ibv_create_qp failed"),
     ("ib_qp_setup_failed", "nvshmem", r"nvshmem.{0,200}(?:Error in mlx5dv_devx_obj_modify|ibgda_\w+ failed|ep_connect failed|connect EPS failed|setup connections failed)"),
@@ -106,6 +129,8 @@ _NCCL = _rows(
     ("bootstrap_no_interface", "interface", r"no socket interface found|No (?:usable )?(?:socket )?interface found|no interface found"),
     ("bootstrap_no_interface", "family", r"[Aa]ddress family \d+ is neither|wrong type 59936|family 59936 is neither"),
     ("cuda_not_supported", "not supported", r"Cuda failure (?:\d+ )?'(?:operation|feature) not supported'"),
+    ("gpu_peer_access", "peer", r"(?i)cuda (?:failure|error|runtime error)\b.{0,60}peer (?:mapping resources exhausted|access (?:is not supported|has not been))", "cause", 3, False),
+    ("gpu_peer_access", "ipc handle", r"failed to open CUDA IPC handle", "cause", 3, False),
     ("iommu", "iommu", r"Missing \"iommu=pt\"|IO_PAGE_FAULT", "fact", 1),
     # a peer that has exited looks the same as one that cannot be reached
     ("bootstrap_connect_failed", "connect",
@@ -150,6 +175,9 @@ _CUDA = _rows(
      r"CUDA out of memory|CUDA error: out of memory|cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY"
      r"|OutOfMemoryError: (?:CUDA|Allocation)|Cuda failure (?:\d+ )?'out of memory'|cudaMalloc failed: out of memory"
      r"|RESOURCE_EXHAUSTED: Out of memory while trying to allocate"),
+    # vLLM and SGLang at their start
+    ("cuda_oom", "memory", r"Free memory on device .{0,60} is less than desired GPU memory utilization|No available memory for the cache blocks"
+     r"|Not enough memory\. Please try to increase --mem-fraction-static", "cause", 3, False),
     ("cuda_oom", "oom when allocating", r"OOM when allocating tensor with shape"),
     ("cuda_system_not_ready", "system not yet initialized", r"system not yet initialized", "cause", 3, False),
     ("cuda_driver_mismatch", "driver combination", r"unsupported display driver / cuda driver combination",
@@ -172,6 +200,13 @@ _CUDA = _rows(
     ("cuda_launch_failure", "cublas", r"CUBLAS_STATUS_(?:EXECUTION_FAILED|INTERNAL_ERROR)", "cause", 1),
     ("gpu_lost", "device handle", r"Unable to determine the device handle for (?:GPU|gpu) ?(?P<gpu>[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7])"),
     ("gpu_lost", "lost", r"GPU is lost\. +Reboot|NVMLError_GpuIsLost|NVML_ERROR_GPU_IS_LOST|nvml\w*.{0,60}: GPU is lost"),
+)  # fmt: skip
+
+# Errors of TPUs, reported by JAX, PyTorch/XLA and libtpu
+_TPU = _rows(
+    ("tpu_fault", "fatal error", r"!!!! FATAL ERROR !!!! for \[(?P<gpu>/dev/\w+)"),
+    ("tpu_fault", "physical location", r"\[Physical location: [\w:.-]+\].{0,20}error has occurred", "cause", 2),
+    ("tpu_init_failed", "tpu", r"TPU initialization failed|The TPU is already in use by"),
 )  # fmt: skip
 
 # Errors of torch: stores, gloo, data loaders, DDP, checkpoints, numerics. Source: torch 1.13 to 2.15
@@ -202,12 +237,16 @@ _TORCH = _rows(
     ("peer_lost", "horovod", r"Horovod has been shut down|HorovodInternalError", "victim"),
     ("peer_lost", "mpi communication peer", r"MPI communication peer process has unexpectedly disconnected", "victim"),
     ("peer_timeout", "deepep", r"DeepEP\b.{0,80}\btimeout", "wait"),
-    # JAX's coordination service
+    # JAX's coordination service; its other tasks are told by CoordinationReader
+    ("process_died_unknown", "heartbeat timeout", r"Task /job:\S+?/task:(?P<task_rank>\d+) heartbeat timeout", "cause", 2),
     ("store_lost", "coordination", r"(?:UNAVAILABLE|ABORTED|INTERNAL): .{0,300}[Cc]oordination", "victim"),
     ("store_timeout", "deadline_exceeded", r"DEADLINE_EXCEEDED: .{0,200}[Bb]arrier", "wait"),
     ("rendezvous_unreachable", "stop_waiting", r"[Ss]top_waiting response is (?:expected|required)"),
     ("rendezvous_unreachable", "client socket has", r"client socket has (?:timed out|failed).{0,120}(?:while trying to connect|connect to)"),
     ("rendezvous_unreachable", "connect() timed out", r"connect\(\) timed out\. Original timeout was \d+ ms"),
+    # an agent that had been in the rendezvous lost the host of its store
+    ("store_lost", "the rendezvous", r"has failed to (?:send a keep-alive heartbeat to|shutdown|close) the rendezvous .{0,200}RendezvousConnectionError", "victim"),
+    ("rendezvous_closed", "rendezvousclosederror", r"RendezvousClosedError|[Rr]endezvous \S+ (?:has already been|is) closed", "wrapper", 1, False),
     ("rendezvous_unreachable", "rendezvousconnectionerror", r"RendezvousConnectionError", "echo", 2, False),
     ("rendezvous_unreachable", "hostname", r"(?:Name or service not known|Temporary failure in name resolution|"
      r"The IPv[46] network addresses of \([^)]*\) cannot be retrieved)", "echo", 2, False),
@@ -218,6 +257,9 @@ _TORCH = _rows(
     ("barrier_failed", "monitoredbarrier", r"(?P<ranks>Rank[s ]*[\d, ]+)(?:failed to pass|in) monitoredBarrier|Ranks? (?P<more>[\d, ]+) failed to pass monitoredBarrier", "cause", 3, False),
     ("peer_lost", "monitoredbarrier", r"reached monitoredBarrier, but received errors while waiting", "victim"),
     ("barrier_waits", "monitoredbarrier", r"(?:Detected rank|Please check rank) (?P<named>\d+).{0,80}monitoredBarrier|monitoredBarrier", "wait"),
+    # FSDP; of torch's analyser of dumps, the incidents that are no question of how far a rank had come
+    ("collective_mismatch", "order differs across ranks", r"(?:Forward|Backward) order differs across ranks", "cause", 3, False),
+    ("collective_mismatch", "culprit rank", r"Culprit rank \d+; Error type: (?:SIZE_OR_SYNTAX|COLLECTIVE_TYPE|COLLECTIVE_DTYPE)_MISMATCH", "cause", 3, False),
     ("collective_mismatch", "detected mismatch between collectives", r"Detected mismatch between collectives on ranks", "cause", 3, False),
     ("config_mismatch", "ddp expects same model", r"DDP expects same model across all ranks, but Rank (?P<a>\d+) has (?P<a_params>\d+) params, "
      r"while rank (?P<b>\d+) has inconsistent (?P<b_params>\d+) params", "cause", 3, False),
@@ -253,7 +295,7 @@ _TORCH = _rows(
 )  # fmt: skip
 
 # in the order in which they are tried
-_ALL: tuple[_LinePattern, ...] = (*_KERNEL, *_ENDINGS, *_NCCL, *_CUDA, *_TORCH, *_NCCL_WRAPPERS)
+_ALL: tuple[_LinePattern, ...] = (*_KERNEL, *_ENDINGS, *_STARTS, *_NCCL, *_CUDA, *_TPU, *_TORCH, *_NCCL_WRAPPERS)
 
 # Lines with words of failure that report none. Sources: NCCL's src/plugin and src/misc (information about optional
 # parts), torch's warnings at a clean end, Ray

@@ -35,6 +35,28 @@ RANK_PID = re.compile(
     r"(?i)\brank[ =:]{0,3}(?P<rank>\d{1,6})(?:\s?(?:/|of)\s?(?P<world>\d{1,6}))?\b(?:.{0,40}?\bon (?:host )?(?P<host>[\w.-]{1,253}))?"
     r".{0,40}?\bpid[ =:]{0,3}(?P<pid>\d{2,10})\b"
 )
+# steps of the start: the words for it, its beginning and its end, of Lightning, torch's stores, torchrun and SGLang
+STARTS = tuple(
+    (step, re.compile(begins), re.compile(ends))
+    for step, begins, ends in (
+        (
+            "the start of the process group",
+            r"(?i)\binitializing (?:ddp|distributed): GLOBAL_RANK: (?P<rank>\d{1,6}), MEMBER: \d{1,6}/(?P<world>\d{1,6})",
+            r"(?i)all (?:ddp|distributed) processes registered|^distributed_backend=",
+        ),
+        (
+            "torch's barrier over the store",
+            r"Added key: store_based_barrier_key:(?P<group>\d{1,6}) to store for rank: (?P<rank>\d{1,6})",
+            r"Completed store-based barrier for key:store_based_barrier_key:(?P<group>\d{1,6}) with (?P<world>\d{1,6}) nodes",
+        ),
+        ("torchrun's rendezvous", r"\] Rendezvous'ing worker group", r"\] Rendezvous complete for workers"),
+        ("the start of torch.distributed", r"\bInit torch distributed begin", r"\bInit torch distributed ends"),
+    )
+)
+UNCAUGHT = re.compile(
+    r"(?:\brank=(?P<rank>\d{1,6})\b.{0,80})?\b[Uu]ncaught (?:exception:? )?(?P<exception>(?:\w+\.){0,12}\w*(?:Error|Exception): \S.*)"
+)
+PROBED = re.compile(r"NVRM: The NVIDIA GPU (?P<gpu>[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7])")
 DEVICE_NODE = re.compile(r"Device: (?P<gpu>\d+), node: (?P<host>[\w.-]+)")
 GPU = re.compile(r"\bGPU (?P<gpu>\d{1,3})\b|\bdevice=?(?:cuda:)?(?P<device>\d{1,3})\b")
 PROGRESS = re.compile(
