@@ -47,7 +47,8 @@ def host_of(events: Iterable[Event]) -> str | None:
 def address_of(events: Collection[Event]) -> str | None:
     """The common address, of events that no controller can have repeated; Ray's labels name no host."""
     addresses = {e.ip for e in events}
-    return addresses.pop() if len(addresses) == 1 and not any(e.word("type") for e in events) else None
+    address = addresses.pop() if len(addresses) == 1 and not any(e.word("type") for e in events) else None
+    return None if address is None or address.startswith(("127.", "0.", "::")) else address
 
 
 def gpu_of(events: Iterable[Event]) -> str | None:
