@@ -484,9 +484,11 @@ _LIGHTNING = "initializing distributed: GLOBAL_RANK: {0}, MEMBER: {1}/2\n"
         "n1:3:4 [0] transport/net_ib.cc:93 NCCL WARN NET/IB : mlx5_0:1 Got async event : GID table change\n",
         "W tensorflow/core/gpu_device.cc:15] Unable to enable peer access between device ordinals 0 and 9: peer mapping "
         "resources exhausted\n",
+        "  Warning  Failed   9m (x2 over 9m)  kubelet  Error: ErrImagePull\n  Normal   Pulled   2m  kubelet  Pulled image\n"
+        "  Normal   Started  2m  kubelet  Started container pytorch\n",
         "WARNING:hub:HTTPSConnectionPool(host='hub', port=443): Max retries exceeded with url: /x, retrying\n",
     ],
-    ids=["a start", "a start and work", "unstuck", "an event of a change", "TensorFlow goes on", "a retry"],
+    ids=["a start", "a start and work", "unstuck", "an event of a change", "TensorFlow goes on", "a pull", "a retry"],
 )
 def test_a_start_that_went_on_and_its_warnings_are_nothing(text: str, tmp_path: Path) -> None:
     assert said(answer_to(text, tmp_path)) == ("healthy", None)

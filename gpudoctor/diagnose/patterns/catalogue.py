@@ -79,6 +79,7 @@ _STARTS = _rows(
     ("container_failed", "fatal:", r"FATAL: {1,9}(?:container creation failed|[Uu]nable to (?:open|build|handle|pull)|could not open image|While (?:making|performing|checking|getting|building))", "cause", 3, False),
     ("container_failed", "err", r"\b(?:ErrImagePull|CreateContainer(?:Config)?Error|RunContainerError|InvalidImageName|ErrImageNeverPull)\b", "cause", 2, False),
     ("container_failed", "imagepullbackoff", r"\bImagePullBackOff\b", "cause", 2, False),
+    ("unstuck", "started container", r"Normal +Started .{0,120}Started container", "progress", 2, False),
     ("mpi_failed", "mpi_init", r"An error occurred in MPI_Init|[Ll]ocal abort before MPI_INIT completed|It looks like MPI_INIT failed", "cause", 3, False),
     ("mpi_failed", "orte", r"(?:ORTE|PRTE) was unable to|An? ORTE daemon has unexpectedly failed", "cause", 3, False),
     ("mpi_failed", "slots", r"There are not enough slots available in the system", "cause", 3, False),
