@@ -167,7 +167,7 @@ def _said_dead(job: Job, attempt: int) -> list[Hypothesis]:
             Hypothesis(
                 what=what,
                 ranks=only_rank(ranks),
-                host=host_of(events) or (address_of(events) if what == "node_lost" else None),
+                host=host_of(events) or (address_of(events) if all(e.word("address") for e in events) else None),
                 confidence="likely",
                 events=events[:3],
                 text=f"{who} went without an error of its own: "

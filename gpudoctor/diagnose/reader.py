@@ -183,7 +183,8 @@ class LogReader:
         if spawned := re.match(r"-- Process (\d+) terminated with the following error", text):
             self._spawned = int(spawned[1])
         stream = (origin.stream, self._table.rank)
-        inside, exception = self._traces.read(stream, number, text, origin.rank)
+        labelled = origin.rank is not None or (origin.host is not None and origin.host in self.labels.hosts)
+        inside, exception = self._traces.read(stream, number, text, origin.rank, labelled=labelled)
         if exception is not None:
             if exception.rank is None:
                 exception.rank = self._table.rank

@@ -384,6 +384,91 @@ CASES: dict[str, tuple[str, int | None, str]] = {
         None,
         "INFO:torch.distributed.elastic.agent.server.api:[default] Rendezvous'ing worker group\n",
     ),
+    "Paddle: a trainer": (
+        "launcher_table_only",
+        None,
+        "ERROR 2021-05-24 17:17:14,611 launch_utils.py:545] ABORT!!! Out of all 4 trainers, the trainer process with rank=[3] "
+        "was aborted. Please check its log.\n",
+    ),
+    "Paddle: a container": (
+        "segfault",
+        2,
+        "LAUNCH ERROR 2022-11-21 02:35:54,385 Container failed !!!\n"
+        "Container rank 2 status failed cmd ['/usr/bin/python3', '-u', 'train.py'] code -11 log log/workerlog.2\n",
+    ),
+    "PBS": (
+        "time_limit",
+        None,
+        "job deleted\nJob deleted at request of root@head\nMOAB_INFO:  job exceeded wallclock limit\n",
+    ),
+    "LSF": (
+        "host_oom",
+        None,
+        "TERM_MEMLIMIT: job killed after reaching LSF memory usage limit.\nExited with exit code 1.\n",
+    ),
+    "HTCondor": (
+        "host_oom",
+        None,
+        "012 (7.0.0) 06/11 13:10:44 Job was held.\n\tDocker job has gone over memory limit of 9 Mb\n",
+    ),
+    "a shell's last word": ("killed_sigkill", None, "100%|####| 30/30 [03:33<00:00]\nKilled\n"),
+    "threads": (
+        "limit_nproc",
+        None,
+        "OpenBLAS blas_thread_init: pthread_create failed for thread 5 of 64: Resource temporarily unavailable\n",
+    ),
+    "half a checkpoint": (
+        "file_damaged",
+        None,
+        'Traceback (most recent call last):\n  File "/w/t.py", line 9, in f\n    torch.load(p)\n'
+        "RuntimeError: PytorchStreamReader failed reading zip archive: failed finding central directory\n",
+    ),
+    "AMD: a kernel": (
+        "cuda_launch_failure",
+        None,
+        ":0:rocdevice.cpp :35: 92 us:  Callback: Queue 0x77 aborting with error : HSA_STATUS_ERROR_EXCEPTION: An HSAIL "
+        "operation resulted in a hardware exception. code: 0x1016\n",
+    ),
+    "AMD: another architecture": ("cuda_not_supported", None, "RuntimeError: HIP error: invalid device function\n"),
+    "AMD: memory": (
+        "cuda_oom",
+        2,
+        '[rank2]: Traceback (most recent call last):\n[rank2]:   File "/w/t.py", line 9, in f\n'
+        "[rank2]: torch.OutOfMemoryError: HIP out of memory. Tried to allocate 2.00 GiB.\n",
+    ),
+    "a task that is blocked in the kernel": (
+        "kernel_hang",
+        None,
+        "[  721.028170] INFO: task python3:5403 blocked for more than 120 seconds.\n",
+    ),
+    "a device that may not be opened": (
+        "ib_device_refused",
+        None,
+        "n1:7:9 [0] misc/ibvwrap.cc:212 NCCL WARN Call to ibv_open_device failed\n",
+    ),
+    "SkyPilot: its rank is the node's": (
+        "segfault",
+        7,
+        "".join(
+            f"(worker1, rank=1, pid=48, ip=10.60.0.4) {line}\n"
+            for line in (
+                "Failures:",
+                "  <NO_OTHER_FAILURES>",
+                "Root Cause (first observed failure):",
+                "[0]:",
+                "  host      : n2",
+                "  rank      : 7 (local_rank: 3)",
+                "  exitcode  : -11 (pid: 104)",
+            )
+        ),
+    ),
+    "pdsh: the same on two hosts, one without its head": (
+        "user_exception",
+        None,
+        "n001: FileNotFoundError: [Errno 2] No such file or directory: '/data/idx.npy'\n"
+        'n002: Traceback (most recent call last):\nn002:   File "/w/t.py", line 9, in f\nn001: exiting\n'
+        "n002: FileNotFoundError: [Errno 2] No such file or directory: '/data/idx.npy'\n",
+    ),
 }
 
 
@@ -482,13 +567,25 @@ _LIGHTNING = "initializing distributed: GLOBAL_RANK: {0}, MEMBER: {1}/2\n"
         "2025-02-01 10:00:00.1: E xla/service/rendezvous.cc:38] This thread has been waiting for `x` for 10 seconds and may be "
         "stuck.\n2025-02-01 10:00:09.1: E xla/service/rendezvous.cc:44] Thread is unstuck! Warning above was a false-positive.\n",
         "n1:3:4 [0] transport/net_ib.cc:93 NCCL WARN NET/IB : mlx5_0:1 Got async event : GID table change\n",
+        "[  721.028170] INFO: task rsync:5403 blocked for more than 120 seconds.\nstep 1\nstep 2\nstep 3\nTraining finished\n",
+        "step 1\nn1:7:9 [0] transport/net_ib.cc:148 NCCL WARN NET/IB : Unable to open device mlx5_0\nstep 2\nstep 3\nstep 4\n",
         "W tensorflow/core/gpu_device.cc:15] Unable to enable peer access between device ordinals 0 and 9: peer mapping "
         "resources exhausted\n",
         "  Warning  Failed   9m (x2 over 9m)  kubelet  Error: ErrImagePull\n  Normal   Pulled   2m  kubelet  Pulled image\n"
         "  Normal   Started  2m  kubelet  Started container pytorch\n",
         "WARNING:hub:HTTPSConnectionPool(host='hub', port=443): Max retries exceeded with url: /x, retrying\n",
     ],
-    ids=["a start", "a start and work", "unstuck", "an event of a change", "TensorFlow goes on", "a pull", "a retry"],
+    ids=[
+        "a start",
+        "a start and work",
+        "unstuck",
+        "an event of a change",
+        "a slow disk",
+        "sockets do",
+        "TensorFlow goes on",
+        "a pull",
+        "a retry",
+    ],
 )
 def test_a_start_that_went_on_and_its_warnings_are_nothing(text: str, tmp_path: Path) -> None:
     assert said(answer_to(text, tmp_path)) == ("healthy", None)
@@ -510,6 +607,18 @@ def test_a_start_that_went_on_and_its_warnings_are_nothing(text: str, tmp_path: 
             "dead because the detector has missed too many heartbeats from it.\n",
         ),
         (
+            "process_died_unknown",
+            "10.0.0.9",
+            "(raylet) A worker died or was killed while executing a task by an unexpected system error. Node ID: 84 Worker IP "
+            "address: 10.0.0.9 Worker port: 10185 Worker PID: 907 Worker exit type: SYSTEM_ERROR Worker exit detail: eof\n",
+        ),
+        (
+            "user_exception",
+            None,
+            "n001: FileNotFoundError: no '/data/idx.npy'\nn001: exiting\nn002: FileNotFoundError: no '/data/idx.npy'\n"
+            "n002: exiting\n",
+        ),
+        (
             "ofi_error",
             "n2",
             "n1:31:9 [7] NCCL INFO NET/OFI Selected provider efa\n"
@@ -522,10 +631,10 @@ def test_a_start_that_went_on_and_its_warnings_are_nothing(text: str, tmp_path: 
             "ibv_reg_mr_iova2 failed with error Invalid argument\nn1:15:16 [7] NCCL INFO Trees [0] -1/-1/-1->7->6\n",
         ),
     ],
-    ids=["Slurm", "Ray", "a plugin's warning", "another rank's label"],
+    ids=["Slurm", "Ray", "Ray's worker", "two hosts", "a plugin's warning", "another rank's label"],
 )
 def test_the_host_is_the_one_of_the_line_and_no_rank_is_borrowed(
-    what: str, host: str, text: str, tmp_path: Path
+    what: str, host: str | None, text: str, tmp_path: Path
 ) -> None:
     answer = answer_to(text, tmp_path)
     assert said(answer) == (what, None)

@@ -42,6 +42,22 @@ _KERNEL = _rows(
     ("host_oom", "killed process", r"Killed process (?P<pid>\d+) \((?P<name>[^)]{0,64})\)", "cause", 3),
     ("host_oom", "oom-kill:", r"oom-kill:constraint=\w+,.{0,800}?,pid=(?P<pid>\d+)", "cause", 3),
     ("segfault", "segfault at", r"\[(?P<pid>\d+)\]: segfault at", "exit", 2),
+    (
+        "kernel_hang",
+        "blocked for more than",
+        r"INFO: task \S{1,64}:(?P<pid>\d+) blocked for more than \d+ seconds",
+        "echo",
+        1,
+        False,
+    ),
+    (
+        "kernel_hang",
+        "lockup",
+        r"BUG: soft lockup - CPU#\d+ stuck for \d+s|Watchdog detected hard LOCKUP",
+        "echo",
+        1,
+        False,
+    ),
 )
 
 # Jobs ended by Slurm, Kubernetes or the host. Sources: slurmstepd and srun of 22.05 to 24.11, kubelet, the kernel
@@ -59,6 +75,13 @@ _ENDINGS = _rows(
     ("host_oom", "memory", r"(?:task\(s\)|workers?) (?:was|were|is) killed (?:due to|because of) the node running low on memory|ray\.exceptions\.OutOfMemoryError", "cause", 3),
     ("host_oom", "memory pressure", r"[1-9]\d* Workers \(tasks / actors\) killed due to memory pressure|actors\) killed due to memory pressure \(OOM\), 0 Workers crashed", "cause", 3),
     ("host_oom", "exceeded job memory limit", r"[Ee]xceeded job memory limit|memory limit.{0,20}being killed", "cause", 3),
+    # PBS and Moab, LSF, Grid Engine, HTCondor
+    ("time_limit", "limit", r"job exceeded wallclock limit|PBS: job killed: walltime \S+ exceeded limit|TERM_RUNLIMIT\b|exceeds job hard limit \"[hs]_rt\"", "ending", 3, False),
+    ("host_oom", "limit", r"exceeded MEM usage hard limit|PBS: job killed: v?mem\w* .{0,40}exceeded limit|TERM_MEMLIMIT\b|gone over memory limit|exceeds job hard limit \"[hs]_(?:vmem|rss|data)\"", "cause", 3, False),
+    ("host_oom", "request_memory", r"memory usage exceeded request_memory", "cause", 3, False),
+    ("preempted", "term_preempt", r"TERM_PREEMPT\b", "ending", 3, False),
+    ("evicted", "job was evicted", r"^\d{3} \([\d.]+\) .{0,40}Job was evicted", "ending", 3, False),
+    ("cancelled", "job deleted at request", r"^Job deleted at request of \S+", "ending", 1, False),
     ("evicted", "evict", r"(?:Reason|reason|status|Status)\W{1,40}Evicted|The node was low on resource|Pod was evicted", "ending", 3, False),
     ("terminated_signal", "death signal", r"Received (?:(?P<signal>\d+)|Signals\.(?P<name>SIG\w+)) death signal", "ending", 2, False),
     ("terminated_signal", "got signal", r"SignalException: Process (?P<pid>\d+) got signal: (?P<signal>\d+)", "ending", 2, False),
@@ -107,6 +130,8 @@ _NCCL = _rows(
     # an event of this host's own adapter; those of a change (GID table, LID, port active) do no harm
     ("ib_port_error", "async", r"NET/IB ?: .{0,80}async (?:fatal |error )?event ?: ?(?:port error|local catastrophic error)", "echo", 3, False),
     ("ib_completion_error", "async", r"NET/IB ?: .{0,80}async (?:fatal event|(?:error )?event ?: ?.{0,60}\berror)", "echo", 2, False),
+    # NCCL takes sockets then: slow, and a hang if other hosts take InfiniBand
+    ("ib_device_refused", "open", r"ibv_open_device failed|NET/IB ?: Unable to open device \S+", "echo", 1, False),
     ("ib_qp_setup_failed", "ibv_modify_qp", r"ibv_modify_qp failed"),
     ("ib_qp_setup_failed", "ibv_create_qp", r"ibv_create_qp failed"),
     ("ib_qp_setup_failed", "nvshmem", r"nvshmem.{0,200}(?:Error in mlx5dv_devx_obj_modify|ibgda_\w+ failed|ep_connect failed|connect EPS failed|setup connections failed)"),
@@ -173,8 +198,8 @@ _CUDA = _rows(
     ("cuda_launch_failure", "misaligned", r"misaligned address", "cause", 2),
     ("cuda_launch_failure", "launch", r"the launch timed out and was terminated", "cause", 2),
     ("cuda_oom", "out of memory",
-     r"CUDA out of memory|CUDA error: out of memory|cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY"
-     r"|OutOfMemoryError: (?:CUDA|Allocation)|Cuda failure (?:\d+ )?'out of memory'|cudaMalloc failed: out of memory"
+     r"(?:CUDA|HIP) out of memory|(?:CUDA|HIP) error: out of memory|cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY"
+     r"|OutOfMemoryError: (?:CUDA|HIP|Allocation)|Cuda failure (?:\d+ )?'out of memory'|cudaMalloc failed: out of memory"
      r"|RESOURCE_EXHAUSTED: Out of memory while trying to allocate"),
     # vLLM and SGLang at their start
     ("cuda_oom", "memory", r"Free memory on device .{0,60} is less than desired GPU memory utilization|No available memory for the cache blocks"
@@ -192,6 +217,11 @@ _CUDA = _rows(
      r"CUDA_ERROR_NO_DEVICE"),
     ("gpu_isolated", "invalid device ordinal", r"invalid device ordinal"),
     ("cuda_not_supported", "not supported", r"(?:CUDA|Cuda|cuda)\b.{0,80}operation not supported"),
+    ("cuda_not_supported", "invalid device function", r"invalid device function"),
+    ("cuda_not_supported", "success (", r"Check failed: \w+ == (?:cuda|hip)Success \((?:98|209) vs\. 0\)"),
+    ("cuda_illegal_access", "hsa_status", r"HSA_STATUS_ERROR_MEMORY_(?:APERTURE_VIOLATION|FAULT)"),
+    ("cuda_launch_failure", "hsa_status", r"HSA_STATUS_ERROR_(?:EXCEPTION|ILLEGAL_INSTRUCTION)", "cause", 2),
+    ("cuda_launch_failure", "hw exception", r"HW Exception by GPU node-\d+", "cause", 2),
     ("cuda_not_supported", "no kernel image", r"no kernel image is available for execution on the device"),
     ("cuda_init_failed", "initialization error", r"(?:CUDA|Cuda|cuda)\b.{0,80}initialization error", "cause", 2),
     ("cuda_init_failed", "unknown error", r"CUDA unknown error|CUDA (?:error|failure)[^a-z]{0,20}unknown error",
@@ -274,6 +304,12 @@ _TORCH = _rows(
     ("loader_worker_killed", "dataloader worker", r"DataLoader worker \(pid(?:\(s\))? (?P<workers>[\d, ]+)\) (?:is killed by signal|exited unexpectedly)"),
     ("limit_nofile", "too many open files", r"Too many open files"),
     ("limit_nofile", "ancdata", r"received \d+ items of ancdata"),
+    ("limit_nproc", "resource temporarily unavailable", r"(?:pthread_create|fork|clone|thread_init|Thread creation|BlockingIOError|system_error|OSError).{0,80}Resource temporarily unavailable", "cause", 2, False),
+    ("limit_nproc", "start new thread", r"can't start new thread", "cause", 3, False),
+    ("file_damaged", "pytorchstreamreader", r"PytorchStreamReader failed (?:reading|locating)", "cause", 3, False),
+    ("file_damaged", "deserializing header", r"[Ee]rror while deserializing header", "cause", 3, False),
+    ("file_damaged", "truncated", r"UnpicklingError: pickle data was truncated", "cause", 3, False),
+    ("file_damaged", "corrupt", r"unexpected EOF, expected \d+ more bytes\. The file might be corrupted", "cause", 3, False),
     ("disk_full", "no space left", r"(?:Errno 28\]?|OSError|IOError|Exception|Error|write|\(28\)|os error 28).{0,120}No space left on device|No space left on device \(os error 28\)"),
     ("disk_full", "quota", r"(?:Errno 122|Disk quota exceeded)"),
     ("disk_full", "unexpected pos", r"unexpected pos \d+ vs \d+", "cause", 2),
@@ -295,6 +331,8 @@ _TORCH = _rows(
     ("nan", "minimum loss scale", r"Minimum loss scale reached"),
 )  # fmt: skip
 
+# after these a job may go on, and worse than slow it need not be
+_ONLY_WARNINGS = ("kernel_hang", "ib_device_refused")
 # in the order in which they are tried
 _ALL: tuple[_LinePattern, ...] = (*_KERNEL, *_ENDINGS, *_STARTS, *_NCCL, *_CUDA, *_TPU, *_TORCH, *_NCCL_WRAPPERS)
 
@@ -329,6 +367,8 @@ def error_event(text: str) -> Event | None:
         if row.needle in lowered and (found := row.regex.search(text)):
             if is_harmless(text):
                 return None
-            detail = {key: value for key, value in found.groupdict().items() if value is not None}
+            detail: dict[str, str | int] = {key: value for key, value in found.groupdict().items() if value is not None}
+            if row.what in _ONLY_WARNINGS:
+                detail["warning"] = 1
             return Event(role=row.role, what=row.what, strength=row.strength, names_rank=row.names_rank, detail=detail)
     return None
