@@ -77,6 +77,7 @@ CAUSES: dict[str, CauseText] = {
     "cuda_launch_failure": _c("cuda-error", "a CUDA kernel died", "Xids of that time decide between program and card.", "CUDA_LAUNCH_BLOCKING=1, compute-sanitizer.", checks="gpu.xid compute.pattern"),
     "gpu_isolated": _c("driver", "the process sees no such GPU", "Compare CUDA_VISIBLE_DEVICES, the container's devices and the number of ranks.", checks="env.cuda-visible-devices gpu.count"),
     "gpu_ecc": _c("gpu-fault", "the memory of a GPU failed (uncorrectable ECC)", "Drain the node, reset the GPU; replace it if it comes again.", checks="gpu.ecc gpu.memory-repair"),
+    "nvlink_failed": _c("gpu-fault", "an access over NVLink failed: the link or the other GPU", "Read the kernel logs of all nodes of that NVLink domain: Xids 74 and 144 to 150, SXids.", "Drain the node, reset its GPUs; replace what comes again.", checks="nvlink.errors nvlink.links nvlink.fabric gpu.xid"),
     "gpu_lost": _c("gpu-fault", "a GPU no longer answers", "Drain the node and power-cycle it; reseat the card if it comes again.", checks="gpu.lost pcie.errors"),
     "kernel_hang": _c("gpu-fault", "a process or processor hangs in the kernel", "Read the call trace below that line: nvidia functions mean the driver, those of nfs or lustre the file system.", checks="gpu.xid driver.responsive"),
     "gpu_xid": _c("gpu-fault", "the driver reported a fault of a GPU (Xid)", "See gpudoctor explain gpu.xid for the code.", checks="gpu.xid"),

@@ -275,7 +275,9 @@ class LogReader:
             told = parse_message(read_line(text).message)
         if told:
             if told.kind == "xid":
-                return Event(role="cause", what="gpu_xid", gpu=told.bus_id, strength=2, detail={"xid": told.code or 0})
+                first = facts.PREVIOUS_XID.search(text)
+                code = int(first["code"]) if first else told.code or 0
+                return Event(role="cause", what="gpu_xid", gpu=told.bus_id, strength=2, detail={"xid": code})
             if told.kind == "off-bus":
                 near = self._probed[1] if self._probed and number <= self._probed[0] + 3 else None
                 return Event(role="cause", what="gpu_lost", gpu=told.bus_id or near, strength=3)

@@ -469,6 +469,33 @@ CASES: dict[str, tuple[str, int | None, str]] = {
         'n002: Traceback (most recent call last):\nn002:   File "/w/t.py", line 9, in f\nn001: exiting\n'
         "n002: FileNotFoundError: [Errno 2] No such file or directory: '/data/idx.npy'\n",
     ),
+    "Slurm: no such program": (
+        "launch_failed",
+        None,
+        "slurmstepd: error: execve(): torchrun: No such file or directory\nsrun: error: n1: task 0: Exited with exit code 2\n",
+    ),
+    "the OOM killer's first line": (
+        "host_oom",
+        None,
+        "[2612362.2] python invoked oom-killer: gfp_mask=0x14000c0(GFP_KERNEL), nodemask=(null), order=0\n",
+    ),
+    "an NVLink": (
+        "nvlink_failed",
+        None,
+        "terminate called after throwing an instance of 'c10::Error'\n"
+        "  what():  CUDA error: uncorrectable NVLink error detected during the execution\n",
+    ),
+    "a peer's memory over NVLink": (
+        "nvlink_failed",
+        None,
+        "2026-09-05 17:34:36.5: E xla/gpu_allocator.cc:414] cudaFreeAsync failed: CUDA_ERROR_CONTAINED: Invalid access of peer "
+        "GPU memory over nvlink or a hardware error\n",
+    ),
+    "an exception of C++ in unknown words": (
+        "process_died_unknown",
+        None,
+        "step 3\nterminate called after throwing an instance of 'std::logic_error'\n  what():  no such shard\n",
+    ),
 }
 
 
@@ -651,3 +678,21 @@ def test_a_gpu_that_is_lost_while_the_driver_starts_has_its_bus_id(tmp_path: Pat
     assert said(answer) == ("gpu_lost", None)
     assert answer.cause is not None
     assert answer.cause.gpu == "0000:b3:00.0"
+
+
+def test_an_xid_that_follows_another_shows_that_one(tmp_path: Path) -> None:
+    text = "[ 7.1] NVRM: Xid (PCI:0000:dc:00): 45, pid=18, name=python3, Ch 00000001 caused by previous Xid 149\n"
+    answer = answer_to(text, tmp_path)
+    assert said(answer) == ("gpu_xid", None)
+    assert answer.cause is not None
+    assert answer.cause.text.startswith("Xid 149")
+    assert answer.cause.gpu == "0000:dc:00.0"
+
+
+def test_the_same_rank_in_the_tables_of_two_hosts_names_no_host(tmp_path: Path) -> None:
+    table = "Failures:\n  <NO_OTHER_FAILURES>\nRoot Cause (first observed failure):\n[0]:\n  host      : {0}\n"
+    table += "  rank      : 0 (local_rank: 0)\n  exitcode  : 1 (pid: {1})\n"
+    answer = answer_to(table.format("n1", 71) + table.format("n2", 72), tmp_path)
+    assert said(answer) == ("launcher_table_only", None)
+    assert answer.cause is not None
+    assert answer.cause.host is None

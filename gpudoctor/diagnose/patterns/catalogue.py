@@ -40,6 +40,7 @@ def _rows(
 # Messages of a kernel log that `facts.kernel_log` does not read: processes that were killed or crashed
 _KERNEL = _rows(
     ("host_oom", "killed process", r"Killed process (?P<pid>\d+) \((?P<name>[^)]{0,64})\)", "cause", 3),
+    ("host_oom", "invoked oom-killer", r"(?P<name>\S{1,64}) invoked oom-killer: ", "cause", 3),
     ("host_oom", "oom-kill:", r"oom-kill:constraint=\w+,.{0,800}?,pid=(?P<pid>\d+)", "cause", 3),
     ("segfault", "segfault at", r"\[(?P<pid>\d+)\]: segfault at", "exit", 2),
     (
@@ -92,6 +93,8 @@ _ENDINGS = _rows(
 _STARTS = _rows(
     ("launch_failed", "task launch", r"Task launch for \S+ failed on node (?P<host>[\w.-]+): (?!No such process)", "cause", 3, False),
     ("launch_failed", "launch", r"srun: error: (?:Task launch for \S+ failed on node|Application launch failed)", "cause", 2, False),
+    ("launch_failed", "execve()", r"slurmstepd\S*: error: execve\(\): ", "cause", 3, False),
+    ("launch_failed", "command not found", r"\b(?:torchrun|python3?|deepspeed|accelerate|srun|mpirun|mpiexec|horovodrun|ray): command not found", "cause", 3, False),
     ("launch_failed", "unable to", r"(?:srun|salloc|sbatch): error: Unable to (?:create step|allocate resources|confirm allocation)", "cause", 2, False),
     ("container_failed", "enroot", r"enroot-\w+: (?:failed|could not|command not found)|\[ERROR\] /etc/enroot/", "cause", 3, False),
     ("cuda_driver_mismatch", "version mismatch", r"nvml error: driver/library version mismatch", "cause", 3, False),
@@ -189,7 +192,10 @@ _NCCL_WRAPPERS = _rows(
 
 # Errors of CUDA, reported by torch or directly. Codes and texts: cudaError_t in the CUDA Runtime API reference
 _CUDA = _rows(
-    ("gpu_ecc", "uncorrectable", r"[Uu]ncorrectable (?:ECC|NVLink) error (?:encountered|was detected)"),
+    ("gpu_ecc", "uncorrectable", r"[Uu]ncorrectable ECC error (?:encountered|was detected)"),
+    # whoever reads a peer's memory reports it: the link or the peer failed
+    ("nvlink_failed", "nvlink error", r"[Uu]ncorrectable NVLink error (?:encountered|(?:was )?detected)", "cause", 3, False),
+    ("nvlink_failed", "peer gpu memory over nvlink", r"Invalid access of peer GPU memory over nvlink|CUDA_ERROR_CONTAINED", "cause", 3, False),
     ("cuda_device_assert", "assert", r"device-side assert triggered|:\d+: \S+: block: \[\d.{0,60}Assertion `.{0,300}failed"),
     ("cuda_illegal_access", "illegal", r"an illegal memory access was encountered|CUDA_ERROR_ILLEGAL_ADDRESS"),
     ("cuda_illegal_access", "memory access fault", r"Memory access fault by GPU node-\d+"),

@@ -64,6 +64,7 @@ _EXITED = re.compile(r"(?:exited with|returned)(?: non-?zero)?(?: exit)? (?:code
 _PART_OF_A_JOB = re.compile(
     r"(?i)srun|torchrun|mpirun|deepspeed|accelerate|launch|python|train|rank|worker|process|container|pod\b|job|task"
 )
+_TERMINATE = re.compile(r"terminate called (?:after throwing|without an active|recursively)")
 _SPAWN = re.compile(r"process (?P<rank>\d+) terminated with (?:signal (?P<signal>SIG\w+)|exit code (?P<code>\d+))")
 _SPAWNED = re.compile(r"process (?P<pid>\d+) spawned with command: .{0,2000}--local_rank=(?P<local_rank>\d+)")
 _LIGHTNING = re.compile(r"Child process with PID (?P<pid>\d+) terminated with code (?P<code>-?\d+)\. Forcefully")
@@ -153,6 +154,8 @@ def read_launcher(text: str) -> list[Event]:
     if found := _RESTART.search(text):
         number = found["count"] or found["other"]
         return [] if number == "0" else [Event(role="fact", what="restart", detail={"count": int(number or 1)})]
+    if "terminate called " in text and _TERMINATE.search(text):
+        return [Event(role="wrapper", what="cpp_terminate")]
     if "ChildFailedError" in text:
         return [Event(role="wrapper", what="child_failed")]
     if _EXITED.search(text):
