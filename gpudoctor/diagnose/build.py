@@ -25,6 +25,7 @@ from gpudoctor.diagnose.job import Job
 from gpudoctor.diagnose.node_reports import NodeReport, weigh
 from gpudoctor.diagnose.rules.direct import bare_exceptions
 from gpudoctor.diagnose.rules.model import Hypothesis
+from gpudoctor.diagnose.rules.starts import unfinished_start
 
 _MOST_VICTIMS = 64
 _MOST_OTHERS = 5
@@ -38,7 +39,11 @@ def diagnose(gathered: GatheredLogs, reports: Iterable[NodeReport] = ()) -> Diag
     for dump in gathered.dumps:
         gathered.files[dump.file].rank = dump.rank
     healed = recovered(job)
-    found = [healed] if healed else hypotheses(job, gathered.dumps, gathered.stacks) or bare_exceptions(job)
+    found = (
+        [healed]
+        if healed
+        else hypotheses(job, gathered.dumps, gathered.stacks) or bare_exceptions(job) or unfinished_start(job)
+    )
     answer = Diagnosis(
         verdict="nothing",
         cause=None,

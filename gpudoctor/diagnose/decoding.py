@@ -8,7 +8,7 @@ import lzma
 import sys
 import zlib
 from collections.abc import Iterator
-from typing import IO, Any, cast
+from typing import IO, Any
 
 from gpudoctor.diagnose.sources import LogSource
 
@@ -16,6 +16,7 @@ BLOCK_BYTES = 1 << 20
 MAX_LINE_BYTES = 1 << 16
 _HEAD_BYTES = 4096
 _MAX_DUMP_BYTES = 256 << 20
+_ZSTD_STEP_BYTES = 1 << 10  # unpacks to 32 MiB at most
 _GZIP, _XZ, _ZSTD, _BZIP2 = b"\x1f\x8b", b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd", b"BZh"
 
 
@@ -173,41 +174,38 @@ class _Rest(io.RawIOBase):
     """A stream whose first bytes have been read already."""
 
     def __init__(self, head: bytes, stream: IO[bytes]) -> None:
-        self._head, self._stream = head, stream
+        self._head, self._stream = memoryview(head), stream
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
         data = self._head[: len(buffer)] if self._head else self._stream.read(len(buffer))
-        self._head = self._head[len(buffer) :]
+        self._head = self._head[len(data) :]
         buffer[: len(data)] = data
         return len(data)
 
 
 def _unzstd(head: bytes, stream: IO[bytes]) -> Iterator[bytes]:
-    """All frames, a block at a time since a small file may unpack to any size.
-
-    Raises TruncatedError; zstandard's reader reports no cut, it only ends there.
-    """
-    reader, broken = _zstd_reader(_Rest(head, stream))
+    """All frames, in blocks of bounded size since a small file may unpack to any size. Raises TruncatedError."""
+    source = _Rest(head, stream)
+    try:
+        from compression import zstd  # type: ignore[import-not-found,unused-ignore]
+    except ImportError:
+        yield from _unzstd_by_package(source)
+        return
+    reader = zstd.ZstdFile(source)
     try:
         while block := reader.read(BLOCK_BYTES):
             yield block
     except EOFError:
         raise TruncatedError from None
-    except broken as error:
+    except zstd.ZstdError as error:
         raise UnreadableError(f"no whole zstd file: {error}") from None
 
 
-def _zstd_reader(source: io.RawIOBase) -> tuple[Any, type[Exception]]:
-    """The standard library's from Python 3.14 on, else zstandard's; UnreadableError names both if there is none."""
-    try:
-        from compression import zstd  # type: ignore[import-not-found,unused-ignore]
-
-        return zstd.ZstdFile(source), zstd.ZstdError
-    except ImportError:
-        pass
+def _unzstd_by_package(source: _Rest) -> Iterator[bytes]:
+    """With the package zstandard; its stream reader would report no cut, its decompression objects do."""
     try:
         import zstandard  # type: ignore[import-not-found,unused-ignore]
     except ImportError:
@@ -215,8 +213,21 @@ def _zstd_reader(source: io.RawIOBase) -> tuple[Any, type[Exception]]:
             "zstd needs Python 3.14 or the package zstandard (pip install zstandard); "
             "or: zstd -dc FILE | gpudoctor diagnose -"
         ) from None
-    readable = cast(IO[bytes], source)  # zstandard calls only `read`
-    return zstandard.ZstdDecompressor().stream_reader(readable, read_across_frames=True), zstandard.ZstdError
+    inflater: Any = None
+    rest = b""
+    while data := rest or source.read(_ZSTD_STEP_BYTES):
+        rest = b""
+        if inflater is None:
+            inflater = zstandard.ZstdDecompressor().decompressobj()
+        try:
+            if out := inflater.decompress(data):
+                yield out
+        except zstandard.ZstdError as error:
+            raise UnreadableError(f"no whole zstd file: {error}") from None
+        if inflater.eof:
+            rest, inflater = inflater.unused_data, None
+    if inflater is not None:
+        raise TruncatedError
 
 
 def _decoded(blocks: Iterator[bytes]) -> Iterator[bytes]:

@@ -55,7 +55,8 @@ class _Tail:
             return False
         data = os.read(self._descriptor, _READ_BYTES)
         if not data and self._moved_away():
-            data = os.read(self._descriptor, _READ_BYTES)
+            # what the former file ended with is a line of its own
+            data = (b"\n" if self._rest else b"") + os.read(self._descriptor, _READ_BYTES)
         if not data:
             self.ended = self.is_stdin
             return False

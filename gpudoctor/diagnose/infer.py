@@ -15,7 +15,7 @@ from gpudoctor.diagnose.rules.direct import direct_causes, echoes, mismatches, w
 from gpudoctor.diagnose.rules.dumps import from_dumps, from_stacks
 from gpudoctor.diagnose.rules.ends import early_exit, unexplained_exits
 from gpudoctor.diagnose.rules.missing_peers import gloo_timeouts, missing_ranks, stalled_tensors
-from gpudoctor.diagnose.rules.model import Hypothesis, host_of, only_rank, ranks_of
+from gpudoctor.diagnose.rules.model import Hypothesis, address_of, host_of, only_rank, ranks_of
 from gpudoctor.diagnose.rules.outside import (
     failed_before,
     gpu_faults,
@@ -34,11 +34,10 @@ _FATAL = ("exit", "ending", "wait", "stuck", "victim", "wrapper", "closed")
 
 def hypotheses(job: Job, dumps: list[Dump], stacks: list[Stack]) -> list[Hypothesis]:
     """All hypotheses, the best first; empty if nothing is wrong."""
-    by_rank = _stacks_by_rank(job, stacks)
     if went_on(job) and not dumps and not stacks:
         return []
     attempt = first_failed_attempt(job)
-    if attempt is None and not dumps and not by_rank:
+    if attempt is None and not dumps and not stacks:
         return []
     at = attempt or 0
     hardware = gpu_faults(job, at)
@@ -49,7 +48,7 @@ def hypotheses(job: Job, dumps: list[Dump], stacks: list[Stack]) -> list[Hypothe
     died = _said_dead(job, at)
     waits = [
         *from_dumps(dumps),
-        *from_stacks(job, by_rank),
+        *from_stacks(_stacks_by_process(job, stacks)),
         *_ras_behind(job, at),
         *nccl_timeouts(job, at),
         *stalled_tensors(job, at),
@@ -130,7 +129,8 @@ def recovered(job: Job) -> Hypothesis | None:
 
 def went_on(job: Job) -> bool:
     """Whether the job went on after everything that looks like an error, and no line shows that a process ended."""
-    if any(e.role in ("exit", "wait", "stuck", "ending", "closed") and e.what != "stalled_tensor" for e in job.events):
+    fatal = [e for e in job.events if e.role in ("exit", "wait", "stuck", "ending", "closed")]
+    if any(e.role != "wait" or not e.detail.get("warning") for e in fatal):
         return False
     finished = any(e.role == "done" for e in job.events)
     worked = finished or any(e.role == "progress" for e in job.events)
@@ -149,7 +149,7 @@ def went_on(job: Job) -> bool:
     for number in {e.file for e in troubles}:
         last = max(e.line for e in troubles if e.file == number)
         after = [e for e in job.events if e.file == number and e.line > last and e.role in ("progress", "done")]
-        if not any(e.role == "done" for e in after) and len(after) < 3:
+        if not any(e.role == "done" or e.what == "unstuck" for e in after) and len(after) < 3:
             return False
     return True
 
@@ -167,7 +167,7 @@ def _said_dead(job: Job, attempt: int) -> list[Hypothesis]:
             Hypothesis(
                 what=what,
                 ranks=only_rank(ranks),
-                host=host_of(events),
+                host=host_of(events) or (address_of(events) if all(e.word("address") for e in events) else None),
                 confidence="likely",
                 events=events[:3],
                 text=f"{who} went without an error of its own: "
@@ -193,15 +193,16 @@ def _ras_behind(job: Job, attempt: int) -> list[Hypothesis]:
     ]
 
 
-def _stacks_by_rank(job: Job, stacks: list[Stack]) -> dict[int, Stack]:
-    found: dict[int, Stack] = {}
+def _stacks_by_process(job: Job, stacks: list[Stack]) -> dict[str, tuple[int | None, Stack]]:
+    """The stacks by what to call their process, with its rank if that is known; the last one of each counts."""
+    found: dict[str, tuple[int | None, Stack]] = {}
     pids = {e.pid: e.rank for e in job.events if e.pid is not None and e.rank is not None}
     for stack in stacks:
-        rank = job.files[stack.file].rank
+        rank = stack.rank if stack.rank is not None else job.files[stack.file].rank
         if rank is None and stack.pid is not None:
             rank = pids.get(stack.pid)
-        if rank is not None:
-            found[rank] = stack
+        place = f"process {stack.pid}" if stack.pid is not None else f"the process at line {stack.line}"
+        found[f"rank {rank}" if rank is not None else place] = rank, stack
     return found
 
 

@@ -211,6 +211,8 @@ def fill_in_ranks(events: list[Event], hosts: set[str], *, one_file: bool) -> di
             comm_rank = event.number("comm_rank")
             if event.number("world") == world and comm_rank is not None:
                 by_process.setdefault((event.host, event.pid), comm_rank)
+    for process in _processes_of_several_ranks(events):
+        by_process.pop(process, None)
     for process, rank in _ranks_of_connections(events).items():
         by_process.setdefault(process, rank)
     ranks = _Ranks(
@@ -228,6 +230,20 @@ def fill_in_ranks(events: list[Event], hosts: set[str], *, one_file: bool) -> di
     if one_file:
         _fill_in_only_rank(events)
     return {bus_id: by_process.get(process) for process, bus_id in bus_ids.items()}
+
+
+def _processes_of_several_ranks(events: list[Event]) -> set[tuple[str | None, int]]:
+    """Processes that drive several GPUs, each of which is a rank of its own, as those of nccl-tests do."""
+    ranks: dict[tuple[str | None, int], set[int]] = {}
+    devices: dict[tuple[str | None, int], set[int | None]] = {}
+    for event in events:
+        if event.pid is None:
+            continue
+        if event.what == "process" and event.rank is not None:
+            ranks.setdefault((event.host, event.pid), set()).add(event.rank)
+        if event.what == "comm":
+            devices.setdefault((event.host, event.pid), set()).add(event.number("dev"))
+    return {process for found in (ranks, devices) for process, each in found.items() if len(each) > 1}
 
 
 def _ranks_of_connections(events: list[Event]) -> dict[tuple[str | None, int], int]:

@@ -10,7 +10,8 @@ import msgspec
 from gpudoctor.diagnose.events import MOST_RANKS, Event, Role
 from gpudoctor.diagnose.patterns import facts
 from gpudoctor.diagnose.patterns.catalogue import error_event, is_harmless
-from gpudoctor.diagnose.patterns.launchers import ElasticTable, expanded, read_launcher
+from gpudoctor.diagnose.patterns.jax import CoordinationReader
+from gpudoctor.diagnose.patterns.launchers import ElasticTable, HydraReader, expanded, read_launcher
 from gpudoctor.diagnose.patterns.ray import RayReader
 from gpudoctor.diagnose.patterns.watchdog import CONTINUES, DECIDES, StallReader, read_watchdog
 from gpudoctor.diagnose.prefixes import Labels, Origin, stripped, with_short_numbers
@@ -55,12 +56,15 @@ class LogReader:
         self._file = file
         self._traces = Tracebacks()
         self._table = ElasticTable()
+        self._hydra = HydraReader()
         self._ray = RayReader()
+        self._jax = CoordinationReader()
         self._stalls = StallReader()
         self._held: _Held | None = None
         self._spawned: int | None = None
         self._begun = False
         self._bare: Event | None = None
+        self._probed: tuple[int, str] | None = None
         self._seen: set[object] = set()
 
     def read(self, number: int, raw: str) -> Iterator[Event]:
@@ -136,13 +140,16 @@ class LogReader:
         return event
 
     def _events(self, number: int, origin: Origin, text: str, raw: str) -> Iterator[Event]:
-        if facts.KERNEL.search(text) and (event := self._kernel(text, raw, origin)):
+        if facts.KERNEL.search(text) and (event := self._kernel(number, text, raw, origin)):
             yield event
             return
         if (stepd := facts.STEPD.match(text)) and origin.host is None:
             origin.host = stepd["host"]
         if exit_told := self._table.read(text):
             yield exit_told
+            return
+        if ended := self._hydra.read(text):
+            yield ended
             return
         if launched := read_launcher(text):
             for event in launched:
@@ -157,8 +164,13 @@ class LogReader:
         if handed := facts.ERROR_HANDLER.match(text):  # torchelastic's error handler prints what error.json holds
             yield _with_place(exception_event(handed[1]), text)
             return
-        if stalls := self._stalls.read(text):
+        if stalls := self._stalls.read(text) or self._jax.read(text):
             yield from stalls
+            return
+        if uncaught := facts.UNCAUGHT.search(text):  # by a logger that sys.excepthook calls
+            event = exception_event(uncaught["exception"])
+            event.rank = int(uncaught["rank"]) if uncaught["rank"] else None
+            yield _with_place(event, text)
             return
         nccl = (facts.NCCL.match(text) or facts.NCCL_BARE.search(text)) if "NCCL " in text else None
         if nccl is not None:
@@ -171,7 +183,8 @@ class LogReader:
         if spawned := re.match(r"-- Process (\d+) terminated with the following error", text):
             self._spawned = int(spawned[1])
         stream = (origin.stream, self._table.rank)
-        inside, exception = self._traces.read(stream, number, text, origin.rank)
+        labelled = origin.rank is not None or (origin.host is not None and origin.host in self.labels.hosts)
+        inside, exception = self._traces.read(stream, number, text, origin.rank, labelled=labelled)
         if exception is not None:
             if exception.rank is None:
                 exception.rank = self._table.rank
@@ -187,6 +200,7 @@ class LogReader:
         if raw.startswith(text) and _BARE_EXCEPTION.match(text) and not (is_harmless(text) or error_event(text)):
             event = exception_event(text)
             if event.role != "wrapper":  # a wrapper repeats what happened in another process
+                event.detail["meaning"] = event.what
                 event.role, event.what = "fact", "bare_exception"
                 self._bare = self._placed(event, number, origin, raw)
         yield from self._plain(text, origin)
@@ -212,6 +226,10 @@ class LogReader:
             origin.host, origin.pid = head["host"], int(head["pid"])
         if head["dev"]:
             origin.gpu = head["dev"]
+        process = (origin.host, origin.pid)
+        if head["host"] and process not in self._seen and len(self._seen) < _MOST_WRITERS:
+            self._seen.add(process)
+            yield Event(role="fact", what="seen")
         words = text[head.end() :]
         if init := facts.INIT.search(words):
             yield Event(
@@ -249,15 +267,20 @@ class LogReader:
         elif facts.LAST_RETRY.search(words) or ("Call to connect returned" in words and "retrying" not in words):
             yield Event(role="echo", what="bootstrap_connect_failed", strength=1)
 
-    def _kernel(self, text: str, raw: str, origin: Origin) -> Event | None:
+    def _kernel(self, number: int, text: str, raw: str, origin: Origin) -> Event | None:
+        if probed := facts.PROBED.search(text):  # the driver's report on it goes on in the next lines
+            self._probed = number, probed["gpu"]
         told = parse_message(read_line(raw).message)
         if told is None and origin.rank is None and origin.local_rank is None:  # a rank does not print kernel messages
             told = parse_message(read_line(text).message)
         if told:
             if told.kind == "xid":
-                return Event(role="cause", what="gpu_xid", gpu=told.bus_id, strength=2, detail={"xid": told.code or 0})
+                first = facts.PREVIOUS_XID.search(text)
+                code = int(first["code"]) if first else told.code or 0
+                return Event(role="cause", what="gpu_xid", gpu=told.bus_id, strength=2, detail={"xid": code})
             if told.kind == "off-bus":
-                return Event(role="cause", what="gpu_lost", gpu=told.bus_id, strength=3)
+                near = self._probed[1] if self._probed and number <= self._probed[0] + 3 else None
+                return Event(role="cause", what="gpu_lost", gpu=told.bus_id or near, strength=3)
             if told.kind == "aer":
                 return Event(role="fact", what="aer", gpu=told.bus_id)
             if told.kind in ("gsp", "nvlink", "rm"):
@@ -266,6 +289,11 @@ class LogReader:
 
     def _facts(self, text: str) -> Iterator[Event]:
         lowered = text.lower()
+        if any(
+            word in lowered
+            for word in ("initializing d", "registered", "barrier", "rendezvous", "init torch", "_backend=")
+        ):
+            yield from _start(text)
         if "gloo" in lowered and (gloo := facts.GLOO.search(text)):
             detail: dict[str, str | int] = {"world": int(gloo["peers"]) + 1}
             yield Event(role="fact", what="member", rank=int(gloo["rank"]), detail=detail)
@@ -287,6 +315,20 @@ class LogReader:
             yield Event(role="fact", what="error_words")
 
 
+def _start(text: str) -> Iterator[Event]:
+    for step, begins, ends in facts.STARTS:
+        for what, pattern in (("begins", begins), ("begun", ends)):
+            if found := pattern.search(text):
+                said = found.groupdict()
+                detail: dict[str, str | int] = {"step": step}
+                if said.get("world"):
+                    detail["world"] = int(said["world"])
+                if said.get("group"):
+                    detail["group"] = said["group"]
+                rank = int(said["rank"]) if said.get("rank") else None
+                yield Event(role="fact", what=what, rank=rank, detail=detail)
+
+
 def _goes_on(text: str) -> bool:
     starts = ("Exception raised", "frame #", "terminate called", "Traceback", "  File", "srun:", "slurmstepd")
     return bool(text) and "NCCL " not in text[:200] and not text.startswith(starts)
@@ -296,6 +338,8 @@ def _with_place(event: Event, text: str) -> Event:
     """The event with the rank, host and GPU that its own text names."""
     if event.what == "collective_mismatch" and (found := facts.MISMATCH.search(text)):
         event.detail = {**event.detail, **{k: v for k, v in found.groupdict().items() if v is not None}}
+    if task := event.word("task_rank"):
+        event.rank = int(task)
     if event.what == "nan" and (named := re.search(r"[Rr]ank (\d+)", text)):
         event.rank = int(named[1])
     if where := facts.DEVICE_NODE.search(text):

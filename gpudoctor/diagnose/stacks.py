@@ -8,11 +8,21 @@ import msgspec
 
 _PROCESS = re.compile(r"^Process (?P<pid>\d{1,18}): (?P<command>.*)")
 _THREAD = re.compile(
-    r'^Thread (?P<id>0x[0-9a-f]+|\d+)(?: \((?P<state>[\w+ ]+)\))?(?:: "(?P<name>[^"]*)"| "(?P<other>[^"]*)")?'
+    r'^Thread (?P<id>0x[0-9a-fA-F]+|\d+)(?: \((?P<state>[\w+ ]+)\))?(?:: "(?P<name>[^"]*)"| "(?P<other>[^"]*)")?'
 )
 _FRAME = re.compile(r"^\s{2,}(?P<function>[\w.<>]+) \((?P<file>[^:)]{1,300}):(?P<line>\d+)\)")
 _FAULT = re.compile(r'^\s+File "(?P<file>[^"]{1,300})", line (?P<line>\d+) in (?P<function>\S+)')
-_CURRENT = re.compile(r"^(?:Current thread|Thread) (?P<id>0x[0-9a-f]+)(?: \[[^\]]*\])? \(most recent call first\)")
+_CURRENT = re.compile(r"^(?:Current thread|Thread) (?P<id>0x[0-9a-fA-F]+)(?: \[[^\]]*\])? \(most recent call first\)")
+# what people write above each dump: a title with the rank, or the command
+_TITLE = re.compile(r"(?i)^(?!Thread |Process \d)\S.{0,160}$")
+_RANK = re.compile(r"(?i)\brank[ _=:#-]{0,3}(\d{1,6})\b")
+_DUMP = re.compile(r'^(?:Process \d+: |Thread (?:0x[0-9a-fA-F]+|\d+) \([a-z+ ]{4,20}\)(?:: "|$))', re.MULTILINE)
+_MOST_TITLES = 6
+# not of a rank: launchers, data loader workers, helpers of multiprocessing
+_HELPERS = re.compile(
+    r"torchrun|torch[./]distributed[./](?:run|launch)|accelerate(?:\S*commands\S*)? launch|resource_tracker|forkserver|"
+    r"_worker_loop \(|_invoke_run \(|compile_worker"
+)
 # functions in which a rank waits for others
 _WAITING = re.compile(
     r"_engine_run_backward|backward$|all_reduce|allreduce|all_gather|reduce_scatter|broadcast|barrier|_wait|synchronize|"
@@ -20,10 +30,14 @@ _WAITING = re.compile(
 )
 
 
+# a wait for another thread or process of the same rank
+_LOCAL_WAIT = re.compile(r"\((?:\S*/)?(?:threading|queue|selectors|subprocess|connection|popen_\w+|socket)\.py:")
+
+
 class Stack(msgspec.Struct, frozen=True):
     """The main thread of one process, as `function (file:line)` from the innermost frame outwards.
 
-    `line` is the log line of the first frame.
+    `line` is the log line of the first frame; `rank` is known if a title above it names it.
     """
 
     file: int
@@ -32,28 +46,49 @@ class Stack(msgspec.Struct, frozen=True):
     frames: tuple[str, ...]
     waits: bool
     gil: bool
+    rank: int | None = None
+
+    @property
+    def place(self) -> str:
+        """The innermost frame that is no mere wait for a thread or child; `?` without frames."""
+        return next((frame for frame in self.frames if not _LOCAL_WAIT.search(frame)), (*self.frames, "?")[0])
 
 
 def looks_like_stacks(head: bytes) -> bool:
-    """Whether a text begins like a py-spy dump."""
-    start = head.lstrip()[:200]
-    return bool(re.match(rb"Process \d+: ", start)) and b"\n" in head
+    """Whether a text begins like a py-spy dump, after a few lines of titles."""
+    lines = head.lstrip().decode("utf-8", "replace").split("\n")
+    titles = 0
+    for line in lines[:-1]:
+        if _DUMP.match(line):
+            return True
+        titles += bool(line.strip())
+        if titles > _MOST_TITLES or (line.strip() and not _TITLE.match(line)):
+            return False
+    return False
 
 
 def read_stacks(lines: list[str], file: int) -> list[Stack]:
-    """The main thread of each process; the first thread if none has that name."""
+    """The main thread of each process of a rank; the first thread if none has that name."""
     found: list[Stack] = []
     pid: int | None = None
+    rank: int | None = None
+    command = ""
     threads: list[tuple[int, str, str, list[str]]] = []
 
     def close() -> None:
-        if threads:
+        if threads and not _HELPERS.search("\n".join([command, *(frame for t in threads for frame in t[3])])):
             main = next((t for t in threads if t[1] == "MainThread"), threads[0])
             frames = tuple(main[3][:60])
-            waits = any(_WAITING.search(frame.split(" (")[0]) for frame in frames[:8])
+            waits = any(_WAITING.search(frame.split(" (")[0]) and not _LOCAL_WAIT.search(frame) for frame in frames[:8])
             found.append(
                 Stack(
-                    file, main[0] + 1, pid, frames, waits, any("gil" in t[2] for t in threads if t[1] != "MainThread")
+                    file,
+                    main[0] + 1,
+                    pid,
+                    frames,
+                    waits,
+                    any("gil" in t[2] for t in threads if t[1] != "MainThread"),
+                    rank,
                 )
             )
         threads.clear()
@@ -61,11 +96,19 @@ def read_stacks(lines: list[str], file: int) -> list[Stack]:
     for number, line in enumerate(lines, 1):
         if process := _PROCESS.match(line):
             close()
-            pid = int(process["pid"])
+            pid, command = int(process["pid"]), process["command"]
         elif (thread := _CURRENT.match(line)) or (thread := _THREAD.match(line)):
             groups = thread.groupdict()
             threads.append((number, groups.get("name") or groups.get("other") or "", groups.get("state") or "", []))
         elif threads and ((frame := _FRAME.match(line)) or (frame := _FAULT.match(line))):
             threads[-1][3].append(f"{frame['function']} ({frame['file']}:{frame['line']})")
+        elif (
+            _TITLE.match(line)
+            and not line.startswith(("Python v", "("))
+            and (title := _RANK.search(line) or "rank" in line)
+        ):
+            close()
+            pid, command = None, ""
+            rank = int(title[1]) if isinstance(title, re.Match) else None
     close()
     return found

@@ -86,6 +86,12 @@ _WRAPPERS = {
     "ExceptionGroup",
     "BaseExceptionGroup",
 }
+# answers of hubs, object stores and trackers, and what their clients raise if none comes
+_SERVICE = re.compile(
+    r"\b(?:429|50[0-4]) (?:Client|Server) Error\b|\bToo Many Requests\b|Max retries exceeded with url|SlowDown"
+    r"|(?:couldn't connect to|Couldn't reach) .{0,200}(?:huggingface|\bHub\b|://)"
+    r"|HTTPS?ConnectionPool\(host=|Could not connect to the endpoint URL"
+)
 _MOVED = {
     "ConnectionResetError",
     "ConnectionRefusedError",
@@ -128,10 +134,12 @@ class Tracebacks:
         self._ignored: set[object] = set()
         self._logged: tuple[int, object, int | None] | None = None
 
-    def read(self, stream: object, number: int, text: str, writer: int | None = None) -> tuple[bool, Event | None]:
+    def read(
+        self, stream: object, number: int, text: str, writer: int | None = None, *, labelled: bool = False
+    ) -> tuple[bool, Event | None]:
         """Whether the line belongs to a traceback, and the exception if the traceback ends with this line.
 
-        `writer`: the rank in the line's own label.
+        `writer`: the rank in the line's own label; `labelled`: whether a label names the rank or host that writes.
         """
         text = _GROUPED.sub("", text)
         if text.startswith(_IGNORED):
@@ -158,7 +166,7 @@ class Tracebacks:
         if text.startswith(_CHAINED):
             self._chain.add(stream)
             return True, None
-        if trace is None and (_CUT.match(text) or (writer is not None and _UNCAUGHT.match(text))):
+        if trace is None and (_CUT.match(text) or (labelled and _UNCAUGHT.match(text))):
             # the head is missing: no frame was seen, only the line right before the exception, or the exception itself
             trace = self._open[stream] = _Open(number, functions=set())
         if trace is None:
@@ -244,6 +252,8 @@ def exception_event(text: str, functions: set[str] = frozenset()) -> Event:  # t
         return known
     if name in _IMPORT:
         return Event(role="cause", what="import_error", strength=3, detail=detail)
+    if _SERVICE.search(text):
+        return Event(role="cause", what="service_failed", strength=3, names_rank=False, detail=detail)
     if name == "MemoryError":
         return Event(role="cause", what="host_alloc_failed", strength=3, detail=detail)
     if name == "KeyboardInterrupt":

@@ -103,7 +103,12 @@ def test_frames_of_zstd_are_read_one_after_the_other(tmp_path: Path) -> None:
 def test_a_torn_or_broken_zstd_is_one_line_or_what_came_before(tmp_path: Path) -> None:
     zstandard = pytest.importorskip("zstandard")
     whole = zstandard.compress((FAILURE + "".join(f"step {n} {n * n % 977}\n" for n in range(50_000))).encode())
-    assert answer_to(whole[: len(whole) // 2], tmp_path).verdict in ("cause", "nothing")
+    torn = answer_to(whole[: len(whole) // 2], tmp_path)
+    assert torn.verdict in ("cause", "nothing")
+    assert [unread.reason for unread in torn.unread] == [
+        "the compressed data ends too early: only what comes before was read"
+    ]
+    assert answer_to(whole, tmp_path).unread == ()
     (tmp_path / "good.log").write_text(FAILURE)
     (tmp_path / "job.log").write_bytes(whole[:4] + b"\xff" * 400)
     answer = answer_of(tmp_path)

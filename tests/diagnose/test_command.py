@@ -225,7 +225,7 @@ def test_follow_goes_on_in_the_file_that_rotation_puts_there(
 ) -> None:
     monkeypatch.setattr(following, "_POLL_S", 0.01)
     log = tmp_path / "job.log"
-    log.write_text("[rank0]: step 1\n[rank0]: step 2\n[rank0]: step 3\n")
+    log.write_text("[rank0]: step 1\n[rank0]: step 2\n[rank0]: step 3")  # without an end
     waited = []
 
     def rotate(wait_s: float) -> None:

@@ -411,16 +411,25 @@ def test_an_excerpt_gets_its_word_and_rank(what: str, rank: int | None, text: st
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("what", "text"),
     [
-        "ImportError: libcudnn.so.9: cannot open shared object file: No such file or directory",
-        "AssertionError: Size mismatch at step 3\n\n",
-        "step 1 loss 2.5\nstep 2 loss 2.4\nstep 3 loss 2.4\nmegatron.core.ShapeError: (4, 8) is not (8, 4)\n",
+        ("import_error", "ImportError: libcudnn.so.9: cannot open shared object file: No such file or directory"),
+        ("user_exception", "AssertionError: Size mismatch at step 3\n\n"),
+        (
+            "user_exception",
+            "step 1 loss 2.5\nstep 2 loss 2.4\nstep 3 loss 2.4\nmegatron.core.ShapeError: (4, 8) is not (8, 4)\n",
+        ),
+        (
+            "service_failed",
+            "requests.exceptions.HTTPError: 503 Server Error: Service Unavailable for url: https://hub/x\n",
+        ),
     ],
 )
-def test_an_exception_without_its_traceback_is_possible_if_it_is_the_last_line(text: str, tmp_path: Path) -> None:
+def test_an_exception_without_its_traceback_is_possible_if_it_is_the_last_line(
+    what: str, text: str, tmp_path: Path
+) -> None:
     answer = answer_to(text, tmp_path)
-    assert (answer.verdict, said(answer)) == ("cause", ("user_exception", None))
+    assert (answer.verdict, said(answer)) == ("cause", (what, None))
     assert answer.cause is not None
     assert answer.cause.confidence == "possible"
     assert [line.text for line in answer.cause.evidence] == [text.rstrip().rpartition("\n")[2]]

@@ -54,7 +54,7 @@ CASES: dict[str, tuple[str, int | None, str]] = {
         "ERROR:composer.cli.launcher:Rank 0 crashed with exit code -11.\n",
     ),
     "srun could not launch": (
-        "launcher_table_only",
+        "launch_failed",
         None,
         "srun: error: Task launch for 36.0 failed on node cn131: Job credential expired\n"
         "srun: error: Timed out waiting for job step to complete\n",
@@ -245,6 +245,257 @@ CASES: dict[str, tuple[str, int | None, str]] = {
         "╰─────────────────────────────────────────────╯\nKeyError: 'mask'\nERROR:torch.distributed.elastic."
         "multiprocessing.api:failed (exitcode: 1) local_rank: 0 (pid: 76781) of binary: /opt/conda/bin/python\n",
     ),
+    "JAX: tasks that never came": (
+        "missing_rank",
+        2,
+        "jaxlib.xla_extension.XlaRuntimeError: DEADLINE_EXCEEDED: Barrier timed out. Id: start::0. "
+        "# of tasks that reached the barrier: 2/3.\nThe first task at the barrier: /job:jax_worker/replica:0/task:0. "
+        "Some timed out task names:\n/job:jax_worker/replica:0/task:2\n",
+    ),
+    "JAX: a task without heartbeats": (
+        "process_died_unknown",
+        3,
+        "E1002 10:00:00.1 88 service.cc:77] Polled an error: UNAVAILABLE: The following tasks are unhealthy (stopped "
+        "sending heartbeats):\n/job:jax_worker/replica:0/task:3\nThe tasks have crashed. Check the task logs\n",
+    ),
+    "JAX: one task without a heartbeat": (
+        "process_died_unknown",
+        1,
+        "2025-01-09 15:47:38.5: E xla/service.cc:1170] /job:jax_worker/replica:0/task:1 has been set to ERROR in "
+        "coordination service: UNAVAILABLE: Task /job:jax_worker/replica:0/task:1 heartbeat timeout.\n",
+    ),
+    "XLA: threads that wait": (
+        "timeout_undecidable",
+        None,
+        "2025-02-01 10:00:00.1: E xla/service/rendezvous.cc:38] This thread has been waiting for `acquire clique for rank "
+        "2; run_id=7` for 10 seconds and may be stuck. Expected 8 threads to join, but only 6 of them arrived on time.\n",
+    ),
+    "a TPU that another process holds": (
+        "tpu_init_failed",
+        None,
+        "jaxlib._jax.XlaRuntimeError: UNKNOWN: TPU initialization failed: open(/dev/accel1): Operation not permitted\n",
+    ),
+    "a TPU chip": (
+        "tpu_fault",
+        None,
+        "E0802 03:43:41.2 41 driver.cc:82] [/dev/accel1 tpu7:pe0:1] !!!! FATAL ERROR !!!! for [/dev/accel1 tpu7:pe0:1]\n",
+    ),
+    "pyxis: the image has no shell": (
+        "container_failed",
+        None,
+        "slurmstepd: error: pyxis: container start failed with error code: 1\nslurmstepd: error: pyxis:     "
+        "enroot-switchroot: failed to execute: /bin/sh: No such file or directory\n"
+        "slurmstepd: error: spank: required plugin spank_pyxis.so: task_init() failed with rc=-1\n"
+        "srun: error: n2: task 1: Exited with exit code 1\n",
+    ),
+    "a driver update stops containers": (
+        "cuda_driver_mismatch",
+        None,
+        "docker: Error response from daemon: OCI runtime create failed: runc: nvidia-container-cli: initialization error: "
+        "nvml error: driver/library version mismatch: unknown.\n",
+    ),
+    "MPI": ("mpi_failed", None, "*** An error occurred in MPI_Init_thread\n*** on a NULL communicator\n"),
+    "Open MPI: a daemon is lost": (
+        "node_lost",
+        None,
+        "ORTE has lost communication with a remote daemon.\n\n  HNP daemon   : [[7,0],0] on node n1\n"
+        "  Remote daemon: [[7,0],2] on node n3\n",
+    ),
+    "Hydra": (
+        "segfault",
+        5,
+        "=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES\n=   RANK 5 PID 4711 RUNNING AT n2\n"
+        "=   KILLED BY SIGNAL: 11 (Segmentation fault)\n",
+    ),
+    "UCX's handler": (
+        "sigbus",
+        None,
+        "[c0ffee:3039 :0:3095] Caught signal 7 (Bus error: nonexistent physical address)\n",
+    ),
+    "Open MPI's handler": ("segfault", None, "[n7:3039] Signal: Segmentation fault (11)\n"),
+    "an old rendezvous id": (
+        "rendezvous_closed",
+        None,
+        'Traceback (most recent call last):\n  File "/l/torch/distributed/run.py", line 9, in main\n    run(args)\n'
+        "torch.distributed.elastic.rendezvous.api.RendezvousClosedError\n",
+    ),
+    "an agent whose rendezvous host went away": (
+        "victims_only",
+        None,
+        "W0101 01:00:00.1 7 torch/distributed/elastic/rendezvous/dynamic_rendezvous.py:9] The node 'n2_7_0' has failed to "
+        "send a keep-alive heartbeat to the rendezvous 'x' due to an error of type RendezvousConnectionError.\n"
+        "torch.distributed.elastic.rendezvous.api.RendezvousConnectionError: The connection to the C10d store has failed.\n",
+    ),
+    "Ray: preempted": (
+        "preempted",
+        None,
+        "(TrainController pid=7) The actor died unexpectedly before finishing this task.\n"
+        "(TrainController pid=7) The actor died because its node has died. Node Id: ab1\n"
+        "(TrainController pid=7) \tthe actor's node was preempted: spot\n",
+    ),
+    "FSDP: other modules": (
+        "collective_mismatch",
+        None,
+        "RuntimeError: Forward order differs across ranks: rank 0 is all-gathering 2 parameters while rank 1 is "
+        "all-gathering 0 parameters\n",
+    ),
+    "torch's analyser of dumps": (
+        "collective_mismatch",
+        None,
+        "error msg: Culprit rank 6; Error type: SIZE_OR_SYNTAX_MISMATCH, Expected input sizes: '[[5]]' does not match\n",
+    ),
+    "vLLM: the GPU is in use": (
+        "cuda_oom",
+        None,
+        "(VllmWorker rank=1 pid=7) ERROR 08-12 01:36:10 [multiproc_executor.py:51] ValueError: Free memory on device "
+        "(6.1/23.68 GiB) on startup is less than desired GPU memory utilization (0.8, 18.95 GiB).\n",
+    ),
+    "a hub that refuses": (
+        "service_failed",
+        None,
+        "[2025-04-18 15:55:06] CRITICAL [app.util:158, rank=6] Uncaught HfHubHTTPError: 429 Client Error: Too Many "
+        "Requests for url: https://hub.example/api\n",
+    ),
+    "an uncaught exception in a logger's line": (
+        "user_exception",
+        6,
+        "[2025-04-18 15:55:06] CRITICAL [app.util:158, rank=6] Uncaught KeyError: 'labels'\n",
+    ),
+    "nccl-tests: one process for ten GPUs": (
+        "gpu_peer_access",
+        None,
+        "#  Rank  0 Group  0 Pid  33 on  gpu01 device  0 [0000:b4:00] NVIDIA L40S\n"
+        "#  Rank  1 Group  0 Pid  33 on  gpu01 device  1 [0000:b7:00] NVIDIA L40S\n"
+        "gpu01:33:34 [0] allocator.cc:79 NCCL WARN Cuda failure 711 'peer mapping resources exhausted'\n",
+    ),
+    "a port of this host": (
+        "ib_port_error",
+        None,
+        "n2:7:9 [4] transport/net_ib.cc:1238 NCCL WARN NET/IB : Got completion from peer n1<379> with error 12, opcode 2, "
+        "len 1, vendor err 129\nn1:3:4 [0] transport/net_ib.cc:93 NCCL WARN NET/IB : Got async event : port error\n",
+    ),
+    "Lightning: two nodes count the same ranks": (
+        "init_hang",
+        None,
+        "".join(f"initializing ddp: GLOBAL_RANK: {rank}, MEMBER: {rank + 1}/4\n" for rank in (0, 1, 0, 1)),
+    ),
+    "torchrun: the others never came": (
+        "init_hang",
+        None,
+        "INFO:torch.distributed.elastic.agent.server.api:[default] Rendezvous'ing worker group\n",
+    ),
+    "Paddle: a trainer": (
+        "launcher_table_only",
+        None,
+        "ERROR 2021-05-24 17:17:14,611 launch_utils.py:545] ABORT!!! Out of all 4 trainers, the trainer process with rank=[3] "
+        "was aborted. Please check its log.\n",
+    ),
+    "Paddle: a container": (
+        "segfault",
+        2,
+        "LAUNCH ERROR 2022-11-21 02:35:54,385 Container failed !!!\n"
+        "Container rank 2 status failed cmd ['/usr/bin/python3', '-u', 'train.py'] code -11 log log/workerlog.2\n",
+    ),
+    "PBS": (
+        "time_limit",
+        None,
+        "job deleted\nJob deleted at request of root@head\nMOAB_INFO:  job exceeded wallclock limit\n",
+    ),
+    "LSF": (
+        "host_oom",
+        None,
+        "TERM_MEMLIMIT: job killed after reaching LSF memory usage limit.\nExited with exit code 1.\n",
+    ),
+    "HTCondor": (
+        "host_oom",
+        None,
+        "012 (7.0.0) 06/11 13:10:44 Job was held.\n\tDocker job has gone over memory limit of 9 Mb\n",
+    ),
+    "a shell's last word": ("killed_sigkill", None, "100%|####| 30/30 [03:33<00:00]\nKilled\n"),
+    "threads": (
+        "limit_nproc",
+        None,
+        "OpenBLAS blas_thread_init: pthread_create failed for thread 5 of 64: Resource temporarily unavailable\n",
+    ),
+    "half a checkpoint": (
+        "file_damaged",
+        None,
+        'Traceback (most recent call last):\n  File "/w/t.py", line 9, in f\n    torch.load(p)\n'
+        "RuntimeError: PytorchStreamReader failed reading zip archive: failed finding central directory\n",
+    ),
+    "AMD: a kernel": (
+        "cuda_launch_failure",
+        None,
+        ":0:rocdevice.cpp :35: 92 us:  Callback: Queue 0x77 aborting with error : HSA_STATUS_ERROR_EXCEPTION: An HSAIL "
+        "operation resulted in a hardware exception. code: 0x1016\n",
+    ),
+    "AMD: another architecture": ("cuda_not_supported", None, "RuntimeError: HIP error: invalid device function\n"),
+    "AMD: memory": (
+        "cuda_oom",
+        2,
+        '[rank2]: Traceback (most recent call last):\n[rank2]:   File "/w/t.py", line 9, in f\n'
+        "[rank2]: torch.OutOfMemoryError: HIP out of memory. Tried to allocate 2.00 GiB.\n",
+    ),
+    "a task that is blocked in the kernel": (
+        "kernel_hang",
+        None,
+        "[  721.028170] INFO: task python3:5403 blocked for more than 120 seconds.\n",
+    ),
+    "a device that may not be opened": (
+        "ib_device_refused",
+        None,
+        "n1:7:9 [0] misc/ibvwrap.cc:212 NCCL WARN Call to ibv_open_device failed\n",
+    ),
+    "SkyPilot: its rank is the node's": (
+        "segfault",
+        7,
+        "".join(
+            f"(worker1, rank=1, pid=48, ip=10.60.0.4) {line}\n"
+            for line in (
+                "Failures:",
+                "  <NO_OTHER_FAILURES>",
+                "Root Cause (first observed failure):",
+                "[0]:",
+                "  host      : n2",
+                "  rank      : 7 (local_rank: 3)",
+                "  exitcode  : -11 (pid: 104)",
+            )
+        ),
+    ),
+    "pdsh: the same on two hosts, one without its head": (
+        "user_exception",
+        None,
+        "n001: FileNotFoundError: [Errno 2] No such file or directory: '/data/idx.npy'\n"
+        'n002: Traceback (most recent call last):\nn002:   File "/w/t.py", line 9, in f\nn001: exiting\n'
+        "n002: FileNotFoundError: [Errno 2] No such file or directory: '/data/idx.npy'\n",
+    ),
+    "Slurm: no such program": (
+        "launch_failed",
+        None,
+        "slurmstepd: error: execve(): torchrun: No such file or directory\nsrun: error: n1: task 0: Exited with exit code 2\n",
+    ),
+    "the OOM killer's first line": (
+        "host_oom",
+        None,
+        "[2612362.2] python invoked oom-killer: gfp_mask=0x14000c0(GFP_KERNEL), nodemask=(null), order=0\n",
+    ),
+    "an NVLink": (
+        "nvlink_failed",
+        None,
+        "terminate called after throwing an instance of 'c10::Error'\n"
+        "  what():  CUDA error: uncorrectable NVLink error detected during the execution\n",
+    ),
+    "a peer's memory over NVLink": (
+        "nvlink_failed",
+        None,
+        "2026-09-05 17:34:36.5: E xla/gpu_allocator.cc:414] cudaFreeAsync failed: CUDA_ERROR_CONTAINED: Invalid access of peer "
+        "GPU memory over nvlink or a hardware error\n",
+    ),
+    "an exception of C++ in unknown words": (
+        "process_died_unknown",
+        None,
+        "step 3\nterminate called after throwing an instance of 'std::logic_error'\n  what():  no such shard\n",
+    ),
 }
 
 
@@ -329,3 +580,119 @@ def test_a_time_limit_is_no_requeue_where_no_new_start_follows(tmp_path: Path) -
     text = "Epoch 3: step 9\nslurmstepd: error: *** JOB 7 ON gpu01 CANCELLED AT 2025-01-01T00:00:00 DUE TO TIME LIMIT ***\n"
     text += "".join(f"step {n} loss 2.1\n" for n in range(12))
     assert said(answer_to(text, tmp_path)) == ("time_limit", None)
+
+
+_LIGHTNING = "initializing distributed: GLOBAL_RANK: {0}, MEMBER: {1}/2\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        _LIGHTNING.format(0, 1) + _LIGHTNING.format(1, 2) + "-" * 90 + "\ndistributed_backend=nccl\n"
+        "All distributed processes registered. Starting with 2 processes\n",
+        _LIGHTNING.format(0, 1) + _LIGHTNING.format(0, 1) + "Epoch 0:  12%|#   | 12/100 [00:03<00:22, loss=1.2]\n",
+        "2025-02-01 10:00:00.1: E xla/service/rendezvous.cc:38] This thread has been waiting for `x` for 10 seconds and may be "
+        "stuck.\n2025-02-01 10:00:09.1: E xla/service/rendezvous.cc:44] Thread is unstuck! Warning above was a false-positive.\n",
+        "n1:3:4 [0] transport/net_ib.cc:93 NCCL WARN NET/IB : mlx5_0:1 Got async event : GID table change\n",
+        "[  721.028170] INFO: task rsync:5403 blocked for more than 120 seconds.\nstep 1\nstep 2\nstep 3\nTraining finished\n",
+        "step 1\nn1:7:9 [0] transport/net_ib.cc:148 NCCL WARN NET/IB : Unable to open device mlx5_0\nstep 2\nstep 3\nstep 4\n",
+        "W tensorflow/core/gpu_device.cc:15] Unable to enable peer access between device ordinals 0 and 9: peer mapping "
+        "resources exhausted\n",
+        "  Warning  Failed   9m (x2 over 9m)  kubelet  Error: ErrImagePull\n  Normal   Pulled   2m  kubelet  Pulled image\n"
+        "  Normal   Started  2m  kubelet  Started container pytorch\n",
+        "WARNING:hub:HTTPSConnectionPool(host='hub', port=443): Max retries exceeded with url: /x, retrying\n",
+    ],
+    ids=[
+        "a start",
+        "a start and work",
+        "unstuck",
+        "an event of a change",
+        "a slow disk",
+        "sockets do",
+        "TensorFlow goes on",
+        "a pull",
+        "a retry",
+    ],
+)
+def test_a_start_that_went_on_and_its_warnings_are_nothing(text: str, tmp_path: Path) -> None:
+    assert said(answer_to(text, tmp_path)) == ("healthy", None)
+
+
+@pytest.mark.parametrize(
+    ("what", "host", "text"),
+    [
+        (
+            "launch_failed",
+            "n1",
+            "srun: error: Task launch for StepId=96.0 failed on node n2: No such process\n"
+            "srun: error: Task launch for StepId=96.0 failed on node n1: Socket timed out on send/recv operation\n",
+        ),
+        (
+            "node_lost",
+            "10.0.0.3",
+            "2025-02-15 16:53:52,096\tWARNING worker.py:1462 -- The node with node id: 8f20 and ip: 10.0.0.3 has been marked "
+            "dead because the detector has missed too many heartbeats from it.\n",
+        ),
+        (
+            "process_died_unknown",
+            "10.0.0.9",
+            "(raylet) A worker died or was killed while executing a task by an unexpected system error. Node ID: 84 Worker IP "
+            "address: 10.0.0.9 Worker port: 10185 Worker PID: 907 Worker exit type: SYSTEM_ERROR Worker exit detail: eof\n",
+        ),
+        (
+            "user_exception",
+            None,
+            "n001: FileNotFoundError: no '/data/idx.npy'\nn001: exiting\nn002: FileNotFoundError: no '/data/idx.npy'\n"
+            "n002: exiting\n",
+        ),
+        (
+            "ofi_error",
+            "n2",
+            "n1:31:9 [7] NCCL INFO NET/OFI Selected provider efa\n"
+            "n2:23:9 [7] create_component:459 NCCL WARN NET/OFI Couldn't open AV. RC: -22, ERROR: Invalid argument\n",
+        ),
+        (
+            "ib_registration_failed",
+            "n1",
+            "[rank10]: RuntimeError: NCCL Error 2: unhandled system error\nn1:8:9 [0] misc/ibvwrap.cc:182 NCCL WARN Call to "
+            "ibv_reg_mr_iova2 failed with error Invalid argument\nn1:15:16 [7] NCCL INFO Trees [0] -1/-1/-1->7->6\n",
+        ),
+    ],
+    ids=["Slurm", "Ray", "Ray's worker", "two hosts", "a plugin's warning", "another rank's label"],
+)
+def test_the_host_is_the_one_of_the_line_and_no_rank_is_borrowed(
+    what: str, host: str | None, text: str, tmp_path: Path
+) -> None:
+    answer = answer_to(text, tmp_path)
+    assert said(answer) == (what, None)
+    assert answer.cause is not None
+    assert answer.cause.host == host
+
+
+def test_a_gpu_that_is_lost_while_the_driver_starts_has_its_bus_id(tmp_path: Path) -> None:
+    text = (
+        "[ 18.308145] NVRM: The NVIDIA GPU 0000:b3:00.0\n               NVRM: (PCI ID: 10de:26b5) installed in this "
+        "system has\n               NVRM: fallen off the bus and is not responding to commands.\n"
+    )
+    answer = answer_to(text, tmp_path)
+    assert said(answer) == ("gpu_lost", None)
+    assert answer.cause is not None
+    assert answer.cause.gpu == "0000:b3:00.0"
+
+
+def test_an_xid_that_follows_another_shows_that_one(tmp_path: Path) -> None:
+    text = "[ 7.1] NVRM: Xid (PCI:0000:dc:00): 45, pid=18, name=python3, Ch 00000001 caused by previous Xid 149\n"
+    answer = answer_to(text, tmp_path)
+    assert said(answer) == ("gpu_xid", None)
+    assert answer.cause is not None
+    assert answer.cause.text.startswith("Xid 149")
+    assert answer.cause.gpu == "0000:dc:00.0"
+
+
+def test_the_same_rank_in_the_tables_of_two_hosts_names_no_host(tmp_path: Path) -> None:
+    table = "Failures:\n  <NO_OTHER_FAILURES>\nRoot Cause (first observed failure):\n[0]:\n  host      : {0}\n"
+    table += "  rank      : 0 (local_rank: 0)\n  exitcode  : 1 (pid: {1})\n"
+    answer = answer_to(table.format("n1", 71) + table.format("n2", 72), tmp_path)
+    assert said(answer) == ("launcher_table_only", None)
+    assert answer.cause is not None
+    assert answer.cause.host is None

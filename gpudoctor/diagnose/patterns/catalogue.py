@@ -40,14 +40,31 @@ def _rows(
 # Messages of a kernel log that `facts.kernel_log` does not read: processes that were killed or crashed
 _KERNEL = _rows(
     ("host_oom", "killed process", r"Killed process (?P<pid>\d+) \((?P<name>[^)]{0,64})\)", "cause", 3),
+    ("host_oom", "invoked oom-killer", r"(?P<name>\S{1,64}) invoked oom-killer: ", "cause", 3),
     ("host_oom", "oom-kill:", r"oom-kill:constraint=\w+,.{0,800}?,pid=(?P<pid>\d+)", "cause", 3),
     ("segfault", "segfault at", r"\[(?P<pid>\d+)\]: segfault at", "exit", 2),
+    (
+        "kernel_hang",
+        "blocked for more than",
+        r"INFO: task \S{1,64}:(?P<pid>\d+) blocked for more than \d+ seconds",
+        "echo",
+        1,
+        False,
+    ),
+    (
+        "kernel_hang",
+        "lockup",
+        r"BUG: soft lockup - CPU#\d+ stuck for \d+s|Watchdog detected hard LOCKUP",
+        "echo",
+        1,
+        False,
+    ),
 )
 
 # Jobs ended by Slurm, Kubernetes or the host. Sources: slurmstepd and srun of 22.05 to 24.11, kubelet, the kernel
 _ENDINGS = _rows(
     ("time_limit", "time limit", r"CANCELLED AT \S+ DUE TO TIME LIMIT|DUE TO TIME LIMIT", "ending", 3, False),
-    ("preempted", "preempt", r"DUE TO PREEMPTION|preempted JobId=\d+ has been|Preempted in order to admit|reason: Preempted|Reason: +Preempted", "ending", 3, False),
+    ("preempted", "preempt", r"DUE TO PREEMPTION|preempted JobId=\d+ has been|Preempted in order to admit|reason: Preempted|Reason: +Preempted|node was preempted:|DRAIN_NODE_REASON_PREEMPTION", "ending", 3, False),
     ("node_lost", "node failure", r"DUE TO NODE FAILURE|Node failure on (?P<host>[\w.\[\],-]+)|due to failure of node (?P<node>\w[\w.-]*)", "ending", 3, False),
     ("node_lost", "not responding", r"error: Nodes (?P<host>[\w.\[\],-]+) not responding", "ending", 3, False),
     ("node_lost", "node is not ready", r"NodeNotReady|Node is not ready|NodeLost", "ending", 2, False),
@@ -59,10 +76,41 @@ _ENDINGS = _rows(
     ("host_oom", "memory", r"(?:task\(s\)|workers?) (?:was|were|is) killed (?:due to|because of) the node running low on memory|ray\.exceptions\.OutOfMemoryError", "cause", 3),
     ("host_oom", "memory pressure", r"[1-9]\d* Workers \(tasks / actors\) killed due to memory pressure|actors\) killed due to memory pressure \(OOM\), 0 Workers crashed", "cause", 3),
     ("host_oom", "exceeded job memory limit", r"[Ee]xceeded job memory limit|memory limit.{0,20}being killed", "cause", 3),
+    # PBS and Moab, LSF, Grid Engine, HTCondor
+    ("time_limit", "limit", r"job exceeded wallclock limit|PBS: job killed: walltime \S+ exceeded limit|TERM_RUNLIMIT\b|exceeds job hard limit \"[hs]_rt\"", "ending", 3, False),
+    ("host_oom", "limit", r"exceeded MEM usage hard limit|PBS: job killed: v?mem\w* .{0,40}exceeded limit|TERM_MEMLIMIT\b|gone over memory limit|exceeds job hard limit \"[hs]_(?:vmem|rss|data)\"", "cause", 3, False),
+    ("host_oom", "request_memory", r"memory usage exceeded request_memory", "cause", 3, False),
+    ("preempted", "term_preempt", r"TERM_PREEMPT\b", "ending", 3, False),
+    ("evicted", "job was evicted", r"^\d{3} \([\d.]+\) .{0,40}Job was evicted", "ending", 3, False),
+    ("cancelled", "job deleted at request", r"^Job deleted at request of \S+", "ending", 1, False),
     ("evicted", "evict", r"(?:Reason|reason|status|Status)\W{1,40}Evicted|The node was low on resource|Pod was evicted", "ending", 3, False),
     ("terminated_signal", "death signal", r"Received (?:(?P<signal>\d+)|Signals\.(?P<name>SIG\w+)) death signal", "ending", 2, False),
     ("terminated_signal", "got signal", r"SignalException: Process (?P<pid>\d+) got signal: (?P<signal>\d+)", "ending", 2, False),
     ("terminated_signal", "keyboardinterrupt", r"^KeyboardInterrupt\b", "ending", 1, False),
+)  # fmt: skip
+
+# Processes that were never started. Sources: srun, pyxis and enroot, the container runtimes, the kubelet, Open MPI
+_STARTS = _rows(
+    ("launch_failed", "task launch", r"Task launch for \S+ failed on node (?P<host>[\w.-]+): (?!No such process)", "cause", 3, False),
+    ("launch_failed", "launch", r"srun: error: (?:Task launch for \S+ failed on node|Application launch failed)", "cause", 2, False),
+    ("launch_failed", "execve()", r"slurmstepd\S*: error: execve\(\): ", "cause", 3, False),
+    ("launch_failed", "command not found", r"\b(?:torchrun|python3?|deepspeed|accelerate|srun|mpirun|mpiexec|horovodrun|ray): command not found", "cause", 3, False),
+    ("launch_failed", "unable to", r"(?:srun|salloc|sbatch): error: Unable to (?:create step|allocate resources|confirm allocation)", "cause", 2, False),
+    ("container_failed", "enroot", r"enroot-\w+: (?:failed|could not|command not found)|\[ERROR\] /etc/enroot/", "cause", 3, False),
+    ("cuda_driver_mismatch", "version mismatch", r"nvml error: driver/library version mismatch", "cause", 3, False),
+    ("container_failed", "nvidia-container-cli", r"nvidia-container-cli: \w[\w ]{0,40}error:", "cause", 3, False),
+    ("container_failed", "oci runtime", r"OCI runtime (?:create|exec|start) failed|OCI runtime error", "cause", 3, False),
+    ("container_failed", "pyxis", r"error: pyxis: (?:couldn't|container start failed|failed to|child \d+ failed)", "cause", 2, False),
+    ("container_failed", "spank", r"error: (?:spank: required plugin \S+: \w+\(\) failed|Failed to invoke spank plugin)", "cause", 2, False),
+    ("container_failed", "fatal:", r"FATAL: {1,9}(?:container creation failed|[Uu]nable to (?:open|build|handle|pull)|could not open image|While (?:making|performing|checking|getting|building))", "cause", 3, False),
+    ("container_failed", "err", r"\b(?:ErrImagePull|CreateContainer(?:Config)?Error|RunContainerError|InvalidImageName|ErrImageNeverPull)\b", "cause", 2, False),
+    ("container_failed", "imagepullbackoff", r"\bImagePullBackOff\b", "cause", 2, False),
+    ("unstuck", "started container", r"Normal +Started .{0,120}Started container", "progress", 2, False),
+    ("mpi_failed", "mpi_init", r"An error occurred in MPI_Init|[Ll]ocal abort before MPI_INIT completed|It looks like MPI_INIT failed", "cause", 3, False),
+    ("mpi_failed", "orte", r"(?:ORTE|PRTE) was unable to|An? ORTE daemon has unexpectedly failed", "cause", 3, False),
+    ("mpi_failed", "slots", r"There are not enough slots available in the system", "cause", 3, False),
+    ("mpi_failed", "executable", r"(?:mpirun|prterun|mpiexec) was unable to (?:find|launch|start)", "cause", 3, False),
+    ("node_lost", "remote daemon", r"Remote daemon: \S+ on node (?P<node>[\w.-]+)", "ending", 3, False),
 )  # fmt: skip
 
 # Warnings of NCCL 2.7 and newer, printed directly or by torch after "Last error:". Source: NCCL's src
@@ -82,7 +130,11 @@ _NCCL = _rows(
      r"Got completion (?:from peer (?P<peer>[^ <]{1,80})\S*)?.{0,60}(?:with error|status[= ]*) ?(?P<status>\d+)\b",
      "cause", 2, False),
     ("ib_completion_error", "transport retry", r"transport retry counter exceeded", "echo", 2, False),
-    ("ib_completion_error", "async", r"NET/IB : .{0,80}(?:[Gg]ot async (?:fatal )?event|async fatal event)", "echo", 2, False),
+    # an event of this host's own adapter; those of a change (GID table, LID, port active) do no harm
+    ("ib_port_error", "async", r"NET/IB ?: .{0,80}async (?:fatal |error )?event ?: ?(?:port error|local catastrophic error)", "echo", 3, False),
+    ("ib_completion_error", "async", r"NET/IB ?: .{0,80}async (?:fatal event|(?:error )?event ?: ?.{0,60}\berror)", "echo", 2, False),
+    # NCCL takes sockets then: slow, and a hang if other hosts take InfiniBand
+    ("ib_device_refused", "open", r"ibv_open_device failed|NET/IB ?: Unable to open device \S+", "echo", 1, False),
     ("ib_qp_setup_failed", "ibv_modify_qp", r"ibv_modify_qp failed"),
     ("ib_qp_setup_failed", "ibv_create_qp", r"ibv_create_qp failed"),
     ("ib_qp_setup_failed", "nvshmem", r"nvshmem.{0,200}(?:Error in mlx5dv_devx_obj_modify|ibgda_\w+ failed|ep_connect failed|connect EPS failed|setup connections failed)"),
@@ -106,6 +158,8 @@ _NCCL = _rows(
     ("bootstrap_no_interface", "interface", r"no socket interface found|No (?:usable )?(?:socket )?interface found|no interface found"),
     ("bootstrap_no_interface", "family", r"[Aa]ddress family \d+ is neither|wrong type 59936|family 59936 is neither"),
     ("cuda_not_supported", "not supported", r"Cuda failure (?:\d+ )?'(?:operation|feature) not supported'"),
+    ("gpu_peer_access", "peer", r"(?i)cuda (?:failure|error|runtime error)\b.{0,60}peer (?:mapping resources exhausted|access (?:is not supported|has not been))", "cause", 3, False),
+    ("gpu_peer_access", "ipc handle", r"failed to open CUDA IPC handle", "cause", 3, False),
     ("iommu", "iommu", r"Missing \"iommu=pt\"|IO_PAGE_FAULT", "fact", 1),
     # a peer that has exited looks the same as one that cannot be reached
     ("bootstrap_connect_failed", "connect",
@@ -138,7 +192,10 @@ _NCCL_WRAPPERS = _rows(
 
 # Errors of CUDA, reported by torch or directly. Codes and texts: cudaError_t in the CUDA Runtime API reference
 _CUDA = _rows(
-    ("gpu_ecc", "uncorrectable", r"[Uu]ncorrectable (?:ECC|NVLink) error (?:encountered|was detected)"),
+    ("gpu_ecc", "uncorrectable", r"[Uu]ncorrectable ECC error (?:encountered|was detected)"),
+    # whoever reads a peer's memory reports it: the link or the peer failed
+    ("nvlink_failed", "nvlink error", r"[Uu]ncorrectable NVLink error (?:encountered|(?:was )?detected)", "cause", 3, False),
+    ("nvlink_failed", "peer gpu memory over nvlink", r"Invalid access of peer GPU memory over nvlink|CUDA_ERROR_CONTAINED", "cause", 3, False),
     ("cuda_device_assert", "assert", r"device-side assert triggered|:\d+: \S+: block: \[\d.{0,60}Assertion `.{0,300}failed"),
     ("cuda_illegal_access", "illegal", r"an illegal memory access was encountered|CUDA_ERROR_ILLEGAL_ADDRESS"),
     ("cuda_illegal_access", "memory access fault", r"Memory access fault by GPU node-\d+"),
@@ -147,9 +204,12 @@ _CUDA = _rows(
     ("cuda_launch_failure", "misaligned", r"misaligned address", "cause", 2),
     ("cuda_launch_failure", "launch", r"the launch timed out and was terminated", "cause", 2),
     ("cuda_oom", "out of memory",
-     r"CUDA out of memory|CUDA error: out of memory|cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY"
-     r"|OutOfMemoryError: (?:CUDA|Allocation)|Cuda failure (?:\d+ )?'out of memory'|cudaMalloc failed: out of memory"
+     r"(?:CUDA|HIP) out of memory|(?:CUDA|HIP) error: out of memory|cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY"
+     r"|OutOfMemoryError: (?:CUDA|HIP|Allocation)|Cuda failure (?:\d+ )?'out of memory'|cudaMalloc failed: out of memory"
      r"|RESOURCE_EXHAUSTED: Out of memory while trying to allocate"),
+    # vLLM and SGLang at their start
+    ("cuda_oom", "memory", r"Free memory on device .{0,60} is less than desired GPU memory utilization|No available memory for the cache blocks"
+     r"|Not enough memory\. Please try to increase --mem-fraction-static", "cause", 3, False),
     ("cuda_oom", "oom when allocating", r"OOM when allocating tensor with shape"),
     ("cuda_system_not_ready", "system not yet initialized", r"system not yet initialized", "cause", 3, False),
     ("cuda_driver_mismatch", "driver combination", r"unsupported display driver / cuda driver combination",
@@ -163,6 +223,11 @@ _CUDA = _rows(
      r"CUDA_ERROR_NO_DEVICE"),
     ("gpu_isolated", "invalid device ordinal", r"invalid device ordinal"),
     ("cuda_not_supported", "not supported", r"(?:CUDA|Cuda|cuda)\b.{0,80}operation not supported"),
+    ("cuda_not_supported", "invalid device function", r"invalid device function"),
+    ("cuda_not_supported", "success (", r"Check failed: \w+ == (?:cuda|hip)Success \((?:98|209) vs\. 0\)"),
+    ("cuda_illegal_access", "hsa_status", r"HSA_STATUS_ERROR_MEMORY_(?:APERTURE_VIOLATION|FAULT)"),
+    ("cuda_launch_failure", "hsa_status", r"HSA_STATUS_ERROR_(?:EXCEPTION|ILLEGAL_INSTRUCTION)", "cause", 2),
+    ("cuda_launch_failure", "hw exception", r"HW Exception by GPU node-\d+", "cause", 2),
     ("cuda_not_supported", "no kernel image", r"no kernel image is available for execution on the device"),
     ("cuda_init_failed", "initialization error", r"(?:CUDA|Cuda|cuda)\b.{0,80}initialization error", "cause", 2),
     ("cuda_init_failed", "unknown error", r"CUDA unknown error|CUDA (?:error|failure)[^a-z]{0,20}unknown error",
@@ -172,6 +237,13 @@ _CUDA = _rows(
     ("cuda_launch_failure", "cublas", r"CUBLAS_STATUS_(?:EXECUTION_FAILED|INTERNAL_ERROR)", "cause", 1),
     ("gpu_lost", "device handle", r"Unable to determine the device handle for (?:GPU|gpu) ?(?P<gpu>[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7])"),
     ("gpu_lost", "lost", r"GPU is lost\. +Reboot|NVMLError_GpuIsLost|NVML_ERROR_GPU_IS_LOST|nvml\w*.{0,60}: GPU is lost"),
+)  # fmt: skip
+
+# Errors of TPUs, reported by JAX, PyTorch/XLA and libtpu
+_TPU = _rows(
+    ("tpu_fault", "fatal error", r"!!!! FATAL ERROR !!!! for \[(?P<gpu>/dev/\w+)"),
+    ("tpu_fault", "physical location", r"\[Physical location: [\w:.-]+\].{0,20}error has occurred", "cause", 2),
+    ("tpu_init_failed", "tpu", r"TPU initialization failed|The TPU is already in use by"),
 )  # fmt: skip
 
 # Errors of torch: stores, gloo, data loaders, DDP, checkpoints, numerics. Source: torch 1.13 to 2.15
@@ -202,12 +274,16 @@ _TORCH = _rows(
     ("peer_lost", "horovod", r"Horovod has been shut down|HorovodInternalError", "victim"),
     ("peer_lost", "mpi communication peer", r"MPI communication peer process has unexpectedly disconnected", "victim"),
     ("peer_timeout", "deepep", r"DeepEP\b.{0,80}\btimeout", "wait"),
-    # JAX's coordination service
+    # JAX's coordination service; its other tasks are told by CoordinationReader
+    ("process_died_unknown", "heartbeat timeout", r"Task /job:\S+?/task:(?P<task_rank>\d+) heartbeat timeout", "cause", 2),
     ("store_lost", "coordination", r"(?:UNAVAILABLE|ABORTED|INTERNAL): .{0,300}[Cc]oordination", "victim"),
     ("store_timeout", "deadline_exceeded", r"DEADLINE_EXCEEDED: .{0,200}[Bb]arrier", "wait"),
     ("rendezvous_unreachable", "stop_waiting", r"[Ss]top_waiting response is (?:expected|required)"),
     ("rendezvous_unreachable", "client socket has", r"client socket has (?:timed out|failed).{0,120}(?:while trying to connect|connect to)"),
     ("rendezvous_unreachable", "connect() timed out", r"connect\(\) timed out\. Original timeout was \d+ ms"),
+    # an agent that had been in the rendezvous lost the host of its store
+    ("store_lost", "the rendezvous", r"has failed to (?:send a keep-alive heartbeat to|shutdown|close) the rendezvous .{0,200}RendezvousConnectionError", "victim"),
+    ("rendezvous_closed", "rendezvousclosederror", r"RendezvousClosedError|[Rr]endezvous \S+ (?:has already been|is) closed", "wrapper", 1, False),
     ("rendezvous_unreachable", "rendezvousconnectionerror", r"RendezvousConnectionError", "echo", 2, False),
     ("rendezvous_unreachable", "hostname", r"(?:Name or service not known|Temporary failure in name resolution|"
      r"The IPv[46] network addresses of \([^)]*\) cannot be retrieved)", "echo", 2, False),
@@ -218,6 +294,9 @@ _TORCH = _rows(
     ("barrier_failed", "monitoredbarrier", r"(?P<ranks>Rank[s ]*[\d, ]+)(?:failed to pass|in) monitoredBarrier|Ranks? (?P<more>[\d, ]+) failed to pass monitoredBarrier", "cause", 3, False),
     ("peer_lost", "monitoredbarrier", r"reached monitoredBarrier, but received errors while waiting", "victim"),
     ("barrier_waits", "monitoredbarrier", r"(?:Detected rank|Please check rank) (?P<named>\d+).{0,80}monitoredBarrier|monitoredBarrier", "wait"),
+    # FSDP; of torch's analyser of dumps, the incidents that are no question of how far a rank had come
+    ("collective_mismatch", "order differs across ranks", r"(?:Forward|Backward) order differs across ranks", "cause", 3, False),
+    ("collective_mismatch", "culprit rank", r"Culprit rank \d+; Error type: (?:SIZE_OR_SYNTAX|COLLECTIVE_TYPE|COLLECTIVE_DTYPE)_MISMATCH", "cause", 3, False),
     ("collective_mismatch", "detected mismatch between collectives", r"Detected mismatch between collectives on ranks", "cause", 3, False),
     ("config_mismatch", "ddp expects same model", r"DDP expects same model across all ranks, but Rank (?P<a>\d+) has (?P<a_params>\d+) params, "
      r"while rank (?P<b>\d+) has inconsistent (?P<b_params>\d+) params", "cause", 3, False),
@@ -231,6 +310,12 @@ _TORCH = _rows(
     ("loader_worker_killed", "dataloader worker", r"DataLoader worker \(pid(?:\(s\))? (?P<workers>[\d, ]+)\) (?:is killed by signal|exited unexpectedly)"),
     ("limit_nofile", "too many open files", r"Too many open files"),
     ("limit_nofile", "ancdata", r"received \d+ items of ancdata"),
+    ("limit_nproc", "resource temporarily unavailable", r"(?:pthread_create|fork|clone|thread_init|Thread creation|BlockingIOError|system_error|OSError).{0,80}Resource temporarily unavailable", "cause", 2, False),
+    ("limit_nproc", "start new thread", r"can't start new thread", "cause", 3, False),
+    ("file_damaged", "pytorchstreamreader", r"PytorchStreamReader failed (?:reading|locating)", "cause", 3, False),
+    ("file_damaged", "deserializing header", r"[Ee]rror while deserializing header", "cause", 3, False),
+    ("file_damaged", "truncated", r"UnpicklingError: pickle data was truncated", "cause", 3, False),
+    ("file_damaged", "corrupt", r"unexpected EOF, expected \d+ more bytes\. The file might be corrupted", "cause", 3, False),
     ("disk_full", "no space left", r"(?:Errno 28\]?|OSError|IOError|Exception|Error|write|\(28\)|os error 28).{0,120}No space left on device|No space left on device \(os error 28\)"),
     ("disk_full", "quota", r"(?:Errno 122|Disk quota exceeded)"),
     ("disk_full", "unexpected pos", r"unexpected pos \d+ vs \d+", "cause", 2),
@@ -252,8 +337,10 @@ _TORCH = _rows(
     ("nan", "minimum loss scale", r"Minimum loss scale reached"),
 )  # fmt: skip
 
+# after these a job may go on, and worse than slow it need not be
+_ONLY_WARNINGS = ("kernel_hang", "ib_device_refused")
 # in the order in which they are tried
-_ALL: tuple[_LinePattern, ...] = (*_KERNEL, *_ENDINGS, *_NCCL, *_CUDA, *_TORCH, *_NCCL_WRAPPERS)
+_ALL: tuple[_LinePattern, ...] = (*_KERNEL, *_ENDINGS, *_STARTS, *_NCCL, *_CUDA, *_TPU, *_TORCH, *_NCCL_WRAPPERS)
 
 # Lines with words of failure that report none. Sources: NCCL's src/plugin and src/misc (information about optional
 # parts), torch's warnings at a clean end, Ray
@@ -286,6 +373,8 @@ def error_event(text: str) -> Event | None:
         if row.needle in lowered and (found := row.regex.search(text)):
             if is_harmless(text):
                 return None
-            detail = {key: value for key, value in found.groupdict().items() if value is not None}
+            detail: dict[str, str | int] = {key: value for key, value in found.groupdict().items() if value is not None}
+            if row.what in _ONLY_WARNINGS:
+                detail["warning"] = 1
             return Event(role=row.role, what=row.what, strength=row.strength, names_rank=row.names_rank, detail=detail)
     return None

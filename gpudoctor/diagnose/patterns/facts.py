@@ -6,12 +6,12 @@ import re
 
 NCCL = re.compile(
     r"(?:(?P<host>[\w.-]{1,253}):(?P<pid>\d{1,10}):(?P<tid>\d{1,10}) (?:\[(?P<dev>\d{1,4})\] )?)?(?:[\d.]+ )?"
-    r"(?:(?P<source>[\w/.+-]+\.(?:cc|h|cu|c|cpp):\d+)(?: \((?P<function>[\w:~<>]+)\))? )?NCCL (?P<level>INFO|WARN|CALL|TRACE) ?"
+    r"(?:(?P<source>[\w/.+-]{1,120}:\d+)(?: \((?P<function>[\w:~<>]+)\))? )?NCCL (?P<level>INFO|WARN|CALL|TRACE) ?"
 )
 # after a prefix that is not known here
 NCCL_BARE = re.compile(
     r"(?:(?P<host>[\w.-]{1,253}):(?P<pid>\d{1,10}):(?P<tid>\d{1,10}) )?(?:\[(?P<dev>\d{1,4})\] )?"
-    r"(?:(?P<source>[\w/.+-]+\.\w+:\d+) )?(?P<function>)NCCL (?P<level>INFO|WARN) ?"
+    r"(?:(?P<source>[\w/.+-]{1,120}:\d+) )?(?P<function>)NCCL (?P<level>INFO|WARN) ?"
 )
 INIT = re.compile(
     r"ncclCommInit\w* comm 0x\w+ rank (?P<rank>\d+) nranks (?P<world>\d+) cudaDev (?P<dev>\d+)(?: nvmlDev (?P<nvml>\d+))?"
@@ -35,6 +35,29 @@ RANK_PID = re.compile(
     r"(?i)\brank[ =:]{0,3}(?P<rank>\d{1,6})(?:\s?(?:/|of)\s?(?P<world>\d{1,6}))?\b(?:.{0,40}?\bon (?:host )?(?P<host>[\w.-]{1,253}))?"
     r".{0,40}?\bpid[ =:]{0,3}(?P<pid>\d{2,10})\b"
 )
+# steps of the start: the words for it, its beginning and its end, of Lightning, torch's stores, torchrun and SGLang
+STARTS = tuple(
+    (step, re.compile(begins), re.compile(ends))
+    for step, begins, ends in (
+        (
+            "the start of the process group",
+            r"(?i)\binitializing (?:ddp|distributed): GLOBAL_RANK: (?P<rank>\d{1,6}), MEMBER: \d{1,6}/(?P<world>\d{1,6})",
+            r"(?i)all (?:ddp|distributed) processes registered|^distributed_backend=",
+        ),
+        (
+            "torch's barrier over the store",
+            r"Added key: store_based_barrier_key:(?P<group>\d{1,6}) to store for rank: (?P<rank>\d{1,6})",
+            r"Completed store-based barrier for key:store_based_barrier_key:(?P<group>\d{1,6}) with (?P<world>\d{1,6}) nodes",
+        ),
+        ("torchrun's rendezvous", r"\] Rendezvous'ing worker group", r"\] Rendezvous complete for workers"),
+        ("the start of torch.distributed", r"\bInit torch distributed begin", r"\bInit torch distributed ends"),
+    )
+)
+UNCAUGHT = re.compile(
+    r"(?:\brank=(?P<rank>\d{1,6})\b.{0,80})?\b[Uu]ncaught (?:exception:? )?(?P<exception>(?:\w+\.){0,12}\w*(?:Error|Exception): \S.*)"
+)
+PREVIOUS_XID = re.compile(r"caused by previous Xid (?P<code>\d{1,3})\b")
+PROBED = re.compile(r"NVRM: The NVIDIA GPU (?P<gpu>[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7])")
 DEVICE_NODE = re.compile(r"Device: (?P<gpu>\d+), node: (?P<host>[\w.-]+)")
 GPU = re.compile(r"\bGPU (?P<gpu>\d{1,3})\b|\bdevice=?(?:cuda:)?(?P<device>\d{1,3})\b")
 PROGRESS = re.compile(

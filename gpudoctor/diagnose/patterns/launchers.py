@@ -52,15 +52,19 @@ _MPIRUN = re.compile(
 )
 # Open MPI prints the code on the next line
 _ABORT = re.compile(r"MPI_ABORT was invoked on rank (?P<rank>\d+) in communicator(?:.{0,80}?errorcode (?P<code>\d+))?")
+_HYDRA = re.compile(
+    r"=\s+(?:RANK (?P<rank>\d{1,6}) )?PID (?P<pid>\d{1,10}) RUNNING AT (?:\w+@)?(?P<host>[\w.-]{1,253})"
+)
+_HYDRA_CODE = re.compile(r"=\s+(?:EXIT CODE: (?P<code>[1-9]\d{0,2})\b|KILLED BY SIGNAL: (?P<signal>\d{1,2})\b)")
 _COMPOSER = re.compile(
     r"Rank (?P<rank>\d+) crashed with exit code (?P<code>-?\d+)|Global rank (?P<global>\d+) \(PID (?P<pid>\d+)\) exited with code (?P<other>-?\d+)"
 )
-_LAUNCH_FAILED = re.compile(r"srun: error: (?:Task launch for \S+ failed|Application launch failed)")
 # the job, one of its processes, or any helper: `which nvcc` at the start, an upload at the end
 _EXITED = re.compile(r"(?:exited with|returned)(?: non-?zero)?(?: exit)? (?:code|status) -?[1-9]\d*\b")
 _PART_OF_A_JOB = re.compile(
     r"(?i)srun|torchrun|mpirun|deepspeed|accelerate|launch|python|train|rank|worker|process|container|pod\b|job|task"
 )
+_TERMINATE = re.compile(r"terminate called (?:after throwing|without an active|recursively)")
 _SPAWN = re.compile(r"process (?P<rank>\d+) terminated with (?:signal (?P<signal>SIG\w+)|exit code (?P<code>\d+))")
 _SPAWNED = re.compile(r"process (?P<pid>\d+) spawned with command: .{0,2000}--local_rank=(?P<local_rank>\d+)")
 _LIGHTNING = re.compile(r"Child process with PID (?P<pid>\d+) terminated with code (?P<code>-?\d+)\. Forcefully")
@@ -69,9 +73,24 @@ _DEEPSPEED = re.compile(r"exits with return code = (?P<code>-?\d+)")
 _LAUNCH = re.compile(r"CalledProcessError: Command .{1,4000} died with <Signals\.(?P<signal>SIG\w+): \d+>")
 _POD = re.compile(r"[Ee]xit [Cc]ode:\s+(?P<code>\d+)|exitCode\W{1,4}(?P<json>\d+)")
 _SHELL = re.compile(r"line \d+: +(?P<pid>\d+) (?P<how>Killed|Segmentation fault|Bus error|Aborted|Terminated)\b")
-_FAULT = re.compile(
-    r"^(?:Fatal Python error: |!+ |\*\*\* Process received signal|Signal: )(?P<how>Segmentation fault|Bus error|Aborted)"
+# what a shell prints when its command dies
+_SHELL_SAYS = re.compile(
+    r"^(?:\[\d+\]\s*[+-]?\s+(?:(?P<pid>\d{2,10})\s+)?|zsh: )?(?P<how>[Kk]illed|[Ss]egmentation fault|[Bb]us error|[Aa]borted)"
+    r"(?: +\(core dumped\))?(?:\s{2,}\S.*)?$"
 )
+# Paddle
+_TRAINERS = re.compile(
+    r"Out of all (?P<world>\d{1,6}) trainers, the trainer process with rank=\[(?P<ranks>\d[\d, ]{0,4000})\] was aborted"
+)
+_CONTAINER = re.compile(
+    r"^Container rank (?P<rank>\d{1,6}) status failed cmd .{0,4000} code (?P<code>-?[1-9]\d{0,2}) log "
+)
+_FAULT = re.compile(
+    r"^(?:\[(?P<host>[\w.-]{1,253}):(?P<pid>\d{1,10})\] )?(?:Fatal Python error: |!+ |\*\*\* Process received signal|Signal: )"
+    r"(?P<how>Segmentation fault|Bus error|Aborted)"
+)
+# UCX's handler of fatal signals
+_UCX = re.compile(r"^\[(?P<host>[\w.-]{1,253}):(?P<pid>\d{1,10}) *:\d+:\d+\] Caught signal (?P<signal>\d{1,2}) \(")
 # glog's and abseil's handlers of fatal signals
 _HANDLER = re.compile(
     r"\*\*\* (?P<signal>SIG(?:SEGV|ABRT|BUS|FPE|ILL)) (?:\(@0x[0-9a-f]+\) )?received (?:at time=|by PID )"
@@ -107,8 +126,19 @@ def read_launcher(text: str) -> list[Event]:
         return [Event(role="fact", what="process", local_rank=int(found["local_rank"]), pid=int(found["pid"]))]
     if found := _SHELL.search(text):
         return [_exit(_SRUN_WORDS[found["how"]], "shell", pid=int(found["pid"]))]
+    if found := _SHELL_SAYS.match(text):
+        how = found["how"].capitalize()
+        return [_exit(_SRUN_WORDS[how], "shell", pid=int(found["pid"]) if found["pid"] else None)]
+    if found := _TRAINERS.search(text):
+        aborted = [_exit(1, "spawn", rank=int(rank)) for rank in found["ranks"].split(",")[:4096]]
+        return [*aborted, Event(role="fact", what="world", detail={"world": int(found["world"])})]
+    if found := _CONTAINER.search(text):
+        return [_exit(int(found["code"]), "spawn", rank=int(found["rank"]))]
     if found := _FAULT.search(text):
-        return [_exit(_SRUN_WORDS[found["how"]], "own", strength=3)]
+        pid = int(found["pid"]) if found["pid"] else None
+        return [_exit(_SRUN_WORDS[found["how"]], "own", strength=3, host=found["host"], pid=pid)]
+    if found := _UCX.search(text):
+        return [_exit(-int(found["signal"]), "own", strength=3, host=found["host"], pid=int(found["pid"]))]
     if found := _HANDLER.search(text):
         return [_exit(-SIGNALS[found["signal"]], "own", strength=3)]
     if found := _LAUNCH.search(text):
@@ -124,14 +154,32 @@ def read_launcher(text: str) -> list[Event]:
     if found := _RESTART.search(text):
         number = found["count"] or found["other"]
         return [] if number == "0" else [Event(role="fact", what="restart", detail={"count": int(number or 1)})]
+    if "terminate called " in text and _TERMINATE.search(text):
+        return [Event(role="wrapper", what="cpp_terminate")]
     if "ChildFailedError" in text:
         return [Event(role="wrapper", what="child_failed")]
-    if _LAUNCH_FAILED.search(text):
-        return [Event(role="wrapper", what="launcher_exit")]
     if _EXITED.search(text):
         helper = 0 if _PART_OF_A_JOB.search(text) else 1
         return [Event(role="wrapper", what="launcher_exit", detail={"vague": 1, "helper": helper})]
     return []
+
+
+class HydraReader:
+    """Reads the box that MPICH's and Intel's mpiexec print about the process that ended the job."""
+
+    def __init__(self) -> None:
+        self._said: re.Match[str] | None = None
+
+    def read(self, text: str) -> Event | None:
+        """The exit, at the line with its code or signal."""
+        if found := _HYDRA.match(text):
+            self._said = found
+        elif self._said is not None and (code := _HYDRA_CODE.match(text)):
+            said, self._said = self._said, None
+            number = int(code["code"]) if code["code"] else -int(code["signal"])
+            rank = int(said["rank"]) if said["rank"] else None
+            return _exit(number, "mpirun", rank=rank, pid=int(said["pid"]), host=said["host"])
+        return None
 
 
 class ElasticTable:

@@ -17,9 +17,13 @@ _DIED = re.compile(
     r"Worker exit type: SYSTEM_ERROR|worker process has died|A worker died or was killed while executing"
 )
 _NODE_DIED = re.compile(
-    r"[Tt]he actor(?:'s node| is dead because its (?:owner )?node)? has died|its node has died|node .{0,60}has been marked dead"
+    r"[Tt]he actor(?:'s node| is dead because its (?:owner )?node)? has died|its node has died|node .{0,160}has been marked dead"
 )
+_ADDRESS = re.compile(r"and (?:ip|address): (?P<ip>[0-9a-fA-F.:]{3,45})\b")
 _BEGINS = re.compile(r"The actor died unexpectedly|ActorDiedError|A worker health check failed|Worker info: Worker\(")
+
+
+_DEAD_WORKER = re.compile(r"Worker IP address: (?P<ip>[0-9a-fA-F.:]{3,45}) .{0,80}Worker PID: (?P<pid>\d{1,10})\b")
 
 
 class RayReader:
@@ -55,8 +59,12 @@ class RayReader:
             if context := _CONTEXT.search(text):
                 self._said["rank"] = context[1]
         if _NODE_DIED.search(text):
+            if address := _ADDRESS.search(text):
+                self._said["ip"] = address["ip"]
             return self._death("node_lost")
         if _DIED.search(text):
+            if worker := _DEAD_WORKER.search(text):
+                self._said |= worker.groupdict()
             return self._death("process_died_unknown")
         return None
 
@@ -72,5 +80,5 @@ class RayReader:
             pid=int(said["pid"]) if said.get("pid", "").isdecimal() else None,
             ip=said.get("ip") or said.get("node_ip"),
             host=said.get("hostname"),
-            detail={"by": "ray"},
+            detail={"by": "ray", "address": said.get("ip") or said.get("node_ip") or ""},
         )

@@ -8,7 +8,7 @@ from collections import Counter
 from gpudoctor.diagnose.diagnosis import Confidence
 from gpudoctor.diagnose.events import Event
 from gpudoctor.diagnose.job import Job
-from gpudoctor.diagnose.rules.model import Hypothesis, gpu_of, host_of, named, only_rank, ranks_of
+from gpudoctor.diagnose.rules.model import Hypothesis, address_of, gpu_of, host_of, named, only_rank, ranks_of
 
 _OUTSIDE = {
     "host_oom",
@@ -55,7 +55,11 @@ def _survived(job: Job, attempt: int, event: Event, causes: list[Event]) -> bool
 
 def echoes(job: Job, attempt: int, least: int) -> list[Hypothesis]:
     """Causes that may also follow from a peer's end: a refused connection, an unanswered request."""
-    found = _grouped(job, attempt, [e for e in job.of("echo", attempt=attempt) if e.strength >= least])
+    events = [e for e in job.of("echo", attempt=attempt) if e.strength >= least]
+    if any("the rendezvous" in e.text for e in job.of("victim", attempt=attempt, what="store_lost")):
+        # the agent had been in the rendezvous: its host went away, and the address is right
+        events = [e for e in events if e.what != "rendezvous_unreachable"]
+    found = _grouped(job, attempt, events)
     for hypothesis in found:
         if hypothesis.what == "connect_stale" and attempt == 0:  # no earlier attempt could have left an address
             hypothesis.what = "bootstrap_connect_failed"
@@ -93,7 +97,7 @@ def bare_exceptions(job: Job) -> list[Hypothesis]:
         return []
     return [
         Hypothesis(
-            what="user_exception",
+            what=events[0].word("meaning") or "user_exception",
             ranks=only_rank(ranks_of(events)),
             host=host_of(events),
             confidence="possible",
@@ -233,7 +237,7 @@ def _hypothesis(job: Job, attempt: int, events: list[Event]) -> Hypothesis:
     return Hypothesis(
         what=what,
         ranks=ranks,
-        host=host_of(decisive),
+        host=host_of(decisive) or address_of(decisive),
         gpu=gpu_of(decisive),
         confidence=confidence,
         text=_words(decisive[0]),

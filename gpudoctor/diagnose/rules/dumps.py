@@ -6,7 +6,6 @@ from collections import Counter
 
 from gpudoctor.diagnose.events import Event
 from gpudoctor.diagnose.flight_recorder import Dump, RecordedCollective
-from gpudoctor.diagnose.job import Job
 from gpudoctor.diagnose.rules.direct import minority
 from gpudoctor.diagnose.rules.model import Hypothesis, named
 from gpudoctor.diagnose.stacks import Stack
@@ -107,37 +106,43 @@ def _different(dumps: dict[int, Dump]) -> list[Hypothesis]:
     return []
 
 
-def from_stacks(job: Job, stacks: dict[int, Stack]) -> list[Hypothesis]:
-    """The rank whose main thread is elsewhere while the others wait in a collective."""
-    if len(stacks) < 3:
+def from_stacks(stacks: dict[str, tuple[int | None, Stack]]) -> list[Hypothesis]:
+    """The process whose main thread is elsewhere while the others wait in a collective.
+
+    Of two, the one that waits in none, if the other does.
+    """
+    odd = [name for name, (_, stack) in stacks.items() if not stack.waits]
+    if len(stacks) < 2 or (len(stacks) == 2 and len(odd) != 1):
         return []
-    places = {rank: _place(stack) for rank, stack in stacks.items()}
-    odd = [rank for rank, stack in stacks.items() if not stack.waits]
     if not odd or len(odd) > len(stacks) / 2:
+        places = {name: _place(stack) for name, (_, stack) in stacks.items()}
         common = Counter(places.values()).most_common(1)[0][0]
-        odd = [rank for rank, place in places.items() if place != common]
+        odd = [name for name, place in places.items() if place != common]
         if not odd or len(odd) >= len(stacks) / 2:
             return []
-    frame = stacks[odd[0]].frames[0] if stacks[odd[0]].frames else "?"
+    ranks = [rank for rank, _ in (stacks[name] for name in odd) if rank is not None]
+    who = named(ranks) if len(ranks) == len(odd) else ", ".join(odd[:4])
+    verb = "stand" if len(odd) > 1 else "stands"
+    shown = [*odd[:3], *(name for name in stacks if name not in odd)][:4]
     return [
         Hypothesis(
             what="rank_hung",
-            ranks=tuple(odd),
-            confidence="certain" if len(odd) == 1 else "likely",
-            text=f"{named(odd)} stands in {frame} while the others wait in a collective",
-            events=[_shown(stacks[rank], rank) for rank in [*odd[:3], *(r for r in stacks if r not in odd)][:4]],
+            ranks=tuple(ranks) if len(ranks) == len(odd) else (),
+            confidence="certain" if len(odd) == 1 and len(stacks) > 2 else "likely",
+            text=f"{who} {verb} in {stacks[odd[0]][1].place} while the others wait in a collective",
+            events=[_shown(*stacks[name]) for name in shown],
         )
     ]
 
 
-def _shown(stack: Stack, rank: int) -> Event:
+def _shown(rank: int | None, stack: Stack) -> Event:
     return Event(
         role="fact",
         what="stack",
         rank=rank,
         file=stack.file,
         line=stack.line,
-        text=stack.frames[0] if stack.frames else "?",
+        text=stack.place,
     )
 
 

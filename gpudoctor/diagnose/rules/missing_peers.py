@@ -27,9 +27,9 @@ def missing_ranks(job: Job, attempt: int) -> list[Hypothesis]:
     return [
         Hypothesis(
             what="missing_rank",
-            ranks=only_rank(ranks),
+            ranks=ranks if named_ranks else only_rank(ranks),
             confidence="likely" if ranks else "possible",
-            text=f"the others waited in vain for {who}: it never came that far",
+            text=f"the others waited in vain for {who}: {'they' if len(ranks) > 1 else 'it'} never came that far",
             events=waits[:3],
         )
     ]
@@ -48,7 +48,9 @@ def _too_many(waits: list[Event]) -> Hypothesis:
 
 def gloo_timeouts(job: Job, attempt: int) -> list[Hypothesis]:
     """The rank without an error among peers that timed out hangs; gloo has no sequence numbers to compare."""
-    waits = [e for e in job.of("wait", attempt=attempt) if e.what in ("gloo_timeout", "barrier_waits", "peer_timeout")]
+    kinds = ("gloo_timeout", "barrier_waits", "peer_timeout", "rendezvous_wait")
+    waits = [e for e in job.of("wait", attempt=attempt) if e.what in kinds]
+    waits = [e for e in waits if not (e.detail.get("warning") and job.worked_after(e))]
     if not waits:
         return []
     exits = job.exits(attempt)
@@ -80,8 +82,9 @@ def gloo_timeouts(job: Job, attempt: int) -> list[Hypothesis]:
             confidence="possible",
             unknown=True,
             events=waits[:3],
-            text=f"{named(ranks_of(waits)) if ranks_of(waits) else 'a rank'} waited in vain for a peer; "
-            "which one is not in these logs",
+            text=f"{named(ranks_of(waits)) if ranks_of(waits) else 'a rank'} waited in vain for a peer"
+            + (f" in `{op}`" if (op := waits[0].word("op")) else "")
+            + "; which one is not in these logs",
         )
     ]
 

@@ -44,11 +44,18 @@ def host_of(events: Iterable[Event]) -> str | None:
     return hosts.pop() if len(hosts) == 1 else None
 
 
+def address_of(events: Collection[Event]) -> str | None:
+    """The common address, of events that no controller can have repeated; Ray's labels name no host."""
+    addresses = {e.ip for e in events}
+    address = addresses.pop() if len(addresses) == 1 and not any(e.word("type") for e in events) else None
+    return None if address is None or address.startswith(("127.", "0.", "::")) else address
+
+
 def gpu_of(events: Iterable[Event]) -> str | None:
-    """The common GPU of the events, if there is exactly one; a bus id rather than an index."""
+    """The common GPU of the events, if there is exactly one; a bus id rather than an index, which needs one host."""
     found = [e for e in events if e.gpu]
     gpus = {e.gpu for e in found}
-    if len(gpus) != 1:
+    if len(gpus) != 1 or len({e.host for e in found}) != 1:
         return None
     buses = {e.word("gpu_bus_id") for e in found} - {"", None}
     return buses.pop() if len(buses) == 1 else gpus.pop()

@@ -56,6 +56,8 @@ def failed_before(job: Job, attempt: int, ending: Event, *, lost_peers_count: bo
     for event in job.of(*roles, attempt=attempt):
         if event.what == "host_oom" or (event.strength < 2 and event.role == "cause"):
             continue
+        if event.what == "node_lost" and ending.what == "preempted":  # Ray names the node first, then why it went
+            continue
         if event.file == ending.file and event.line < ending.line:
             return True
         if event.file != ending.file and event.role != "victim" and not _later(event, ending):

@@ -81,7 +81,9 @@ def only_victims(job: Job, attempt: int) -> list[Hypothesis]:
         ]
     store = [e for e in victims if e.what == "store_lost"]
     host = job.store_host()
-    words = "the holder of the store (rank 0) ended before that" if store else "a peer ended before that"
+    peers = {peer for e in victims if (peer := e.word("peer"))}
+    peer = f"the peer at {peers.pop()}" if len(peers) == 1 else "a peer"
+    words = f"{'the holder of the store (rank 0)' if store else peer} ended before that"
     who = named(ranks_of(victims)) if ranks_of(victims) else "all who speak"
     return [
         Hypothesis(
@@ -114,6 +116,29 @@ def only_a_launcher(job: Job, attempt: int) -> list[Hypothesis]:
         ]
     if not told and not exits:
         return []
+    if not exits and all(e.what == "cpp_terminate" for e in told):
+        return [
+            Hypothesis(
+                what="process_died_unknown",
+                ranks=only_rank(ranks_of(told)),
+                host=host_of(told),
+                confidence="possible",
+                unknown=True,
+                events=told[:3],
+                text="a process ended by an uncaught C++ exception, whose words are not known here",
+            )
+        ]
+    if closed := [e for e in events if e.what == "rendezvous_closed"]:
+        return [
+            Hypothesis(
+                what="rendezvous_closed",
+                host=host_of(closed),
+                confidence="possible",
+                unknown=True,
+                events=closed[:3],
+                text="the rendezvous was closed before this agent came: the job had ended or failed elsewhere",
+            )
+        ]
     return [
         Hypothesis(
             what="launcher_table_only",

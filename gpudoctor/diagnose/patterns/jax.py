@@ -1,0 +1,38 @@
+"""Lines of JAX and XLA: tasks that never came or fell silent, and threads that wait for others in a collective."""
+
+from __future__ import annotations
+
+import re
+
+from gpudoctor.diagnose.events import Event
+
+_TASK = re.compile(r"/job:[^/\s]{1,80}/(?:replica:\d+/)?task:(?P<rank>\d{1,6})\b")
+_MISSING = re.compile(r"[Tt]imed out task names:")
+_DEAD = re.compile(r"tasks are unhealthy")
+_WAITS = re.compile(
+    r"This thread has been waiting for `(?P<op>[^`;]{1,300})[^`]{0,2000}` for \d+ seconds and may be stuck"
+    r"|Termination timeout (?:for|of) `(?P<ended>[^`;]{1,300})[^`]{0,2000}` of \d+ seconds exceeded"
+)
+
+
+class CoordinationReader:
+    """Reads the tasks that XLA's coordination service lists below a header, and what XLA's rendezvous warns of."""
+
+    def __init__(self) -> None:
+        self._below: str | None = None
+
+    def read(self, text: str) -> list[Event]:
+        """The event of a listed task, or of a thread that waits; empty for other lines."""
+        if self._below is not None and (task := _TASK.match(text)):
+            if self._below == "missing":
+                return [Event(role="wait", what="store_timeout", detail={"key_rank": task["rank"]})]
+            return [Event(role="cause", what="process_died_unknown", rank=int(task["rank"]))]
+        self._below = "missing" if _MISSING.search(text) else "dead" if _DEAD.search(text) else None
+        if "stuck" in text and "Thread is unstuck" in text:
+            return [Event(role="progress", what="unstuck")]
+        if waits := _WAITS.search(text):
+            detail: dict[str, str | int] = {"op": waits["op"] or waits["ended"]}
+            if waits["op"]:  # a warning only: the others may still come
+                detail["warning"] = 1
+            return [Event(role="wait", what="rendezvous_wait", detail=detail)]
+        return []
