@@ -13,7 +13,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from gpudoctor.checks.core import registry as check_registry
+from gpudoctor.probes.runner import launch
 from tests.golden_files import ACCEPT
+from tests.imported_torch import ImportedTorch
 
 ROOT = Path(__file__).parent.parent
 PINNED_CHECKS = Path(__file__).parent / "golden" / "pinned_checks.txt"
@@ -88,6 +90,22 @@ def captures() -> Path:
     if not folder.is_dir():
         pytest.skip(f"no captures at {folder}: set GPUDOCTOR_CAPTURES")
     return folder
+
+
+@pytest.fixture(scope="session")
+def imported_torch() -> Iterator[ImportedTorch]:
+    """The process from which `forked_starters` forks."""
+    process = ImportedTorch()
+    yield process
+    process.close()
+
+
+@pytest.fixture(scope="module")
+def forked_starters(imported_torch: ImportedTorch) -> Iterator[None]:
+    """Ranks that this process starts on CPUs have torch already; those of processes that a test starts import it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(launch, "start", imported_torch.start)
+        yield
 
 
 @pytest.fixture

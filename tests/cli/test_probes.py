@@ -22,9 +22,11 @@ from gpudoctor.facts.model.missing import Missing
 from gpudoctor.load import measure
 from gpudoctor.report.model import Report, report_schema
 from tests.cli.conftest import Gpudoctor, Outcome
+from tests.imported_torch import own_children
 from tests.probes.conftest import open_files
 
 pytest.importorskip("torch", reason="PyTorch is not installed")
+pytestmark = pytest.mark.usefixtures("forked_starters")
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +106,7 @@ def injected(gpudoctor: Gpudoctor, tmp_path: Path, monkeypatch: pytest.MonkeyPat
         failed = {(row.id, f.subject.rank) for row in report.checks for f in row.findings if f.status is Status.FAIL}
         assert failed == {(failing, rank)}
         assert report.measurements.injected == (case,)
-        assert psutil.Process().children(recursive=True) == []
+        assert own_children(recursive=True) == []
         assert open_files() <= files_before, "pipes left open"
         assert list(private_folders.iterdir()) == []
         return report.measurements

@@ -29,6 +29,7 @@ from gpudoctor.fakes.fake_nvml import FakeNvml, Script, ScriptedFault, from_file
 from tests.cli.conftest import Gpudoctor
 from tests.conftest import ROOT
 from tests.facts.nvml_nodes import make_node, make_root, with_gpu
+from tests.imported_torch import own_children
 
 PATIENT_S = 60.0
 Start = Callable[..., "subprocess.Popen[bytes]"]
@@ -243,7 +244,7 @@ def live(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[.
         return reader.lines
 
     yield live
-    assert psutil.Process().children(recursive=True) == []
+    assert own_children(recursive=True) == []
 
 
 Told = Callable[..., list[Opening | Tick]]

@@ -27,6 +27,7 @@ from tests.checks.one_check import judge
 from tests.conftest import ROOT
 from tests.facts.live_nodes import as_read, collect
 from tests.facts.nvml_nodes import make_node, make_root
+from tests.imported_torch import own_children
 
 pytestmark = pytest.mark.usefixtures("no_process_stays")
 
@@ -144,7 +145,7 @@ def test_a_collector_that_the_kernel_does_not_let_go_is_never_waited_for(
 
         patched.setattr(DriverProcess, "start", deaf)
         node = collect(root, make_node(2), ScriptedFault(DRAW, gpu=1, hang=True), call_deadline_s=0.5)
-    [stuck] = psutil.Process().children()
+    [stuck] = own_children()
     assert stuck.is_running()
     assert [(call.call, call.gpu) for call in node.driver.unanswered] == [(DRAW, 1)]
     stuck.kill()

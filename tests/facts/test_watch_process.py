@@ -21,6 +21,7 @@ from gpudoctor.fakes.fake_nvml import FakeNvml, Script, ScriptedFault, from_file
 from gpudoctor.process.pipes import anonymous_file
 from tests.facts.nvml_nodes import make_node
 from tests.facts.test_watch_driver import named
+from tests.imported_torch import own_children
 
 pytestmark = pytest.mark.usefixtures("no_process_stays")
 PATIENT_S = 60.0  # how long a test waits for another process on a busy machine
@@ -94,7 +95,7 @@ def test_a_call_that_does_not_return_is_named_and_its_process_ended(start: Start
     again = until_silent(watch)
     assert again.since_s == silence.since_s
     assert again.why.startswith(why)
-    assert psutil.Process().children() == []
+    assert own_children() == []
 
 
 def test_a_start_that_takes_long_is_told_but_not_given_up(start: Start) -> None:

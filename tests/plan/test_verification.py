@@ -16,6 +16,8 @@ from gpudoctor.probes.runner.launch import OnMessage
 from gpudoctor.probes.runner.messages import UnusableTorch
 from tests.cli.conftest import Gpudoctor
 
+pytestmark = pytest.mark.usefixtures("forked_starters")
+
 CPU = ("--node", "cpu-only", "--try", "--backend", "gloo")
 
 with_torch = pytest.mark.skipif(find_spec("torch") is None, reason="PyTorch is not installed")

@@ -14,6 +14,8 @@ from gpudoctor.probes.runner.launch import ProbePlan
 from gpudoctor.probes.runner.messages import Finished
 from tests.probes.conftest import measure
 
+pytestmark = pytest.mark.usefixtures("forked_starters")
+
 
 class FakeRank:
     """Replaces a Rank in the loop of rounds: records what it sends, and receives what rank 0 would decide."""

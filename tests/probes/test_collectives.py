@@ -11,6 +11,8 @@ from gpudoctor.probes.runner.launch import ProbePlan, run_probes
 from gpudoctor.probes.runner.messages import CollectiveSample, PairSample
 from tests.probes.conftest import measure
 
+pytestmark = pytest.mark.usefixtures("forked_starters")
+
 OTHERS = ("all_gather", "reduce_scatter", "broadcast", "all_to_all", "sendrecv")
 
 

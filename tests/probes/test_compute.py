@@ -23,6 +23,8 @@ from gpudoctor.probes.runner.plan import parse_injection  # noqa: E402
 from tests.probes.conftest import measure  # noqa: E402
 from tests.probes.fake_gpus import GpuRank, install  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("forked_starters")
+
 MIB = 1 << 20
 
 

@@ -20,6 +20,7 @@ from gpudoctor.facts.model.missing import Missing
 from gpudoctor.probes.runner import deadlines
 from gpudoctor.probes.runner.launch import ProbePlan, run_probes
 from gpudoctor.probes.runner.run_collector import INSTALL_TORCH
+from tests.imported_torch import own_children
 from tests.probes.conftest import DEADLINE_S, GONE_WITHIN_S, measure
 
 _HUNG_RUN = """
@@ -69,7 +70,7 @@ def test_ranks_die_with_their_starter_which_is_told_as_a_crash(private_folders: 
     def kill_the_starter(text: str) -> None:
         seen.append(text)
         if "16 MiB" in text:
-            [starter] = psutil.Process().children()
+            [starter] = own_children()
             ranks.extend(starter.children())
             starter.kill()
 
@@ -86,12 +87,12 @@ def test_ranks_die_with_their_starter_which_is_told_as_a_crash(private_folders: 
 def test_a_starter_that_somebody_stopped_is_not_taken_for_a_driver_that_hangs(private_folders: Path) -> None:
     def stop_the_starter(text: str) -> None:
         if "16 MiB" in text:
-            [starter] = psutil.Process().children()
+            [starter] = own_children()
             starter.suspend()
 
     plan = ProbePlan("gloo", 2, probes=("collective",), inject=("hang-rank=1:all_reduce",))
     found = run_probes(plan, deadline_s=DEADLINE_S, probe_deadline_s=10.0, progress=stop_the_starter)
-    assert psutil.Process().children() == []
+    assert own_children() == []
     assert [(problem.probe, problem.rank) for problem in found.problems] == [("collective", 1)]
     assert list(private_folders.iterdir()) == []
 
@@ -211,7 +212,7 @@ def test_a_folder_that_is_removed_under_the_ranks_convicts_nobody(
 def test_a_rank_that_was_stopped_by_a_signal_is_told_as_such() -> None:
     def stop_rank_one(text: str) -> None:
         if "16 MiB" in text:
-            [starter] = psutil.Process().children()
+            [starter] = own_children()
             # in the order of their start: the guardian, rank 0, rank 1
             sorted(starter.children(), key=lambda process: process.pid)[-1].suspend()
 

@@ -10,6 +10,8 @@ from gpudoctor.probes.runner.launch import ProbePlan, run_probes
 from gpudoctor.probes.runner.plan import Injection, parse_injection
 from tests.probes.conftest import measure
 
+pytestmark = pytest.mark.usefixtures("forked_starters")
+
 
 def test_a_rank_that_hangs_in_the_train_is_named_with_its_step() -> None:
     plan = ProbePlan("gloo", ranks=2, probes=("train",), inject=("hang-rank=0:train",))

@@ -24,6 +24,8 @@ from gpudoctor.probes.runner.torch_errors import require_usable  # noqa: E402
 from tests.probes.conftest import measure  # noqa: E402
 from tests.probes.fake_gpus import GpuRank, install  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("forked_starters")
+
 MIB = 1 << 20
 
 

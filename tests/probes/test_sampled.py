@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import psutil
 import pytest
 
 from gpudoctor.checks.core.registry import registry
@@ -23,7 +22,10 @@ from gpudoctor.probes.runner import launch, messages
 from gpudoctor.probes.runner import telemetry as sampled
 from gpudoctor.probes.runner.plan import ProbePlan
 from gpudoctor.probes.runner.telemetry import Windows, sampling
+from tests.imported_torch import own_children
 from tests.probes.conftest import DEADLINE_S
+
+pytestmark = pytest.mark.usefixtures("forked_starters")
 
 
 class Clock:
@@ -121,7 +123,7 @@ def load(node: Node, monkeypatch: pytest.MonkeyPatch, run: Callable[..., Measure
     try:
         return measure(node, registry(), "standard", asked, None, interrupted.append, **args)
     finally:
-        assert psutil.Process().children(recursive=True) == []
+        assert own_children(recursive=True) == []
 
 
 def trained(plan: ProbePlan, *, on_message: Callable[..., None], **_: object) -> Measurements:

@@ -18,6 +18,8 @@ from gpudoctor.probes.runner.launch import ProbePlan, run_probes
 from gpudoctor.probes.runner.plan import parse_injection
 from tests.probes.conftest import measure, two_ranks
 
+pytestmark = pytest.mark.usefixtures("forked_starters")
+
 # A dozen trains of four ranks, on machines on which other tests use the cores too.
 DEADLINE_S = 300.0
 ROUNDING = 1e-5

@@ -15,6 +15,8 @@ from gpudoctor.facts.model.missing import Missing
 from gpudoctor.probes.runner.launch import ProbePlan
 from tests.probes.conftest import measure
 
+pytestmark = pytest.mark.usefixtures("forked_starters")
+
 
 @pytest.fixture(scope="module")
 def run() -> Measurements:

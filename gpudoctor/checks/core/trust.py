@@ -40,10 +40,11 @@ def unreadable(gpu: Gpu) -> str | None:
     temperature, power and clock are all 0, which is impossible for a running GPU.
     """
     values = _main_values(gpu)
-    denied = [value for value in values if isinstance(value, Missing) and value.kind == "denied"]
-    if len(denied) > sum(not isinstance(value, Missing) for value in values):
+    missing = [value for value in values if isinstance(value, Missing)]
+    denied = [value for value in missing if value.kind == "denied"]
+    if len(denied) > len(values) - len(missing):
         return f"{len(denied)} of its {len(values)} main values may not be read ({denied[0].reason})"
-    refused = [value for value in values if says_err(value)]
+    refused = [value for value in missing if says_err(value)]
     if len(refused) >= _MOST_ERR:
         return f"nvidia-smi says ERR! for {len(refused)} of its main values: it could not read this GPU"
     if known(gpu.thermal.gpu_c) == 0 and known(gpu.power.draw_w) == 0 and known(gpu.clocks.sm_mhz) == 0:
