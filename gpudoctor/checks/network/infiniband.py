@@ -109,7 +109,7 @@ def _down(ports: tuple[RdmaPort, ...]) -> Iterator[Finding]:
     for port in ports:
         if port.is_active or isinstance(port.state, Missing):
             continue
-        kind = [p for p in ports if _kind(p) == _kind(port)]
+        kind = _kind_of(port, ports)
         up = sum(p.is_active for p in kind)
         # a subnet manager takes a port that has a link from INIT over ARMED to ACTIVE
         waits = "INIT" in port.state.upper() or "ARM" in port.state.upper()
@@ -135,10 +135,20 @@ def _down(ports: tuple[RdmaPort, ...]) -> Iterator[Finding]:
         )
 
 
-def _kind(port: RdmaPort) -> tuple[object, ...]:
-    # adapters of one PCI function a port (mlx5) number all of them 1
-    function = (known(port.bus_id) or "").rpartition(".")[2]
-    return known(port.link_layer), port.port, function, known(port.max_rate_gbit_s)
+def _kind_of(port: RdmaPort, ports: tuple[RdmaPort, ...]) -> list[RdmaPort]:
+    """The ports of the same link layer, number and maximum rate; those of second PCI functions apart if all are idle.
+
+    Adapters with one PCI function a port (mlx5) number all their ports 1.
+    """
+    kind = [p for p in ports if _form(p) == _form(port)]
+    second = [p for p in kind if (known(p.bus_id) or "").rpartition(".")[2] not in ("", "0")]
+    if any(p.is_active for p in second):
+        return kind
+    return second if port in second else [p for p in kind if p not in second]
+
+
+def _form(port: RdmaPort) -> tuple[object, ...]:
+    return known(port.link_layer), port.port, known(port.max_rate_gbit_s)
 
 
 def _slow(active: list[RdmaPort], siblings: float) -> Iterator[Finding]:
