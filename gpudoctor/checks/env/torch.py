@@ -63,7 +63,8 @@ def torch_build(case: Case) -> Iterator[Finding]:
     import_s = known(launch.import_s) if launch else None
     if import_s is not None and import_s > case.limit(_SLOW_IMPORT_S):
         yield ok(NODE, f"importing torch took {import_s:.0f} s: it lies on a slow disk, and was not in memory")
-    opens_gpus = view is not None and view.cuda_available and view.error is None and view.device_count > 0
+    # not is_available() or device_count(), which may ask NVML: only a rank on a GPU starts CUDA and reads its UUID
+    opens_gpus = view is not None and view.error is None and bool(known(view.visible_uuids))
     yield from _build(case, torch, view.cuda if view else case.node.software.torch_cuda, opens_gpus)
     if view is not None:
         yield from _sight(case, view)

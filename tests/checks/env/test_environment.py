@@ -358,6 +358,8 @@ def test_a_newer_cuda_that_opens_the_gpus_all_the_same_is_no_fault() -> None:
     assert (result.status, "compatibility package" in words(result)) == (Status.PASS, True)
     refused = sees(cuda="13.0", cuda_available=False, error="The NVIDIA driver on your system is too old")
     assert judge(TORCH, node, refused).status is Status.FAIL
+    on_cpus = sees(cuda="13.0", cuda_available=True, device_count=2, visible_uuids=Missing("CPU ranks"))
+    assert judge(TORCH, node, on_cpus).status is Status.FAIL, "counted by NVML, not opened"
 
 
 def test_an_old_torch_and_a_second_nccl_warn() -> None:
