@@ -253,6 +253,10 @@ def test_links_that_are_down_on_the_only_gpu_shown_are_unknown() -> None:
     (finding,) = bad("nvlink.links", links(up, up, up, down, up, down))
     assert (finding.status, finding.subject.gpu) == (Status.UNKNOWN, 3)
     assert bad("nvlink.links", links(up, up, up, up, up, up)) == []
+    escaped = links(up, up, up, "&lt;inactive&gt;", up, "&lt;inactive&gt;")
+    assert bad("nvlink.links", escaped) == [finding], "as copied from the source of a web page"
+    (strange,) = bad("nvlink.links", links(up, up, up, "<degraded>", up, up))
+    assert (strange.status, "<degraded>" in text_of(strange)) == (Status.UNKNOWN, True)
 
 
 @pytest.mark.parametrize(("count", "status"), [("", Status.UNKNOWN), ("Attached GPUs : 1\n", None)])

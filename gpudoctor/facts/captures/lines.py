@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import html
 import re
 from collections.abc import Iterable, Iterator
 from typing import BinaryIO
@@ -17,6 +18,7 @@ _ODD_BLANKS = {
 }
 # colours and cursor movements (ECMA-48 CSI), window titles (OSC), and the choice of a character set
 _TERMINAL = re.compile(r"\x1b(?:\[[0-9;?]{0,40}[ -/]?[@-~]|\][^\x07\x1b]{0,300}(?:\x07|\x1b\\)?|[()][A-Z0-9])")
+_ENTITY = re.compile(r"&(?:lt|gt|amp|quot|nbsp|#0?39|#x27);")
 _PANE = re.compile(r"(?<=[|+])\s*[│┃]$")  # the border of a terminal's pane, right of a table
 # prefixes that mails, forums, editors and other programs add; _STAMP is from kubectl, docker logs or ts
 _QUOTE = re.compile(r"(?:[ \t]{0,3}>){1,8}[ \t]?")  # one mark per level of reply
@@ -71,6 +73,11 @@ def chunks_of(head: bytes, stream: BinaryIO) -> Iterator[bytes]:
 def plain_spaces(text: str) -> str:
     """The text with a space for each blank of another kind, and without marks that have no width."""
     return text if text.isascii() else text.translate(_ODD_BLANKS)
+
+
+def unescaped(line: str) -> str:
+    """The line with the signs that a web page's source writes as entities (&lt;inactive&gt;)."""
+    return _ENTITY.sub(lambda found: plain_spaces(html.unescape(found[0])), line) if "&" in line else line
 
 
 def without_terminal(line: str) -> str:

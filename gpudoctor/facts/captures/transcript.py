@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 import msgspec
 
 from gpudoctor.facts.captures import SourceError
-from gpudoctor.facts.captures.lines import unprefixed, without_terminal
+from gpudoctor.facts.captures.lines import unescaped, unprefixed, without_terminal
 from gpudoctor.facts.captures.reader import Block, TextReader
 
 PIECE_LINES = 20_000  # per piece of a log
@@ -122,6 +122,8 @@ class Transcript:
 
     def _line(self, raw: str, number: int) -> None:
         line = without_terminal(raw)
+        if self._reader is None or self._reader.until is None:  # not inside XML
+            line = unescaped(line)
         if self._margin and line:
             if line.startswith(self._margin):
                 line = line[len(self._margin) :]

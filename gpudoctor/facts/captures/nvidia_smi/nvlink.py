@@ -22,6 +22,7 @@ _MORE = re.compile(
 )
 _WHOLE_LINE = re.compile(r"(?:GB/s|[>)]|\d|\.\d|N/A\]?|active)$")
 _LINK = re.compile(r"Link (\d{1,3}):\s*(.{0,200})")
+_WORD = re.compile(r"<[^<>]{1,40}>|[A-Za-z]{3,20}")
 _SPEED = re.compile(r"(\d{1,6}(?:\.\d{1,6})?) GB/s")
 _ERRORS = re.compile(r"(Replay|Recovery|CRC)(?: FLIT)? Errors?:\s*(\S.{0,60})?", re.IGNORECASE)
 _REMOTE = re.compile(r"Remote Device ([0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7])")
@@ -238,4 +239,6 @@ def _with(link: NvLink, told: str) -> NvLink:
         elif value.strip("[]").upper() in ("N/A", ""):
             number = UNSUPPORTED
         return msgspec.structs.replace(link, **{_COUNTERS[count.group(1).lower()]: number})
+    if _WORD.fullmatch(told):
+        return msgspec.structs.replace(link, state=Missing(f"not understood: {told}", "failed"))
     return link
