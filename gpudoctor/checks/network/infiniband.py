@@ -9,7 +9,7 @@ from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, F
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE, of_nic
 from gpudoctor.facts.model.missing import Missing, known
-from gpudoctor.facts.model.node import RdmaPort
+from gpudoctor.facts.model.node import Node, RdmaPort
 from gpudoctor.profiles.peers import majority
 
 _SIBLING_PORTS = Limit(
@@ -61,6 +61,18 @@ def infiniband(case: Case) -> Iterator[Finding]:
         text = f"{len(active)} {kind} ports active{speed}" + (f", {unused} unused" if unused else "")
         yield ok(NODE, Found(text, len(active), "ports"), None, *(_evidence(port) for port in active))
     yield from _gpudirect(case)
+
+
+def carries_training(node: Node) -> bool:
+    """Whether the active ports show that jobs here use RDMA: InfiniBand or EFA, or as many as a cluster's node has.
+
+    The Ethernet adapter of any server (mlx5, irdma, bnxt_re) is an active RDMA port too, used for that or not.
+    """
+    active = [port for port in known(node.network.rdma_ports) or () if port.is_active]
+    ethernet = [port for port in active if known(port.link_layer) == "Ethernet"]
+    gpus = len(node.gpus)
+    many = gpus >= _CLUSTER_GPUS.value and len(ethernet) >= gpus * _PORTS_PER_GPU.value
+    return len(ethernet) < len(active) or (bool(active) and many)
 
 
 def _none_active(case: Case, ports: tuple[RdmaPort, ...]) -> Finding:
@@ -172,6 +184,9 @@ def _slow(active: list[RdmaPort], siblings: float) -> Iterator[Finding]:
 def _gpudirect(case: Case) -> Iterator[Finding]:
     """GPUDirect RDMA needs nvidia_peermem, or dma-buf in kernel and driver."""
     if not case.gpus:
+        return
+    if not carries_training(case.node):
+        yield skip(NODE, "GPUDirect RDMA: the active ports are a few of Ethernet, which any server has")
         return
     if all("geforce" in (known(gpu.name) or "").lower() for gpu in case.gpus):
         yield skip(NODE, "GPUDirect RDMA: GeForce GPUs do not have it")

@@ -29,7 +29,7 @@ def ports(**last: Any) -> tuple[RdmaPort, ...]:
     return (*(port(number) for number in range(3)), port(3, **last))
 
 
-def event(kind: HostEventKind, count: int = 1, *, device: str | None = "0000:5c:00.0", **times: float) -> HostEvent:
+def event(kind: HostEventKind, count: int = 1, *, device: str | None = "0000:5c:00.0", **times: Any) -> HostEvent:
     return HostEvent(kind, POWER if kind == "nic-power" else f"a line of {kind}", device, count, **times)
 
 
