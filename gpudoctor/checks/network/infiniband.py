@@ -126,7 +126,7 @@ def _down(ports: tuple[RdmaPort, ...]) -> Iterator[Finding]:
         # a subnet manager takes a port that has a link from INIT over ARMED to ACTIVE
         waits = "INIT" in port.state.upper() or "ARM" in port.state.upper()
         cabled = waits and (known(port.physical_state) or "").lower() == "linkup"
-        if up * 2 <= len(kind) and not cabled:
+        if (up * 2 <= len(kind) or _second(port, kind)) and not cabled:
             continue
         yield warn(
             of_nic(port.device),
@@ -148,9 +148,18 @@ def _down(ports: tuple[RdmaPort, ...]) -> Iterator[Finding]:
 
 
 def _kind(port: RdmaPort) -> tuple[object, ...]:
-    # adapters of one PCI function a port (mlx5) number all of them 1
+    return known(port.link_layer), port.port, known(port.max_rate_gbit_s)
+
+
+def _second(port: RdmaPort, kind: list[RdmaPort]) -> bool:
+    """Whether it is the second port of an adapter, and no second port of its kind is in use.
+
+    Adapters with one PCI function a port (mlx5) number each port 1.
+    """
     function = (known(port.bus_id) or "").rpartition(".")[2]
-    return known(port.link_layer), port.port, function, known(port.max_rate_gbit_s)
+    return function not in ("", "0") and not any(
+        p.is_active for p in kind if (known(p.bus_id) or "").endswith(f".{function}")
+    )
 
 
 def _slow(active: list[RdmaPort], siblings: float) -> Iterator[Finding]:
