@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from gpudoctor.facts.model.missing import Missing
-from gpudoctor.facts.nvml.read_node import read_denied_gpus
+from gpudoctor.facts.nvml.read_node import read_denied_gpus, read_excluded_gpus
 from tests.facts.nvml_nodes import make_node, make_root, read
 
 BUS_IDS = ("0000:1b:00.0", "0000:2b:00.0", "0000:3b:00.0", "0000:4b:00.0")
@@ -65,6 +65,14 @@ def test_a_gpu_without_a_device_file_or_a_minor_number_is_not_called_denied(
     assert read_denied_gpus(tmp_path, shown=()) == BUS_IDS[:2]
     kernel_module_drives(tmp_path, {"not-a-gpu": 0})
     assert read_denied_gpus(tmp_path, shown=()) == BUS_IDS[:2]
+
+
+def test_a_gpu_that_an_option_keeps_from_use_is_excluded(tmp_path: Path) -> None:
+    kernel_module_drives(tmp_path, dict(zip(BUS_IDS, range(4), strict=True)))
+    file = tmp_path / "proc/driver/nvidia/gpus" / BUS_IDS[2] / "information"
+    file.write_text(file.read_text(encoding="utf-8").replace("Excluded:\t No", "Excluded:\t Yes"), encoding="utf-8")
+    assert read_excluded_gpus(tmp_path, shown=BUS_IDS[:2]) == (BUS_IDS[2],)
+    assert read_excluded_gpus(tmp_path, shown=BUS_IDS) == ()
 
 
 def test_without_the_kernel_modules_folder_nothing_is_known(tmp_path: Path) -> None:

@@ -67,7 +67,14 @@ def test_a_node_survives_the_way_to_json_and_back(name: str) -> None:
 def test_a_node_says_of_every_leaf_what_a_live_collection_would(name: str) -> None:
     allowed: tuple[str, ...] = (".source.", ".network.", ".software.", ".gpus[].nvlinks[].")
     # only captures contain these
-    allowed += (".driver.d", ".host.secure_boot", ".scheduler.", ".fabric_manager.", ".kernel_log.host_events")
+    allowed += (
+        ".driver.d",
+        ".driver.excluded_gpus",
+        ".host.secure_boot",
+        ".scheduler.",
+        ".fabric_manager.",
+        ".kernel_log.host_events",
+    )
     allowed += (".gpus[].pcie.path[].", ".gpus[].inforom_corrupted")
     left = {leaf for leaf in unread_leaves(load_node(name)) if not leaf.startswith(allowed)}
     assert left == set()

@@ -62,17 +62,26 @@ class Unseen(msgspec.Struct, frozen=True):
 
 
 def bus_gpus(node: Node) -> tuple[PciDevice, ...] | Missing:
-    """The GPUs on the bus that this system may use: not those handed to virtual machines, nor drained ones."""
-    gpus, drained = pci_gpus(node), drained_gpus(node)
+    """The GPUs on the bus that this system may use: not those handed to virtual machines, drained or excluded."""
+    gpus, taken = pci_gpus(node), (*drained_gpus(node), *excluded_gpus(node))
     if isinstance(gpus, Missing):
         return gpus
-    return tuple(d for d in gpus if not _handed_on(node, d) and d.bus_id not in drained)
+    return tuple(d for d in gpus if not _handed_on(node, d) and d.bus_id not in taken)
 
 
 def drained_gpus(node: Node) -> tuple[str, ...]:
     """Bus ids of the GPUs that an operator drained, and that the driver does not show for that reason."""
+    return _hidden_of(node, node.driver.drained_gpus)
+
+
+def excluded_gpus(node: Node) -> tuple[str, ...]:
+    """Bus ids of the GPUs that an option of the kernel module keeps from use, and that the driver does not show."""
+    return _hidden_of(node, node.driver.excluded_gpus)
+
+
+def _hidden_of(node: Node, bus_ids: tuple[str, ...] | Missing) -> tuple[str, ...]:
     shown = {gpu.bus_id for gpu in node.gpus}
-    return tuple(bus_id for bus_id in known(node.driver.drained_gpus) or () if bus_id not in shown)
+    return tuple(bus_id for bus_id in known(bus_ids) or () if bus_id not in shown)
 
 
 def unseen(node: Node) -> Unseen:
@@ -118,6 +127,8 @@ def not_shown(node: Node, bus_id: str) -> NotShown:
         return NotShown("outside", why)
     if bus_id in drained_gpus(node):
         return NotShown("outside", "an operator drained it")
+    if bus_id in excluded_gpus(node):
+        return NotShown("outside", "the driver's options exclude it")
     if bus_id in (known(node.driver.denied_gpus) or ()):
         return NotShown("outside", "its device file may not be opened here")
     away = unseen(node)

@@ -74,6 +74,8 @@ def _slow_now(case: Case, gpu: Gpu) -> Finding | None:
     running = [known(p.clocks.sm_mhz) or 0 for p in same_model(case, gpu) if not _excused(p)]
     if running and max(running) < top * share:
         return None
+    if new := [reason for reason in known(gpu.clocks.event_reasons) or () if reason.startswith("0x")]:
+        return skip(of_gpu(gpu), f"{now} of {top} MHz, for a reason unknown to this version: {', '.join(new)}")
     busy = known(gpu.utilization.gpu_pct)
     state = known(gpu.clocks.performance_state)
     # between two kernels a healthy GPU may briefly show a low clock: fail only a busy one

@@ -23,7 +23,16 @@ from gpudoctor.checks.core.finding import (
 )
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.scope import confined, pci_gpus, shown_count, slurm_gave
-from gpudoctor.checks.core.sight import REFUSED, Unseen, bus_gpus, drained_gpus, narrowed, refused_handles, unseen
+from gpudoctor.checks.core.sight import (
+    REFUSED,
+    Unseen,
+    bus_gpus,
+    drained_gpus,
+    excluded_gpus,
+    narrowed,
+    refused_handles,
+    unseen,
+)
 from gpudoctor.checks.core.subject import NODE, Subject, of_gpu
 from gpudoctor.checks.core.trust import shown_by_driver
 from gpudoctor.checks.driver.loaded import INIT_OK
@@ -80,8 +89,8 @@ def count(case: Case) -> Iterator[Finding]:
     gone = {device.bus_id for device in away.gone}
     dead = tuple(f for f in dead if f.subject.bus_id not in gone and not limited)
     problems = (*_gone(case, shown, away), *dead, *_expected(case, shown, limited), *_given_out(case))
-    # a GPU that an operator drained is no reason for another one to be missing
-    problems = (*_drained(case), *(problems or _empty_sockets(case, limited)))
+    # a GPU that an operator took from use is no reason for another one to be missing
+    problems = (*_taken_from_use(case), *(problems or _empty_sockets(case, limited)))
     yield from problems
     refused = refused_handles(node)
     silent = shown - len(node.gpus) - refused
@@ -106,7 +115,7 @@ def count(case: Case) -> Iterator[Finding]:
         yield ok(NODE, Found(text, shown, "GPUs"), None, _shown_by_driver(shown))
 
 
-def _drained(case: Case) -> Iterator[Finding]:
+def _taken_from_use(case: Case) -> Iterator[Finding]:
     for bus_id in drained_gpus(case.node):
         yield warn(
             Subject(kind="gpu", bus_id=bus_id),
@@ -115,6 +124,18 @@ def _drained(case: Case) -> Iterator[Finding]:
             Evidence("nvmlDeviceQueryDrainState", "1"),
             likely="somebody took this GPU from use, to reset or to replace it",
             advice=[Advice("No longer meant? Give it back.", f"nvidia-smi drain -p {bus_id} -m 0")],
+        )
+    for bus_id in excluded_gpus(case.node):
+        yield warn(
+            Subject(kind="gpu", bus_id=bus_id),
+            "excluded by the driver's options: no program sees it",
+            "in use",
+            Evidence(f"/proc/driver/nvidia/gpus/{bus_id}/information", "GPU Excluded: Yes"),
+            likely="somebody, or the fabric manager in degraded mode, took a GPU that failed from use",
+            advice=[
+                Advice("See the option.", "grep -r ExcludedGpus /etc/modprobe.d; nvidia-smi -q | grep -i excluded"),
+                "Mended or replaced? Remove the option, rebuild the initramfs and reboot.",
+            ],
         )
 
 
@@ -213,7 +234,7 @@ def _empty_sockets(case: Case, limited: str | None) -> Iterator[Finding]:
         NODE,
         Found(
             f"{len(modules)} GPUs on a board of {board}: module {words} is missing"
-            + (f", {handed_on} of them drained or handed to a virtual machine" if handed_on else ""),
+            + (f", {handed_on} of them taken from use or handed to a virtual machine" if handed_on else ""),
             len(modules),
             "GPUs",
         ),
@@ -291,7 +312,8 @@ def _expected(case: Case, shown: int, limited: str | None) -> Iterator[Finding]:
     if wanted is None:
         wanted, source = _scheduled(case, shown)
     # a GPU that this process may not open is present all the same
-    shown = max(shown, len(case.node.gpus) + refused_handles(case.node)) + len(drained_gpus(case.node))
+    shown = max(shown, len(case.node.gpus) + refused_handles(case.node))
+    shown += len(drained_gpus(case.node)) + len(excluded_gpus(case.node))
     if wanted is None or wanted == shown or (limited and shown < wanted and not _written_down_for_here(case)):
         return
     few = shown < wanted

@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable, Iterator
 import msgspec
 
 from gpudoctor.checks.core.case import Case, Limit
+from gpudoctor.checks.core.each_gpu import first_failed
 from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, fail, ok, skip, unknown, unread, warn
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE, of_gpu
@@ -57,6 +58,8 @@ def identical(case: Case) -> Iterator[Finding]:
             yield unknown(of_gpu(gpu), doubt)
         elif isinstance(gpu.name, Missing):
             yield unread(of_gpu(gpu), "model name", gpu.name)
+        elif (why := _may_only_drive_a_display(case, gpu)) is not None:
+            yield unread(of_gpu(gpu), f"whether the {gpu.name} only drives a display", why)
         else:
             gpus.append(gpu)
     yield from _of_another_model(case, gpus)
@@ -97,6 +100,15 @@ def identical(case: Case) -> Iterator[Finding]:
             value = attribute.read(gpu)
             if isinstance(value, Missing) and value.kind == "failed":
                 yield unread(of_gpu(gpu), attribute.words, value)
+
+
+def _may_only_drive_a_display(case: Case, gpu: Gpu) -> Missing | None:
+    """Why it is not known whether this GPU is to be compared: of display and small memory, one could not be read."""
+    display, memory = gpu.settings.display_active, known(gpu.memory_total_mib)
+    largest = max(known(each.memory_total_mib) or 0 for each in case.compute_gpus)
+    if memory is not None and memory * 2 < largest:
+        return first_failed([display])
+    return first_failed([gpu.memory_total_mib]) if display is True else None
 
 
 def _of_another_model(case: Case, gpus: list[Gpu]) -> Iterator[Finding]:

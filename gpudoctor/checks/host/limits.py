@@ -9,6 +9,7 @@ from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, F
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE
 from gpudoctor.checks.host.ram_per_gpu import OURS
+from gpudoctor.checks.network.infiniband import carries_training
 from gpudoctor.facts.model.missing import Missing, known
 
 _MEMLOCK_KIB = Limit(
@@ -34,6 +35,8 @@ def user_limits(case: Case) -> Iterator[Finding]:
         yield skip(NODE, "locked memory (ulimit -l): matters for RDMA only, and the RDMA ports are not known")
     elif not any(port.is_active for port in ports):
         yield skip(NODE, "locked memory (ulimit -l): matters for RDMA only, and no RDMA port is active")
+    elif not carries_training(case.node):
+        yield skip(NODE, "locked memory (ulimit -l): matters for RDMA only, and the active ports are a few of Ethernet")
     else:
         yield _limit(case, _MEMLOCK_KIB, "lockable memory (ulimit -l)", host.memlock_kib, "ulimit -l unlimited")
 

@@ -9,7 +9,7 @@ from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, F
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE, of_nic
 from gpudoctor.facts.model.missing import Missing, known
-from gpudoctor.facts.model.node import RdmaPort
+from gpudoctor.facts.model.node import Node, RdmaPort
 from gpudoctor.profiles.peers import majority
 
 _SIBLING_PORTS = Limit(
@@ -63,6 +63,18 @@ def infiniband(case: Case) -> Iterator[Finding]:
     yield from _gpudirect(case)
 
 
+def carries_training(node: Node) -> bool:
+    """Whether the active ports show that jobs here use RDMA: InfiniBand or EFA, or as many as a cluster's node has.
+
+    The Ethernet adapter of any server (mlx5, irdma, bnxt_re) is an active RDMA port too, used for that or not.
+    """
+    active = [port for port in known(node.network.rdma_ports) or () if port.is_active]
+    ethernet = [port for port in active if known(port.link_layer) == "Ethernet"]
+    gpus = len(node.gpus)
+    many = gpus >= _CLUSTER_GPUS.value and len(ethernet) >= gpus * _PORTS_PER_GPU.value
+    return len(ethernet) < len(active) or (bool(active) and many)
+
+
 def _none_active(case: Case, ports: tuple[RdmaPort, ...]) -> Finding:
     """A warning if the node is built for multi-node training or a cable is plugged in; else a skip."""
     text = f"none of the {len(ports)} RDMA ports is in use ({_states(ports)})"
@@ -109,12 +121,12 @@ def _down(ports: tuple[RdmaPort, ...]) -> Iterator[Finding]:
     for port in ports:
         if port.is_active or isinstance(port.state, Missing):
             continue
-        kind = _kind_of(port, ports)
+        kind = [p for p in ports if _kind(p) == _kind(port)]
         up = sum(p.is_active for p in kind)
         # a subnet manager takes a port that has a link from INIT over ARMED to ACTIVE
         waits = "INIT" in port.state.upper() or "ARM" in port.state.upper()
         cabled = waits and (known(port.physical_state) or "").lower() == "linkup"
-        if up * 2 <= len(kind) and not cabled:
+        if (up * 2 <= len(kind) or _second(port, kind)) and not cabled:
             continue
         yield warn(
             of_nic(port.device),
@@ -135,20 +147,19 @@ def _down(ports: tuple[RdmaPort, ...]) -> Iterator[Finding]:
         )
 
 
-def _kind_of(port: RdmaPort, ports: tuple[RdmaPort, ...]) -> list[RdmaPort]:
-    """The ports of the same link layer, number and maximum rate; those of second PCI functions apart if all are idle.
-
-    Adapters with one PCI function a port (mlx5) number all their ports 1.
-    """
-    kind = [p for p in ports if _form(p) == _form(port)]
-    second = [p for p in kind if (known(p.bus_id) or "").rpartition(".")[2] not in ("", "0")]
-    if any(p.is_active for p in second):
-        return kind
-    return second if port in second else [p for p in kind if p not in second]
-
-
-def _form(port: RdmaPort) -> tuple[object, ...]:
+def _kind(port: RdmaPort) -> tuple[object, ...]:
     return known(port.link_layer), port.port, known(port.max_rate_gbit_s)
+
+
+def _second(port: RdmaPort, kind: list[RdmaPort]) -> bool:
+    """Whether it is the second port of an adapter, and no second port of its kind is in use.
+
+    Adapters with one PCI function a port (mlx5) number each port 1.
+    """
+    function = (known(port.bus_id) or "").rpartition(".")[2]
+    return function not in ("", "0") and not any(
+        p.is_active for p in kind if (known(p.bus_id) or "").endswith(f".{function}")
+    )
 
 
 def _slow(active: list[RdmaPort], siblings: float) -> Iterator[Finding]:
@@ -182,6 +193,9 @@ def _slow(active: list[RdmaPort], siblings: float) -> Iterator[Finding]:
 def _gpudirect(case: Case) -> Iterator[Finding]:
     """GPUDirect RDMA needs nvidia_peermem, or dma-buf in kernel and driver."""
     if not case.gpus:
+        return
+    if not carries_training(case.node):
+        yield skip(NODE, "GPUDirect RDMA: the active ports are a few of Ethernet, which any server has")
         return
     if all("geforce" in (known(gpu.name) or "").lower() for gpu in case.gpus):
         yield skip(NODE, "GPUDirect RDMA: GeForce GPUs do not have it")

@@ -80,6 +80,8 @@ def _all_gpus(case: Case, gpu: Gpu) -> Finding:
     state, status = seen.state.lower(), known(seen.status)
     expected = Expected("completed, success", source="nvmlDeviceGetGpuFabricInfo")
     evidence = [Evidence("nvidia-smi -q, Fabric", f"state {state}, status {status or 'not shown'}")]
+    if state.startswith("value "):
+        return unknown(subject, f"the driver tells a state of the fabric unknown to this version: {state}", *evidence)
     if state != "completed":
         return _unregistered(case, gpu, state, expected, evidence)
     if isinstance(seen.status, Missing):
@@ -144,6 +146,8 @@ def _health(gpu: Gpu, expected: Expected, evidence: list[Evidence]) -> Finding:
             likely="an NVSwitch, a trunk link or a port of this GPU is out: traffic takes fewer links",
             advice=_MANAGER,
         )
+    if new := [word for word in (summary, bandwidth) if word.startswith("value ")]:
+        return unknown(subject, f"the driver tells a health of the fabric unknown to this version: {new[0]}", *evidence)
     if _MULTI_NODE.search(known(gpu.name) or "") and _no_domain(gpu):
         evidence.append(Evidence("clique id, cluster UUID", f"{known(seen.clique_id)}, {known(seen.cluster_uuid)}"))
         return warn(

@@ -80,7 +80,8 @@ class Driver(Fact, frozen=True):
     the errors that the driver returned instead of a handle; `unread_handles` names the GPUs whose handle
     did not come in time, with our reason, not the driver's. `denied_gpus` are
     bus ids of GPUs that it does not show and whose device files this process may not open. `drained_gpus` are bus
-    ids of GPUs that it hides because an operator drained them (nvidia-smi drain).
+    ids of GPUs that it hides because an operator drained them (nvidia-smi drain), `excluded_gpus` those that the
+    module's option NVreg_ExcludedGpus, or the fabric manager, keeps from use.
     `init_s` is the duration of nvmlInit, `start_s` the time from its start until the last GPU returned its
     handle: without persistence mode the GPUs are woken in that time. `slowest_call` is the slowest of the
     others. `binding_hidden_by` is the package that other Python programs import instead of NVIDIA's
@@ -100,6 +101,7 @@ class Driver(Fact, frozen=True):
     unread_handles: tuple[str, ...] = ()
     denied_gpus: tuple[str, ...] | Missing = NOT_READ
     drained_gpus: tuple[str, ...] | Missing = NOT_READ
+    excluded_gpus: tuple[str, ...] | Missing = NOT_READ
     unanswered: tuple[Unanswered, ...] = ()
     calls: int | Missing = NOT_READ
     slowest_call: str | Missing = NOT_READ

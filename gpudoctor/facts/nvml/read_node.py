@@ -47,13 +47,29 @@ def read_denied_gpus(root: Path, shown: Container[str]) -> tuple[str, ...] | Mis
     for bus_id, folder in driven.items():
         if bus_id in shown:
             continue
-        text = read_text(folder / "information")
-        minor = "" if isinstance(text, Missing) else key_values(text).get("Device Minor", "")
+        minor = _information(folder).get("Device Minor", "")
         file = root / "dev" / f"nvidia{minor}"
         # the driver's library opens it for reading and writing
         if minor.isdecimal() and present(file) and not os.access(file, os.R_OK | os.W_OK):
             denied.append(bus_id)
     return tuple(denied)
+
+
+def read_excluded_gpus(root: Path, shown: Container[str]) -> tuple[str, ...] | Missing:
+    """Bus ids of GPUs that the kernel module holds without using them (NVreg_ExcludedGpus), and NVML does not show."""
+    driven = _driven_gpus(root)
+    if isinstance(driven, Missing):
+        return driven
+    held = {bus_id: _information(folder) for bus_id, folder in driven.items() if bus_id not in shown}
+    # its name up to driver 455: Blacklisted
+    return tuple(
+        bus_id for bus_id, told in held.items() if "Yes" in (told.get("GPU Excluded"), told.get("Blacklisted"))
+    )
+
+
+def _information(folder: Path) -> dict[str, str]:
+    text = read_text(folder / "information")
+    return {} if isinstance(text, Missing) else key_values(text)
 
 
 _LIBRARY_NOT_FOUND = 12
@@ -110,7 +126,11 @@ def read_nvml(
     driver = replace(driver, start_s=node.started_s - began_s, **_statistics(node.clients))
     # sent before each step that may hang in the kernel module, so that the rest is not lost
     listener.driver(driver)
-    driver = replace(driver, denied_gpus=read_denied_gpus(root, node.bus_ids))
+    driver = replace(
+        driver,
+        denied_gpus=read_denied_gpus(root, node.bus_ids),
+        excluded_gpus=read_excluded_gpus(root, node.bus_ids),
+    )
     listener.driver(driver)
     return replace(driver, drained_gpus=_drained(client, root, node.bus_ids))
 

@@ -31,7 +31,7 @@ def _without_gpu(node: Node, target: Target) -> Node:
 def _drained(node: Node, target: Target) -> Node:
     bus_id = struck_gpu(node, target).bus_id
     node = _without_gpu(node, target)
-    return replace(node, driver=replace(node.driver, drained_gpus=(bus_id,)))
+    return replace(node, driver=replace(node.driver, drained_gpus=(*(known(node.driver.drained_gpus) or ()), bus_id)))
 
 
 def _off_pci(node: Node, target: Target) -> Node:

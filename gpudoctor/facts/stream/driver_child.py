@@ -129,6 +129,8 @@ class GpuWatcher(GpuSampler):
         if isinstance(links, Missing):
             self._miss("nvlinks", links)
             return None
+        # a link that the driver does not support is not there
+        links = tuple(link for link in links if link.state != UNSUPPORTED)
         unread = next((link.state for link in links if isinstance(link.state, Missing)), None)
         if unread is not None:
             self._miss("nvlinks", unread)

@@ -50,6 +50,12 @@ def test_a_low_clock_with_a_reason_is_left_to_the_check_of_that_reason(reason: s
     assert bad("gpu.clocks", eight(**{**LOCKED, "clocks__event_reasons": (reason,)})) == ()
 
 
+def test_a_low_clock_with_a_reason_that_a_newer_driver_invented_is_not_judged() -> None:
+    new = {**LOCKED, "clocks__event_reasons": ("0x400",), "utilization__gpu_pct": 90}
+    assert bad("gpu.clocks", eight(**new)) == ()
+    assert "0x400" in str([finding.reason for finding in findings("gpu.clocks", eight(**new))])
+
+
 @pytest.mark.parametrize(("mhz", "expected"), [(1980, "pass"), (1900, "pass"), (1410, "warn")])
 def test_application_clocks_below_default_warn_even_when_idle(mhz: int, expected: str) -> None:
     assert status("gpu.clocks", eight(clocks__application_graphics_mhz=mhz)) == expected

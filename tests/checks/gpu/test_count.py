@@ -222,8 +222,16 @@ def test_without_a_bus_the_driver_alone_is_said_with_the_scope() -> None:
     assert texts(findings("gpu.count", node(h100(0), pci=PciBus()))) == ["1 GPU"]
 
 
+def test_a_gpu_that_the_drivers_options_exclude_warns_and_is_not_called_gone() -> None:
+    excluded = seven_of_eight(driver__excluded_gpus=(bus_id(5),))
+    finding = only("gpu.count", Case(node=excluded, expect=Expect(gpus=8)))
+    assert (finding.status.value, finding.subject.bus_id) == ("warn", bus_id(5))
+    assert "excluded by the driver's options" in text(finding)
+    assert status("gpu.count", put(excluded, driver__excluded_gpus=())) == "fail"
+
+
 def test_a_drained_gpu_does_not_hide_that_another_one_is_gone() -> None:
     drained, gone = findings("gpu.count", load("hgx-h100-8", ["gpu-off-pci@2", "gpu-drained@5"]))
     assert (drained.status.value, gone.status.value) == ("warn", "fail")
     assert "module 3" in text(gone)
-    assert "1 of them drained" in text(gone)
+    assert "1 of them taken from use" in text(gone)

@@ -145,3 +145,12 @@ def test_the_advice_for_a_mixed_node_is_a_command_after_which_it_passes() -> Non
     assert [fault.check for fault in report.faults] == []
     tie = node(h100(0), h100(1, name="NVIDIA GeForce RTX 4080"))
     assert any("CUDA_VISIBLE_DEVICES=..." in (step.command or "") for step in only("gpu.identical", tie).advice)
+
+
+@pytest.mark.parametrize("leaf", ["settings__display_active", "memory_total_mib"])
+def test_a_card_that_may_only_drive_a_display_is_not_failed(leaf: str) -> None:
+    """With both values read it is left out; without one of them nobody knows whether it is."""
+    small = h100(1, name="NVIDIA T400 4GB", memory_total_mib=4096, settings__display_active=True)
+    assert status("gpu.identical", node(h100(0), put(small, **{leaf: FAILED}), h100(2))) == "unknown"
+    shown = node(h100(0), put(small, settings__display_active=False), h100(2))
+    assert status("gpu.identical", shown) == "fail"

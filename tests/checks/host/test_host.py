@@ -196,6 +196,17 @@ def test_locked_memory_matters_with_active_rdma_only(memlock_kib: Any, state: st
     assert judge(LIMITS, node).status is status
 
 
+def test_the_ethernet_adapters_of_a_server_ask_for_no_locked_memory() -> None:
+    def status(gpu_count: int, port_count: int) -> Status:
+        ports = tuple(RdmaPort(f"irdma{i}", 1, state="ACTIVE", link_layer="Ethernet") for i in range(port_count))
+        node = Node(gpus=gpus(gpu_count), host=Host(memlock_kib=64), network=Network(rdma_ports=ports))
+        return judge(LIMITS, node).status
+
+    assert status(2, 2) is Status.SKIP
+    assert status(8, 2) is Status.SKIP
+    assert status(8, 8) is Status.WARN  # RoCE, one adapter for each GPU
+
+
 def test_a_configured_limit_is_in_force_and_named_as_such() -> None:
     node = Node(gpus=gpus(2, "NVIDIA L4", memory_total_mib=23034), host=Host(ram_mib=48 * GIB))
     assert judge(RAM, node).status is Status.PASS

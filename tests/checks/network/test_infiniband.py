@@ -149,6 +149,15 @@ def test_gpudirect_needs_one_of_two_ways(name: str, peermem: Any, dmabuf: Any, s
         assert "old kernel" in words(result)
 
 
+def test_gpudirect_is_no_matter_of_a_servers_own_ethernet_adapters() -> None:
+    none: dict[str, Any] = {"peermem_loaded": False, "dmabuf_supported": False}
+    ethernet = [port(i, link_layer="Ethernet", rate_gbit_s=25.0) for i in range(2)]
+    assert check(*ethernet, gpu_name=H100, **none).status is Status.PASS
+    assert check(*ethernet, port(2), gpu_name=H100, **none).status is Status.WARN
+    roce = Network(rdma_ports=tuple(port(i, link_layer="Ethernet") for i in range(8)), **none)
+    assert judge("network.infiniband", Node(gpus=gpus(8, H100), network=roce)).status is Status.WARN
+
+
 @pytest.mark.parametrize(
     ("registered", "dmabuf", "status"),
     [(False, False, Status.WARN), (False, True, Status.PASS), (True, False, Status.PASS)],

@@ -415,6 +415,8 @@ def test_registration_that_ended_badly_says_how() -> None:
         ("health_summary", "unhealthy", Status.FAIL),
         ("incorrect_configuration", "incorrect system guid", Status.FAIL),
         ("incorrect_configuration", "not supported", Status.PASS),
+        ("health_summary", "value 4", Status.UNKNOWN),
+        ("state", "value 4", Status.UNKNOWN),
         ("clique_id", 0, Status.WARN),
         ("cluster_uuid", "00000000-0000-0000-0000-000000000000", Status.WARN),
     ],
