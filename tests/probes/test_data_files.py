@@ -18,7 +18,7 @@ from gpudoctor.facts.system.cgroups import read_cpuset
 from gpudoctor.probes.data import probe
 from gpudoctor.probes.data.files import PIECE_BYTES, DataFiles, chosen_files, made_files
 from gpudoctor.probes.data.loader import BATCH, LoaderRate, Seen, batches, loader_rate, short_sockets
-from gpudoctor.probes.data.merge import merged_loading
+from gpudoctor.probes.runner.merge import merged_loading
 from gpudoctor.probes.storage import listing, page_cache
 from tests.probes.test_storage_slow import fuse_mount
 
