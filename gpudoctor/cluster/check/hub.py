@@ -254,9 +254,7 @@ class Hub:
 
 def names_of_missing(members: Sequence[HubMember], count: int | None, names: Sequence[str]) -> tuple[str, ...]:
     """The names of the nodes that did not come, or their numbers if no names are known."""
-    expected = count or 0
-    fewer = expected - len(members)
-    if fewer <= 0:
+    if (fewer := (count or 0) - len(members)) <= 0:
         return ()
     here = {member.hostname.partition(".")[0] for member in members}
     by_name = tuple(name for name in names if name.partition(".")[0] not in here)
@@ -265,7 +263,7 @@ def names_of_missing(members: Sequence[HubMember], count: int | None, names: Seq
     numbers = {member.index for member in members}
     if None in numbers:
         return tuple(f"a node without a name ({n} of {fewer})" for n in range(1, fewer + 1))
-    called = names if len(names) == expected else [f"node number {n}" for n in range(expected)]
+    called = names if len(names) == count else [f"node number {n}" for n in range(count or 0)]
     return tuple(name for n, name in enumerate(called) if n not in numbers)
 
 
