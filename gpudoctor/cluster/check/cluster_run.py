@@ -128,16 +128,17 @@ class ClusterSession:
 
     def _read_clocks(self) -> None:
         self._begin("reading the clocks")
+        booted_s = time.time() - time.monotonic()  # read once: somebody may set this clock meanwhile
         for place in self.hub.present():
             for _ in range(_PINGS):
-                sent = time.time()
+                sent = time.monotonic()
                 answer = self._ask({place: messages.Ping()}, _PING_LIMIT_S)[place]
-                came = time.time()
+                error_s = (time.monotonic() - sent) / 2
                 if not isinstance(answer, messages.Pong):
                     break
-                node, error_s = self.nodes[place], max(0.0, (came - sent) / 2)
+                node = self.nodes[place]
                 if node.error_s is None or error_s < node.error_s:
-                    node.offset_s, node.error_s = answer.clock_s - (sent + came) / 2, error_s
+                    node.offset_s, node.error_s = answer.clock_s - (booted_s + sent + error_s), error_s
 
     def _measure(self) -> None:
         backend = self._chosen_backend()
