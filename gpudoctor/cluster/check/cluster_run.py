@@ -133,10 +133,9 @@ class ClusterSession:
             for _ in range(_PINGS):
                 sent = time.monotonic()
                 answer = self._ask({place: messages.Ping()}, _PING_LIMIT_S)[place]
-                error_s = (time.monotonic() - sent) / 2
+                node, error_s = self.nodes[place], (time.monotonic() - sent) / 2
                 if not isinstance(answer, messages.Pong):
                     break
-                node = self.nodes[place]
                 if node.error_s is None or error_s < node.error_s:
                     node.offset_s, node.error_s = answer.clock_s - (booted_s + sent + error_s), error_s
 
@@ -152,9 +151,8 @@ class ClusterSession:
         ready = self._open(backend, present)
         if len(ready) < 2:
             outs = [f"{self.nodes[p].name}: {out.reason}" for p in present if (out := self.nodes[p].left_out)]
-            self.not_run = self.not_run or Missing(
-                f"fewer than two nodes could take part; {'; '.join(outs[:2])}", "failed"
-            )
+            why = f"fewer than two nodes could take part; {'; '.join(outs[:2])}"
+            self.not_run = self.not_run or Missing(why, "failed")
             return
         self._begin(f"all_reduce over {len(ready)} nodes")
         self.everyone = self._measured_groups(backend, [tuple(ready)])[0]
