@@ -128,22 +128,23 @@ def shared_gpu_notes(nodes: Sequence[FleetNode]) -> Iterator[str]:
 def clock_notes(nodes: Sequence[FleetNode], now_s: float) -> Iterator[str]:
     """Notes on reports whose times cannot be true, or that are older than others; `now_s` is this machine's time."""
     newest = [(node.name, node.newest) for node in nodes]
-    ahead = [name for name, r in newest if r.started_s is not None and r.started_s > now_s + CLOCK_TOLERANCE_S]
+    ahead = {name for name, r in newest if r.started_s is not None and r.started_s > now_s + CLOCK_TOLERANCE_S}
     if ahead:
         yield f"clocks apart: {hostlist(ahead)} began later than it is here now"
     late = [
         name
         for name, r in newest
         if r.modified_s is not None and r.ended_s is not None and r.ended_s > r.modified_s + CLOCK_TOLERANCE_S
-        if name not in set(ahead)
+        if name not in ahead
     ]
     if late:
         yield f"clocks apart: {hostlist(late)} ended later than the file was written"
     timeless = [name for name, r in newest if r.started_s is None]
     if timeless:
         yield f"no credible start time: {hostlist(timeless)}; taken as older than all others"
-    times = sorted(r.started_s for _, r in newest if r.started_s is not None)
+    times = [(r.started_s, name) for name, r in newest if r.started_s is not None and name not in ahead]
     if times:
-        stale = [name for name, r in newest if r.started_s is not None and r.started_s < times[-1] - STALE_S]
+        old_s = max(times)[0] - STALE_S
+        stale = [name for started_s, name in times if started_s < old_s]
         if stale:
             yield f"more than a day older than the newest report, or its clock is behind: {hostlist(stale)}"
