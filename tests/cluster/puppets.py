@@ -14,7 +14,7 @@ import msgspec
 from gpudoctor.checks.core.finding import Finding, Status
 from gpudoctor.checks.core.registry import Level
 from gpudoctor.cluster.check.channel import Line, LineError, hello_of
-from gpudoctor.cluster.check.cluster_run import ClusterRunPlan, ClusterSession
+from gpudoctor.cluster.check.cluster_run import ClusterSession
 from gpudoctor.cluster.check.hub import Hub
 from gpudoctor.cluster.check.inter_node_findings import SLOW_SHARE
 from gpudoctor.cluster.check.judge import judge_cluster
@@ -37,6 +37,7 @@ from gpudoctor.cluster.check.messages import (
     Welcome,
 )
 from gpudoctor.cluster.check.report import ClusterReport, ClusterRun
+from gpudoctor.cluster.check.request import ClusterRunPlan
 from gpudoctor.facts.captures.source import load_source
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.missing import Missing

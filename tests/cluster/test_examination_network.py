@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+import time
+from types import SimpleNamespace
+
 import msgspec
 import pytest
 
 from gpudoctor.checks.core.finding import Status
+from gpudoctor.cluster.check import cluster_run
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import RdmaPort
 from gpudoctor.facts.system.network_reach import LocalInterface
@@ -86,6 +91,13 @@ def test_where_no_mtu_has_a_majority_all_are_told_and_nobody_is_named() -> None:
     told = findings(report, "cluster.network")[None].found
     assert told is not None
     assert told.text == "MTU differs: 9000 bytes on a; 1500 bytes on b"
+
+
+def test_a_clock_of_the_hub_that_is_set_back_meanwhile_makes_no_node_run_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_back_s = itertools.count(0.0, 30.0)
+    clock = SimpleNamespace(time=lambda: time.time() - next(set_back_s), monotonic=time.monotonic)
+    monkeypatch.setattr(cluster_run, "time", clock)
+    assert bad(examined(job("a", "b", "c"))) == set()
 
 
 def test_of_two_clocks_that_differ_neither_is_blamed() -> None:

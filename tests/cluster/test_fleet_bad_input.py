@@ -228,6 +228,7 @@ def test_clocks_apart_are_said(gpudoctor: Gpudoctor, tmp_path: Path) -> None:
     assert "clocks apart: node4 began later than it is here now" in notes
     assert "clocks apart: node5 ended later than the file was written" in notes
     assert "no credible start time: node6" in notes
+    assert "more than a day older" not in notes, "node4's clock makes no other report old"
 
 
 def test_redacted_reports_are_not_taken_for_one_node(gpudoctor: Gpudoctor, tmp_path: Path) -> None:

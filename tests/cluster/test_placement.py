@@ -108,7 +108,15 @@ def test_variables_that_contradict_each_other_are_one_clear_line() -> None:
 
 @pytest.mark.parametrize(
     ("nodelist", "host"),
-    [("node1", "node1"), ("node[1-4]", "node1"), ("gpu-[007,9]", "gpu-007"), ("a,b[1-2]", "a"), ("", None)],
+    [
+        ("node1", "node1"),
+        ("node[1-4]", "node1"),
+        ("gpu-[007,9]", "gpu-007"),
+        ("a,b[1-2]", "a"),
+        ("n[01-03,7]-ib[0-1],login", "n01-ib0"),
+        ("r[1,4]", "r1"),
+        ("", None),
+    ],
 )
 def test_the_first_host_of_slurms_list(nodelist: str, host: str | None) -> None:
     assert first_host(nodelist) == host

@@ -17,8 +17,8 @@ from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.system.cgroups import read_cpuset
 from gpudoctor.probes.data import probe
 from gpudoctor.probes.data.files import PIECE_BYTES, DataFiles, chosen_files, made_files
-from gpudoctor.probes.data.loader import BATCH, LoaderRate, Seen, batches, loader_rate, short_sockets
-from gpudoctor.probes.data.merge import merged_loading
+from gpudoctor.probes.data.loader import BATCH, LoaderRate, Seen, batches, loader_rate, short_sockets, why_no_batch
+from gpudoctor.probes.runner.merge import merged_loading
 from gpudoctor.probes.storage import listing, page_cache
 from tests.probes.test_storage_slow import fuse_mount
 
@@ -246,3 +246,9 @@ def test_the_way_to_the_gpu_is_taken_with_and_without_pinning_by_the_best_number
     assert probe._copies(cast(Any, rank), made, steps, 0.1, Seen()) == LoaderCopies(4, 2.0, 3.0)
     assert asked == [(4, False), (4, True)]
     assert rank.made == ["data loader with 4 workers a rank, to the GPU", "barrier", "barrier"]
+
+
+def test_a_full_disk_that_nobody_names_is_looked_for_in_shared_memory() -> None:
+    assert "free in /dev/shm: " in why_no_batch(OSError(errno.ENOSPC, "No space left on device"))
+    for named in (OSError(errno.ENOSPC, "No space left on device", "/data/x"), RuntimeError("worker gone (pid 7)")):
+        assert "/dev/shm" not in why_no_batch(named)

@@ -378,7 +378,12 @@ def test_an_import_that_does_not_end_has_a_limit_of_its_own(
 _FAILING_PROBE = """
 import sys
 if "rank_starter" in " ".join(sys.orig_argv):
+    import os, traceback
     from gpudoctor.probes.runner import rank_starter
+    def full(*_):
+        raise OSError(28, "No space left on device")
+    if "FULL_DISK" in os.environ:  # on which the rank's output is
+        traceback.print_exc = full
     load = rank_starter._import_torch
     def import_torch(job):
         load(job)
@@ -391,9 +396,11 @@ if "rank_starter" in " ".join(sys.orig_argv):
 """
 
 
+@pytest.mark.parametrize("disk", ["FULL_DISK", "DISK"])
 def test_an_exception_of_any_class_in_a_rank_is_no_crash_of_its_gpu(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    disk: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv(disk, "1")
     (tmp_path / "sitecustomize.py").write_text(_FAILING_PROBE)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
     [problem] = measure(ProbePlan("gloo", 1, probes=("collective",))).problems

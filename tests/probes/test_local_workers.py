@@ -109,3 +109,12 @@ def test_a_stranger_who_took_the_name_is_named_and_given_no_rank(
         said = run_local_worker(place)
     assert said is not None
     assert "number 0 did not come" in said
+
+
+def test_a_worker_that_may_open_no_more_files_says_so(place: LocalPlacement, monkeypatch: pytest.MonkeyPatch) -> None:
+    leader, worker = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    monkeypatch.setattr(local_workers, "leader_of", lambda _: worker)
+    # what the kernel does at the limit: it hands over as many descriptors as there is room for
+    monkeypatch.setattr(socket, "recv_fds", lambda *_: (b"{}", [os.open(os.devnull, os.O_RDONLY)], 0, None))
+    with leader:
+        assert "ulimit -n" in (run_local_worker(msgspec.structs.replace(place, rank=1)) or "")

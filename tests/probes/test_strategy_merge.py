@@ -5,9 +5,9 @@ from __future__ import annotations
 from gpudoctor.facts.model.measured_strategies import StrategyMemory, StrategyRank, StrategyReference, StrategyShape
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.probes.runner import messages
+from gpudoctor.probes.runner.merge import merged_strategies
 from gpudoctor.probes.runner.plan import ProbePlan
 from gpudoctor.probes.runner.run_progress import RunProgress
-from gpudoctor.probes.strategies.merge import merged_strategies
 
 MEMORY = StrategyMemory(1, 2, 3)
 SHARED = messages.StrategyShared(

@@ -6,20 +6,17 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median
-from typing import Literal
 
 import msgspec
 
-from gpudoctor.checks.core.registry import Level
 from gpudoctor.cluster.check import messages
-from gpudoctor.cluster.check.hub import Hub, MemberSilence
+from gpudoctor.cluster.check.hub import Hub, MemberSilence, names_of_missing
 from gpudoctor.cluster.check.pair_outliers import slow_pairs
+from gpudoctor.cluster.check.request import Backend, ClusterRunPlan
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.system.network_reach import Reach
 from gpudoctor.probes.collective.merge import Pair, rounds_of
 from gpudoctor.report.model import Report
-
-Backend = Literal["nccl", "gloo"]
 
 _PINGS = 5
 _PING_LIMIT_S = 10.0
@@ -29,25 +26,6 @@ _SIZE_BYTES: dict[Backend, int] = {"nccl": 256 << 20, "gloo": 1 << 20}
 _BOX_S: dict[Backend, float] = {"nccl": 0.5, "gloo": 0.3}
 _GIVE_UP_AFTER = 3  # failed groups of a node: each may take the whole time limit of a group
 _ROUNDS_BOX_S = 600.0
-
-
-class ClusterRunPlan(msgspec.Struct, frozen=True):
-    """What to do. Limits are in seconds, each for one step of one node; `count` and `names` may be unknown.
-
-    `slack_s` is what a node may need beyond a limit, to end what took too long and to report it.
-    """
-
-    level: Level
-    backend: Literal["auto", "nccl", "gloo"]
-    count: int | None
-    names: tuple[str, ...]
-    join_limit_s: float
-    check_limit_s: float
-    open_limit_s: float
-    rendezvous_limit_s: float
-    slow_share: Mapping[Backend, float]
-    floor_gb_s: float | None = None
-    slack_s: float = 20.0
 
 
 class NodeProgress(msgspec.Struct):
@@ -122,7 +100,7 @@ class ClusterSession:
         self._begin("waiting for the nodes")
         self.hub.gather(self.plan.count, self.plan.join_limit_s, given_up)
         self.nodes = [NodeProgress(m.name, m.hostname, m.index, m.address) for m in self.hub.members]
-        self.missing = _missing(self.nodes, self.plan.count, self.plan.names)
+        self.missing = names_of_missing(self.hub.members, self.plan.count, self.plan.names)
 
     def _check(self) -> None:
         limit_s = self.plan.check_limit_s
@@ -150,16 +128,16 @@ class ClusterSession:
 
     def _read_clocks(self) -> None:
         self._begin("reading the clocks")
+        booted_s = time.time() - time.monotonic()  # read once: somebody may set this clock meanwhile
         for place in self.hub.present():
             for _ in range(_PINGS):
-                sent = time.time()
+                sent = time.monotonic()
                 answer = self._ask({place: messages.Ping()}, _PING_LIMIT_S)[place]
-                came = time.time()
+                node, error_s = self.nodes[place], (time.monotonic() - sent) / 2
                 if not isinstance(answer, messages.Pong):
                     break
-                node, error_s = self.nodes[place], max(0.0, (came - sent) / 2)
                 if node.error_s is None or error_s < node.error_s:
-                    node.offset_s, node.error_s = answer.clock_s - (sent + came) / 2, error_s
+                    node.offset_s, node.error_s = answer.clock_s - (booted_s + sent + error_s), error_s
 
     def _measure(self) -> None:
         backend = self._chosen_backend()
@@ -173,9 +151,8 @@ class ClusterSession:
         ready = self._open(backend, present)
         if len(ready) < 2:
             outs = [f"{self.nodes[p].name}: {out.reason}" for p in present if (out := self.nodes[p].left_out)]
-            self.not_run = self.not_run or Missing(
-                f"fewer than two nodes could take part; {'; '.join(outs[:2])}", "failed"
-            )
+            why = f"fewer than two nodes could take part; {'; '.join(outs[:2])}"
+            self.not_run = self.not_run or Missing(why, "failed")
             return
         self._begin(f"all_reduce over {len(ready)} nodes")
         self.everyone = self._measured_groups(backend, [tuple(ready)])[0]
@@ -253,9 +230,8 @@ class ClusterSession:
 
     def _worth(self, place: int) -> bool:
         """Whether to measure with this node again: it is there, and has not failed with several partners in a row."""
-        if self.nodes[place].lost is not None or place not in self._ports:
-            return False
-        return self._in_vain[place] < _GIVE_UP_AFTER or place in self._measured
+        is_there = self.nodes[place].lost is None and place in self._ports
+        return is_there and (self._in_vain[place] < _GIVE_UP_AFTER or place in self._measured)
 
     def _measured_groups(self, backend: Backend, groups: Iterable[tuple[int, ...]]) -> list[Group]:
         """Have these groups measure at the same time."""
@@ -305,11 +281,7 @@ class ClusterSession:
         per_operation = [max(of_ranks) for of_ranks in zip(*(rank for t in times for rank in t.seconds), strict=False)]
         group.time_s = min(per_operation) if backend == "gloo" else median(per_operation)
 
-    def _ask(
-        self,
-        orders: Mapping[int, messages.Order],
-        limit_s: float,
-    ) -> dict[int, messages.Answer | MemberSilence]:
+    def _ask(self, orders: Mapping[int, messages.Order], limit_s: float) -> dict[int, messages.Answer | MemberSilence]:
         answers = self.hub.ask(orders, limit_s)
         for node, member in zip(self.nodes, self.hub.members, strict=True):
             if member.lost is not None and node.lost is None:
@@ -319,20 +291,6 @@ class ClusterSession:
     def _begin(self, phase: str) -> None:
         self._phase = phase
         self._progress(phase)
-
-
-def _missing(nodes: Sequence[NodeProgress], count: int | None, names: Sequence[str]) -> tuple[str, ...]:
-    """The names of the nodes that did not come, or their numbers if no names are known."""
-    if count is None or len(nodes) >= count:
-        return ()
-    here = {node.hostname.partition(".")[0] for node in nodes}
-    by_name = tuple(name for name in names if name.partition(".")[0] not in here)
-    if len(by_name) == count - len(nodes):
-        return by_name
-    numbers = {node.index for node in nodes}
-    if None in numbers:
-        return tuple(f"a node without a name ({n} of {count - len(nodes)})" for n in range(1, count - len(nodes) + 1))
-    return tuple(names[n] if len(names) == count else f"node number {n}" for n in range(count) if n not in numbers)
 
 
 def _words(answer: messages.Answer | MemberSilence) -> str:

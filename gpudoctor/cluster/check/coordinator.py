@@ -11,13 +11,13 @@ from pathlib import Path
 
 import msgspec
 
-from gpudoctor.cluster.check.cluster_run import ClusterRunPlan, ClusterSession
+from gpudoctor.cluster.check.cluster_run import ClusterSession
 from gpudoctor.cluster.check.hub import Hub
 from gpudoctor.cluster.check.inter_node_findings import SLOW_SHARE
 from gpudoctor.cluster.check.judge import judge_cluster
 from gpudoctor.cluster.check.messages import DEFAULT_SILENCE_S
 from gpudoctor.cluster.check.report import SCHEMA, ClusterReport, ClusterRun
-from gpudoctor.cluster.check.request import ClusterCheckRequest, ClusterOutput
+from gpudoctor.cluster.check.request import ClusterCheckRequest, ClusterOutput, ClusterRunPlan
 from gpudoctor.errors import UserError
 from gpudoctor.exits import (
     COULD_NOT,

@@ -252,6 +252,21 @@ class Hub:
                 member.address = reached[0]
 
 
+def names_of_missing(members: Sequence[HubMember], count: int | None, names: Sequence[str]) -> tuple[str, ...]:
+    """The names of the nodes that did not come, or their numbers if no names are known."""
+    if (fewer := (count or 0) - len(members)) <= 0:
+        return ()
+    here = {member.hostname.partition(".")[0] for member in members}
+    by_name = tuple(name for name in names if name.partition(".")[0] not in here)
+    if len(by_name) == fewer:
+        return by_name
+    numbers = {member.index for member in members}
+    if None in numbers:
+        return tuple(f"a node without a name ({n} of {fewer})" for n in range(1, fewer + 1))
+    called = names if len(names) == count else [f"node number {n}" for n in range(count or 0)]
+    return tuple(name for n, name in enumerate(called) if n not in numbers)
+
+
 def _give_names(members: Sequence[HubMember]) -> None:
     seen: dict[str, int] = {}
     for member in members:

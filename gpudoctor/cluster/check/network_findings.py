@@ -18,8 +18,9 @@ from gpudoctor.checks.core.finding import (
     warn,
 )
 from gpudoctor.checks.core.subject import NODE
-from gpudoctor.cluster.check.cluster_run import Backend, NodeProgress
+from gpudoctor.cluster.check.cluster_run import NodeProgress
 from gpudoctor.cluster.check.report import node_subject
+from gpudoctor.cluster.check.request import Backend
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.system.network_reach import Reach
 from gpudoctor.http.address import is_loopback

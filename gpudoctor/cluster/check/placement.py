@@ -18,7 +18,8 @@ Engine = Literal["torchrun", "slurm", "mpi", "kubernetes", "environment", "sagem
 _PORTS = 8  # if another job uses one of them, the next is tried
 # below the kernel's ephemeral ports (from 32768), so that no outgoing connection uses one
 _FIRST_PORT, _PORT_SPAN = 20000, 12000
-_FIRST_HOST = re.compile(r"([^,\[\]]+)(?:\[(\d+))?")
+_FIRST_HOSTS = re.compile(r"(?:[^,\[\]]|\[[0-9,-]+\])+")  # up to the first comma that is not in brackets
+_RANGES = re.compile(r"\[(\d+)[0-9,-]*\]")
 
 
 class JobPlacement(msgspec.Struct, frozen=True):
@@ -129,11 +130,11 @@ def _sagemaker(environment: Mapping[str, str], _: int | None) -> JobPlacement | 
 def first_host(nodelist: str) -> str | None:
     """The first host of a Slurm node list.
 
-    >>> first_host("node[03-07,9],login1")
-    'node03'
+    >>> first_host("node[03-07,9],login1"), first_host("r[1,4]-n[01-16]-ib0")
+    ('node03', 'r1-n01-ib0')
     """
-    match = _FIRST_HOST.match(nodelist)
-    return match[1] + (match[2] or "") if match else None
+    match = _FIRST_HOSTS.match(nodelist)
+    return _RANGES.sub(r"\1", match[0]) if match else None
 
 
 def _number(environment: Mapping[str, str], name: str) -> int | None:

@@ -1,8 +1,8 @@
-"""The request for a check of many nodes, and where its report and progress go."""
+"""The request for a check of many nodes, the plan made of it, and where its report and progress go."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from gpudoctor.report.judge import FailOn
 
 
+Backend = Literal["nccl", "gloo"]
 Launcher = Literal["slurm", "torchrun", "mpi", "ray", "k8s"]
 
 
@@ -27,7 +28,7 @@ class ClusterCheckRequest(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     level: Level = "standard"
-    backend: Literal["auto", "nccl", "gloo"] = "auto"
+    backend: Backend | Literal["auto"] = "auto"
     ranks: int | None = None
     node: str | None = None
     faults: tuple[str, ...] = ()
@@ -58,6 +59,25 @@ class ClusterCheckRequest(msgspec.Struct, frozen=True, kw_only=True):
         words += [f"--{name}={value}" for name, value in options.items() if value is not None]
         words += [] if self.deadline_s is None else [f"--deadline={self.deadline_s}"]
         return [*words, *(f"--fault={fault}" for fault in self.faults), *(f"--skip={word}" for word in self.skip)]
+
+
+class ClusterRunPlan(msgspec.Struct, frozen=True):
+    """What to do. Limits are in seconds, each for one step of one node; `count` and `names` may be unknown.
+
+    `slack_s` is what a node may need beyond a limit, to end what took too long and to report it.
+    """
+
+    level: Level
+    backend: Backend | Literal["auto"]
+    count: int | None
+    names: tuple[str, ...]
+    join_limit_s: float
+    check_limit_s: float
+    open_limit_s: float
+    rendezvous_limit_s: float
+    slow_share: Mapping[Backend, float]
+    floor_gb_s: float | None = None
+    slack_s: float = 20.0
 
 
 class ClusterOutput(NamedTuple):

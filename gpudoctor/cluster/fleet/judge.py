@@ -23,15 +23,13 @@ from gpudoctor.cluster.fleet.model import (
     Outlier,
     drifts,
 )
-from gpudoctor.cluster.fleet.nodes import CLOCK_TOLERANCE_S, FleetNode, nodes_of
+from gpudoctor.cluster.fleet.nodes import FleetNode, clock_notes, nodes_of, shared_gpu_notes
 from gpudoctor.cluster.fleet.reading import Gathered
 from gpudoctor.cluster.fleet.records import NO_GPU, NodeFault
 from gpudoctor.cluster.fleet.shapes import Verdict
 from gpudoctor.cluster.fleet.spreads import by_kind, compare
 from gpudoctor.cluster.fleet.trends import trends
 from gpudoctor.cluster.hostlist import hostlist, is_host_name
-
-STALE_S = 86400.0
 
 
 def fleet_of(sources: Sequence[str], gathered: Gathered, now_s: float) -> Fleet:
@@ -85,7 +83,12 @@ def _judged(sources: Sequence[str], gathered: Gathered, now_s: float) -> tuple[F
         compared.rows,
         drift,
         jobs=jobs,
-        notes=(*_notes(nodes, rows, simulated), *_clocks(nodes, now_s), *compared.notes, *_job_notes(gathered, jobs)),
+        notes=(
+            *_notes(nodes, rows, simulated),
+            *clock_notes(nodes, now_s),
+            *compared.notes,
+            *_job_notes(gathered, jobs),
+        ),
     )
     return fleet, nodes
 
@@ -252,47 +255,7 @@ def _notes(nodes: Sequence[FleetNode], rows: Sequence[NodeRow], simulated: int) 
     for node in nodes:
         if node.open_faults and node.newest.verdict != "fail":
             yield f"{node.name}: {_open_fault_text(node)}; run that level again"
-    yield from _twice(nodes)
-
-
-def _twice(nodes: Sequence[FleetNode]) -> Iterator[str]:
-    """Notes on GPUs reported under two names: a renamed machine, a copied report, or a container with its own name."""
-    owners: dict[str, str] = {}
-    shared: dict[tuple[str, str], int] = {}
-    for node in nodes:
-        if node.newest.simulated or not node.newest.named:
-            continue
-        for _, uuid in node.newest.boards:
-            first = owners.setdefault(uuid, node.host)
-            if first != node.host:
-                shared[first, node.host] = shared.get((first, node.host), 0) + 1
-    for (first, second), count in list(shared.items())[:5]:
-        yield f"{first} and {second} report {_count(count, 'GPU')} in common: renamed, or a copied report"
-    if len(shared) > 5:
-        yield f"{len(shared) - 5} more pairs of names report GPUs in common"
-
-
-def _clocks(nodes: Sequence[FleetNode], now_s: float) -> Iterator[str]:
-    newest = [(node.name, node.newest) for node in nodes]
-    ahead = [name for name, r in newest if r.started_s is not None and r.started_s > now_s + CLOCK_TOLERANCE_S]
-    if ahead:
-        yield f"clocks apart: {hostlist(ahead)} began later than it is here now"
-    late = [
-        name
-        for name, r in newest
-        if r.modified_s is not None and r.ended_s is not None and r.ended_s > r.modified_s + CLOCK_TOLERANCE_S
-        if name not in set(ahead)
-    ]
-    if late:
-        yield f"clocks apart: {hostlist(late)} ended later than the file was written"
-    timeless = [name for name, r in newest if r.started_s is None]
-    if timeless:
-        yield f"no credible start time: {hostlist(timeless)}; taken as older than all others"
-    times = sorted(r.started_s for _, r in newest if r.started_s is not None)
-    if times:
-        stale = [name for name, r in newest if r.started_s is not None and r.started_s < times[-1] - STALE_S]
-        if stale:
-            yield f"more than a day older than the newest report, or its clock is behind: {hostlist(stale)}"
+    yield from shared_gpu_notes(nodes)
 
 
 def _count(number: int, word: str) -> str:

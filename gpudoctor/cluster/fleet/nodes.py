@@ -1,15 +1,16 @@
-"""Groups reports into nodes: which of a node's reports counts, and which names are used by several machines."""
+"""Groups reports into nodes: which of a node's reports counts, names of several machines, and times that are wrong."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
 from gpudoctor.cluster.fleet.records import NodeFault, ReportRecord, judged_of
-from gpudoctor.cluster.hostlist import natural
+from gpudoctor.cluster.hostlist import hostlist, natural
 
 CLOCK_TOLERANCE_S = 60.0
+STALE_S = 86400.0
 
 
 class OpenFault(msgspec.Struct, frozen=True):
@@ -104,3 +105,46 @@ def _open_faults(newest_first: Sequence[ReportRecord], now_s: float) -> list[Ope
                 found.setdefault(fault.check, OpenFault(fault, record, unsure))
         looked_at |= judged_of(record)
     return list(found.values())
+
+
+def shared_gpu_notes(nodes: Sequence[FleetNode]) -> Iterator[str]:
+    """Notes on GPUs reported under two names: a renamed machine, a copied report, or a container with its own name."""
+    owners: dict[str, str] = {}
+    shared: dict[tuple[str, str], int] = {}
+    for node in nodes:
+        if node.newest.simulated or not node.newest.named:
+            continue
+        for _, uuid in node.newest.boards:
+            first = owners.setdefault(uuid, node.host)
+            if first != node.host:
+                shared[first, node.host] = shared.get((first, node.host), 0) + 1
+    for (first, second), count in list(shared.items())[:5]:
+        gpus = "1 GPU" if count == 1 else f"{count} GPUs"
+        yield f"{first} and {second} report {gpus} in common: renamed, or a copied report"
+    if len(shared) > 5:
+        yield f"{len(shared) - 5} more pairs of names report GPUs in common"
+
+
+def clock_notes(nodes: Sequence[FleetNode], now_s: float) -> Iterator[str]:
+    """Notes on reports whose times cannot be true, or that are older than others; `now_s` is this machine's time."""
+    newest = [(node.name, node.newest) for node in nodes]
+    ahead = {name for name, r in newest if r.started_s is not None and r.started_s > now_s + CLOCK_TOLERANCE_S}
+    if ahead:
+        yield f"clocks apart: {hostlist(ahead)} began later than it is here now"
+    late = [
+        name
+        for name, r in newest
+        if r.modified_s is not None and r.ended_s is not None and r.ended_s > r.modified_s + CLOCK_TOLERANCE_S
+        if name not in ahead
+    ]
+    if late:
+        yield f"clocks apart: {hostlist(late)} ended later than the file was written"
+    timeless = [name for name, r in newest if r.started_s is None]
+    if timeless:
+        yield f"no credible start time: {hostlist(timeless)}; taken as older than all others"
+    times = [(r.started_s, name) for name, r in newest if r.started_s is not None and name not in ahead]
+    if times:
+        old_s = max(times)[0] - STALE_S
+        stale = [name for started_s, name in times if started_s < old_s]
+        if stale:
+            yield f"more than a day older than the newest report, or its clock is behind: {hostlist(stale)}"

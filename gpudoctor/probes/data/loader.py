@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import os
 import random
@@ -22,6 +23,7 @@ from gpudoctor.probes.data.files import DataFiles, sample_bytes
 from gpudoctor.probes.runner.torch_errors import in_one_line
 from gpudoctor.probes.storage import page_cache
 from gpudoctor.process.die_with_parent import die_with_parent
+from gpudoctor.units import short_size
 
 BATCH = 32
 PREFETCH = 2  # batches a worker prepares ahead: torch's own default
@@ -204,8 +206,20 @@ def loader_rate(
                 shm_most = max(shm_most, (shm_used_bytes() or 0) - (shm_before or 0))
             passed_s = monotonic() - counted_from_s
     except (RuntimeError, OSError) as error:
-        return Missing(_PIDS.sub("", in_one_line(error)), "failed")
+        return Missing(why_no_batch(error), "failed")
     return LoaderRate(samples / passed_s, size / passed_s, first_batch_s, None if shm_before is None else shm_most)
+
+
+def why_no_batch(error: RuntimeError | OSError) -> str:
+    """The error in one line, without process ids; with /dev/shm, where semaphores are, if a full disk is not named."""
+    text = _PIDS.sub("", in_one_line(error))
+    if not isinstance(error, OSError) or error.errno != errno.ENOSPC or error.filename is not None:
+        return text
+    try:
+        space = os.statvfs(SHM)
+    except OSError:
+        return text
+    return f"{text} (free in {SHM}: {short_size(space.f_bavail * space.f_frsize)})"
 
 
 def shm_used_bytes() -> int | None:

@@ -26,10 +26,10 @@ from gpudoctor.probes.data.loader import (
     loader_rate,
     short_sockets,
     socket_name_bytes,
+    why_no_batch,
 )
 from gpudoctor.probes.runner.messages import LoaderLeftOut, LoaderSample
 from gpudoctor.probes.runner.rank import Rank
-from gpudoctor.probes.runner.torch_errors import in_one_line
 from gpudoctor.probes.storage.cold import may_stay_in_ram
 from gpudoctor.process.die_with_parent import die_with_parent
 from gpudoctor.process.ending import kill_all
@@ -168,7 +168,7 @@ def _first_batch(rank: Rank, files: DataFiles) -> Missing | None:
         with batches(files, rank.number, 1, collate=counted) as given:
             seen.take(next(given))
     except (RuntimeError, OSError) as error:
-        why = Missing(f"the loader gave no batch: {in_one_line(error)}", "failed")
+        why = Missing(f"the loader gave no batch: {why_no_batch(error)}", "failed")
     if why is None and seen.unreadable == seen.samples:
         why = Missing(f"not one of {seen.samples} files could be read: {seen.why}", "failed")
     return None if rank.smallest(int(why is None)) else why or Missing("the loader of a rank gave no batch", "failed")

@@ -62,7 +62,7 @@ Answer = Opened | AllReduceTimes | InterNodeFailure
 def run_inter_node_rank(answers: str) -> NoReturn:
     """Open the store, then serve one rendezvous per line of stdin; `answers`: descriptor for the answers."""
     fd = int(answers)
-    own_stdout_to_stderr()
+    os.dup2(2, 1)  # output of torch or NCCL must not get into reports
     try:
         from gpudoctor.probes.inter_node.measure import InterNodeRank
     except Exception as error:  # noqa: BLE001 - a broken installation of torch may raise anything
@@ -77,11 +77,6 @@ def run_inter_node_rank(answers: str) -> NoReturn:
         for line in sys.stdin.buffer:
             _send(fd, measuring.measure(msgspec.json.decode(line, type=Rendezvous)))
     leave()
-
-
-def own_stdout_to_stderr() -> None:
-    """Redirect stdout to stderr: output of torch or NCCL must not get into reports."""
-    os.dup2(2, 1)
 
 
 def _send(fd: int, answer: Answer) -> None:

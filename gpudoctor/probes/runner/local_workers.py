@@ -33,6 +33,7 @@ LONGEST_RENDEZVOUS_S = _FIRST_WORKER_S + _ALL_WORKERS_S
 _RETRY_S = 0.05
 _HELLO_S = 5.0
 _PACKET_BYTES = 1 << 17
+_DESCRIPTORS = 3  # of a rank's pipes
 _STUCK = b"stuck"
 
 
@@ -111,7 +112,8 @@ class LocalWorkers:
     def shut_down(self) -> None:
         """Have the workers end their ranks, then themselves."""
         for worker, _ in self._workers.values():
-            _quietly_shut(worker)
+            with suppress(OSError):  # the other end has closed it
+                worker.shutdown(socket.SHUT_WR)
 
     def ended(self) -> bool:
         """Shut the workers down and wait for them within a deadline; False if one could not end its rank."""
@@ -175,9 +177,13 @@ def run_local_worker(placement: LocalPlacement) -> str | None:
     with leader:
         try:
             leader.send(msgspec.json.encode(WorkerHello(placement.rank, os.environ.get("CUDA_VISIBLE_DEVICES"))))
-            packet, descriptors, _, _ = socket.recv_fds(leader, _PACKET_BYTES, 3)
+            packet, descriptors, _, _ = socket.recv_fds(leader, _PACKET_BYTES, _DESCRIPTORS)
         except OSError:
             return None
+        if packet and len(descriptors) < _DESCRIPTORS:
+            for descriptor in descriptors:
+                os.close(descriptor)
+            return f"{placement.engine}: this process may not open {_DESCRIPTORS} more files: raise ulimit -n"
         if packet:
             _serve(json.loads(packet), descriptors, leader)
     return None
@@ -197,18 +203,13 @@ def _serve(order: dict[str, Any], descriptors: list[int], leader: socket.socket)
             os.close(descriptor)  # only the starter holds them now, so EOF means that it has ended
     stuck = False
     try:
-        _wait_for_shutdown(leader)
+        with suppress(OSError):  # an error, like an answer, means that the leader has ended
+            leader.recv(1)
     finally:
         stuck = end(process, has_ranks=True)
     if stuck:
-        leader.send(_STUCK)
-
-
-def _wait_for_shutdown(leader: socket.socket) -> None:
-    try:
-        leader.recv(1)
-    except OSError:
-        return  # the leader has ended
+        with suppress(OSError):
+            leader.send(_STUCK)
 
 
 def leader_of(placement: LocalPlacement, purpose: str = "") -> socket.socket | None:
@@ -270,10 +271,3 @@ def _last_answer(worker: socket.socket, deadline: float) -> bytes:
         return worker.recv(len(_STUCK))
     except OSError:
         return b""  # its rank ends at the latest when this process does, with the run's life pipe
-
-
-def _quietly_shut(connection: socket.socket) -> None:
-    try:
-        connection.shutdown(socket.SHUT_WR)
-    except OSError:
-        return  # the other end has closed it

@@ -1,4 +1,4 @@
-"""Merges what all ranks report of torch and of their training: pure functions, without torch."""
+"""Merges what all ranks report of torch, training, strategies and data loading: pure functions, without torch."""
 
 from __future__ import annotations
 
@@ -7,8 +7,13 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
+import msgspec
+
+from gpudoctor.facts.model.measured_data import DataLoading, LoaderCopies, LoaderRates, LoaderStep
+from gpudoctor.facts.model.measured_strategies import Strategies, StrategyRun
 from gpudoctor.facts.model.measurements import BucketStep, Device, TorchView, Training, TrainRank
 from gpudoctor.facts.model.missing import Missing
+from gpudoctor.probes.runner import messages
 from gpudoctor.probes.runner.messages import TrainSample
 
 # If lateness + wait differs between ranks by more than both of these, arrival times are
@@ -161,6 +166,104 @@ def _invariant(arrivals: list[tuple[int, ...]], departures: list[tuple[int, ...]
     spreads = [(max(left) - min(left)) / 1e6 for left in departures]
     whole = [(max(left) - min(arrived)) / 1e6 for arrived, left in zip(arrivals, departures, strict=True)]
     return statistics.median(spreads) <= max(INVARIANT_MS, INVARIANT_SHARE * statistics.median(whole))
+
+
+def merged_strategies(
+    samples: Iterable[tuple[int, messages.ProbeSample]], world_size: int, device: Device
+) -> Strategies | None:
+    """Every variant that any rank completed, in order of arrival; None if the strategies did not begin.
+
+    `samples`: those of all probes, each with its rank.
+    """
+    shared: messages.StrategyShared | None = None
+    variants: dict[tuple[str, str], dict[int, messages.StrategySample]] = {}
+    not_run: dict[str, Missing] = {}
+    for rank, sample in samples:
+        if isinstance(sample, messages.StrategyShared):
+            shared = sample
+        elif isinstance(sample, messages.StrategySample):
+            variants.setdefault((sample.strategy, sample.variant), {})[rank] = sample
+        elif isinstance(sample, messages.StrategyLeftOut) and (
+            # of several reasons prefer one of an actual attempt
+            sample.strategy not in not_run or sample.why.kind == "failed"
+        ):
+            not_run[sample.strategy] = sample.why
+    if shared is None:
+        return None
+    return Strategies(
+        device=device,
+        world_size=world_size,
+        shape=shared.shape,
+        steps=shared.steps,
+        reference=shared.reference,
+        runs=tuple(_strategy_run(strategy, variant, row) for (strategy, variant), row in variants.items()),
+        not_run=not_run,
+    )
+
+
+def _strategy_run(strategy: str, variant: str, row: Mapping[int, messages.StrategySample]) -> StrategyRun:
+    ranks = sorted(row)
+    first = row[ranks[0]]
+    return StrategyRun(
+        strategy=strategy,
+        variant=variant,
+        dtype=first.dtype,
+        ranks=tuple(row[rank].result for rank in ranks),
+        missing_weights=first.missing_weights,
+        figures=_largest(row[rank].figures for rank in ranks),
+    )
+
+
+def _largest(figures: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Each figure's maximum over the ranks."""
+    found: dict[str, float] = {}
+    for of_rank in figures:
+        for name, value in of_rank.items():
+            found[name] = max(value, found.get(name, value))
+    return found
+
+
+def merged_loading(found: Mapping[int, DataLoading], world_size: int) -> DataLoading | None:
+    """The loading of all ranks, which ran at the same time; None unless every rank delivered."""
+    if len(found) < world_size:
+        return None
+    row = [found[rank] for rank in range(world_size)]
+    return msgspec.structs.replace(
+        row[0],
+        steps=tuple(_loader_step(steps) for steps in zip(*(each.steps for each in row), strict=True)),
+        copies=_loader_copies(row),
+        no_copies=next((each.no_copies for each in row if each.no_copies is not None), None),
+        cpus=tuple(count for each in row for count in each.cpus),
+        samples=sum(each.samples for each in row),
+        unreadable=sum(each.unreadable for each in row),
+        unreadable_why=next((each.unreadable_why for each in row if each.unreadable_why is not None), None),
+    )
+
+
+def _loader_step(of_ranks: Sequence[LoaderStep]) -> LoaderStep:
+    rates: list[LoaderRates] = []
+    for step in of_ranks:
+        if step.rates is None:
+            return step
+        rates.append(step.rates)
+    shm = [each.shm_bytes for each in rates if isinstance(each.shm_bytes, int)]
+    together = LoaderRates(
+        samples_per_s=sum(each.samples_per_s for each in rates),
+        gb_s=sum(each.gb_s for each in rates),
+        slowest_rank_gb_s=min(each.slowest_rank_gb_s for each in rates),
+        first_batch_s=max(each.first_batch_s for each in rates),
+        shm_bytes=max(shm) if shm else rates[0].shm_bytes,  # each rank sees the use by all of them
+    )
+    return msgspec.structs.replace(of_ranks[0], rates=together)
+
+
+def _loader_copies(row: Sequence[DataLoading]) -> LoaderCopies | None:
+    done = [each.copies for each in row if each.copies is not None]
+    if len(done) < len(row):
+        return None
+    return LoaderCopies(
+        done[0].workers, sum(each.pageable_gb_s for each in done), sum(each.pinned_gb_s for each in done)
+    )
 
 
 def median_deviation(values: Sequence[float]) -> float:

@@ -160,7 +160,8 @@ def run_rank(order: dict[str, Any]) -> NoReturn:
         rank.send(messages.UnusableTorch(str(error)))
         leave()
     except Exception as error:  # noqa: BLE001 - a rank that just died would be blamed on its GPU
-        traceback.print_exc()
+        with suppress(OSError):  # on a full disk; the parent must get the reason all the same
+            traceback.print_exc()
         rank.send(rank_failure(error, rank.waiting))
         leave(1)
     _leave(rank)

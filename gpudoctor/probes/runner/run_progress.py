@@ -12,12 +12,10 @@ from gpudoctor.facts.model.measurements import Measurements, Probe
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.telemetry import Burn
 from gpudoctor.probes.collective.merge import merged_collectives, merged_pairs
-from gpudoctor.probes.data.merge import merged_loading
 from gpudoctor.probes.runner import messages
-from gpudoctor.probes.runner.merge import merged_training
+from gpudoctor.probes.runner.merge import merged_loading, merged_strategies, merged_training
 from gpudoctor.probes.runner.plan import ProbePlan
 from gpudoctor.probes.runner.repetitions import Repetition, over_repetitions, series_of, wrong_results
-from gpudoctor.probes.strategies.merge import merged_strategies
 
 WRONG_KEPT = 50
 

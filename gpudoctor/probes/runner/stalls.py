@@ -62,7 +62,8 @@ def timeout_problem(states: Sequence[RankState], limit_s: float) -> ProbeProblem
         return ProbeProblem("launch", "timeout", text, phase=first.phase, output=first.output)
     text = f"{rank_list(s.number for s in behind)} did not leave {first.doing} within {limit_s:g} s"
     if waiting:
-        text += f"; {rank_list(waiting)} {'wait' if len(waiting) > 1 else 'waits'} for {_pronoun(len(behind))}"
+        verb, whom = "wait" if len(waiting) > 1 else "waits", "it" if len(behind) == 1 else "them"
+        text += f"; {rank_list(waiting)} {verb} for {whom}"
     return ProbeProblem(first.probe, "timeout", text, first.number, first.doing, waiting, first.output)
 
 
@@ -109,10 +110,6 @@ def rank_list(numbers: Iterable[int]) -> str:
     """Rank numbers as text: rank 1; ranks 0, 2, 3."""
     listed = sorted(numbers)
     return f"rank{'s' if len(listed) > 1 else ''} {', '.join(str(n) for n in listed)}"
-
-
-def _pronoun(count: int) -> str:
-    return "it" if count == 1 else "them"
 
 
 def _how_it_ended(state: RankState) -> str:
