@@ -76,10 +76,14 @@ GPT = TransformerShape(
 )
 LLAMA = TransformerShape(4, 128, 4, 4, 32, 344, 1000)
 GROUPED = TransformerShape(4, 128, 8, 4, 16, 448, 1000)
+QWEN3, GEMMA2 = msgspec.structs.replace(GROUPED, qk_norm=True), msgspec.structs.replace(GROUPED, norms=4)
+MODELS = pytest.mark.parametrize(
+    "model", [GPT, LLAMA, GROUPED, QWEN3, GEMMA2], ids=["gpt", "llama", "grouped", "qwen3", "gemma2"]
+)
 
 
 @pytest.mark.parametrize("autocast", [False, True], ids=["fp32", "autocast"])
-@pytest.mark.parametrize("model", [GPT, LLAMA, GROUPED], ids=["gpt", "llama", "grouped"])
+@MODELS
 def test_a_layer_keeps_what_the_formula_says(model: TransformerShape, autocast: bool) -> None:
     batch, seq = 2, 256
     shape = ModelShape(name="", family="", origin="", max_seq=seq, **msgspec.structs.asdict(model))
@@ -101,7 +105,7 @@ def test_a_layer_keeps_what_the_formula_says(model: TransformerShape, autocast: 
 
 
 @pytest.mark.parametrize("recompute", ["none", "full"])
-@pytest.mark.parametrize("model", [GPT, LLAMA, GROUPED], ids=["gpt", "llama", "grouped"])
+@MODELS
 def test_a_step_under_autocast_takes_what_the_plan_counts(model: TransformerShape, recompute: Recompute) -> None:
     """As a user's train.py does it: fp32 weights, nothing cast by hand."""
     batch, seq = 4, 256
