@@ -39,7 +39,9 @@ def layer_bytes(shape: ModelShape, precision: Precision, seq: int, kernels: Kern
     hidden, q and k the widths of queries and keys, f the MLP's width times the experts that process a token,
     m = 4 for a gated MLP (gate, its activation, up, product) and 2 for a plain one. R = E and c = 2 (the outputs
     of the two norms). With autocast R = 4, and each product keeps its own 16-bit copy of its input: c = 5 for a
-    gated MLP (query, key, value, gate, up), 4 for a plain one. With dropout + 2h; without flash attention
+    gated MLP (query, key, value, gate, up), 4 for a plain one. Norms of query and key keep their inputs, + E (q + k),
+    and so do norms behind attention and MLP, + 2 E h. Each of the x experts that process a token keeps a copy of its
+    input, and its output for the weighted sum: + 2 E x h. With dropout + 2h; without flash attention
     + (2E + 1) a s for softmax, dropped-out softmax and mask, a heads, s sequence.
     For GPT (q = k = h, f = 4h, E = 2) this is 32h, 40h with autocast, and 34h + 5as with dropout and without
     flash attention.
@@ -51,6 +53,8 @@ def layer_bytes(shape: ModelShape, precision: Precision, seq: int, kernels: Kern
     f = shape.ffn * shape.experts_per_token
     inputs = 2 if not kernels.autocast else 5 if shape.gated else 4
     values = inputs * h + 2 * q + 2 * k + (4 if shape.gated else 2) * f
+    values += (shape.norms - 2) * h + (q + k if shape.qk_norm else 0)
+    values += 2 * shape.experts_per_token * h if shape.experts > 1 else 0
     masks = 2 * h if kernels.dropout else 0
     scores = 0 if kernels.flash else (2 * width + 1) * shape.heads * seq
     return 2 * _residual_bytes(precision, kernels) * h + width * values + masks + scores

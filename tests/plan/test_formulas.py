@@ -108,6 +108,15 @@ def test_autocast_keeps_an_fp32_sum_and_a_copy_of_each_products_input() -> None:
     assert kept_by_ddp - kept_by_zero == 32 * 10 * SEVEN.hidden * 4096
 
 
+def test_the_experts_of_a_token_keep_its_input_and_their_outputs() -> None:
+    """As counted on transformers' Mixtral, for 1, 2 and 4 experts a token."""
+    for chosen in (1, 2, 4):
+        mixture = msgspec.structs.replace(SEVEN, experts=8, experts_per_token=chosen)
+        dense = msgspec.structs.replace(SEVEN, ffn=chosen * SEVEN.ffn)
+        more = layer_bytes(mixture, "bf16", 4096, Kernels()) - layer_bytes(dense, "bf16", 4096, Kernels())
+        assert more == 2 * 2 * chosen * SEVEN.hidden
+
+
 def test_full_recomputation_keeps_the_layers_input_and_selective_lies_between() -> None:
     whole, some, least = (kept_bytes(SEVEN, "bf16", 4096, Kernels(), how) for how in ("none", "selective", "full"))
     assert least == 2 * SEVEN.hidden

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import functools
+
 import msgspec
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from gpudoctor.plan.activations import Kernels, kept_bytes  # noqa: E402
+from gpudoctor.plan.activations import Kernels, Recompute, kept_bytes  # noqa: E402
+from gpudoctor.plan.memory import PlanJob, memory_of  # noqa: E402
 from gpudoctor.plan.model_shape import ModelShape  # noqa: E402
+from gpudoctor.plan.split import RankSplit  # noqa: E402
 from gpudoctor.probes.strategies.memory import LiveBytes  # noqa: E402
-from gpudoctor.probes.strategies.transformer import Norm, TransformerBlock  # noqa: E402
+from gpudoctor.probes.strategies.transformer import Norm, Transformer, TransformerBlock, loss_of  # noqa: E402
 from gpudoctor.probes.strategies.transformer_shape import TransformerShape  # noqa: E402
 
 KIB = 1024
@@ -72,10 +76,14 @@ GPT = TransformerShape(
 )
 LLAMA = TransformerShape(4, 128, 4, 4, 32, 344, 1000)
 GROUPED = TransformerShape(4, 128, 8, 4, 16, 448, 1000)
+QWEN3, GEMMA2 = msgspec.structs.replace(GROUPED, qk_norm=True), msgspec.structs.replace(GROUPED, norms=4)
+MODELS = pytest.mark.parametrize(
+    "model", [GPT, LLAMA, GROUPED, QWEN3, GEMMA2], ids=["gpt", "llama", "grouped", "qwen3", "gemma2"]
+)
 
 
 @pytest.mark.parametrize("autocast", [False, True], ids=["fp32", "autocast"])
-@pytest.mark.parametrize("model", [GPT, LLAMA, GROUPED], ids=["gpt", "llama", "grouped"])
+@MODELS
 def test_a_layer_keeps_what_the_formula_says(model: TransformerShape, autocast: bool) -> None:
     batch, seq = 2, 256
     shape = ModelShape(name="", family="", origin="", max_seq=seq, **msgspec.structs.asdict(model))
@@ -94,3 +102,28 @@ def test_a_layer_keeps_what_the_formula_says(model: TransformerShape, autocast: 
     formula = kept_bytes(shape, "bf16" if autocast else "fp32", seq, Kernels(autocast=autocast), "none") * batch * seq
     # beside it: one number a token and head of the attention, two a token of the norms
     assert kept == pytest.approx(formula, rel=0.03)
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+@MODELS
+def test_a_step_under_autocast_takes_what_the_plan_counts(model: TransformerShape, recompute: Recompute) -> None:
+    """As a user's train.py does it: fp32 weights, nothing cast by hand."""
+    batch, seq = 4, 256
+    model = msgspec.structs.replace(model, layers=8)
+    shape = ModelShape(name="", family="", origin="", max_seq=seq, **msgspec.structs.asdict(model))
+    tokens = torch.randint(model.vocab, (batch, seq))
+    with LiveBytes() as live:
+        transformer = Transformer(model)
+        if recompute == "full":
+            transformer.recompute = functools.partial(torch.utils.checkpoint.checkpoint, use_reentrant=False)
+        optimizer = torch.optim.AdamW(transformer.parameters(), foreach=False)
+        for _ in range(2):
+            optimizer.zero_grad()
+            live.peak_bytes = live.now_bytes
+            with torch.autocast("cpu", torch.bfloat16):
+                logits = transformer(tokens)
+                loss = loss_of(logits, tokens)
+            torch.autograd.backward(loss)
+            optimizer.step()
+    job = PlanJob(shape, "bf16", "adamw", seq, batch, recompute=recompute)
+    assert memory_of(job, RankSplit("ddp", 1), 0.0).tensors == pytest.approx(live.peak_bytes, rel=0.08)
