@@ -25,12 +25,13 @@ __all__ = [
 
 TYPE_CHECKING = False  # type checkers treat it as typing's; importing typing would cost more than this whole module
 if TYPE_CHECKING:
-    from gpudoctor.api import CheckRequest, NotFitError, Sourced
+    from gpudoctor.api import CheckRequest, Sourced
     from gpudoctor.checks.core.causes import Fault
     from gpudoctor.errors import UserError
     from gpudoctor.facts.model.measurements import Measurements
     from gpudoctor.facts.model.node import Node
     from gpudoctor.library import check, judge, load_node, load_source, preflight, run_check
+    from gpudoctor.local_verdict import NotFitError
     from gpudoctor.report.model import Report
 
 _MODULES = {
@@ -38,7 +39,7 @@ _MODULES = {
     "Fault": "gpudoctor.checks.core.causes",
     "Measurements": "gpudoctor.facts.model.measurements",
     "Node": "gpudoctor.facts.model.node",
-    "NotFitError": "gpudoctor.api",
+    "NotFitError": "gpudoctor.local_verdict",
     "Report": "gpudoctor.report.model",
     "Sourced": "gpudoctor.api",
     "UserError": "gpudoctor.errors",

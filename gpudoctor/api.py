@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import datetime
 import os
 import sys
 import time
@@ -20,16 +19,16 @@ from gpudoctor.checks.core.registry import LEVELS, Check, Level, matches, select
 from gpudoctor.config import Config, load_config, threshold_overrides
 from gpudoctor.errors import UserError
 from gpudoctor.exits import InterruptedBySignal, printable
-from gpudoctor.facts.model.measurements import Measurements, ProbeProblem
-from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.node import Node, Source
 from gpudoctor.lazy_import import lazy_imports
 from gpudoctor.load.burn import burn_duration_s, count_again
 from gpudoctor.load.devices import Backend, LoadRequest
-from gpudoctor.load.measure import measure, puts_load
-from gpudoctor.load.storage import absolute_paths, need_gb_s, refuse_unreadable, with_storage
+from gpudoctor.load.measure import cut_short, measure, puts_load
+from gpudoctor.load.storage import absolute_paths, need_gb_s, refuse_data, with_storage
 from gpudoctor.plugins import all_checks
 from gpudoctor.probes.runner.launch_engine import MAX_RANKS, LocalPlacement
+from gpudoctor.units import rfc3339
 
 with lazy_imports():
     from gpudoctor.checks.env import cuda_device_list
@@ -43,25 +42,10 @@ with lazy_imports():
 
 if TYPE_CHECKING:
     from gpudoctor.report.judge import FailOn
-    from gpudoctor.report.model import Report, Run
+    from gpudoctor.report.model import Report
 
 HoldSignals = Callable[[InterruptedBySignal | None], list[int]]
-
 _CHOICES = {"level": LEVELS, "backend": ("auto", "nccl", "gloo"), "fail_on": ("fail", "warn", "never")}
-
-
-class NotFitError(Exception):
-    """This node is not fit to train on, or could not be judged; the message is one line with the reason.
-
-    `report` is the report of the check; None if the process that checks for the whole node delivered none.
-    """
-
-    def __init__(self, message: str, report: Report | None = None) -> None:
-        super().__init__(message, report)
-        self.report = report
-
-    def __str__(self) -> str:
-        return str(self.args[0])
 
 
 class CheckRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,10 +92,9 @@ class CheckRequest(msgspec.Struct, frozen=True, kw_only=True):
                     raise UserError(f"{name} {_shown(word)}: text is wanted")
         if self.ranks is not None and not (isinstance(self.ranks, int) and 1 <= self.ranks <= MAX_RANKS):
             raise UserError(f"ranks {_shown(self.ranks)}: a number from 1 to {MAX_RANKS} is wanted")
-        if self.deadline_s is not None and not (
-            isinstance(self.deadline_s, int | float) and 0 < self.deadline_s < 86400
-        ):
-            raise UserError(f"deadline_s {_shown(self.deadline_s)}: seconds above 0 and below 86400 are wanted")
+        limit_s = self.deadline_s
+        if limit_s is not None and not (isinstance(limit_s, int | float) and 0 < limit_s < 86400):
+            raise UserError(f"deadline_s {_shown(limit_s)}: seconds above 0 and below 86400 are wanted")
 
     @property
     def load(self) -> LoadRequest:
@@ -167,11 +150,13 @@ def prepared(request: CheckRequest) -> Prepared:
     # required checks run even if not named: a check that did not run has no verdict
     chosen = tuple(c for c in checks if c in named or any(matches(c, word) for word in required))
     level = request.level or _level_for(named if request.only else (), config.level)
-    left_out = _left_out(chosen, (*config.skip, *request.skip))
+    skipped = (*config.skip, *request.skip)
+    select(checks, skipped=skipped)  # raises UserError for a word that matches no check
+    left_out = tuple(c for c in chosen if any(matches(c, word) for word in skipped))
     asked = tuple(c for c in chosen if c not in left_out)
     burn_s = burn_duration_s(request.duration, level, config.burn_duration_s)
     wants_ranks = puts_load(asked, level)
-    _refuse_data(request)
+    refuse_data(request.load, elsewhere=request.node is not None)
     return Prepared(
         request, config, asked, left_out, required, level, burn_s, wants_ranks, started_s, began_s, tuple(notes)
     )
@@ -207,7 +192,7 @@ def examined(
     try:
         data = request.load.data
         sourced = read_source(request.node, request.faults, prep.deadline_s, progress, half_read.append, data)
-        if request.gpu is None and (gpus := _gpus_of_all(sourced.node, visible)) is not None:
+        if request.gpu is None and (gpus := cuda_device_list.shown_to_any(visible, sourced.node)) is not None:
             request = msgspec.structs.replace(request, gpu=gpus)
             prep = msgspec.structs.replace(prep, request=request)
         load = request.load
@@ -226,7 +211,7 @@ def examined(
             raise
         signals = hold_signals(stop)
         sourced = Sourced(half_read[0]) if half_read else sourced
-        measurements = _cut_short(partial[0] if partial else Measurements(), f"interrupted by {stop}")
+        measurements = cut_short(partial[0] if partial else Measurements(), f"interrupted by {stop}")
     if workers is not None and not signals:
         workers.close()
     return judged(prep, sourced.node, measurements, argv, signals)
@@ -254,7 +239,7 @@ def judged(
         suppress=config.suppress,
     )
     run = report_model.Run(
-        id=run_id(),
+        id=str(uuid.uuid4()),
         started_at=rfc3339(prep.started_s),
         duration_s=round(time.monotonic() - prep.began_s, 3),
         level=prep.level,
@@ -264,7 +249,9 @@ def judged(
     )
     report = judge.judge(node, measurements, question, run=run, include_facts=request.include_facts)
     if signals:
-        report = _interrupted(report, InterruptedBySignal(signals[0]))
+        stop = InterruptedBySignal(signals[0])
+        run = msgspec.structs.replace(report.run, interrupted=str(stop))
+        report = msgspec.structs.replace(report, run=run, exit_code=stop.exit_code)
     if request.redact:
         report = redact.Redaction(node).of(report)
     return report
@@ -287,9 +274,8 @@ def read_source(
     if name is None:
         if faults:
             raise UserError("--fault is for simulated nodes and captures: name one with --node (see: gpudoctor nodes)")
-        return Sourced(
-            collect.collect_live(deadline_s=deadline_s, progress=progress, on_interrupt=on_interrupt, data=data)
-        )
+        node = collect.collect_live(deadline_s=deadline_s, progress=progress, on_interrupt=on_interrupt, data=data)
+        return Sourced(node)
     loaded = capture.load_source(name, stdin=sys.stdin.buffer if name == "-" and sys.stdin else None)
     if not faults:
         return Sourced(loaded.node, loaded.measurements)
@@ -302,77 +288,12 @@ def nothing_read(name: str | None) -> Node:
     return Node(source=Source(kind="live" if name is None else "facts", name=printable(name or "")))
 
 
-def rfc3339(time_s: float) -> str:
-    """A time in seconds since 1970 as an RFC 3339 timestamp in UTC, to the second."""
-    return datetime.datetime.fromtimestamp(time_s, datetime.timezone.utc).isoformat(timespec="seconds")
-
-
-def run_id() -> str:
-    """A new random id for a run."""
-    return str(uuid.uuid4())
-
-
-def _refuse_data(request: CheckRequest) -> None:
-    if (data := request.load.data) and request.node is not None and request.backend != "gloo":
-        raise UserError(
-            f"--data {data[0]}: that is a path of this machine, and --node names another; --backend gloo measures here"
-        )
-    if data:
-        refuse_unreadable(data)
-
-
 def _level_for(named: tuple[Check, ...], usual: Level) -> Level:
     """The usual level; full if the usual one is standard and every named check needs full.
 
     A configured level of quick means no load, and a burn must be requested explicitly.
     """
     return "full" if usual == "standard" and named and all(check.level == "full" for check in named) else usual
-
-
-def _left_out(chosen: tuple[Check, ...], words: tuple[str, ...]) -> tuple[Check, ...]:
-    if words:
-        select(all_checks(), skipped=words)  # raises UserError for a word that matches no check
-    return tuple(c for c in chosen if any(matches(c, word) for word in words))
-
-
-def _gpus_of_all(node: Node, visible: tuple[str | None, ...]) -> str | None:
-    """The union of GPUs that these values of CUDA_VISIBLE_DEVICES show; None if they are all the same."""
-    if len(set(visible)) < 2:
-        return None
-    order = node.environment.get("CUDA_DEVICE_ORDER")
-    seen = [cuda_device_list.resolve(setting, node.gpus, order) for setting in visible]
-    shown = {index for each in seen for index in each.visible}
-    # a broken value does not identify the intended GPUs: judge all of them
-    if any(each.unresolved or each.problems or each.order_uncertain for each in seen):
-        shown = {gpu.index for gpu in node.gpus}
-    return ",".join(str(gpu.index) for gpu in node.gpus if gpu.index in shown) or None
-
-
-def _cut_short(partial: Measurements, why: str) -> Measurements:
-    """Mark each probe without figures as failed: what was interrupted must not pass."""
-    have = {
-        "collective": bool(partial.collectives),
-        "link": bool(partial.host_links),
-        "compute": bool(partial.compute),
-        "train": partial.training is not None,
-        "strategy": partial.strategies is not None,
-        "data": partial.data_loading is not None,
-        "deepspeed": partial.deepspeed is not None,
-        "tensorflow": partial.tensorflow is not None,
-        "frameworks": bool(partial.frameworks),
-        "storage": bool(partial.storage),
-        "torch": partial.torch_view,
-    }
-    lost = {probe: Missing(why, "failed") for probe, done in have.items() if not done}
-    # a framework that did not answer stays unknown even if others did
-    lost |= {name: gap for name, gap in partial.not_run.items() if name.startswith("frameworks.")}
-    problem = ProbeProblem("launch", "error", why)
-    return msgspec.structs.replace(partial, not_run=lost, problems=(*partial.problems, problem))
-
-
-def _interrupted(report: Report, signal: InterruptedBySignal) -> Report:
-    run: Run = msgspec.structs.replace(report.run, interrupted=str(signal))
-    return msgspec.structs.replace(report, run=run, exit_code=signal.exit_code)
 
 
 def _shown(value: object) -> str:

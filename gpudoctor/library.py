@@ -7,16 +7,20 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from gpudoctor.api import CheckRequest, NotFitError, Sourced, examined, judged, prepared, read_source
+from gpudoctor.api import CheckRequest, Sourced, examined, judged, prepared, read_source
 from gpudoctor.checks.core.registry import Level
 from gpudoctor.errors import UserError
 from gpudoctor.facts.deadlines import COLLECTION
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Node
+from gpudoctor.lazy_import import lazy_imports
 from gpudoctor.load.devices import Backend
 from gpudoctor.load.measure import not_run
 from gpudoctor.probes.runner.launch_engine import local_placement
+
+with lazy_imports():
+    from gpudoctor import local_verdict
 
 if TYPE_CHECKING:
     from gpudoctor.report.judge import FailOn
@@ -176,10 +180,10 @@ def preflight(
         fail_on=fail_on,
     )
     placement = local_placement(os.environ)
-    if placement is not None:
-        from gpudoctor.local_verdict import report_for_all, report_of_first
-
-        report = report_of_first(placement) if placement.rank else report_for_all(placement, request)
+    if placement is not None and placement.rank:
+        report = local_verdict.report_of_first(placement)
+    elif placement is not None:
+        report = local_verdict.report_for_all(placement, request)
     elif os.environ.get("LOCAL_RANK", "0") != "0" and level != "quick":
         raise UserError(
             f"preflight({level!r}): LOCAL_RANK is {os.environ['LOCAL_RANK']}, but none of torchrun, srun and mpirun "
@@ -189,7 +193,8 @@ def preflight(
         report = run_check(request)
     if report.exit_code != 0 or report.verdict in ("fail", "unknown"):
         what = "simulated node" if report.simulated else "node"
-        raise NotFitError(f"{what} {report.run.source.name} is not fit to train on: {report.reason}", report)
+        words = f"{what} {report.run.source.name} is not fit to train on: {report.reason}"
+        raise local_verdict.NotFitError(words, report)
     return report
 
 

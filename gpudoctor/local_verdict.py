@@ -13,7 +13,7 @@ import socket
 
 import msgspec
 
-from gpudoctor.api import CheckRequest, NotFitError, Prepared, examined, prepared
+from gpudoctor.api import CheckRequest, Prepared, examined, prepared
 from gpudoctor.errors import UserError
 from gpudoctor.load.measure import run_limit_s
 from gpudoctor.probes.runner.launch_engine import LocalPlacement
@@ -31,6 +31,20 @@ PURPOSE = "preflight"
 _SLACK_S = 60.0  # for judging, and for imports from a cold network disk
 _PACKET_BYTES = 1 << 16
 _ANSWER_CHARACTERS = 4096
+
+
+class NotFitError(Exception):
+    """This node is not fit to train on, or could not be judged; the message is one line with the reason.
+
+    `report` is the report of the check; None if the process that checks for the whole node delivered none.
+    """
+
+    def __init__(self, message: str, report: Report | None = None) -> None:
+        super().__init__(message, report)
+        self.report = report
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 class _Wait(msgspec.Struct, frozen=True, tag=True):

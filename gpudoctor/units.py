@@ -1,7 +1,8 @@
-"""Bytes, rates, durations and lists of indices as text: the formatters of reports, plans and the screen."""
+"""Bytes, rates, durations, times and lists of indices as text: the formatters of reports, plans and the screen."""
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Iterable
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
@@ -185,6 +186,15 @@ def rounded_duration_text(seconds: float) -> str:
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min".replace(" 0 min", "")
+
+
+def rfc3339(time_s: float) -> str:
+    """A time in seconds since 1970 as an RFC 3339 timestamp in UTC, to the second.
+
+    >>> rfc3339(0.5)
+    '1970-01-01T00:00:00+00:00'
+    """
+    return datetime.datetime.fromtimestamp(time_s, datetime.timezone.utc).isoformat(timespec="seconds")
 
 
 def ranges(numbers: Iterable[int], between: str = ", ") -> str:

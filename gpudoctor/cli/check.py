@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import time
+import uuid
 from pathlib import Path
 
 from gpudoctor.cli.options import (
@@ -27,7 +28,7 @@ from gpudoctor.probes.runner.launch_engine import MAX_RANKS, LocalPlacement, loc
 
 with lazy_imports():
     # the checks are imported while the driver is being read, which takes as long; formats only when requested
-    from gpudoctor import api, progress
+    from gpudoctor import api, progress, units
     from gpudoctor.facts.nvml import collector_ahead, fake_driver_context
     from gpudoctor.facts.redaction import redact
     from gpudoctor.facts.system import node_exporter
@@ -148,8 +149,8 @@ def write_error(args: argparse.Namespace, message: str, code: int) -> int:
         return code
     nothing = api.nothing_read(args.node)
     source = model.SourceSummary(nothing.source.kind, nothing.source.name)
-    started_at = api.rfc3339(time.time())
-    begun = model.Run(api.run_id(), started_at, 0.0, args.level or "standard", source, tuple(args.argv))
+    started_at = units.rfc3339(time.time())
+    begun = model.Run(str(uuid.uuid4()), started_at, 0.0, args.level or "standard", source, tuple(args.argv))
     report = model.error_report(begun, message, code)
     if args.redact:
         report = redact.Redaction(nothing).of(report)

@@ -134,7 +134,7 @@ def write_output(text: str, args: argparse.Namespace) -> None:
     if to_file(args):
         output_files.write_file(args.output, text)
     else:
-        write_stdout(text)
+        _print(text, args)
 
 
 def write_as_asked(report: _D, args: argparse.Namespace, render: Callable[[_D, bool], str]) -> bool:
@@ -153,11 +153,17 @@ def write_as_asked(report: _D, args: argparse.Namespace, render: Callable[[_D, b
                 as_asked = False
                 _say_unless_told(report, f"{error}; the report goes to stdout instead")
                 report = msgspec.structs.replace(report, exit_code=COULD_NOT)  # type: ignore[type-var]
-        write_stdout(render(report, False))
+        _print(render(report, False), args)
     except ClosedStdoutError as error:
         as_asked = False
         _say_unless_told(report, str(error))
     return as_asked
+
+
+def _print(text: str, args: argparse.Namespace) -> None:
+    """Write to stdout: text in the encoding of the locale, documents in UTF-8, which JSON, XML and HTML must be."""
+    is_text = getattr(args, "format", "json") in (None, "text")  # a command without --format writes JSON
+    write_stdout(text if is_text else text.encode("utf-8", "backslashreplace"))
 
 
 def _say_unless_told(report: _Document, what: str) -> None:

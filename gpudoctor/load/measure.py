@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from gpudoctor.checks.core.registry import LEVELS, Check, Level
 from gpudoctor.errors import UserError
-from gpudoctor.facts.model.measurements import ONCE, PROBES, Measurements, Probe
+from gpudoctor.facts.model.measurements import ONCE, PROBES, Measurements, Probe, ProbeProblem
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node
 from gpudoctor.lazy_import import lazy_imports
@@ -183,3 +185,25 @@ def not_run(why: Missing) -> Measurements:
 
 def _no_torch() -> Measurements:
     return not_run(Missing("PyTorch is not installed: pip install 'gpudoctor-cli[torch]'"))
+
+
+def cut_short(partial: Measurements, why: str) -> Measurements:
+    """Mark each probe without figures as failed: what was interrupted must not pass."""
+    have = {
+        "collective": bool(partial.collectives),
+        "link": bool(partial.host_links),
+        "compute": bool(partial.compute),
+        "train": partial.training is not None,
+        "strategy": partial.strategies is not None,
+        "data": partial.data_loading is not None,
+        "deepspeed": partial.deepspeed is not None,
+        "tensorflow": partial.tensorflow is not None,
+        "frameworks": bool(partial.frameworks),
+        "storage": bool(partial.storage),
+        "torch": partial.torch_view,
+    }
+    lost = {probe: Missing(why, "failed") for probe, done in have.items() if not done}
+    # a framework that did not answer stays unknown even if others did
+    lost |= {name: gap for name, gap in partial.not_run.items() if name.startswith("frameworks.")}
+    problem = ProbeProblem("launch", "error", why)
+    return msgspec.structs.replace(partial, not_run=lost, problems=(*partial.problems, problem))

@@ -52,7 +52,18 @@ def absolute_paths(paths: Sequence[str]) -> tuple[str, ...]:
     return tuple(made)
 
 
-def refuse_unreadable(paths: Sequence[str]) -> None:
+def refuse_data(request: LoadRequest, *, elsewhere: bool) -> None:
+    """Raise UserError for `--data` if the check is of another node (`elsewhere`), or if it cannot be read here."""
+    if request.data and elsewhere and request.backend != "gloo":
+        raise UserError(
+            f"--data {request.data[0]}: that is a path of this machine, and --node names another; "
+            "--backend gloo measures here"
+        )
+    if request.data:
+        _refuse_unreadable(request.data)
+
+
+def _refuse_unreadable(paths: Sequence[str]) -> None:
     """Raise UserError, one line, for a path that no data can be read from.
 
     That is a path that does not exist, may not be read by this user, or is neither file nor folder; a kernel file

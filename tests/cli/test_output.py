@@ -300,6 +300,22 @@ def test_a_dash_is_stdout_for_every_command(gpudoctor: Gpudoctor, mine: Path, mo
     assert names(mine) == []
 
 
+def test_documents_are_utf_8_and_text_is_in_the_encoding_of_the_locale(gpudoctor: Gpudoctor, mine: Path) -> None:
+    assert gpudoctor(*FACTS, str(mine / "facts.json")).code == 0
+    facts = json.loads((mine / "facts.json").read_text())
+    facts["host"]["hostname"] = "k\xf6ln"
+    (mine / "facts.json").write_text(json.dumps(facts))
+
+    def printed(*words: str) -> bytes:
+        words = (sys.executable, "-m", "gpudoctor", *words, "--node", "facts.json")
+        environ = {**os.environ, "PYTHONIOENCODING": "latin-1"}
+        return subprocess.run(words, cwd=mine, env=environ, capture_output=True, check=False).stdout
+
+    assert json.loads(printed("check", "--level", "quick", "--json"))["host"]["name"] == "k\xf6ln"
+    assert json.loads(printed("facts"))["host"]["hostname"] == "k\xf6ln"
+    assert "| k\xf6ln |".encode("latin-1") in printed("check", "--level", "quick")
+
+
 def test_an_archive_does_not_go_to_a_terminal() -> None:
     ours, theirs = pty.openpty()
     with os.fdopen(ours, "rb"), os.fdopen(theirs, "wb") as terminal:

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from gpudoctor.facts.model.gpu import Gpu, MigInstance
 from gpudoctor.facts.model.missing import Missing, known
+from gpudoctor.facts.model.node import Node
 
 # what C's strtoul reads from the start of an entry, ignoring the rest
 _NUMBER = re.compile(r"[ \t\n\v\f\r]*([+-]?)([0-9]+)")
@@ -90,6 +91,19 @@ def resolve(value: str | None, gpus: Sequence[Gpu], device_order: str | None = N
         keys = list(numbers)
         order_uncertain = _mixed(ordered) and device_order != "PCI_BUS_ID"
     return _read(Visible(value, order_uncertain=order_uncertain), entries, found, keys, ordered)
+
+
+def shown_to_any(settings: Sequence[str | None], node: Node) -> str | None:
+    """The GPUs that any of these CUDA_VISIBLE_DEVICES shows, in the form of --gpu; None if all are the same."""
+    if len(set(settings)) < 2:
+        return None
+    order = node.environment.get("CUDA_DEVICE_ORDER")
+    seen = [resolve(setting, node.gpus, order) for setting in settings]
+    shown = {index for each in seen for index in each.visible}
+    # a broken value does not identify the intended GPUs: judge all of them
+    if any(each.unresolved or each.problems or each.order_uncertain for each in seen):
+        shown = {gpu.index for gpu in node.gpus}
+    return ",".join(str(gpu.index) for gpu in node.gpus if gpu.index in shown) or None
 
 
 def _read(
