@@ -559,7 +559,7 @@ def test_ports_of_rdma_link() -> None:
 
 def test_gpus_that_the_kernel_module_knows() -> None:
     (gpu,) = read(transcripts.PROC_INFORMATION).gpus
-    assert (gpu.bus_id, gpu.name, gpu.minor_number, gpu.vbios) == ("0000:62:00.0", "NVIDIA H100 80GB HBM3", 5, ABSENT)
+    assert (gpu.bus_id, gpu.name, gpu.minor_number, gpu.vbios) == ("0000:19:00.0", "NVIDIA H100 80GB HBM3", 5, ABSENT)
 
 
 def test_banks_without_spares_in_csv() -> None:
@@ -575,8 +575,10 @@ def test_a_gpu_whose_row_says_that_it_is_lost_is_lost() -> None:
 
 
 def test_processors_and_their_numa_nodes() -> None:
-    nodes = (NumaNode(0, 31900, "0,1,2,3"), NumaNode(1, 32000, "4,5,6,7"))
+    nodes = (NumaNode(0, 31900, "0-3"), NumaNode(1, 32000, "4-7"))
     assert read(transcripts.NUMACTL).host == replace(read(table(BROKEN)).host, numa_nodes=nodes, cpus_total=8)
+    both = read(transcripts.NUMACTL + transcripts.LSCPU.replace("16", "8").replace("6,8", "7"))
+    assert (both.host.numa_nodes, both.source.notes) == (nodes, ())
     host = read(transcripts.LSCPU).host
     assert (host.cpus_total, host.machine, host.virtualization, host.hypervisor) == (8, "x86_64", "vm", "KVM")
     assert [node.cpus for node in known(host.numa_nodes) or ()] == ["0-3", "4-6,8"]

@@ -382,7 +382,7 @@ IRQ:   \t\t 10
 GPU UUID: \t GPU-11111111-2222-3333-4444-555555555555
 Video BIOS: \t ??.??.??.??.??
 Bus Type: \t PCIe
-Bus Location: \t 0000:62:00.0
+Bus Location: \t 0000:19:00.0
 Device Minor: \t 5
 GPU Excluded:\t No
 """
