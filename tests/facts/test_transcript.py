@@ -26,6 +26,7 @@ from gpudoctor.facts.model.missing import UNSUPPORTED, Missing, known
 from gpudoctor.facts.model.node import Node, NumaNode, Source
 from gpudoctor.facts.simulated.load import apply_faults, load_node
 from gpudoctor.report.judge import judge
+from gpudoctor.report.junit import render_junit
 from tests.facts import transcripts
 from tests.facts.transcripts import COLLECT_ENV, CSV_COLUMNS, TOPIC, csv, dcgm_diag, dcgm_diag_json, gpu_list, table
 from tests.fuzz import seeds
@@ -457,6 +458,7 @@ def test_a_failure_that_another_tool_reports_is_never_a_pass(text: str, told: st
         assert (report.verdict, report.exit_code) == ("unknown", 3)
         assert f"reported: {told}" in report.run.notes
         assert report.reason.startswith(f"UNKNOWN reported by another tool: {told}"[:60])
+        assert '<testcase classname="gpudoctor" name="run">' in render_junit(report)
     failed = judge(read(f"{table(BROKEN)}\n{text}"))
     assert (failed.verdict, failed.exit_code) == ("fail", 1)
 
