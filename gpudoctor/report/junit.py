@@ -11,14 +11,20 @@ from gpudoctor.report.model import Report
 
 
 def render_junit(report: Report) -> str:
-    """One test case per check: fail is a failure, unknown an error, skip is skipped; a warn passes with output."""
+    """One test case per check: fail is a failure, unknown an error, skip is skipped; a warn passes with output.
+
+    A further case, "run", is an error if gpudoctor failed, or if the verdict is unknown without a check that is.
+    """
     counts = report.counts
+    # a verdict that no check explains: a required check without one, a failure that another tool reports
+    unexplained = report.verdict == "unknown" and not counts.unknown
+    error = report.error or (report.reason if unexplained else None)
     suite = ElementTree.Element(
         "testsuite",
         name=f"gpudoctor {'SIMULATED ' if report.simulated else ''}{_clean(report.run.source.name)}",
-        tests=str(len(report.checks) + (1 if report.error else 0)),
+        tests=str(len(report.checks) + (1 if error else 0)),
         failures=str(counts.fail),
-        errors=str(counts.unknown + (1 if report.error else 0)),
+        errors=str(counts.unknown + (1 if error else 0)),
         skipped=str(counts.skip),
         time=f"{report.run.duration_s:.3f}",
         timestamp=report.run.started_at,
@@ -26,9 +32,9 @@ def render_junit(report: Report) -> str:
     )
     for result in report.checks:
         _case(suite, result)
-    if report.error:
+    if error:
         case = ElementTree.SubElement(suite, "testcase", classname="gpudoctor", name="run")
-        ElementTree.SubElement(case, "error", message=_clean(report.error))
+        ElementTree.SubElement(case, "error", message=_clean(error))
     ElementTree.indent(suite)
     return '<?xml version="1.0" encoding="UTF-8"?>\n' + ElementTree.tostring(suite, encoding="unicode") + "\n"
 

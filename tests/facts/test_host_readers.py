@@ -9,7 +9,7 @@ import pytest
 
 from gpudoctor.facts.captures.dcgm import DCGM_READERS
 from gpudoctor.facts.captures.host.readers import HOST_READERS
-from gpudoctor.facts.captures.nvidia_smi.monitor import MONITOR
+from gpudoctor.facts.captures.nvidia_smi.monitor import MONITOR_READERS
 from gpudoctor.facts.captures.other_tools import OTHER_TOOL_READERS
 from gpudoctor.facts.captures.reader import Block, Part, TextReader
 from gpudoctor.facts.model.driver import DkmsBuild, Driver, FabricManager, LoadFailure
@@ -413,7 +413,7 @@ OTHERS = (
 
 
 @pytest.mark.parametrize(
-    "reader", [*HOST_READERS, *DCGM_READERS, *OTHER_TOOL_READERS, MONITOR], ids=lambda reader: reader.name
+    "reader", [*HOST_READERS, *DCGM_READERS, *OTHER_TOOL_READERS, *MONITOR_READERS], ids=lambda reader: reader.name
 )
 def test_no_reader_takes_the_line_of_another_tool(reader: TextReader) -> None:
     own = {"lspci": "01:00.0", "environment": "NCCL"}.get(reader.name, "\0")
@@ -422,7 +422,7 @@ def test_no_reader_takes_the_line_of_another_tool(reader: TextReader) -> None:
 
 
 @pytest.mark.parametrize(
-    "reader", [*HOST_READERS, *DCGM_READERS, *OTHER_TOOL_READERS, MONITOR], ids=lambda reader: reader.name
+    "reader", [*HOST_READERS, *DCGM_READERS, *OTHER_TOOL_READERS, *MONITOR_READERS], ids=lambda reader: reader.name
 )
 @pytest.mark.parametrize(
     "text", ["", "\0", "x" * 5000, "Port 1:", "\t\tRate: ", '"ShmSize": 99999999999999999999', ": : :"]

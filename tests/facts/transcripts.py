@@ -349,6 +349,45 @@ NVLINK_INFO = """GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-11111111-2222-3333-4444
 """
 
 
+GPUSTAT = """[0] NVIDIA RTX A6000     | 38\u00b0C,   0 % |   341 / 49140 MB | user(337M)
+[1] NVIDIA RTX A6000     | 39'C,   3 % |   341 / 49140 MB |
+"""
+
+MIG_LIST = """+-------------------------------------------------------+
+| GPU instances:                                        |
+| GPU   Name             Profile  Instance   Placement  |
+|                          ID       ID       Start:Size |
+|=======================================================|
+|   0  MIG 3g.20gb          9        1          0:4     |
++-------------------------------------------------------+
+"""
+
+CUDA_WARNING = (
+    "torch/cuda/__init__.py:128: UserWarning: CUDA initialization: Unexpected error from cudaGetDeviceCount(). "
+    "Error 802: system not yet initialized (Triggered internally at CUDAFunctions.cpp:108.)\n"
+)
+
+RDMA_LINK = """link mlx5_0/1 state ACTIVE physical_state LINK_UP netdev enp1s0f0np0
+1/1: mlx5_1/1: subnet_prefix fe80:0000:0000:0000 lid 13399 state DOWN physical_state POLLING
+"""
+
+COMPUTE_APPS = """gpu_uuid, pid, process_name, used_gpu_memory [MiB]
+GPU-11111111-2222-3333-4444-555555555555, 4711, python3, with a comma, 130004 MiB
+GPU-11111111-2222-3333-4444-555555555555, 4712, [Not Found], [N/A]
+GPU-11111111-2222-3333-4444-666666666666, 4713, python3, 12 MiB
+"""
+
+PROC_INFORMATION = """Model: \t\t NVIDIA H100 80GB HBM3
+IRQ:   \t\t 10
+GPU UUID: \t GPU-11111111-2222-3333-4444-555555555555
+Video BIOS: \t ??.??.??.??.??
+Bus Type: \t PCIe
+Bus Location: \t 0000:19:00.0
+Device Minor: \t 5
+GPU Excluded:\t No
+"""
+
+
 def dcgm_exporter(gpu: int, **fields: float) -> str:
     """Metrics of dcgm-exporter with the values of these fields of one GPU."""
     labels = f'gpu="{gpu}",UUID="GPU-1111111{gpu}-2222-3333-4444-555555555555",modelName="NVIDIA H100 80GB HBM3"'
@@ -383,5 +422,7 @@ NOT_JUDGED = {
     "a log of NCCL": NCCL_LOG,
     "ibdev2netdev": IBDEV2NETDEV,
     "node health check (NHC)": NHC,
+    "gpustat": GPUSTAT,
+    "nvidia-smi mig": MIG_LIST,
 }
-READ = (NUMACTL, LSCPU, DMON, PMON, DCGM_DISCOVERY, DCGM_DMON, DCGM_NVLINK, NVLINK_INFO)
+READ = (NUMACTL, LSCPU, DMON, PMON, DCGM_DISCOVERY, DCGM_DMON, DCGM_NVLINK, NVLINK_INFO, RDMA_LINK, PROC_INFORMATION)

@@ -150,6 +150,27 @@ OTHER_TOOL_READERS: tuple[TextReader, ...] = (
         "it shows the network interfaces of the ports, not their links; paste: ibstat",
     ),
     _tool(
+        "gpustat",
+        r"\[\d{1,4}\] .{3,80}\| +[\d?]{1,3} ?(?:'|\u00b0)?[CF\u2103], +(?:\d{1,3}|\?) ?% \|",
+        r"(?!)",
+        "its readings are not judged; paste: nvidia-smi -q",
+        failures=r"\(\(|Unknown Error|GPU is lost",
+    ),
+    _tool(
+        "CUDA in a program",
+        r".{0,300}?(?:CUDA initialization: |CUDA error: (?:uncorrectable ECC|unknown error|system not yet"
+        r"|no CUDA-capable|hardware stack|initialization error|CUDA-capable device\(s\) is/are busy))",
+        r"(?!)",
+        "a program's error, whose cause is not judged; on the node: gpudoctor check; its log: gpudoctor diagnose FILE",
+        failures="CUDA initialization: |CUDA error: ",
+    ),
+    _tool(
+        "nvidia-smi mig",
+        r"\| (?:GPU|Compute) instance(?: profile)?s: +\|",
+        r"[|+](?! NVIDIA-SMI).{0,200}[|+]\s*$",
+        "which instances there are is not judged; paste: nvidia-smi",
+    ),
+    _tool(
         "lspci -t",
         r"[ |]{0,60}[-+\\](?:\+-)?\[[0-9a-f]{4,8}(?::[0-9a-f]{2})?\]-",
         r"[ |]{1,200}[+\\]-\S",

@@ -7,9 +7,9 @@ from typing import Any
 
 from gpudoctor.facts.captures.reader import Block, Part, TextReader
 from gpudoctor.facts.model.node import Host, Node, NumaNode
+from gpudoctor.facts.system.sysfs import format_cpu_list, parse_cpu_list
 
 _MOST_NODES = 1024
-_MOST_CPUS = 65_536
 
 _AVAILABLE = re.compile(r"available: (\d{1,4}) nodes? \(")
 _NODE = re.compile(r"node (\d{1,4}) (cpus|size|free):\s*(.{0,100000}?)\s*$")
@@ -19,7 +19,7 @@ _MB = re.compile(r"(\d{1,12}) MB")
 
 def _read_numactl(block: Block) -> Part:
     """The nodes with their CPUs and memory; nothing if fewer are listed than there are."""
-    cpus: dict[int, str] = {}
+    cpus: dict[int, frozenset[int]] = {}
     memory: dict[int, int] = {}
     count = 0
     for line in block.lines:
@@ -28,14 +28,16 @@ def _read_numactl(block: Block) -> Part:
         elif (row := _NODE.match(line)) and len(cpus) < _MOST_NODES:
             number, what, value = int(row[1]), row[2], row[3]
             if what == "cpus":
-                cpus[number] = ",".join(value.split())
+                cpus[number] = frozenset(int(cpu) for cpu in value.split() if cpu.isdecimal() and len(cpu) < 6)
             elif what == "size" and (size := _MB.match(value)):
                 memory[number] = int(size[1])
     if not cpus or len(cpus) != count or memory.keys() != cpus.keys():
         return Part(notes=("numactl -H: not complete, and not used",))
     # a node with memory and without CPUs is a GPU's memory (Grace) or an expansion (CXL): which, is not in the text
-    nodes = tuple(NumaNode(number, memory[number], cpus[number]) for number in sorted(cpus) if cpus[number])
-    return Part(Node(host=Host(numa_nodes=nodes, cpus_total=sum(node.cpus.count(",") + 1 for node in nodes))))
+    nodes = tuple(
+        NumaNode(number, memory[number], format_cpu_list(cpus[number])) for number in sorted(cpus) if cpus[number]
+    )
+    return Part(Node(host=Host(numa_nodes=nodes, cpus_total=sum(map(len, cpus.values())))))
 
 
 _LSCPU = re.compile(r"Architecture:\s+\w{2,20}\s*$")
@@ -71,22 +73,11 @@ def _read_lscpu(block: Block) -> Part:
             leaves |= {"virtualization": "vm", "hypervisor": value[:100]}
         elif name == "CPU(s)" and value.isdecimal():
             leaves.setdefault("cpus_total", int(value[:6]))
-        elif name == "On-line CPU(s) list" and (online := _cpu_count(value)):
-            leaves["cpus_total"] = online
+        elif name == "On-line CPU(s) list" and (online := parse_cpu_list(value)):
+            leaves["cpus_total"] = len(online)
     if nodes and len(nodes) == count:
         leaves["numa_nodes"] = tuple(NumaNode(number, cpus=nodes[number]) for number in sorted(nodes))
     return Part(Node(host=Host(**leaves)))
-
-
-def _cpu_count(text: str) -> int:
-    """The CPUs in a list like "0-31,64-95"; 0 if it is not such a list."""
-    total = 0
-    for part in text.split(","):
-        first, _, last = part.strip().partition("-")
-        if not first.isdecimal() or not (last or first).isdecimal():
-            return 0
-        total += int((last or first)[:6]) - int(first[:6]) + 1
-    return total if 0 < total <= _MOST_CPUS else 0
 
 
 PROCESSOR_READERS: tuple[TextReader, ...] = (

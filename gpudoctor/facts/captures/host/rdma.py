@@ -1,4 +1,4 @@
-"""`ibstat`, `ibstatus`, `ibv_devinfo` and `mlxlink`: the RDMA ports of a host."""
+"""`ibstat`, `ibstatus`, `ibv_devinfo`, `mlxlink` and `rdma link`: the RDMA ports of a host."""
 
 from __future__ import annotations
 
@@ -22,6 +22,9 @@ _MLXLINK_MORE = re.compile(
     r"|(?:Raw|Effective|Symbol) .{0,40}|Link Down Counter|Time Since Last Clear .{0,20})\s*:(?:\s|$)"
 )
 _MLXLINK_DEVICE = re.compile(rf"mlxlink\b.*?(?:-d|--device)[ =]{_DEVICE}")
+_RDMA_LINK = re.compile(
+    rf"(?:\d{{1,4}}/\d{{1,4}}: |link ){_DEVICE}/(?P<port>\d{{1,3}}):? (?P<told>.{{0,100}}\bstate \w.{{0,200}})$"
+)
 _KEY = re.compile(r"[\w ()/.-]{1,45}")
 _NUMBER = re.compile(r"(\d{1,5}(?:\.\d{1,3})?)")
 _PORT_LINE = re.compile(r"\s*[Pp]ort:?\s*(\d{1,3}):?\s*$")
@@ -146,6 +149,22 @@ def read_mlxlink(block: Block) -> Part:
     return ports.part()
 
 
+def read_rdma_link(block: Block) -> Part:
+    """`rdma link`: the state of every port, and its network interface."""
+    ports = _Ports()
+    for line in block.lines:
+        if found := _RDMA_LINK.match(line):
+            told = found["told"].split()
+            pairs = dict(zip(told[::2], told[1::2], strict=False))
+            leaves = _port_leaf("state", pairs.get("state", "")) | _port_leaf(
+                "phys_state", pairs.get("physical_state", "")
+            )
+            if "netdev" in pairs:
+                leaves["interface"] = pairs["netdev"][:40]
+            ports.put(found["device"], int(found["port"]), **leaves)
+    return ports.part()
+
+
 def _field(line: str) -> tuple[str, str] | None:
     """Key, in lower case, and value; no regular expression for the value, since a line may be megabytes of blanks."""
     key, colon, value = line.partition(":")
@@ -174,5 +193,6 @@ RDMA_READERS: tuple[TextReader, ...] = (
     TextReader("ibstat", _IBSTAT.match, _IBSTAT_MORE.match, read_ibstat),
     TextReader("ibstatus", _IBSTATUS.match, _IBSTAT_MORE.match, read_ibstatus),
     TextReader("ibv_devinfo", _DEVINFO.match, _DEVINFO_MORE.match, read_ibv_devinfo),
+    TextReader("rdma link", _RDMA_LINK.match, _RDMA_LINK.match, read_rdma_link),
     TextReader("mlxlink", _MLXLINK.match, _MLXLINK_MORE.match, read_mlxlink),
 )

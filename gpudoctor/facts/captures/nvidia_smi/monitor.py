@@ -1,4 +1,4 @@
-"""`nvidia-smi dmon` and `pmon`: the last sample of each GPU, by its index."""
+"""`nvidia-smi dmon` and `pmon`, the last sample of each GPU by its index; `--query-compute-apps`, its processes."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from gpudoctor.facts.captures import ABSENT, MOST_GPUS, clipped
+from gpudoctor.facts.captures import ABSENT, BUS_ID, MOST_GPUS, clipped
 from gpudoctor.facts.captures.nvidia_smi.query_dump import SmiDump
 from gpudoctor.facts.captures.reader import Block, Part, TextReader
 from gpudoctor.facts.model.gpu import Clocks, Ecc, Gpu, GpuProcess, Power, Thermal, Utilization
 from gpudoctor.facts.model.missing import Missing
-from gpudoctor.facts.model.node import Driver
+from gpudoctor.facts.model.node import Driver, short_bus_id
 
 Samples = dict[int, dict[str, str]]  # by GPU index: column -> cell of its last sample
 
@@ -110,9 +110,54 @@ def _gpu(index: int, cells: Mapping[str, str]) -> Gpu:
     )
 
 
-MONITOR: TextReader = TextReader(
-    "nvidia-smi dmon",
-    _BEGIN.match,
-    lambda line: _UNITS.match(line) or _SAMPLE.match(line) or _BEGIN.match(line),
-    _read,
+# `nvidia-smi --query-compute-apps=... --format=csv`
+
+_APPS_COLUMN = r"(?:timestamp|gpu_\w{2,10}|pid|process_name|name|used_gpu_memory|used_memory)(?: \[\w{1,4}\])?"
+_APPS = re.compile(rf"(?=.*\bpid\b)(?=.*_){_APPS_COLUMN}(?:, ?{_APPS_COLUMN}){{1,8}}\s*$")
+_APPS_QUERY = re.compile(r"--query-(?:compute-)?apps[= ][\"']?([a-z_,]{3,200})")
+_APPS_ROW = re.compile(
+    rf"(?:(?:GPU|MIG)-[\w/-]{{8,80}}|{BUS_ID}|\d{{1,10}}|\d{{4}}/\d\d/\d\d [\d:.]{{8,15}}), .{{1,400}}$"
+)
+
+
+def _read_apps(block: Block) -> Part:
+    """The processes by the UUID or bus id of their GPU; without one, which GPU they are on is not known."""
+    queried = _APPS_QUERY.search(block.command)
+    columns = queried[1].split(",") if queried else []
+    processes: dict[str, dict[int, GpuProcess]] = {}
+    for line in block.lines:
+        if _APPS.match(line):
+            columns = [cell.split()[0] for cell in line.split(",")]
+            continue
+        cells = [cell.strip() for cell in line.split(",")]
+        if len(columns) < 2 or len(cells) < len(columns):
+            continue
+        row = dict(zip(columns, cells, strict=False))
+        gpu = row.get("gpu_uuid") or row.get("gpu_bus_id") or ""
+        if row.get("pid", "").isdecimal() and (gpu in processes or len(processes) < MOST_GPUS):
+            memory = re.match(r"\d{1,9}", cells[-1]) if "memory" in columns[-1] else None
+            found = processes.setdefault(gpu, {})
+            if len(found) < _MOST_PROCESSES:
+                name = clipped(row["process_name"]) if "process_name" in row else ABSENT
+                used = int(memory[0]) if memory else ABSENT
+                found[int(row["pid"][:10])] = GpuProcess(int(row["pid"][:10]), name=name, memory_mib=used)
+    if not processes.keys() - {""}:
+        return Part(notes=("nvidia-smi --query-compute-apps: no process of a GPU that it names",))
+    gpus = []
+    for index, (named, found) in enumerate(sorted(processes.items())):
+        on_bus = re.fullmatch(BUS_ID, named) is not None
+        bus_id, uuid = (short_bus_id(named), ABSENT) if on_bus else (f"unknown-{index}", clipped(named) or ABSENT)
+        gpus.append(Gpu(index, bus_id, uuid=uuid, processes=tuple(found.values())))
+    driver = Driver(module_loaded=True, init_code=0)
+    return Part(smi=(SmiDump(driver, tuple(gpus), name="nvidia-smi --query-compute-apps", ended=False),))
+
+
+MONITOR_READERS: tuple[TextReader, ...] = (
+    TextReader(
+        "nvidia-smi dmon",
+        _BEGIN.match,
+        lambda line: _UNITS.match(line) or _SAMPLE.match(line) or _BEGIN.match(line),
+        _read,
+    ),
+    TextReader("nvidia-smi --query-compute-apps", _APPS.match, _APPS_ROW.match, _read_apps, after=_APPS_QUERY.search),
 )

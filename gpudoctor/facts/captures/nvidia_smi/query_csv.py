@@ -80,6 +80,8 @@ _PATHS = {
     "reset_status.reset_required": "gpu_reset_status/reset_required",
     "reset_status.drain_and_reset_recommended": "gpu_reset_status/drain_and_reset_recommended",
 }
+for _spare in ("max", "high", "partial", "low", "none"):
+    _PATHS[f"remapped_rows.histogram.{_spare}"] = f"remapped_rows/bank_remap_availability_histogram/{_spare}"
 # each clock has a long and a short name
 for _section, _long, _short in (
     ("clocks", "clocks.current", "clocks"),
@@ -113,6 +115,8 @@ def begins_csv(line: str) -> bool:
         return False
     columns = [_COLUMN.match(cell) for cell in line.split(",")]
     names = [column[1] for column in columns if column is not None]
+    if "pid" in names:  # --query-compute-apps: a row is a process
+        return False
     return len(names) == len(columns) and any(_is_field(name) and ("." in name or len(names) > 2) for name in names)
 
 

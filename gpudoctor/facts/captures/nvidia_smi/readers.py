@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from gpudoctor.facts.captures import BUS_ID, SourceError
-from gpudoctor.facts.captures.nvidia_smi.monitor import MONITOR
+from gpudoctor.facts.captures import BUS_ID, MOST_GPUS, SourceError, clipped
+from gpudoctor.facts.captures.nvidia_smi.monitor import MONITOR_READERS
 from gpudoctor.facts.captures.nvidia_smi.nvlink import (
     begins_gpu_list,
     goes_on_gpu_list,
@@ -15,6 +15,7 @@ from gpudoctor.facts.captures.nvidia_smi.nvlink import (
 )
 from gpudoctor.facts.captures.nvidia_smi.query_csv import begins_csv, goes_on_csv, parse_csv, query_of
 from gpudoctor.facts.captures.nvidia_smi.query_dump import SmiDump, init_failure
+from gpudoctor.facts.captures.nvidia_smi.query_gpu import GpuDump, gpu_from
 from gpudoctor.facts.captures.nvidia_smi.query_text import (
     begins_smi_text,
     goes_on_smi_text,
@@ -64,6 +65,41 @@ def _inforom(block: Block) -> Part:
         raise SourceError("a corrupted infoROM, but no bus id")
     gpus = tuple(Gpu(index, bus_id, inforom_corrupted=True) for index, bus_id in enumerate(bus_ids))
     return Part(smi=(SmiDump(Driver(), gpus, name="nvidia-smi", ended=False),))
+
+
+# /proc/driver/nvidia/gpus/BUS/information
+_PROC = re.compile(r"Model:\s+\S")
+_PROC_BEGIN = re.compile(r"Model:[ \t]+(?:NVIDIA|Tesla|GeForce|Quadro|GRID)\b")
+_PROC_FIELD = re.compile(r"(Model|GPU UUID|Video BIOS|Bus Location|Device Minor):\s+(\S.{0,200}?)\s*$")
+_PROC_MORE = re.compile(
+    r"(?:Model|IRQ|GPU UUID|Video BIOS|Bus Type|DMA Size|DMA Mask|Bus Location|Device Minor|GPU \w+):"
+)
+_PROC_PATHS = {
+    "Model": "product_name",
+    "GPU UUID": "uuid",
+    "Video BIOS": "vbios_version",
+    "Device Minor": "minor_number",
+    "Bus Location": "",
+}
+
+
+def _proc(block: Block) -> Part:
+    """The GPUs that the kernel module knows; a UUID or version that it has not read yet has "?" in it."""
+    found: list[GpuDump] = []
+    for line in block.lines:
+        if _PROC.match(line) and len(found) < MOST_GPUS:
+            found.append(GpuDump("", {}))
+        if not found or (field := _PROC_FIELD.match(line)) is None or "?" in field[2]:
+            continue
+        if field[1] == "Bus Location":
+            found[-1].bus_id = short_bus_id(field[2]) if re.fullmatch(BUS_ID, field[2]) else ""
+        else:
+            found[-1].values[_PROC_PATHS[field[1]]] = clipped(field[2])
+    gpus = tuple(gpu_from(dump, index) for index, dump in enumerate(found) if dump.bus_id)
+    # not evidence of a driver that answers: NVML may fail beside it
+    return Part(
+        smi=(SmiDump(Driver(module_loaded=True), gpus, name="/proc/driver/nvidia", ended=False),) if gpus else ()
+    )
 
 
 _XML = re.compile(r"\s*<(?:\?xml|!DOCTYPE nvidia_smi_log|nvidia_smi_log[\s>])")
@@ -134,5 +170,6 @@ NVIDIA_SMI_READERS: tuple[TextReader, ...] = (
     TextReader("nvidia-smi topo", begins_matrix, goes_on_matrix, _matrix, restarts=begins_matrix),
     TextReader("nvidia-smi -q", begins_smi_text, goes_on_smi_text, _text, restarts=restarts_smi_text),
     TextReader("nvidia-smi --query-gpu", begins_csv, goes_on_csv, _csv, after=query_of, restarts=begins_csv),
-    MONITOR,
+    *MONITOR_READERS,
+    TextReader("/proc/driver/nvidia", _PROC_BEGIN.match, _PROC_MORE.match, _proc),
 )
