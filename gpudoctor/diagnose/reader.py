@@ -307,6 +307,8 @@ class LogReader:
             yield Event(role="fact", what="world", detail={"world": int(world[1])})
         if any(word in lowered for word in ("stopp", "exhausted", "no more")) and facts.EARLY.search(text):
             yield Event(role="fact", what="early_stop")
+        if ("resum" in lowered or "checkpoint" in lowered) and facts.RESUMED.search(text):
+            yield Event(role="fact", what="resumed")
         if any(word in lowered for word in facts.WORDS_OF_AN_END) and facts.is_done(text):
             yield Event(role="done", what="done")
         elif step := facts.PROGRESS.search(text):
@@ -325,6 +327,8 @@ def _start(text: str) -> Iterator[Event]:
                     detail["world"] = int(said["world"])
                 if said.get("group"):
                     detail["group"] = said["group"]
+                if "process group" in step:
+                    detail["rank_0_ends"] = 1
                 rank = int(said["rank"]) if said.get("rank") else None
                 yield Event(role="fact", what=what, rank=rank, detail=detail)
 

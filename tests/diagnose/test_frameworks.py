@@ -575,6 +575,26 @@ def test_work_of_another_attempt_does_not_end_a_stall(tmp_path: Path) -> None:
     assert said(answer_to(text, tmp_path)) == ("rank_behind", 1)
 
 
+def test_a_requeued_job_that_resumes_is_recovered_while_it_still_runs(tmp_path: Path) -> None:
+    text = "".join(f"step {n} loss 2.1\n" for n in range(40)) + _PREEMPTION + "Loaded checkpoint /ckpt/step_38\n"
+    answer = answer_to(text + "".join(f"step {n} loss 2.0\n" for n in range(38, 60)), tmp_path)
+    assert said(answer) == ("recovered", None)
+    assert answer.cause is not None
+    assert "DUE TO PREEMPTION" in answer.cause.text
+    assert answer.cause.text.endswith("attempt 1 went further")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "  Normal  Preempted  2m  default-scheduler  Preempted by kube-system/critical on node gpu-7\n",
+        "  DisruptionTarget  True  PreemptionByScheduler  preempting to accommodate a higher priority pod\n",
+    ],
+)
+def test_kubernetes_says_that_it_preempted_a_pod(text: str, tmp_path: Path) -> None:
+    assert said(answer_to(text, tmp_path)) == ("preempted", None)
+
+
 def test_a_time_limit_is_no_requeue_where_no_new_start_follows(tmp_path: Path) -> None:
     """Standard error before standard output in one file: steps come behind the scheduler's line."""
     text = "Epoch 3: step 9\nslurmstepd: error: *** JOB 7 ON gpu01 CANCELLED AT 2025-01-01T00:00:00 DUE TO TIME LIMIT ***\n"
@@ -590,6 +610,7 @@ _LIGHTNING = "initializing distributed: GLOBAL_RANK: {0}, MEMBER: {1}/2\n"
     [
         _LIGHTNING.format(0, 1) + _LIGHTNING.format(1, 2) + "-" * 90 + "\ndistributed_backend=nccl\n"
         "All distributed processes registered. Starting with 2 processes\n",
+        _LIGHTNING.format(1, 2) + "LOCAL_RANK: 0 - CUDA_VISIBLE_DEVICES: [0]\n",
         _LIGHTNING.format(0, 1) + _LIGHTNING.format(0, 1) + "Epoch 0:  12%|#   | 12/100 [00:03<00:22, loss=1.2]\n",
         "2025-02-01 10:00:00.1: E xla/service/rendezvous.cc:38] This thread has been waiting for `x` for 10 seconds and may be "
         "stuck.\n2025-02-01 10:00:09.1: E xla/service/rendezvous.cc:44] Thread is unstuck! Warning above was a false-positive.\n",
@@ -604,6 +625,7 @@ _LIGHTNING = "initializing distributed: GLOBAL_RANK: {0}, MEMBER: {1}/2\n"
     ],
     ids=[
         "a start",
+        "a start on the second node",
         "a start and work",
         "unstuck",
         "an event of a change",

@@ -64,7 +64,8 @@ _KERNEL = _rows(
 # Jobs ended by Slurm, Kubernetes or the host. Sources: slurmstepd and srun of 22.05 to 24.11, kubelet, the kernel
 _ENDINGS = _rows(
     ("time_limit", "time limit", r"CANCELLED AT \S+ DUE TO TIME LIMIT|DUE TO TIME LIMIT", "ending", 3, False),
-    ("preempted", "preempt", r"DUE TO PREEMPTION|preempted JobId=\d+ has been|Preempted in order to admit|reason: Preempted|Reason: +Preempted|node was preempted:|DRAIN_NODE_REASON_PREEMPTION", "ending", 3, False),
+    ("preempted", "preempt", r"DUE TO PREEMPTION|preempted JobId=\d+ has been|Preempted in order to admit|reason: Preempted|Reason: +Preempted|node was preempted:|DRAIN_NODE_REASON_PREEMPTION|PreemptionByScheduler", "ending", 3, False),
+    ("preempted", "preempted by", r"\bPreempted by (?:pod )?\S+ on node (?P<node>[\w.-]+)", "ending", 3, False),
     ("node_lost", "node failure", r"DUE TO NODE FAILURE|Node failure on (?P<host>[\w.\[\],-]+)|due to failure of node (?P<node>\w[\w.-]*)", "ending", 3, False),
     ("node_lost", "not responding", r"error: Nodes (?P<host>[\w.\[\],-]+) not responding", "ending", 3, False),
     ("node_lost", "node is not ready", r"NodeNotReady|Node is not ready|NodeLost", "ending", 2, False),
@@ -81,9 +82,8 @@ _ENDINGS = _rows(
     ("host_oom", "limit", r"exceeded MEM usage hard limit|PBS: job killed: v?mem\w* .{0,40}exceeded limit|TERM_MEMLIMIT\b|gone over memory limit|exceeds job hard limit \"[hs]_(?:vmem|rss|data)\"", "cause", 3, False),
     ("host_oom", "request_memory", r"memory usage exceeded request_memory", "cause", 3, False),
     ("preempted", "term_preempt", r"TERM_PREEMPT\b", "ending", 3, False),
-    ("evicted", "job was evicted", r"^\d{3} \([\d.]+\) .{0,40}Job was evicted", "ending", 3, False),
     ("cancelled", "job deleted at request", r"^Job deleted at request of \S+", "ending", 1, False),
-    ("evicted", "evict", r"(?:Reason|reason|status|Status)\W{1,40}Evicted|The node was low on resource|Pod was evicted", "ending", 3, False),
+    ("evicted", "evict", r"(?:Reason|reason|status|Status)\W{1,40}Evicted|The node was low on resource|Pod was evicted|TerminationByKubelet|EvictionByEvictionAPI|DeletionByTaintManager", "ending", 3, False),
     ("terminated_signal", "death signal", r"Received (?:(?P<signal>\d+)|Signals\.(?P<name>SIG\w+)) death signal", "ending", 2, False),
     ("terminated_signal", "got signal", r"SignalException: Process (?P<pid>\d+) got signal: (?P<signal>\d+)", "ending", 2, False),
     ("terminated_signal", "keyboardinterrupt", r"^KeyboardInterrupt\b", "ending", 1, False),
