@@ -78,6 +78,9 @@ class LogReader:
         yield from self._flush()
         if self._bare is not None:
             yield self._bare
+        for number in self._traces.without_end():  # the text was cut off, or the exception was never printed
+            text = "Traceback (most recent call last):"
+            yield Event(role="fact", what="error_words", file=self._file, line=number, text=text)
 
     def _read(self, number: int, raw: str) -> Iterator[Event]:
         raw = raw.removeprefix(self.labels.margin)
@@ -123,6 +126,8 @@ class LogReader:
             self._seen.add(origin.stream)
             yield self._placed(Event(role="fact", what="seen"), number, origin, raw)
         for event in self._events(number, origin, text, raw):
+            if event.what == "error_words" and origin.level in ("W", "I", "V"):
+                continue
             yield self._placed(event, number, origin, raw)
 
     def _placed(self, event: Event, number: int, origin: Origin, raw: str) -> Event:
@@ -172,6 +177,8 @@ class LogReader:
             event.rank = int(uncaught["rank"]) if uncaught["rank"] else None
             yield _with_place(event, text)
             return
+        if "NCCL " not in text and (unnamed := facts.NCCL_WITHOUT_NAME.match(text)):
+            text = f"{text[: unnamed.end()]}NCCL {text[unnamed.end() :]}"
         nccl = (facts.NCCL.match(text) or facts.NCCL_BARE.search(text)) if "NCCL " in text else None
         if nccl is not None:
             yield from self._nccl(nccl, origin, text)
@@ -257,9 +264,15 @@ class LogReader:
             yield Event(role="fact", what="comm_rank", detail={"comm_rank": int(rank)})
         if head["level"] == "WARN":
             if event := error_event(text):
+                if event.what == "duplicate_rank":  # rank 0 prints it, of others
+                    event.host = event.gpu = ""
                 yield event
-            elif facts.NCCL_FAILS.search(words) and not is_harmless(text):
+            elif is_harmless(text):
+                return
+            elif facts.NCCL_FAILS.search(words):
                 yield Event(role="wrapper", what="nccl_unknown", strength=1, names_rank=False, detail={"vague": 1})
+            else:
+                yield Event(role="fact", what="error_words")
         elif returned := facts.RETURNED.search(words):
             what, role = _RETURNED[returned["code"]]
             yield Event(role=role, what=what, strength=1, names_rank=False)
@@ -295,6 +308,9 @@ class LogReader:
             detail: dict[str, str | int] = {"world": int(gloo["peers"]) + 1}
             yield Event(role="fact", what="member", rank=int(gloo["rank"]), detail=detail)
             return
+        if "virtual memory" in lowered and (ram := facts.RAM.search(text)):
+            yield Event(role="fact", what="ram", detail={"ram_pct": int(ram["pct"])})
+            return
         if "pid" in lowered and (named := facts.RANK_PID.search(text)):
             detail = {"world": int(named["world"])} if named["world"] else {}
             rank, pid = int(named["rank"]), int(named["pid"])
@@ -308,7 +324,9 @@ class LogReader:
             yield Event(role="done", what="done")
         elif step := facts.PROGRESS.search(text):
             yield Event(role="progress", what="progress", detail={"step": int(step[1])})
-        elif facts.ERROR_WORDS.search(text) and not is_harmless(text):
+        elif facts.WORK.search(text):
+            yield Event(role="fact", what="work")
+        elif facts.is_loud(text) and not is_harmless(text):
             yield Event(role="fact", what="error_words")
 
 
@@ -337,6 +355,8 @@ def _with_place(event: Event, text: str) -> Event:
         event.detail = {**event.detail, **{k: v for k, v in found.groupdict().items() if v is not None}}
     if task := event.word("task_rank"):
         event.rank = int(task)
+    if event.what == "ssh_failed" and (host := event.word("host")):
+        event.host = "" if host in ("localhost", "127.0.0.1", "::1") else host
     if event.what == "nan" and (named := re.search(r"[Rr]ank (\d+)", text)):
         event.rank = int(named[1])
     if where := facts.DEVICE_NODE.search(text):

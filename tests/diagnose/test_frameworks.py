@@ -384,6 +384,109 @@ CASES: dict[str, tuple[str, int | None, str]] = {
         None,
         "INFO:torch.distributed.elastic.agent.server.api:[default] Rendezvous'ing worker group\n",
     ),
+    "JAX: no NCCL": (
+        "nccl_lib_missing",
+        None,
+        "jaxlib.xla_extension.XlaRuntimeError: INTERNAL: custom call 'xla.gpu.all_gather' failed:      \n"
+        "external/xla/xla/service/gpu/nccl_utils.cc:99: NCCL operation ncclGetUniqueId(&id) failed: Unable to load NCCL "
+        "library. Multi-GPU collectives will not work.;\n",
+    ),
+    "JAX: NCCL's last warning": (
+        "nccl_topology",
+        None,
+        "jax.errors.JaxRuntimeError: INTERNAL: x/nccl_errors.cc:7: NCCL operation ncclCommInitRank(&comm, n, id, rank) failed: "
+        "internal error - please report this issue to the NCCL developers. Last NCCL warning(error) log entry (may be "
+        "unrelated) 'Attribute busid of node nic not found'.; current\n",
+    ),
+    "JAX: NCCL's last warning is a full GPU": (
+        "cuda_oom",
+        None,
+        "jax.errors.JaxRuntimeError: INTERNAL: NCCL operation ncclAllReduce(s, r, n) failed: unhandled cuda error. Last NCCL "
+        "warning(error) log entry (may be unrelated) 'Cuda failure 2 'out of memory''.\n",
+    ),
+    "submitit: preempted": (
+        "preempted",
+        None,
+        "submitit WARNING (2024-08-12 02:06:11,453) - Caught signal SIGUSR2 on n3: this job is preempted.\n"
+        "slurmstepd: error: Failed to send MESSAGE_TASK_EXIT: Connection refused\n"
+        "srun: error: n3: tasks 2-3: Exited with exit code 1\n",
+    ),
+    "Slurm: requeued": (
+        "preempted",
+        None,
+        "step 4 loss 2.0\nslurmstepd: error: *** STEP 61.0 ON n3 CANCELLED AT 2024-08-12T02:06:12 DUE TO JOB REQUEUE ***\n"
+        "srun: error: n3: tasks 2-3: Exited with exit code 1\n",
+    ),
+    "torchrun: a worker failed, no word why": (
+        "launcher_table_only",
+        None,
+        "INFO:torch.distributed.elastic.agent.server.api:[default] Worker group FAILED. 3/3 attempts left; will restart "
+        "worker group\nINFO:torch.distributed.elastic.agent.server.api:[default] Starting worker group\n",
+    ),
+    "DeepSpeed: ended with a full RAM": (
+        "host_oom",
+        None,
+        "[2024-01-22 16:50:44,316] [INFO] [utils.py:799:see_memory_usage] CPU Virtual Memory:  used = 230.4 GB, percent = 91.6%\n"
+        "[2024-01-22 16:50:49,553] [INFO] [launch.py:315:sigkill_handler] Killing subprocess 1080\n",
+    ),
+    "DeepSpeed: ended": (
+        "launcher_table_only",
+        None,
+        "[2024-01-22 16:50:49,553] [INFO] [launch.py:315:sigkill_handler] Killing subprocess 1080\n",
+    ),
+    "DeepSpeed: ended by Ctrl-C": (
+        "terminated_signal",
+        None,
+        "[2024-01-22 16:50:49,553] [INFO] [launch.py:315:sigkill_handler] Killing subprocess 1080\n"
+        "[2024-01-22 16:50:49,554] [INFO] [launch.py:324:sigkill_handler] Main process received SIGINT, exiting\n",
+    ),
+    "NCCL 2.2": (
+        "bootstrap_connect_failed",
+        None,
+        "n4:185:185 [0] INFO NET/Socket : 1 interfaces found\n"
+        "n4:185:186 [0] include/socket.h:360 WARN Call to connect failed : Connection timed out\n"
+        "n4:185:187 [0] include/socket.h:371 WARN Connection closed by remote peer\n",
+    ),
+    "NCCL: a rank came twice": (
+        "duplicate_rank",
+        None,
+        "n4:69:83 [0] bootstrap.cc:131 NCCL WARN Bootstrap Root : rank 1 of 8 ranks has already checked in\n",
+    ),
+    "NCCL: two world sizes": (
+        "duplicate_rank",
+        None,
+        "n4:69:83 [0] bootstrap.cc:131 NCCL WARN Bootstrap Root : mismatch in rank count from procs 8 : 16\n",
+    ),
+    "NCCL: a warning that is not known": (
+        "unknown_error",
+        None,
+        "n4:69:83 [0] graph/flux.cc:131 NCCL WARN The flux of device 3 is too low\n",
+    ),
+    "torch: no kernels for the GPU": (
+        "cuda_no_kernel_image",
+        None,
+        "NVIDIA Thing 9 with CUDA capability sm_120 is not compatible with the current PyTorch installation.\n"
+        "RuntimeError: CUDA error: no kernel image is available for execution on the device\n",
+    ),
+    "TensorFlow: a handle without memory": (
+        "cuda_oom",
+        None,
+        "[1,1]<stderr>:2021-10-12 20:59:07.607: E tensorflow/stream_executor/cuda/cuda_blas.cc:226] failed to create cublas "
+        "handle: CUBLAS_STATUS_NOT_INITIALIZED\n[1,2]<stderr>:2021-10-12 20:59:07.627: W tensorflow/core/common_runtime/"
+        "bfc_allocator.cc:272] Allocator (GPU_0_bfc) ran out of memory trying to allocate 16.00MiB with freed_by_count=0. "
+        "The caller indicates that this is not a failure, but may mean less speed.\n",
+    ),
+    "pdsh: no sshd": ("ssh_failed", None, "localhost: ssh: connect to host localhost port 22: Connection refused\n"),
+    "the rest of a traceback is missing": (
+        "unknown_error",
+        None,
+        'step 4 loss 2.0\nTraceback (most recent call last):\n  File "/w/train.py", line 9, in main\n    run()\n',
+    ),
+    "an actor died, and why is not said": (
+        "unknown_error",
+        None,
+        "ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.\n",
+    ),
 }
 
 
@@ -521,8 +624,18 @@ def test_a_start_that_went_on_and_its_warnings_are_nothing(text: str, tmp_path: 
             "[rank10]: RuntimeError: NCCL Error 2: unhandled system error\nn1:8:9 [0] misc/ibvwrap.cc:182 NCCL WARN Call to "
             "ibv_reg_mr_iova2 failed with error Invalid argument\nn1:15:16 [7] NCCL INFO Trees [0] -1/-1/-1->7->6\n",
         ),
+        (
+            "ssh_failed",
+            "n5",
+            "[2024-01-06 11:41:34,489] [INFO] [real_accelerator.py:161:get_accelerator] Setting ds_accelerator to cuda\n"
+            'Traceback (most recent call last):\n  File "/l/deepspeed/launcher/runner.py", line 437, in main\n'
+            "    raise CalledProcessError(retcode, cmd)\nsubprocess.CalledProcessError: Command 'ssh -o "
+            "PasswordAuthentication=no n5 hostname' returned non-zero exit status 255.\n",
+        ),
+        ("ssh_failed", "n5", "n5: Host key verification failed.\nn5: x\nn5: y\nn5: z\n"),
+        ("ssh_failed", "n5", "pdsh@n1: n5: ssh exited with exit code 255\n"),
     ],
-    ids=["Slurm", "Ray", "a plugin's warning", "another rank's label"],
+    ids=["Slurm", "Ray", "a plugin's warning", "another rank's label", "DeepSpeed's runner", "a host's label", "pdsh"],
 )
 def test_the_host_is_the_one_of_the_line_and_no_rank_is_borrowed(
     what: str, host: str, text: str, tmp_path: Path

@@ -48,6 +48,10 @@ _KERNEL = _rows(
 _ENDINGS = _rows(
     ("time_limit", "time limit", r"CANCELLED AT \S+ DUE TO TIME LIMIT|DUE TO TIME LIMIT", "ending", 3, False),
     ("preempted", "preempt", r"DUE TO PREEMPTION|preempted JobId=\d+ has been|Preempted in order to admit|reason: Preempted|Reason: +Preempted|node was preempted:|DRAIN_NODE_REASON_PREEMPTION", "ending", 3, False),
+    ("preempted", "requeue", r"CANCELLED AT \S+ DUE TO JOB REQUEUE", "ending", 3, False),
+    # submitit's handler; it requeues the job in both cases
+    ("preempted", "preempted", r"Caught signal SIG\w+ on \S+: this job is preempted", "ending", 3, False),
+    ("time_limit", "timed-out", r"Caught signal SIG\w+ on \S+: this job is timed-out", "ending", 3, False),
     ("node_lost", "node failure", r"DUE TO NODE FAILURE|Node failure on (?P<host>[\w.\[\],-]+)|due to failure of node (?P<node>\w[\w.-]*)", "ending", 3, False),
     ("node_lost", "not responding", r"error: Nodes (?P<host>[\w.\[\],-]+) not responding", "ending", 3, False),
     ("node_lost", "node is not ready", r"NodeNotReady|Node is not ready|NodeLost", "ending", 2, False),
@@ -61,12 +65,22 @@ _ENDINGS = _rows(
     ("host_oom", "exceeded job memory limit", r"[Ee]xceeded job memory limit|memory limit.{0,20}being killed", "cause", 3),
     ("evicted", "evict", r"(?:Reason|reason|status|Status)\W{1,40}Evicted|The node was low on resource|Pod was evicted", "ending", 3, False),
     ("terminated_signal", "death signal", r"Received (?:(?P<signal>\d+)|Signals\.(?P<name>SIG\w+)) death signal", "ending", 2, False),
+    ("terminated_signal", "main process received", r"Main process received (?P<name>SIG\w+), exiting", "ending", 2, False),
     ("terminated_signal", "got signal", r"SignalException: Process (?P<pid>\d+) got signal: (?P<signal>\d+)", "ending", 2, False),
     ("terminated_signal", "keyboardinterrupt", r"^KeyboardInterrupt\b", "ending", 1, False),
 )  # fmt: skip
 
-# Processes that were never started. Sources: srun, pyxis and enroot, the container runtimes, the kubelet, Open MPI
+# Processes that were never started. Sources: srun, pyxis and enroot, the container runtimes, the kubelet, Open MPI, ssh
+# (alone, or as the remote shell of pdsh, mpirun and DeepSpeed's launcher)
 _STARTS = _rows(
+    ("ssh_failed", "ssh: connect to host", r"ssh: connect to host (?P<host>\S+) port \d+: \w[\w ]+", "cause", 3, False),
+    ("ssh_failed", "resolve hostname", r"ssh: Could not resolve hostname (?P<host>[^\s:]+)", "cause", 3, False),
+    ("ssh_failed", "permission denied", r"(?:(?P<host>[\w.-]+): )?Permission denied(?:, please try again| \((?:publickey|password|gssapi|keyboard|hostbased))", "cause", 3, False),
+    ("ssh_failed", "host key verification", r"Host key verification failed", "cause", 3, False),
+    ("ssh_failed", "via ssh", r"host=(?P<host>\S+) was not reachable via ssh", "cause", 3, False),
+    ("ssh_failed", "ssh -o passwordauthentication", r"Command '?\[?'?ssh -o PasswordAuthentication=no .{0,80}?(?P<host>\S+) hostname' returned non-zero exit status", "cause", 3, False),
+    ("ssh_failed", "exited with exit code 255", r"pdsh@\S+: (?P<host>\S+): ssh exited with exit code 255", "cause", 2, False),
+    ("ssh_failed", "kex_exchange", r"(?:kex|ssh)_exchange_identification: (?:Connection closed|read:)", "cause", 3, False),
     ("launch_failed", "task launch", r"Task launch for \S+ failed on node (?P<host>[\w.-]+): (?!No such process)", "cause", 3, False),
     ("launch_failed", "launch", r"srun: error: (?:Task launch for \S+ failed on node|Application launch failed)", "cause", 2, False),
     ("launch_failed", "unable to", r"(?:srun|salloc|sbatch): error: Unable to (?:create step|allocate resources|confirm allocation)", "cause", 2, False),
@@ -127,15 +141,29 @@ _NCCL = _rows(
     ("nccl_size_mismatch", "mismatched collective", r"Mismatched collective", "cause", 3, False),
     ("nccl_lib_mismatch", "mismatched nccl version", r"Mismatched NCCL version detected", "cause", 3, False),
     ("nccl_lib_mismatch", "nccl", r"undefined symbol: nccl\w+|symbol lookup error: .{0,200}nccl|libnccl\S*: version `\S+' not found"),
+    ("nccl_lib_missing", "nccl", r"[Uu]nable to load NCCL library|(?:Could not|Failed to|cannot) (?:load|open|find) \S*libnccl\.so|libnccl\.so\S*: cannot open shared object file"
+     r"|doesn't have NCCL built in|NCCL support was not built|built without NCCL", "cause", 3, False),
+    ("duplicate_rank", "checked in", r"rank (?P<twice>\d+) of (?P<world>\d+) ranks has already checked in", "cause", 3, False),
+    ("duplicate_rank", "bootstrap root", r"Bootstrap Root ?: ?(?:mismatch in (?:rank count|info) from procs|localId \d+ is out of range)", "cause", 3, False),
+    ("duplicate_rank", "invalid rank requested", r"[Ii]nvalid rank requested ?: ?\d+/\d+", "cause", 3, False),
+    # what NCCL reads of the machine's buses, or of a file that describes them
+    ("nccl_topology", "of node", r"Attribute \w+ of node \w+ (?:not found|is not an? \w+)", "cause", 3, False),
+    ("nccl_topology", "xml", r"(?:NCCL WARN|log entry).{0,80}(?:XML (?:Parse|Import)\b|(?:could not|Could not) (?:open|read|parse) XML|XML (?:graph|topology|file)|too many XML nodes)", "cause", 2, False),
+    ("nccl_topology", "too many", r"(?:NCCL WARN|log entry).{0,80}(?:too many (?:links|nodes of type)|tried to create too many nodes)", "cause", 2, False),
+    ("nccl_topology", "could not find", r"(?:NCCL WARN|log entry).{0,80}Could not find (?:any local path|a path|any CPU|CPU|GPU with|NET with)", "cause", 2, False),
     ("bootstrap_no_interface", "interface", r"no socket interface found|No (?:usable )?(?:socket )?interface found|no interface found"),
     ("bootstrap_no_interface", "family", r"[Aa]ddress family \d+ is neither|wrong type 59936|family 59936 is neither"),
     ("cuda_not_supported", "not supported", r"Cuda failure (?:\d+ )?'(?:operation|feature) not supported'"),
     ("gpu_peer_access", "peer", r"(?i)cuda (?:failure|error|runtime error)\b.{0,60}peer (?:mapping resources exhausted|access (?:is not supported|has not been))", "cause", 3, False),
     ("gpu_peer_access", "ipc handle", r"failed to open CUDA IPC handle", "cause", 3, False),
     ("iommu", "iommu", r"Missing \"iommu=pt\"|IO_PAGE_FAULT", "fact", 1),
+    # only a host that is down or a network that drops packets lets a connection time out: a process that ended refuses it
+    ("bootstrap_connect_failed", "connect",
+     r"(?:NCCL WARN|log entry).{0,60}[Cc]onnect (?:to \S+ )?(?:failed|returned) ?:? ?(?:Connection timed out|No route to host|Network is unreachable)",
+     "echo", 2),
     # a peer that has exited looks the same as one that cannot be reached
     ("bootstrap_connect_failed", "connect",
-     r"(?:socketStartConnect|NCCL WARN|Last error|NET/Socket).{0,60}[Cc]onnect to \S+ (?:failed|returned)|^Connect to \S+ failed",
+     r"(?:socketStartConnect|NCCL WARN|Last error|log entry|NET/Socket).{0,60}[Cc]onnect to \S+ (?:failed|returned)|^Connect to \S+ failed",
      "echo", 2),
     ("bootstrap_connect_failed", "call to connect", r"NCCL (?:WARN|INFO) (?:NET/Socket : )?Call to connect (?:to \S+ )?(?:returned|failed)[^,]{0,60}(?!, retrying)$", "echo", 1),
     ("bootstrap_connect_failed", "socketpollconnect", r"socketPollConnect.{0,80}(?:[Cc]onnect|[Tt]imed out|refused|returned)", "echo", 2),
@@ -153,13 +181,13 @@ _NCCL = _rows(
 
 # errors that wrap those of another library: tried after all others
 _NCCL_WRAPPERS = _rows(
-    ("nccl_invalid_usage", "invalid usage", r"NCCL error.{0,200}invalid usage|ncclInvalidUsage", "cause", 1, False),
-    ("nccl_invalid_usage", "invalid argument", r"NCCL error.{0,200}invalid argument|ncclInvalidArgument", "cause", 1, False),
+    ("nccl_invalid_usage", "invalid usage", r"NCCL (?:error|operation).{0,200}invalid usage|ncclInvalidUsage", "cause", 1, False),
+    ("nccl_invalid_usage", "invalid argument", r"NCCL (?:error|operation).{0,200}invalid argument|ncclInvalidArgument", "cause", 1, False),
     ("nccl_cuda_unknown", "unhandled cuda error", r"unhandled cuda error|ncclUnhandledCudaError", "wrapper", 1, False),
     ("nccl_cuda_unknown", "cuda failure", r"NCCL WARN (?:.{0,60})?Cuda failure", "cause", 1),
     ("nccl_unknown", "attaching", r"Error while attaching to shared memory segment", "wrapper", 1),
     ("nccl_unknown", "system", r"ncclSystemError|unhandled system error", "wrapper", 1),
-    ("nccl_unknown", "internal", r"ncclInternalError|NCCL (?:error|failure).{0,200}internal error", "wrapper", 1),
+    ("nccl_unknown", "internal", r"ncclInternalError|NCCL (?:error|failure|operation).{0,200}internal error", "wrapper", 1),
 )  # fmt: skip
 
 # Errors of CUDA, reported by torch or directly. Codes and texts: cudaError_t in the CUDA Runtime API reference
@@ -179,25 +207,35 @@ _CUDA = _rows(
     # vLLM and SGLang at their start
     ("cuda_oom", "memory", r"Free memory on device .{0,60} is less than desired GPU memory utilization|No available memory for the cache blocks"
      r"|Not enough memory\. Please try to increase --mem-fraction-static", "cause", 3, False),
+    # TensorFlow's allocator: first its words for an allocation that it can do without
+    ("cuda_oom", "ran out of memory", r"ran out of memory trying to allocate .{0,120}(?P<warning>The caller indicates that this is not a failure)", "echo", 1, False),
+    ("cuda_oom", "resource exhausted", r"(?P<warning>convolution algorithm): Resource exhausted: Out of memory", "echo", 1, False),
+    ("cuda_oom", "of memory", r"Allocator \(GPU_\d+_bfc\) ran out of memory trying to allocate|Resource exhausted: Out of memory"),
     ("cuda_oom", "oom when allocating", r"OOM when allocating tensor with shape"),
     ("cuda_system_not_ready", "system not yet initialized", r"system not yet initialized", "cause", 3, False),
     ("cuda_driver_mismatch", "driver combination", r"unsupported display driver / cuda driver combination",
      "cause", 3, False),
     ("cuda_driver_mismatch", "driver/library version mismatch", r"[Dd]river/library version mismatch"),
     ("cuda_driver_mismatch", "forward compat", r"forward compatibility was attempted on non supported HW"),
-    ("cuda_driver_mismatch", "driver", r"CUDA driver version is insufficient for CUDA runtime version"
-     r"|The NVIDIA driver on your system is too old"),
+    ("cuda_driver_mismatch", "dso version", r"kernel version \S+ does not match DSO version"),
+    ("cuda_driver_too_old", "driver", r"CUDA driver version is insufficient for CUDA runtime version|cudaErrorInsufficientDriver"
+     r"|The NVIDIA driver on your system is too old", "cause", 3, False),
+    ("cuda_driver_too_old", "unsupported toolchain", r"provided PTX was compiled with an unsupported toolchain|CUDA_ERROR_UNSUPPORTED_PTX_VERSION", "cause", 3, False),
     ("cuda_busy", "busy", r"all CUDA-capable devices are busy or unavailable|CUDA-capable device\(s\) is/are busy"),
     ("gpu_isolated", "no cuda", r"no CUDA-capable device is detected|No CUDA GPUs are available|"
      r"CUDA_ERROR_NO_DEVICE"),
     ("gpu_isolated", "invalid device ordinal", r"invalid device ordinal"),
     ("cuda_not_supported", "not supported", r"(?:CUDA|Cuda|cuda)\b.{0,80}operation not supported"),
-    ("cuda_not_supported", "no kernel image", r"no kernel image is available for execution on the device"),
+    ("cuda_no_kernel_image", "kernel image", r"no kernel image is available for execution on the device|device kernel image is invalid|CUDA_ERROR_NO_BINARY_FOR_GPU", "cause", 3, False),
+    # torch's warning at its start, for any GPU of the machine; nvcc and ptxas, where a kernel is built for it
+    ("cuda_no_kernel_image", "is not compatible with the current", r"with CUDA capability sm_\w+ is not compatible with the current PyTorch installation", "cause", 2, False),
+    ("cuda_no_kernel_image", "no longer supports this gpu", r"PyTorch no longer supports this GPU because it is too old", "cause", 2, False),
+    ("cuda_no_kernel_image", "arch", r"[Uu]nsupported gpu architecture '\w+'|Value 'sm_\w+' is not defined for option 'gpu-name'", "cause", 3, False),
     ("cuda_init_failed", "initialization error", r"(?:CUDA|Cuda|cuda)\b.{0,80}initialization error", "cause", 2),
     ("cuda_init_failed", "unknown error", r"CUDA unknown error|CUDA (?:error|failure)[^a-z]{0,20}unknown error",
      "cause", 2),
     ("cuda_init_failed", "cublas", r"CUBLAS_STATUS_(?:NOT_INITIALIZED|ALLOC_FAILED)", "cause", 1),
-    ("cuda_init_failed", "cudnn", r"CUDNN_STATUS_NOT_INITIALIZED", "cause", 1),
+    ("cuda_init_failed", "cudnn", r"CUDNN_STATUS_NOT_INITIALIZED|[Cc]ould not create cudnn handle", "cause", 1),
     ("cuda_launch_failure", "cublas", r"CUBLAS_STATUS_(?:EXECUTION_FAILED|INTERNAL_ERROR)", "cause", 1),
     ("gpu_lost", "device handle", r"Unable to determine the device handle for (?:GPU|gpu) ?(?P<gpu>[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7])"),
     ("gpu_lost", "lost", r"GPU is lost\. +Reboot|NVMLError_GpuIsLost|NVML_ERROR_GPU_IS_LOST|nvml\w*.{0,60}: GPU is lost"),
@@ -306,9 +344,13 @@ _HARMLESS = re.compile(
     r"|P2P plugin |fabric UUID 0\.0|Could not find real path of /sys/class/net|destroy_process_group\(\) was not called"
     r"|process group has NOT been destroyed|Guessing device ID|OMP_NUM_THREADS|leaked (?:semaphore|shared_memory) objects"
     r"|Missing hostname|CXI Service ID|FI_HMEM|PlacementGroupCleaner|TUNER/Plugin|PROFILER/Plugin|No plugin found"
+    r"|NET/IB ?: .{0,80}async (?:\w+ )?event ?: ?(?!.{0,60}(?:error|fatal))"
     r"|switch_g_job_postfini|Graceful shutdown of backend failed|TORCH_NCCL_\w+ is deprecated|libibverbs: Warning"
-    r"|DeprecationWarning|FutureWarning|UserWarning: (?!CUDA init)"
+    r"|DeprecationWarning|FutureWarning|UserWarning: (?!CUDA init|.{0,80}is not compatible with the current)"
 )
+
+
+_FAR, _BEFORE = 250, 100
 
 
 def is_harmless(text: str) -> bool:
@@ -330,5 +372,8 @@ def error_event(text: str) -> Event | None:
             if is_harmless(text):
                 return None
             detail = {key: value for key, value in found.groupdict().items() if value is not None}
-            return Event(role=row.role, what=row.what, strength=row.strength, names_rank=row.names_rank, detail=detail)
+            event = Event(role=row.role, what=row.what, strength=row.strength, names_rank=row.names_rank, detail=detail)
+            if found.start() > _FAR:  # what matters of a long line is shown: XLA puts NCCL's warning at its end
+                event.text = f"... {text[found.start() - _BEFORE :]}"
+            return event
     return None

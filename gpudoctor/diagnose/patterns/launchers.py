@@ -37,6 +37,9 @@ _AGENT = re.compile(r"failed \(exitcode: (?P<code>-?\d+)\) local_rank: (?P<local
 _CLOSING = re.compile(
     r"Sending process (?P<pid>\d+) closing signal (?P<signal>SIG\w+)|Killing subprocess (?P<killed>\d+)"
 )
+# torchrun's agent; a group that is only enlarged or made smaller restarts too, without these words
+_GROUP_FAILED = re.compile(r"Worker group (?:FAILED|UNHEALTHY)\. \d+/\d+ attempts left")
+_FAILED_STEP = re.compile(r"\*\*\* (?:JOB|STEP) \S+ (?:ON \S+ )?FAILED \(non-zero exit code")
 _FORCED = re.compile(
     r"Unable to shutdown process (?P<pid>\d+) via \S+ forcefully exiting via|forcefully exiting via .{0,20}process (?P<other>\d+)"
 )
@@ -132,7 +135,11 @@ def read_launcher(text: str) -> list[Event]:
         return [_exit(-(code - 128) if 128 < code < 160 else code, "container")]
     if found := _RESTART.search(text):
         number = found["count"] or found["other"]
-        return [] if number == "0" else [Event(role="fact", what="restart", detail={"count": int(number or 1)})]
+        restart = Event(role="fact", what="restart", detail={"count": int(number or 1)})
+        failed = [Event(role="wrapper", what="launcher_exit")] if _GROUP_FAILED.search(text) else []
+        return [] if number == "0" else [restart, *failed]
+    if _FAILED_STEP.search(text):
+        return [Event(role="wrapper", what="launcher_exit")]
     if "ChildFailedError" in text:
         return [Event(role="wrapper", what="child_failed")]
     if _EXITED.search(text):
