@@ -116,13 +116,14 @@ def recovered(job: Job) -> Hypothesis | None:
     shown = [e for e in job.of("progress", "done") if e.attempt == last]
     if not shown:
         return None
-    causes = list(job.of("cause", attempt=failed)) or list(job.of("exit", attempt=failed))
+    causes = job.of("cause", attempt=failed) or job.of("exit", attempt=failed) or job.of("ending", attempt=failed)
+    ended = "ran to its end" if any(e.role == "done" for e in shown) else "went further"
     return Hypothesis(
         what="recovered",
         ranks=only_rank(ranks_of(causes)),
         host=host_of(causes) or (next(iter(job.hosts)) if len(job.hosts) == 1 else None),
         confidence="certain",
-        text=f"attempt {failed} failed ({causes[0].text if causes else 'see the log'}); attempt {last} ran to its end",
+        text=f"attempt {failed} failed ({causes[0].text if causes else 'see the log'}); attempt {last} {ended}",
         events=[*causes[:2], shown[-1]],
     )
 
@@ -167,7 +168,7 @@ def _said_dead(job: Job, attempt: int) -> list[Hypothesis]:
             Hypothesis(
                 what=what,
                 ranks=only_rank(ranks),
-                host=host_of(events) or (address_of(events) if what == "node_lost" else None),
+                host=host_of(events) or (address_of(events) if all(e.word("address") for e in events) else None),
                 confidence="likely",
                 events=events[:3],
                 text=f"{who} went without an error of its own: "

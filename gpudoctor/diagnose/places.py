@@ -88,8 +88,11 @@ def _works_again(events: list[Event], line: int) -> bool:
     after = [e for e in events if e.line > line]
     steps = [e.number("step") or 0 for e in after if e.role == "progress"]
     before = [e.number("step") or 0 for e in events if e.line < line and e.role == "progress"]
-    anew = any(e.role == "done" or _begins_again(e) for e in after)
-    return anew and len(steps) >= STEPS_OF_WORK and bool(before) and max(steps) > max(before)
+    if len(steps) < STEPS_OF_WORK or not before or max(steps) <= max(before):
+        return False
+    # standard output that was written behind standard error begins at the first step, a resumed job near the last
+    resumed = any(e.what == "resumed" for e in after) and min(steps) > max(before) / 2
+    return resumed or any(e.role == "done" or _begins_again(e) for e in after)
 
 
 def _begins_again(event: Event) -> bool:

@@ -40,7 +40,7 @@ class Origin(msgspec.Struct):
     @property
     def stream(self) -> object:
         """Equal for all lines of one writer."""
-        return self.rank, self.local_rank, self.task, self.label, self.pid
+        return self.rank, self.local_rank, self.task, self.label, self.pid, self.host
 
 
 class Labels(msgspec.Struct, frozen=True):
@@ -103,6 +103,8 @@ _PATTERNS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
             r"\((?P<actor>[\w.<>]{1,60})(?: rank=(?P<rank>\d{1,6}))? pid=(?P<pid>\d{1,10})"
             r"(?:, ip=(?P<ip>[0-9a-fA-F.:]{3,45}))?\) ?",
         ),
+        # SkyPilot: this rank is the node's
+        ("", r"\((?P<label>[\w.-]{1,64}), rank=\d{1,6}, pid=\d{1,10}(?:, ip=(?P<ip>[0-9a-fA-F.:]{3,45}))?\) ?"),
         ("", r"\((?P<actor>raylet|autoscaler|gcs_server)(?: ip=(?P<ip>[0-9a-fA-F.:]{3,45}))?\) ?"),
         ("", rf"(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) (?P<mmdd>\d\d-\d\d) (?P<clock>{_TIME}) \[[^\]]{{1,80}}\] ?"),
         ("", rf"\[(?P<date>\d{{4}}-\d\d-\d\d)[ T](?P<clock>{_TIME})(?: (?P<tp>(?:DP\d+ )?TP(?P<tprank>\d+)))?\] ?"),

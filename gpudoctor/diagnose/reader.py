@@ -190,7 +190,8 @@ class LogReader:
         if spawned := re.match(r"-- Process (\d+) terminated with the following error", text):
             self._spawned = int(spawned[1])
         stream = (origin.stream, self._table.rank)
-        inside, exception = self._traces.read(stream, number, text, origin.rank)
+        labelled = origin.rank is not None or (origin.host is not None and origin.host in self.labels.hosts)
+        inside, exception = self._traces.read(stream, number, text, origin.rank, labelled=labelled)
         if exception is not None:
             if exception.rank is None:
                 exception.rank = self._table.rank
@@ -287,7 +288,9 @@ class LogReader:
             told = parse_message(read_line(text).message)
         if told:
             if told.kind == "xid":
-                return Event(role="cause", what="gpu_xid", gpu=told.bus_id, strength=2, detail={"xid": told.code or 0})
+                first = facts.PREVIOUS_XID.search(text)
+                code = int(first["code"]) if first else told.code or 0
+                return Event(role="cause", what="gpu_xid", gpu=told.bus_id, strength=2, detail={"xid": code})
             if told.kind == "off-bus":
                 near = self._probed[1] if self._probed and number <= self._probed[0] + 3 else None
                 return Event(role="cause", what="gpu_lost", gpu=told.bus_id or near, strength=3)
@@ -320,6 +323,8 @@ class LogReader:
             yield Event(role="fact", what="world", detail={"world": int(world[1])})
         if any(word in lowered for word in ("stopp", "exhausted", "no more")) and facts.EARLY.search(text):
             yield Event(role="fact", what="early_stop")
+        if ("resum" in lowered or "checkpoint" in lowered) and facts.RESUMED.search(text):
+            yield Event(role="fact", what="resumed")
         if any(word in lowered for word in facts.WORDS_OF_AN_END) and facts.is_done(text):
             yield Event(role="done", what="done")
         elif step := facts.PROGRESS.search(text):
@@ -340,6 +345,8 @@ def _start(text: str) -> Iterator[Event]:
                     detail["world"] = int(said["world"])
                 if said.get("group"):
                     detail["group"] = said["group"]
+                if "process group" in step:
+                    detail["rank_0_ends"] = 1
                 rank = int(said["rank"]) if said.get("rank") else None
                 yield Event(role="fact", what=what, rank=rank, detail=detail)
 

@@ -135,10 +135,12 @@ class Tracebacks:
         self._ignored: set[object] = set()
         self._logged: tuple[int, object, int | None] | None = None
 
-    def read(self, stream: object, number: int, text: str, writer: int | None = None) -> tuple[bool, Event | None]:
+    def read(
+        self, stream: object, number: int, text: str, writer: int | None = None, *, labelled: bool = False
+    ) -> tuple[bool, Event | None]:
         """Whether the line belongs to a traceback, and the exception if the traceback ends with this line.
 
-        `writer`: the rank in the line's own label.
+        `writer`: the rank in the line's own label; `labelled`: whether a label names the rank or host that writes.
         """
         text = _GROUPED.sub("", text)
         if text.startswith(_IGNORED):
@@ -165,7 +167,7 @@ class Tracebacks:
         if text.startswith(_CHAINED):
             self._chain.add(stream)
             return True, None
-        if trace is None and (_CUT.match(text) or (writer is not None and _UNCAUGHT.match(text))):
+        if trace is None and (_CUT.match(text) or (labelled and _UNCAUGHT.match(text))):
             # the head is missing: no frame was seen, only the line right before the exception, or the exception itself
             trace = self._open[stream] = _Open(number, functions=set())
         if trace is None:

@@ -487,6 +487,118 @@ CASES: dict[str, tuple[str, int | None, str]] = {
         None,
         "ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.\n",
     ),
+    "Paddle: a trainer": (
+        "launcher_table_only",
+        None,
+        "ERROR 2021-05-24 17:17:14,611 launch_utils.py:545] ABORT!!! Out of all 4 trainers, the trainer process with rank=[3] "
+        "was aborted. Please check its log.\n",
+    ),
+    "Paddle: a container": (
+        "segfault",
+        2,
+        "LAUNCH ERROR 2022-11-21 02:35:54,385 Container failed !!!\n"
+        "Container rank 2 status failed cmd ['/usr/bin/python3', '-u', 'train.py'] code -11 log log/workerlog.2\n",
+    ),
+    "PBS": (
+        "time_limit",
+        None,
+        "job deleted\nJob deleted at request of root@head\nMOAB_INFO:  job exceeded wallclock limit\n",
+    ),
+    "LSF": (
+        "host_oom",
+        None,
+        "TERM_MEMLIMIT: job killed after reaching LSF memory usage limit.\nExited with exit code 1.\n",
+    ),
+    "HTCondor": (
+        "host_oom",
+        None,
+        "012 (7.0.0) 06/11 13:10:44 Job was held.\n\tDocker job has gone over memory limit of 9 Mb\n",
+    ),
+    "a shell's last word": ("killed_sigkill", None, "100%|####| 30/30 [03:33<00:00]\nKilled\n"),
+    "threads": (
+        "limit_nproc",
+        None,
+        "OpenBLAS blas_thread_init: pthread_create failed for thread 5 of 64: Resource temporarily unavailable\n",
+    ),
+    "half a checkpoint": (
+        "file_damaged",
+        None,
+        'Traceback (most recent call last):\n  File "/w/t.py", line 9, in f\n    torch.load(p)\n'
+        "RuntimeError: PytorchStreamReader failed reading zip archive: failed finding central directory\n",
+    ),
+    "AMD: a kernel": (
+        "cuda_launch_failure",
+        None,
+        ":0:rocdevice.cpp :35: 92 us:  Callback: Queue 0x77 aborting with error : HSA_STATUS_ERROR_EXCEPTION: An HSAIL "
+        "operation resulted in a hardware exception. code: 0x1016\n",
+    ),
+    "AMD: another architecture": ("cuda_no_kernel_image", None, "RuntimeError: HIP error: invalid device function\n"),
+    "AMD: memory": (
+        "cuda_oom",
+        2,
+        '[rank2]: Traceback (most recent call last):\n[rank2]:   File "/w/t.py", line 9, in f\n'
+        "[rank2]: torch.OutOfMemoryError: HIP out of memory. Tried to allocate 2.00 GiB.\n",
+    ),
+    "a task that is blocked in the kernel": (
+        "kernel_hang",
+        None,
+        "[  721.028170] INFO: task python3:5403 blocked for more than 120 seconds.\n",
+    ),
+    "a device that may not be opened": (
+        "ib_device_refused",
+        None,
+        "n1:7:9 [0] misc/ibvwrap.cc:212 NCCL WARN Call to ibv_open_device failed\n",
+    ),
+    "SkyPilot: its rank is the node's": (
+        "segfault",
+        7,
+        "".join(
+            f"(worker1, rank=1, pid=48, ip=10.60.0.4) {line}\n"
+            for line in (
+                "Failures:",
+                "  <NO_OTHER_FAILURES>",
+                "Root Cause (first observed failure):",
+                "[0]:",
+                "  host      : n2",
+                "  rank      : 7 (local_rank: 3)",
+                "  exitcode  : -11 (pid: 104)",
+            )
+        ),
+    ),
+    "pdsh: the same on two hosts, one without its head": (
+        "user_exception",
+        None,
+        "n001: FileNotFoundError: [Errno 2] No such file or directory: '/data/idx.npy'\n"
+        'n002: Traceback (most recent call last):\nn002:   File "/w/t.py", line 9, in f\nn001: exiting\n'
+        "n002: FileNotFoundError: [Errno 2] No such file or directory: '/data/idx.npy'\n",
+    ),
+    "Slurm: no such program": (
+        "launch_failed",
+        None,
+        "slurmstepd: error: execve(): torchrun: No such file or directory\nsrun: error: n1: task 0: Exited with exit code 2\n",
+    ),
+    "the OOM killer's first line": (
+        "host_oom",
+        None,
+        "[2612362.2] python invoked oom-killer: gfp_mask=0x14000c0(GFP_KERNEL), nodemask=(null), order=0\n",
+    ),
+    "an NVLink": (
+        "nvlink_failed",
+        None,
+        "terminate called after throwing an instance of 'c10::Error'\n"
+        "  what():  CUDA error: uncorrectable NVLink error detected during the execution\n",
+    ),
+    "a peer's memory over NVLink": (
+        "nvlink_failed",
+        None,
+        "2026-09-05 17:34:36.5: E xla/gpu_allocator.cc:414] cudaFreeAsync failed: CUDA_ERROR_CONTAINED: Invalid access of peer "
+        "GPU memory over nvlink or a hardware error\n",
+    ),
+    "an exception of C++ in unknown words": (
+        "process_died_unknown",
+        None,
+        "step 3\nterminate called after throwing an instance of 'std::logic_error'\n  what():  no such shard\n",
+    ),
 }
 
 
@@ -566,6 +678,26 @@ def test_work_of_another_attempt_does_not_end_a_stall(tmp_path: Path) -> None:
     assert said(answer_to(text, tmp_path)) == ("rank_behind", 1)
 
 
+def test_a_requeued_job_that_resumes_is_recovered_while_it_still_runs(tmp_path: Path) -> None:
+    text = "".join(f"step {n} loss 2.1\n" for n in range(40)) + _PREEMPTION + "Loaded checkpoint /ckpt/step_38\n"
+    answer = answer_to(text + "".join(f"step {n} loss 2.0\n" for n in range(38, 60)), tmp_path)
+    assert said(answer) == ("recovered", None)
+    assert answer.cause is not None
+    assert "DUE TO PREEMPTION" in answer.cause.text
+    assert answer.cause.text.endswith("attempt 1 went further")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "  Normal  Preempted  2m  default-scheduler  Preempted by kube-system/critical on node gpu-7\n",
+        "  DisruptionTarget  True  PreemptionByScheduler  preempting to accommodate a higher priority pod\n",
+    ],
+)
+def test_kubernetes_says_that_it_preempted_a_pod(text: str, tmp_path: Path) -> None:
+    assert said(answer_to(text, tmp_path)) == ("preempted", None)
+
+
 def test_a_time_limit_is_no_requeue_where_no_new_start_follows(tmp_path: Path) -> None:
     """Standard error before standard output in one file: steps come behind the scheduler's line."""
     text = "Epoch 3: step 9\nslurmstepd: error: *** JOB 7 ON gpu01 CANCELLED AT 2025-01-01T00:00:00 DUE TO TIME LIMIT ***\n"
@@ -581,17 +713,31 @@ _LIGHTNING = "initializing distributed: GLOBAL_RANK: {0}, MEMBER: {1}/2\n"
     [
         _LIGHTNING.format(0, 1) + _LIGHTNING.format(1, 2) + "-" * 90 + "\ndistributed_backend=nccl\n"
         "All distributed processes registered. Starting with 2 processes\n",
+        _LIGHTNING.format(1, 2) + "LOCAL_RANK: 0 - CUDA_VISIBLE_DEVICES: [0]\n",
         _LIGHTNING.format(0, 1) + _LIGHTNING.format(0, 1) + "Epoch 0:  12%|#   | 12/100 [00:03<00:22, loss=1.2]\n",
         "2025-02-01 10:00:00.1: E xla/service/rendezvous.cc:38] This thread has been waiting for `x` for 10 seconds and may be "
         "stuck.\n2025-02-01 10:00:09.1: E xla/service/rendezvous.cc:44] Thread is unstuck! Warning above was a false-positive.\n",
         "n1:3:4 [0] transport/net_ib.cc:93 NCCL WARN NET/IB : mlx5_0:1 Got async event : GID table change\n",
+        "[  721.028170] INFO: task rsync:5403 blocked for more than 120 seconds.\nstep 1\nstep 2\nstep 3\nTraining finished\n",
+        "step 1\nn1:7:9 [0] transport/net_ib.cc:148 NCCL WARN NET/IB : Unable to open device mlx5_0\nstep 2\nstep 3\nstep 4\n",
         "W tensorflow/core/gpu_device.cc:15] Unable to enable peer access between device ordinals 0 and 9: peer mapping "
         "resources exhausted\n",
         "  Warning  Failed   9m (x2 over 9m)  kubelet  Error: ErrImagePull\n  Normal   Pulled   2m  kubelet  Pulled image\n"
         "  Normal   Started  2m  kubelet  Started container pytorch\n",
         "WARNING:hub:HTTPSConnectionPool(host='hub', port=443): Max retries exceeded with url: /x, retrying\n",
     ],
-    ids=["a start", "a start and work", "unstuck", "an event of a change", "TensorFlow goes on", "a pull", "a retry"],
+    ids=[
+        "a start",
+        "a start on the second node",
+        "a start and work",
+        "unstuck",
+        "an event of a change",
+        "a slow disk",
+        "sockets do",
+        "TensorFlow goes on",
+        "a pull",
+        "a retry",
+    ],
 )
 def test_a_start_that_went_on_and_its_warnings_are_nothing(text: str, tmp_path: Path) -> None:
     assert said(answer_to(text, tmp_path)) == ("healthy", None)
@@ -611,6 +757,18 @@ def test_a_start_that_went_on_and_its_warnings_are_nothing(text: str, tmp_path: 
             "10.0.0.3",
             "2025-02-15 16:53:52,096\tWARNING worker.py:1462 -- The node with node id: 8f20 and ip: 10.0.0.3 has been marked "
             "dead because the detector has missed too many heartbeats from it.\n",
+        ),
+        (
+            "process_died_unknown",
+            "10.0.0.9",
+            "(raylet) A worker died or was killed while executing a task by an unexpected system error. Node ID: 84 Worker IP "
+            "address: 10.0.0.9 Worker port: 10185 Worker PID: 907 Worker exit type: SYSTEM_ERROR Worker exit detail: eof\n",
+        ),
+        (
+            "user_exception",
+            None,
+            "n001: FileNotFoundError: no '/data/idx.npy'\nn001: exiting\nn002: FileNotFoundError: no '/data/idx.npy'\n"
+            "n002: exiting\n",
         ),
         (
             "ofi_error",
@@ -635,10 +793,13 @@ def test_a_start_that_went_on_and_its_warnings_are_nothing(text: str, tmp_path: 
         ("ssh_failed", "n5", "n5: Host key verification failed.\nn5: x\nn5: y\nn5: z\n"),
         ("ssh_failed", "n5", "pdsh@n1: n5: ssh exited with exit code 255\n"),
     ],
-    ids=["Slurm", "Ray", "a plugin's warning", "another rank's label", "DeepSpeed's runner", "a host's label", "pdsh"],
+    ids=[
+        *("Slurm", "Ray", "Ray's worker", "two hosts", "a plugin's warning", "another rank's label"),
+        *("DeepSpeed's runner", "a host's label", "pdsh"),
+    ],
 )
 def test_the_host_is_the_one_of_the_line_and_no_rank_is_borrowed(
-    what: str, host: str, text: str, tmp_path: Path
+    what: str, host: str | None, text: str, tmp_path: Path
 ) -> None:
     answer = answer_to(text, tmp_path)
     assert said(answer) == (what, None)
@@ -655,3 +816,21 @@ def test_a_gpu_that_is_lost_while_the_driver_starts_has_its_bus_id(tmp_path: Pat
     assert said(answer) == ("gpu_lost", None)
     assert answer.cause is not None
     assert answer.cause.gpu == "0000:b3:00.0"
+
+
+def test_an_xid_that_follows_another_shows_that_one(tmp_path: Path) -> None:
+    text = "[ 7.1] NVRM: Xid (PCI:0000:dc:00): 45, pid=18, name=python3, Ch 00000001 caused by previous Xid 149\n"
+    answer = answer_to(text, tmp_path)
+    assert said(answer) == ("gpu_xid", None)
+    assert answer.cause is not None
+    assert answer.cause.text.startswith("Xid 149")
+    assert answer.cause.gpu == "0000:dc:00.0"
+
+
+def test_the_same_rank_in_the_tables_of_two_hosts_names_no_host(tmp_path: Path) -> None:
+    table = "Failures:\n  <NO_OTHER_FAILURES>\nRoot Cause (first observed failure):\n[0]:\n  host      : {0}\n"
+    table += "  rank      : 0 (local_rank: 0)\n  exitcode  : 1 (pid: {1})\n"
+    answer = answer_to(table.format("n1", 71) + table.format("n2", 72), tmp_path)
+    assert said(answer) == ("launcher_table_only", None)
+    assert answer.cause is not None
+    assert answer.cause.host is None

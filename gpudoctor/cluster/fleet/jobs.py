@@ -19,8 +19,8 @@ _WARN_JOBS, _FAIL_JOBS = 2, 3
 # causes that stay with the machine
 _OF_HARDWARE = frozenset(
     (
-        *("gpu_lost", "gpu_ecc", "gpu_xid", "gpu_isolated", "cuda_system_not_ready", "cuda_driver_mismatch"),
-        *("cuda_init_failed", "nvls_failed", "imex_mnnvl"),
+        *("gpu_lost", "gpu_ecc", "gpu_xid", "nvlink_failed", "gpu_isolated", "cuda_system_not_ready"),
+        *("cuda_driver_mismatch", "cuda_init_failed", "nvls_failed", "imex_mnnvl"),
         *("ib_completion_error", "ib_port_error", "ib_qp_setup_failed"),
         *("node_lost", "sigbus", "fs_readonly", "stale_nfs"),
     )

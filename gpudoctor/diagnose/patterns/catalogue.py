@@ -40,14 +40,32 @@ def _rows(
 # Messages of a kernel log that `facts.kernel_log` does not read: processes that were killed or crashed
 _KERNEL = _rows(
     ("host_oom", "killed process", r"Killed process (?P<pid>\d+) \((?P<name>[^)]{0,64})\)", "cause", 3),
+    ("host_oom", "invoked oom-killer", r"(?P<name>\S{1,64}) invoked oom-killer: ", "cause", 3),
     ("host_oom", "oom-kill:", r"oom-kill:constraint=\w+,.{0,800}?,pid=(?P<pid>\d+)", "cause", 3),
     ("segfault", "segfault at", r"\[(?P<pid>\d+)\]: segfault at", "exit", 2),
+    (
+        "kernel_hang",
+        "blocked for more than",
+        r"INFO: task \S{1,64}:(?P<pid>\d+) blocked for more than \d+ seconds",
+        "echo",
+        1,
+        False,
+    ),
+    (
+        "kernel_hang",
+        "lockup",
+        r"BUG: soft lockup - CPU#\d+ stuck for \d+s|Watchdog detected hard LOCKUP",
+        "echo",
+        1,
+        False,
+    ),
 )
 
 # Jobs ended by Slurm, Kubernetes or the host. Sources: slurmstepd and srun of 22.05 to 24.11, kubelet, the kernel
 _ENDINGS = _rows(
     ("time_limit", "time limit", r"CANCELLED AT \S+ DUE TO TIME LIMIT|DUE TO TIME LIMIT", "ending", 3, False),
-    ("preempted", "preempt", r"DUE TO PREEMPTION|preempted JobId=\d+ has been|Preempted in order to admit|reason: Preempted|Reason: +Preempted|node was preempted:|DRAIN_NODE_REASON_PREEMPTION", "ending", 3, False),
+    ("preempted", "preempt", r"DUE TO PREEMPTION|preempted JobId=\d+ has been|Preempted in order to admit|reason: Preempted|Reason: +Preempted|node was preempted:|DRAIN_NODE_REASON_PREEMPTION|PreemptionByScheduler", "ending", 3, False),
+    ("preempted", "preempted by", r"\bPreempted by (?:pod )?\S+ on node (?P<node>[\w.-]+)", "ending", 3, False),
     ("preempted", "requeue", r"CANCELLED AT \S+ DUE TO JOB REQUEUE", "ending", 3, False),
     # submitit's handler; it requeues the job in both cases
     ("preempted", "preempted", r"Caught signal SIG\w+ on \S+: this job is preempted", "ending", 3, False),
@@ -63,7 +81,13 @@ _ENDINGS = _rows(
     ("host_oom", "memory", r"(?:task\(s\)|workers?) (?:was|were|is) killed (?:due to|because of) the node running low on memory|ray\.exceptions\.OutOfMemoryError", "cause", 3),
     ("host_oom", "memory pressure", r"[1-9]\d* Workers \(tasks / actors\) killed due to memory pressure|actors\) killed due to memory pressure \(OOM\), 0 Workers crashed", "cause", 3),
     ("host_oom", "exceeded job memory limit", r"[Ee]xceeded job memory limit|memory limit.{0,20}being killed", "cause", 3),
-    ("evicted", "evict", r"(?:Reason|reason|status|Status)\W{1,40}Evicted|The node was low on resource|Pod was evicted", "ending", 3, False),
+    # PBS and Moab, LSF, Grid Engine, HTCondor
+    ("time_limit", "limit", r"job exceeded wallclock limit|PBS: job killed: walltime \S+ exceeded limit|TERM_RUNLIMIT\b|exceeds job hard limit \"[hs]_rt\"", "ending", 3, False),
+    ("host_oom", "limit", r"exceeded MEM usage hard limit|PBS: job killed: v?mem\w* .{0,40}exceeded limit|TERM_MEMLIMIT\b|gone over memory limit|exceeds job hard limit \"[hs]_(?:vmem|rss|data)\"", "cause", 3, False),
+    ("host_oom", "request_memory", r"memory usage exceeded request_memory", "cause", 3, False),
+    ("preempted", "term_preempt", r"TERM_PREEMPT\b", "ending", 3, False),
+    ("cancelled", "job deleted at request", r"^Job deleted at request of \S+", "ending", 1, False),
+    ("evicted", "evict", r"(?:Reason|reason|status|Status)\W{1,40}Evicted|The node was low on resource|Pod was evicted|TerminationByKubelet|EvictionByEvictionAPI|DeletionByTaintManager", "ending", 3, False),
     ("terminated_signal", "death signal", r"Received (?:(?P<signal>\d+)|Signals\.(?P<name>SIG\w+)) death signal", "ending", 2, False),
     ("terminated_signal", "main process received", r"Main process received (?P<name>SIG\w+), exiting", "ending", 2, False),
     ("terminated_signal", "got signal", r"SignalException: Process (?P<pid>\d+) got signal: (?P<signal>\d+)", "ending", 2, False),
@@ -83,6 +107,8 @@ _STARTS = _rows(
     ("ssh_failed", "kex_exchange", r"(?:kex|ssh)_exchange_identification: (?:Connection closed|read:)", "cause", 3, False),
     ("launch_failed", "task launch", r"Task launch for \S+ failed on node (?P<host>[\w.-]+): (?!No such process)", "cause", 3, False),
     ("launch_failed", "launch", r"srun: error: (?:Task launch for \S+ failed on node|Application launch failed)", "cause", 2, False),
+    ("launch_failed", "execve()", r"slurmstepd\S*: error: execve\(\): ", "cause", 3, False),
+    ("launch_failed", "command not found", r"\b(?:torchrun|python3?|deepspeed|accelerate|srun|mpirun|mpiexec|horovodrun|ray): command not found", "cause", 3, False),
     ("launch_failed", "unable to", r"(?:srun|salloc|sbatch): error: Unable to (?:create step|allocate resources|confirm allocation)", "cause", 2, False),
     ("container_failed", "enroot", r"enroot-\w+: (?:failed|could not|command not found)|\[ERROR\] /etc/enroot/", "cause", 3, False),
     ("cuda_driver_mismatch", "version mismatch", r"nvml error: driver/library version mismatch", "cause", 3, False),
@@ -121,6 +147,8 @@ _NCCL = _rows(
     # an event of this host's own adapter; those of a change (GID table, LID, port active) do no harm
     ("ib_port_error", "async", r"NET/IB ?: .{0,80}async (?:fatal |error )?event ?: ?(?:port error|local catastrophic error)", "echo", 3, False),
     ("ib_completion_error", "async", r"NET/IB ?: .{0,80}async (?:fatal event|(?:error )?event ?: ?.{0,60}\berror)", "echo", 2, False),
+    # NCCL takes sockets then: slow, and a hang if other hosts take InfiniBand
+    ("ib_device_refused", "open", r"ibv_open_device failed|NET/IB ?: Unable to open device \S+", "echo", 1, False),
     ("ib_qp_setup_failed", "ibv_modify_qp", r"ibv_modify_qp failed"),
     ("ib_qp_setup_failed", "ibv_create_qp", r"ibv_create_qp failed"),
     ("ib_qp_setup_failed", "nvshmem", r"nvshmem.{0,200}(?:Error in mlx5dv_devx_obj_modify|ibgda_\w+ failed|ep_connect failed|connect EPS failed|setup connections failed)"),
@@ -192,7 +220,10 @@ _NCCL_WRAPPERS = _rows(
 
 # Errors of CUDA, reported by torch or directly. Codes and texts: cudaError_t in the CUDA Runtime API reference
 _CUDA = _rows(
-    ("gpu_ecc", "uncorrectable", r"[Uu]ncorrectable (?:ECC|NVLink) error (?:encountered|was detected)"),
+    ("gpu_ecc", "uncorrectable", r"[Uu]ncorrectable ECC error (?:encountered|was detected)"),
+    # whoever reads a peer's memory reports it: the link or the peer failed
+    ("nvlink_failed", "nvlink error", r"[Uu]ncorrectable NVLink error (?:encountered|(?:was )?detected)", "cause", 3, False),
+    ("nvlink_failed", "peer gpu memory over nvlink", r"Invalid access of peer GPU memory over nvlink|CUDA_ERROR_CONTAINED", "cause", 3, False),
     ("cuda_device_assert", "assert", r"device-side assert triggered|:\d+: \S+: block: \[\d.{0,60}Assertion `.{0,300}failed"),
     ("cuda_illegal_access", "illegal", r"an illegal memory access was encountered|CUDA_ERROR_ILLEGAL_ADDRESS"),
     ("cuda_illegal_access", "memory access fault", r"Memory access fault by GPU node-\d+"),
@@ -201,8 +232,8 @@ _CUDA = _rows(
     ("cuda_launch_failure", "misaligned", r"misaligned address", "cause", 2),
     ("cuda_launch_failure", "launch", r"the launch timed out and was terminated", "cause", 2),
     ("cuda_oom", "out of memory",
-     r"CUDA out of memory|CUDA error: out of memory|cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY"
-     r"|OutOfMemoryError: (?:CUDA|Allocation)|Cuda failure (?:\d+ )?'out of memory'|cudaMalloc failed: out of memory"
+     r"(?:CUDA|HIP) out of memory|(?:CUDA|HIP) error: out of memory|cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY"
+     r"|OutOfMemoryError: (?:CUDA|HIP|Allocation)|Cuda failure (?:\d+ )?'out of memory'|cudaMalloc failed: out of memory"
      r"|RESOURCE_EXHAUSTED: Out of memory while trying to allocate"),
     # vLLM and SGLang at their start
     ("cuda_oom", "memory", r"Free memory on device .{0,60} is less than desired GPU memory utilization|No available memory for the cache blocks"
@@ -231,6 +262,11 @@ _CUDA = _rows(
     ("cuda_no_kernel_image", "is not compatible with the current", r"with CUDA capability sm_\w+ is not compatible with the current PyTorch installation", "cause", 2, False),
     ("cuda_no_kernel_image", "no longer supports this gpu", r"PyTorch no longer supports this GPU because it is too old", "cause", 2, False),
     ("cuda_no_kernel_image", "arch", r"[Uu]nsupported gpu architecture '\w+'|Value 'sm_\w+' is not defined for option 'gpu-name'", "cause", 3, False),
+    ("cuda_no_kernel_image", "invalid device function", r"invalid device function"),
+    ("cuda_no_kernel_image", "success (", r"Check failed: \w+ == (?:cuda|hip)Success \((?:98|209) vs\. 0\)"),
+    ("cuda_illegal_access", "hsa_status", r"HSA_STATUS_ERROR_MEMORY_(?:APERTURE_VIOLATION|FAULT)"),
+    ("cuda_launch_failure", "hsa_status", r"HSA_STATUS_ERROR_(?:EXCEPTION|ILLEGAL_INSTRUCTION)", "cause", 2),
+    ("cuda_launch_failure", "hw exception", r"HW Exception by GPU node-\d+", "cause", 2),
     ("cuda_init_failed", "initialization error", r"(?:CUDA|Cuda|cuda)\b.{0,80}initialization error", "cause", 2),
     ("cuda_init_failed", "unknown error", r"CUDA unknown error|CUDA (?:error|failure)[^a-z]{0,20}unknown error",
      "cause", 2),
@@ -312,6 +348,12 @@ _TORCH = _rows(
     ("loader_worker_killed", "dataloader worker", r"DataLoader worker \(pid(?:\(s\))? (?P<workers>[\d, ]+)\) (?:is killed by signal|exited unexpectedly)"),
     ("limit_nofile", "too many open files", r"Too many open files"),
     ("limit_nofile", "ancdata", r"received \d+ items of ancdata"),
+    ("limit_nproc", "resource temporarily unavailable", r"(?:pthread_create|fork|clone|thread_init|Thread creation|BlockingIOError|system_error|OSError).{0,80}Resource temporarily unavailable", "cause", 2, False),
+    ("limit_nproc", "start new thread", r"can't start new thread", "cause", 3, False),
+    ("file_damaged", "pytorchstreamreader", r"PytorchStreamReader failed (?:reading|locating)", "cause", 3, False),
+    ("file_damaged", "deserializing header", r"[Ee]rror while deserializing header", "cause", 3, False),
+    ("file_damaged", "truncated", r"UnpicklingError: pickle data was truncated", "cause", 3, False),
+    ("file_damaged", "corrupt", r"unexpected EOF, expected \d+ more bytes\. The file might be corrupted", "cause", 3, False),
     ("disk_full", "no space left", r"(?:Errno 28\]?|OSError|IOError|Exception|Error|write|\(28\)|os error 28).{0,120}No space left on device|No space left on device \(os error 28\)"),
     ("disk_full", "quota", r"(?:Errno 122|Disk quota exceeded)"),
     ("disk_full", "unexpected pos", r"unexpected pos \d+ vs \d+", "cause", 2),
@@ -333,6 +375,8 @@ _TORCH = _rows(
     ("nan", "minimum loss scale", r"Minimum loss scale reached"),
 )  # fmt: skip
 
+# after these a job may go on, and worse than slow it need not be
+_ONLY_WARNINGS = ("kernel_hang", "ib_device_refused")
 # in the order in which they are tried
 _ALL: tuple[_LinePattern, ...] = (*_KERNEL, *_ENDINGS, *_STARTS, *_NCCL, *_CUDA, *_TPU, *_TORCH, *_NCCL_WRAPPERS)
 
@@ -371,7 +415,9 @@ def error_event(text: str) -> Event | None:
         if row.needle in lowered and (found := row.regex.search(text)):
             if is_harmless(text):
                 return None
-            detail = {key: value for key, value in found.groupdict().items() if value is not None}
+            detail: dict[str, str | int] = {key: value for key, value in found.groupdict().items() if value is not None}
+            if row.what in _ONLY_WARNINGS:
+                detail["warning"] = 1
             event = Event(role=row.role, what=row.what, strength=row.strength, names_rank=row.names_rank, detail=detail)
             if found.start() > _FAR:  # what matters of a long line is shown: XLA puts NCCL's warning at its end
                 event.text = f"... {text[found.start() - _BEFORE :]}"

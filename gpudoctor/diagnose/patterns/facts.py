@@ -39,7 +39,8 @@ RANK_PID = re.compile(
     r"(?i)\brank[ =:]{0,3}(?P<rank>\d{1,6})(?:\s?(?:/|of)\s?(?P<world>\d{1,6}))?\b(?:.{0,40}?\bon (?:host )?(?P<host>[\w.-]{1,253}))?"
     r".{0,40}?\bpid[ =:]{0,3}(?P<pid>\d{2,10})\b"
 )
-# steps of the start: the words for it, its beginning and its end, of Lightning, torch's stores, torchrun and SGLang
+# steps of the start: the words for it, its beginning and its end, of Lightning (rank 0 alone prints the end), torch's
+# stores, torchrun and SGLang
 STARTS = tuple(
     (step, re.compile(begins), re.compile(ends))
     for step, begins, ends in (
@@ -60,6 +61,7 @@ STARTS = tuple(
 UNCAUGHT = re.compile(
     r"(?:\brank=(?P<rank>\d{1,6})\b.{0,80})?\b[Uu]ncaught (?:exception:? )?(?P<exception>(?:\w+\.){0,12}\w*(?:Error|Exception): \S.*)"
 )
+PREVIOUS_XID = re.compile(r"caused by previous Xid (?P<code>\d{1,3})\b")
 PROBED = re.compile(r"NVRM: The NVIDIA GPU (?P<gpu>[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7])")
 DEVICE_NODE = re.compile(r"Device: (?P<gpu>\d+), node: (?P<host>[\w.-]+)")
 GPU = re.compile(r"\bGPU (?P<gpu>\d{1,3})\b|\bdevice=?(?:cuda:)?(?P<device>\d{1,3})\b")
@@ -67,6 +69,9 @@ PROGRESS = re.compile(
     r"(?i)(?:^|[\s\[|{,\"'(])(?:global_?step|step|iter(?:ation)?|epoch|batch|it)s?[\"']?[ :=#\[(]{0,6}(\d{1,10})\b"
 )
 WORDS_OF_AN_END = ("done", "finish", "complet", "succeed", "reached", "exit")
+RESUMED = re.compile(
+    r"(?i)\b(?:resum(?:ed?|ing)|restor(?:ed?|ing)|load(?:ed|ing))\b.{0,60}\bcheckpoint|\bresum(?:ed|ing)\b.{0,40}\bfrom\b"
+)
 DONE = re.compile(
     r"(?i)^\W*(?:done|finished|completed?)\b|\b(?:train(?:ing)?|job|run|fit|epochs?)\b.{0,40}\b(?:finished|completed?|done|succeeded)\b"
     r"|max_(?:steps|epochs)\S* reached|srun exit code 0\b|exit(?:ed with)? (?:code|status) 0\b|state=COMPLETED"

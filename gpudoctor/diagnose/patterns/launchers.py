@@ -67,6 +67,7 @@ _EXITED = re.compile(r"(?:exited with|returned)(?: non-?zero)?(?: exit)? (?:code
 _PART_OF_A_JOB = re.compile(
     r"(?i)srun|torchrun|mpirun|deepspeed|accelerate|launch|python|train|rank|worker|process|container|pod\b|job|task"
 )
+_TERMINATE = re.compile(r"terminate called (?:after throwing|without an active|recursively)")
 _SPAWN = re.compile(r"process (?P<rank>\d+) terminated with (?:signal (?P<signal>SIG\w+)|exit code (?P<code>\d+))")
 _SPAWNED = re.compile(r"process (?P<pid>\d+) spawned with command: .{0,2000}--local_rank=(?P<local_rank>\d+)")
 _LIGHTNING = re.compile(r"Child process with PID (?P<pid>\d+) terminated with code (?P<code>-?\d+)\. Forcefully")
@@ -75,6 +76,18 @@ _DEEPSPEED = re.compile(r"exits with return code = (?P<code>-?\d+)")
 _LAUNCH = re.compile(r"CalledProcessError: Command .{1,4000} died with <Signals\.(?P<signal>SIG\w+): \d+>")
 _POD = re.compile(r"[Ee]xit [Cc]ode:\s+(?P<code>\d+)|exitCode\W{1,4}(?P<json>\d+)")
 _SHELL = re.compile(r"line \d+: +(?P<pid>\d+) (?P<how>Killed|Segmentation fault|Bus error|Aborted|Terminated)\b")
+# what a shell prints when its command dies
+_SHELL_SAYS = re.compile(
+    r"^(?:\[\d+\]\s*[+-]?\s+(?:(?P<pid>\d{2,10})\s+)?|zsh: )?(?P<how>[Kk]illed|[Ss]egmentation fault|[Bb]us error|[Aa]borted)"
+    r"(?: +\(core dumped\))?(?:\s{2,}\S.*)?$"
+)
+# Paddle
+_TRAINERS = re.compile(
+    r"Out of all (?P<world>\d{1,6}) trainers, the trainer process with rank=\[(?P<ranks>\d[\d, ]{0,4000})\] was aborted"
+)
+_CONTAINER = re.compile(
+    r"^Container rank (?P<rank>\d{1,6}) status failed cmd .{0,4000} code (?P<code>-?[1-9]\d{0,2}) log "
+)
 _FAULT = re.compile(
     r"^(?:\[(?P<host>[\w.-]{1,253}):(?P<pid>\d{1,10})\] )?(?:Fatal Python error: |!+ |\*\*\* Process received signal|Signal: )"
     r"(?P<how>Segmentation fault|Bus error|Aborted)"
@@ -116,6 +129,14 @@ def read_launcher(text: str) -> list[Event]:
         return [Event(role="fact", what="process", local_rank=int(found["local_rank"]), pid=int(found["pid"]))]
     if found := _SHELL.search(text):
         return [_exit(_SRUN_WORDS[found["how"]], "shell", pid=int(found["pid"]))]
+    if found := _SHELL_SAYS.match(text):
+        how = found["how"].capitalize()
+        return [_exit(_SRUN_WORDS[how], "shell", pid=int(found["pid"]) if found["pid"] else None)]
+    if found := _TRAINERS.search(text):
+        aborted = [_exit(1, "spawn", rank=int(rank)) for rank in found["ranks"].split(",")[:4096]]
+        return [*aborted, Event(role="fact", what="world", detail={"world": int(found["world"])})]
+    if found := _CONTAINER.search(text):
+        return [_exit(int(found["code"]), "spawn", rank=int(found["rank"]))]
     if found := _FAULT.search(text):
         pid = int(found["pid"]) if found["pid"] else None
         return [_exit(_SRUN_WORDS[found["how"]], "own", strength=3, host=found["host"], pid=pid)]
@@ -140,6 +161,8 @@ def read_launcher(text: str) -> list[Event]:
         return [] if number == "0" else [restart, *failed]
     if _FAILED_STEP.search(text):
         return [Event(role="wrapper", what="launcher_exit")]
+    if "terminate called " in text and _TERMINATE.search(text):
+        return [Event(role="wrapper", what="cpp_terminate")]
     if "ChildFailedError" in text:
         return [Event(role="wrapper", what="child_failed")]
     if _EXITED.search(text):

@@ -23,6 +23,9 @@ _ADDRESS = re.compile(r"and (?:ip|address): (?P<ip>[0-9a-fA-F.:]{3,45})\b")
 _BEGINS = re.compile(r"The actor died unexpectedly|ActorDiedError|A worker health check failed|Worker info: Worker\(")
 
 
+_DEAD_WORKER = re.compile(r"Worker IP address: (?P<ip>[0-9a-fA-F.:]{3,45}) .{0,80}Worker PID: (?P<pid>\d{1,10})\b")
+
+
 class RayReader:
     """Collects the fields of a report on a dead actor up to the line that states its death."""
 
@@ -60,6 +63,8 @@ class RayReader:
                 self._said["ip"] = address["ip"]
             return self._death("node_lost")
         if _DIED.search(text):
+            if worker := _DEAD_WORKER.search(text):
+                self._said |= worker.groupdict()
             return self._death("process_died_unknown")
         return None
 
@@ -75,5 +80,5 @@ class RayReader:
             pid=int(said["pid"]) if said.get("pid", "").isdecimal() else None,
             ip=said.get("ip") or said.get("node_ip"),
             host=said.get("hostname"),
-            detail={"by": "ray"},
+            detail={"by": "ray", "address": said.get("ip") or said.get("node_ip") or ""},
         )

@@ -122,7 +122,7 @@ def _silent(job: Job, attempt: int, events: list[Event], ranks: tuple[int, ...])
         )
     return Hypothesis(
         what="launcher_table_only",
-        host=host_of(events),
+        host=host_of(job.of("exit", attempt=attempt)),
         confidence="possible",
         unknown=True,
         events=events[:3],

@@ -121,6 +121,18 @@ def only_a_launcher(job: Job, attempt: int) -> list[Hypothesis]:
         ]
     if not told and not exits:
         return _only_closed(job, attempt)
+    if not exits and all(e.what == "cpp_terminate" for e in told):
+        return [
+            Hypothesis(
+                what="process_died_unknown",
+                ranks=only_rank(ranks_of(told)),
+                host=host_of(told),
+                confidence="possible",
+                unknown=True,
+                events=told[:3],
+                text="a process ended by an uncaught C++ exception, whose words are not known here",
+            )
+        ]
     if closed := [e for e in events if e.what == "rendezvous_closed"]:
         return [
             Hypothesis(

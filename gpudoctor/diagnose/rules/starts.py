@@ -26,6 +26,8 @@ def unfinished_start(job: Job) -> list[Hypothesis]:
     step = last[-1].word("step") or ""
     told = [e for e in begun if (e.word("step"), e.word("group")) == (step, last[-1].word("group"))]
     came = Counter(e.rank for e in told if e.rank is not None)
+    if 0 not in came and last[-1].detail.get("rank_0_ends"):  # another node's log may have its end
+        return []
     world = max((e.number("world") or 0 for e in told), default=0) or job.world or 0
     missing = sorted(set(range(world)) - set(came)) if came else []
     twice = sorted(rank for rank, times in came.items() if times > 1)
