@@ -126,7 +126,9 @@ class LogReader:
             self._seen.add(origin.stream)
             yield self._placed(Event(role="fact", what="seen"), number, origin, raw)
         for event in self._events(number, origin, text, raw):
-            if event.what == "error_words" and origin.level in ("W", "I", "V"):
+            # each kernel log has the words: what matters of it is known
+            quiet = event.what == "error_words" and (origin.level in ("W", "I", "V") or facts.OF_A_KERNEL.search(raw))
+            if quiet or (event.what == "error_words" and is_harmless(raw)):
                 continue
             yield self._placed(event, number, origin, raw)
 

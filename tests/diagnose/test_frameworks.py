@@ -457,6 +457,12 @@ CASES: dict[str, tuple[str, int | None, str]] = {
         None,
         "n4:69:83 [0] bootstrap.cc:131 NCCL WARN Bootstrap Root : mismatch in rank count from procs 8 : 16\n",
     ),
+    "JAX: a task came twice": (
+        "duplicate_rank",
+        None,
+        "jaxlib.xla_extension.XlaRuntimeError: ABORTED: Unexpected duplicate task registered with task_name=/job:jax_worker/"
+        "replica:0/task:1\n",
+    ),
     "NCCL: a warning that is not known": (
         "unknown_error",
         None,

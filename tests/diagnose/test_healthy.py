@@ -146,6 +146,11 @@ _ELASTIC = "INFO:torch.distributed.elastic.agent.server.api:[default] "
         "2021-10-12 20:59:07.6: W tensorflow/core/common_runtime/bfc_allocator.cc:272] Allocator (GPU_0_bfc) ran out of memory "
         "trying to allocate 16.00MiB with freed_by_count=0. The caller indicates that this is not a failure.\n"
         + "".join(f"Epoch {n}/4 - loss: 1.2\n" for n in range(4)),
+        "[    6.123456] ERST: Error Record Serialization Table (ERST) support is initialized.\n",
+        "[Mon Jun  3 12:00:00 2024] EXT4-fs (sda1): re-mounted. Opts: errors=remount-ro, error policy: none\n",
+        "INFO 08-12 01:36:10 [core.py:58] Starting the engine\nINFO:     Application startup complete.\n",
+        "(PlacementGroupCleaner pid=3) Failed to query the controller. Continuing to monitor.\n",
+        "Failed to import flash_attn\n  5%|#         | 5/100 [00:10<03:20,  2.11s/it]\n",
         "Training finished\n[2024-01-22 16:50:49,553] [INFO] [launch.py:315:sigkill_handler] Killing subprocess 1080\n",
     ],
     ids=[
@@ -156,6 +161,11 @@ _ELASTIC = "INFO:torch.distributed.elastic.agent.server.api:[default] "
         "a loss scale",
         "a server",
         "less memory than wished",
+        "a kernel starts",
+        "dmesg -T",
+        "a server's logger",
+        "Ray's cleaner",
+        "a bar moves on",
         "the launcher clears up",
     ],
 )

@@ -173,6 +173,7 @@ _NCCL = _rows(
      r"|doesn't have NCCL built in|NCCL support was not built|built without NCCL", "cause", 3, False),
     ("duplicate_rank", "checked in", r"rank (?P<twice>\d+) of (?P<world>\d+) ranks has already checked in", "cause", 3, False),
     ("duplicate_rank", "bootstrap root", r"Bootstrap Root ?: ?(?:mismatch in (?:rank count|info) from procs|localId \d+ is out of range)", "cause", 3, False),
+    ("duplicate_rank", "task registered", r"[Uu]nexpected (?:duplicate )?task registered with task_name", "cause", 3, False),
     ("duplicate_rank", "invalid rank requested", r"[Ii]nvalid rank requested ?: ?\d+/\d+", "cause", 3, False),
     # what NCCL reads of the machine's buses, or of a file that describes them
     ("nccl_topology", "of node", r"Attribute \w+ of node \w+ (?:not found|is not an? \w+)", "cause", 3, False),

@@ -109,11 +109,15 @@ _NOT_LOUD = re.compile(
 _OF_A_JOB = re.compile(
     r"NCCL (?:INFO|WARN|version)|torch[./]distributed|torchelastic|ProcessGroup(?:NCCL|Gloo)|\[c10d\]|OMP_NUM_THREADS environment"
     r"|\[(?:rank|default)\d+\]:|\[\d+,\d+\]<std(?:out|err)>|\[(?:INFO|WARNING|ERROR)\] \[\w+\.py:\d+:\w+\]|(?i:deepspeed)[\w.]*[:\]]"
-    r"|\b(?:srun|sbatch|salloc|slurmstepd[\w.-]*|mpirun|prterun|torchrun): |submitit (?:INFO|WARNING|ERROR)|\((?:raylet|\w+ pid=\d+|\w+ rank=\d+ pid=\d+)"
+    r"|\b(?:srun|sbatch|salloc|slurmstepd[\w.-]*|mpirun|prterun|torchrun): |\bJobId=\d|(?i:\bworld[ _]size\b)|submitit (?:INFO|WARNING|ERROR)|\((?:raylet|\w+ pid=\d+|\w+ rank=\d+ pid=\d+)"
     r"|tensorflow/(?:core|compiler|stream_executor)/|(?:external/)?xla/\S+:\d+\]|jaxlib\.|(?:GPU|TPU) available: (?:True|False)|LOCAL_RANK: \d+ - CUDA_VISIBLE"
     r"|\*{5} Running training|\bNum (?:examples|Epochs) = \d|(?i:\b(?:accuracy|samples/s\w*|tokens/s\w*)\b[\"']?\s?[:=]\s?\d)|# Avg bus bandwidth|# +(?:nThread|Using devices|Rank +\d)"
     r"|\b\d+ +\d+ +(?:float|half|double|bfloat16|u?int\d+|fp8\w*) +(?:none|sum|prod|max|min|avg)\b"
-    r"|\bNVRM: |^\[ *\d+\.\d{6}\] |\bkernel: \[|\bkernel: NVRM|(?:level=info|INFO).{0,200}\b(?i:cuda|gpu|nccl|rank)\b"
+    r"|(?:INFO|WARNING|ERROR) \d\d-\d\d \d\d:\d\d:\d\d \[\w+\.py:\d+\]|\bNVRM: |(?:level=info|INFO).{0,200}\b(?i:cuda|gpu|nccl|rank)\b"
+)
+# with or without the prefix of a journal; dmesg -T
+OF_A_KERNEL = re.compile(
+    r"^\[ *\d+\.\d{6}\] |^\[[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4}\] |\bkernel: "
 )
 # a bar of tqdm, a loss: work goes on, at a step that is not known
 WORK = re.compile(r"\d%\|.{0,200}\| *\d+/\d+ \[|(?i:\b(?:\w+_)?(?:loss|grad_norm)\b[\"']?\s?[:=]?\s?-?\d)")
@@ -154,7 +158,7 @@ def is_of_a_job(text: str) -> bool:
     >>> is_of_a_job("gpu01:77:78 [0] NCCL INFO Using network IB"), is_of_a_job("I would like to train on GPUs")
     (True, False)
     """
-    return (_OF_A_JOB.search(text) or WORK.search(text)) is not None
+    return (_OF_A_JOB.search(text) or WORK.search(text) or OF_A_KERNEL.search(text)) is not None
 
 
 def bus_id(hexed: str) -> str:
