@@ -398,12 +398,6 @@ CASES: dict[str, tuple[str, int | None, str]] = {
         "internal error - please report this issue to the NCCL developers. Last NCCL warning(error) log entry (may be "
         "unrelated) 'Attribute busid of node nic not found'.; current\n",
     ),
-    "JAX: NCCL's last warning is a full GPU": (
-        "cuda_oom",
-        None,
-        "jax.errors.JaxRuntimeError: INTERNAL: NCCL operation ncclAllReduce(s, r, n) failed: unhandled cuda error. Last NCCL "
-        "warning(error) log entry (may be unrelated) 'Cuda failure 2 'out of memory''.\n",
-    ),
     "submitit: preempted": (
         "preempted",
         None,
