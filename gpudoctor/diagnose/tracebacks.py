@@ -173,7 +173,7 @@ class Tracebacks:
         if trace is None:
             return False, None
         if not text.strip() or text[0] in " \t|+^~" or trace.frames > _MOST_FRAMES:
-            if text.lstrip().startswith("raise "):
+            if text.lstrip().startswith(("raise ", "assert ")):
                 trace.raised, trace.raised_text = number, text.strip()
             return True, None
         found = _EXCEPTION.match(text)

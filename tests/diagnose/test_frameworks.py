@@ -599,6 +599,12 @@ CASES: dict[str, tuple[str, int | None, str]] = {
         None,
         "step 3\nterminate called after throwing an instance of 'std::logic_error'\n  what():  no such shard\n",
     ),
+    "ZeRO-3: other parameters": (
+        "collective_mismatch",
+        None,
+        'Traceback (most recent call last):\n  File "/w/t.py", line 9, in f\n    check(ids)\n'
+        "RuntimeError: disagreement between rank0 and rank7: rank0: [0, 1], rank7: [0, 9]\n",
+    ),
 }
 
 
@@ -834,3 +840,18 @@ def test_the_same_rank_in_the_tables_of_two_hosts_names_no_host(tmp_path: Path) 
     assert said(answer) == ("launcher_table_only", None)
     assert answer.cause is not None
     assert answer.cause.host is None
+
+
+def test_an_assertion_without_a_message_shows_its_statement(tmp_path: Path) -> None:
+    text = 'Traceback (most recent call last):\n  File "/w/t.py", line 9, in f\n    assert len(kinds) == 1\nAssertionError\n'
+    answer = answer_to(text, tmp_path)
+    assert answer.cause is not None
+    assert answer.cause.text == "AssertionError: assert len(kinds) == 1 (raised from /w/t.py:9)"
+
+
+def test_exit_code_2_is_an_argument_that_the_program_does_not_know(tmp_path: Path) -> None:
+    table = "Failures:\n[1]:\n  rank      : 1 (local_rank: 1)\n  exitcode  : 2 (pid: 72)\nRoot Cause (first observed failure):\n"
+    answer = answer_to(table + "[0]:\n  rank      : 0 (local_rank: 0)\n  exitcode  : 2 (pid: 71)\n", tmp_path)
+    assert said(answer) == ("launcher_table_only", None)
+    assert answer.cause is not None
+    assert "code 2" in answer.cause.text

@@ -333,8 +333,9 @@ _TORCH = _rows(
     ("barrier_failed", "monitoredbarrier", r"(?P<ranks>Rank[s ]*[\d, ]+)(?:failed to pass|in) monitoredBarrier|Ranks? (?P<more>[\d, ]+) failed to pass monitoredBarrier", "cause", 3, False),
     ("peer_lost", "monitoredbarrier", r"reached monitoredBarrier, but received errors while waiting", "victim"),
     ("barrier_waits", "monitoredbarrier", r"(?:Detected rank|Please check rank) (?P<named>\d+).{0,80}monitoredBarrier|monitoredBarrier", "wait"),
-    # FSDP; of torch's analyser of dumps, the incidents that are no question of how far a rank had come
+    # FSDP; DeepSpeed; of torch's analyser of dumps, the incidents that are no question of how far a rank had come
     ("collective_mismatch", "order differs across ranks", r"(?:Forward|Backward) order differs across ranks", "cause", 3, False),
+    ("collective_mismatch", "disagreement between rank", r"disagreement between rank\d+ and rank\d+", "cause", 3, False),
     ("collective_mismatch", "culprit rank", r"Culprit rank \d+; Error type: (?:SIZE_OR_SYNTAX|COLLECTIVE_TYPE|COLLECTIVE_DTYPE)_MISMATCH", "cause", 3, False),
     ("collective_mismatch", "detected mismatch between collectives", r"Detected mismatch between collectives on ranks", "cause", 3, False),
     ("config_mismatch", "ddp expects same model", r"DDP expects same model across all ranks, but Rank (?P<a>\d+) has (?P<a_params>\d+) params, "

@@ -278,5 +278,8 @@ def _words(event: Event) -> str:
     message = event.word("message")
     name = event.word("type")
     frame = event.word("frame")
+    raised = event.word("raised_text") or ""
+    if name and not message and raised.startswith("assert "):
+        message = raised
     said = f"{name}: {message}" if name and message else name or event.text
     return f"{said}" + (f" (raised from {frame})" if frame else "")

@@ -120,13 +120,15 @@ def _silent(job: Job, attempt: int, events: list[Event], ranks: tuple[int, ...])
             events=events[:3],
             text=f"{named(ranks)} left with an exit code but without a traceback: os._exit, sys.exit or a native exit",
         )
+    codes = {e.number("code") for e in job.of("exit", attempt=attempt)}
     return Hypothesis(
         what="launcher_table_only",
         host=host_of(job.of("exit", attempt=attempt)),
         confidence="possible",
         unknown=True,
         events=events[:3],
-        text="the launcher's table has exit codes only: the errors of the ranks are not in this text",
+        text="the launcher's table has exit codes only: the errors of the ranks are not in this text"
+        + ("; code 2 is nearly always an argument that the program does not know" if codes == {2} else ""),
     )
 
 
