@@ -451,6 +451,66 @@ CASES: dict[str, tuple[str, int | None, str]] = {
         None,
         "n4:69:83 [0] bootstrap.cc:131 NCCL WARN Bootstrap Root : mismatch in rank count from procs 8 : 16\n",
     ),
+    "nccl-tests: the check fails": (
+        "wrong_results",
+        None,
+        "# Out of bounds values : 50 FAILED\n# Avg bus bandwidth : 1.2\n",
+    ),
+    "nccl-tests: a wrong number, out of place": (
+        "wrong_results",
+        None,
+        "        1024    256  float  sum  -1    12.90    0.00    0.00      7    12.87    0.00    0.00      0\n",
+    ),
+    "nccl-tests: wrong numbers, in place": (
+        "wrong_results",
+        None,
+        "[1,0]<stdout>:   1024    256  float  none  0    12.90    0.00    0.00    N/A    12.87    0.00    0.00    256\n",
+    ),
+    "nccl-tests: memory": ("cuda_oom", None, "n1: Test CUDA failure common.cu:295 'out of memory'\n"),
+    "nccl-tests: a failure in other words": ("unknown_error", None, " .. n1 pid 33: Test failure common.cu:999\n"),
+    "Slurm: munge": (
+        "launch_failed",
+        None,
+        "srun: error: If munged is up, restart with --num-threads=10\nsrun: error: Munge encode failed: Failed to access "
+        '"/run/munge.socket.2": No such file or directory\n',
+    ),
+    "Slurm: no such GPUs": (
+        "launch_failed",
+        None,
+        "sbatch: error: Batch job submission failed: Invalid generic resource (gres) specification\n",
+    ),
+    "Kubernetes: no room": (
+        "launch_failed",
+        None,
+        "  Warning  FailedScheduling  3m  default-scheduler  0/5 nodes are available: 5 Insufficient nvidia.com/gpu.\n",
+    ),
+    "Docker: no runtime": (
+        "container_failed",
+        None,
+        'docker: Error response from daemon: could not select device driver "" with capabilities: [[gpu]].\n',
+    ),
+    "systemd: the OOM killer": (
+        "host_oom",
+        None,
+        "systemd[1]: u.service: A process has been killed by the OOM killer.\n",
+    ),
+    "coreutils: timeout": ("time_limit", None, "timeout: sending signal TERM to command 'torchrun'\n"),
+    "glibc: the heap": ("process_died_unknown", None, "step 3 loss 2\nfree(): invalid next size (normal)\n"),
+    "JAX: CUDA": (
+        "cuda_init_failed",
+        None,
+        "CUDA backend failed to initialize: jaxlib/cuda/versions_helpers.cc:90: operation gpuDeviceGetAttribute failed: "
+        "CUDA_ERROR_NOT_INITIALIZED\n",
+    ),
+    "JAX: a task was started again": (
+        "process_died_unknown",
+        1,
+        "2025-04-05 18:39:10.8: E xla/coordination_service.cc:962] /job:jax_worker/replica:0/task:1 unexpectedly tried to "
+        "connect with a different incarnation. It has likely restarted.\n",
+    ),
+    "torch: no driver": ("gpu_isolated", None, "RuntimeError: Found no NVIDIA driver on your system. Please check\n"),
+    "torch: no CUDA": ("cuda_no_kernel_image", None, "AssertionError: Torch not compiled with CUDA enabled\n"),
+    "NVML": ("cuda_init_failed", None, "Failed to initialize NVML: Unknown Error\n"),
     "JAX: a task came twice": (
         "duplicate_rank",
         None,

@@ -174,6 +174,13 @@ def test_a_known_log_in_which_nothing_fails_is_nothing(text: str, tmp_path: Path
     assert (answer.verdict, said(answer)) == ("nothing", ("healthy", None))
 
 
+def test_right_results_and_small_errors_of_nccl_tests_are_nothing(tmp_path: Path) -> None:
+    row = "  {0}    256  float  sum  -1    12.90    0.00    0.00  {1}    12.87    0.00    0.00  {1}\n"
+    rows = "".join(row.format(1024 * n, wrong) for n, wrong in enumerate(("0", "5e-07", "1e-06", "N/A", "0e+00"), 1))
+    answer = answer_to(rows + "# Out of bounds values : 0 OK\n", tmp_path)
+    assert (answer.verdict, said(answer)) == ("nothing", ("healthy", None))
+
+
 def test_a_stall_that_was_overcome_is_nothing(tmp_path: Path) -> None:
     stall = "[2020-12-30 16:35:15.18: W horovod/common/stall_inspector.cc:107] waiting for remainder of ranks\n"
     text = f"{stall}Missing ranks:\n2: [broadcast.noname.1]\n" + "".join(

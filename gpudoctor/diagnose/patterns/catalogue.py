@@ -69,6 +69,7 @@ _ENDINGS = _rows(
     ("preempted", "requeue", r"CANCELLED AT \S+ DUE TO JOB REQUEUE", "ending", 3, False),
     # submitit's handler; it requeues the job in both cases
     ("preempted", "preempted", r"Caught signal SIG\w+ on \S+: this job is preempted", "ending", 3, False),
+    ("time_limit", "sending signal", r"^timeout: sending signal (?:TERM|KILL|INT|HUP)\S* to command", "ending", 3, False),
     ("time_limit", "timed-out", r"Caught signal SIG\w+ on \S+: this job is timed-out", "ending", 3, False),
     ("node_lost", "node failure", r"DUE TO NODE FAILURE|Node failure on (?P<host>[\w.\[\],-]+)|due to failure of node (?P<node>\w[\w.-]*)", "ending", 3, False),
     ("node_lost", "not responding", r"error: Nodes (?P<host>[\w.\[\],-]+) not responding", "ending", 3, False),
@@ -80,6 +81,7 @@ _ENDINGS = _rows(
     ("host_oom", "oomkilled", r"OOMKilled", "cause", 3),
     ("host_oom", "memory", r"(?:task\(s\)|workers?) (?:was|were|is) killed (?:due to|because of) the node running low on memory|ray\.exceptions\.OutOfMemoryError", "cause", 3),
     ("host_oom", "memory pressure", r"[1-9]\d* Workers \(tasks / actors\) killed due to memory pressure|actors\) killed due to memory pressure \(OOM\), 0 Workers crashed", "cause", 3),
+    ("host_oom", "oom killer", r"has been killed by the OOM killer", "cause", 3),
     ("host_oom", "exceeded job memory limit", r"[Ee]xceeded job memory limit|memory limit.{0,20}being killed", "cause", 3),
     # PBS and Moab, LSF, Grid Engine, HTCondor
     ("time_limit", "limit", r"job exceeded wallclock limit|PBS: job killed: walltime \S+ exceeded limit|TERM_RUNLIMIT\b|exceeds job hard limit \"[hs]_rt\"", "ending", 3, False),
@@ -109,10 +111,15 @@ _STARTS = _rows(
     ("launch_failed", "launch", r"srun: error: (?:Task launch for \S+ failed on node|Application launch failed)", "cause", 2, False),
     ("launch_failed", "execve()", r"slurmstepd\S*: error: execve\(\): ", "cause", 3, False),
     ("launch_failed", "command not found", r"\b(?:torchrun|python3?|deepspeed|accelerate|srun|mpirun|mpiexec|horovodrun|ray): command not found", "cause", 3, False),
+    ("launch_failed", "failed", r"sbatch: error: Batch job submission failed|\b(?:srun|salloc|sbatch): error: (?:Munge encode failed|Unable to allocate|Job submit/allocate failed)", "cause", 3, False),
+    ("launch_failed", "fatal:", r"\b(?:srun|salloc|sbatch): fatal: ", "cause", 3, False),
+    # the kubelet may place it later: "Started container"
+    ("launch_failed", "nodes are available", r"\b\d+/\d+ nodes are available: ", "cause", 2, False),
     ("launch_failed", "unable to", r"(?:srun|salloc|sbatch): error: Unable to (?:create step|allocate resources|confirm allocation)", "cause", 2, False),
     ("container_failed", "enroot", r"enroot-\w+: (?:failed|could not|command not found)|\[ERROR\] /etc/enroot/", "cause", 3, False),
     ("cuda_driver_mismatch", "version mismatch", r"nvml error: driver/library version mismatch", "cause", 3, False),
     ("container_failed", "nvidia-container-cli", r"nvidia-container-cli: \w[\w ]{0,40}error:", "cause", 3, False),
+    ("container_failed", "error response from daemon", r"docker: Error response from daemon: ", "cause", 2, False),
     ("container_failed", "oci runtime", r"OCI runtime (?:create|exec|start) failed|OCI runtime error", "cause", 3, False),
     ("container_failed", "pyxis", r"error: pyxis: (?:couldn't|container start failed|failed to|child \d+ failed)", "cause", 2, False),
     ("container_failed", "spank", r"error: (?:spank: required plugin \S+: \w+\(\) failed|Failed to invoke spank plugin)", "cause", 2, False),
@@ -163,6 +170,9 @@ _NCCL = _rows(
     ("shm_too_small", "posix_fallocate", r"posix_fallocate failed ?: ?No space left"),
     ("shm_too_small", "shared memory segment", r"creating shared memory segment \S*(?P<segment>nccl-\S+)", "cause", 2),
     ("shm_too_small", "posix_fallocate", r"posix_fallocate failed", "cause", 2),
+    # nccl-tests: the sum of its check, and rows with a count in the column "#wrong" (older ones have an error there)
+    ("wrong_results", "out of bounds values", r"# Out of bounds values : [1-9]\d* FAILED", "cause", 3, False),
+    ("wrong_results", " ", r"^\s*\d+ +\d+ +(?:float|half|double|bfloat16|u?int\d+|f?p?8\w*) +(?:[a-z]+ +)?(?:-?\d+ +)?(?:[\d.]+ +){3}(?:[1-9]\d*(?: |$)|(?:\S+ +)(?:[\d.]+ +){3}[1-9]\d*\s*$)", "cause", 3, False),
     ("duplicate_gpu", "duplicate gpu", r"Duplicate GPU detected ?: ?rank (?P<a>\d+) and rank (?P<b>\d+) both on CUDA device (?P<device>\w+)",
      "cause", 3, False),
     ("nccl_size_mismatch", "message truncated", r"[Mm]essage truncated ?: ?(?:received|receiving) (?P<got>\d+) bytes instead of (?P<wanted>\d+)"),
@@ -234,7 +244,7 @@ _CUDA = _rows(
     ("cuda_launch_failure", "launch", r"the launch timed out and was terminated", "cause", 2),
     ("cuda_oom", "out of memory",
      r"(?:CUDA|HIP) out of memory|(?:CUDA|HIP) error: out of memory|cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY"
-     r"|OutOfMemoryError: (?:CUDA|HIP|Allocation)|Cuda failure (?:\d+ )?'out of memory'|cudaMalloc failed: out of memory"
+     r"|OutOfMemoryError: (?:CUDA|HIP|Allocation)|Cuda failure (?:\d+ )?'out of memory'|cudaMalloc failed: out of memory|Test CUDA failure \S+ 'out of memory'"
      r"|RESOURCE_EXHAUSTED: Out of memory while trying to allocate"),
     # vLLM and SGLang at their start
     ("cuda_oom", "memory", r"Free memory on device .{0,60} is less than desired GPU memory utilization|No available memory for the cache blocks"
@@ -256,12 +266,14 @@ _CUDA = _rows(
     ("cuda_busy", "busy", r"all CUDA-capable devices are busy or unavailable|CUDA-capable device\(s\) is/are busy"),
     ("gpu_isolated", "no cuda", r"no CUDA-capable device is detected|No CUDA GPUs are available|"
      r"CUDA_ERROR_NO_DEVICE"),
+    ("gpu_isolated", "found no nvidia driver", r"Found no NVIDIA driver on your system"),
     ("gpu_isolated", "invalid device ordinal", r"invalid device ordinal"),
     ("cuda_not_supported", "not supported", r"(?:CUDA|Cuda|cuda)\b.{0,80}operation not supported"),
     ("cuda_no_kernel_image", "kernel image", r"no kernel image is available for execution on the device|device kernel image is invalid|CUDA_ERROR_NO_BINARY_FOR_GPU", "cause", 3, False),
     # torch's warning at its start, for any GPU of the machine; nvcc and ptxas, where a kernel is built for it
     ("cuda_no_kernel_image", "is not compatible with the current", r"with CUDA capability sm_\w+ is not compatible with the current PyTorch installation", "cause", 2, False),
     ("cuda_no_kernel_image", "no longer supports this gpu", r"PyTorch no longer supports this GPU because it is too old", "cause", 2, False),
+    ("cuda_no_kernel_image", "cuda enabled", r"Torch not compiled with CUDA enabled", "cause", 3, False),
     ("cuda_no_kernel_image", "arch", r"[Uu]nsupported gpu architecture '\w+'|Value 'sm_\w+' is not defined for option 'gpu-name'", "cause", 3, False),
     ("cuda_no_kernel_image", "invalid device function", r"invalid device function"),
     ("cuda_no_kernel_image", "success (", r"Check failed: \w+ == (?:cuda|hip)Success \((?:98|209) vs\. 0\)"),
@@ -271,6 +283,9 @@ _CUDA = _rows(
     ("cuda_init_failed", "initialization error", r"(?:CUDA|Cuda|cuda)\b.{0,80}initialization error", "cause", 2),
     ("cuda_init_failed", "unknown error", r"CUDA unknown error|CUDA (?:error|failure)[^a-z]{0,20}unknown error",
      "cause", 2),
+    ("cuda_init_failed", "nvml", r"Failed to initialize NVML: ", "cause", 2),
+    ("cuda_init_failed", "nvidia-smi has failed", r"NVIDIA-SMI has failed because", "cause", 2),
+    ("cuda_init_failed", "backend failed to initialize", r"CUDA backend failed to initialize: |operation cuInit\(0\) failed", "cause", 2),
     ("cuda_init_failed", "cublas", r"CUBLAS_STATUS_(?:NOT_INITIALIZED|ALLOC_FAILED)", "cause", 1),
     ("cuda_init_failed", "cudnn", r"CUDNN_STATUS_NOT_INITIALIZED|[Cc]ould not create cudnn handle", "cause", 1),
     ("cuda_launch_failure", "cublas", r"CUBLAS_STATUS_(?:EXECUTION_FAILED|INTERNAL_ERROR)", "cause", 1),
@@ -314,6 +329,7 @@ _TORCH = _rows(
     ("peer_lost", "mpi communication peer", r"MPI communication peer process has unexpectedly disconnected", "victim"),
     ("peer_timeout", "deepep", r"DeepEP\b.{0,80}\btimeout", "wait"),
     # JAX's coordination service; its other tasks are told by CoordinationReader
+    ("process_died_unknown", "different incarnation", r"/job:\S+?/task:(?P<task_rank>\d+) unexpectedly tried to connect with a different incarnation", "cause", 2),
     ("process_died_unknown", "heartbeat timeout", r"Task /job:\S+?/task:(?P<task_rank>\d+) heartbeat timeout", "cause", 2),
     ("store_lost", "coordination", r"(?:UNAVAILABLE|ABORTED|INTERNAL): .{0,300}[Cc]oordination", "victim"),
     ("store_timeout", "deadline_exceeded", r"DEADLINE_EXCEEDED: .{0,200}[Bb]arrier", "wait"),

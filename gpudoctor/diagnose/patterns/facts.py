@@ -95,7 +95,7 @@ MISMATCH = re.compile(
 # what looks like an error in a line that nothing else recognises
 _LOUD = re.compile(
     r"(?i)(?<![\w-])(?:error|exception|fatal|panic|crashed|aborted|core dumped|segmentation fault)(?![\w=-])"
-    r"|\b\w+(?-i:Error|Exception): |\bfailed\b|\bconnection refused\b|\bpermission denied\b|\bno route to host\b|\bnot reachable\b"
+    r"|\b\w+(?-i:Error|Exception): |\bfailed\b|\bfailure\b|\bconnection refused\b|\bpermission denied\b|\bno route to host\b|\bnot reachable\b"
     r"|\bcannot (?:open|connect|allocate)\b|\bcommand not found\b|(?-i:\b(?:Killed|KILLED|ABORT(?:ING)?|Aborting)\b)"
 )
 # a logger's mark, a second try, a count of none, a metric ("validation error 0.31"), code, a tracker of experiments

@@ -92,6 +92,11 @@ _FAULT = re.compile(
     r"^(?:\[(?P<host>[\w.-]{1,253}):(?P<pid>\d{1,10})\] )?(?:Fatal Python error: |!+ |\*\*\* Process received signal|Signal: )"
     r"(?P<how>Segmentation fault|Bus error|Aborted)"
 )
+# glibc's words before it aborts
+_HEAP = re.compile(
+    r"^(?:(?:free|malloc|realloc|munmap_chunk|calloc)\(\): \w|double free or corruption|corrupted (?:size vs|double-linked|unsorted)"
+    r"|malloc_consolidate\(\): |\*\*\* stack smashing detected)"
+)
 # UCX's handler of fatal signals
 _UCX = re.compile(r"^\[(?P<host>[\w.-]{1,253}):(?P<pid>\d{1,10}) *:\d+:\d+\] Caught signal (?P<signal>\d{1,2}) \(")
 # glog's and abseil's handlers of fatal signals
@@ -142,6 +147,8 @@ def read_launcher(text: str) -> list[Event]:
         return [_exit(_SRUN_WORDS[found["how"]], "own", strength=3, host=found["host"], pid=pid)]
     if found := _UCX.search(text):
         return [_exit(-int(found["signal"]), "own", strength=3, host=found["host"], pid=int(found["pid"]))]
+    if _HEAP.search(text):
+        return [_exit(-SIGNALS["SIGABRT"], "own", strength=3)]
     if found := _HANDLER.search(text):
         return [_exit(-SIGNALS[found["signal"]], "own", strength=3)]
     if found := _LAUNCH.search(text):
