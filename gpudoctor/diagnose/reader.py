@@ -174,7 +174,7 @@ class LogReader:
         if stalls := self._stalls.read(text) or self._jax.read(text):
             yield from stalls
             return
-        if uncaught := facts.UNCAUGHT.search(text):  # by a logger that sys.excepthook calls
+        if "ncaught " in text and (uncaught := facts.UNCAUGHT.search(text)):  # by a logger that sys.excepthook calls
             event = exception_event(uncaught["exception"])
             event.rank = int(uncaught["rank"]) if uncaught["rank"] else None
             yield _with_place(event, text)

@@ -9,6 +9,8 @@ from gpudoctor.diagnose.events import Event
 _TASK = re.compile(r"/job:[^/\s]{1,80}/(?:replica:\d+/)?task:(?P<rank>\d{1,6})\b")
 _MISSING = re.compile(r"[Tt]imed out task names:")
 _DEAD = re.compile(r"tasks are unhealthy")
+# one of these is in each line that is read here
+_WORDS = re.compile(r"task names:|tasks are unhealthy|may be stuck|is unstuck|Termination timeout")
 _WAITS = re.compile(
     r"This thread has been waiting for `(?P<op>[^`;]{1,300})[^`]{0,2000}` for \d+ seconds and may be stuck"
     r"|Termination timeout (?:for|of) `(?P<ended>[^`;]{1,300})[^`]{0,2000}` of \d+ seconds exceeded"
@@ -27,8 +29,11 @@ class CoordinationReader:
             if self._below == "missing":
                 return [Event(role="wait", what="store_timeout", detail={"key_rank": task["rank"]})]
             return [Event(role="cause", what="process_died_unknown", rank=int(task["rank"]))]
+        if not _WORDS.search(text):
+            self._below = None
+            return []
         self._below = "missing" if _MISSING.search(text) else "dead" if _DEAD.search(text) else None
-        if "stuck" in text and "Thread is unstuck" in text:
+        if "Thread is unstuck" in text:
             return [Event(role="progress", what="unstuck")]
         if waits := _WAITS.search(text):
             detail: dict[str, str | int] = {"op": waits["op"] or waits["ended"]}
