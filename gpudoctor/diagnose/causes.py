@@ -35,7 +35,7 @@ _IB = "Look at the port counters and cables of both ends, and whether the peer d
 CAUSES: dict[str, CauseText] = {
     "user_exception": _c("user-exception", "the program raised an exception on one rank", "Read its traceback; the last frame of your own code is named above.", _PROGRAM),
     "user_exception_all": _c("user-exception", "the program raised the same exception on all ranks", "Read one rank's traceback: it is the same everywhere.", _PROGRAM),
-    "import_error": _c("import-error", "a Python module could not be imported", "Install it in the environment that the job uses; where only one host lacks it, compare images and virtual environments.", checks="env.frameworks"),
+    "import_error": _c("import-error", "a Python module or a library could not be loaded", "Install it in the environment that the job uses; where only one host lacks it, compare images and virtual environments.", checks="env.frameworks"),
     "service_failed": _c("remote-service", "a service outside the cluster refused or did not answer", "Look at the service's status, its limits and the token; let one rank fetch, or fetch before the job (HF_HUB_OFFLINE=1 then).", "If only some hosts fail: their proxy, DNS and firewall."),
     "launch_failed": _c("launch", "the scheduler could not start the processes", "Read slurmd's log of the node that is named, and scontrol show node; no program ran yet.", "Drain that node if other jobs fail on it as well."),
     "container_failed": _c("launch", "a container did not start", "Read the reason in the line shown: the image and its entry point, the registry, or the NVIDIA container runtime of that host.", "Start the same image by hand on that host with nvidia-smi as command.", checks="driver.loaded driver.version-match"),

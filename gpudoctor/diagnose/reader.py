@@ -212,12 +212,12 @@ class LogReader:
                 event.detail["meaning"] = event.what
                 event.role, event.what = "fact", "bare_exception"
                 self._bare = self._placed(event, number, origin, raw)
-        yield from self._plain(text, origin)
+        yield from self._plain(text, origin, raw)
 
-    def _plain(self, text: str, origin: Origin) -> Iterator[Event]:
+    def _plain(self, text: str, origin: Origin, raw: str) -> Iterator[Event]:
         event = error_event(text)
         if event is None:
-            yield from self._facts(text)
+            yield from self._facts(text, raw)
             return
         if oom := facts.SRUN_OOM.search(text):
             for task in expanded(oom["tasks"])[:64]:
@@ -302,7 +302,7 @@ class LogReader:
                 return Event(role="cause", what="gpu_xid", gpu=told.bus_id, strength=1)
         return None
 
-    def _facts(self, text: str) -> Iterator[Event]:
+    def _facts(self, text: str, raw: str) -> Iterator[Event]:
         lowered = text.lower()
         if any(
             word in lowered
@@ -333,7 +333,7 @@ class LogReader:
             yield Event(role="progress", what="progress", detail={"step": int(step[1])})
         elif facts.WORK.search(text):
             yield Event(role="fact", what="work")
-        elif facts.is_loud(text) and not is_harmless(text):
+        elif facts.is_loud(text, raw) and not is_harmless(text):
             yield Event(role="fact", what="error_words")
 
 

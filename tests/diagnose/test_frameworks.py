@@ -511,6 +511,51 @@ CASES: dict[str, tuple[str, int | None, str]] = {
     "torch: no driver": ("gpu_isolated", None, "RuntimeError: Found no NVIDIA driver on your system. Please check\n"),
     "torch: no CUDA": ("cuda_no_kernel_image", None, "AssertionError: Torch not compiled with CUDA enabled\n"),
     "NVML": ("cuda_init_failed", None, "Failed to initialize NVML: Unknown Error\n"),
+    "a download's end is not the job's": (
+        "unknown_error",
+        None,
+        "Downloading http://x/train.gz\nProcessing...\nDone!\nworld size 2\nfatal: no flux\n",
+    ),
+    "UCX: no answer": (
+        "ib_completion_error",
+        None,
+        "[n1:195:0:195] ib_mlx5_log.c:139  Transport retry count exceeded on mlx5_0:1/IB (synd 0x15 vend 0x81 hw_synd 0/0)\n",
+    ),
+    "UCX: in other words": (
+        "unknown_error",
+        None,
+        "[1642768357.765504] [n2:429:0]  sock.c:345  UCX  ERROR connect(fd=39, dest_addr=10.0.0.2:5) failed: Connection refused\n",
+    ),
+    "horovodrun: an exit code": ("killed_sigkill", 1, "Process 1 exit with status code 137.\n"),
+    "horovodrun: ended": (
+        "terminated_signal",
+        None,
+        "Fri Aug 29 16:41:23 2019[2]<stderr>:Terminated\nProcess 2 exit with status code 143.\n",
+    ),
+    "Kubernetes: restarts": (
+        "launcher_table_only",
+        None,
+        "NAME          READY   STATUS             RESTARTS   AGE\ntrain-0       0/2     CrashLoopBackOff   8          2m32s\n",
+    ),
+    "a library": (
+        "import_error",
+        None,
+        "/lib/libc.so.6: version `GLIBC_2.32' not found (required by /w/x.so)\n",
+    ),
+    "no such program": (
+        "launch_failed",
+        None,
+        "python3: can't open file '/w/t.py': [Errno 2] No such file or directory\n",
+    ),
+    "an instruction": ("process_died_unknown", None, "step 3\nIllegal instruction (core dumped)\n"),
+    "etcd": ("rendezvous_unreachable", None, "etcd.EtcdConnectionFailed: Connection to etcd failed\n"),
+    "vLLM's older logger": (
+        "user_exception",
+        None,
+        "ERROR 02-09 02:31:11 engine.py:389] Traceback (most recent call last):\n"
+        'ERROR 02-09 02:31:11 engine.py:389]   File "/l/vllm/engine.py", line 380, in run\n'
+        "ERROR 02-09 02:31:11 engine.py:389] ValueError: No GPUs on the driver node.\n",
+    ),
     "JAX: a task came twice": (
         "duplicate_rank",
         None,

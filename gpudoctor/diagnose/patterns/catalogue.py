@@ -112,6 +112,9 @@ _STARTS = _rows(
     ("launch_failed", "execve()", r"slurmstepd\S*: error: execve\(\): ", "cause", 3, False),
     ("launch_failed", "command not found", r"\b(?:torchrun|python3?|deepspeed|accelerate|srun|mpirun|mpiexec|horovodrun|ray): command not found", "cause", 3, False),
     ("launch_failed", "failed", r"sbatch: error: Batch job submission failed|\b(?:srun|salloc|sbatch): error: (?:Munge encode failed|Unable to allocate|Job submit/allocate failed)", "cause", 3, False),
+    ("launch_failed", "can't open file", r"^\S*python[\d.]*: can't open file ", "cause", 3, False),
+    ("import_error", "shared", r"error while loading shared libraries: ", "cause", 3),
+    ("import_error", "not found (required by", r"version `\S+' not found \(required by ", "cause", 3),
     ("launch_failed", "fatal:", r"\b(?:srun|salloc|sbatch): fatal: ", "cause", 3, False),
     # the kubelet may place it later: "Started container"
     ("launch_failed", "nodes are available", r"\b\d+/\d+ nodes are available: ", "cause", 2, False),
@@ -150,6 +153,9 @@ _NCCL = _rows(
     ("ib_completion_error", "completion",
      r"Got completion (?:from peer (?P<peer>[^ <]{1,80})\S*)?.{0,60}(?:with error|status[= ]*) ?(?P<status>\d+)\b",
      "cause", 2, False),
+    # UCX
+    ("ib_completion_error", "retry count exceeded", r"\b[Rr]etry count exceeded on \w+:\d", "echo", 2, False),
+    ("ib_completion_error", " error on ", r"\b(?:Remote|Local) (?:operation|access|protection|length|QP operation|invalid request) error on \w+:\d", "echo", 2, False),
     ("ib_completion_error", "transport retry", r"transport retry counter exceeded", "echo", 2, False),
     # an event of this host's own adapter; those of a change (GID table, LID, port active) do no harm
     ("ib_port_error", "async", r"NET/IB ?: .{0,80}async (?:fatal |error )?event ?: ?(?:port error|local catastrophic error)", "echo", 3, False),
@@ -335,6 +341,7 @@ _TORCH = _rows(
     ("store_timeout", "deadline_exceeded", r"DEADLINE_EXCEEDED: .{0,200}[Bb]arrier", "wait"),
     ("rendezvous_unreachable", "stop_waiting", r"[Ss]top_waiting response is (?:expected|required)"),
     ("rendezvous_unreachable", "client socket has", r"client socket has (?:timed out|failed).{0,120}(?:while trying to connect|connect to)"),
+    ("rendezvous_unreachable", "etcd", r"EtcdConnectionFailed|Connection to etcd failed"),
     ("rendezvous_unreachable", "connect() timed out", r"connect\(\) timed out\. Original timeout was \d+ ms"),
     # an agent that had been in the rendezvous lost the host of its store
     ("store_lost", "the rendezvous", r"has failed to (?:send a keep-alive heartbeat to|shutdown|close) the rendezvous .{0,200}RendezvousConnectionError", "victim"),

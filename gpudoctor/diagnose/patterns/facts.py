@@ -113,11 +113,11 @@ _OF_A_JOB = re.compile(
     r"|tensorflow/(?:core|compiler|stream_executor)/|(?:external/)?xla/\S+:\d+\]|jaxlib\.|(?:GPU|TPU) available: (?:True|False)|LOCAL_RANK: \d+ - CUDA_VISIBLE"
     r"|\*{5} Running training|\bNum (?:examples|Epochs) = \d|(?i:\b(?:accuracy|samples/s\w*|tokens/s\w*)\b[\"']?\s?[:=]\s?\d)|# Avg bus bandwidth|# +(?:nThread|Using devices|Rank +\d)"
     r"|\b\d+ +\d+ +(?:float|half|double|bfloat16|u?int\d+|fp8\w*) +(?:none|sum|prod|max|min|avg)\b"
-    r"|(?:INFO|WARNING|ERROR) \d\d-\d\d \d\d:\d\d:\d\d \[\w+\.py:\d+\]|\bNVRM: |(?:level=info|INFO).{0,200}\b(?i:cuda|gpu|nccl|rank)\b"
+    r"|(?:INFO|WARNING|ERROR) \d\d-\d\d \d\d:\d\d:\d\d \[?\w+\.py:\d+\]| \d+/\d+ +(?:Running|Pending|Completed|CrashLoopBackOff|Error|OOMKilled|Init:\S+|ContainerCreating) +\d|\bNVRM: |(?:level=info|INFO).{0,200}\b(?i:cuda|gpu|nccl|rank)\b"
 )
 # with or without the prefix of a journal; dmesg -T
 OF_A_KERNEL = re.compile(
-    r"^\[ *\d+\.\d{6}\] |^\[[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4}\] |\bkernel: "
+    r"^\[ *\d{1,8}\.\d{6}\] |^\[[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4}\] |\bkernel: "
 )
 # a bar of tqdm, a loss: work goes on, at a step that is not known
 WORK = re.compile(r"\d%\|.{0,200}\| *\d+/\d+ \[|(?i:\b(?:\w+_)?(?:loss|grad_norm)\b[\"']?\s?[:=]?\s?-?\d)")
@@ -143,13 +143,13 @@ def is_done(text: str) -> bool:
     return not _NEGATED.search(text, before.end() if before else 0, found.end())
 
 
-def is_loud(text: str) -> bool:
-    """Whether the line looks like an error, and nothing in it says that it is none.
+def is_loud(text: str, raw: str = "") -> bool:
+    """Whether the line looks like an error, and nothing in it says that it is none; `raw`: with its prefixes.
 
     >>> is_loud("fatal: the flux capacitor is empty"), is_loud("validation error 0.31, failed samples: 0")
     (True, False)
     """
-    return _LOUD.search(text) is not None and _NOT_LOUD.search(text) is None
+    return _LOUD.search(text) is not None and _NOT_LOUD.search(raw or text) is None
 
 
 def is_of_a_job(text: str) -> bool:

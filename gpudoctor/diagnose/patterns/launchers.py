@@ -78,8 +78,8 @@ _POD = re.compile(r"[Ee]xit [Cc]ode:\s+(?P<code>\d+)|exitCode\W{1,4}(?P<json>\d+
 _SHELL = re.compile(r"line \d+: +(?P<pid>\d+) (?P<how>Killed|Segmentation fault|Bus error|Aborted|Terminated)\b")
 # what a shell prints when its command dies
 _SHELL_SAYS = re.compile(
-    r"^(?:\[\d+\]\s*[+-]?\s+(?:(?P<pid>\d{2,10})\s+)?|zsh: )?(?P<how>[Kk]illed|[Ss]egmentation fault|[Bb]us error|[Aa]borted)"
-    r"(?: +\(core dumped\))?(?:\s{2,}\S.*)?$"
+    r"^(?:\[\d+\]\s*[+-]?\s+(?:(?P<pid>\d{2,10})\s+)?|zsh: )?(?P<how>[Kk]illed|[Ss]egmentation fault|[Bb]us error|[Aa]borted"
+    r"|[Ii]llegal instruction|[Ff]loating point exception)(?: +\(core dumped\))?(?:\s{2,}\S.*)?$"
 )
 # Paddle
 _TRAINERS = re.compile(
@@ -97,6 +97,8 @@ _HEAP = re.compile(
     r"^(?:(?:free|malloc|realloc|munmap_chunk|calloc)\(\): \w|double free or corruption|corrupted (?:size vs|double-linked|unsorted)"
     r"|malloc_consolidate\(\): |\*\*\* stack smashing detected)"
 )
+_HOROVOD = re.compile(r"^Process (?P<rank>\d{1,6}) exit with status code (?P<code>[1-9]\d{0,2})\.")
+_PODS = re.compile(r"\bCrashLoopBackOff\b|Back-off restarting failed container| {2,}\d+/\d+ +(?:\w+:)?Error +\d")
 # UCX's handler of fatal signals
 _UCX = re.compile(r"^\[(?P<host>[\w.-]{1,253}):(?P<pid>\d{1,10}) *:\d+:\d+\] Caught signal (?P<signal>\d{1,2}) \(")
 # glog's and abseil's handlers of fatal signals
@@ -147,6 +149,10 @@ def read_launcher(text: str) -> list[Event]:
         return [_exit(_SRUN_WORDS[found["how"]], "own", strength=3, host=found["host"], pid=pid)]
     if found := _UCX.search(text):
         return [_exit(-int(found["signal"]), "own", strength=3, host=found["host"], pid=int(found["pid"]))]
+    if found := _HOROVOD.search(text):
+        return [_exit(int(found["code"]), "horovod", rank=int(found["rank"]))]
+    if _PODS.search(text):
+        return [Event(role="wrapper", what="launcher_exit", detail={"vague": 1})]
     if _HEAP.search(text):
         return [_exit(-SIGNALS["SIGABRT"], "own", strength=3)]
     if found := _HANDLER.search(text):

@@ -9,6 +9,11 @@ from gpudoctor.diagnose.job import Job
 from gpudoctor.diagnose.rules.model import Hypothesis, host_of, named, only_rank, ranks_of
 
 _NEARLY_FULL_PCT = 80
+# of the whole job: "Done!" may be a download's, and an epoch is followed by others
+_END = re.compile(
+    r"(?i)\b(?:train(?:ing)?|job|run|fit)\b.{0,40}\b(?:finished|completed?|done|succeeded)\b"
+    r"|max_(?:steps|epochs)\S* reached|state=COMPLETED"
+)
 _EPOCH = re.compile(r"(?i)\bepochs?\b")
 
 
@@ -209,5 +214,6 @@ def unknown_errors(job: Job) -> list[Hypothesis]:
 
 
 def _ended_before(job: Job, event: Event) -> bool:
-    """Whether the job, not only an epoch, had reported its end."""
-    return any(e.file == event.file and e.line < event.line and not _EPOCH.search(e.text) for e in job.of("done"))
+    """Whether the job, not only an epoch or a download, had reported its end."""
+    ends = [e for e in job.of("done") if _END.search(e.text) and not _EPOCH.search(e.text)]
+    return any(e.file == event.file and e.line < event.line for e in ends)
