@@ -9,9 +9,10 @@ import msgspec
 
 from gpudoctor.diagnose.events import MOST_RANKS, Event, Role
 from gpudoctor.diagnose.patterns import facts
-from gpudoctor.diagnose.patterns.catalogue import error_event, is_harmless
+from gpudoctor.diagnose.patterns.catalogue import error_event, is_harmless, with_place
 from gpudoctor.diagnose.patterns.jax import CoordinationReader
 from gpudoctor.diagnose.patterns.launchers import ElasticTable, HydraReader, expanded, read_launcher
+from gpudoctor.diagnose.patterns.progress import read_facts
 from gpudoctor.diagnose.patterns.ray import RayReader
 from gpudoctor.diagnose.patterns.watchdog import CONTINUES, DECIDES, StallReader, read_watchdog
 from gpudoctor.diagnose.prefixes import Labels, Origin, stripped, with_short_numbers
@@ -169,7 +170,7 @@ class LogReader:
             yield ray
             return
         if handed := facts.ERROR_HANDLER.match(text):  # torchelastic's error handler prints what error.json holds
-            yield _with_place(exception_event(handed[1]), text)
+            yield with_place(exception_event(handed[1]), text)
             return
         if stalls := self._stalls.read(text) or self._jax.read(text):
             yield from stalls
@@ -177,7 +178,7 @@ class LogReader:
         if "ncaught " in text and (uncaught := facts.UNCAUGHT.search(text)):  # by a logger that sys.excepthook calls
             event = exception_event(uncaught["exception"])
             event.rank = int(uncaught["rank"]) if uncaught["rank"] else None
-            yield _with_place(event, text)
+            yield with_place(event, text)
             return
         if "NCCL " not in text and (unnamed := facts.NCCL_WITHOUT_NAME.match(text)):
             text = f"{text[: unnamed.end()]}NCCL {text[unnamed.end() :]}"
@@ -202,7 +203,7 @@ class LogReader:
                 if exception.rank is not None:
                     exception.detail["repeated"] = 1  # printed by a controller, which is another process
             self._spawned = None
-            yield _with_place(exception, text)
+            yield with_place(exception, text)
             return
         if inside:
             return
@@ -217,7 +218,7 @@ class LogReader:
     def _plain(self, text: str, origin: Origin, raw: str) -> Iterator[Event]:
         event = error_event(text)
         if event is None:
-            yield from self._facts(text, raw)
+            yield from read_facts(text, raw)
             return
         if oom := facts.SRUN_OOM.search(text):
             for task in expanded(oom["tasks"])[:64]:
@@ -228,7 +229,7 @@ class LogReader:
             event.host = ""  # any node of the job may have printed the scheduler's line
         if pid := event.word("pid"):
             event.pid = int(pid)
-        yield _with_place(event, text)
+        yield with_place(event, text)
 
     def _nccl(self, head: re.Match[str], origin: Origin, text: str) -> Iterator[Event]:
         if head["host"]:
@@ -302,74 +303,7 @@ class LogReader:
                 return Event(role="cause", what="gpu_xid", gpu=told.bus_id, strength=1)
         return None
 
-    def _facts(self, text: str, raw: str) -> Iterator[Event]:
-        lowered = text.lower()
-        if any(
-            word in lowered
-            for word in ("initializing d", "registered", "barrier", "rendezvous", "init torch", "_backend=")
-        ):
-            yield from _start(text)
-        if "gloo" in lowered and (gloo := facts.GLOO.search(text)):
-            detail: dict[str, str | int] = {"world": int(gloo["peers"]) + 1}
-            yield Event(role="fact", what="member", rank=int(gloo["rank"]), detail=detail)
-            return
-        if "virtual memory" in lowered and (ram := facts.RAM.search(text)):
-            yield Event(role="fact", what="ram", detail={"ram_pct": int(ram["pct"])})
-            return
-        if "pid" in lowered and (named := facts.RANK_PID.search(text)):
-            detail = {"world": int(named["world"])} if named["world"] else {}
-            rank, pid = int(named["rank"]), int(named["pid"])
-            yield Event(role="fact", what="process", rank=rank, pid=pid, host=named["host"], detail=detail)
-            return
-        if "world" in lowered and (world := facts.WORLD.search(text)):
-            yield Event(role="fact", what="world", detail={"world": int(world[1])})
-        if any(word in lowered for word in ("stopp", "exhausted", "no more")) and facts.EARLY.search(text):
-            yield Event(role="fact", what="early_stop")
-        if ("resum" in lowered or "checkpoint" in lowered) and facts.RESUMED.search(text):
-            yield Event(role="fact", what="resumed")
-        if any(word in lowered for word in facts.WORDS_OF_AN_END) and facts.is_done(text):
-            yield Event(role="done", what="done")
-        elif step := facts.PROGRESS.search(text):
-            yield Event(role="progress", what="progress", detail={"step": int(step[1])})
-        elif facts.WORK.search(text):
-            yield Event(role="fact", what="work")
-        elif facts.is_loud(text, raw) and not is_harmless(text):
-            yield Event(role="fact", what="error_words")
-
-
-def _start(text: str) -> Iterator[Event]:
-    for step, begins, ends in facts.STARTS:
-        for what, pattern in (("begins", begins), ("begun", ends)):
-            if found := pattern.search(text):
-                said = found.groupdict()
-                detail: dict[str, str | int] = {"step": step}
-                if said.get("world"):
-                    detail["world"] = int(said["world"])
-                if said.get("group"):
-                    detail["group"] = said["group"]
-                if "process group" in step:
-                    detail["rank_0_ends"] = 1
-                rank = int(said["rank"]) if said.get("rank") else None
-                yield Event(role="fact", what=what, rank=rank, detail=detail)
-
 
 def _goes_on(text: str) -> bool:
     starts = ("Exception raised", "frame #", "terminate called", "Traceback", "  File", "srun:", "slurmstepd")
     return bool(text) and "NCCL " not in text[:200] and not text.startswith(starts)
-
-
-def _with_place(event: Event, text: str) -> Event:
-    """The event with the rank, host and GPU that its own text names."""
-    if event.what == "collective_mismatch" and (found := facts.MISMATCH.search(text)):
-        event.detail = {**event.detail, **{k: v for k, v in found.groupdict().items() if v is not None}}
-    if task := event.word("task_rank"):
-        event.rank = int(task)
-    if event.what == "ssh_failed" and (host := event.word("host")):
-        event.host = "" if host in ("localhost", "127.0.0.1", "::1") else host
-    if event.what == "nan" and (named := re.search(r"[Rr]ank (\d+)", text)):
-        event.rank = int(named[1])
-    if where := facts.DEVICE_NODE.search(text):
-        event.gpu, event.host = where["gpu"], where["host"]
-    if event.gpu is None and event.what in ("cuda_oom", "gpu_ecc") and (gpu := facts.GPU.search(text)):
-        event.gpu = gpu["gpu"] or gpu["device"]
-    return event

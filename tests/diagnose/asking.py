@@ -9,6 +9,11 @@ from gpudoctor.diagnose.diagnosis import Diagnosis
 from gpudoctor.diagnose.gather import gather
 from gpudoctor.diagnose.sources import find_sources
 
+HOROVOD_STALLS = (
+    "[2020-12-30 16:35:15.18: W horovod/common/stall_inspector.cc:105] One or more tensors were submitted to be "
+    "reduced, gathered or broadcasted by subset of ranks and are waiting for remainder of ranks for more than 60 seconds. "
+)
+
 
 def answer_of(path: Path) -> Diagnosis:
     """The answer about one file or folder."""

@@ -6,12 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.diagnose.asking import answer_to, said
+from tests.diagnose.asking import HOROVOD_STALLS, answer_to, said
 
-_STALL = (
-    "[2020-12-30 16:35:15.18: W horovod/common/stall_inspector.cc:105] One or more tensors were submitted to be "
-    "reduced, gathered or broadcasted by subset of ranks and are waiting for remainder of ranks for more than 60 seconds. "
-)
 _GONE = "Horovod has been shut down. This was caused by an exception on one of the ranks or an attempt to allreduce"
 _WATCHDOG = "[rank5]:[E626 16:48:25.44 ProcessGroupNCCL.cpp:2268] [PG ID 0 PG GUID 0(default_pg) Rank 5]  "
 
@@ -19,18 +15,18 @@ CASES: dict[str, tuple[str, int | None, str]] = {
     "horovod, ranks in each line": (
         "rank_behind",
         1,
-        f"[1,0]<stderr>:{_STALL}\n[1,0]<stderr>:Stalled ops:HorovodBroadcast_dense_1 [missing ranks: 1]\n"
+        f"[1,0]<stderr>:{HOROVOD_STALLS}\n[1,0]<stderr>:Stalled ops:HorovodBroadcast_dense_1 [missing ranks: 1]\n"
         "[1,0]<stderr>:HorovodBroadcast_dense_2 [missing ranks: 1]\n",
     ),
     "horovod, ranks below a header": (
         "rank_behind",
         2,
-        f"{_STALL}\nMissing ranks:\n2: [allreduce.conv1.weight, allreduce.bn1.bias ...]\n",
+        f"{HOROVOD_STALLS}\nMissing ranks:\n2: [allreduce.conv1.weight, allreduce.bn1.bias ...]\n",
     ),
     "horovod, another tensor on one rank": (
         "collective_mismatch",
         None,
-        f"WARNING: {_STALL}Stalled ops: Allreduce_loss_0 [ready ranks: 3], Allreduce_grad_0 [ready ranks: 2, 0, 1]\n",
+        f"WARNING: {HOROVOD_STALLS}Stalled ops: Allreduce_loss_0 [ready ranks: 3], Allreduce_grad_0 [ready ranks: 2, 0, 1]\n",
     ),
     "horovodrun": (
         "victims_only",
@@ -718,245 +714,3 @@ def test_an_excerpt_of_a_framework_gets_its_word_and_rank(
     what: str, rank: int | None, text: str, tmp_path: Path
 ) -> None:
     assert said(answer_to(text, tmp_path)) == (what, rank)
-
-
-_PREEMPTION = "slurmstepd: error: *** JOB 7 ON gpu01 CANCELLED AT 2025-01-01T00:00:00 DUE TO PREEMPTION ***\n"
-_PREEMPTED = (
-    "".join(f"step {n} loss 2.1\n" for n in range(20))
-    + _PREEMPTION
-    + "node1:1:2 [0] NCCL INFO ncclCommInitRank comm 0x5 rank 0 nranks 2 cudaDev 0 nvmlDev 0 busId 1000 - Init COMPLETE\n"
-    + "".join(f"step {n} loss 2.0\n" for n in range(18, 40))
-)
-
-
-@pytest.mark.parametrize(
-    ("end", "what", "rank"),
-    [
-        ("Training finished\n", "recovered", None),
-        ('[rank1]: Traceback (most recent call last):\n[rank1]:   File "/w/t.py", line 9, in f\n[rank1]: KeyError: 3\n', "user_exception", 1),
-    ],
-    ids=["finished", "failed later"],
-)  # fmt: skip
-def test_a_requeued_job_is_judged_by_what_came_after(end: str, what: str, rank: int | None, tmp_path: Path) -> None:
-    assert said(answer_to(_PREEMPTED + end, tmp_path)) == (what, rank)
-
-
-@pytest.mark.parametrize(
-    ("failure", "what", "rank"),
-    [
-        ("[rank3]: RuntimeError: CUDA error: uncorrectable ECC error encountered\n", "gpu_ecc", 3),
-        ("srun: error: node1: task 3: Segmentation fault (core dumped)\n", "segfault", None),
-        ("slurmstepd: error: Detected 1 oom_kill event in StepId=7.0. Some of the step tasks have been OOM Killed.\n", "host_oom", None),
-    ],
-    ids=["a GPU", "a process", "memory"],
-)  # fmt: skip
-def test_a_step_that_slurm_cancelled_since_it_had_failed_is_no_requeue(
-    failure: str, what: str, rank: int | None, tmp_path: Path
-) -> None:
-    cancelled = "slurmstepd: error: *** STEP 7.0 ON node1 CANCELLED AT 2025-01-01T00:00:00 ***\n"
-    text = _PREEMPTED.replace(_PREEMPTION, failure + cancelled)
-    text += (
-        '[rank1]: Traceback (most recent call last):\n[rank1]:   File "/w/t.py", line 9, in f\n[rank1]: KeyError: 3\n'
-    )
-    assert said(answer_to(text, tmp_path)) == (what, rank)
-
-
-_WORK = "".join(f"step {n} loss 2.0\n" for n in range(8))
-
-
-@pytest.mark.parametrize(
-    ("end", "what", "rank"),
-    [
-        ("Stalled ops:\nallreduce.b [missing ranks: 3]\n", "rank_behind", 3),
-        ("[rank2]: RuntimeError: Connection closed by peer [10.0.0.3]:1234\n", "victims_only", None),
-    ],
-    ids=["another one stalls later", "a peer was lost later"],
-)
-def test_a_tensor_that_came_late_blames_no_rank(end: str, what: str, rank: int | None, tmp_path: Path) -> None:
-    """Rank 0 wrote a checkpoint while the others waited: Horovod warns, and the work goes on."""
-    text = f"{_WORK}{_STALL}\nStalled ops:\nallreduce.a [missing ranks: 0]\n{_WORK}{end}"
-    assert said(answer_to(text, tmp_path)) == (what, rank)
-
-
-def test_work_of_another_attempt_does_not_end_a_stall(tmp_path: Path) -> None:
-    """The next attempt goes further, but what this one hung on is what failed first."""
-    stall = f"{_STALL}\nStalled ops:\nallreduce.a [missing ranks: 1]\n"
-    cancelled = "slurmstepd: error: *** STEP 7.0 ON node1 CANCELLED AT 2025-01-01T00:00:00 ***\n"
-    text = (
-        _PREEMPTED.replace(_PREEMPTION, stall + cancelled)
-        + "[rank0]: RuntimeError: Connection closed by peer [10.0.0.3]:1\n"
-    )
-    assert said(answer_to(text, tmp_path)) == ("rank_behind", 1)
-
-
-def test_a_requeued_job_that_resumes_is_recovered_while_it_still_runs(tmp_path: Path) -> None:
-    text = "".join(f"step {n} loss 2.1\n" for n in range(40)) + _PREEMPTION + "Loaded checkpoint /ckpt/step_38\n"
-    answer = answer_to(text + "".join(f"step {n} loss 2.0\n" for n in range(38, 60)), tmp_path)
-    assert said(answer) == ("recovered", None)
-    assert answer.cause is not None
-    assert "DUE TO PREEMPTION" in answer.cause.text
-    assert answer.cause.text.endswith("attempt 1 went further")
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "  Normal  Preempted  2m  default-scheduler  Preempted by kube-system/critical on node gpu-7\n",
-        "  DisruptionTarget  True  PreemptionByScheduler  preempting to accommodate a higher priority pod\n",
-    ],
-)
-def test_kubernetes_says_that_it_preempted_a_pod(text: str, tmp_path: Path) -> None:
-    assert said(answer_to(text, tmp_path)) == ("preempted", None)
-
-
-def test_a_time_limit_is_no_requeue_where_no_new_start_follows(tmp_path: Path) -> None:
-    """Standard error before standard output in one file: steps come behind the scheduler's line."""
-    text = "Epoch 3: step 9\nslurmstepd: error: *** JOB 7 ON gpu01 CANCELLED AT 2025-01-01T00:00:00 DUE TO TIME LIMIT ***\n"
-    text += "".join(f"step {n} loss 2.1\n" for n in range(12))
-    assert said(answer_to(text, tmp_path)) == ("time_limit", None)
-
-
-_LIGHTNING = "initializing distributed: GLOBAL_RANK: {0}, MEMBER: {1}/2\n"
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        _LIGHTNING.format(0, 1) + _LIGHTNING.format(1, 2) + "-" * 90 + "\ndistributed_backend=nccl\n"
-        "All distributed processes registered. Starting with 2 processes\n",
-        _LIGHTNING.format(1, 2) + "LOCAL_RANK: 0 - CUDA_VISIBLE_DEVICES: [0]\n",
-        _LIGHTNING.format(0, 1) + _LIGHTNING.format(0, 1) + "Epoch 0:  12%|#   | 12/100 [00:03<00:22, loss=1.2]\n",
-        "2025-02-01 10:00:00.1: E xla/service/rendezvous.cc:38] This thread has been waiting for `x` for 10 seconds and may be "
-        "stuck.\n2025-02-01 10:00:09.1: E xla/service/rendezvous.cc:44] Thread is unstuck! Warning above was a false-positive.\n",
-        "n1:3:4 [0] transport/net_ib.cc:93 NCCL WARN NET/IB : mlx5_0:1 Got async event : GID table change\n",
-        "[  721.028170] INFO: task rsync:5403 blocked for more than 120 seconds.\nstep 1\nstep 2\nstep 3\nTraining finished\n",
-        "step 1\nn1:7:9 [0] transport/net_ib.cc:148 NCCL WARN NET/IB : Unable to open device mlx5_0\nstep 2\nstep 3\nstep 4\n",
-        "W tensorflow/core/gpu_device.cc:15] Unable to enable peer access between device ordinals 0 and 9: peer mapping "
-        "resources exhausted\n",
-        "  Warning  Failed   9m (x2 over 9m)  kubelet  Error: ErrImagePull\n  Normal   Pulled   2m  kubelet  Pulled image\n"
-        "  Normal   Started  2m  kubelet  Started container pytorch\n",
-        "WARNING:hub:HTTPSConnectionPool(host='hub', port=443): Max retries exceeded with url: /x, retrying\n",
-    ],
-    ids=[
-        "a start",
-        "a start on the second node",
-        "a start and work",
-        "unstuck",
-        "an event of a change",
-        "a slow disk",
-        "sockets do",
-        "TensorFlow goes on",
-        "a pull",
-        "a retry",
-    ],
-)
-def test_a_start_that_went_on_and_its_warnings_are_nothing(text: str, tmp_path: Path) -> None:
-    assert said(answer_to(text, tmp_path)) == ("healthy", None)
-
-
-@pytest.mark.parametrize(
-    ("what", "host", "text"),
-    [
-        (
-            "launch_failed",
-            "n1",
-            "srun: error: Task launch for StepId=96.0 failed on node n2: No such process\n"
-            "srun: error: Task launch for StepId=96.0 failed on node n1: Socket timed out on send/recv operation\n",
-        ),
-        (
-            "node_lost",
-            "10.0.0.3",
-            "2025-02-15 16:53:52,096\tWARNING worker.py:1462 -- The node with node id: 8f20 and ip: 10.0.0.3 has been marked "
-            "dead because the detector has missed too many heartbeats from it.\n",
-        ),
-        (
-            "process_died_unknown",
-            "10.0.0.9",
-            "(raylet) A worker died or was killed while executing a task by an unexpected system error. Node ID: 84 Worker IP "
-            "address: 10.0.0.9 Worker port: 10185 Worker PID: 907 Worker exit type: SYSTEM_ERROR Worker exit detail: eof\n",
-        ),
-        (
-            "user_exception",
-            None,
-            "n001: FileNotFoundError: no '/data/idx.npy'\nn001: exiting\nn002: FileNotFoundError: no '/data/idx.npy'\n"
-            "n002: exiting\n",
-        ),
-        (
-            "ofi_error",
-            "n2",
-            "n1:31:9 [7] NCCL INFO NET/OFI Selected provider efa\n"
-            "n2:23:9 [7] create_component:459 NCCL WARN NET/OFI Couldn't open AV. RC: -22, ERROR: Invalid argument\n",
-        ),
-        (
-            "ib_registration_failed",
-            "n1",
-            "[rank10]: RuntimeError: NCCL Error 2: unhandled system error\nn1:8:9 [0] misc/ibvwrap.cc:182 NCCL WARN Call to "
-            "ibv_reg_mr_iova2 failed with error Invalid argument\nn1:15:16 [7] NCCL INFO Trees [0] -1/-1/-1->7->6\n",
-        ),
-        (
-            "ssh_failed",
-            "n5",
-            "[2024-01-06 11:41:34,489] [INFO] [real_accelerator.py:161:get_accelerator] Setting ds_accelerator to cuda\n"
-            'Traceback (most recent call last):\n  File "/l/deepspeed/launcher/runner.py", line 437, in main\n'
-            "    raise CalledProcessError(retcode, cmd)\nsubprocess.CalledProcessError: Command 'ssh -o "
-            "PasswordAuthentication=no n5 hostname' returned non-zero exit status 255.\n",
-        ),
-        ("ssh_failed", "n5", "n5: Host key verification failed.\nn5: x\nn5: y\nn5: z\n"),
-        ("ssh_failed", "n5", "pdsh@n1: n5: ssh exited with exit code 255\n"),
-    ],
-    ids=[
-        *("Slurm", "Ray", "Ray's worker", "two hosts", "a plugin's warning", "another rank's label"),
-        *("DeepSpeed's runner", "a host's label", "pdsh"),
-    ],
-)
-def test_the_host_is_the_one_of_the_line_and_no_rank_is_borrowed(
-    what: str, host: str | None, text: str, tmp_path: Path
-) -> None:
-    answer = answer_to(text, tmp_path)
-    assert said(answer) == (what, None)
-    assert answer.cause is not None
-    assert answer.cause.host == host
-
-
-def test_a_gpu_that_is_lost_while_the_driver_starts_has_its_bus_id(tmp_path: Path) -> None:
-    text = (
-        "[ 18.308145] NVRM: The NVIDIA GPU 0000:b3:00.0\n               NVRM: (PCI ID: 10de:26b5) installed in this "
-        "system has\n               NVRM: fallen off the bus and is not responding to commands.\n"
-    )
-    answer = answer_to(text, tmp_path)
-    assert said(answer) == ("gpu_lost", None)
-    assert answer.cause is not None
-    assert answer.cause.gpu == "0000:b3:00.0"
-
-
-def test_an_xid_that_follows_another_shows_that_one(tmp_path: Path) -> None:
-    text = "[ 7.1] NVRM: Xid (PCI:0000:dc:00): 45, pid=18, name=python3, Ch 00000001 caused by previous Xid 149\n"
-    answer = answer_to(text, tmp_path)
-    assert said(answer) == ("gpu_xid", None)
-    assert answer.cause is not None
-    assert answer.cause.text.startswith("Xid 149")
-    assert answer.cause.gpu == "0000:dc:00.0"
-
-
-def test_the_same_rank_in_the_tables_of_two_hosts_names_no_host(tmp_path: Path) -> None:
-    table = "Failures:\n  <NO_OTHER_FAILURES>\nRoot Cause (first observed failure):\n[0]:\n  host      : {0}\n"
-    table += "  rank      : 0 (local_rank: 0)\n  exitcode  : 1 (pid: {1})\n"
-    answer = answer_to(table.format("n1", 71) + table.format("n2", 72), tmp_path)
-    assert said(answer) == ("launcher_table_only", None)
-    assert answer.cause is not None
-    assert answer.cause.host is None
-
-
-def test_an_assertion_without_a_message_shows_its_statement(tmp_path: Path) -> None:
-    text = 'Traceback (most recent call last):\n  File "/w/t.py", line 9, in f\n    assert len(kinds) == 1\nAssertionError\n'
-    answer = answer_to(text, tmp_path)
-    assert answer.cause is not None
-    assert answer.cause.text == "AssertionError: assert len(kinds) == 1 (raised from /w/t.py:9)"
-
-
-def test_exit_code_2_is_an_argument_that_the_program_does_not_know(tmp_path: Path) -> None:
-    table = "Failures:\n[1]:\n  rank      : 1 (local_rank: 1)\n  exitcode  : 2 (pid: 72)\nRoot Cause (first observed failure):\n"
-    answer = answer_to(table + "[0]:\n  rank      : 0 (local_rank: 0)\n  exitcode  : 2 (pid: 71)\n", tmp_path)
-    assert said(answer) == ("launcher_table_only", None)
-    assert answer.cause is not None
-    assert "code 2" in answer.cause.text

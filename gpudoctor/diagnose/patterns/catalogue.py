@@ -1,144 +1,16 @@
-"""Tables of patterns: the lines of the kernel, schedulers, NCCL, CUDA and torch that report or wrap an error."""
+"""Tables of patterns: the lines of NCCL, CUDA and torch that report or wrap an error; what a line of any table says."""
 
 from __future__ import annotations
 
 import re
 
-import msgspec
-
-from gpudoctor.diagnose.events import Event, Role
-
-
-class _LinePattern(msgspec.Struct, frozen=True):
-    """A pattern and its meaning. Named groups become details; `host`, `node`, `gpu` and `pid` give the place.
-
-    `needle`: a lower-case literal in each match, searched for before the expression is tried. `names_rank`: whether
-    the fault lies with the process that prints the line, not with a path between two or with something shared.
-    """
-
-    what: str
-    regex: re.Pattern[str]
-    needle: str
-    role: Role = "cause"
-    strength: int = 3
-    names_rank: bool = True
-
-
-def _rows(
-    *given: tuple[str, str, str]
-    | tuple[str, str, str, Role]
-    | tuple[str, str, str, Role, int]
-    | tuple[str, str, str, Role, int, bool],
-) -> tuple[_LinePattern, ...]:
-    """Rows from (what, needle, regex, role, strength, names_rank); the last three have defaults."""
-    made = []
-    for what, needle, text, *rest in given:
-        made.append(_LinePattern(what, re.compile(text), needle, *rest))
-    return tuple(made)
-
-
-# Messages of a kernel log that `facts.kernel_log` does not read: processes that were killed or crashed
-_KERNEL = _rows(
-    ("host_oom", "killed process", r"Killed process (?P<pid>\d+) \((?P<name>[^)]{0,64})\)", "cause", 3),
-    ("host_oom", "invoked oom-killer", r"(?P<name>\S{1,64}) invoked oom-killer: ", "cause", 3),
-    ("host_oom", "oom-kill:", r"oom-kill:constraint=\w+,.{0,800}?,pid=(?P<pid>\d+)", "cause", 3),
-    ("segfault", "segfault at", r"\[(?P<pid>\d+)\]: segfault at", "exit", 2),
-    (
-        "kernel_hang",
-        "blocked for more than",
-        r"INFO: task \S{1,64}:(?P<pid>\d+) blocked for more than \d+ seconds",
-        "echo",
-        1,
-        False,
-    ),
-    (
-        "kernel_hang",
-        "lockup",
-        r"BUG: soft lockup - CPU#\d+ stuck for \d+s|Watchdog detected hard LOCKUP",
-        "echo",
-        1,
-        False,
-    ),
-)
-
-# Jobs ended by Slurm, Kubernetes or the host. Sources: slurmstepd and srun of 22.05 to 24.11, kubelet, the kernel
-_ENDINGS = _rows(
-    ("time_limit", "time limit", r"CANCELLED AT \S+ DUE TO TIME LIMIT|DUE TO TIME LIMIT", "ending", 3, False),
-    ("preempted", "preempt", r"DUE TO PREEMPTION|preempted JobId=\d+ has been|Preempted in order to admit|reason: Preempted|Reason: +Preempted|node was preempted:|DRAIN_NODE_REASON_PREEMPTION|PreemptionByScheduler", "ending", 3, False),
-    ("preempted", "preempted by", r"\bPreempted by (?:pod )?\S+ on node (?P<node>[\w.-]+)", "ending", 3, False),
-    ("preempted", "requeue", r"CANCELLED AT \S+ DUE TO JOB REQUEUE", "ending", 3, False),
-    # submitit's handler; it requeues the job in both cases
-    ("preempted", "preempted", r"Caught signal SIG\w+ on \S+: this job is preempted", "ending", 3, False),
-    ("time_limit", "sending signal", r"^timeout: sending signal (?:TERM|KILL|INT|HUP)\S* to command", "ending", 3, False),
-    ("time_limit", "timed-out", r"Caught signal SIG\w+ on \S+: this job is timed-out", "ending", 3, False),
-    ("node_lost", "node failure", r"DUE TO NODE FAILURE|Node failure on (?P<host>[\w.\[\],-]+)|due to failure of node (?P<node>\w[\w.-]*)", "ending", 3, False),
-    ("node_lost", "not responding", r"error: Nodes (?P<host>[\w.\[\],-]+) not responding", "ending", 3, False),
-    ("node_lost", "node is not ready", r"NodeNotReady|Node is not ready|NodeLost", "ending", 2, False),
-    ("cancelled", "cancelled at", r"\*\*\* (?:JOB|STEP) \S+ ON (?P<on>\S+) CANCELLED AT \S+ \*\*\*", "ending", 1, False),
-    ("cancelled", "cancelled", r"REQUEST_KILL_JOB JobId=\d+ uid|scancel", "ending", 1, False),
-    ("host_oom", "oom", r"Detected \d+ oom[-_]kill event(?:\(s\)|s)? in (?:StepId|JobId|step)", "cause", 3),
-    ("host_oom", "out of memory", r"(?:srun|slurmstepd\S*): error: (?P<host>[\w.-]+): tasks? (?P<tasks>[\d,\-]+): Out Of Memory", "cause", 3),
-    ("host_oom", "oomkilled", r"OOMKilled", "cause", 3),
-    ("host_oom", "memory", r"(?:task\(s\)|workers?) (?:was|were|is) killed (?:due to|because of) the node running low on memory|ray\.exceptions\.OutOfMemoryError", "cause", 3),
-    ("host_oom", "memory pressure", r"[1-9]\d* Workers \(tasks / actors\) killed due to memory pressure|actors\) killed due to memory pressure \(OOM\), 0 Workers crashed", "cause", 3),
-    ("host_oom", "oom killer", r"has been killed by the OOM killer", "cause", 3),
-    ("host_oom", "exceeded job memory limit", r"[Ee]xceeded job memory limit|memory limit.{0,20}being killed", "cause", 3),
-    # PBS and Moab, LSF, Grid Engine, HTCondor
-    ("time_limit", "limit", r"job exceeded wallclock limit|PBS: job killed: walltime \S+ exceeded limit|TERM_RUNLIMIT\b|exceeds job hard limit \"[hs]_rt\"", "ending", 3, False),
-    ("host_oom", "limit", r"exceeded MEM usage hard limit|PBS: job killed: v?mem\w* .{0,40}exceeded limit|TERM_MEMLIMIT\b|gone over memory limit|exceeds job hard limit \"[hs]_(?:vmem|rss|data)\"", "cause", 3, False),
-    ("host_oom", "request_memory", r"memory usage exceeded request_memory", "cause", 3, False),
-    ("preempted", "term_preempt", r"TERM_PREEMPT\b", "ending", 3, False),
-    ("cancelled", "job deleted at request", r"^Job deleted at request of \S+", "ending", 1, False),
-    ("evicted", "evict", r"(?:Reason|reason|status|Status)\W{1,40}Evicted|The node was low on resource|Pod was evicted|TerminationByKubelet|EvictionByEvictionAPI|DeletionByTaintManager", "ending", 3, False),
-    ("terminated_signal", "death signal", r"Received (?:(?P<signal>\d+)|Signals\.(?P<name>SIG\w+)) death signal", "ending", 2, False),
-    ("terminated_signal", "main process received", r"Main process received (?P<name>SIG\w+), exiting", "ending", 2, False),
-    ("terminated_signal", "got signal", r"SignalException: Process (?P<pid>\d+) got signal: (?P<signal>\d+)", "ending", 2, False),
-    ("terminated_signal", "keyboardinterrupt", r"^KeyboardInterrupt\b", "ending", 1, False),
-)  # fmt: skip
-
-# Processes that were never started. Sources: srun, pyxis and enroot, the container runtimes, the kubelet, Open MPI, ssh
-# (alone, or as the remote shell of pdsh, mpirun and DeepSpeed's launcher)
-_STARTS = _rows(
-    ("ssh_failed", "ssh: connect to host", r"ssh: connect to host (?P<host>\S+) port \d+: \w[\w ]+", "cause", 3, False),
-    ("ssh_failed", "resolve hostname", r"ssh: Could not resolve hostname (?P<host>[^\s:]+)", "cause", 3, False),
-    ("ssh_failed", "permission denied", r"(?:(?P<host>[\w.-]+): )?Permission denied(?:, please try again| \((?:publickey|password|gssapi|keyboard|hostbased))", "cause", 3, False),
-    ("ssh_failed", "host key verification", r"Host key verification failed", "cause", 3, False),
-    ("ssh_failed", "via ssh", r"host=(?P<host>\S+) was not reachable via ssh", "cause", 3, False),
-    ("ssh_failed", "ssh -o passwordauthentication", r"Command '?\[?'?ssh -o PasswordAuthentication=no .{0,80}?(?P<host>\S+) hostname' returned non-zero exit status", "cause", 3, False),
-    ("ssh_failed", "exited with exit code 255", r"pdsh@\S+: (?P<host>\S+): ssh exited with exit code 255", "cause", 2, False),
-    ("ssh_failed", "kex_exchange", r"(?:kex|ssh)_exchange_identification: (?:Connection closed|read:)", "cause", 3, False),
-    ("launch_failed", "task launch", r"Task launch for \S+ failed on node (?P<host>[\w.-]+): (?!No such process)", "cause", 3, False),
-    ("launch_failed", "launch", r"srun: error: (?:Task launch for \S+ failed on node|Application launch failed)", "cause", 2, False),
-    ("launch_failed", "execve()", r"slurmstepd\S*: error: execve\(\): ", "cause", 3, False),
-    ("launch_failed", "command not found", r"\b(?:torchrun|python3?|deepspeed|accelerate|srun|mpirun|mpiexec|horovodrun|ray): command not found", "cause", 3, False),
-    ("launch_failed", "failed", r"sbatch: error: Batch job submission failed|\b(?:srun|salloc|sbatch): error: (?:Munge encode failed|Unable to allocate|Job submit/allocate failed)", "cause", 3, False),
-    ("launch_failed", "can't open file", r"^\S*python[\d.]*: can't open file ", "cause", 3, False),
-    ("import_error", "shared", r"error while loading shared libraries: ", "cause", 3),
-    ("import_error", "not found (required by", r"version `\S+' not found \(required by ", "cause", 3),
-    ("launch_failed", "fatal:", r"\b(?:srun|salloc|sbatch): fatal: ", "cause", 3, False),
-    # the kubelet may place it later: "Started container"
-    ("launch_failed", "nodes are available", r"\b\d+/\d+ nodes are available: ", "cause", 2, False),
-    ("launch_failed", "unable to", r"(?:srun|salloc|sbatch): error: Unable to (?:create step|allocate resources|confirm allocation)", "cause", 2, False),
-    ("container_failed", "enroot", r"enroot-\w+: (?:failed|could not|command not found)|\[ERROR\] /etc/enroot/", "cause", 3, False),
-    ("cuda_driver_mismatch", "version mismatch", r"nvml error: driver/library version mismatch", "cause", 3, False),
-    ("container_failed", "nvidia-container-cli", r"nvidia-container-cli: \w[\w ]{0,40}error:", "cause", 3, False),
-    ("container_failed", "error response from daemon", r"docker: Error response from daemon: ", "cause", 2, False),
-    ("container_failed", "oci runtime", r"OCI runtime (?:create|exec|start) failed|OCI runtime error", "cause", 3, False),
-    ("container_failed", "pyxis", r"error: pyxis: (?:couldn't|container start failed|failed to|child \d+ failed)", "cause", 2, False),
-    ("container_failed", "spank", r"error: (?:spank: required plugin \S+: \w+\(\) failed|Failed to invoke spank plugin)", "cause", 2, False),
-    ("container_failed", "fatal:", r"FATAL: {1,9}(?:container creation failed|[Uu]nable to (?:open|build|handle|pull)|could not open image|While (?:making|performing|checking|getting|building))", "cause", 3, False),
-    ("container_failed", "err", r"\b(?:ErrImagePull|CreateContainer(?:Config)?Error|RunContainerError|InvalidImageName|ErrImageNeverPull)\b", "cause", 2, False),
-    ("container_failed", "imagepullbackoff", r"\bImagePullBackOff\b", "cause", 2, False),
-    ("unstuck", "started container", r"Normal +Started .{0,120}Started container", "progress", 2, False),
-    ("mpi_failed", "mpi_init", r"An error occurred in MPI_Init|[Ll]ocal abort before MPI_INIT completed|It looks like MPI_INIT failed", "cause", 3, False),
-    ("mpi_failed", "orte", r"(?:ORTE|PRTE) was unable to|An? ORTE daemon has unexpectedly failed", "cause", 3, False),
-    ("mpi_failed", "slots", r"There are not enough slots available in the system", "cause", 3, False),
-    ("mpi_failed", "executable", r"(?:mpirun|prterun|mpiexec) was unable to (?:find|launch|start)", "cause", 3, False),
-    ("node_lost", "remote daemon", r"Remote daemon: \S+ on node (?P<node>[\w.-]+)", "ending", 3, False),
-)  # fmt: skip
+from gpudoctor.diagnose.events import Event
+from gpudoctor.diagnose.patterns import facts
+from gpudoctor.diagnose.patterns.outside import ENDINGS, KERNEL, STARTS, TPU
+from gpudoctor.diagnose.patterns.rows import LinePattern, rows
 
 # Warnings of NCCL 2.7 and newer, printed directly or by torch after "Last error:". Source: NCCL's src
-_NCCL = _rows(
+_NCCL = rows(
     ("nvls_failed", "nvl", r"Failed to bind NVLink SHARP|NVLS.{0,40}(?:[Ff]ailed to|CUDA error)|transport/nvls\.cc:\d+ .{0,60}NCCL WARN Cuda failure "
      r"(?:1\b|401|'invalid argument|'the operation cannot)"),
     ("imex_mnnvl", "mnnvl", r"MNNVL.{0,80}(?:not working|failed|error)|[Cc]uda failure 800 .{0,60}(?:alloc|mnnvl)"
@@ -225,7 +97,7 @@ _NCCL = _rows(
 )  # fmt: skip
 
 # errors that wrap those of another library: tried after all others
-_NCCL_WRAPPERS = _rows(
+_NCCL_WRAPPERS = rows(
     ("nccl_invalid_usage", "invalid usage", r"NCCL (?:error|operation).{0,200}invalid usage|ncclInvalidUsage", "cause", 1, False),
     ("nccl_invalid_usage", "invalid argument", r"NCCL (?:error|operation).{0,200}invalid argument|ncclInvalidArgument", "cause", 1, False),
     ("nccl_cuda_unknown", "unhandled cuda error", r"unhandled cuda error|ncclUnhandledCudaError", "wrapper", 1, False),
@@ -236,7 +108,7 @@ _NCCL_WRAPPERS = _rows(
 )  # fmt: skip
 
 # Errors of CUDA, reported by torch or directly. Codes and texts: cudaError_t in the CUDA Runtime API reference
-_CUDA = _rows(
+_CUDA = rows(
     ("gpu_ecc", "uncorrectable", r"[Uu]ncorrectable ECC error (?:encountered|was detected)"),
     # whoever reads a peer's memory reports it: the link or the peer failed
     ("nvlink_failed", "nvlink error", r"[Uu]ncorrectable NVLink error (?:encountered|(?:was )?detected)", "cause", 3, False),
@@ -299,15 +171,8 @@ _CUDA = _rows(
     ("gpu_lost", "lost", r"GPU is lost\. +Reboot|NVMLError_GpuIsLost|NVML_ERROR_GPU_IS_LOST|nvml\w*.{0,60}: GPU is lost"),
 )  # fmt: skip
 
-# Errors of TPUs, reported by JAX, PyTorch/XLA and libtpu
-_TPU = _rows(
-    ("tpu_fault", "fatal error", r"!!!! FATAL ERROR !!!! for \[(?P<gpu>/dev/\w+)"),
-    ("tpu_fault", "physical location", r"\[Physical location: [\w:.-]+\].{0,20}error has occurred", "cause", 2),
-    ("tpu_init_failed", "tpu", r"TPU initialization failed|The TPU is already in use by"),
-)  # fmt: skip
-
 # Errors of torch: stores, gloo, data loaders, DDP, checkpoints, numerics. Source: torch 1.13 to 2.15
-_TORCH = _rows(
+_TORCH = rows(
     ("bootstrap_no_interface", "unable to find", r"Unable to find (?:address|interface) for: \S+"),
     # gloo: the address is that of the peer that exited first
     ("connect_stale", "connectfullmesh", r"connectFullMesh failed|\] ERROR failed to connect, willRetry", "echo", 1, False),
@@ -403,7 +268,7 @@ _TORCH = _rows(
 # after these a job may go on, and worse than slow it need not be
 _ONLY_WARNINGS = ("kernel_hang", "ib_device_refused")
 # in the order in which they are tried
-_ALL: tuple[_LinePattern, ...] = (*_KERNEL, *_ENDINGS, *_STARTS, *_NCCL, *_CUDA, *_TPU, *_TORCH, *_NCCL_WRAPPERS)
+_ALL: tuple[LinePattern, ...] = (*KERNEL, *ENDINGS, *STARTS, *_NCCL, *_CUDA, *TPU, *_TORCH, *_NCCL_WRAPPERS)
 
 # Lines with words of failure that report none. Sources: NCCL's src/plugin and src/misc (information about optional
 # parts), torch's warnings at a clean end, Ray
@@ -448,3 +313,20 @@ def error_event(text: str) -> Event | None:
                 event.text = f"... {text[found.start() - _BEFORE :]}"
             return event
     return None
+
+
+def with_place(event: Event, text: str) -> Event:
+    """The event with the rank, host and GPU that its own text names."""
+    if event.what == "collective_mismatch" and (found := facts.MISMATCH.search(text)):
+        event.detail = {**event.detail, **{k: v for k, v in found.groupdict().items() if v is not None}}
+    if task := event.word("task_rank"):
+        event.rank = int(task)
+    if event.what == "ssh_failed" and (host := event.word("host")):
+        event.host = "" if host in ("localhost", "127.0.0.1", "::1") else host
+    if event.what == "nan" and (named := re.search(r"[Rr]ank (\d+)", text)):
+        event.rank = int(named[1])
+    if where := facts.DEVICE_NODE.search(text):
+        event.gpu, event.host = where["gpu"], where["host"]
+    if event.gpu is None and event.what in ("cuda_oom", "gpu_ecc") and (gpu := facts.GPU.search(text)):
+        event.gpu = gpu["gpu"] or gpu["device"]
+    return event

@@ -1,0 +1,104 @@
+"""Jobs that were preempted, requeued or stalled for a while: what came after decides."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.diagnose.asking import HOROVOD_STALLS, answer_to, said
+
+_PREEMPTION = "slurmstepd: error: *** JOB 7 ON gpu01 CANCELLED AT 2025-01-01T00:00:00 DUE TO PREEMPTION ***\n"
+_PREEMPTED = (
+    "".join(f"step {n} loss 2.1\n" for n in range(20))
+    + _PREEMPTION
+    + "node1:1:2 [0] NCCL INFO ncclCommInitRank comm 0x5 rank 0 nranks 2 cudaDev 0 nvmlDev 0 busId 1000 - Init COMPLETE\n"
+    + "".join(f"step {n} loss 2.0\n" for n in range(18, 40))
+)
+
+
+@pytest.mark.parametrize(
+    ("end", "what", "rank"),
+    [
+        ("Training finished\n", "recovered", None),
+        ('[rank1]: Traceback (most recent call last):\n[rank1]:   File "/w/t.py", line 9, in f\n[rank1]: KeyError: 3\n', "user_exception", 1),
+    ],
+    ids=["finished", "failed later"],
+)  # fmt: skip
+def test_a_requeued_job_is_judged_by_what_came_after(end: str, what: str, rank: int | None, tmp_path: Path) -> None:
+    assert said(answer_to(_PREEMPTED + end, tmp_path)) == (what, rank)
+
+
+@pytest.mark.parametrize(
+    ("failure", "what", "rank"),
+    [
+        ("[rank3]: RuntimeError: CUDA error: uncorrectable ECC error encountered\n", "gpu_ecc", 3),
+        ("srun: error: node1: task 3: Segmentation fault (core dumped)\n", "segfault", None),
+        ("slurmstepd: error: Detected 1 oom_kill event in StepId=7.0. Some of the step tasks have been OOM Killed.\n", "host_oom", None),
+    ],
+    ids=["a GPU", "a process", "memory"],
+)  # fmt: skip
+def test_a_step_that_slurm_cancelled_since_it_had_failed_is_no_requeue(
+    failure: str, what: str, rank: int | None, tmp_path: Path
+) -> None:
+    cancelled = "slurmstepd: error: *** STEP 7.0 ON node1 CANCELLED AT 2025-01-01T00:00:00 ***\n"
+    text = _PREEMPTED.replace(_PREEMPTION, failure + cancelled)
+    text += (
+        '[rank1]: Traceback (most recent call last):\n[rank1]:   File "/w/t.py", line 9, in f\n[rank1]: KeyError: 3\n'
+    )
+    assert said(answer_to(text, tmp_path)) == (what, rank)
+
+
+_WORK = "".join(f"step {n} loss 2.0\n" for n in range(8))
+
+
+@pytest.mark.parametrize(
+    ("end", "what", "rank"),
+    [
+        ("Stalled ops:\nallreduce.b [missing ranks: 3]\n", "rank_behind", 3),
+        ("[rank2]: RuntimeError: Connection closed by peer [10.0.0.3]:1234\n", "victims_only", None),
+    ],
+    ids=["another one stalls later", "a peer was lost later"],
+)
+def test_a_tensor_that_came_late_blames_no_rank(end: str, what: str, rank: int | None, tmp_path: Path) -> None:
+    """Rank 0 wrote a checkpoint while the others waited: Horovod warns, and the work goes on."""
+    text = f"{_WORK}{HOROVOD_STALLS}\nStalled ops:\nallreduce.a [missing ranks: 0]\n{_WORK}{end}"
+    assert said(answer_to(text, tmp_path)) == (what, rank)
+
+
+def test_work_of_another_attempt_does_not_end_a_stall(tmp_path: Path) -> None:
+    """The next attempt goes further, but what this one hung on is what failed first."""
+    stall = f"{HOROVOD_STALLS}\nStalled ops:\nallreduce.a [missing ranks: 1]\n"
+    cancelled = "slurmstepd: error: *** STEP 7.0 ON node1 CANCELLED AT 2025-01-01T00:00:00 ***\n"
+    text = (
+        _PREEMPTED.replace(_PREEMPTION, stall + cancelled)
+        + "[rank0]: RuntimeError: Connection closed by peer [10.0.0.3]:1\n"
+    )
+    assert said(answer_to(text, tmp_path)) == ("rank_behind", 1)
+
+
+def test_a_requeued_job_that_resumes_is_recovered_while_it_still_runs(tmp_path: Path) -> None:
+    text = "".join(f"step {n} loss 2.1\n" for n in range(40)) + _PREEMPTION + "Loaded checkpoint /ckpt/step_38\n"
+    answer = answer_to(text + "".join(f"step {n} loss 2.0\n" for n in range(38, 60)), tmp_path)
+    assert said(answer) == ("recovered", None)
+    assert answer.cause is not None
+    assert "DUE TO PREEMPTION" in answer.cause.text
+    assert answer.cause.text.endswith("attempt 1 went further")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "  Normal  Preempted  2m  default-scheduler  Preempted by kube-system/critical on node gpu-7\n",
+        "  DisruptionTarget  True  PreemptionByScheduler  preempting to accommodate a higher priority pod\n",
+    ],
+)
+def test_kubernetes_says_that_it_preempted_a_pod(text: str, tmp_path: Path) -> None:
+    assert said(answer_to(text, tmp_path)) == ("preempted", None)
+
+
+def test_a_time_limit_is_no_requeue_where_no_new_start_follows(tmp_path: Path) -> None:
+    """Standard error before standard output in one file: steps come behind the scheduler's line."""
+    text = "Epoch 3: step 9\nslurmstepd: error: *** JOB 7 ON gpu01 CANCELLED AT 2025-01-01T00:00:00 DUE TO TIME LIMIT ***\n"
+    text += "".join(f"step {n} loss 2.1\n" for n in range(12))
+    assert said(answer_to(text, tmp_path)) == ("time_limit", None)
