@@ -20,7 +20,7 @@ from gpudoctor.cli.options import (
     write_output,
 )
 from gpudoctor.errors import UserError
-from gpudoctor.exits import FAILED, OK, UNKNOWN, say
+from gpudoctor.exits import COULD_NOT, FAILED, OK, UNKNOWN, say
 from gpudoctor.json_text import json_document
 from gpudoctor.lazy_import import lazy_imports
 
@@ -38,7 +38,7 @@ _WIDEST = 140
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `gpudoctor diagnose`."""
     parser.epilog = (
-        "exit codes: 0 nothing wrong found, 1 a cause found, 2 nothing could be read, "
+        "exit codes: 0 nothing wrong found, 1 a cause found, 2 nothing could be read or recognised, "
         "3 something is wrong and the cause unknown"
     )
     parser.add_argument(
@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
     if args.redact:
         answer = redacted.redacted_diagnosis(answer)
     write_output(_rendered(args, answer), args)
-    return _CODES[answer.verdict]
+    return COULD_NOT if answer.not_recognised else _CODES[answer.verdict]
 
 
 def _refuse_nothing(gathered: gather.GatheredLogs) -> None:

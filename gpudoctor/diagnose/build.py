@@ -25,6 +25,7 @@ from gpudoctor.diagnose.job import Job
 from gpudoctor.diagnose.node_reports import NodeReport, weigh
 from gpudoctor.diagnose.rules.direct import bare_exceptions
 from gpudoctor.diagnose.rules.model import Hypothesis
+from gpudoctor.diagnose.rules.silence import last_words, unknown_errors
 from gpudoctor.diagnose.rules.starts import unfinished_start
 
 _MOST_VICTIMS = 64
@@ -42,7 +43,12 @@ def diagnose(gathered: GatheredLogs, reports: Iterable[NodeReport] = ()) -> Diag
     found = (
         [healed]
         if healed
-        else hypotheses(job, gathered.dumps, gathered.stacks) or bare_exceptions(job) or unfinished_start(job)
+        else (
+            hypotheses(job, gathered.dumps, gathered.stacks)
+            or bare_exceptions(job)
+            or unfinished_start(job)
+            or unknown_errors(job)
+        )
     )
     answer = Diagnosis(
         verdict="nothing",
@@ -53,8 +59,13 @@ def diagnose(gathered: GatheredLogs, reports: Iterable[NodeReport] = ()) -> Diag
         timeline=_timeline(job),
     )
     if not found:
+        said = [e for e in last_words(job) if gathered.files[e.file].like_a_job]
+        lines = _evidence(Hypothesis(what="", events=said[:_MOST_LAST_WORDS]), gathered)
         return msgspec.structs.replace(
-            answer, reason=_nothing_reason(gathered), unexplained=tuple(_last_words(gathered))
+            answer,
+            verdict="nothing" if gathered.knows_a_line() else "unknown",
+            reason=_nothing_reason(gathered),
+            unexplained=tuple(lines),
         )
     best, confidence, notes = weigh(found[0], list(reports))
     cause = _cause(job, best, confidence, gathered)
@@ -86,22 +97,15 @@ def stalled(answer: Diagnosis, stall: Stall) -> Diagnosis:
 def _nothing_reason(gathered: GatheredLogs) -> str:
     if not gathered.files:
         return "no file to read"
-    if not any(file.like_a_job for file in gathered.files) and not gathered.dumps:
-        return "no job's log: nothing in it looks like the output of a training"
-    return "nothing in it says that something failed"
-
-
-def _last_words(gathered: GatheredLogs) -> Iterable[EvidenceLine]:
-    """The last line of each log that mentions an error in unknown words, unless work was done after it."""
-    spoken: dict[int, Event] = {}
-    for event in gathered.log:
-        if event.what == "error_words":
-            spoken[event.file] = event
-        elif event.role in ("progress", "done"):
-            spoken.pop(event.file, None)
-    for number, event in list(spoken.items())[:_MOST_LAST_WORDS]:
-        if gathered.files[number].like_a_job:
-            yield EvidenceLine(gathered.files[number].name, event.line, event.text.strip())
+    strange = [file for file in gathered.files if file.text and not file.like_a_job]
+    if not gathered.knows_a_line():
+        lines = sum(file.lines for file in strange)
+        return (
+            f"{f'none of {lines} lines' if lines else 'no line'} is known as output of a training, its launcher or a "
+            "kernel; give the job's own output and the logs of its ranks"
+        )
+    words = "nothing in it says that something failed"
+    return f"{words}; {len(strange)} of {len(gathered.files)} not recognised as logs" if strange else words
 
 
 def _cause(job: Job, found: Hypothesis, confidence: Confidence, gathered: GatheredLogs) -> Cause:

@@ -94,6 +94,7 @@ class Unread(msgspec.Struct, frozen=True):
 class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     """What happened first, where, and why. `others` are the hypotheses that remain.
 
+    `unknown` without a cause: no line is known to come from a job.
     `unexplained`: if nothing is found, last lines that mention an error in words that no reader recognises.
     """
 
@@ -112,3 +113,8 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     clocks: tuple[ClockSkew, ...] = ()
     timeline: tuple[TimelineEntry, ...] = ()
     unexplained: tuple[EvidenceLine, ...] = ()
+
+    @property
+    def not_recognised(self) -> bool:
+        """Whether no line is known to come from a job, so that finding nothing proves nothing."""
+        return self.verdict == "unknown" and self.cause is None

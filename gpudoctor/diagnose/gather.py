@@ -24,6 +24,7 @@ from gpudoctor.diagnose.diagnosis import Unread
 from gpudoctor.diagnose.events import EventLog
 from gpudoctor.diagnose.flight_recorder import Dump, DumpError, looks_like_dump, rank_in_name, read_dump
 from gpudoctor.diagnose.nccl_ras import read_ras
+from gpudoctor.diagnose.patterns.facts import is_of_a_job
 from gpudoctor.diagnose.places import LogFile
 from gpudoctor.diagnose.prefixes import LABEL_LINES, labels_of
 from gpudoctor.diagnose.reader import LogReader
@@ -48,6 +49,10 @@ class GatheredLogs(msgspec.Struct):
     dumps: list[Dump] = []
     stacks: list[Stack] = []
     unread: list[Unread] = []
+
+    def knows_a_line(self) -> bool:
+        """Whether anything in it is known to come from a job; if not, finding nothing proves nothing."""
+        return bool(self.dumps or self.stacks) or any(file.like_a_job for file in self.files)
 
 
 def gather(sources: Iterable[LogSource]) -> GatheredLogs:
@@ -100,6 +105,8 @@ def _read_text(source: LogSource, number: int, found: GatheredLogs) -> None:
         text = _text(line)
         if len(ras) < 400:
             ras.append(text)
+        if signs < _SIGNS_OF_A_JOB and is_of_a_job(text):
+            signs = _SIGNS_OF_A_JOB
         for event in reader.read(place + 1, text):
             found.log.add(event)
             signs += 1 if event.what not in ("member", "comm", "process", "exit") else _SIGNS_OF_A_JOB

@@ -35,7 +35,7 @@ def _head(answer: Diagnosis) -> Element:
 
 def _headline(answer: Diagnosis) -> str:
     if answer.cause is None:
-        return "nothing found"
+        return "not recognised" if answer.not_recognised else "nothing found"
     return f"{answer.cause.what}: {text_of_cause(answer.cause.what).title}"
 
 

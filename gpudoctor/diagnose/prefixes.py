@@ -106,7 +106,11 @@ _PATTERNS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         # SkyPilot: this rank is the node's
         ("", r"\((?P<label>[\w.-]{1,64}), rank=\d{1,6}, pid=\d{1,10}(?:, ip=(?P<ip>[0-9a-fA-F.:]{3,45}))?\) ?"),
         ("", r"\((?P<actor>raylet|autoscaler|gcs_server)(?: ip=(?P<ip>[0-9a-fA-F.:]{3,45}))?\) ?"),
-        ("", rf"(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) (?P<mmdd>\d\d-\d\d) (?P<clock>{_TIME}) \[[^\]]{{1,80}}\] ?"),
+        (
+            "",
+            rf"(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) (?P<mmdd>\d\d-\d\d) (?P<clock>{_TIME}) "
+            r"(?:\[[^\]]{1,80}|[\w./-]{1,80}:\d+)\] ?",
+        ),
         ("", rf"\[(?P<date>\d{{4}}-\d\d-\d\d)[ T](?P<clock>{_TIME})(?: (?P<tp>(?:DP\d+ )?TP(?P<tprank>\d+)))?\] ?"),
         ("", rf"(?P<date>\d{{4}}[-/]\d\d[-/]\d\d)[ T_](?P<clock>{_TIME})(?:Z|[+-]\d\d:?\d\d)?,? ?"),
         ("", r"std(?:out|err) [FP] "),

@@ -79,6 +79,9 @@ class LogReader:
         yield from self._flush()
         if self._bare is not None:
             yield self._bare
+        for number in self._traces.without_end():  # the text was cut off, or the exception was never printed
+            text = "Traceback (most recent call last):"
+            yield Event(role="fact", what="error_words", file=self._file, line=number, text=text)
 
     def _read(self, number: int, raw: str) -> Iterator[Event]:
         raw = raw.removeprefix(self.labels.margin)
@@ -124,6 +127,10 @@ class LogReader:
             self._seen.add(origin.stream)
             yield self._placed(Event(role="fact", what="seen"), number, origin, raw)
         for event in self._events(number, origin, text, raw):
+            # each kernel log has the words: what matters of it is known
+            quiet = event.what == "error_words" and (origin.level in ("W", "I", "V") or facts.OF_A_KERNEL.search(raw))
+            if quiet or (event.what == "error_words" and is_harmless(raw)):
+                continue
             yield self._placed(event, number, origin, raw)
 
     def _placed(self, event: Event, number: int, origin: Origin, raw: str) -> Event:
@@ -173,6 +180,8 @@ class LogReader:
             event.rank = int(uncaught["rank"]) if uncaught["rank"] else None
             yield with_place(event, text)
             return
+        if "NCCL " not in text and (unnamed := facts.NCCL_WITHOUT_NAME.match(text)):
+            text = f"{text[: unnamed.end()]}NCCL {text[unnamed.end() :]}"
         nccl = (facts.NCCL.match(text) or facts.NCCL_BARE.search(text)) if "NCCL " in text else None
         if nccl is not None:
             yield from self._nccl(nccl, origin, text)
@@ -204,12 +213,12 @@ class LogReader:
                 event.detail["meaning"] = event.what
                 event.role, event.what = "fact", "bare_exception"
                 self._bare = self._placed(event, number, origin, raw)
-        yield from self._plain(text, origin)
+        yield from self._plain(text, origin, raw)
 
-    def _plain(self, text: str, origin: Origin) -> Iterator[Event]:
+    def _plain(self, text: str, origin: Origin, raw: str) -> Iterator[Event]:
         event = error_event(text)
         if event is None:
-            yield from read_facts(text)
+            yield from read_facts(text, raw)
             return
         if oom := facts.SRUN_OOM.search(text):
             for task in expanded(oom["tasks"])[:64]:
@@ -259,9 +268,15 @@ class LogReader:
             yield Event(role="fact", what="comm_rank", detail={"comm_rank": int(rank)})
         if head["level"] == "WARN":
             if event := error_event(text):
+                if event.what == "duplicate_rank":  # rank 0 prints it, of others
+                    event.host = event.gpu = ""
                 yield event
-            elif facts.NCCL_FAILS.search(words) and not is_harmless(text):
+            elif is_harmless(text):
+                return
+            elif facts.NCCL_FAILS.search(words):
                 yield Event(role="wrapper", what="nccl_unknown", strength=1, names_rank=False, detail={"vague": 1})
+            else:
+                yield Event(role="fact", what="error_words")
         elif returned := facts.RETURNED.search(words):
             what, role = _RETURNED[returned["code"]]
             yield Event(role=role, what=what, strength=1, names_rank=False)

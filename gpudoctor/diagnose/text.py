@@ -24,7 +24,11 @@ def render_text(answer: Diagnosis, *, width: int = 100, color: bool = False, ver
 def _lines(answer: Diagnosis, width: int, color: bool, verbose: bool) -> Iterator[str]:
     cause = answer.cause
     if cause is None:
-        yield _painted("NOTHING FOUND", _GREEN, color)
+        yield (
+            _painted("NOT RECOGNISED", _YELLOW, color)
+            if answer.not_recognised
+            else _painted("NOTHING FOUND", _GREEN, color)
+        )
         yield from _row("read", f"{_files(answer.files)}: {answer.reason}", width)
         yield from _rows("last words", [_line_of(line) for line in answer.unexplained], width)
     elif answer.verdict == "nothing":

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 
 import msgspec
 
@@ -184,6 +185,10 @@ class Tracebacks:
         del self._open[stream]
         return True, self._event(stream, trace, found, text)
 
+    def without_end(self) -> Iterable[int]:
+        """The lines at which tracebacks began whose exception was not read."""
+        return [trace.line for trace in self._open.values() if not trace.ignored]
+
     def _taken_over(self, number: int) -> _Open | None:
         """The traceback that a logger's line began if its other lines have no label: `[... TP2] ... Traceback`."""
         if self._logged is None or self._logged[0] != number - 1:
@@ -249,6 +254,8 @@ def exception_event(text: str, functions: set[str] = frozenset()) -> Event:  # t
         return Event(role="cause", what="loader_worker_killed", strength=2, detail=detail)
     if known := error_event(text):
         known.detail.update(detail)
+        if known.text:
+            known.detail["message"] = known.text[:200]
         return known
     if name in _IMPORT:
         return Event(role="cause", what="import_error", strength=3, detail=detail)

@@ -148,10 +148,13 @@ def test_a_line_of_many_megabytes_does_not_hold_up_the_rest(tmp_path: Path) -> N
     assert max(map(len, text_blocks(LogSource("x", path)))) < 4 << 20
 
 
-def test_an_empty_file_is_no_failure(tmp_path: Path) -> None:
-    answer = answer_to("", tmp_path)
-    assert answer.verdict == "nothing"
-    assert "no job's log" in answer.reason
+@pytest.mark.parametrize(
+    "text", ["", "To train on GPUs, see the manual.\nThank you!\n", "total 8\n-rw-r--r-- 1 me me 3 a.txt\n"]
+)
+def test_a_text_without_a_known_line_is_neither_a_failure_nor_a_pass(text: str, tmp_path: Path) -> None:
+    answer = answer_to(text, tmp_path)
+    assert (answer.verdict, answer.cause) == ("unknown", None)
+    assert "is known as output of a training" in answer.reason
 
 
 def test_ten_thousand_files(tmp_path: Path) -> None:

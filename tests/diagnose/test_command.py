@@ -43,6 +43,11 @@ def test_exit_codes_tell_the_verdict(log: Path, tmp_path: Path, capsys: pytest.C
     victims.write_text(LOST)
     assert main(["diagnose", str(victims)]) == 3
     assert main(["diagnose", str(tmp_path / "nowhere.log")]) == 2
+    letter = tmp_path / "letter.txt"
+    letter.write_text("Dear operator,\nplease have a look at it.\n")
+    capsys.readouterr()
+    assert main(["diagnose", str(letter), "--color", "never"]) == 2
+    assert capsys.readouterr().out.startswith("NOT RECOGNISED\n  read         1 file: none of 2 lines is known as")
     binary = tmp_path / "binary"
     binary.write_bytes(bytes(range(256)) * 40)
     assert main(["diagnose", str(binary)]) == 2
@@ -75,10 +80,14 @@ def test_last_words_that_are_not_understood_are_shown(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     path = Path("job.log")  # the text of a long path is wrapped
-    path.write_text("".join(f"step {n} loss 2\n" for n in range(5)) + "fatal: the flux capacitor is empty\n")
+    steps = "".join(f"step {n} loss 2\n" for n in range(5))
+    path.write_text(f"{steps}Epoch 1 done\nfatal: the flux capacitor is empty\n")
+    assert main(["diagnose", str(path), "--format", form]) == 3
+    assert "the flux capacitor is empty" in capsys.readouterr().out
+    path.write_text(f"{steps}Training finished\nfatal: the flux capacitor is empty\n")
     assert main(["diagnose", str(path), "--format", form]) == 0
     assert "the flux capacitor is empty" in capsys.readouterr().out
-    path.write_text(path.read_text() + "step 6 loss 2\n")
+    path.write_text(f"{steps}fatal: the flux capacitor is empty\nstep 6 loss 2\n")
     assert main(["diagnose", str(path), "--format", form]) == 0
     assert "the flux capacitor is empty" not in capsys.readouterr().out
 

@@ -96,7 +96,7 @@ CASES: list[tuple[str, int | None, str]] = [
     ),
     ("gpu_isolated", None, "RuntimeError: No CUDA GPUs are available\n"),
     (
-        "cuda_driver_mismatch",
+        "cuda_driver_too_old",
         None,
         "RuntimeError: The NVIDIA driver on your system is too old (found version 11040). Please update\n",
     ),

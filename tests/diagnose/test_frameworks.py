@@ -380,6 +380,214 @@ CASES: dict[str, tuple[str, int | None, str]] = {
         None,
         "INFO:torch.distributed.elastic.agent.server.api:[default] Rendezvous'ing worker group\n",
     ),
+    "JAX: no NCCL": (
+        "nccl_lib_missing",
+        None,
+        "jaxlib.xla_extension.XlaRuntimeError: INTERNAL: custom call 'xla.gpu.all_gather' failed:      \n"
+        "external/xla/xla/service/gpu/nccl_utils.cc:99: NCCL operation ncclGetUniqueId(&id) failed: Unable to load NCCL "
+        "library. Multi-GPU collectives will not work.;\n",
+    ),
+    "JAX: NCCL's last warning": (
+        "nccl_topology",
+        None,
+        "jax.errors.JaxRuntimeError: INTERNAL: x/nccl_errors.cc:7: NCCL operation ncclCommInitRank(&comm, n, id, rank) failed: "
+        "internal error - please report this issue to the NCCL developers. Last NCCL warning(error) log entry (may be "
+        "unrelated) 'Attribute busid of node nic not found'.; current\n",
+    ),
+    "submitit: preempted": (
+        "preempted",
+        None,
+        "submitit WARNING (2024-08-12 02:06:11,453) - Caught signal SIGUSR2 on n3: this job is preempted.\n"
+        "slurmstepd: error: Failed to send MESSAGE_TASK_EXIT: Connection refused\n"
+        "srun: error: n3: tasks 2-3: Exited with exit code 1\n",
+    ),
+    "Slurm: requeued": (
+        "preempted",
+        None,
+        "step 4 loss 2.0\nslurmstepd: error: *** STEP 61.0 ON n3 CANCELLED AT 2024-08-12T02:06:12 DUE TO JOB REQUEUE ***\n"
+        "srun: error: n3: tasks 2-3: Exited with exit code 1\n",
+    ),
+    "torchrun: a worker failed, no word why": (
+        "launcher_table_only",
+        None,
+        "INFO:torch.distributed.elastic.agent.server.api:[default] Worker group FAILED. 3/3 attempts left; will restart "
+        "worker group\nINFO:torch.distributed.elastic.agent.server.api:[default] Starting worker group\n",
+    ),
+    "DeepSpeed: ended with a full RAM": (
+        "host_oom",
+        None,
+        "[2024-01-22 16:50:44,316] [INFO] [utils.py:799:see_memory_usage] CPU Virtual Memory:  used = 230.4 GB, percent = 91.6%\n"
+        "[2024-01-22 16:50:49,553] [INFO] [launch.py:315:sigkill_handler] Killing subprocess 1080\n",
+    ),
+    "DeepSpeed: ended": (
+        "launcher_table_only",
+        None,
+        "[2024-01-22 16:50:49,553] [INFO] [launch.py:315:sigkill_handler] Killing subprocess 1080\n",
+    ),
+    "DeepSpeed: ended by Ctrl-C": (
+        "terminated_signal",
+        None,
+        "[2024-01-22 16:50:49,553] [INFO] [launch.py:315:sigkill_handler] Killing subprocess 1080\n"
+        "[2024-01-22 16:50:49,554] [INFO] [launch.py:324:sigkill_handler] Main process received SIGINT, exiting\n",
+    ),
+    "NCCL 2.2": (
+        "bootstrap_connect_failed",
+        None,
+        "n4:185:185 [0] INFO NET/Socket : 1 interfaces found\n"
+        "n4:185:186 [0] include/socket.h:360 WARN Call to connect failed : Connection timed out\n"
+        "n4:185:187 [0] include/socket.h:371 WARN Connection closed by remote peer\n",
+    ),
+    "NCCL: a rank came twice": (
+        "duplicate_rank",
+        None,
+        "n4:69:83 [0] bootstrap.cc:131 NCCL WARN Bootstrap Root : rank 1 of 8 ranks has already checked in\n",
+    ),
+    "NCCL: two world sizes": (
+        "duplicate_rank",
+        None,
+        "n4:69:83 [0] bootstrap.cc:131 NCCL WARN Bootstrap Root : mismatch in rank count from procs 8 : 16\n",
+    ),
+    "nccl-tests: the check fails": (
+        "wrong_results",
+        None,
+        "# Out of bounds values : 50 FAILED\n# Avg bus bandwidth : 1.2\n",
+    ),
+    "nccl-tests: a wrong number, out of place": (
+        "wrong_results",
+        None,
+        "        1024    256  float  sum  -1    12.90    0.00    0.00      7    12.87    0.00    0.00      0\n",
+    ),
+    "nccl-tests: wrong numbers, in place": (
+        "wrong_results",
+        None,
+        "[1,0]<stdout>:   1024    256  float  none  0    12.90    0.00    0.00    N/A    12.87    0.00    0.00    256\n",
+    ),
+    "nccl-tests: memory": ("cuda_oom", None, "n1: Test CUDA failure common.cu:295 'out of memory'\n"),
+    "nccl-tests: a failure in other words": ("unknown_error", None, " .. n1 pid 33: Test failure common.cu:999\n"),
+    "Slurm: munge": (
+        "launch_failed",
+        None,
+        "srun: error: If munged is up, restart with --num-threads=10\nsrun: error: Munge encode failed: Failed to access "
+        '"/run/munge.socket.2": No such file or directory\n',
+    ),
+    "Slurm: no such GPUs": (
+        "launch_failed",
+        None,
+        "sbatch: error: Batch job submission failed: Invalid generic resource (gres) specification\n",
+    ),
+    "Kubernetes: no room": (
+        "launch_failed",
+        None,
+        "  Warning  FailedScheduling  3m  default-scheduler  0/5 nodes are available: 5 Insufficient nvidia.com/gpu.\n",
+    ),
+    "Docker: no runtime": (
+        "container_failed",
+        None,
+        'docker: Error response from daemon: could not select device driver "" with capabilities: [[gpu]].\n',
+    ),
+    "systemd: the OOM killer": (
+        "host_oom",
+        None,
+        "systemd[1]: u.service: A process has been killed by the OOM killer.\n",
+    ),
+    "coreutils: timeout": ("time_limit", None, "timeout: sending signal TERM to command 'torchrun'\n"),
+    "glibc: the heap": ("process_died_unknown", None, "step 3 loss 2\nfree(): invalid next size (normal)\n"),
+    "JAX: CUDA": (
+        "cuda_init_failed",
+        None,
+        "CUDA backend failed to initialize: jaxlib/cuda/versions_helpers.cc:90: operation gpuDeviceGetAttribute failed: "
+        "CUDA_ERROR_NOT_INITIALIZED\n",
+    ),
+    "JAX: a task was started again": (
+        "process_died_unknown",
+        1,
+        "2025-04-05 18:39:10.8: E xla/coordination_service.cc:962] /job:jax_worker/replica:0/task:1 unexpectedly tried to "
+        "connect with a different incarnation. It has likely restarted.\n",
+    ),
+    "torch: no driver": ("gpu_isolated", None, "RuntimeError: Found no NVIDIA driver on your system. Please check\n"),
+    "torch: no CUDA": ("cuda_no_kernel_image", None, "AssertionError: Torch not compiled with CUDA enabled\n"),
+    "NVML": ("cuda_init_failed", None, "Failed to initialize NVML: Unknown Error\n"),
+    "a download's end is not the job's": (
+        "unknown_error",
+        None,
+        "Downloading http://x/train.gz\nProcessing...\nDone!\nworld size 2\nfatal: no flux\n",
+    ),
+    "UCX: no answer": (
+        "ib_completion_error",
+        None,
+        "[n1:195:0:195] ib_mlx5_log.c:139  Transport retry count exceeded on mlx5_0:1/IB (synd 0x15 vend 0x81 hw_synd 0/0)\n",
+    ),
+    "UCX: in other words": (
+        "unknown_error",
+        None,
+        "[1642768357.765504] [n2:429:0]  sock.c:345  UCX  ERROR connect(fd=39, dest_addr=10.0.0.2:5) failed: Connection refused\n",
+    ),
+    "horovodrun: an exit code": ("killed_sigkill", 1, "Process 1 exit with status code 137.\n"),
+    "horovodrun: ended": (
+        "terminated_signal",
+        None,
+        "Fri Aug 29 16:41:23 2019[2]<stderr>:Terminated\nProcess 2 exit with status code 143.\n",
+    ),
+    "Kubernetes: restarts": (
+        "launcher_table_only",
+        None,
+        "NAME          READY   STATUS             RESTARTS   AGE\ntrain-0       0/2     CrashLoopBackOff   8          2m32s\n",
+    ),
+    "a library": (
+        "import_error",
+        None,
+        "/lib/libc.so.6: version `GLIBC_2.32' not found (required by /w/x.so)\n",
+    ),
+    "no such program": (
+        "launch_failed",
+        None,
+        "python3: can't open file '/w/t.py': [Errno 2] No such file or directory\n",
+    ),
+    "an instruction": ("process_died_unknown", None, "step 3\nIllegal instruction (core dumped)\n"),
+    "etcd": ("rendezvous_unreachable", None, "etcd.EtcdConnectionFailed: Connection to etcd failed\n"),
+    "vLLM's older logger": (
+        "user_exception",
+        None,
+        "ERROR 02-09 02:31:11 engine.py:389] Traceback (most recent call last):\n"
+        'ERROR 02-09 02:31:11 engine.py:389]   File "/l/vllm/engine.py", line 380, in run\n'
+        "ERROR 02-09 02:31:11 engine.py:389] ValueError: No GPUs on the driver node.\n",
+    ),
+    "JAX: a task came twice": (
+        "duplicate_rank",
+        None,
+        "jaxlib.xla_extension.XlaRuntimeError: ABORTED: Unexpected duplicate task registered with task_name=/job:jax_worker/"
+        "replica:0/task:1\n",
+    ),
+    "NCCL: a warning that is not known": (
+        "unknown_error",
+        None,
+        "n4:69:83 [0] graph/flux.cc:131 NCCL WARN The flux of device 3 is too low\n",
+    ),
+    "torch: no kernels for the GPU": (
+        "cuda_no_kernel_image",
+        None,
+        "NVIDIA Thing 9 with CUDA capability sm_120 is not compatible with the current PyTorch installation.\n"
+        "RuntimeError: CUDA error: no kernel image is available for execution on the device\n",
+    ),
+    "TensorFlow: a handle without memory": (
+        "cuda_oom",
+        None,
+        "[1,1]<stderr>:2021-10-12 20:59:07.607: E tensorflow/stream_executor/cuda/cuda_blas.cc:226] failed to create cublas "
+        "handle: CUBLAS_STATUS_NOT_INITIALIZED\n[1,2]<stderr>:2021-10-12 20:59:07.627: W tensorflow/core/common_runtime/"
+        "bfc_allocator.cc:272] Allocator (GPU_0_bfc) ran out of memory trying to allocate 16.00MiB with freed_by_count=0. "
+        "The caller indicates that this is not a failure, but may mean less speed.\n",
+    ),
+    "pdsh: no sshd": ("ssh_failed", None, "localhost: ssh: connect to host localhost port 22: Connection refused\n"),
+    "the rest of a traceback is missing": (
+        "unknown_error",
+        None,
+        'step 4 loss 2.0\nTraceback (most recent call last):\n  File "/w/train.py", line 9, in main\n    run()\n',
+    ),
+    "an actor died, and why is not said": (
+        "unknown_error",
+        None,
+        "ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.\n",
+    ),
     "Paddle: a trainer": (
         "launcher_table_only",
         None,
@@ -425,7 +633,7 @@ CASES: dict[str, tuple[str, int | None, str]] = {
         ":0:rocdevice.cpp :35: 92 us:  Callback: Queue 0x77 aborting with error : HSA_STATUS_ERROR_EXCEPTION: An HSAIL "
         "operation resulted in a hardware exception. code: 0x1016\n",
     ),
-    "AMD: another architecture": ("cuda_not_supported", None, "RuntimeError: HIP error: invalid device function\n"),
+    "AMD: another architecture": ("cuda_no_kernel_image", None, "RuntimeError: HIP error: invalid device function\n"),
     "AMD: memory": (
         "cuda_oom",
         2,

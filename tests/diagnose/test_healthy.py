@@ -97,7 +97,6 @@ _COMMUNICATORS = _INIT.format(7, 0) + _INIT.format(8, 1)
         "ValueError: no such key, using the default\nstep 1 loss 2.0\n",
         "step 1 loss 2.0\nTraining finished\nAttributeError: NoneType has no attribute close\n",
         "step 1 loss 2.0\nHTTPError: 503, retrying in 5 s\n",
-        "ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.\n",
         "step 1 loss 2.0\nException ignored in: <f>\nTraceback (most recent call last):\n"
         '  File "/a.py", line 2, in f\nAttributeError: NoneType has no attribute close\n',
     ],
@@ -109,7 +108,6 @@ _COMMUNICATORS = _INIT.format(7, 0) + _INIT.format(8, 1)
         "an exception before work",
         "an exception behind the end",
         "a retry",
-        "an error of another process",
         "an ignored exception",
     ],
 )
@@ -129,6 +127,62 @@ def test_what_failed_and_stopped_nothing_is_nothing(text: str, tmp_path: Path) -
 def test_what_failed_and_may_have_stopped_the_job_is_said(text: str, what: str, tmp_path: Path) -> None:
     answer = answer_to(text, tmp_path)
     assert (answer.verdict, said(answer)) == ("unknown", (what, None))
+
+
+_ELASTIC = "INFO:torch.distributed.elastic.agent.server.api:[default] "
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"{_ELASTIC}Detected 1 new nodes from group_rank=0; will restart worker group\n{_ELASTIC}Stopping worker group\n"
+        "Sending process 77 closing signal SIGTERM\n  restart_count=1\n",
+        "n1:7:9 [0] graph/flux.cc:1 NCCL WARN The flux of device 3 is low\n" + _COMMUNICATORS,
+        "#       size         count      type   redop    root     time   algbw\n       8             2     float     sum      -1\n",
+        "GPU available: True (cuda), used: True\nWARNING: an error of the tracker was ignored\n",
+        "[2024-09-11 17:52:18,030] [INFO] [loss_scaler.py:183:update_scale] OVERFLOW! Skipping step. Attempted loss scale: 4, "
+        "reducing to 2\n",
+        "time=2025-11-12T03:11:01Z level=INFO source=t.go:42 msg=compute id=GPU-cdf library=CUDA error=nil\n",
+        "2021-10-12 20:59:07.6: W tensorflow/core/common_runtime/bfc_allocator.cc:272] Allocator (GPU_0_bfc) ran out of memory "
+        "trying to allocate 16.00MiB with freed_by_count=0. The caller indicates that this is not a failure.\n"
+        + "".join(f"Epoch {n}/4 - loss: 1.2\n" for n in range(4)),
+        "[    6.123456] ERST: Error Record Serialization Table (ERST) support is initialized.\n",
+        "[Mon Jun  3 12:00:00 2024] EXT4-fs (sda1): re-mounted. Opts: errors=remount-ro, error policy: none\n",
+        "INFO 08-12 01:36:10 [core.py:58] Failed to import the tuner, going on\nINFO 08-12 01:36:10 core.py:58] error: none\n",
+        "NAME     READY   STATUS    RESTARTS   AGE\nw-0         1/1     Running   0          2m32s\n",
+        "INFO 08-12 01:36:10 [core.py:58] Starting the engine\nINFO:     Application startup complete.\n",
+        "(PlacementGroupCleaner pid=3) Failed to query the controller. Continuing to monitor.\n",
+        "Failed to import flash_attn\n  5%|#         | 5/100 [00:10<03:20,  2.11s/it]\n",
+        "Training finished\n[2024-01-22 16:50:49,553] [INFO] [launch.py:315:sigkill_handler] Killing subprocess 1080\n",
+    ],
+    ids=[
+        "a group grows",
+        "NCCL goes on",
+        "nccl-tests",
+        "a warning",
+        "a loss scale",
+        "a server",
+        "less memory than wished",
+        "a kernel starts",
+        "dmesg -T",
+        "a server's information",
+        "pods that run",
+        "a server's logger",
+        "Ray's cleaner",
+        "a bar moves on",
+        "the launcher clears up",
+    ],
+)
+def test_a_known_log_in_which_nothing_fails_is_nothing(text: str, tmp_path: Path) -> None:
+    answer = answer_to(text, tmp_path)
+    assert (answer.verdict, said(answer)) == ("nothing", ("healthy", None))
+
+
+def test_right_results_and_small_errors_of_nccl_tests_are_nothing(tmp_path: Path) -> None:
+    row = "  {0}    256  float  sum  -1    12.90    0.00    0.00  {1}    12.87    0.00    0.00  {1}\n"
+    rows = "".join(row.format(1024 * n, wrong) for n, wrong in enumerate(("0", "5e-07", "1e-06", "N/A", "0e+00"), 1))
+    answer = answer_to(rows + "# Out of bounds values : 0 OK\n", tmp_path)
+    assert (answer.verdict, said(answer)) == ("nothing", ("healthy", None))
 
 
 def test_a_stall_that_was_overcome_is_nothing(tmp_path: Path) -> None:

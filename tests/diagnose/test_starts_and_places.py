@@ -85,8 +85,21 @@ def test_a_start_that_went_on_and_its_warnings_are_nothing(text: str, tmp_path: 
             "[rank10]: RuntimeError: NCCL Error 2: unhandled system error\nn1:8:9 [0] misc/ibvwrap.cc:182 NCCL WARN Call to "
             "ibv_reg_mr_iova2 failed with error Invalid argument\nn1:15:16 [7] NCCL INFO Trees [0] -1/-1/-1->7->6\n",
         ),
+        (
+            "ssh_failed",
+            "n5",
+            "[2024-01-06 11:41:34,489] [INFO] [real_accelerator.py:161:get_accelerator] Setting ds_accelerator to cuda\n"
+            'Traceback (most recent call last):\n  File "/l/deepspeed/launcher/runner.py", line 437, in main\n'
+            "    raise CalledProcessError(retcode, cmd)\nsubprocess.CalledProcessError: Command 'ssh -o "
+            "PasswordAuthentication=no n5 hostname' returned non-zero exit status 255.\n",
+        ),
+        ("ssh_failed", "n5", "n5: Host key verification failed.\nn5: x\nn5: y\nn5: z\n"),
+        ("ssh_failed", "n5", "pdsh@n1: n5: ssh exited with exit code 255\n"),
     ],
-    ids=["Slurm", "Ray", "Ray's worker", "two hosts", "a plugin's warning", "another rank's label"],
+    ids=[
+        *("Slurm", "Ray", "Ray's worker", "two hosts", "a plugin's warning", "another rank's label"),
+        *("DeepSpeed's runner", "a host's label", "pdsh"),
+    ],
 )
 def test_the_host_is_the_one_of_the_line_and_no_rank_is_borrowed(
     what: str, host: str | None, text: str, tmp_path: Path

@@ -25,6 +25,9 @@ _NCCL = rows(
     ("ib_completion_error", "completion",
      r"Got completion (?:from peer (?P<peer>[^ <]{1,80})\S*)?.{0,60}(?:with error|status[= ]*) ?(?P<status>\d+)\b",
      "cause", 2, False),
+    # UCX
+    ("ib_completion_error", "retry count exceeded", r"\b[Rr]etry count exceeded on \w+:\d", "echo", 2, False),
+    ("ib_completion_error", " error on ", r"\b(?:Remote|Local) (?:operation|access|protection|length|QP operation|invalid request) error on \w+:\d", "echo", 2, False),
     ("ib_completion_error", "transport retry", r"transport retry counter exceeded", "echo", 2, False),
     # an event of this host's own adapter; those of a change (GID table, LID, port active) do no harm
     ("ib_port_error", "async", r"NET/IB ?: .{0,80}async (?:fatal |error )?event ?: ?(?:port error|local catastrophic error)", "echo", 3, False),
@@ -45,21 +48,39 @@ _NCCL = rows(
     ("shm_too_small", "posix_fallocate", r"posix_fallocate failed ?: ?No space left"),
     ("shm_too_small", "shared memory segment", r"creating shared memory segment \S*(?P<segment>nccl-\S+)", "cause", 2),
     ("shm_too_small", "posix_fallocate", r"posix_fallocate failed", "cause", 2),
+    # nccl-tests: the sum of its check, and rows with a count in the column "#wrong" (older ones have an error there)
+    ("wrong_results", "out of bounds values", r"# Out of bounds values : [1-9]\d* FAILED", "cause", 3, False),
+    ("wrong_results", " ", r"^\s*\d+ +\d+ +(?:float|half|double|bfloat16|u?int\d+|f?p?8\w*) +(?:[a-z]+ +)?(?:-?\d+ +)?(?:[\d.]+ +){3}(?:[1-9]\d*(?: |$)|(?:\S+ +)(?:[\d.]+ +){3}[1-9]\d*\s*$)", "cause", 3, False),
     ("duplicate_gpu", "duplicate gpu", r"Duplicate GPU detected ?: ?rank (?P<a>\d+) and rank (?P<b>\d+) both on CUDA device (?P<device>\w+)",
      "cause", 3, False),
     ("nccl_size_mismatch", "message truncated", r"[Mm]essage truncated ?: ?(?:received|receiving) (?P<got>\d+) bytes instead of (?P<wanted>\d+)"),
     ("nccl_size_mismatch", "mismatched collective", r"Mismatched collective", "cause", 3, False),
     ("nccl_lib_mismatch", "mismatched nccl version", r"Mismatched NCCL version detected", "cause", 3, False),
     ("nccl_lib_mismatch", "nccl", r"undefined symbol: nccl\w+|symbol lookup error: .{0,200}nccl|libnccl\S*: version `\S+' not found"),
+    ("nccl_lib_missing", "nccl", r"[Uu]nable to load NCCL library|(?:Could not|Failed to|cannot) (?:load|open|find) \S*libnccl\.so|libnccl\.so\S*: cannot open shared object file"
+     r"|doesn't have NCCL built in|NCCL support was not built|built without NCCL", "cause", 3, False),
+    ("duplicate_rank", "checked in", r"rank (?P<twice>\d+) of (?P<world>\d+) ranks has already checked in", "cause", 3, False),
+    ("duplicate_rank", "bootstrap root", r"Bootstrap Root ?: ?(?:mismatch in (?:rank count|info) from procs|localId \d+ is out of range)", "cause", 3, False),
+    ("duplicate_rank", "task registered", r"[Uu]nexpected (?:duplicate )?task registered with task_name", "cause", 3, False),
+    ("duplicate_rank", "invalid rank requested", r"[Ii]nvalid rank requested ?: ?\d+/\d+", "cause", 3, False),
+    # what NCCL reads of the machine's buses, or of a file that describes them
+    ("nccl_topology", "of node", r"Attribute \w+ of node \w+ (?:not found|is not an? \w+)", "cause", 3, False),
+    ("nccl_topology", "xml", r"(?:NCCL WARN|log entry).{0,80}(?:XML (?:Parse|Import)\b|(?:could not|Could not) (?:open|read|parse) XML|XML (?:graph|topology|file)|too many XML nodes)", "cause", 2, False),
+    ("nccl_topology", "too many", r"(?:NCCL WARN|log entry).{0,80}(?:too many (?:links|nodes of type)|tried to create too many nodes)", "cause", 2, False),
+    ("nccl_topology", "could not find", r"(?:NCCL WARN|log entry).{0,80}Could not find (?:any local path|a path|any CPU|CPU|GPU with|NET with)", "cause", 2, False),
     ("bootstrap_no_interface", "interface", r"no socket interface found|No (?:usable )?(?:socket )?interface found|no interface found"),
     ("bootstrap_no_interface", "family", r"[Aa]ddress family \d+ is neither|wrong type 59936|family 59936 is neither"),
     ("cuda_not_supported", "not supported", r"Cuda failure (?:\d+ )?'(?:operation|feature) not supported'"),
     ("gpu_peer_access", "peer", r"(?i)cuda (?:failure|error|runtime error)\b.{0,60}peer (?:mapping resources exhausted|access (?:is not supported|has not been))", "cause", 3, False),
     ("gpu_peer_access", "ipc handle", r"failed to open CUDA IPC handle", "cause", 3, False),
     ("iommu", "iommu", r"Missing \"iommu=pt\"|IO_PAGE_FAULT", "fact", 1),
+    # only a host that is down or a network that drops packets lets a connection time out: a process that ended refuses it
+    ("bootstrap_connect_failed", "connect",
+     r"(?:NCCL WARN|log entry).{0,60}[Cc]onnect (?:to \S+ )?(?:failed|returned) ?:? ?(?:Connection timed out|No route to host|Network is unreachable)",
+     "echo", 2),
     # a peer that has exited looks the same as one that cannot be reached
     ("bootstrap_connect_failed", "connect",
-     r"(?:socketStartConnect|NCCL WARN|Last error|NET/Socket).{0,60}[Cc]onnect to \S+ (?:failed|returned)|^Connect to \S+ failed",
+     r"(?:socketStartConnect|NCCL WARN|Last error|log entry|NET/Socket).{0,60}[Cc]onnect to \S+ (?:failed|returned)|^Connect to \S+ failed",
      "echo", 2),
     ("bootstrap_connect_failed", "call to connect", r"NCCL (?:WARN|INFO) (?:NET/Socket : )?Call to connect (?:to \S+ )?(?:returned|failed)[^,]{0,60}(?!, retrying)$", "echo", 1),
     ("bootstrap_connect_failed", "socketpollconnect", r"socketPollConnect.{0,80}(?:[Cc]onnect|[Tt]imed out|refused|returned)", "echo", 2),
@@ -77,13 +98,13 @@ _NCCL = rows(
 
 # errors that wrap those of another library: tried after all others
 _NCCL_WRAPPERS = rows(
-    ("nccl_invalid_usage", "invalid usage", r"NCCL error.{0,200}invalid usage|ncclInvalidUsage", "cause", 1, False),
-    ("nccl_invalid_usage", "invalid argument", r"NCCL error.{0,200}invalid argument|ncclInvalidArgument", "cause", 1, False),
+    ("nccl_invalid_usage", "invalid usage", r"NCCL (?:error|operation).{0,200}invalid usage|ncclInvalidUsage", "cause", 1, False),
+    ("nccl_invalid_usage", "invalid argument", r"NCCL (?:error|operation).{0,200}invalid argument|ncclInvalidArgument", "cause", 1, False),
     ("nccl_cuda_unknown", "unhandled cuda error", r"unhandled cuda error|ncclUnhandledCudaError", "wrapper", 1, False),
     ("nccl_cuda_unknown", "cuda failure", r"NCCL WARN (?:.{0,60})?Cuda failure", "cause", 1),
     ("nccl_unknown", "attaching", r"Error while attaching to shared memory segment", "wrapper", 1),
     ("nccl_unknown", "system", r"ncclSystemError|unhandled system error", "wrapper", 1),
-    ("nccl_unknown", "internal", r"ncclInternalError|NCCL (?:error|failure).{0,200}internal error", "wrapper", 1),
+    ("nccl_unknown", "internal", r"ncclInternalError|NCCL (?:error|failure|operation).{0,200}internal error", "wrapper", 1),
 )  # fmt: skip
 
 # Errors of CUDA, reported by torch or directly. Codes and texts: cudaError_t in the CUDA Runtime API reference
@@ -101,35 +122,50 @@ _CUDA = rows(
     ("cuda_launch_failure", "launch", r"the launch timed out and was terminated", "cause", 2),
     ("cuda_oom", "out of memory",
      r"(?:CUDA|HIP) out of memory|(?:CUDA|HIP) error: out of memory|cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY"
-     r"|OutOfMemoryError: (?:CUDA|HIP|Allocation)|Cuda failure (?:\d+ )?'out of memory'|cudaMalloc failed: out of memory"
+     r"|OutOfMemoryError: (?:CUDA|HIP|Allocation)|Cuda failure (?:\d+ )?'out of memory'|cudaMalloc failed: out of memory|Test CUDA failure \S+ 'out of memory'"
      r"|RESOURCE_EXHAUSTED: Out of memory while trying to allocate"),
     # vLLM and SGLang at their start
     ("cuda_oom", "memory", r"Free memory on device .{0,60} is less than desired GPU memory utilization|No available memory for the cache blocks"
      r"|Not enough memory\. Please try to increase --mem-fraction-static", "cause", 3, False),
+    # TensorFlow's allocator: first its words for an allocation that it can do without
+    ("cuda_oom", "ran out of memory", r"ran out of memory trying to allocate .{0,120}(?P<warning>The caller indicates that this is not a failure)", "echo", 1, False),
+    ("cuda_oom", "resource exhausted", r"(?P<warning>convolution algorithm): Resource exhausted: Out of memory", "echo", 1, False),
+    ("cuda_oom", "of memory", r"Allocator \(GPU_\d+_bfc\) ran out of memory trying to allocate|Resource exhausted: Out of memory"),
     ("cuda_oom", "oom when allocating", r"OOM when allocating tensor with shape"),
     ("cuda_system_not_ready", "system not yet initialized", r"system not yet initialized", "cause", 3, False),
     ("cuda_driver_mismatch", "driver combination", r"unsupported display driver / cuda driver combination",
      "cause", 3, False),
     ("cuda_driver_mismatch", "driver/library version mismatch", r"[Dd]river/library version mismatch"),
     ("cuda_driver_mismatch", "forward compat", r"forward compatibility was attempted on non supported HW"),
-    ("cuda_driver_mismatch", "driver", r"CUDA driver version is insufficient for CUDA runtime version"
-     r"|The NVIDIA driver on your system is too old"),
+    ("cuda_driver_mismatch", "dso version", r"kernel version \S+ does not match DSO version"),
+    ("cuda_driver_too_old", "driver", r"CUDA driver version is insufficient for CUDA runtime version|cudaErrorInsufficientDriver"
+     r"|The NVIDIA driver on your system is too old", "cause", 3, False),
+    ("cuda_driver_too_old", "unsupported toolchain", r"provided PTX was compiled with an unsupported toolchain|CUDA_ERROR_UNSUPPORTED_PTX_VERSION", "cause", 3, False),
     ("cuda_busy", "busy", r"all CUDA-capable devices are busy or unavailable|CUDA-capable device\(s\) is/are busy"),
     ("gpu_isolated", "no cuda", r"no CUDA-capable device is detected|No CUDA GPUs are available|"
      r"CUDA_ERROR_NO_DEVICE"),
+    ("gpu_isolated", "found no nvidia driver", r"Found no NVIDIA driver on your system"),
     ("gpu_isolated", "invalid device ordinal", r"invalid device ordinal"),
     ("cuda_not_supported", "not supported", r"(?:CUDA|Cuda|cuda)\b.{0,80}operation not supported"),
-    ("cuda_not_supported", "invalid device function", r"invalid device function"),
-    ("cuda_not_supported", "success (", r"Check failed: \w+ == (?:cuda|hip)Success \((?:98|209) vs\. 0\)"),
+    ("cuda_no_kernel_image", "kernel image", r"no kernel image is available for execution on the device|device kernel image is invalid|CUDA_ERROR_NO_BINARY_FOR_GPU", "cause", 3, False),
+    # torch's warning at its start, for any GPU of the machine; nvcc and ptxas, where a kernel is built for it
+    ("cuda_no_kernel_image", "is not compatible with the current", r"with CUDA capability sm_\w+ is not compatible with the current PyTorch installation", "cause", 2, False),
+    ("cuda_no_kernel_image", "no longer supports this gpu", r"PyTorch no longer supports this GPU because it is too old", "cause", 2, False),
+    ("cuda_no_kernel_image", "cuda enabled", r"Torch not compiled with CUDA enabled", "cause", 3, False),
+    ("cuda_no_kernel_image", "arch", r"[Uu]nsupported gpu architecture '\w+'|Value 'sm_\w+' is not defined for option 'gpu-name'", "cause", 3, False),
+    ("cuda_no_kernel_image", "invalid device function", r"invalid device function"),
+    ("cuda_no_kernel_image", "success (", r"Check failed: \w+ == (?:cuda|hip)Success \((?:98|209) vs\. 0\)"),
     ("cuda_illegal_access", "hsa_status", r"HSA_STATUS_ERROR_MEMORY_(?:APERTURE_VIOLATION|FAULT)"),
     ("cuda_launch_failure", "hsa_status", r"HSA_STATUS_ERROR_(?:EXCEPTION|ILLEGAL_INSTRUCTION)", "cause", 2),
     ("cuda_launch_failure", "hw exception", r"HW Exception by GPU node-\d+", "cause", 2),
-    ("cuda_not_supported", "no kernel image", r"no kernel image is available for execution on the device"),
     ("cuda_init_failed", "initialization error", r"(?:CUDA|Cuda|cuda)\b.{0,80}initialization error", "cause", 2),
     ("cuda_init_failed", "unknown error", r"CUDA unknown error|CUDA (?:error|failure)[^a-z]{0,20}unknown error",
      "cause", 2),
+    ("cuda_init_failed", "nvml", r"Failed to initialize NVML: ", "cause", 2),
+    ("cuda_init_failed", "nvidia-smi has failed", r"NVIDIA-SMI has failed because", "cause", 2),
+    ("cuda_init_failed", "backend failed to initialize", r"CUDA backend failed to initialize: |operation cuInit\(0\) failed", "cause", 2),
     ("cuda_init_failed", "cublas", r"CUBLAS_STATUS_(?:NOT_INITIALIZED|ALLOC_FAILED)", "cause", 1),
-    ("cuda_init_failed", "cudnn", r"CUDNN_STATUS_NOT_INITIALIZED", "cause", 1),
+    ("cuda_init_failed", "cudnn", r"CUDNN_STATUS_NOT_INITIALIZED|[Cc]ould not create cudnn handle", "cause", 1),
     ("cuda_launch_failure", "cublas", r"CUBLAS_STATUS_(?:EXECUTION_FAILED|INTERNAL_ERROR)", "cause", 1),
     ("gpu_lost", "device handle", r"Unable to determine the device handle for (?:GPU|gpu) ?(?P<gpu>[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7])"),
     ("gpu_lost", "lost", r"GPU is lost\. +Reboot|NVMLError_GpuIsLost|NVML_ERROR_GPU_IS_LOST|nvml\w*.{0,60}: GPU is lost"),
@@ -164,11 +200,13 @@ _TORCH = rows(
     ("peer_lost", "mpi communication peer", r"MPI communication peer process has unexpectedly disconnected", "victim"),
     ("peer_timeout", "deepep", r"DeepEP\b.{0,80}\btimeout", "wait"),
     # JAX's coordination service; its other tasks are told by CoordinationReader
+    ("process_died_unknown", "different incarnation", r"/job:\S+?/task:(?P<task_rank>\d+) unexpectedly tried to connect with a different incarnation", "cause", 2),
     ("process_died_unknown", "heartbeat timeout", r"Task /job:\S+?/task:(?P<task_rank>\d+) heartbeat timeout", "cause", 2),
     ("store_lost", "coordination", r"(?:UNAVAILABLE|ABORTED|INTERNAL): .{0,300}[Cc]oordination", "victim"),
     ("store_timeout", "deadline_exceeded", r"DEADLINE_EXCEEDED: .{0,200}[Bb]arrier", "wait"),
     ("rendezvous_unreachable", "stop_waiting", r"[Ss]top_waiting response is (?:expected|required)"),
     ("rendezvous_unreachable", "client socket has", r"client socket has (?:timed out|failed).{0,120}(?:while trying to connect|connect to)"),
+    ("rendezvous_unreachable", "etcd", r"EtcdConnectionFailed|Connection to etcd failed"),
     ("rendezvous_unreachable", "connect() timed out", r"connect\(\) timed out\. Original timeout was \d+ ms"),
     # an agent that had been in the rendezvous lost the host of its store
     ("store_lost", "the rendezvous", r"has failed to (?:send a keep-alive heartbeat to|shutdown|close) the rendezvous .{0,200}RendezvousConnectionError", "victim"),
@@ -240,9 +278,13 @@ _HARMLESS = re.compile(
     r"|P2P plugin |fabric UUID 0\.0|Could not find real path of /sys/class/net|destroy_process_group\(\) was not called"
     r"|process group has NOT been destroyed|Guessing device ID|OMP_NUM_THREADS|leaked (?:semaphore|shared_memory) objects"
     r"|Missing hostname|CXI Service ID|FI_HMEM|PlacementGroupCleaner|TUNER/Plugin|PROFILER/Plugin|No plugin found"
+    r"|NET/IB ?: .{0,80}async (?:\w+ )?event ?: ?(?!.{0,60}(?:error|fatal))"
     r"|switch_g_job_postfini|Graceful shutdown of backend failed|TORCH_NCCL_\w+ is deprecated|libibverbs: Warning"
-    r"|DeprecationWarning|FutureWarning|UserWarning: (?!CUDA init)"
+    r"|DeprecationWarning|FutureWarning|UserWarning: (?!CUDA init|.{0,80}is not compatible with the current)"
 )
+
+
+_FAR, _BEFORE = 250, 100
 
 
 def is_harmless(text: str) -> bool:
@@ -266,7 +308,10 @@ def error_event(text: str) -> Event | None:
             detail: dict[str, str | int] = {key: value for key, value in found.groupdict().items() if value is not None}
             if row.what in _ONLY_WARNINGS:
                 detail["warning"] = 1
-            return Event(role=row.role, what=row.what, strength=row.strength, names_rank=row.names_rank, detail=detail)
+            event = Event(role=row.role, what=row.what, strength=row.strength, names_rank=row.names_rank, detail=detail)
+            if found.start() > _FAR:  # what matters of a long line is shown: XLA puts NCCL's warning at its end
+                event.text = f"... {text[found.start() - _BEFORE :]}"
+            return event
     return None
 
 
@@ -276,6 +321,8 @@ def with_place(event: Event, text: str) -> Event:
         event.detail = {**event.detail, **{k: v for k, v in found.groupdict().items() if v is not None}}
     if task := event.word("task_rank"):
         event.rank = int(task)
+    if event.what == "ssh_failed" and (host := event.word("host")):
+        event.host = "" if host in ("localhost", "127.0.0.1", "::1") else host
     if event.what == "nan" and (named := re.search(r"[Rr]ank (\d+)", text)):
         event.rank = int(named[1])
     if where := facts.DEVICE_NODE.search(text):

@@ -37,6 +37,9 @@ _AGENT = re.compile(r"failed \(exitcode: (?P<code>-?\d+)\) local_rank: (?P<local
 _CLOSING = re.compile(
     r"Sending process (?P<pid>\d+) closing signal (?P<signal>SIG\w+)|Killing subprocess (?P<killed>\d+)"
 )
+# torchrun's agent; a group that is only enlarged or made smaller restarts too, without these words
+_GROUP_FAILED = re.compile(r"Worker group (?:FAILED|UNHEALTHY)\. \d+/\d+ attempts left")
+_FAILED_STEP = re.compile(r"\*\*\* (?:JOB|STEP) \S+ (?:ON \S+ )?FAILED \(non-zero exit code")
 _FORCED = re.compile(
     r"Unable to shutdown process (?P<pid>\d+) via \S+ forcefully exiting via|forcefully exiting via .{0,20}process (?P<other>\d+)"
 )
@@ -75,8 +78,8 @@ _POD = re.compile(r"[Ee]xit [Cc]ode:\s+(?P<code>\d+)|exitCode\W{1,4}(?P<json>\d+
 _SHELL = re.compile(r"line \d+: +(?P<pid>\d+) (?P<how>Killed|Segmentation fault|Bus error|Aborted|Terminated)\b")
 # what a shell prints when its command dies
 _SHELL_SAYS = re.compile(
-    r"^(?:\[\d+\]\s*[+-]?\s+(?:(?P<pid>\d{2,10})\s+)?|zsh: )?(?P<how>[Kk]illed|[Ss]egmentation fault|[Bb]us error|[Aa]borted)"
-    r"(?: +\(core dumped\))?(?:\s{2,}\S.*)?$"
+    r"^(?:\[\d+\]\s*[+-]?\s+(?:(?P<pid>\d{2,10})\s+)?|zsh: )?(?P<how>[Kk]illed|[Ss]egmentation fault|[Bb]us error|[Aa]borted"
+    r"|[Ii]llegal instruction|[Ff]loating point exception)(?: +\(core dumped\))?(?:\s{2,}\S.*)?$"
 )
 # Paddle
 _TRAINERS = re.compile(
@@ -89,6 +92,13 @@ _FAULT = re.compile(
     r"^(?:\[(?P<host>[\w.-]{1,253}):(?P<pid>\d{1,10})\] )?(?:Fatal Python error: |!+ |\*\*\* Process received signal|Signal: )"
     r"(?P<how>Segmentation fault|Bus error|Aborted)"
 )
+# glibc's words before it aborts
+_HEAP = re.compile(
+    r"^(?:(?:free|malloc|realloc|munmap_chunk|calloc)\(\): \w|double free or corruption|corrupted (?:size vs|double-linked|unsorted)"
+    r"|malloc_consolidate\(\): |\*\*\* stack smashing detected)"
+)
+_HOROVOD = re.compile(r"^Process (?P<rank>\d{1,6}) exit with status code (?P<code>[1-9]\d{0,2})\.")
+_PODS = re.compile(r"\bCrashLoopBackOff\b|Back-off restarting failed container| {2,}\d+/\d+ +(?:\w+:)?Error +\d")
 # UCX's handler of fatal signals
 _UCX = re.compile(r"^\[(?P<host>[\w.-]{1,253}):(?P<pid>\d{1,10}) *:\d+:\d+\] Caught signal (?P<signal>\d{1,2}) \(")
 # glog's and abseil's handlers of fatal signals
@@ -139,6 +149,12 @@ def read_launcher(text: str) -> list[Event]:
         return [_exit(_SRUN_WORDS[found["how"]], "own", strength=3, host=found["host"], pid=pid)]
     if found := _UCX.search(text):
         return [_exit(-int(found["signal"]), "own", strength=3, host=found["host"], pid=int(found["pid"]))]
+    if found := _HOROVOD.search(text):
+        return [_exit(int(found["code"]), "horovod", rank=int(found["rank"]))]
+    if _PODS.search(text):
+        return [Event(role="wrapper", what="launcher_exit", detail={"vague": 1})]
+    if _HEAP.search(text):
+        return [_exit(-SIGNALS["SIGABRT"], "own", strength=3)]
     if found := _HANDLER.search(text):
         return [_exit(-SIGNALS[found["signal"]], "own", strength=3)]
     if found := _LAUNCH.search(text):
@@ -153,7 +169,11 @@ def read_launcher(text: str) -> list[Event]:
         return [_exit(-(code - 128) if 128 < code < 160 else code, "container")]
     if found := _RESTART.search(text):
         number = found["count"] or found["other"]
-        return [] if number == "0" else [Event(role="fact", what="restart", detail={"count": int(number or 1)})]
+        restart = Event(role="fact", what="restart", detail={"count": int(number or 1)})
+        failed = [Event(role="wrapper", what="launcher_exit")] if _GROUP_FAILED.search(text) else []
+        return [] if number == "0" else [restart, *failed]
+    if _FAILED_STEP.search(text):
+        return [Event(role="wrapper", what="launcher_exit")]
     if "terminate called " in text and _TERMINATE.search(text):
         return [Event(role="wrapper", what="cpp_terminate")]
     if "ChildFailedError" in text:

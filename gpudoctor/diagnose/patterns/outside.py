@@ -10,29 +10,20 @@ KERNEL = rows(
     ("host_oom", "invoked oom-killer", r"(?P<name>\S{1,64}) invoked oom-killer: ", "cause", 3),
     ("host_oom", "oom-kill:", r"oom-kill:constraint=\w+,.{0,800}?,pid=(?P<pid>\d+)", "cause", 3),
     ("segfault", "segfault at", r"\[(?P<pid>\d+)\]: segfault at", "exit", 2),
-    (
-        "kernel_hang",
-        "blocked for more than",
-        r"INFO: task \S{1,64}:(?P<pid>\d+) blocked for more than \d+ seconds",
-        "echo",
-        1,
-        False,
-    ),
-    (
-        "kernel_hang",
-        "lockup",
-        r"BUG: soft lockup - CPU#\d+ stuck for \d+s|Watchdog detected hard LOCKUP",
-        "echo",
-        1,
-        False,
-    ),
-)
+    ("kernel_hang", "blocked for more than", r"INFO: task \S{1,64}:(?P<pid>\d+) blocked for more than \d+ seconds", "echo", 1, False),
+    ("kernel_hang", "lockup", r"BUG: soft lockup - CPU#\d+ stuck for \d+s|Watchdog detected hard LOCKUP", "echo", 1, False),
+)  # fmt: skip
 
 # Jobs ended by Slurm, Kubernetes or the host. Sources: slurmstepd and srun of 22.05 to 24.11, kubelet, the kernel
 ENDINGS = rows(
     ("time_limit", "time limit", r"CANCELLED AT \S+ DUE TO TIME LIMIT|DUE TO TIME LIMIT", "ending", 3, False),
     ("preempted", "preempt", r"DUE TO PREEMPTION|preempted JobId=\d+ has been|Preempted in order to admit|reason: Preempted|Reason: +Preempted|node was preempted:|DRAIN_NODE_REASON_PREEMPTION|PreemptionByScheduler", "ending", 3, False),
     ("preempted", "preempted by", r"\bPreempted by (?:pod )?\S+ on node (?P<node>[\w.-]+)", "ending", 3, False),
+    ("preempted", "requeue", r"CANCELLED AT \S+ DUE TO JOB REQUEUE", "ending", 3, False),
+    # submitit's handler; it requeues the job in both cases
+    ("preempted", "preempted", r"Caught signal SIG\w+ on \S+: this job is preempted", "ending", 3, False),
+    ("time_limit", "sending signal", r"^timeout: sending signal (?:TERM|KILL|INT|HUP)\S* to command", "ending", 3, False),
+    ("time_limit", "timed-out", r"Caught signal SIG\w+ on \S+: this job is timed-out", "ending", 3, False),
     ("node_lost", "node failure", r"DUE TO NODE FAILURE|Node failure on (?P<host>[\w.\[\],-]+)|due to failure of node (?P<node>\w[\w.-]*)", "ending", 3, False),
     ("node_lost", "not responding", r"error: Nodes (?P<host>[\w.\[\],-]+) not responding", "ending", 3, False),
     ("node_lost", "node is not ready", r"NodeNotReady|Node is not ready|NodeLost", "ending", 2, False),
@@ -43,6 +34,7 @@ ENDINGS = rows(
     ("host_oom", "oomkilled", r"OOMKilled", "cause", 3),
     ("host_oom", "memory", r"(?:task\(s\)|workers?) (?:was|were|is) killed (?:due to|because of) the node running low on memory|ray\.exceptions\.OutOfMemoryError", "cause", 3),
     ("host_oom", "memory pressure", r"[1-9]\d* Workers \(tasks / actors\) killed due to memory pressure|actors\) killed due to memory pressure \(OOM\), 0 Workers crashed", "cause", 3),
+    ("host_oom", "oom killer", r"has been killed by the OOM killer", "cause", 3),
     ("host_oom", "exceeded job memory limit", r"[Ee]xceeded job memory limit|memory limit.{0,20}being killed", "cause", 3),
     # PBS and Moab, LSF, Grid Engine, HTCondor
     ("time_limit", "limit", r"job exceeded wallclock limit|PBS: job killed: walltime \S+ exceeded limit|TERM_RUNLIMIT\b|exceeds job hard limit \"[hs]_rt\"", "ending", 3, False),
@@ -52,20 +44,38 @@ ENDINGS = rows(
     ("cancelled", "job deleted at request", r"^Job deleted at request of \S+", "ending", 1, False),
     ("evicted", "evict", r"(?:Reason|reason|status|Status)\W{1,40}Evicted|The node was low on resource|Pod was evicted|TerminationByKubelet|EvictionByEvictionAPI|DeletionByTaintManager", "ending", 3, False),
     ("terminated_signal", "death signal", r"Received (?:(?P<signal>\d+)|Signals\.(?P<name>SIG\w+)) death signal", "ending", 2, False),
+    ("terminated_signal", "main process received", r"Main process received (?P<name>SIG\w+), exiting", "ending", 2, False),
     ("terminated_signal", "got signal", r"SignalException: Process (?P<pid>\d+) got signal: (?P<signal>\d+)", "ending", 2, False),
     ("terminated_signal", "keyboardinterrupt", r"^KeyboardInterrupt\b", "ending", 1, False),
 )  # fmt: skip
 
-# Processes that were never started. Sources: srun, pyxis and enroot, the container runtimes, the kubelet, Open MPI
+# Processes that were never started. Sources: srun, pyxis and enroot, the container runtimes, the kubelet, Open MPI, ssh
+# (alone, or as the remote shell of pdsh, mpirun and DeepSpeed's launcher)
 STARTS = rows(
+    ("ssh_failed", "ssh: connect to host", r"ssh: connect to host (?P<host>\S+) port \d+: \w[\w ]+", "cause", 3, False),
+    ("ssh_failed", "resolve hostname", r"ssh: Could not resolve hostname (?P<host>[^\s:]+)", "cause", 3, False),
+    ("ssh_failed", "permission denied", r"(?:(?P<host>[\w.-]+): )?Permission denied(?:, please try again| \((?:publickey|password|gssapi|keyboard|hostbased))", "cause", 3, False),
+    ("ssh_failed", "host key verification", r"Host key verification failed", "cause", 3, False),
+    ("ssh_failed", "via ssh", r"host=(?P<host>\S+) was not reachable via ssh", "cause", 3, False),
+    ("ssh_failed", "ssh -o passwordauthentication", r"Command '?\[?'?ssh -o PasswordAuthentication=no .{0,80}?(?P<host>\S+) hostname' returned non-zero exit status", "cause", 3, False),
+    ("ssh_failed", "exited with exit code 255", r"pdsh@\S+: (?P<host>\S+): ssh exited with exit code 255", "cause", 2, False),
+    ("ssh_failed", "kex_exchange", r"(?:kex|ssh)_exchange_identification: (?:Connection closed|read:)", "cause", 3, False),
     ("launch_failed", "task launch", r"Task launch for \S+ failed on node (?P<host>[\w.-]+): (?!No such process)", "cause", 3, False),
     ("launch_failed", "launch", r"srun: error: (?:Task launch for \S+ failed on node|Application launch failed)", "cause", 2, False),
     ("launch_failed", "execve()", r"slurmstepd\S*: error: execve\(\): ", "cause", 3, False),
     ("launch_failed", "command not found", r"\b(?:torchrun|python3?|deepspeed|accelerate|srun|mpirun|mpiexec|horovodrun|ray): command not found", "cause", 3, False),
+    ("launch_failed", "failed", r"sbatch: error: Batch job submission failed|\b(?:srun|salloc|sbatch): error: (?:Munge encode failed|Unable to allocate|Job submit/allocate failed)", "cause", 3, False),
+    ("launch_failed", "can't open file", r"^\S*python[\d.]*: can't open file ", "cause", 3, False),
+    ("import_error", "shared", r"error while loading shared libraries: ", "cause", 3),
+    ("import_error", "not found (required by", r"version `\S+' not found \(required by ", "cause", 3),
+    ("launch_failed", "fatal:", r"\b(?:srun|salloc|sbatch): fatal: ", "cause", 3, False),
+    # the kubelet may place it later: "Started container"
+    ("launch_failed", "nodes are available", r"\b\d+/\d+ nodes are available: ", "cause", 2, False),
     ("launch_failed", "unable to", r"(?:srun|salloc|sbatch): error: Unable to (?:create step|allocate resources|confirm allocation)", "cause", 2, False),
     ("container_failed", "enroot", r"enroot-\w+: (?:failed|could not|command not found)|\[ERROR\] /etc/enroot/", "cause", 3, False),
     ("cuda_driver_mismatch", "version mismatch", r"nvml error: driver/library version mismatch", "cause", 3, False),
     ("container_failed", "nvidia-container-cli", r"nvidia-container-cli: \w[\w ]{0,40}error:", "cause", 3, False),
+    ("container_failed", "error response from daemon", r"docker: Error response from daemon: ", "cause", 2, False),
     ("container_failed", "oci runtime", r"OCI runtime (?:create|exec|start) failed|OCI runtime error", "cause", 3, False),
     ("container_failed", "pyxis", r"error: pyxis: (?:couldn't|container start failed|failed to|child \d+ failed)", "cause", 2, False),
     ("container_failed", "spank", r"error: (?:spank: required plugin \S+: \w+\(\) failed|Failed to invoke spank plugin)", "cause", 2, False),

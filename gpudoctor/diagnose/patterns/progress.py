@@ -9,8 +9,11 @@ from gpudoctor.diagnose.patterns import facts
 from gpudoctor.diagnose.patterns.catalogue import is_harmless
 
 
-def read_facts(text: str) -> Iterator[Event]:
-    """The events of a line that reports no error: steps of a start, members, progress, the end."""
+def read_facts(text: str, raw: str) -> Iterator[Event]:
+    """The events of a line that no table knows: steps of a start, members, progress, the end, what looks like an error.
+
+    `raw`: the line with its prefixes, which may call it a warning.
+    """
     lowered = text.lower()
     if any(
         word in lowered for word in ("initializing d", "registered", "barrier", "rendezvous", "init torch", "_backend=")
@@ -19,6 +22,9 @@ def read_facts(text: str) -> Iterator[Event]:
     if "gloo" in lowered and (gloo := facts.GLOO.search(text)):
         detail: dict[str, str | int] = {"world": int(gloo["peers"]) + 1}
         yield Event(role="fact", what="member", rank=int(gloo["rank"]), detail=detail)
+        return
+    if "virtual memory" in lowered and (ram := facts.RAM.search(text)):
+        yield Event(role="fact", what="ram", detail={"ram_pct": int(ram["pct"])})
         return
     if "pid" in lowered and (named := facts.RANK_PID.search(text)):
         detail = {"world": int(named["world"])} if named["world"] else {}
@@ -35,7 +41,9 @@ def read_facts(text: str) -> Iterator[Event]:
         yield Event(role="done", what="done")
     elif step := facts.PROGRESS.search(text):
         yield Event(role="progress", what="progress", detail={"step": int(step[1])})
-    elif facts.ERROR_WORDS.search(text) and not is_harmless(text):
+    elif facts.WORK.search(text):
+        yield Event(role="fact", what="work")
+    elif facts.is_loud(text, raw) and not is_harmless(text):
         yield Event(role="fact", what="error_words")
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections import Counter
 
+import msgspec
+
 from gpudoctor.diagnose.diagnosis import Confidence
 from gpudoctor.diagnose.events import Event
 from gpudoctor.diagnose.job import Job
@@ -24,6 +26,7 @@ _OUTSIDE = {
 }
 _STEPS_BEHIND = 3
 _LAST_ERROR_LINES = 4
+_HANDLE = re.compile(r"(?i)cublas|cudnn")
 _NUMBER = re.compile(r"\d+")
 _ALL = {"user_exception": "user_exception_all"}
 
@@ -83,11 +86,21 @@ def weak_causes(job: Job, attempt: int) -> list[Hypothesis]:
         for e in job.of("cause", attempt=attempt)
         if e.strength == 1 and not e.what.startswith("nccl_") and e.what not in _OUTSIDE
     ]
-    found = _grouped(job, attempt, events)
+    found = _grouped(job, attempt, _without_memory(job, attempt, events))
     for hypothesis in found:
         hypothesis.confidence = "possible"
         hypothesis.unknown = hypothesis.what in ("nccl_unknown", "nccl_cuda_unknown")
     return found
+
+
+def _without_memory(job: Job, attempt: int, events: list[Event]) -> list[Event]:
+    """The events; if an allocator reported a full GPU, it explains why cuBLAS or cuDNN could not start there."""
+    full = [e for e in job.of("echo", attempt=attempt) if e.what == "cuda_oom" and e.detail.get("warning")]
+    starts = [e for e in events if e.what == "cuda_init_failed" and _HANDLE.search(e.text)] if full else []
+    if not starts:
+        return events
+    explained = [msgspec.structs.replace(e, what="cuda_oom", strength=1) for e in (*full[:2], *starts)]
+    return [*(e for e in events if e not in starts), *explained]
 
 
 def bare_exceptions(job: Job) -> list[Hypothesis]:

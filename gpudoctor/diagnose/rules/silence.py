@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
-from gpudoctor.diagnose.events import TROUBLE
+import re
+
+from gpudoctor.diagnose.events import TROUBLE, Event
 from gpudoctor.diagnose.job import Job
 from gpudoctor.diagnose.rules.model import Hypothesis, host_of, named, only_rank, ranks_of
+
+_NEARLY_FULL_PCT = 80
+# of the whole job: "Done!" may be a download's, and an epoch is followed by others
+_END = re.compile(
+    r"(?i)\b(?:train(?:ing)?|job|run|fit)\b.{0,40}\b(?:finished|completed?|done|succeeded)\b"
+    r"|max_(?:steps|epochs)\S* reached|state=COMPLETED"
+)
+_EPOCH = re.compile(r"(?i)\bepochs?\b")
 
 
 def silent_places(job: Job, attempt: int) -> list[Hypothesis]:
@@ -115,7 +125,7 @@ def only_a_launcher(job: Job, attempt: int) -> list[Hypothesis]:
             )
         ]
     if not told and not exits:
-        return []
+        return _only_closed(job, attempt)
     if not exits and all(e.what == "cpp_terminate" for e in told):
         return [
             Hypothesis(
@@ -149,3 +159,61 @@ def only_a_launcher(job: Job, attempt: int) -> list[Hypothesis]:
             text="the launcher says that processes failed; their own words are not in this text",
         )
     ]
+
+
+def _only_closed(job: Job, attempt: int) -> list[Hypothesis]:
+    """The launcher ended the processes, and no line shows why; if the RAM was nearly full, the kernel is suspected."""
+    closed = list(job.of("closed", attempt=attempt))
+    if not closed or any(e.what == "restart" for e in job.events):
+        return []
+    last = closed[-1]
+    if job.worked_after(last) or _ended_before(job, last):
+        return []
+    full = [e for e in job.events if (e.number("ram_pct") or 0) >= _NEARLY_FULL_PCT and e.line < last.line]
+    why = f"; the host's RAM was {full[-1].number('ram_pct')} % full: the OOM killer is suspected" if full else ""
+    return [
+        Hypothesis(
+            what="host_oom" if full else "launcher_table_only",
+            host=host_of(closed),
+            confidence="possible",
+            unknown=True,
+            events=[*full[-1:], *closed[:2]],
+            text=f"the launcher ended the processes of the job, and why is not in this text{why}",
+        )
+    ]
+
+
+def last_words(job: Job) -> list[Event]:
+    """The last line of each log that looks like an error in unknown words, unless work was done after it."""
+    spoken: dict[int, Event] = {}
+    for event in job.events:
+        if event.what == "error_words":
+            spoken[event.file] = event
+        elif event.role in ("progress", "done") or event.what == "work":
+            spoken.pop(event.file, None)
+        elif event.number("complete") and event.file in spoken and "NCCL WARN" in spoken[event.file].text:
+            del spoken[event.file]  # NCCL went on
+    return list(spoken.values())
+
+
+def unknown_errors(job: Job) -> list[Hypothesis]:
+    """Last words that look like an error, if no rule explains any line; not those behind the end of the whole job."""
+    events = [e for e in last_words(job) if not _ended_before(job, e)]
+    if not events:
+        return []
+    return [
+        Hypothesis(
+            what="unknown_error",
+            host=host_of(events),
+            confidence="possible",
+            unknown=True,
+            events=events[:4],
+            text="this line looks like an error, no rule knows it, and nothing after it shows that the job went on",
+        )
+    ]
+
+
+def _ended_before(job: Job, event: Event) -> bool:
+    """Whether the job, not only an epoch or a download, had reported its end."""
+    ends = [e for e in job.of("done") if _END.search(e.text) and not _EPOCH.search(e.text)]
+    return any(e.file == event.file and e.line < event.line for e in ends)
