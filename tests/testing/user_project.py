@@ -10,6 +10,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
 PLUGIN = "gpudoctor.testing.pytest_plugin"
+# plugins that our own tests need: to load them would take half of the time
+_OF_OURS = [
+    word
+    for name in ("hypothesispytest", "xdist", "xdist.looponfail", "timeout", "pytest_cov")
+    for word in ("-p", f"no:{name}")
+]
 
 
 def run_pytest(folder: Path, *args: str) -> tuple[int, str]:
@@ -19,7 +25,19 @@ def run_pytest(folder: Path, *args: str) -> tuple[int, str]:
     environ = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST_", "COV_"))}
     path = os.pathsep.join([str(ROOT), *filter(None, [environ.get("PYTHONPATH")])])
     ran = subprocess.run(
-        [sys.executable, "-m", "pytest", *plugin, "-p", "no:cacheprovider", "--strict-markers", "-W", "error", *args],
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            *plugin,
+            *_OF_OURS,
+            "-p",
+            "no:cacheprovider",
+            "--strict-markers",
+            "-W",
+            "error",
+            *args,
+        ],
         cwd=folder,
         env=environ | {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"},
         capture_output=True,
