@@ -14,6 +14,7 @@ import os
 import socket
 import subprocess
 import tempfile
+import threading
 from collections.abc import Mapping
 from typing import IO, Any
 
@@ -58,6 +59,7 @@ class ImportedTorch:
     """The process that has imported torch; it ends when it is closed, or with this process."""
 
     def __init__(self) -> None:
+        self._one_at_a_time = threading.Lock()
         self._orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         command = dependent_python(__name__, "serve", str(theirs.fileno()))
         # torch reads some of these variables when it is imported
@@ -84,12 +86,13 @@ class ImportedTorch:
             return rank_starter_client.start(dict(order), life, control, rank_fds, output, python)
         environment = _environment(msgspec.convert(order["job"], RankJob))
         whole = {"parent": os.getpid(), "folder": os.getcwd(), "environment": environment, **order}  # noqa: PTH109
-        _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # the starter becomes a child of this process, as every other one
-        try:
-            socket.send_fds(self._orders, [json.dumps(whole).encode()], [output.fileno(), life, control, *rank_fds])
-            return ForkedStarter(int(self._orders.recv(32)))
-        finally:
-            _prctl(_PR_SET_CHILD_SUBREAPER, 0)
+        with self._one_at_a_time:
+            _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # the starter becomes a child of this process, as every other one
+            try:
+                socket.send_fds(self._orders, [json.dumps(whole).encode()], [output.fileno(), life, control, *rank_fds])
+                return ForkedStarter(int(self._orders.recv(32)))
+            finally:
+                _prctl(_PR_SET_CHILD_SUBREAPER, 0)
 
 
 def serve(descriptor: str) -> None:
