@@ -77,10 +77,17 @@ def own_signals() -> Iterator[None]:
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection() -> None:
+    """Collect no garbage while modules are imported, which leave none: a sixth of that time."""
+    gc.disable()
+
+
 def pytest_collection_finish() -> None:
     """Exclude the collected tests, which stay until the end, from garbage collection: saves a tenth of the time."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session")
