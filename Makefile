@@ -26,15 +26,7 @@ BACKEND ?= auto
 demo: $(VENV)/.installed
 	$(BIN)/gpudoctor check --node hgx-h100-8 --backend gloo --ranks 2
 
-# The files that take longest, first: no worker is to begin one of them when the others are about to end. Those that wait
-# (engines, limits of time) alternate with those that compute (ranks)
-FIRST := $(patsubst %,tests/%.py,cluster/test_slurm probes/test_strategy_layers acceptance/test_run cli/test_probes \
-  probes/test_endings cluster/test_whole_job acceptance/test_cold_start plan/test_verification probes/test_storage_slow \
-  process/test_working_directory fake_driver/test_programs probes/test_engine facts/test_collect probes/test_strategies \
-  cluster/test_ray_job cli/test_data_loader agent/test_lifetime api/test_preflight facts/test_collector_ahead \
-  cli/test_redaction checks/test_faults_matrix facts/test_error_cost kubernetes/test_scripts probes/test_collectives \
-  tui/test_golden tui/test_hostile_text probes/test_injections tui/test_keys checks/test_missing_leaves tui/test_checks_pane)
-# Tests wait as much as they compute: two workers per core
+# Tests wait as much as they compute: two workers per core. tests/conftest.py orders the files
 TWO_A_CORE = $(shell echo $$(( 2 * $$(nproc) )))
 # A restarted worker would run the file again that killed it, and be killed as well: let the other workers finish
 BY_FILE := --dist=loadfile --max-worker-restart=0
@@ -46,7 +38,7 @@ build/.compiled: $(shell find gpudoctor tests -name '*.py') | $(VENV)/.installed
 	  mkdir -p build; touch $@; } >/dev/null 2>&1 || true
 
 test: $(VENV)/.installed-dev build/.compiled
-	$(BIN)/python -m pytest -n $(TWO_A_CORE) --maxprocesses=8 $(BY_FILE) --no-loadscope-reorder $(FIRST) tests
+	$(BIN)/python -m pytest -n $(TWO_A_CORE) --maxprocesses=8 $(BY_FILE) --no-loadscope-reorder
 
 # What a test imports or calls when it starts processes: a new test of that kind is left out without further work
 STARTS := subprocess|Popen|multiprocessing|Sampler\(|DriverWatch\(|collect_live\(|live_nodes
