@@ -26,22 +26,19 @@ BACKEND ?= auto
 demo: $(VENV)/.installed
 	$(BIN)/gpudoctor check --node hgx-h100-8 --backend gloo --ranks 2
 
-# Tests that start ranks or engines. Three workers, because each of them sometimes waits; the longest waits come first.
-# The other tests wait more than they compute: two workers per core
-RANKS := $(patsubst %,tests/cluster/test_%.py,slurm whole_job ray_job) tests/acceptance tests/plan/test_verification.py \
-  tests/probes tests/cli
+# Tests wait as much as they compute: two workers per core. tests/conftest.py orders the files
 TWO_A_CORE = $(shell echo $$(( 2 * $$(nproc) )))
 # A restarted worker would run the file again that killed it, and be killed as well: let the other workers finish
 BY_FILE := --dist=loadfile --max-worker-restart=0
 
 # Compile once, not in every worker and every process that tests start (tests/conftest.py). Pytest reports errors later
-COMPILED = { $(BIN)/python -m compileall -q gpudoctor; \
-  ls -d tests/*/ | xargs -n 12 -P 2 $(BIN)/python -m pytest --collect-only -qq -p no:cacheprovider; } >/dev/null 2>&1 || true
+build/.compiled: $(shell find gpudoctor tests -name '*.py') | $(VENV)/.installed-dev
+	@{ $(BIN)/python -m compileall -q gpudoctor; \
+	  ls -d tests/*/ | xargs -n 12 -P 2 $(BIN)/python -m pytest --collect-only -qq -p no:cacheprovider; \
+	  mkdir -p build; touch $@; } >/dev/null 2>&1 || true
 
-test: $(VENV)/.installed-dev
-	@$(COMPILED)
-	$(BIN)/python -m pytest -n $(TWO_A_CORE) --maxprocesses=8 $(BY_FILE) $(RANKS:%=--ignore=%)
-	$(BIN)/python -m pytest -n 3 $(BY_FILE) --no-loadscope-reorder $(RANKS)
+test: $(VENV)/.installed-dev build/.compiled
+	$(BIN)/python -m pytest -n $(TWO_A_CORE) --maxprocesses=8 $(BY_FILE) --no-loadscope-reorder
 
 # What a test imports or calls when it starts processes: a new test of that kind is left out without further work
 STARTS := subprocess|Popen|multiprocessing|Sampler\(|DriverWatch\(|collect_live\(|live_nodes

@@ -1,17 +1,20 @@
 """One process that has imported torch, from which the rank starters of many runs are forked.
 
 A starter that is a new interpreter imports torch for one to two seconds, which is most of a short run. What happens
-after the import is the same. Tests of how a starter begins, or of what it imports, start new interpreters.
+after the import is the same, but for less work (`_LESS_WORK`). Tests of how a starter begins, of what it imports, or of
+whole trainings start new interpreters.
 """
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
 import socket
 import subprocess
 import tempfile
+import threading
 from collections.abc import Mapping
 from typing import IO, Any
 
@@ -28,6 +31,12 @@ from gpudoctor.process.forked import ForkedProcess
 _PR_SET_CHILD_SUBREAPER = 36
 _MOST_DESCRIPTORS = 32
 _LONGEST_ORDER = 1 << 20
+_LESS_WORK = (
+    # no test judges whether CPU ranks are equally fast; on a busy machine the comparison would take three rounds
+    ("gpudoctor.probes.train.core_turns", "_ROUNDS_MAX", 1),
+    # one more than the step in which faults are injected
+    ("gpudoctor.probes.strategies.model", "STEPS", 6),
+)
 
 
 _pids: set[int] = set()
@@ -50,6 +59,7 @@ class ImportedTorch:
     """The process that has imported torch; it ends when it is closed, or with this process."""
 
     def __init__(self) -> None:
+        self._one_at_a_time = threading.Lock()
         self._orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         command = dependent_python(__name__, "serve", str(theirs.fileno()))
         # torch reads some of these variables when it is imported
@@ -76,25 +86,27 @@ class ImportedTorch:
             return rank_starter_client.start(dict(order), life, control, rank_fds, output, python)
         environment = _environment(msgspec.convert(order["job"], RankJob))
         whole = {"parent": os.getpid(), "folder": os.getcwd(), "environment": environment, **order}  # noqa: PTH109
-        _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # the starter becomes a child of this process, as every other one
-        try:
-            socket.send_fds(self._orders, [json.dumps(whole).encode()], [output.fileno(), life, control, *rank_fds])
-            return ForkedStarter(int(self._orders.recv(32)))
-        finally:
-            _prctl(_PR_SET_CHILD_SUBREAPER, 0)
+        with self._one_at_a_time:
+            _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # the starter becomes a child of this process, as every other one
+            try:
+                socket.send_fds(self._orders, [json.dumps(whole).encode()], [output.fileno(), life, control, *rank_fds])
+                return ForkedStarter(int(self._orders.recv(32)))
+            finally:
+                _prctl(_PR_SET_CHILD_SUBREAPER, 0)
 
 
 def serve(descriptor: str) -> None:
     """In the process with torch: fork a starter for each order that arrives, until the other end is closed."""
     orders = socket.socket(fileno=int(descriptor))
+    gc.disable()  # as in _import_torch
+    for module, name, less in _LESS_WORK:
+        vars(importlib.import_module(module))[name] = less
     while True:
         message, descriptors, _, _ = socket.recv_fds(orders, _LONGEST_ORDER, _MOST_DESCRIPTORS)
         if not message:
             return
         order = json.loads(message)
         rank_starter._import_torch(order["job"])
-        # no test judges whether CPU ranks are equally fast; on a busy machine the comparison would take three rounds
-        vars(importlib.import_module("gpudoctor.probes.train.core_turns"))["_ROUNDS_MAX"] = 1
         assert len(os.listdir("/proc/self/task")) == 1, "with a second thread fork is not safe"  # noqa: PTH208
         between = os.fork()
         if between == 0:

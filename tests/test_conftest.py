@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, SLOWEST
 from tests.testing.user_project import project, run_pytest
 
 CONFTEST = """
@@ -89,3 +89,7 @@ def test_no_thread_of_a_test_keeps_its_process_from_ending() -> None:
     }
     assert len(found) > 10
     assert [place for place, daemon in found.items() if not daemon] == []
+
+
+def test_the_slowest_files_are_there() -> None:
+    assert [name for name in SLOWEST if not (ROOT / "tests" / f"{name}.py").is_file()] == []

@@ -1,7 +1,7 @@
 """nvidia-smi of a simulated node: shows what the fake driver plays, and applies the settings it is given.
 
-Run as a program. FAKE_SMI_XML: the dump is this file. FAKE_SMI_LIE=tag=text: the first GPU's dump has this text in that
-tag. FAKE_SMI_LOG: each setting is appended there. FAKE_SMI_DENY: settings are refused, as without root.
+Run as a program. FAKE_SMI_XML: the dump is this file. FAKE_SMI_LIE=tag=text;...: the first GPU's dump has this text in
+that tag. FAKE_SMI_LOG: each setting is appended there. FAKE_SMI_DENY: settings are refused, as without root.
 FAKE_SMI_CANNOT: they are not supported, with exit code 0. FAKE_SMI_STRAY: it leaves a process behind.
 """
 
@@ -63,10 +63,10 @@ def set_power(folder: Path, bus_id: str, watts: float) -> None:
 
 
 def dump(node: Node, lie: str | None = None) -> str:
-    """The XML of `-q -x`, in the schema's words; `lie`, as tag=text, changes that tag of the first GPU."""
+    """The XML of `-q -x`, in the schema's words; `lie`, as tag=text;..., changes these tags of the first GPU."""
     gpus = [_gpu(gpu) for gpu in node.gpus]
-    if lie:
-        tag, _, text = lie.partition("=")
+    for told in lie.split(";") if lie else ():
+        tag, _, text = told.partition("=")
         gpus[0] = re.sub(rf"<{tag}>.*?</{tag}>", f"<{tag}>{text}</{tag}>", gpus[0])
     return (
         '<?xml version="1.0" ?>\n<!DOCTYPE nvidia_smi_log SYSTEM "nvsmi_device_v12.dtd">\n<nvidia_smi_log>\n'

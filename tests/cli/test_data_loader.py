@@ -8,15 +8,18 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-from tests.probes.conftest import GONE_WITHIN_S
+from tests.cli.conftest import Gpudoctor, Outcome
+from tests.probes.conftest import GONE_WITHIN_S, goes_on
 
-CHECK = (sys.executable, "-m", "gpudoctor", "check", "data.loader", "--backend", "gloo", "--json")
+HERE = ("check", "data.loader", "--backend", "gloo", "--json")
+CHECK = (sys.executable, "-m", "gpudoctor", *HERE)
 
 
 @pytest.fixture
@@ -24,6 +27,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / ("longer-than-the-name-of-a-socket-may-be-" * 3)
     folder.mkdir()
     monkeypatch.setenv("TMPDIR", str(folder))
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     return folder
 
@@ -31,10 +35,13 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def checked(*argv: str) -> tuple[int, dict[str, Any], dict[str, Any]]:
     """Exit code, the check and its measurements."""
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
-    report = json.loads(done.stdout)
-    assert "Traceback" not in done.stderr
-    [check] = report["checks"]
-    return done.returncode, check, report["measurements"]
+    return told(Outcome(done.returncode, done.stdout, done.stderr))
+
+
+def told(outcome: Outcome) -> tuple[int, dict[str, Any], dict[str, Any]]:
+    assert "Traceback" not in outcome.err
+    [check] = outcome.json["checks"]
+    return outcome.code, check, outcome.json["measurements"]
 
 
 def of_status(check: dict[str, Any], status: str) -> list[dict[str, Any]]:
@@ -100,11 +107,13 @@ def test_a_tiny_dev_shm_is_named_and_never_filled(temporary: Path) -> None:
     assert list(temporary.iterdir()) == []
 
 
-def test_data_in_which_there_is_nothing_to_read_is_no_pass(temporary: Path, tmp_path: Path) -> None:
+def test_data_in_which_there_is_nothing_to_read_is_no_pass(
+    temporary: Path, tmp_path: Path, gpudoctor: Gpudoctor, forked_starters: None
+) -> None:
     data = tmp_path / "data"
     data.mkdir()
     (data / "empty.jpg").touch()
-    code, check, _ = checked(*CHECK, "--ranks", "2", "--data", str(data))
+    code, check, _ = told(gpudoctor(*HERE, "--ranks", "2", "--data", str(data)))
     assert (code, check["status"]) == (3, "unknown")
     [finding] = check["findings"]
     assert "files there have 0 bytes" in finding["reason"]
@@ -118,7 +127,7 @@ def test_nothing_is_left_of_a_run_that_ends_while_workers_load(temporary: Path, 
     )
     children: list[psutil.Process] = []
     while len(children) < 4 + 2:  # starter, guardian and ranks; the workers of one rank
-        assert run.poll() is None
+        goes_on(run)
         children = psutil.Process(run.pid).children(recursive=True)
     run.send_signal(number)
     output, _ = run.communicate()
@@ -130,8 +139,10 @@ def test_nothing_is_left_of_a_run_that_ends_while_workers_load(temporary: Path, 
     assert not [path for path in Path("/dev/shm").iterdir() for child in children if f"torch_{child.pid}_" in path.name]
 
 
-def test_a_rank_that_dies_while_it_loads_is_told_and_convicts_no_gpu(temporary: Path) -> None:
-    code, check, measured = checked(*CHECK, "--ranks", "2", "--inject", "die-rank=1:data")
+def test_a_rank_that_dies_while_it_loads_is_told_and_convicts_no_gpu(
+    temporary: Path, gpudoctor: Gpudoctor, forked_starters: None
+) -> None:
+    code, check, measured = told(gpudoctor(*HERE, "--ranks", "2", "--inject", "die-rank=1:data"))
     assert (code, check["status"]) == (3, "unknown")
     [problem] = measured["problems"]
     assert (problem["probe"], problem["kind"], problem["rank"]) == ("data", "crash", 1)

@@ -69,14 +69,14 @@ def ended(processes: Sequence[subprocess.Popen[str]]) -> list[tuple[str, str]]:
 
 def test_torchrun_with_one_host_at_100_mbit_names_that_host_and_only_it(hosts: Hosts) -> None:
     hosts.slow(3, "100mbit")
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes=4", "--nproc-per-node=1"]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes=3", "--nproc-per-node=1"]
     agents = [
         hosts.popen(
             i,
             [*torchrun, f"--node-rank={i - 1}", "--master-addr=node1", "--master-port=29577", "-m", *_RANK[2:]],
             env=_TOKEN,
         )
-        for i in hosts.numbers
+        for i in list(hosts.numbers)[:3]
     ]
     (out, err), *others = ended(agents)
 
@@ -84,14 +84,14 @@ def test_torchrun_with_one_host_at_100_mbit_names_that_host_and_only_it(hosts: H
     assert named(report, Status.FAIL) == {("cluster.pairs", "node3")}, err
     assert named(report, Status.WARN, Status.UNKNOWN) == set()
     assert (report.verdict, report.exit_code, report.run.launcher) == ("fail", 1, "torchrun")
-    assert [text for text, _ in others] == ["", "", ""]
-    assert [process.returncode for process in agents] == [1, 0, 0, 0]
+    assert [text for text, _ in others] == ["", ""]
+    assert [process.returncode for process in agents] == [1, 0, 0]
     slow = [pair for pair in report.between.pairs if "node3" in pair.nodes]
-    assert len(slow) == 3
+    assert len(slow) == 2
     # 100 Mbit/s are 0.0125 GB/s, and a busy machine makes less of it; the limiter lets what comes in bursts through
     assert all(pair.again and 0 < (pair.busbw_gb_s or 0) < 0.02 for pair in slow), slow
     assert report.between.everyone is not None
-    assert report.between.everyone.ranks == 4
+    assert report.between.everyone.ranks == 3
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import sys
 import tempfile
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -42,6 +43,12 @@ def measure(plan: ProbePlan, *, deadline_s: float = DEADLINE_S, probe_deadline_s
     assert not left, f"processes left behind: {left}"
     assert open_files() <= files_before, "pipes left open"
     return measurements
+
+
+def goes_on(process: subprocess.Popen[Any]) -> None:
+    """Assert that it has not ended, for a moment in which a loop that watches it leaves the processor to it."""
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(0.05)
 
 
 def open_files() -> set[str]:

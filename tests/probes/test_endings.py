@@ -17,11 +17,11 @@ import pytest
 from gpudoctor.facts.deadlines import Deadline
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.missing import Missing
-from gpudoctor.probes.runner import deadlines
+from gpudoctor.probes.runner import deadlines, launch
 from gpudoctor.probes.runner.launch import ProbePlan, run_probes
 from gpudoctor.probes.runner.run_collector import INSTALL_TORCH
-from tests.imported_torch import own_children
-from tests.probes.conftest import DEADLINE_S, GONE_WITHIN_S, measure
+from tests.imported_torch import ImportedTorch, own_children
+from tests.probes.conftest import DEADLINE_S, GONE_WITHIN_S, goes_on, measure
 
 _HUNG_RUN = """
 import signal, sys, tempfile
@@ -106,7 +106,7 @@ def test_a_parent_that_is_killed_while_torch_loads_leaves_nothing(
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
     run = subprocess.Popen([sys.executable, "-c", _HUNG_RUN, str(private_folders)], stdout=subprocess.DEVNULL)
     while not marker.exists():
-        assert run.poll() is None
+        goes_on(run)
     children = psutil.Process(run.pid).children(recursive=True)
     run.kill()
     run.wait()
@@ -302,7 +302,10 @@ def test_a_rank_that_sticks_in_nccl_dies_by_itself_whatever_the_user_has_set(mon
     assert seen["NCCL_DEBUG"] == "INFO", "what the user wants to see of NCCL is the user's"
 
 
-def test_two_runs_at_once_do_not_meet(private_folders: Path) -> None:
+def test_two_runs_at_once_do_not_meet(
+    private_folders: Path, imported_torch: ImportedTorch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "start", imported_torch.start)
     found: list[Measurements] = []
 
     def one_run() -> None:

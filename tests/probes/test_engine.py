@@ -22,7 +22,7 @@ from gpudoctor.probes.runner import local_workers
 from gpudoctor.probes.runner.launch import ProbePlan, run_probes
 from gpudoctor.probes.runner.launch_engine import LocalPlacement, local_placement
 from gpudoctor.probes.runner.local_workers import LocalWorkers
-from tests.probes.conftest import GONE_WITHIN_S
+from tests.probes.conftest import GONE_WITHIN_S, goes_on
 
 _TORCHRUN = {
     "TORCHELASTIC_RUN_ID": "none", "LOCAL_RANK": "{rank}", "LOCAL_WORLD_SIZE": "{ranks}", "RANK": "{rank}",
@@ -82,7 +82,8 @@ def test_the_first_process_reports_on_ranks_that_all_of_them_host(engine: str, r
 def _until_both_have_ranks(leader: subprocess.Popen[str], guest: subprocess.Popen[str]) -> list[psutil.Process]:
     """All descendants of the two: each has a starter, its guardian and a rank."""
     while True:
-        assert leader.poll() is guest.poll() is None
+        goes_on(leader)
+        goes_on(guest)
         found = [psutil.Process(process.pid).children(recursive=True) for process in (leader, guest)]
         if all(len(children) == 3 for children in found):
             return [*found[0], *found[1]]

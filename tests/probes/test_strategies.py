@@ -31,8 +31,6 @@ from gpudoctor.probes.strategies.memory import TrafficCounter
 from gpudoctor.probes.strategies.model import shape_for
 from tests.probes.conftest import measure, two_ranks
 
-pytestmark = pytest.mark.usefixtures("forked_starters")
-
 # What fp32 rounds in ten steps was measured at 3e-7, what bf16 does at 1e-3: the checks allow ten times more and more.
 ROUNDING, ROUNDING_BF16 = 5e-6, 5e-3
 DATA = ("dp", "ddp", "zero1", "fsdp", "fsdp1", "checkpointing")

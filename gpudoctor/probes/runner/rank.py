@@ -155,7 +155,7 @@ def run_rank(order: dict[str, Any]) -> NoReturn:
     try:
         _join(rank)
         _verify_plan(rank)
-        _run_repetitions(rank, _probes())
+        _run_repetitions(rank, probe_functions())
     except UnusableTorchError as error:
         rank.send(messages.UnusableTorch(str(error)))
         leave()
@@ -202,7 +202,8 @@ def _own_output(path: Path) -> None:
     os.close(descriptor)
 
 
-def _probes() -> dict[str, Callable[[Rank], None]]:
+def probe_functions() -> dict[str, Callable[[Rank], None]]:
+    """Each probe by its name; imports all of them."""
     from gpudoctor.probes.collective.probe import run_collectives
     from gpudoctor.probes.compute.probe import run_compute
     from gpudoctor.probes.data.probe import run_data

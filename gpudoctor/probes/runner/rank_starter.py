@@ -128,8 +128,10 @@ def _import_torch(job: dict[str, Any]) -> None:
     gc.disable()  # garbage collection that finds nothing is a third of the time of importing torch
     import torch
 
-    import gpudoctor.probes.runner.rank  # noqa: F401
+    from gpudoctor.probes.runner import rank
 
+    with suppress(ImportError, AttributeError):  # if torch is too old for them, the rank reports that
+        rank.probe_functions()
     if "train" in probes or strategies:
         import torch._dynamo  # noqa: F401 - DDP imports it at first use, which would count as time of the probe
     if strategies:
