@@ -423,6 +423,7 @@ def test_a_text_that_is_not_judged_is_named_and_is_no_pass(name: str) -> None:
     ("text", "told"),
     [
         (dcgm_diag("Fail - GPU: 1"), "dcgmi diag: Fail: PCIe (GPU: 1)"),
+        ("| Memory Bandwidth          | Fail - GPU: 5     |\n", "dcgmi diag: Fail: Memory Bandwidth (GPU: 5)"),
         (dcgm_diag("Fail", version=4), "dcgmi diag: Fail: pcie (GPU 1)"),
         (dcgm_diag_json("Fail"), "dcgmi diag: Fail: PCIe (GPU 1)"),
         (dcgm_diag_json("FAIL", version=4), "dcgmi diag: Fail: PCIe (GPU 1)"),
