@@ -27,8 +27,8 @@ _NO_VERDICT = "DCGM's own tests, which gpudoctor does not repeat from a text; on
 _TEST = (
     r"(?:Deny|Black)list|NVML Library|CUDA Main Library|Permissions and OS Blocks|Persistence Mode|Inforom|Memtest"
     r"|Environment Variables|Page Retirement(?:/Row Remap)?|Graphics Processes|Fabric Manager|PCIe|GPU Memory"
-    r"|Diagnostic|Pulse Test|EUD Test|(?:SM|Targeted) Stress|Targeted Power|Memory Bandwidth|software|memory|pcie|diagnostic"
-    r"|memtest|pulse_test|eud|cpu_eud|targeted_(?:stress|power)|memory_bandwidth|nvbandwidth|nccl_tests"
+    r"|Diagnostic|Pulse Test|EUD Test|(?:SM|Targeted) Stress|Targeted Power|Memory Bandwidth"
+    r"|software|memory|pcie|diagnostic|memtest|pulse_test|eud|cpu_eud|targeted_(?:stress|power)|memory_bandwidth|nvbandwidth|nccl_tests"
 )
 _DIAG = re.compile(
     r"Successfully ran diagnostic for group|\| Diagnostic +\| Result +\|"
