@@ -423,6 +423,7 @@ def test_a_text_that_is_not_judged_is_named_and_is_no_pass(name: str) -> None:
     ("text", "told"),
     [
         (dcgm_diag("Fail - GPU: 1"), "dcgmi diag: Fail: PCIe (GPU: 1)"),
+        ("| Memory Bandwidth          | Fail - GPU: 5     |\n", "dcgmi diag: Fail: Memory Bandwidth (GPU: 5)"),
         (dcgm_diag("Fail", version=4), "dcgmi diag: Fail: pcie (GPU 1)"),
         (dcgm_diag_json("Fail"), "dcgmi diag: Fail: PCIe (GPU 1)"),
         (dcgm_diag_json("FAIL", version=4), "dcgmi diag: Fail: PCIe (GPU 1)"),
@@ -615,18 +616,23 @@ def test_free_is_read_in_any_language(header: str, memory: str, swap: str, comma
 
 
 @pytest.mark.parametrize(
-    "header",
+    ("header", "row"),
     [
-        "Dateisystem    Gr\u00f6\u00dfe Benutzt Verf. Verw% Eingeh\u00e4ngt auf",
-        "Sys. de fichiers Taille Utilis\u00e9 Dispo Uti% Mont\u00e9 sur",
-        "\u6587\u4ef6\u7cfb\u7edf        \u5bb9\u91cf  \u5df2\u7528  \u53ef\u7528 \u5df2\u7528% \u6302\u8f7d\u70b9",
+        (
+            "Dateisystem    1K-Bl\u00f6cke Benutzt Verf\u00fcgbar Verw% Eingeh\u00e4ngt auf",
+            "tmpfs 16777216 0 16777216 0%",
+        ),
+        ("Sys. de fichiers   1M-blocs Utilis\u00e9 Disponible Uti% Mont\u00e9 sur", "tmpfs 16384 0 16384 0%"),
+        (
+            "\u6587\u4ef6\u7cfb\u7edf        1K-\u5757  \u5df2\u7528  \u53ef\u7528 \u5df2\u7528% \u6302\u8f7d\u70b9",
+            "tmpfs 16777216 0 16777216 0%",
+        ),
+        ("Dateisystem    Gr\u00f6\u00dfe Benutzt Verf. Verw% Eingeh\u00e4ngt auf", "tmpfs 16,0G 0 16,0G 0%"),
     ],
 )
-def test_df_is_read_in_any_language(header: str) -> None:
-    assert (
-        read(f"{header}\n/dev/sda2       1,8T    1,1T  625G   65% /\ntmpfs 16G 31M 16G 1% /dev/shm\n").host.shm_mib
-        == 16 << 10
-    )
+def test_df_is_read_in_any_language(header: str, row: str) -> None:
+    host = read(f"{header}\n/dev/sda2       187500000 1000 187499000   65% /\n{row} /dev/shm\n").host
+    assert (host.shm_mib, host.shm_free_mib) == (16 << 10, 16 << 10)
 
 
 @pytest.mark.parametrize(

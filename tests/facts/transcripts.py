@@ -362,6 +362,16 @@ MIG_LIST = """+-------------------------------------------------------+
 +-------------------------------------------------------+
 """
 
+IP = """2: ens1f0np0: <BROADCAST,MULTICAST,UP,LOWER_UP> mtu 1500 qdisc mq state UP group default qlen 1000
+    link/ether 00:00:5e:00:53:01 brd ff:ff:ff:ff:ff:ff
+    inet 192.0.2.7/24 brd 192.0.2.255 scope global ens1f0np0
+"""
+
+PERFQUERY = """# Port extended counters: Lid 5 port 1 (CapMask: 0x5300)
+PortSelect:......................1
+SymbolErrorCounter:..............812
+"""
+
 CUDA_WARNING = (
     "torch/cuda/__init__.py:128: UserWarning: CUDA initialization: Unexpected error from cudaGetDeviceCount(). "
     "Error 802: system not yet initialized (Triggered internally at CUDAFunctions.cpp:108.)\n"
@@ -422,6 +432,8 @@ NOT_JUDGED = {
     "a log of NCCL": NCCL_LOG,
     "ibdev2netdev": IBDEV2NETDEV,
     "node health check (NHC)": NHC,
+    "ip": IP,
+    "perfquery": PERFQUERY,
     "gpustat": GPUSTAT,
     "nvidia-smi mig": MIG_LIST,
 }

@@ -23,12 +23,17 @@ _NO_VERDICT = "DCGM's own tests, which gpudoctor does not repeat from a text; on
 
 # `dcgmi diag`
 
-# also a part of the table without its head
+# also rows alone, as people quote them; the names of DCGM 1 to 4
+_TEST = (
+    r"(?:Deny|Black)list|NVML Library|CUDA Main Library|Permissions and OS Blocks|Persistence Mode|Inforom|Memtest"
+    r"|Environment Variables|Page Retirement(?:/Row Remap)?|Graphics Processes|Fabric Manager|PCIe|GPU Memory"
+    r"|Diagnostic|Pulse Test|EUD Test|(?:SM|Targeted) Stress|Targeted Power|Memory Bandwidth"
+    r"|software|memory|pcie|diagnostic|memtest|pulse_test|eud|cpu_eud|targeted_(?:stress|power)|memory_bandwidth|nvbandwidth|nccl_tests"
+)
 _DIAG = re.compile(
     r"Successfully ran diagnostic for group|\| Diagnostic +\| Result +\|"
+    rf"|\| (?:{_TEST}) +\| (?:Pass|Fail|Warn|Skip|Not Run)\b"
     r"|[|+]-+ {1,3}(?:Metadata|Deployment|Integration|Hardware|Stress) {1,3}-+\+-+[|+]\s*$"
-    r"|\| (?:GPU )?(?:Memory|Memtest|Diagnostic|PCIe|SM Stress|Targeted \w+|Memory Bandwidth|Pulse Test|EUD Test) +\|"
-    r" (?:Pass|Fail|Warn|Skip)\b"
 )
 _NOT_RUN = re.compile(r"Error(?:: Unable to (?:complete|run)| when executing the) diagnostic.{0,300}")
 _RESULT = re.compile(r"(?:GPU ?(\d{1,4}): )?(Pass|Fail|Warn|Skip|Not Run)(?:p?ed)?\b[ -]*(.{0,60})", re.IGNORECASE)

@@ -145,7 +145,7 @@ OTHER_TOOL_READERS: tuple[TextReader, ...] = (
     ),
     _tool(
         "ibdev2netdev",
-        r"[a-z]\w{1,30} port \d{1,3} ==> \S{1,20} \((?:Up|Down)\)",
+        r"[a-z]\w{1,30}\s+port\s+\d{1,3}\s+==>\s+\S{1,20}\s+\((?:Up|Down)\)",
         r"(?!)",
         "it shows the network interfaces of the ports, not their links; paste: ibstat",
     ),
@@ -171,16 +171,22 @@ OTHER_TOOL_READERS: tuple[TextReader, ...] = (
         "which instances there are is not judged; paste: nvidia-smi",
     ),
     _tool(
+        "ip",
+        r"\d{1,4}: \S{1,40}: <[A-Z_,]{2,100}> mtu \d",
+        r"\s+(?:link|inet6?|valid_lft|altname|vf \d{1,3}|RX|TX)\b",
+        "the state of network interfaces is not judged; paste: ibstat",
+    ),
+    _tool(
+        "perfquery",
+        r"# Port (?:extended )?counters: Lid ",
+        r"\w{3,40}:\.{3,60}",
+        "it does not name the device of its port; paste: ibstat",
+    ),
+    _tool(
         "lspci -t",
         r"[ |]{0,60}[-+\\](?:\+-)?\[[0-9a-f]{4,8}(?::[0-9a-f]{2})?\]-",
         r"[ |]{1,200}[+\\]-\S",
         "it shows no state of a device; paste: lspci -vvv",
-    ),
-    _tool(
-        "ibdev2netdev",
-        r"\w{1,40}\s+port\s+\d{1,3}\s+==>\s+\S{1,40}\s+\((?:Up|Down)\)",
-        r"(?!)",
-        "it shows the state of network interfaces, not of RDMA ports; paste: ibstat",
     ),
     _tool(
         "nvidia-debugdump",
