@@ -135,6 +135,13 @@ def test_a_node_that_the_driver_names_is_gpu_memory_on_any_machine(tmp_path: Pat
     assert [node.is_gpu_memory for node in host.numa_nodes] == [False, True, False]
 
 
+def test_the_meminfo_of_a_container_on_grace_is_not_its_ram_without_gpu_memory(tmp_path: Path) -> None:
+    """LXC gives a container of 64 GiB a meminfo of its own, beside the machine's NUMA nodes."""
+    write(grace(tmp_path), {"/sys/module/nvidia/initstate": "live"})
+    meminfo(tmp_path, 65_536, 60_000)
+    assert kind_of(read_host(tmp_path).ram_mib) == "failed"
+
+
 def test_ram_is_not_known_where_the_size_of_the_gpu_memory_is_not(tmp_path: Path) -> None:
     write(grace(tmp_path), {"/sys/module/nvidia/initstate": "live"})
     (tmp_path / "sys/devices/system/node/node1/meminfo").unlink()

@@ -13,7 +13,7 @@ from gpudoctor.facts.model.gpu import PcieHop
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import PciDevice
 from gpudoctor.facts.system.pci import read_path, read_pci
-from tests.sysfs_tree import config_space, iommu_group, pci_device
+from tests.sysfs_tree import config_space, iommu_group, link, pci_device
 
 ROOT_PORT = "pci0000:15/0000:15:01.0"
 UPLINK = f"{ROOT_PORT}/0000:16:00.0"
@@ -163,9 +163,12 @@ def test_only_nvidias_gpus_and_switches_are_listed_by_bus_id(tmp_path: Path) -> 
     pci_device(tmp_path, "pci0000:00/0000:01:00.0", pci_class="0x030000", device="0x2684", driver=None)
     pci_device(tmp_path, "pci0000:00/0000:03:00.0", vendor="0x1a03", pci_class="0x030000", driver="ast")
     pci_device(tmp_path, "pci0000:00/0000:04:00.0", numa_node="1")
+    pci_device(tmp_path, "pci0000:00/0000:04:00.4", numa_node="1")
+    link(tmp_path, "/sys/devices/pci0000:00/0000:04:00.4/physfn", "/sys/devices/pci0000:00/0000:04:00.0")
     assert read_pci(tmp_path).nvidia_devices == (
         PciDevice("0000:01:00.0", "0x030000", "0x2684", driver=None, numa_node=0),
         PciDevice("0000:04:00.0", "0x030200", "0x2330", driver="nvidia", numa_node=1),
+        PciDevice("0000:04:00.4", "0x030200", "0x2330", driver="nvidia", numa_node=1, virtual_function=True),
         PciDevice("0000:05:00.0", "0x068000", "0x22a3", driver="nvidia", numa_node=None),
     )
 

@@ -148,7 +148,7 @@ def not_shown(node: Node, bus_id: str) -> NotShown:
 
 def _handed_on(node: Node, device: PciDevice) -> bool:
     """Whether the device is given to a virtual machine, or is a virtual function of a GPU that hosts vGPUs."""
-    if any(word in (known(device.driver) or "") for word in _FOR_GUESTS):
+    if device.virtual_function or any(word in (known(device.driver) or "") for word in _FOR_GUESTS):
         return True
     hosts = {g.bus_id.rpartition(":")[0] for g in node.gpus if known(g.settings.virtualization) == "host-vgpu"}
     shown = {g.bus_id for g in node.gpus}

@@ -30,6 +30,7 @@ _BENIGN = {
 _LEAST_SHARE = 0.05
 _ALONE_SHARE, _PEERS_SHARE = 0.5, 0.1
 _HOTTER_C = 10
+_IMPOSSIBLE_SHARE = 1.5  # timers are updated in steps: a little above 1 is possible
 
 
 def telemetry_of(case: Case, during: str) -> Telemetry | None:
@@ -102,8 +103,12 @@ def _lone_settings(gpu: Gpu, peers: Sequence[Gpu], own: GpuUnderLoad, others: Se
 
 
 def event_share(gpu: GpuUnderLoad, reason: str) -> float:
-    """Share of the time with this clock event reason: from the samples, or from the driver's timer if that is more."""
+    """Share of the time with this clock event reason: from the samples, or from the driver's timer if that is more.
+
+    A timer that ran much longer than the time itself counts something else: its field ids were renumbered before.
+    """
     by_timer = gpu.event_ms.get(reason, 0.0) / (gpu.sampled_s * 1000) if gpu.sampled_s > 0 else 0.0
+    by_timer = by_timer if by_timer < _IMPOSSIBLE_SHARE else 0.0
     return min(1.0, max(gpu.event_share.get(reason, 0.0), by_timer))
 
 

@@ -9,7 +9,7 @@ from gpudoctor.checks.core.explains import ENDS, Explains
 from gpudoctor.checks.core.finding import Advice, Evidence, Finding, Status, fail, ok, unknown, unread, warn
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE
-from gpudoctor.checks.env.nccl_over_efa import efa_findings
+from gpudoctor.checks.env.nccl_over_efa import OWN_NETWORKS, efa_findings
 from gpudoctor.checks.env.rendezvous import loopback_findings
 from gpudoctor.checks.env.settings import bad, shown, unset
 from gpudoctor.checks.nvlink.link_state import links_up
@@ -39,7 +39,7 @@ def nccl_settings(case: Case) -> Iterator[Finding]:
         *_switched_off(case),
         *_interfaces(case),
         *_files(case),
-        *_left_on(environment),
+        *_left_on(case),
         *_launcher(environment),
         *loopback_findings(case),
         *efa_findings(case),
@@ -157,7 +157,9 @@ def _files(case: Case) -> Iterator[Finding]:
             yield unknown(NODE, f"{name}={variable.value}: {words}", shown(variable))
 
 
-def _left_on(environment: Environment) -> Iterator[Finding]:
+def _left_on(case: Case) -> Iterator[Finding]:
+    environment = case.node.environment
+
     def costly(variable: Variable, expected: str, cost: str) -> Finding:
         return bad(warn, variable, f": {cost}", expected, "left over from debugging")
 
@@ -175,14 +177,27 @@ def _left_on(environment: Environment) -> Iterator[Finding]:
         yield costly(detail, "OFF, INFO or not set", "every collective is checked against the other ranks first")
     profiled = ("not set outside profiling", "a profiler is loaded into every process")
     forced = "NCCL may not choose the {} that is best for a message size"
-    for name, expected, cost in (
-        *((name, *profiled) for name in ("CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH", "NCCL_PROFILER_PLUGIN")),
+    choices = (
         ("NCCL_ALGO", "not set: NCCL chooses", forced.format("algorithm")),
         ("NCCL_PROTO", "not set: NCCL chooses", forced.format("protocol")),
+    )
+    for name, expected, cost in (
+        *((name, *profiled) for name in ("CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH", "NCCL_PROFILER_PLUGIN")),
+        *(() if _uses_net_plugin(case) else choices),
     ):
         variable = environment.variable(name)
         if variable is not None and variable.value.strip():
             yield costly(variable, expected, cost)
+
+
+def _uses_net_plugin(case: Case) -> bool:
+    """Whether NCCL's traffic between nodes goes through a plugin, whose vendor may prescribe algorithm and protocol.
+
+    Google Cloud does for GPUDirect-TCPX and FasTrak, AWS did for EFA.
+    """
+    named = (case.node.environment.get("NCCL_NET") or "").strip().lower()
+    efa = any(port.is_efa and port.is_active for port in known(case.node.network.rdma_ports) or ())
+    return efa or named not in ("", *OWN_NETWORKS)
 
 
 def _launcher(environment: Environment) -> Iterator[Finding]:

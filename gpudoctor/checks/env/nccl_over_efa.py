@@ -13,7 +13,7 @@ from gpudoctor.facts.model.node import Environment, NcclNetPlugin, Variable
 
 _TCP = "NCCL goes on over TCP sockets between nodes, without a message: a small part of the adapters' rate"
 # NCCL user guide, NCCL_NET: NCCL's own networks; plugins have other names
-_OWN_NETWORKS = ("ib", "socket")
+OWN_NETWORKS = ("ib", "socket")
 
 
 def efa_findings(case: Case) -> Iterator[Finding]:
@@ -29,7 +29,7 @@ def efa_findings(case: Case) -> Iterator[Finding]:
 
 def _settings(environment: Environment, adapters: str) -> Iterator[Finding]:
     for name, expected, turns_away in (
-        ("NCCL_NET", "not set, or the plugin's name", lambda text: text.lower() in _OWN_NETWORKS),
+        ("NCCL_NET", "not set, or the plugin's name", lambda text: text.lower() in OWN_NETWORKS),
         ("NCCL_NET_PLUGIN", "not set, or the plugin for libfabric", lambda text: text.lower() == "none"),
         ("FI_PROVIDER", "efa, or not set", _names_no_efa),
     ):

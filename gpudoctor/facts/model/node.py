@@ -47,7 +47,8 @@ class Source(Fact, frozen=True):
 class PciDevice(Fact, frozen=True):
     """An NVIDIA function on the PCI bus. `pci_class` 0x0300xx VGA, 0x0302xx 3D, 0x0680xx NVSwitch.
 
-    `off_bus`: its configuration space reads all ones (`rev ff`).
+    `off_bus`: its configuration space reads all ones (`rev ff`). `virtual_function`: one of those (SR-IOV) that a GPU
+    of this machine is divided into for virtual machines; inside of one it looks like a GPU.
     """
 
     bus_id: str
@@ -56,6 +57,7 @@ class PciDevice(Fact, frozen=True):
     driver: str | Missing | None = NOT_READ
     numa_node: int | Missing | None = NOT_READ
     off_bus: bool = False
+    virtual_function: bool = False
 
 
 class PciBus(Fact, frozen=True):

@@ -33,6 +33,7 @@ def read_host(root: Path) -> Host:
     meminfo = root / "proc/meminfo"
     memory_limit = cgroups.read_memory_limit(root)
     quota = cgroups.read_cpu_quota(root)
+    ram = _without_gpu_memory(read_meminfo_mib(meminfo, "MemTotal"), _gpu_memory_mib(nodes))
     total, usable = _cpus(root)
     shm, shm_free = _shared_memory(root)
     virtualization = read_virtualization(root)
@@ -46,7 +47,8 @@ def read_host(root: Path) -> Host:
         virtualization=virtualization.kind,
         hypervisor=virtualization.hypervisor,
         container=virtualization.container,
-        ram_mib=_without_gpu_memory(read_meminfo_mib(meminfo, "MemTotal"), _gpu_memory_mib(nodes)),
+        # LXC replaces /proc/meminfo, and not the NUMA nodes: the difference is then no RAM
+        ram_mib=ram if ram != 0 else Missing("meminfo holds less than the GPUs' memory: it is a container's", "failed"),
         ram_available_mib=_without_gpu_memory(
             read_meminfo_mib(meminfo, "MemAvailable"),
             0 if isinstance(nodes, Missing) else gpu_memory_free_mib(root, nodes),

@@ -48,10 +48,9 @@ class PathStatus(msgspec.Struct, frozen=True, kw_only=True):
 class PathQuestion:
     """A query for the status of paths, started at once; `answers` waits for the result, once. Never raises."""
 
-    def __init__(self, paths: Sequence[str], deadline_s: float | None = None) -> None:
+    def __init__(self, paths: Sequence[str]) -> None:
         self._paths = tuple(paths)
-        self._deadline_s = PATH.seconds if deadline_s is None else deadline_s
-        self._give_up_s = monotonic() + self._deadline_s
+        self._give_up_s = monotonic() + PATH.seconds
         self._failure: Missing | None = None
         self._process: Child | None = None
         self._found: dict[int, PathStatus] = {}
@@ -86,7 +85,7 @@ class PathQuestion:
                     found[status.place] = status
         finally:
             self.close()
-        late = self._failure or Missing(f"did not answer within {self._deadline_s:g} s", "failed")
+        late = self._failure or Missing(f"did not answer within {PATH.seconds:g} s", "failed")
         return tuple(found.get(place, late) for place in range(len(self._paths)))
 
     def close(self) -> None:
@@ -97,6 +96,6 @@ class PathQuestion:
             self._process = None
 
 
-def ask_paths(paths: Sequence[str], deadline_s: float | None = None) -> tuple[PathStatus | Missing, ...]:
+def ask_paths(paths: Sequence[str]) -> tuple[PathStatus | Missing, ...]:
     """The status of each path; Missing (failed) for one that does not answer within the deadline."""
-    return PathQuestion(paths, deadline_s).answers()
+    return PathQuestion(paths).answers()

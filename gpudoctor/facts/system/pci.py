@@ -77,6 +77,7 @@ def _nvidia_devices(root: Path) -> tuple[PciDevice, ...] | Missing:
                 device_id=read_text(device / "device"),
                 driver=link_name(device / "driver"),
                 numa_node=read_numa_node(device),
+                virtual_function=present(device / "physfn"),
             )
         )
     return tuple(found)

@@ -218,6 +218,11 @@ def test_an_adapter_that_does_not_exist_warns() -> None:
     assert nccl(NCCL_IB_HCA="mlx4").status is Status.PASS
 
 
+def test_what_the_vendor_of_a_network_plugin_prescribes_is_no_leftover() -> None:
+    assert nccl(NCCL_NET="FasTrak", NCCL_ALGO="Ring,Tree", NCCL_PROTO="Simple").status is Status.PASS
+    assert nccl(NCCL_NET="IB", NCCL_ALGO="Ring,Tree", NCCL_PROTO="Simple").status is Status.WARN
+
+
 @pytest.mark.parametrize(("name", "status"), [("NCCL_GRAPH_FILE", Status.FAIL), ("NCCL_TOPO_FILE", Status.WARN)])
 def test_a_file_that_is_missing_stops_nccl_or_only_costs(name: str, status: Status) -> None:
     def with_file(exists: bool | None, value: str = "/a.xml", kind: Literal["live", "capture"] = "capture") -> Status:

@@ -90,6 +90,11 @@ def test_virtual_functions_of_a_vgpu_host_are_not_missing() -> None:
     host = h100(0, settings__virtualization="host-vgpu")
     function = put(pci(0, None), bus_id="0000:10:00.4")
     assert status("gpu.count", node(host, pci=PciBus(nvidia_devices=(pci(0), function)))) == "pass"
+    # or by the bus, if the driver does not tell the mode
+    silent = h100(0, settings__virtualization=FAILED)
+    for is_one, expected in ((True, "pass"), (False, "fail")):
+        bus = PciBus(nvidia_devices=(pci(0), put(function, driver="nvidia", virtual_function=is_one)))
+        assert status("gpu.count", node(silent, pci=bus)) == expected
 
 
 def test_an_unbound_gpu_of_another_model_may_be_too_old_for_the_driver() -> None:

@@ -176,6 +176,11 @@ def test_the_narrower_reason_is_told_and_few_samples_tell_nothing() -> None:
     assert throttle(0.9, "hw-thermal", samples=9).status is Status.PASS
 
 
+def test_a_timer_that_runs_faster_than_time_is_no_timer() -> None:
+    assert throttle(1.0, "idle", event_ms={"hw-thermal": 9.0e9}).status is Status.PASS
+    assert throttle(1.0, "idle", event_ms={"hw-thermal": 8400.0}).status is Status.FAIL  # in steps
+
+
 def test_memory_errors_that_came_under_load_fail() -> None:
     clean = Ecc(enabled=True, pending=True, corrected_volatile=0, uncorrected_volatile=0)
     node = Node(gpus=gpus(2, ecc=clean))
