@@ -27,7 +27,7 @@ from gpudoctor.cluster.check.member import Member
 from gpudoctor.cluster.check.messages import Answered, Challenge, Hello, Pong
 from gpudoctor.cluster.check.placement import JobPlacement
 from gpudoctor.errors import UserError
-from tests.cluster.puppets import TOKEN, Puppet, bad, examined, findings, job
+from tests.cluster.puppets import TOKEN, Puppet, bad, findings, job, report_of
 
 Change = Callable[[bytes], bytes | None]
 
@@ -87,7 +87,7 @@ def twice_from(word: bytes) -> Change:
 
 
 def test_who_only_passes_on_what_is_said_changes_nothing() -> None:
-    report = examined([*job("a", "b"), Relayed("c", 2)])
+    report = report_of([*job("a", "b"), Relayed("c", 2)])
     assert bad(report) == set()
     assert report.verdict == "pass"
 
@@ -104,7 +104,7 @@ def test_who_only_passes_on_what_is_said_changes_nothing() -> None:
 def test_a_result_that_is_changed_on_the_wire_is_no_result(change: Change) -> None:
     node = Relayed("c", 2)
     node.from_member = change
-    report = examined([*job("a", "b"), node])
+    report = report_of([*job("a", "b"), node])
     assert {(check, name, status) for check, name, status in bad(report) if check == "cluster.nodes"} == {
         ("cluster.nodes", "c", "unknown")
     }
