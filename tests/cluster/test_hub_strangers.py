@@ -104,13 +104,13 @@ def test_what_is_no_message_is_told_from_one_in_one_way(words: bytes) -> None:
 
 
 def test_a_member_that_meets_another_service_says_that_nobody_is_there() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as door:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def greet() -> None:
-            connection, _ = door.accept()
+            connection, _ = listener.accept()
             with connection:
                 connection.sendall(b'{"nonce": "\xff"}\n')
 
         threading.Thread(target=greet, daemon=True).start()
         with pytest.raises(UserError, match="nobody to meet at"):
-            Member([]).serve([("127.0.0.1", door.getsockname()[1])], TOKEN, 0, 0.0)
+            Member([]).serve([("127.0.0.1", listener.getsockname()[1])], TOKEN, 0, 0.0)
