@@ -119,7 +119,7 @@ class Puppet(threading.Thread):
         return Times(((seconds, seconds),), SIZE_BYTES, (self.right,))
 
 
-def examined(
+def report_of(
     puppets: Sequence[Puppet],
     *,
     count: int | None = None,
@@ -131,7 +131,7 @@ def examined(
     backend: Literal["auto", "nccl", "gloo"] = "gloo",
     silence_s: float = 10.0,
 ) -> ClusterReport:
-    """Lead these members through a whole examination, and judge; `limit_s` is that of their own checks."""
+    """Lead these members through all steps of a check, and judge; `limit_s` is that of their own checks."""
     hub = Hub(TOKEN, silence_s=silence_s)
     report = simulated_json()
     for puppet in puppets:
@@ -140,14 +140,14 @@ def examined(
         puppet.start()
     expected = len(puppets) if count is None else count
     plan = ClusterRunPlan(level, backend, expected, names, 30.0, limit_s, 30.0, 30.0, SLOW_SHARE, floor_gb_s, slack_s)
-    exam = ClusterSession(hub, plan, lambda text: None, lambda name, hostname, text: None)
+    session = ClusterSession(hub, plan, lambda text: None, lambda name, hostname, text: None)
     # a missing member is waited for as long as the others need
-    exam.run(lambda: len(hub.members) >= len(puppets))
+    session.run(lambda: len(hub.members) >= len(puppets))
     hub.close()
     for puppet in puppets:
         puppet.ended.wait(30)
     run = ClusterRun("id", "2026-01-01T00:00:00+00:00", 1.0, level, "test", expected)
-    return judge_cluster(exam, run, floor_gb_s=floor_gb_s)
+    return judge_cluster(session, run, floor_gb_s=floor_gb_s)
 
 
 @cache

@@ -27,7 +27,7 @@ from gpudoctor.cluster.check.member import Member
 from gpudoctor.cluster.check.messages import Answered, Challenge, Hello, Pong
 from gpudoctor.cluster.check.placement import JobPlacement
 from gpudoctor.errors import UserError
-from tests.cluster.puppets import TOKEN, Puppet, bad, examined, findings, job
+from tests.cluster.puppets import TOKEN, Puppet, bad, findings, job, report_of
 
 Change = Callable[[bytes], bytes | None]
 
@@ -87,7 +87,7 @@ def twice_from(word: bytes) -> Change:
 
 
 def test_who_only_passes_on_what_is_said_changes_nothing() -> None:
-    report = examined([*job("a", "b"), Relayed("c", 2)])
+    report = report_of([*job("a", "b"), Relayed("c", 2)])
     assert bad(report) == set()
     assert report.verdict == "pass"
 
@@ -104,7 +104,7 @@ def test_who_only_passes_on_what_is_said_changes_nothing() -> None:
 def test_a_result_that_is_changed_on_the_wire_is_no_result(change: Change) -> None:
     node = Relayed("c", 2)
     node.from_member = change
-    report = examined([*job("a", "b"), node])
+    report = report_of([*job("a", "b"), node])
     assert {(check, name, status) for check, name, status in bad(report) if check == "cluster.nodes"} == {
         ("cluster.nodes", "c", "unknown")
     }
@@ -146,10 +146,10 @@ def test_an_order_that_is_changed_on_the_wire_is_not_followed_and_the_hub_is_tol
 
 def test_a_member_does_not_serve_a_hub_that_does_not_know_the_token() -> None:
     orders: list[bytes] = []
-    with socket.create_server(("127.0.0.1", 0)) as door:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def pose() -> None:
-            connection, _ = door.accept()
+            connection, _ = listener.accept()
             with connection:
                 line = Line(connection)
                 line.send(Challenge("00" * 16))
@@ -164,7 +164,7 @@ def test_a_member_does_not_serve_a_hub_that_does_not_know_the_token() -> None:
         posing = threading.Thread(target=pose, daemon=True)
         posing.start()
         with pytest.raises(UserError, match="nobody to meet at"):
-            Member([]).serve([("127.0.0.1", door.getsockname()[1])], TOKEN, 0, 0.0)
+            Member([]).serve([("127.0.0.1", listener.getsockname()[1])], TOKEN, 0, 0.0)
         posing.join(30)
     assert orders == [], "it has said nothing but its Hello"
 
@@ -175,10 +175,10 @@ def test_a_false_hub_that_speaks_slowly_does_not_hold_a_node(monkeypatch: pytest
     """
     monkeypatch.setattr(member_module, "_TRY_S", 0.2)
     hung_up = threading.Event()
-    with socket.create_server(("127.0.0.1", 0)) as door:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def pose() -> None:
-            connection, _ = door.accept()
+            connection, _ = listener.accept()
             with connection:
                 connection.settimeout(0.05)
                 for _ in range(200):
@@ -195,17 +195,17 @@ def test_a_false_hub_that_speaks_slowly_does_not_hold_a_node(monkeypatch: pytest
         posing = threading.Thread(target=pose, daemon=True)
         posing.start()
         with pytest.raises(UserError, match="nobody to meet at"):
-            Member([]).serve([("127.0.0.1", door.getsockname()[1])], TOKEN, 0, 0.0)
+            Member([]).serve([("127.0.0.1", listener.getsockname()[1])], TOKEN, 0, 0.0)
         posing.join(30)
     assert hung_up.is_set()
 
 
 def test_a_false_hub_gets_no_more_memory_than_a_stranger() -> None:
     taken = threading.Event()
-    with socket.create_server(("127.0.0.1", 0)) as door:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def pose() -> None:
-            connection, _ = door.accept()
+            connection, _ = listener.accept()
             with connection:
                 try:
                     for _ in range(64):
@@ -217,7 +217,7 @@ def test_a_false_hub_gets_no_more_memory_than_a_stranger() -> None:
         posing = threading.Thread(target=pose, daemon=True)
         posing.start()
         with pytest.raises(UserError, match="nobody to meet at"):
-            Member([]).serve([("127.0.0.1", door.getsockname()[1])], TOKEN, 0, 0.0)
+            Member([]).serve([("127.0.0.1", listener.getsockname()[1])], TOKEN, 0, 0.0)
         posing.join(30)
     assert not taken.is_set()
 
@@ -322,8 +322,8 @@ def test_a_crowd_that_holds_all_that_may_be_open_does_not_keep_a_member_out() ->
     """`ulimit -n 1024`, hard: the strangers' connections are all that this process may have."""
 
     class Full:
-        def __init__(self, door: socket.socket) -> None:
-            self.fileno, self.close, self._listener = door.fileno, door.close, door
+        def __init__(self, listener: socket.socket) -> None:
+            self.fileno, self.close, self._listener = listener.fileno, listener.close, listener
 
         def accept(self) -> object:
             if len(hub._unproved) >= 4:

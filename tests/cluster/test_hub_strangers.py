@@ -15,7 +15,7 @@ from gpudoctor.cluster.check.hub import Hub
 from gpudoctor.cluster.check.member import Member
 from gpudoctor.cluster.check.messages import Challenge, Welcome
 from gpudoctor.errors import UserError
-from tests.cluster.puppets import TOKEN, Puppet, bad, examined, job
+from tests.cluster.puppets import TOKEN, Puppet, bad, job, report_of
 
 
 def hello(line: Line, hostname: str) -> None:
@@ -87,13 +87,13 @@ def test_a_member_that_dies_before_all_are_there_is_unknown_and_the_others_are_c
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             connection.close()
 
-    report = examined([*job("a", "b"), Dead("c", 2)])
+    report = report_of([*job("a", "b"), Dead("c", 2)])
     assert {name for _, name, _ in bad(report)} == {"c"}
     assert [node.verdict for node in report.nodes] == ["pass", "pass", "unknown"]
 
 
 def test_names_with_digits_of_other_scripts_can_be_put_in_order() -> None:
-    report = examined([Puppet("node1"), Puppet("٣"), Puppet("2node")])
+    report = report_of([Puppet("node1"), Puppet("٣"), Puppet("2node")])
     assert [node.name for node in report.nodes] == ["2node", "node1", "٣"]
 
 
@@ -104,13 +104,13 @@ def test_what_is_no_message_is_told_from_one_in_one_way(words: bytes) -> None:
 
 
 def test_a_member_that_meets_another_service_says_that_nobody_is_there() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as door:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def greet() -> None:
-            connection, _ = door.accept()
+            connection, _ = listener.accept()
             with connection:
                 connection.sendall(b'{"nonce": "\xff"}\n')
 
         threading.Thread(target=greet, daemon=True).start()
         with pytest.raises(UserError, match="nobody to meet at"):
-            Member([]).serve([("127.0.0.1", door.getsockname()[1])], TOKEN, 0, 0.0)
+            Member([]).serve([("127.0.0.1", listener.getsockname()[1])], TOKEN, 0, 0.0)

@@ -97,6 +97,7 @@ def test_a_setting_that_is_not_understood_is_in_slurmds_own_log_and_may_hold_job
     slurm.switch_on("prolog")
 
     ran = slurm.run("srun", "--nodelist=node1", "--gpus=8", "hostname")
+    slurm.wait(slurm.is_free)  # or the next job would begin on another node
     slurm.set_settings("GPUDOCTOR_ON_ERROR=hold", "[ $node != node1 ] || GPUDOCTOR_ACITON=log")
     slurm.submit("--nodes=1", "--gpus-per-node=8", "hostname")
     slurm.wait(slurm.output)

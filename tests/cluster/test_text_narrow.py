@@ -9,7 +9,7 @@ import pytest
 from gpudoctor.cluster.check.text import render_cluster_text
 from tests.cli.conftest import Gpudoctor
 from tests.cluster.fleet_reports import fleet, report, write
-from tests.cluster.puppets import Puppet, examined
+from tests.cluster.puppets import Puppet, report_of
 from tests.conftest import ROOT
 
 LONG = "ip-10-0-0-17.rack-3.gpu.us-west-2.compute.cluster.example"
@@ -35,6 +35,6 @@ def test_a_long_name_stands_whole_with_its_fault_below(
 
 
 def test_of_a_job_two_nodes_whose_long_names_differ_in_the_end_are_told_apart() -> None:
-    text = render_cluster_text(examined([Puppet(f"{LONG}1", 0), Puppet(f"{LONG}2", 1)]), width=80, color=False)
+    text = render_cluster_text(report_of([Puppet(f"{LONG}1", 0), Puppet(f"{LONG}2", 1)]), width=80, color=False)
     assert f"{LONG}1" in text
     assert f"{LONG}2" in text

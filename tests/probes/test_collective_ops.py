@@ -32,10 +32,12 @@ Parts = list[Any]  # one tensor a rank: what each of them gives
 
 
 class Network:
-    """Carries what each rank gives to all; `spoil` is what goes wrong on the way, `seat` whose result a rank gets."""
+    """Carries what each rank gives to all. `spoil` is what goes wrong on the way; a rank gets the result of the one
+    `shift` further.
+    """
 
-    def __init__(self, spoil: Callable[[Parts], Parts], seat: int) -> None:
-        self._spoil, self._seat = spoil, seat
+    def __init__(self, spoil: Callable[[Parts], Parts], shift: int) -> None:
+        self._spoil, self._shift = spoil, shift
         self._given: Parts = [None] * WORLD
         self._met = threading.Barrier(WORLD, timeout=30)
         self.me = threading.local()
@@ -48,7 +50,7 @@ class Network:
         return arrived
 
     def _place(self) -> int:
-        return cast(int, (self.me.rank + self._seat) % WORLD)
+        return cast(int, (self.me.rank + self._shift) % WORLD)
 
     def all_reduce(self, buffer: Any) -> None:
         buffer.copy_(sum(self._exchange(buffer)))
@@ -95,10 +97,10 @@ def wrong_by_rank(
     monkeypatch: pytest.MonkeyPatch,
     kind: type[Operation],
     spoil: Callable[[Parts], Parts] = lambda parts: parts,
-    seat: int = 0,
+    shift: int = 0,
 ) -> list[int]:
     """How many wrong elements each rank finds."""
-    network = Network(spoil, seat)
+    network = Network(spoil, shift)
     fake = SimpleNamespace(
         all_reduce=network.all_reduce,
         broadcast=network.broadcast,
@@ -174,7 +176,7 @@ def test_a_rank_out_of_place_left_out_doubled_or_off_by_one_shows(
 def test_the_part_that_belongs_to_the_next_rank_is_wrong_nearly_everywhere(
     monkeypatch: pytest.MonkeyPatch, kind: type[Operation]
 ) -> None:
-    assert min(wrong_by_rank(monkeypatch, kind, seat=1)) > 1000
+    assert min(wrong_by_rank(monkeypatch, kind, shift=1)) > 1000
 
 
 @pytest.mark.parametrize("kind", OPERATIONS)

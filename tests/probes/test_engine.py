@@ -61,9 +61,9 @@ def _started(engine: str, rank: int, ranks: int, arguments: tuple[str, ...] = _C
 
 
 def _leader(engine: str, ranks: int) -> LocalWorkers:
-    place = local_placement(_variables(engine, 0, ranks))
-    assert place is not None
-    return LocalWorkers(place)
+    placement = local_placement(_variables(engine, 0, ranks))
+    assert placement is not None
+    return LocalWorkers(placement)
 
 
 @pytest.mark.parametrize(("engine", "ranks"), [("torchrun", 2), ("srun", 3)])
@@ -79,12 +79,12 @@ def test_the_first_process_reports_on_ranks_that_all_of_them_host(engine: str, r
     assert not any("wrong_ranks" in row for row in measured["collectives"])
 
 
-def _until_both_have_ranks(leader: subprocess.Popen[str], guest: subprocess.Popen[str]) -> list[psutil.Process]:
+def _until_both_have_ranks(leader: subprocess.Popen[str], worker: subprocess.Popen[str]) -> list[psutil.Process]:
     """All descendants of the two: each has a starter, its guardian and a rank."""
     while True:
         goes_on(leader)
-        goes_on(guest)
-        found = [psutil.Process(process.pid).children(recursive=True) for process in (leader, guest)]
+        goes_on(worker)
+        found = [psutil.Process(process.pid).children(recursive=True) for process in (leader, worker)]
         if all(len(children) == 3 for children in found):
             return [*found[0], *found[1]]
 
@@ -94,23 +94,23 @@ def _end(*processes: subprocess.Popen[str]) -> list[str]:
 
 
 def test_no_rank_outlives_a_leader_that_is_killed() -> None:
-    leader, guest = _started("torchrun", 0, 2, _HANGS), _started("torchrun", 1, 2, _HANGS)
-    left = _until_both_have_ranks(leader, guest)
+    leader, worker = _started("torchrun", 0, 2, _HANGS), _started("torchrun", 1, 2, _HANGS)
+    left = _until_both_have_ranks(leader, worker)
     leader.kill()
     assert psutil.wait_procs(left, timeout=GONE_WITHIN_S)[1] == []
-    assert _end(leader, guest)[2:] == ["", ""]
-    assert guest.returncode == 0
+    assert _end(leader, worker)[2:] == ["", ""]
+    assert worker.returncode == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_process_that_is_lost_is_named_and_convicts_nobody(number: signal.Signals) -> None:
-    leader, guest = _started("srun", 0, 2, _HANGS), _started("srun", 1, 2, _HANGS)
-    left = _until_both_have_ranks(leader, guest)
-    guest.send_signal(number)
-    out, err, *of_guest = _end(leader, guest)
-    assert (err, of_guest) == ("", ["", ""])
+    leader, worker = _started("srun", 0, 2, _HANGS), _started("srun", 1, 2, _HANGS)
+    left = _until_both_have_ranks(leader, worker)
+    worker.send_signal(number)
+    out, err, *of_worker = _end(leader, worker)
+    assert (err, of_worker) == ("", ["", ""])
     assert psutil.wait_procs(left, timeout=GONE_WITHIN_S)[1] == []
-    assert guest.returncode == (-signal.SIGKILL if number == signal.SIGKILL else 143)
+    assert worker.returncode == (-signal.SIGKILL if number == signal.SIGKILL else 143)
     assert leader.returncode == 3
     [problem] = json.loads(out)["measurements"]["problems"]
     assert (problem["rank"], problem["kind"]) == (1, "error")
@@ -118,20 +118,20 @@ def test_a_process_that_is_lost_is_named_and_convicts_nobody(number: signal.Sign
 
 
 def test_a_signal_to_the_leader_ends_all_and_keeps_its_report() -> None:
-    leader, guest = _started("mpirun", 0, 2, _HANGS), _started("mpirun", 1, 2, _HANGS)
-    left = _until_both_have_ranks(leader, guest)
+    leader, worker = _started("mpirun", 0, 2, _HANGS), _started("mpirun", 1, 2, _HANGS)
+    left = _until_both_have_ranks(leader, worker)
     leader.terminate()
-    out, _, *of_guest = _end(leader, guest)
-    assert (leader.returncode, guest.returncode, of_guest) == (143, 0, ["", ""])
+    out, _, *of_worker = _end(leader, worker)
+    assert (leader.returncode, worker.returncode, of_worker) == (143, 0, ["", ""])
     assert json.loads(out)["run"]["interrupted"] == "SIGTERM"
     assert psutil.wait_procs(left, timeout=GONE_WITHIN_S)[1] == []
 
 
 def test_another_number_of_ranks_than_the_engine_started_is_refused() -> None:
     processes = [_started("torchrun", rank, 2, (*_CHECK, "--ranks", "4")) for rank in range(2)]
-    out, err, *of_guest = _end(*processes)
+    out, err, *of_worker = _end(*processes)
     assert [process.returncode for process in processes] == [2, 0]
-    assert of_guest == ["", ""]
+    assert of_worker == ["", ""]
     assert "--ranks 4: torchrun started 2 ranks here" in json.loads(out)["error"]
     assert len(err.splitlines()) == 1
 
@@ -176,7 +176,7 @@ def test_variables_that_were_inherited_by_a_single_process_cost_a_wait_and_no_ra
 def test_a_process_that_does_not_come_is_no_fault_of_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local_workers, "_ALL_WORKERS_S", 0.0)
     leader = _leader("mpirun", 3)
-    guest = _started("mpirun", 1, 3)
+    worker = _started("mpirun", 1, 3)
     assert leader.gather()
     assert leader.missing == [2]
     plan = ProbePlan("gloo", 3, probes=("train",), engine="mpirun")
@@ -184,20 +184,20 @@ def test_a_process_that_does_not_come_is_no_fault_of_the_node(monkeypatch: pytes
     assert (problem.kind, problem.rank) == ("error", None)
     assert "mpirun started 3 processes here, and process 2 did not come" in problem.text
     leader.close()
-    assert _end(guest) == ["", ""]
-    assert guest.returncode == 0
+    assert _end(worker) == ["", ""]
+    assert worker.returncode == 0
 
 
 def test_a_second_gpudoctor_of_the_same_job_is_told_to_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local_workers, "_FIRST_WORKER_S", 0.0)
-    place = LocalPlacement("srun", 0, 2, str(os.getpid()))
-    first = LocalWorkers(place)
+    placement = LocalPlacement("srun", 0, 2, str(os.getpid()))
+    first = LocalWorkers(placement)
     with pytest.raises(UserError, match="another gpudoctor of this job is under way"):
-        LocalWorkers(place)
-    other_job = LocalWorkers(msgspec.structs.replace(place, job="another"))
+        LocalWorkers(placement)
+    other_job = LocalWorkers(msgspec.structs.replace(placement, job="another"))
     for leader in (first, other_job):
         leader.close()
-    LocalWorkers(place).close()
+    LocalWorkers(placement).close()
 
 
 @pytest.mark.parametrize(
@@ -250,10 +250,10 @@ def test_every_rank_gets_the_gpu_that_its_process_was_given() -> None:
 def test_a_guest_that_leaves_before_it_is_given_a_rank_does_not_stop_the_run() -> None:
     began = time.monotonic()
     leader = _leader("mpirun", 2)
-    guest = _started("mpirun", 1, 2)
+    worker = _started("mpirun", 1, 2)
     assert leader.gather()
-    guest.kill()
-    _end(guest)
+    worker.kill()
+    _end(worker)
     plan = ProbePlan("gloo", 2, probes=("collective",), engine="mpirun")
     [problem] = run_probes(plan, deadline_s=60.0, probe_deadline_s=60.0, workers=leader).problems
     assert (problem.kind, problem.rank) == ("error", 1)

@@ -64,7 +64,7 @@ def started(monkeypatch: pytest.MonkeyPatch, installed: None) -> list[IsolatedPr
 
     def run(asked: list[IsolatedProcess], **_: Any) -> list[IsolatedResult]:
         starts.extend(asked)
-        return [IsolatedResult(answers(seat.task)) for seat in asked]
+        return [IsolatedResult(answers(start.task)) for start in asked]
 
     monkeypatch.setattr(frameworks, "run_isolated", run)
     return starts
@@ -99,8 +99,8 @@ def test_tensorflow_gets_one_process_for_all_devices_and_then_one_for_each(start
     measured = with_parts(("tensorflow",), GPU_PLAN, Measurements(), None, nothing)
     assert measured.tensorflow is not None
     assert [run.variant for run in measured.tensorflow.strategies.runs] == ["mirrored", "multi-worker"]
-    assert [seat.environ["CUDA_VISIBLE_DEVICES"] for seat in started] == ["GPU-a,GPU-b", "GPU-a", "GPU-b"]
-    one, *workers = [seat.task for seat in started]
+    assert [start.environ["CUDA_VISIBLE_DEVICES"] for start in started] == ["GPU-a,GPU-b", "GPU-a", "GPU-b"]
+    one, *workers = [start.task for start in started]
     assert isinstance(one, TensorflowTask)
     assert (one.replicas, one.ports, one.on_gpu) == (2, (), True)
     ports = {worker.ports for worker in workers if isinstance(worker, TensorflowTask)}
@@ -110,8 +110,8 @@ def test_tensorflow_gets_one_process_for_all_devices_and_then_one_for_each(start
 
 def test_on_cpu_ranks_no_gpu_is_shown_to_tensorflow(started: list[IsolatedProcess]) -> None:
     with_parts(("tensorflow",), CPU_PLAN, Measurements(), None, nothing)
-    assert {seat.environ["CUDA_VISIBLE_DEVICES"] for seat in started} == {"-1"}
-    assert {seat.environ["TF_CONFIG"] for seat in started} == {None}
+    assert {start.environ["CUDA_VISIBLE_DEVICES"] for start in started} == {"-1"}
+    assert {start.environ["TF_CONFIG"] for start in started} == {None}
 
 
 def test_a_worker_that_broke_costs_its_own_strategy_only_and_tells_why(
@@ -237,7 +237,7 @@ def test_a_library_alone_starts_no_rank_of_a_probe(
 ) -> None:
     measured = asked_of_cpu_ranks(monkeypatch, "strategy.tensorflow", "desync=1")
     assert measured.tensorflow is not None
-    assert {task.desync for seat in started if isinstance(task := seat.task, TensorflowTask)} == {1}
+    assert {task.desync for start in started if isinstance(task := start.task, TensorflowTask)} == {1}
     assert measured.not_run["strategy"].reason == measured.not_run["deepspeed"].reason == "not asked for"
 
 

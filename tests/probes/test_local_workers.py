@@ -53,10 +53,10 @@ def connected(address: bytes) -> socket.socket:
 
 
 def listening(address: bytes) -> socket.socket:
-    door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    door.bind(address)
-    door.listen(4)
-    return door
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listener.bind(address)
+    listener.listen(4)
+    return listener
 
 
 @pytest.fixture
@@ -70,12 +70,12 @@ def test_strangers_who_come_first_and_say_nothing_keep_no_rank_out(place: LocalP
     address = local_workers._address(place)
     came: list[socket.socket] = []
 
-    def guest() -> None:
+    def worker() -> None:
         came.append(connected(address))
         came[0].send(msgspec.json.encode(WorkerHello(1)))
 
     with stranger(lambda: [connected(address) for _ in range(3)]):
-        thread = threading.Thread(target=guest, daemon=True)
+        thread = threading.Thread(target=worker, daemon=True)
         thread.start()
         assert leader.gather()
         thread.join()

@@ -74,10 +74,10 @@ class Coordinator:
         """Check, judge and write the report; return the exit code. Raise UserError if no node came."""
         request = self.request
         floor_gb_s = request.at_least_gbit_s / 8 if request.at_least_gbit_s is not None else None
-        exam = ClusterSession(hub, self._plan(count, names, floor_gb_s), self._output.show, self._keep)
+        session = ClusterSession(hub, self._plan(count, names, floor_gb_s), self._output.show, self._keep)
         interrupted: InterruptedBySignal | None = None
         try:
-            exam.run(given_up)
+            session.run(given_up)
             signals = hold_signals()
         except InterruptedBySignal as stop:
             signals = hold_signals()
@@ -86,9 +86,9 @@ class Coordinator:
         hub.close()
         if signals:
             interrupted = InterruptedBySignal(signals[0])
-        elif not exam.nodes:
+        elif not session.nodes:
             words = launcher_words()
-            said = f"; {self.launcher} says: {words}" if words else f" within {exam.plan.join_limit_s:g} s"
+            said = f"; {self.launcher} says: {words}" if words else f" within {session.plan.join_limit_s:g} s"
             raise UserError(f"no node came{said}")
         run = ClusterRun(
             id=run_id(),
@@ -101,9 +101,9 @@ class Coordinator:
             interrupted=str(interrupted) if interrupted else None,
             insecure=self._insecure,
         )
-        words = launcher_words() if exam.missing else None
+        words = launcher_words() if session.missing else None
         report = judge_cluster(
-            exam, run, floor_gb_s=floor_gb_s, fail_on=request.fail_on, files=self.files, launcher_words=words
+            session, run, floor_gb_s=floor_gb_s, fail_on=request.fail_on, files=self.files, launcher_words=words
         )
         if self._not_kept:
             report = msgspec.structs.replace(report, exit_code=COULD_NOT)

@@ -36,72 +36,78 @@ _OWN = "gpudoctor's own choice"
 _ALIKE_MAX = 6
 
 
-def all_reduce_findings(exam: ClusterSession) -> Iterator[Finding]:
+def all_reduce_findings(session: ClusterSession) -> Iterator[Finding]:
     """Whether the sum over all nodes is right, and its rate; slow nodes are found by `pair_findings`."""
-    group = exam.everyone
+    group = session.everyone
     if group is None:
-        yield _not_measured(exam)
+        yield _not_measured(session)
         return
-    for place, node in enumerate(exam.nodes):
+    for place, node in enumerate(session.nodes):
         if node.left_out is not None and node.lost is None and place not in group.places:
-            yield unread(_of(exam, place), "took no part", node.left_out)
+            yield unread(_of(session, place), "took no part", node.left_out)
     if group.trouble:
-        yield unknown(NODE, f"all_reduce over {len(group.places)} nodes gave no figure; {_trouble(exam, group)}")
+        yield unknown(NODE, f"all_reduce over {len(group.places)} nodes gave no figure; {_trouble(session, group)}")
         return
     if group.wrong:
         for place in group.wrong:
-            yield _wrong(exam, place, (group,))
+            yield _wrong(session, place, (group,))
         return
     rate = group.busbw_gb_s
     text = f"{group.ranks} ranks on {len(group.places)} nodes add exactly" + (f", at {rate_text(rate)}" if rate else "")
     yield ok(NODE, Found(text, None if rate is None else round(rate, 3), "GB/s"))
 
 
-def pair_findings(exam: ClusterSession, floor_gb_s: float | None) -> Iterator[Finding]:
+def pair_findings(session: ClusterSession, floor_gb_s: float | None) -> Iterator[Finding]:
     """Every pair compared with the others, and with `floor_gb_s` if that was given."""
-    backend = exam.backend
-    if backend is None or not exam.pairs:
-        yield _not_measured(exam)
+    backend = session.backend
+    if backend is None or not session.pairs:
+        yield _not_measured(session)
         return
-    there = {pair: group for pair, group in exam.pairs.items() if not any(exam.nodes[p].lost for p in pair)}
-    yield from _unmeasured(exam, there)
+    there = {pair: group for pair, group in session.pairs.items() if not any(session.nodes[p].lost for p in pair)}
+    yield from _unmeasured(session, there)
     wrong = sorted({place for group in there.values() for place in group.wrong})
     for place in wrong:
-        yield _wrong(exam, place, [group for group in there.values() if place in group.wrong])
-    out = {place for place, node in enumerate(exam.nodes) if node.left_out is not None}
+        yield _wrong(session, place, [group for group in there.values() if place in group.wrong])
+    out = {place for place, node in enumerate(session.nodes) if node.left_out is not None}
     yield from (
-        unread(_of(exam, place), "was not measured with every other node", node.left_out)
-        for place, node in enumerate(exam.nodes)
-        if node.left_out is not None and node.lost is None and any(place in pair for pair in exam.pairs)
+        unread(_of(session, place), "was not measured with every other node", node.left_out)
+        for place, node in enumerate(session.nodes)
+        if node.left_out is not None and node.lost is None and any(place in pair for pair in session.pairs)
     )
     # a pair with a node whose ranks broke is no evidence about the link between them
     in_vain = [pair for pair, group in there.items() if group.trouble and not out.intersection(pair)]
     rates = {pair: rate for pair, group in there.items() if (rate := group.busbw_gb_s) is not None}
     if in_vain and not rates:
         first = there[in_vain[0]]
-        yield unknown(NODE, f"no two nodes could form a group; {_trouble(exam, first)}", advice=_GROUP_STEPS)
+        yield unknown(NODE, f"no two nodes could form a group; {_trouble(session, first)}", advice=_GROUP_STEPS)
         return
-    yield from _cut_off(exam, there, in_vain)
+    yield from _cut_off(session, there, in_vain)
     slow = slow_pairs(rates, SLOW_SHARE[backend])
     below = [pair for pair, rate in rates.items() if floor_gb_s is not None and rate < floor_gb_s and pair not in slow]
     confirmed = [pair for pair in (*slow, *below) if there[pair].again]
     for pair in (*slow, *below):
         if pair not in confirmed:
-            yield unknown(_link(exam, pair), f"{rate_text(rates[pair])}, and there was no time to measure it once more")
-    for subject, pairs in _outlier_subjects(exam, rates, confirmed):
-        yield _slow(exam, subject, pairs, rates, floor_gb_s)
+            yield unknown(
+                _link(session, pair), f"{rate_text(rates[pair])}, and there was no time to measure it once more"
+            )
+    for subject, pairs in _outlier_subjects(session, rates, confirmed):
+        yield _slow(session, subject, pairs, rates, floor_gb_s)
     if rates and not (slow or below or in_vain or wrong):
         yield _fine(rates, floor_gb_s, SLOW_SHARE[backend])
 
 
 def _slow(
-    exam: ClusterSession, subject: Subject, pairs: Sequence[Pair], rates: Mapping[Pair, float], floor_gb_s: float | None
+    session: ClusterSession,
+    subject: Subject,
+    pairs: Sequence[Pair],
+    rates: Mapping[Pair, float],
+    floor_gb_s: float | None,
 ) -> Finding:
-    assert exam.backend is not None
+    assert session.backend is not None
     usual = usual_rate(rates) or 0.0
     worst = min(rates[pair] for pair in pairs)
-    is_fail = worst < usual * FAIL_SHARE[exam.backend]
-    share = (FAIL_SHARE if is_fail else SLOW_SHARE)[exam.backend]
+    is_fail = worst < usual * FAIL_SHARE[session.backend]
+    share = (FAIL_SHARE if is_fail else SLOW_SHARE)[session.backend]
     expected = Expected(
         f"at least {rate_text(usual * share)}: {share:.0%} of the {rate_text(usual)} that is usual here",
         ">=",
@@ -109,12 +115,12 @@ def _slow(
         "GB/s",
         _OWN,
     )
-    if worst >= usual * SLOW_SHARE[exam.backend] and floor_gb_s is not None:
+    if worst >= usual * SLOW_SHARE[session.backend] and floor_gb_s is not None:
         is_fail = True  # the user knows the network and gave the rate that it must reach
         expected = Expected(f"at least {rate_text(floor_gb_s)}", ">=", floor_gb_s, "GB/s", "--at-least")
     places = {place for pair in pairs for place in pair}
     alone = subject.kind == "node"
-    others = sorted(exam.nodes[p].name for p in places if exam.nodes[p].name != subject.name)
+    others = sorted(session.nodes[p].name for p in places if session.nodes[p].name != subject.name)
     text = f"{rate_text(worst)}" + (
         f" at worst with {_listed(others)}; those are not slow with each other" if alone else ""
     )
@@ -123,15 +129,19 @@ def _slow(
         subject,
         Found(text, round(worst, 4), "GB/s"),
         expected,
-        *(Evidence(f"all_reduce between {_names(exam, pair)}", rate_text(rates[pair])) for pair in pairs[:_ALIKE_MAX]),
+        *(
+            Evidence(f"all_reduce between {_names(session, pair)}", rate_text(rates[pair]))
+            for pair in pairs[:_ALIKE_MAX]
+        ),
         likely="its link came up at a lower speed, or drops and repeats packets: cable, transceiver, port, NIC slot"
         if alone
         else "the way between these two alone: a switch or uplink in between, or a routing of its own"
-        if len(exam.nodes) > 2
+        if len(session.nodes) > 2
         else "with two nodes nobody can tell whose end it is",
         advice=(
             Advice(
-                "Look at the speed that its ports agreed on.", f"ssh {node} 'ibstatus; ethtool {_device(exam, node)}'"
+                "Look at the speed that its ports agreed on.",
+                f"ssh {node} 'ibstatus; ethtool {_device(session, node)}'",
             ),
             Advice("Look at the switch's side of it: speed, errors, link flaps."),
             *((Advice("Leave it out until then.", f"sbatch --exclude={subject.name}"),) if alone else ()),
@@ -146,51 +156,57 @@ _GROUP_STEPS = (
 
 
 def _outlier_subjects(
-    exam: ClusterSession, measured: Iterable[Pair], outliers: Sequence[Pair]
+    session: ClusterSession, measured: Iterable[Pair], outliers: Sequence[Pair]
 ) -> Iterator[tuple[Subject, list[Pair]]]:
     """The nodes, then the links, that explain the pairs that are outliers, each with its pairs."""
     named = name_outliers(measured, outliers)
     for place in named.nodes:
-        yield _of(exam, place), [pair for pair in outliers if place in pair]
+        yield _of(session, place), [pair for pair in outliers if place in pair]
     for pair in named.links:
-        yield _link(exam, pair), [pair]
+        yield _link(session, pair), [pair]
 
 
-def _cut_off(exam: ClusterSession, there: Mapping[Pair, Group], in_vain: Sequence[Pair]) -> Iterator[Finding]:
+def _cut_off(session: ClusterSession, there: Mapping[Pair, Group], in_vain: Sequence[Pair]) -> Iterator[Finding]:
     """Nodes and links that could not even form a group, while others could."""
-    for subject, pairs in _outlier_subjects(exam, there, in_vain):
+    for subject, pairs in _outlier_subjects(session, there, in_vain):
         what = "no other node could form a group with it" if subject.kind == "node" else "the two could form no group"
         yield fail(
             subject,
             f"{what}, while other nodes could",
             "a process group between every two nodes",
-            *(Evidence(f"group of {_names(exam, pair)}", _trouble(exam, there[pair])) for pair in pairs[:_ALIKE_MAX]),
+            *(
+                Evidence(f"group of {_names(session, pair)}", _trouble(session, there[pair]))
+                for pair in pairs[:_ALIKE_MAX]
+            ),
             likely="a firewall, a wrong interface or route, or a network port that is down",
             advice=_GROUP_STEPS,
         )
 
 
-def _unmeasured(exam: ClusterSession, there: Mapping[Pair, Group]) -> Iterator[Finding]:
+def _unmeasured(session: ClusterSession, there: Mapping[Pair, Group]) -> Iterator[Finding]:
     # pairs were planned only among nodes whose ranks were ready
-    ready = {place for place, node in enumerate(exam.nodes) if node.ranks is not None}
-    lost = {p for p in ready if exam.nodes[p].lost is not None or exam.nodes[p].left_out is not None}
-    planned = exam.pairs_planned - sum(1 for pair in exam.pairs if pair not in there)
+    ready = {place for place, node in enumerate(session.nodes) if node.ranks is not None}
+    lost = {p for p in ready if session.nodes[p].lost is not None or session.nodes[p].left_out is not None}
+    planned = session.pairs_planned - sum(1 for pair in session.pairs if pair not in there)
     left = planned - len(there)
     if left > 0 and not lost:
-        yield skip(NODE, f"{left} of {exam.pairs_planned} pairs were not measured: the time for it was up")
-    elif left > 0 or len(there) < len(exam.pairs):
-        names = _listed([exam.nodes[place].name for place in sorted(lost)])
+        yield skip(NODE, f"{left} of {session.pairs_planned} pairs were not measured: the time for it was up")
+    elif left > 0 or len(there) < len(session.pairs):
+        names = _listed([session.nodes[place].name for place in sorted(lost)])
         yield skip(NODE, f"pairs with {names} were not measured to the end: no answer")
 
 
-def _wrong(exam: ClusterSession, place: int, groups: Sequence[Group]) -> Finding:
+def _wrong(session: ClusterSession, place: int, groups: Sequence[Group]) -> Finding:
     return fail(
-        _of(exam, place),
+        _of(session, place),
         "got sums that are wrong",
         "sums that are exactly right: small whole numbers were added",
-        *(Evidence("all_reduce among", _listed([exam.nodes[p].name for p in g.places])) for g in groups[:_ALIKE_MAX]),
+        *(
+            Evidence("all_reduce among", _listed([session.nodes[p].name for p in g.places]))
+            for g in groups[:_ALIKE_MAX]
+        ),
         likely="data is damaged on the way, or in a GPU or NIC: gradients would be wrong without a word",
-        advice=(Advice("Check that node by itself.", f"ssh {exam.nodes[place].name} gpudoctor check --level full"),),
+        advice=(Advice("Check that node by itself.", f"ssh {session.nodes[place].name} gpudoctor check --level full"),),
     )
 
 
@@ -209,32 +225,32 @@ def _fine(rates: Mapping[Pair, float], floor_gb_s: float | None, share: float) -
     return ok(NODE, Found(f"{text} at {span}", round(low, 4), "GB/s"), expected)
 
 
-def _not_measured(exam: ClusterSession) -> Finding:
-    why = exam.not_run or Missing("the check ended before it", "failed")
+def _not_measured(session: ClusterSession) -> Finding:
+    why = session.not_run or Missing("the check ended before it", "failed")
     reason = f"not measured: {why.reason}"
     return unknown(NODE, reason) if why.kind == "failed" else skip(NODE, reason)
 
 
-def _of(exam: ClusterSession, place: int) -> Subject:
-    return node_subject(exam.nodes[place].name)
+def _of(session: ClusterSession, place: int) -> Subject:
+    return node_subject(session.nodes[place].name)
 
 
-def _link(exam: ClusterSession, pair: Pair) -> Subject:
-    return Subject(kind="pair", name=f"{exam.nodes[pair[0]].name} - {exam.nodes[pair[1]].name}")
+def _link(session: ClusterSession, pair: Pair) -> Subject:
+    return Subject(kind="pair", name=f"{session.nodes[pair[0]].name} - {session.nodes[pair[1]].name}")
 
 
-def _names(exam: ClusterSession, pair: Pair) -> str:
-    return f"{exam.nodes[pair[0]].name} and {exam.nodes[pair[1]].name}"
+def _names(session: ClusterSession, pair: Pair) -> str:
+    return f"{session.nodes[pair[0]].name} and {session.nodes[pair[1]].name}"
 
 
-def _device(exam: ClusterSession, name: str | None) -> str:
-    node = next((node for node in exam.nodes if node.name == name), None)
+def _device(session: ClusterSession, name: str | None) -> str:
+    node = next((node for node in session.nodes if node.name == name), None)
     interface = node.reach.interface_of(node.address) if node is not None and node.reach is not None else None
     return interface.name if interface is not None else "eth0"
 
 
-def _trouble(exam: ClusterSession, group: Group) -> str:
-    return "; ".join(f"{exam.nodes[place].name}: {text}" for place, text in group.trouble.items())
+def _trouble(session: ClusterSession, group: Group) -> str:
+    return "; ".join(f"{session.nodes[place].name}: {text}" for place, text in group.trouble.items())
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -32,7 +32,7 @@ _FAULTS_SHOWN = 4
 
 
 def judge_cluster(
-    exam: ClusterSession,
+    session: ClusterSession,
     run: ClusterRun,
     *,
     floor_gb_s: float | None = None,
@@ -42,11 +42,11 @@ def judge_cluster(
 ) -> ClusterReport:
     """The report of a check. `files` are the nodes' report files by name; `launcher_words` is the launcher's output."""
     checks: tuple[Judged, ...] = (
-        judged("cluster.nodes", tuple(_came(exam, launcher_words))),
-        judged("cluster.checks", tuple(_own_checks(exam.nodes, files or {}))),
-        judged("cluster.network", tuple(network_findings(exam.nodes, exam.backend))),
-        judged("cluster.all-reduce", tuple(all_reduce_findings(exam))),
-        judged("cluster.pairs", tuple(pair_findings(exam, floor_gb_s))),
+        judged("cluster.nodes", tuple(_came(session, launcher_words))),
+        judged("cluster.checks", tuple(_own_checks(session.nodes, files or {}))),
+        judged("cluster.network", tuple(network_findings(session.nodes, session.backend))),
+        judged("cluster.all-reduce", tuple(all_reduce_findings(session))),
+        judged("cluster.pairs", tuple(pair_findings(session, floor_gb_s))),
     )
     verdict = verdict_of(checks)
     if run.interrupted and verdict in ("pass", "warn"):
@@ -60,23 +60,23 @@ def judge_cluster(
         verdict=verdict,
         exit_code=code,
         reason=_reason(verdict, checks),
-        nodes=tuple(_nodes(exam, files or {})),
-        between=_between(exam),
+        nodes=tuple(_nodes(session, files or {})),
+        between=_between(session),
         checks=checks,
-        simulated=any(node.report is not None and node.report.simulated for node in exam.nodes),
+        simulated=any(node.report is not None and node.report.simulated for node in session.nodes),
     )
 
 
-def _came(exam: ClusterSession, launcher_words: str | None) -> Iterator[Finding]:
+def _came(session: ClusterSession, launcher_words: str | None) -> Iterator[Finding]:
     evidence = (Evidence("launcher", launcher_words),) if launcher_words else ()
-    for name in exam.missing:
+    for name in session.missing:
         yield unknown(
             node_subject(name),
-            f"did not come within {exam.plan.join_limit_s:g} s",
+            f"did not come within {session.plan.join_limit_s:g} s",
             *evidence,
             advice=(Advice("See whether it runs, and whether this host can be reached from it."),),
         )
-    for node in exam.nodes:
+    for node in session.nodes:
         if node.lost is not None:
             yield unknown(
                 node_subject(node.name),
@@ -88,7 +88,7 @@ def _came(exam: ClusterSession, launcher_words: str | None) -> Iterator[Finding]
                 ),
             )
     machines: dict[tuple[str, str], list[NodeProgress]] = {}
-    for node in exam.nodes:
+    for node in session.nodes:
         boot = known(node.reach.boot_id) if node.reach is not None else None
         if boot is not None:
             machines.setdefault((node.hostname, boot), []).append(node)
@@ -100,7 +100,7 @@ def _came(exam: ClusterSession, launcher_words: str | None) -> Iterator[Finding]
                 "one process of the check a machine",
                 likely="the launcher put several on it, or it plays several nodes: they share GPUs and links",
             )
-    names = [node.hostname for node in exam.nodes]
+    names = [node.hostname for node in session.nodes]
     apart = {name for name, _ in machines if sum(host == name for host, _ in machines) > 1}
     for name in sorted(apart):
         yield warn(
@@ -109,8 +109,8 @@ def _came(exam: ClusterSession, launcher_words: str | None) -> Iterator[Finding]
             "a name of its own for each machine",
             likely="made of one image, and not named since",
         )
-    if exam.nodes and not exam.missing and not any(node.lost for node in exam.nodes):
-        yield ok(NODE, Found(f"{len(exam.nodes)} nodes came, and answered to the end", len(exam.nodes), "nodes"))
+    if session.nodes and not session.missing and not any(node.lost for node in session.nodes):
+        yield ok(NODE, Found(f"{len(session.nodes)} nodes came, and answered to the end", len(session.nodes), "nodes"))
 
 
 def _own_checks(nodes: Sequence[NodeProgress], files: Mapping[str, str]) -> Iterator[Finding]:
@@ -140,8 +140,8 @@ def _own_checks(nodes: Sequence[NodeProgress], files: Mapping[str, str]) -> Iter
         yield skip(NODE, "no node came")
 
 
-def _nodes(exam: ClusterSession, files: Mapping[str, str]) -> Iterator[NodeResult]:
-    for node in exam.nodes:
+def _nodes(session: ClusterSession, files: Mapping[str, str]) -> Iterator[NodeResult]:
+    for node in session.nodes:
         report = node.report
         verdict: Verdict = report.verdict if report is not None else "unknown"
         reason = report.reason if report is not None else f"UNKNOWN {node.no_report or node.lost or 'no report'}"
@@ -164,31 +164,31 @@ def _nodes(exam: ClusterSession, files: Mapping[str, str]) -> Iterator[NodeResul
             ranks=node.ranks,
             report_file=files.get(node.name),
         )
-    for name in exam.missing:
+    for name in session.missing:
         yield NodeResult(name, "unknown", "UNKNOWN did not come", silence="did not come")
 
 
-def _between(exam: ClusterSession) -> InterNodeResult:
+def _between(session: ClusterSession) -> InterNodeResult:
     return InterNodeResult(
-        backend=exam.backend,
-        everyone=None if exam.everyone is None else _group(exam, exam.everyone),
-        pairs=tuple(_group(exam, group) for group in exam.pairs.values()),
-        pairs_planned=exam.pairs_planned,
-        not_run=exam.not_run if exam.everyone is None else None,
+        backend=session.backend,
+        everyone=None if session.everyone is None else _group(session, session.everyone),
+        pairs=tuple(_group(session, group) for group in session.pairs.values()),
+        pairs_planned=session.pairs_planned,
+        not_run=session.not_run if session.everyone is None else None,
     )
 
 
-def _group(exam: ClusterSession, group: Group) -> GroupResult:
+def _group(session: ClusterSession, group: Group) -> GroupResult:
     rate = group.busbw_gb_s
     return GroupResult(
-        nodes=tuple(exam.nodes[place].name for place in group.places),
+        nodes=tuple(session.nodes[place].name for place in group.places),
         ranks=group.ranks,
         size_bytes=group.size_bytes,
         time_us=None if group.time_s is None else round(group.time_s * 1e6, 1),
         busbw_gb_s=None if rate is None else round(rate, 5),
-        wrong_nodes=tuple(exam.nodes[place].name for place in group.wrong),
+        wrong_nodes=tuple(session.nodes[place].name for place in group.wrong),
         again=group.again,
-        trouble={exam.nodes[place].name: text for place, text in group.trouble.items()},
+        trouble={session.nodes[place].name: text for place, text in group.trouble.items()},
     )
 
 

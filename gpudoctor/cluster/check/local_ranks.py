@@ -93,8 +93,8 @@ class LocalRanks:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("TORCHELASTIC_")}
         environment |= dict.fromkeys(_THREADS, "1")
         environment |= {
-            "GPUDOCTOR_BETWEEN_BACKEND": self._backend,
-            "GPUDOCTOR_BETWEEN_ADDRESS": self._address,
+            "GPUDOCTOR_INTER_NODE_BACKEND": self._backend,
+            "GPUDOCTOR_INTER_NODE_ADDRESS": self._address,
             "LOCAL_RANK": str(number),
         }
         if self._backend == "nccl":

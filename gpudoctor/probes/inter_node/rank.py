@@ -70,7 +70,7 @@ def run_inter_node_rank(answers: str) -> NoReturn:
         text = "PyTorch is not installed" if name == "torch" else f"PyTorch does not load: {error}"
         _send(fd, InterNodeFailure(text.splitlines()[0], absent=True))
         leave()
-    measuring = InterNodeRank(os.environ["GPUDOCTOR_BETWEEN_BACKEND"], os.environ["GPUDOCTOR_BETWEEN_ADDRESS"])
+    measuring = InterNodeRank(os.environ["GPUDOCTOR_INTER_NODE_BACKEND"], os.environ["GPUDOCTOR_INTER_NODE_ADDRESS"])
     opened = measuring.open()
     _send(fd, opened)
     if not isinstance(opened, InterNodeFailure):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpudoctor.cluster.check.messages import Answer, JoinGroup, MemberFailure, Open, Order
-from tests.cluster.puppets import Puppet, bad, examined, findings, job
+from tests.cluster.puppets import Puppet, bad, findings, job, report_of
 
 
 class Broken(Puppet):
@@ -29,7 +29,7 @@ def test_a_node_whose_ranks_break_between_pairs_is_unknown_and_no_link_of_its_pa
             return super().answer(order)
 
     # in the first round the first is paired with the last
-    report = examined([Partner("a", 0), *job("", "b", "c")[1:], Broken("d", 3)])
+    report = report_of([Partner("a", 0), *job("", "b", "c")[1:], Broken("d", 3)])
     assert bad(report) == {("cluster.pairs", "d", "unknown")}
     assert "ended by SIGKILL" in (findings(report, "cluster.pairs")["d"].reason or "")
     assert report.exit_code == 3
@@ -38,7 +38,7 @@ def test_a_node_whose_ranks_break_between_pairs_is_unknown_and_no_link_of_its_pa
 def test_pairs_that_such_a_node_has_left_open_are_not_put_down_to_the_time() -> None:
     broken = Broken("d", 3)
     broken.breaks_at = 1
-    report = examined([*job("a", "b", "c"), broken])
+    report = report_of([*job("a", "b", "c"), broken])
     assert ("cluster.all-reduce", None, "unknown") in bad(report)
     said = [finding.reason or "" for check in report.checks for finding in check.findings]
     assert "pairs with d were not measured to the end: no answer" in said
@@ -53,7 +53,7 @@ def test_pairs_that_the_time_left_out_are_not_put_down_to_a_node_that_took_no_pa
             return MemberFailure("no port is free") if isinstance(order, Open) else super().answer(order)
 
     monkeypatch.setattr("gpudoctor.cluster.check.cluster_run._ROUNDS_BOX_S", -1.0)
-    report = examined([*job("a", "b", "c", "d"), Closed("e", 4)])
+    report = report_of([*job("a", "b", "c", "d"), Closed("e", 4)])
     said = [finding.reason or "" for check in report.checks for finding in check.findings]
     assert any("the time for it was up" in reason for reason in said)
     assert not any("pairs with e" in reason for reason in said)

@@ -14,19 +14,19 @@ from gpudoctor.cluster.check import cluster_run
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import RdmaPort
 from gpudoctor.facts.system.network_reach import LocalInterface
-from tests.cluster.puppets import Puppet, bad, examined, findings, four, job
+from tests.cluster.puppets import Puppet, bad, findings, four, job, report_of
 
 
 def test_two_machines_of_one_name_and_one_machine_given_twice_are_told() -> None:
     twins = [Puppet("same"), Puppet("same"), Puppet("other")]
-    report = examined(twins)
+    report = report_of(twins)
     assert [node.name for node in report.nodes] == ["other", "same", "same#2"]
     told = findings(report, "cluster.nodes", Status.WARN)["same"]
     assert told.found is not None
     assert told.found.text == "2 machines have this hostname"
     twice = [Puppet("one"), Puppet("one"), Puppet("other")]
     twice[1].reach = twice[0].reach
-    told = findings(examined(twice), "cluster.nodes", Status.WARN)["one"]
+    told = findings(report_of(twice), "cluster.nodes", Status.WARN)["one"]
     assert told.found is not None
     assert told.found.text == "2 of the nodes are one machine: one, one#2"
 
@@ -41,7 +41,7 @@ def test_clock_mtu_and_rate_that_differ_from_the_majority_warn_of_that_node() ->
     nodes[1].reach = msgspec.structs.replace(nodes[1].reach, interfaces=small)
     slower = msgspec.structs.replace(port, rate_gbit_s=100.0)
     nodes[2].reach = msgspec.structs.replace(nodes[2].reach, rdma_ports=(slower,))
-    report = examined(nodes)
+    report = report_of(nodes)
     assert {(name, status) for _, name, status in bad(report)} == {("a", "warn"), ("b", "warn"), ("c", "warn")}
     told = {name: f.found.text for name, f in findings(report, "cluster.network").items() if f.found}
     assert told["a"].startswith("its clock is 40.0 s ahead of the other nodes'")
@@ -56,7 +56,7 @@ def test_interfaces_that_nccl_and_gloo_are_told_to_use_must_be_there_on_every_no
         node.reach = msgspec.structs.replace(node.reach, settings={"NCCL_SOCKET_IFNAME": "eth,ib"})
     other = (LocalInterface("ens1", True, 9000, ("127.0.0.1",)),)
     nodes[2].reach = msgspec.structs.replace(nodes[2].reach, interfaces=other)
-    report = examined(nodes)
+    report = report_of(nodes)
     assert bad(report) == {("cluster.network", "c", "fail")}
     told = findings(report, "cluster.network")["c"]
     assert told.expected is not None
@@ -67,7 +67,7 @@ def test_a_hostname_that_leads_nowhere_fails_a_job_on_cpu_ranks_and_warns_one_on
     for backend, status in (("gloo", "fail"), ("auto", "warn")):
         nodes = job("a", "b")
         nodes[0].reach = msgspec.structs.replace(nodes[0].reach, resolved=("127.0.1.1",))
-        report = examined(nodes, backend="gloo" if backend == "gloo" else "auto")
+        report = report_of(nodes, backend="gloo" if backend == "gloo" else "auto")
         assert bad(report) == {("cluster.network", "a", status)}
 
 
@@ -76,7 +76,7 @@ def test_a_resolver_that_gave_no_answer_is_unknown_and_no_fault_of_the_name() ->
         nodes = job("a", "b")
         late = Missing("resolving a took longer than 5 s", "failed")
         nodes[0].reach = msgspec.structs.replace(nodes[0].reach, resolved=late)
-        report = examined(nodes, backend="gloo" if backend == "gloo" else "auto")
+        report = report_of(nodes, backend="gloo" if backend == "gloo" else "auto")
         assert bad(report) == {("cluster.network", "a", "unknown")}
         found = findings(report, "cluster.network")
         assert found["a"].reason == "what its hostname resolves to: resolving a took longer than 5 s"
@@ -86,7 +86,7 @@ def test_where_no_mtu_has_a_majority_all_are_told_and_nobody_is_named() -> None:
     nodes = job("a", "b")
     small = (LocalInterface("eth0", True, 1500, ("127.0.0.1",)),)
     nodes[1].reach = msgspec.structs.replace(nodes[1].reach, interfaces=small)
-    report = examined(nodes)
+    report = report_of(nodes)
     assert bad(report) == {("cluster.network", None, "warn")}
     told = findings(report, "cluster.network")[None].found
     assert told is not None
@@ -97,13 +97,13 @@ def test_a_clock_of_the_hub_that_is_set_back_meanwhile_makes_no_node_run_ahead(m
     set_back_s = itertools.count(0.0, 30.0)
     clock = SimpleNamespace(time=lambda: time.time() - next(set_back_s), monotonic=time.monotonic)
     monkeypatch.setattr(cluster_run, "time", clock)
-    assert bad(examined(job("a", "b", "c"))) == set()
+    assert bad(report_of(job("a", "b", "c"))) == set()
 
 
 def test_of_two_clocks_that_differ_neither_is_blamed() -> None:
     nodes = job("a", "b")
     nodes[0].clock_ahead_s = -5.0
-    report = examined(nodes)
+    report = report_of(nodes)
     assert bad(report) == {("cluster.network", None, "warn")}
     told = findings(report, "cluster.network")[None].found
     assert told is not None
@@ -117,7 +117,7 @@ def test_interfaces_and_rdma_ports_that_could_not_be_read_are_unknown_and_do_not
     nodes[0].reach = msgspec.structs.replace(nodes[0].reach, interfaces=broken)
     nodes[1].reach = msgspec.structs.replace(nodes[1].reach, rdma_ports=broken)
     nodes[2].reach = msgspec.structs.replace(nodes[2].reach, rdma_ports=(port,))
-    report = examined(nodes)
+    report = report_of(nodes)
     assert report.verdict == "unknown"
     assert bad(report) == {("cluster.network", name, "unknown") for name in "abc"}
     found = findings(report, "cluster.network")
@@ -131,26 +131,26 @@ def test_interfaces_and_rdma_ports_that_could_not_be_read_are_unknown_and_do_not
 def test_each_clock_that_was_not_read_is_unknown_and_those_read_are_compared() -> None:
     nodes = job("a", "b", "c")
     nodes[0].clock_ahead_s = None
-    report = examined(nodes)
+    report = report_of(nodes)
     assert bad(report) == {("cluster.network", "a", "unknown")}
     assert None not in findings(report, "cluster.network")  # no "they agree"
     nodes = job("a", "b", "c")
     nodes[0].clock_ahead_s, nodes[1].clock_ahead_s = None, -5.0
-    report = examined(nodes)
+    report = report_of(nodes)
     assert bad(report) == {("cluster.network", "a", "unknown"), ("cluster.network", None, "warn")}
     apart = findings(report, "cluster.network")[None].found
     assert apart is not None
     assert apart.text == "the clocks of b and c are 5.0 s apart"
     nodes = job("a", "b")
     nodes[0].clock_ahead_s = nodes[1].clock_ahead_s = None
-    assert bad(examined(nodes)) == {("cluster.network", "a", "unknown"), ("cluster.network", "b", "unknown")}
+    assert bad(report_of(nodes)) == {("cluster.network", "a", "unknown"), ("cluster.network", "b", "unknown")}
 
 
 def test_a_node_behind_address_translation_has_no_mtu_to_compare() -> None:
     nodes = job("a", "b")
     elsewhere = (LocalInterface("eth0", True, 1500, ("10.0.0.1",)),)
     nodes[1].reach = msgspec.structs.replace(nodes[1].reach, interfaces=elsewhere)
-    report = examined(nodes)
+    report = report_of(nodes)
     assert not bad(report)
     [skipped] = findings(report, "cluster.network", Status.SKIP).items()
     assert skipped[0] == "b"

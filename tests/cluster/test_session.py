@@ -19,7 +19,17 @@ from gpudoctor.errors import UserError
 from gpudoctor.facts.model.measurements import Launch, Measurements, RankInfo
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.report.model import Report
-from tests.cluster.puppets import TOKEN, Puppet, bad, examined, findings, four, job, loaded_json, simulated_json
+from tests.cluster.puppets import (
+    TOKEN,
+    Puppet,
+    bad,
+    findings,
+    four,
+    job,
+    loaded_json,
+    report_of,
+    simulated_json,
+)
 
 
 def rates(nodes: list[Puppet], slow: dict[frozenset[str], float | str]) -> None:
@@ -45,7 +55,7 @@ def rates(nodes: list[Puppet], slow: dict[frozenset[str], float | str]) -> None:
 
 
 def test_healthy_nodes_pass_and_nobody_is_named() -> None:
-    report = examined(four())
+    report = report_of(four())
     assert bad(report) == set()
     assert (report.verdict, report.exit_code) == ("pass", 0)
     assert [node.verdict for node in report.nodes] == ["pass"] * 4
@@ -59,7 +69,7 @@ def test_a_slow_node_fails_and_a_slow_link_between_others_fails_beside_it() -> N
     nodes = job("a", "b", "c", "d", "e", "f")
     slow = {frozenset(("c", other)): 1.0 for other in "abdef"} | {frozenset(("a", "b")): 0.5}
     rates(nodes, dict(slow))
-    report = examined(nodes)
+    report = report_of(nodes)
     assert bad(report) == {("cluster.pairs", "c", "fail"), ("cluster.pairs", "a - b", "fail")}
     node = findings(report, "cluster.pairs")["c"]
     assert node.found is not None
@@ -81,7 +91,7 @@ def test_what_was_slow_only_once_is_not_named() -> None:
         return 1.0 if len(seen) == 2 else 10.0  # the first meeting is that of all
 
     nodes[0].rate = at_first_slow
-    report = examined(nodes)
+    report = report_of(nodes)
     assert bad(report) == set()
     assert [pair.again for pair in report.between.pairs].count(True) == 1
 
@@ -92,7 +102,7 @@ def test_what_there_was_no_time_to_measure_or_to_measure_again_is_said_and_nobod
     monkeypatch.setattr(examination, "_ROUNDS_BOX_S", -1.0)
     nodes = four()
     rates(nodes, {frozenset(("b", "c")): 1.0})
-    report = examined(nodes)
+    report = report_of(nodes)
     assert bad(report) == {("cluster.pairs", "b - c", "unknown")}
     told = findings(report, "cluster.pairs", Status.SKIP)[None].reason
     assert told == "4 of 6 pairs were not measured: the time for it was up"
@@ -101,26 +111,26 @@ def test_what_there_was_no_time_to_measure_or_to_measure_again_is_said_and_nobod
 def test_a_slow_link_that_is_not_as_slow_only_warns() -> None:
     nodes = four()
     rates(nodes, {frozenset(("a", "b")): 2.0})
-    assert bad(examined(nodes)) == {("cluster.pairs", "a - b", "warn")}
+    assert bad(report_of(nodes)) == {("cluster.pairs", "a - b", "warn")}
 
 
 def test_with_two_nodes_the_link_is_judged_by_what_was_asked_for_only() -> None:
-    report = examined(job("a", "b"))
+    report = report_of(job("a", "b"))
     assert bad(report) == set()
     assert "no other to compare with; --at-least" in (findings(report, "cluster.pairs")[None].reason or "")
-    report = examined(job("a", "b"), floor_gb_s=12.5)
+    report = report_of(job("a", "b"), floor_gb_s=12.5)
     assert bad(report) == {("cluster.pairs", "a - b", "fail")}
     link = findings(report, "cluster.pairs")["a - b"]
     assert link.expected is not None
     assert link.expected.source == "--at-least"
     assert link.likely == "with two nodes nobody can tell whose end it is"
-    assert bad(examined(job("a", "b"), floor_gb_s=9.0)) == set()
+    assert bad(report_of(job("a", "b"), floor_gb_s=9.0)) == set()
 
 
 def test_a_node_that_no_other_can_form_a_group_with_fails_while_links_of_the_others_do_not() -> None:
     nodes = four()
     rates(nodes, {frozenset(("d", other)): "Connection refused" for other in "abc"})
-    report = examined(nodes)
+    report = report_of(nodes)
     assert bad(report) == {("cluster.pairs", "d", "fail")}
     node = findings(report, "cluster.pairs")["d"]
     assert node.found is not None
@@ -132,7 +142,7 @@ def test_where_no_two_nodes_can_form_a_group_nobody_is_named_and_nothing_passes(
     nodes = job("a", "b", "c")
     for node in nodes:
         node.rate = lambda meet: "no route to host"
-    report = examined(nodes)
+    report = report_of(nodes)
     assert bad(report) == {("cluster.all-reduce", None, "unknown"), ("cluster.pairs", None, "unknown")}
     assert (report.verdict, report.exit_code) == ("unknown", 3)
 
@@ -146,7 +156,7 @@ def test_a_node_that_dies_in_the_middle_is_unknown_and_the_others_are_measured_t
         return 10.0
 
     nodes[2].rate = dies
-    report = examined(nodes)
+    report = report_of(nodes)
     assert bad(report) == {("cluster.nodes", "c", "unknown")}
     assert "ended before it was asked to, during: pairs of nodes, round 1" in (
         findings(report, "cluster.nodes")["c"].reason or ""
@@ -163,18 +173,18 @@ def test_a_node_that_is_silent_is_named_within_the_limit_and_sent_away() -> None
             return None if isinstance(order, CheckOrder) else super().answer(order)
 
     nodes = [*job("a", "b"), Silent("c", 2)]
-    report = examined(nodes, limit_s=2.0, slack_s=0.1)
+    report = report_of(nodes, limit_s=2.0, slack_s=0.1)
     assert bad(report) == {("cluster.nodes", "c", "unknown"), ("cluster.checks", "c", "unknown")}
     assert "did not answer within" in report.nodes[2].reason
     assert nodes[2].ended.is_set()
 
 
 def test_nodes_that_do_not_come_are_named() -> None:
-    report = examined([Puppet("node1", 0), Puppet("node3", 2)], count=4, names=("node1", "node2", "node3", "node4"))
+    report = report_of([Puppet("node1", 0), Puppet("node3", 2)], count=4, names=("node1", "node2", "node3", "node4"))
     assert {name for _, name, _ in bad(report)} == {"node2", "node4"}
     assert [(node.name, node.verdict) for node in report.nodes[2:]] == [("node2", "unknown"), ("node4", "unknown")]
     assert report.exit_code == 3
-    report = examined([Puppet("x", 1)], count=2)
+    report = report_of([Puppet("x", 1)], count=2)
     assert ("cluster.nodes", "node number 0", "unknown") in bad(report)
 
 
@@ -201,7 +211,7 @@ def test_words_that_are_no_answer_cost_the_node_and_nobody_else() -> None:
                 return super().answer(order)
             return Missing("what?")  # type: ignore[return-value]
 
-    report = examined([*job("a", "b"), Babbler("c", 2)])
+    report = report_of([*job("a", "b"), Babbler("c", 2)])
     assert ("cluster.nodes", "c", "unknown") in bad(report)
     assert {name for _, name, _ in bad(report)} == {"c"}
 
@@ -210,7 +220,7 @@ def test_a_report_that_is_half_written_or_of_another_version_is_no_pass() -> Non
     nodes = job("a", "b", "c")
     nodes[1].report = '{"schema": "gpudoctor.rep'
     nodes[2].report = Missing("its check took longer than 30 s", "failed")
-    report = examined(nodes)
+    report = report_of(nodes)
     assert {(name, status) for _, name, status in bad(report)} == {("b", "unknown"), ("c", "unknown")}
     assert [node.verdict for node in report.nodes] == ["pass", "unknown", "unknown"]
 
@@ -219,7 +229,7 @@ def test_a_check_that_could_not_do_its_work_says_why() -> None:
     nodes = job("a", "b", "c")
     broken = msgspec.json.decode(simulated_json(), type=Report)
     nodes[2].report = msgspec.json.encode(msgspec.structs.replace(broken, error="no simulated node xyz")).decode()
-    report = examined(nodes)
+    report = report_of(nodes)
     assert bad(report) == {("cluster.checks", "c", "unknown")}
     assert report.nodes[2].reason == "UNKNOWN no simulated node xyz"
 
@@ -227,7 +237,7 @@ def test_a_check_that_could_not_do_its_work_says_why() -> None:
 def test_wrong_sums_fail_the_node_that_got_them() -> None:
     nodes = four()
     nodes[1].right = False
-    report = examined(nodes)
+    report = report_of(nodes)
     assert {(name, status) for _, name, status in bad(report)} == {("b", "fail")}
     assert report.exit_code == 1
 
@@ -236,7 +246,7 @@ def test_without_torch_nothing_is_measured_and_that_is_said() -> None:
     nodes = job("a", "b")
     for node in nodes:
         node.ready = MemberFailure("PyTorch is not installed", absent=True)
-    report = examined(nodes)
+    report = report_of(nodes)
     assert bad(report) == set()
     assert report.between.not_run is not None
     assert report.between.not_run.reason == "a: PyTorch is not installed"
@@ -246,7 +256,7 @@ def test_without_torch_nothing_is_measured_and_that_is_said() -> None:
 def test_a_node_whose_ranks_cannot_start_is_unknown_and_the_others_are_measured() -> None:
     nodes = four()
     nodes[3].ready = MemberFailure("torch was not there within 60 s")
-    report = examined(nodes)
+    report = report_of(nodes)
     assert bad(report) == {("cluster.all-reduce", "d", "unknown")}
     assert len(report.between.pairs) == 3
 
@@ -254,7 +264,7 @@ def test_a_node_whose_ranks_cannot_start_is_unknown_and_the_others_are_measured(
 def test_a_nodes_own_verdict_is_the_jobs_and_its_faults_are_shown() -> None:
     nodes = four()
     nodes[1].report = simulated_json("xid-79@3")
-    report = examined(nodes)
+    report = report_of(nodes)
     assert bad(report) == {("cluster.checks", "b", "fail")}
     told = findings(report, "cluster.checks")
     assert told["b"].found is not None
@@ -273,7 +283,7 @@ def test_gpus_that_the_nodes_own_checks_loaded_are_measured_with_nccl() -> None:
     for node in nodes[:3]:
         node.report = loaded_json(Measurements(launch=launch))
     nodes[3].ready = MemberFailure("its own check put no load on its GPUs", absent=True)
-    report = examined(nodes, backend="auto", level="standard")
+    report = report_of(nodes, backend="auto", level="standard")
     assert report.between.backend == "nccl"
     assert [node.name for node in report.nodes if node.ranks] == ["a", "b", "c"]
     assert findings(report, "cluster.all-reduce")["d"].status is Status.SKIP
@@ -285,7 +295,7 @@ def test_gpus_that_the_nodes_own_checks_loaded_are_measured_with_nccl() -> None:
     ("level", "words"), [("quick", "level quick puts no load"), ("standard", "no node's own check")]
 )
 def test_gpus_that_may_not_be_loaded_are_not_measured_and_that_is_no_fault(level: Level, words: str) -> None:
-    report = examined(job("a", "b"), backend="auto", level=level)
+    report = report_of(job("a", "b"), backend="auto", level=level)
     assert report.between.not_run is not None
     assert words in report.between.not_run.reason
     assert (report.verdict, report.exit_code) == ("pass", 0)
@@ -294,14 +304,14 @@ def test_gpus_that_may_not_be_loaded_are_not_measured_and_that_is_no_fault(level
 def test_a_node_with_more_ranks_counts_them_all() -> None:
     nodes = job("a", "b")
     nodes[0].ready = Ready(8, 29500)
-    examined(nodes)
+    report_of(nodes)
     assert [(meet.first_rank, meet.size) for meet in nodes[1].meetings] == [(8, 9), (8, 9)]
 
 
 def test_the_text_names_every_node_the_slow_one_and_what_to_do() -> None:
     nodes = four()
     rates(nodes, {frozenset(("c", other)): 1.0 for other in "abd"})
-    text = render_cluster_text(examined(nodes), width=100, color=False)
+    text = render_cluster_text(report_of(nodes), width=100, color=False)
     assert text.index("PASS     a") < text.index("FAIL     cluster.pairs   c")
     assert "6 of 6 pairs of nodes: slowest 1 GB/s (8 Gbit/s)" in text
     assert "sbatch --exclude=c" in text
