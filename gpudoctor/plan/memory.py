@@ -189,8 +189,8 @@ def gathered_parts(job: PlanJob, split: RankSplit) -> tuple[float, float, float]
 
     Formula: at the backward pass (3E + R) * parameters of a layer: weights of two layers (one ahead), the gradient,
     and its reduced copy with R bytes (4 in mixed precision). At the loss: the head's weights, E each. At the end
-    (2E + R) * parameters of the embedding. An embedding that is tied to the head is whole from the loss to the end,
-    with its gradient: + 2E each at the backward pass.
+    as at the backward pass, or (2E + R) * parameters of the embedding if that is more. An embedding that is tied
+    to the head is whole from the loss to the end, with its gradient: + 2E each at the backward pass.
     Source: PyTorch FSDP2 (`fully_shard` a layer, one all-gather prefetched, reduce_dtype fp32);
     arXiv:2304.11277 section 3.3.
     """
@@ -202,4 +202,5 @@ def gathered_parts(job: PlanJob, split: RankSplit) -> tuple[float, float, float]
     embedding = job.shape.embedding_parameters / split.tensor
     head = max(job.shape.head_parameters, job.shape.vocab * job.shape.hidden) / split.tensor
     tied = 2 * width * head if job.shape.tied else 0.0
-    return (3 * width + reduced) * layer + tied, width * head, (2 * width + reduced) * embedding
+    backward = (3 * width + reduced) * layer
+    return backward + tied, width * head, max(backward, (2 * width + reduced) * embedding)
