@@ -108,15 +108,18 @@ def _stage(job: PlanJob, split: RankSplit, stage: int) -> Memory:
     if split.offload:
         host, weights, gradients, optimizer = weights + gradients + optimizer, 0.0, 0.0, 0.0
     kept, working, loss = activation_parts(job, split, stage)
-    layer_gathered, loss_gathered = gathered_parts(job, split)
+    layer_gathered, loss_gathered, last_gathered = gathered_parts(job, split)
     if working + layer_gathered >= loss + loss_gathered:
         moment, gathered = working, layer_gathered
     else:
         moment, gathered = loss, loss_gathered
     activations = kept + moment
-    if not gradients_persist(job, split):
-        # during the backward pass gradients replace activations: only the larger end counts
-        gradients, activations = (0.0, activations) if activations + gathered > gradients else (gradients, 0.0)
+    # during the backward pass gradients replace activations: only the larger end counts
+    early = 0.0 if not gradients_persist(job, split) else gradients
+    if early + activations + gathered > gradients + last_gathered:
+        gradients = early
+    else:
+        activations, gathered = 0.0, last_gathered
     return Memory(weights, gradients, optimizer, activations, gathered, 0.0, 0.0, host)
 
 
@@ -181,18 +184,23 @@ def activation_parts(job: PlanJob, split: RankSplit, stage: int) -> tuple[float,
     return kept, working, loss
 
 
-def gathered_parts(job: PlanJob, split: RankSplit) -> tuple[float, float]:
-    """What FSDP holds whole for a moment, at a layer's backward pass and at the loss: bytes.
+def gathered_parts(job: PlanJob, split: RankSplit) -> tuple[float, float, float]:
+    """What FSDP holds whole for a moment, at a layer's backward pass, at the loss and at the end: bytes.
 
     Formula: at the backward pass (3E + R) * parameters of a layer: weights of two layers (one ahead), the gradient,
-    and its reduced copy with R bytes (4 in mixed precision). At the loss: the head's weights, E each.
+    and its reduced copy with R bytes (4 in mixed precision). At the loss: the head's weights, E each. At the end
+    as at the backward pass, or (2E + R) * parameters of the embedding if that is more. An embedding that is tied
+    to the head is whole from the loss to the end, with its gradient: + 2E each at the backward pass.
     Source: PyTorch FSDP2 (`fully_shard` a layer, one all-gather prefetched, reduce_dtype fp32);
     arXiv:2304.11277 section 3.3.
     """
     if split.sharding != "parameters":
-        return 0.0, 0.0
+        return 0.0, 0.0, 0.0
     width = compute_bytes(job.precision)
     reduced = 2 if job.precision == "bf16-true" else 4
     layer = job.shape.layer_parameters / split.tensor
+    embedding = job.shape.embedding_parameters / split.tensor
     head = max(job.shape.head_parameters, job.shape.vocab * job.shape.hidden) / split.tensor
-    return (3 * width + reduced) * layer, width * head
+    tied = 2 * width * head if job.shape.tied else 0.0
+    backward = (3 * width + reduced) * layer
+    return backward + tied, width * head, max(backward, (2 * width + reduced) * embedding)
