@@ -15,9 +15,8 @@ from textual.screen import Screen
 from textual.widgets import Footer, Input, TabbedContent, TabPane
 
 from gpudoctor.checks.core.registry import Level
-from gpudoctor.facts.stream.messages import Opening
 from gpudoctor.tui.bindings import KEYS, MAIN_ACTIONS, PLAYBACK_ACTIONS, HelpScreen, groups_of, palette_commands
-from gpudoctor.tui.feeds import Feed, FeedFailure
+from gpudoctor.tui.feeds import Feed
 from gpudoctor.tui.feeds.check_runner import Checker
 from gpudoctor.tui.feeds.playback import STEP_S, PlaybackFeed
 from gpudoctor.tui.panes.check_list import CheckList
@@ -58,10 +57,11 @@ class Doctor(App[int]):
         for each in THEMES.values():
             self.register_theme(each)
         self.theme = theme
-        self.state = State(label=feed.label, read_only=read_only)
-        self.runs = RunControl(self, self.state, checker, self.changed)
         self._feed = feed
         self._recording = feed if isinstance(feed, PlaybackFeed) else None
+        playback = self._recording.playback if self._recording is not None else None
+        self.state = State(label=feed.label, read_only=read_only, playback=playback)
+        self.runs = RunControl(self, self.state, checker, self.changed)
         self._clock = clock
         self._first_level = first_level
         self._panes: dict[str, Pane] = {}
@@ -69,8 +69,6 @@ class Doctor(App[int]):
         self._drawn_s = 0.0
         self._offers_cancel = False
         self._user_chose = False
-        if self._recording is not None:
-            self.state.playback = self._recording.playback
 
     # ---- layout
 
@@ -135,12 +133,7 @@ class Doctor(App[int]):
 
     async def _listen(self) -> None:
         async for line in self._feed.lines():
-            if isinstance(line, FeedFailure):
-                self.state.silent(line.why, line.since_s)
-            elif isinstance(line, Opening):
-                self.state.open(line)
-            else:
-                self.state.take(line)
+            self.state.receive(line)
             self.changed()
 
     # ---- drawing

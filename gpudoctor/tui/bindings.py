@@ -64,6 +64,7 @@ def palette_commands(app: Doctor) -> Iterable[SystemCommand]:
         yield SystemCommand("Cancel the check", "End it with what it has learnt", app.action_cancel)
     yield SystemCommand("Only problems", "In the check list", app.action_problems)
     yield SystemCommand("Filter checks", "In the check list", app.action_filter)
+    yield SystemCommand("Compare", "With a saved report, or with the run before", app.action_compare)
     yield SystemCommand("Save the report", "As JSON or HTML", app.action_save)
     yield SystemCommand("Export the screen", "As SVG into the working directory", app.action_export)
     yield SystemCommand("Keys", "All keys, and what the words mean", app.action_help)

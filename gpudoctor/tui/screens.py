@@ -11,7 +11,7 @@ from textual.binding import BindingType
 from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.content import Content
 from textual.screen import ModalScreen
-from textual.widgets import Button, Input, Label, Markdown, OptionList, RadioButton, RadioSet, Static
+from textual.widgets import Button, Input, Markdown, OptionList, RadioButton, RadioSet, Static
 from textual.widgets.option_list import Option
 
 from gpudoctor.checks.core.registry import LEVELS, Level
@@ -112,7 +112,7 @@ class PathScreen(BoxScreen[str]):
     def compose(self) -> ComposeResult:
         with ModalBox() as box:
             box.border_title = Content("Path of a file")
-            yield Label(Content(self._title))
+            yield Static(Content(self._title))
             yield Input(placeholder="report.json", compact=True)
 
     def on_input_submitted(self, event: Input.Submitted) -> None:

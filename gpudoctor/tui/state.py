@@ -11,8 +11,9 @@ from gpudoctor.checks.core.finding import PROBLEMS, Finding, Status
 from gpudoctor.checks.core.registry import Level
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.node import Node
-from gpudoctor.facts.stream.messages import WATCHED, GpuTick, HostTick, Opening, ProcessTick, Tick
+from gpudoctor.facts.stream.messages import WATCHED, GpuTick, HostTick, Opening, ProcessTick, Tick, WatchLine
 from gpudoctor.report.model import Report
+from gpudoctor.tui.feeds import FeedFailure
 from gpudoctor.tui.labels import clock
 
 HISTORY_TICKS = 600
@@ -114,6 +115,15 @@ class State:
     def gpu(self, index: int | None) -> Gpu | None:
         """The facts of this GPU (NVML index), None if it is not in the facts."""
         return next((gpu for gpu in self.node.gpus if gpu.index == index), None) if self.node is not None else None
+
+    def receive(self, line: WatchLine | FeedFailure) -> None:
+        """Add what a feed has yielded."""
+        if isinstance(line, FeedFailure):
+            self.silent(line.why, line.since_s)
+        elif isinstance(line, Opening):
+            self.open(line)
+        else:
+            self.take(line)
 
     def open(self, opening: Opening) -> None:
         """Set the facts; a selected GPU that they do not contain is replaced by their first one."""

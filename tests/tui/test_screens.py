@@ -84,6 +84,13 @@ def test_a_path_is_given_or_not() -> None:
     assert answer_of(PathScreen("Which?"), pressing("escape")) is None
 
 
+def test_a_long_question_for_a_path_is_wrapped() -> None:
+    async def body(app: App[None], pilot: Pilot[None]) -> None:
+        assert "the very last words" in screen_text(app)
+
+    answer_of(PathScreen(f"{'word ' * 20} the very last words"), body)
+
+
 def test_the_level_screen_begins_at_the_level_that_is_set() -> None:
     assert answer_of(LevelScreen("standard"), pressing("enter")) == "standard"
     assert answer_of(LevelScreen("standard"), pressing("down", "enter")) == "full"

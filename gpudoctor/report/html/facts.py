@@ -76,13 +76,13 @@ def _gpu(summary: GpuSummary, gpu: Gpu | None, wide: bool) -> tuple[Child, ...]:
 
 
 def _pcie(link: PcieLink) -> str:
-    """The current generation and width, and the maximum if it differs: "5 x8 of 5 x16"."""
+    """The current generation and width, and the maximum if it differs: "Gen5 x8 of Gen5 x16"."""
     now, most = (
         (known(g), known(w)) for g, w in ((link.generation, link.width), (link.generation_max, link.width_max))
     )
     if now[1] is None:
         return "-"
-    words, best = (f"{_short(generation)} x{_short(width)}" for generation, width in (now, most))
+    words, best = (f"{'-' if g is None else f'Gen{g}'} x{_short(w)}" for g, w in (now, most))
     return words if now == most or most[1] is None else f"{words} of {best}"
 
 
