@@ -9,11 +9,12 @@ import msgspec
 
 from gpudoctor.diagnose.events import MOST_RANKS, Event, Role
 from gpudoctor.diagnose.patterns import facts
-from gpudoctor.diagnose.patterns.catalogue import error_event, is_harmless, with_place
+from gpudoctor.diagnose.patterns.catalogue import error_event, with_place
 from gpudoctor.diagnose.patterns.jax import CoordinationReader
 from gpudoctor.diagnose.patterns.launchers import ElasticTable, HydraReader, expanded, read_launcher
 from gpudoctor.diagnose.patterns.progress import read_facts
 from gpudoctor.diagnose.patterns.ray import RayReader
+from gpudoctor.diagnose.patterns.unknown_lines import OF_A_KERNEL, is_harmless
 from gpudoctor.diagnose.patterns.watchdog import CONTINUES, DECIDES, StallReader, read_watchdog
 from gpudoctor.diagnose.prefixes import Labels, Origin, stripped, with_short_numbers
 from gpudoctor.diagnose.tracebacks import Tracebacks, exception_event
@@ -128,7 +129,7 @@ class LogReader:
             yield self._placed(Event(role="fact", what="seen"), number, origin, raw)
         for event in self._events(number, origin, text, raw):
             # each kernel log has the words: what matters of it is known
-            quiet = event.what == "error_words" and (origin.level in ("W", "I", "V") or facts.OF_A_KERNEL.search(raw))
+            quiet = event.what == "error_words" and (origin.level in ("W", "I", "V") or OF_A_KERNEL.search(raw))
             if quiet or (event.what == "error_words" and is_harmless(raw)):
                 continue
             yield self._placed(event, number, origin, raw)

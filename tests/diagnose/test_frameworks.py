@@ -543,6 +543,7 @@ CASES: dict[str, tuple[str, int | None, str]] = {
         None,
         "python3: can't open file '/w/t.py': [Errno 2] No such file or directory\n",
     ),
+    "a shell's last word: the end": ("terminated_signal", None, "step 3\nTerminated\n"),
     "an instruction": ("process_died_unknown", None, "step 3\nIllegal instruction (core dumped)\n"),
     "etcd": ("rendezvous_unreachable", None, "etcd.EtcdConnectionFailed: Connection to etcd failed\n"),
     "vLLM's older logger": (

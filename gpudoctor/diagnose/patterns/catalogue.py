@@ -8,6 +8,7 @@ from gpudoctor.diagnose.events import Event
 from gpudoctor.diagnose.patterns import facts
 from gpudoctor.diagnose.patterns.outside import ENDINGS, KERNEL, STARTS, TPU
 from gpudoctor.diagnose.patterns.rows import LinePattern, rows
+from gpudoctor.diagnose.patterns.unknown_lines import is_harmless
 
 # Warnings of NCCL 2.7 and newer, printed directly or by torch after "Last error:". Source: NCCL's src
 _NCCL = rows(
@@ -270,26 +271,7 @@ _ONLY_WARNINGS = ("kernel_hang", "ib_device_refused")
 # in the order in which they are tried
 _ALL: tuple[LinePattern, ...] = (*KERNEL, *ENDINGS, *STARTS, *_NCCL, *_CUDA, *TPU, *_TORCH, *_NCCL_WRAPPERS)
 
-# Lines with words of failure that report none. Sources: NCCL's src/plugin and src/misc (information about optional
-# parts), torch's warnings at a clean end, Ray
-_HARMLESS = re.compile(
-    r"NET/Plugin ?: |Plugin load|Could not find: ?lib|Failed to find nccl\w+Plugin|Failed to find CUDA library"
-    r"|Failed to find \w+Plugin|NET/IB : No device found|Failed to open libibverbs|NVLS multicast support is not available"
-    r"|P2P plugin |fabric UUID 0\.0|Could not find real path of /sys/class/net|destroy_process_group\(\) was not called"
-    r"|process group has NOT been destroyed|Guessing device ID|OMP_NUM_THREADS|leaked (?:semaphore|shared_memory) objects"
-    r"|Missing hostname|CXI Service ID|FI_HMEM|PlacementGroupCleaner|TUNER/Plugin|PROFILER/Plugin|No plugin found"
-    r"|NET/IB ?: .{0,80}async (?:\w+ )?event ?: ?(?!.{0,60}(?:error|fatal))"
-    r"|switch_g_job_postfini|Graceful shutdown of backend failed|TORCH_NCCL_\w+ is deprecated|libibverbs: Warning"
-    r"|DeprecationWarning|FutureWarning|UserWarning: (?!CUDA init|.{0,80}is not compatible with the current)"
-)
-
-
 _FAR, _BEFORE = 250, 100
-
-
-def is_harmless(text: str) -> bool:
-    """Whether the line is only information."""
-    return _HARMLESS.search(text) is not None
 
 
 def error_event(text: str) -> Event | None:

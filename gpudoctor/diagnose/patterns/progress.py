@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from gpudoctor.diagnose.events import Event
 from gpudoctor.diagnose.patterns import facts
-from gpudoctor.diagnose.patterns.catalogue import is_harmless
+from gpudoctor.diagnose.patterns.unknown_lines import WORK, is_harmless, is_loud
 
 
 def read_facts(text: str, raw: str) -> Iterator[Event]:
@@ -41,9 +41,9 @@ def read_facts(text: str, raw: str) -> Iterator[Event]:
         yield Event(role="done", what="done")
     elif step := facts.PROGRESS.search(text):
         yield Event(role="progress", what="progress", detail={"step": int(step[1])})
-    elif facts.WORK.search(text):
+    elif WORK.search(text):
         yield Event(role="fact", what="work")
-    elif facts.is_loud(text, raw) and not is_harmless(text):
+    elif is_loud(text, raw) and not is_harmless(text):
         yield Event(role="fact", what="error_words")
 
 
