@@ -3,6 +3,7 @@
 #   make test   installs the same way, then runs every test
 # While you work:
 #   make test-fast   facts, checks and reports, without the tests that start processes: under a minute
+#   make test-wide   every fault on every node and the like, of which make test takes a part
 #   make lint        ruff, mypy --strict and import-linter
 #   make site        builds the documentation pages in build/site
 #   make accept      regenerates goldens and generated files and lists what changed; read the difference
@@ -20,7 +21,7 @@ BIN := $(VENV)/bin
 FRAMEWORKS := .venv-frameworks
 BACKEND ?= auto
 
-.PHONY: demo test test-fast accept test-frameworks dist man single-file deb packages test-packages gpu-acceptance lint \
+.PHONY: demo test test-fast test-wide accept test-frameworks dist man single-file deb packages test-packages gpu-acceptance lint \
   site coverage fuzz soak clean
 
 demo: $(VENV)/.installed
@@ -39,6 +40,10 @@ build/.compiled: $(shell find gpudoctor tests -name '*.py') | $(VENV)/.installed
 
 test: $(VENV)/.installed-dev build/.compiled
 	$(BIN)/python -m pytest -n $(TWO_A_CORE) --maxprocesses=8 $(BY_FILE) --no-loadscope-reorder
+
+WIDE := tests/checks/test_faults_matrix.py tests/checks/test_missing_leaves.py tests/facts/test_error_cost.py
+test-wide: $(VENV)/.installed-dev
+	GPUDOCTOR_WIDE=1 $(BIN)/python -m pytest -n $$(nproc) $(BY_FILE) $(WIDE)
 
 # What a test imports or calls when it starts processes: a new test of that kind is left out without further work
 STARTS := subprocess|Popen|multiprocessing|Sampler\(|DriverWatch\(|collect_live\(|live_nodes

@@ -35,6 +35,8 @@ sys.dont_write_bytecode = False
 settings.register_profile("gpudoctor", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("gpudoctor")
 
+# `make test-wide`: every fault on every node, every lost leaf in every way, every code from every call of the driver
+WIDE = os.environ.get("GPUDOCTOR_WIDE") == "1"
 # What takes longest, first: no worker is to begin one of these files when the others are about to end. Those that wait
 # (engines, limits of time) alternate with those that compute (ranks)
 SLOWEST = (

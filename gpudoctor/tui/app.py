@@ -12,10 +12,18 @@ from textual.app import App, ComposeResult, SystemCommand
 from textual.binding import BindingType
 from textual.filter import LineFilter
 from textual.screen import Screen
-from textual.widgets import Footer, Input, TabbedContent, TabPane
+from textual.widgets import Input, TabbedContent, TabPane
 
 from gpudoctor.checks.core.registry import Level
-from gpudoctor.tui.bindings import KEYS, MAIN_ACTIONS, PLAYBACK_ACTIONS, HelpScreen, groups_of, palette_commands
+from gpudoctor.tui.bindings import (
+    KEYS,
+    MAIN_ACTIONS,
+    PLAYBACK_ACTIONS,
+    HelpScreen,
+    KeyLine,
+    groups_of,
+    palette_commands,
+)
 from gpudoctor.tui.feeds import Feed
 from gpudoctor.tui.feeds.check_runner import Checker
 from gpudoctor.tui.feeds.playback import STEP_S, PlaybackFeed
@@ -82,7 +90,7 @@ class Doctor(App[int]):
             for number, (name, title) in enumerate(TABS, 1):
                 yield TabPane(f"{number} {title}", id=name)
         yield TimeSlider()
-        yield Footer(compact=True, show_command_palette=False)
+        yield KeyLine(compact=True, show_command_palette=False)
 
     async def on_mount(self) -> None:
         self.query_one("#tabs ContentTabs").can_focus = False

@@ -10,8 +10,8 @@ from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
 from textual.content import Content
 from textual.dom import DOMNode
-from textual.screen import ModalScreen
-from textual.widgets import Static
+from textual.screen import ModalScreen, Screen
+from textual.widgets import Footer, Static
 
 from gpudoctor.tui.panes.pane import TABS
 from gpudoctor.tui.themes import THEMES
@@ -86,6 +86,26 @@ _LEGEND: Group = (
 )
 # every widget of Textual that scrolls has these; the obvious keys
 _SCROLLING = ("scroll_", "page_")
+
+
+class KeyLine(Footer):
+    """The footer, which is built again only if a key has changed: textual builds it anew whenever the focus moves."""
+
+    _built: list[tuple[Binding, bool, str]] | None = None
+
+    def compose(self) -> ComposeResult:
+        for key in super().compose():
+            self._built = _shown_keys(self.screen)
+            yield key
+
+    def bindings_changed(self, screen: Screen[Any]) -> None:
+        if screen is not self.screen or _shown_keys(screen) != self._built:
+            super().bindings_changed(screen)
+
+
+def _shown_keys(screen: Screen[Any]) -> list[tuple[Binding, bool, str]]:
+    shown = (active for active in screen.active_bindings.values() if active.binding.show)
+    return [(active.binding, active.enabled, active.tooltip) for active in shown]
 
 
 class HelpScreen(ModalScreen[None]):

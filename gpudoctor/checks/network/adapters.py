@@ -170,10 +170,15 @@ def _link_losses(case: Case) -> Iterator[Finding]:
         named.add(subject.name)
         of = f"{event.device}: " if event.device else ""
         what = f"the link went down {event.count} times" if event.count > 1 else "the link went down"
+        if burst and not often:
+            what += " within 3 hours" if lost is not None else " in this log"
+        limit = _FLAPS if often else _BURST
         yield warn(
             subject,
             Found(f"{of}{what}" + ("" if burst or often else ", and not up again in this log"), event.count, "times"),
-            Expected(f"fewer than {case.limit(_FLAPS):g} times a day", "<", case.limit(_FLAPS), "times a day"),
+            Expected(f"fewer than {case.limit(limit):g} {limit.unit}", "<", case.limit(limit), limit.unit)
+            if burst or often
+            else Expected("up"),
             Evidence("kernel log", event.text[:300]),
             likely="a cable, transceiver or switch port at its end: every loss ends the collectives that run over it",
             advice=[_on(step, event.device) for step in _FLAP_ADVICE],
