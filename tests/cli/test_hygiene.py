@@ -7,6 +7,7 @@ import builtins
 import subprocess
 import sys
 import threading
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
@@ -100,11 +101,19 @@ def test_what_would_name_another_module_is_no_lazy_import(line: str) -> None:
     assert builtins.__import__ is eager
 
 
+@cache
+def parsed() -> dict[Path, ast.Module]:
+    """Every module of the package."""
+    return {path: ast.parse(path.read_text()) for path in Path(gpudoctor.__file__).parent.rglob("*.py")}
+
+
 def test_each_lazy_import_names_a_module() -> None:
     """An import inside a function or a class would only fail when it is called."""
     named = []
-    for path in Path(gpudoctor.__file__).parent.rglob("*.py"):
-        for block in ast.walk(ast.parse(path.read_text())):
+    for path, module in parsed().items():
+        if "lazy_imports" not in path.read_text():
+            continue
+        for block in ast.walk(module):
             if isinstance(block, ast.With) and ast.unparse(block.items[0]) == "lazy_imports()":
                 for each in block.body:
                     assert isinstance(each, ast.Import | ast.ImportFrom), f"{path}:{each.lineno}"
@@ -117,8 +126,8 @@ def test_each_lazy_import_names_a_module() -> None:
 def test_no_import_follows_those_that_are_lazy_or_for_types_only() -> None:
     """ruff sorts the imports after such a block separately, and does not see a second import of one module there."""
     found = []
-    for path in Path(gpudoctor.__file__).parent.rglob("*.py"):
-        body = ast.parse(path.read_text()).body
+    for path, module in parsed().items():
+        body = module.body
         blocks = [each.lineno for each in body if isinstance(each, ast.With | ast.If) and _only_imports(each.body)]
         imports = [each.lineno for each in body if isinstance(each, ast.Import | ast.ImportFrom)]
         found += [f"{path}:{line}" for line in imports if blocks and line > min(blocks)]
@@ -132,12 +141,8 @@ def _only_imports(body: list[ast.stmt]) -> bool:
 def test_imports_stand_at_the_top() -> None:
     """torch in rank processes, and what is there on some machines only, are the exceptions: some 85 of them."""
     inside = 0
-    for path in Path(gpudoctor.__file__).parent.rglob("*.py"):
-        functions = [
-            each
-            for each in ast.walk(ast.parse(path.read_text()))
-            if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)
-        ]
+    for module in parsed().values():
+        functions = [each for each in ast.walk(module) if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)]
         found = {
             each
             for function in functions

@@ -410,7 +410,10 @@ def test_an_exception_of_any_class_in_a_rank_is_no_crash_of_its_gpu(
     assert (problem.kind, problem.text) == ("error", "rank 0 failed in choose sizes: EOFError")
 
 
-def test_one_rank_has_nobody_to_reduce_with_but_can_train() -> None:
+def test_one_rank_has_nobody_to_reduce_with_but_can_train(
+    imported_torch: ImportedTorch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "start", imported_torch.start)
     found = measure(ProbePlan("gloo", ranks=1, probes=("collective", "train", "strategy")))
     assert found.not_run["collective"] == Missing("one rank has nobody to reduce with")
     assert found.not_run["strategy"] == Missing("one rank has nobody to divide the work with")
