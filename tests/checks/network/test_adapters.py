@@ -44,6 +44,11 @@ def test_sound_adapters_pass_with_what_was_looked_at() -> None:
     assert check().status is Status.PASS
 
 
+def test_the_limit_that_was_passed_is_named() -> None:
+    for count, limit in ((3, "fewer than 3 times in 3 hours"), (6, "fewer than 5 times a day")):
+        assert limit in words(check(event("nic-link-down", count)))
+
+
 def test_links_lost_today_are_not_outweighed_by_one_lost_long_ago() -> None:
     lost: dict[str, Any] = {"first_s": 60.0, "last_s": NOW_S, "device": "0000:5c:00.0"}
     assert check(HostEvent("nic-link-down", "Link down", count=7, **lost)).status is Status.PASS
