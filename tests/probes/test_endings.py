@@ -64,7 +64,7 @@ def test_no_rank_and_no_folder_outlives_the_parent(number: signal.Signals, priva
     assert list(private_folders.iterdir()) == []
 
 
-def test_ranks_die_with_their_starter_which_is_told_as_a_crash(private_folders: Path) -> None:
+def test_ranks_die_with_their_starter_which_convicts_no_gpu(private_folders: Path) -> None:
     seen: list[str] = []
 
     def kill_the_starter(text: str) -> None:
@@ -80,7 +80,7 @@ def test_ranks_die_with_their_starter_which_is_told_as_a_crash(private_folders: 
     assert len(ranks) == 3, "two ranks and the guardian"
     assert psutil.wait_procs(ranks, timeout=GONE_WITHIN_S)[1] == []
     [problem] = found.problems
-    assert (problem.probe, problem.kind) == ("launch", "crash")
+    assert (problem.probe, problem.kind) == ("launch", "error")
     assert seen.count("all_reduce of 16 MiB") == 1
 
 

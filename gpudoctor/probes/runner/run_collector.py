@@ -183,8 +183,8 @@ class RunCollector:
         elif self._method is None or not all(state.left for state in self._states):
             output = _evidence(self._folder / "starter.stderr")
             last = f": {output[-1]}" if output else ""
-            text = f"the process that starts the ranks died{last}"
-            self._problems.append(ProbeProblem("launch", "crash", text, phase="start", output=output))
+            text = f"the process that starts the ranks died{last}"  # which opens no GPU: no crash of one
+            self._problems.append(ProbeProblem("launch", "error", text, phase="start", output=output))
 
     def note_stuck(self, stuck: bool) -> None:
         """Report that a process could not be ended, which is typical of a hanging driver."""
