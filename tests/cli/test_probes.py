@@ -36,7 +36,7 @@ def two_at_once(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Outcome,
     saved = [tmp_path_factory.mktemp("at-once") / "r.json" for _ in range(2)]
     check = [sys.executable, "-m", "gpudoctor", "check", "collective", "env.torch"]
     options = ["--node", "hgx-h100-8", "--backend", "gloo", "--ranks", "2", "--json", "--include-facts", "-o"]
-    commands = [[*check, "train.sync", *options, saved[0]], [*check, *options, saved[1]]]
+    commands = [[*check, "train.sync", *options, str(saved[0])], [*check, *options, str(saved[1])]]
     alone = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
     alone["XDG_CONFIG_HOME"] = str(tmp_path_factory.mktemp("config"))
     pipe = subprocess.PIPE
