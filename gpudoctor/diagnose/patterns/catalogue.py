@@ -57,8 +57,8 @@ _NCCL = rows(
     ("nccl_size_mismatch", "message truncated", r"[Mm]essage truncated ?: ?(?:received|receiving) (?P<got>\d+) bytes instead of (?P<wanted>\d+)"),
     ("nccl_size_mismatch", "mismatched collective", r"Mismatched collective", "cause", 3, False),
     ("nccl_lib_mismatch", "mismatched nccl version", r"Mismatched NCCL version detected", "cause", 3, False),
-    ("nccl_lib_mismatch", "nccl", r"undefined symbol: nccl\w+|symbol lookup error: .{0,200}nccl|libnccl\S*: version `\S+' not found"),
-    ("nccl_lib_missing", "nccl", r"[Uu]nable to load NCCL library|(?:Could not|Failed to|cannot) (?:load|open|find) \S*libnccl\.so|libnccl\.so\S*: cannot open shared object file"
+    ("nccl_lib_mismatch", "nccl", r"undefined symbol: nccl\w+|symbol lookup error: .{0,200}nccl|libnccl\S{0,80}: version `\S{1,80}' not found"),
+    ("nccl_lib_missing", "nccl", r"[Uu]nable to load NCCL library|(?:Could not|Failed to|cannot) (?:load|open|find) \S{0,200}libnccl\.so|libnccl\.so\S{0,40}: cannot open shared object file"
      r"|doesn't have NCCL built in|NCCL support was not built|built without NCCL", "cause", 3, False),
     ("duplicate_rank", "checked in", r"rank (?P<twice>\d+) of (?P<world>\d+) ranks has already checked in", "cause", 3, False),
     ("duplicate_rank", "bootstrap root", r"Bootstrap Root ?: ?(?:mismatch in (?:rank count|info) from procs|localId \d+ is out of range)", "cause", 3, False),

@@ -21,9 +21,9 @@ ENDINGS = rows(
     ("preempted", "preempted by", r"\bPreempted by (?:pod )?\S+ on node (?P<node>[\w.-]+)", "ending", 3, False),
     ("preempted", "requeue", r"CANCELLED AT \S+ DUE TO JOB REQUEUE", "ending", 3, False),
     # submitit's handler; it requeues the job in both cases
-    ("preempted", "preempted", r"Caught signal SIG\w+ on \S+: this job is preempted", "ending", 3, False),
+    ("preempted", "preempted", r"Caught signal SIG\w{1,9} on \S{1,253}: this job is preempted", "ending", 3, False),
     ("time_limit", "sending signal", r"^timeout: sending signal (?:TERM|KILL|INT|HUP)\S* to command", "ending", 3, False),
-    ("time_limit", "timed-out", r"Caught signal SIG\w+ on \S+: this job is timed-out", "ending", 3, False),
+    ("time_limit", "timed-out", r"Caught signal SIG\w{1,9} on \S{1,253}: this job is timed-out", "ending", 3, False),
     ("node_lost", "node failure", r"DUE TO NODE FAILURE|Node failure on (?P<host>[\w.\[\],-]+)|due to failure of node (?P<node>\w[\w.-]*)", "ending", 3, False),
     ("node_lost", "not responding", r"error: Nodes (?P<host>[\w.\[\],-]+) not responding", "ending", 3, False),
     ("node_lost", "node is not ready", r"NodeNotReady|Node is not ready|NodeLost", "ending", 2, False),
@@ -52,13 +52,13 @@ ENDINGS = rows(
 # Processes that were never started. Sources: srun, pyxis and enroot, the container runtimes, the kubelet, Open MPI, ssh
 # (alone, or as the remote shell of pdsh, mpirun and DeepSpeed's launcher)
 STARTS = rows(
-    ("ssh_failed", "ssh: connect to host", r"ssh: connect to host (?P<host>\S+) port \d+: \w[\w ]+", "cause", 3, False),
-    ("ssh_failed", "resolve hostname", r"ssh: Could not resolve hostname (?P<host>[^\s:]+)", "cause", 3, False),
-    ("ssh_failed", "permission denied", r"(?:(?P<host>[\w.-]+): )?Permission denied(?:, please try again| \((?:publickey|password|gssapi|keyboard|hostbased))", "cause", 3, False),
+    ("ssh_failed", "ssh: connect to host", r"ssh: connect to host (?P<host>\S{1,253}) port \d+: \w[\w ]+", "cause", 3, False),
+    ("ssh_failed", "resolve hostname", r"ssh: Could not resolve hostname (?P<host>[^\s:]{1,253})", "cause", 3, False),
+    ("ssh_failed", "permission denied", r"(?:(?<![\w.-])(?P<host>[\w.-]{1,253}): )?Permission denied(?:, please try again| \((?:publickey|password|gssapi|keyboard|hostbased))", "cause", 3, False),
     ("ssh_failed", "host key verification", r"Host key verification failed", "cause", 3, False),
-    ("ssh_failed", "via ssh", r"host=(?P<host>\S+) was not reachable via ssh", "cause", 3, False),
-    ("ssh_failed", "ssh -o passwordauthentication", r"Command '?\[?'?ssh -o PasswordAuthentication=no .{0,80}?(?P<host>\S+) hostname' returned non-zero exit status", "cause", 3, False),
-    ("ssh_failed", "exited with exit code 255", r"pdsh@\S+: (?P<host>\S+): ssh exited with exit code 255", "cause", 2, False),
+    ("ssh_failed", "via ssh", r"host=(?P<host>\S{1,253}) was not reachable via ssh", "cause", 3, False),
+    ("ssh_failed", "ssh -o passwordauthentication", r"Command '?\[?'?ssh -o PasswordAuthentication=no .{0,80}?(?P<host>\S{1,253}) hostname' returned non-zero exit status", "cause", 3, False),
+    ("ssh_failed", "exited with exit code 255", r"pdsh@\S{1,253}: (?P<host>\S{1,253}): ssh exited with exit code 255", "cause", 2, False),
     ("ssh_failed", "kex_exchange", r"(?:kex|ssh)_exchange_identification: (?:Connection closed|read:)", "cause", 3, False),
     ("launch_failed", "task launch", r"Task launch for \S+ failed on node (?P<host>[\w.-]+): (?!No such process)", "cause", 3, False),
     ("launch_failed", "launch", r"srun: error: (?:Task launch for \S+ failed on node|Application launch failed)", "cause", 2, False),
@@ -67,7 +67,7 @@ STARTS = rows(
     ("launch_failed", "failed", r"sbatch: error: Batch job submission failed|\b(?:srun|salloc|sbatch): error: (?:Munge encode failed|Unable to allocate|Job submit/allocate failed)", "cause", 3, False),
     ("launch_failed", "can't open file", r"^\S*python[\d.]*: can't open file ", "cause", 3, False),
     ("import_error", "shared", r"error while loading shared libraries: ", "cause", 3),
-    ("import_error", "not found (required by", r"version `\S+' not found \(required by ", "cause", 3),
+    ("import_error", "not found (required by", r"version `\S{1,80}' not found \(required by ", "cause", 3),
     ("launch_failed", "fatal:", r"\b(?:srun|salloc|sbatch): fatal: ", "cause", 3, False),
     # the kubelet may place it later: "Started container"
     ("launch_failed", "nodes are available", r"\b\d+/\d+ nodes are available: ", "cause", 2, False),
