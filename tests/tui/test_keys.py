@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from textual.pilot import Pilot
+from textual.widgets._footer import FooterKey
 
 from gpudoctor.tui.app import Doctor
 from gpudoctor.tui.panes.check_list import CheckList
@@ -22,6 +23,11 @@ from tests.tui.doctor_app import (
     until,
 )
 from tests.tui.screen import screen_text
+
+
+def keys_of(app: Doctor) -> dict[FooterKey, str]:
+    """The keys in the last line, and what they do."""
+    return {key: key.description for key in app.query(FooterKey)}
 
 
 def turned_to(app: Doctor, name: str) -> bool:
@@ -165,9 +171,17 @@ def test_c_cancels_what_runs_and_is_offered_only_then() -> None:
     async def body(app: Doctor, pilot: Pilot[Any]) -> None:
         await until(pilot, lambda: app.state.running is not None)
         assert "running" in screen_text(app).splitlines()[0]
+        await until(pilot, lambda: "Cancel" in keys_of(app).values())
+        # textual says so at each move of the focus: the line of keys is built again only if a key changed
+        before = keys_of(app)
+        app.screen.refresh_bindings()
+        for _ in range(3):
+            await pilot.pause()
+        assert keys_of(app) == before
         await pilot.press("c")
         await until(pilot, lambda: app.state.running is None)
         assert app.check_action("cancel", ()) is False
+        await until(pilot, lambda: "Cancel" not in keys_of(app).values())
 
     shown(doctor(checker=HandChecker(node_of(), hold=True)), body)
 
