@@ -19,7 +19,7 @@ _EXIT_OF = {"pass": OK, "warn": OK, "fail": FAILED, "unknown": UNKNOWN}
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `gpudoctor agent`. There is no option for the token itself, since ps shows arguments."""
     parser.epilog = (
-        "Serves /metrics (Prometheus), /healthz (200 where the last report is fresh and neither fail nor unknown, "
+        "Serves /metrics (Prometheus), /healthz (200 if the last report is fresh and neither fail nor unknown, "
         "else 503, with the reason) and /report (JSON). It runs level quick only: load beside jobs is for a prolog or "
         "a job of its own. SIGTERM, SIGINT and SIGHUP end it with 128 + their number; 2: it could not start."
     )
@@ -33,13 +33,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--once",
         action="store_true",
-        help="run one check now as the agent does, write how the node stands, and end: 0 healthy, 1 fail, 3 unknown",
+        help="run one check now as the agent does, write the state of the node, and exit: 0 healthy, 1 fail, 3 unknown",
     )
     parser.add_argument(
         "--listen",
         default=DEFAULT_LISTEN,
         metavar="HOST:PORT",
-        help=f"default {DEFAULT_LISTEN}; port 0 takes a free one and says which; others than loopback want a token",
+        help=f"default {DEFAULT_LISTEN}; port 0 takes a free one and prints it; any address but loopback needs a token",
     )
     parser.add_argument(
         "--token-file",

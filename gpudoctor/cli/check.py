@@ -75,13 +75,13 @@ def add_options(check: argparse.ArgumentParser) -> None:
     redact_option(check)
     check.add_argument("--fail-on", choices=("fail", "warn", "never"), help="what exits with 1 (default: fail)")
     check.add_argument(
-        "--require", action="append", default=[], metavar="ID", help="exit 3 where this check gave no verdict"
+        "--require", action="append", default=[], metavar="ID", help="exit 3 if this check gave no verdict"
     )
     check.add_argument("-v", "--verbose", action="store_true", help="every finding")
     check.add_argument(
         "--progress",
         action="store_true",
-        help="say on stderr what goes on, as JSON lines (progress, rank, probe, left_s); ends when nobody reads them",
+        help="write progress to stderr as JSON lines (progress, rank, probe, left_s), until stderr is closed",
     )
     color_option(check)
 

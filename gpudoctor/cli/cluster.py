@@ -51,7 +51,7 @@ def add_check_options(parser: argparse.ArgumentParser) -> None:
 
 def add_rank_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of rank: where the processes meet, and what all of them do."""
-    parser.add_argument("-N", "--nodes", type=_nodes, metavar="NODES", help="where the engine does not tell (k8s)")
+    parser.add_argument("-N", "--nodes", type=_nodes, metavar="NODES", help="if the engine does not give it (k8s)")
     parser.add_argument(
         "--meet", metavar="HOST", help="where the first process runs, if neither the engine nor MASTER_ADDR tells"
     )
@@ -97,7 +97,7 @@ def _common(parser: argparse.ArgumentParser) -> None:
         "--deadline",
         type=seconds,
         metavar="SECONDS",
-        help="for all nodes to come, and for each group of them to be measured (default: 60; groups on CPU ranks: 20)",
+        help="time for all nodes to join, and to measure each group of them (default: 60; groups on CPU ranks: 20)",
     )
     format_options(parser, "text", "json", default="text")
     output_option(parser, "write the report to FILE, atomically")
@@ -108,12 +108,12 @@ def _common(parser: argparse.ArgumentParser) -> None:
         "--token-file",
         type=Path,
         metavar="FILE",
-        help="the secret by which the job's processes know each other (default: GPUDOCTOR_CLUSTER_TOKEN)",
+        help="the secret that the job's processes share (default: GPUDOCTOR_CLUSTER_TOKEN)",
     )
     parser.add_argument(
         "--insecure",
         action="store_true",
-        help="as a rank without a token on many nodes: run, though anybody on the network could pose as a node",
+        help="run a rank on many nodes without a token, although any host on the network could join as a node",
     )
     parser.add_argument("--fail-on", choices=("fail", "warn", "never"), default="fail", help="what exits with 1")
     parser.add_argument("-v", "--verbose", action="store_true", help="every pair, and every finding")

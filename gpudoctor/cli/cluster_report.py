@@ -49,7 +49,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--good", type=Path, metavar="FILE", help="write the hosts that pass or warn to FILE, one a line"
     )
     parser.add_argument(
-        "--bad", type=Path, metavar="FILE", help="write the hosts that fail; one that is unknown stands in neither"
+        "--bad", type=Path, metavar="FILE", help="write the hosts that fail; unknown ones are in neither file"
     )
     parser.add_argument(
         "--exclude-expr",

@@ -20,7 +20,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
         "to load it, in this shell and in new ones:\n"
         '  bash   eval "$(gpudoctor completion bash)"   in ~/.bashrc\n'
-        '  zsh    eval "$(gpudoctor completion zsh)"    in ~/.zshrc, behind compinit\n'
+        '  zsh    eval "$(gpudoctor completion zsh)"    in ~/.zshrc, after compinit\n'
         "  fish   gpudoctor completion fish | source    in ~/.config/fish/config.fish"
     )
 

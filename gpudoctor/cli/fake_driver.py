@@ -30,8 +30,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the program; return its exit code. Raise UserError if it cannot be run."""
     if args.node is None:
-        raise UserError("fake-driver wants --node SOURCE: whose driver is to be played (see: gpudoctor nodes)")
+        raise UserError("fake-driver needs --node SOURCE, the node to simulate (see: gpudoctor nodes)")
     if not any(getattr(args, "program", [])[:1]):
-        raise UserError("fake-driver wants a program behind --, as in: gpudoctor fake-driver --node NAME -- nvitop -1")
+        raise UserError("fake-driver needs a program after --, as in: gpudoctor fake-driver --node NAME -- nvitop -1")
     request = run_program.FakeDriverRequest(args.node, tuple(args.fault), args.call_latency, tuple(args.program))
     return run_program.run_program(request)

@@ -70,7 +70,7 @@ def _parsed(given: list[str]) -> argparse.Namespace:
     elif given[:1] == ["fake-driver"]:
         args, program = parser.parse_known_args(given)
         if program:
-            raise UserError(f"fake-driver wants -- before the program, as in: -- {' '.join(program)}")
+            raise UserError(f"fake-driver needs -- before the program, as in: -- {' '.join(program)}")
     else:
         args = parser.parse_args(given)
     _refuse_lone_dashes(args, command)

@@ -32,7 +32,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--serve-token",
         metavar="TOKEN",
-        help="wanted of every browser; needed for any address but loopback; better in GPUDOCTOR_SERVE_TOKEN, "
+        help="required from every browser, and for any address but loopback; better in GPUDOCTOR_SERVE_TOKEN, "
         "since ps shows arguments",
     )
     parser.add_argument("--read-only", action="store_true", help=argparse.SUPPRESS)

@@ -47,11 +47,11 @@ def test_a_program_that_is_not_there_is_127_with_one_line_and_one_that_cannot_ru
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--node", "t4-cloud-4"], "wants a program behind --"),
-        (["--node", "t4-cloud-4", "--"], "wants a program behind --"),
-        (["--node", "t4-cloud-4", "--", ""], "wants a program behind --"),
-        (["--node", "t4-cloud-4", "nvitop", "-1"], "wants -- before the program, as in: -- nvitop -1"),
-        (["--", "true"], "wants --node"),
+        (["--node", "t4-cloud-4"], "needs a program after --"),
+        (["--node", "t4-cloud-4", "--"], "needs a program after --"),
+        (["--node", "t4-cloud-4", "--", ""], "needs a program after --"),
+        (["--node", "t4-cloud-4", "nvitop", "-1"], "needs -- before the program, as in: -- nvitop -1"),
+        (["--", "true"], "needs --node"),
         (["--node", "no-such-node", "--", "true"], "no-such-node"),
         (["--node", "t4-cloud-4", "--fault", "no-such-fault", "--", "true"], "no-such-fault"),
         *(
