@@ -87,7 +87,8 @@ def _head(report: Report) -> Iterator[Text]:
     yield plain(" | ".join(parts), "bold")
     against = profile_words(report.profile)
     against = f"{against[:1].upper()}{against[1:]}" if report.profile.name == "none" else f"Judged against {against}"
-    yield plain(f"{against}. {len(report.checks)} checks, level {report.run.level}.")
+    checks = f"{len(report.checks)} check{'s' * (len(report.checks) != 1)}"
+    yield plain(f"{against}. {checks}, level {report.run.level}.")
     for note in report.run.notes:
         yield plain(f"Note: {note}")
 

@@ -71,7 +71,7 @@ def gloo_timeouts(job: Job, attempt: int) -> list[Hypothesis]:
                 host=host_of(e for e in job.events if e.rank in silent),
                 confidence="likely" if len(ranks) == 1 else "possible",
                 events=shown,
-                text=f"the others timed out waiting; {named(ranks)} told of no error and was still there: it hangs",
+                text=f"the others timed out waiting; {named(ranks)} reported no error and was still there: it hangs",
             )
         ]
     if not silent and (different := _other_calls(job, attempt)):
