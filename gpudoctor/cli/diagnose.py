@@ -56,9 +56,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="reports of gpudoctor check --json of the job's nodes: they raise or lower a hypothesis",
     )
     format_options(parser, "text", "json", "html")
-    parser.add_argument(
-        "--follow", action="store_true", help="keep reading while the job runs; report if it stalls"
-    )
+    parser.add_argument("--follow", action="store_true", help="keep reading while the job runs; report if it stalls")
     parser.add_argument(
         "--stall", type=seconds, default=120.0, metavar="SECONDS", help="with --follow: no progress for so long (120)"
     )

@@ -190,6 +190,9 @@ def test_a_node_that_kubernetes_describes_is_judged_by_what_it_gives_out(given: 
         ),
         ("ERROR: GetCaptureBufferSize failed, GPU is lost, bufSize: 0x0\n", "GPU is lost"),
         ("RuntimeError: No CUDA GPUs are available\n", "No CUDA GPUs are available"),
+        ("Check failed: error == cudaSuccess (46 vs. 0)  all CUDA-capable devices are busy\n", "(46 vs. 0)"),
+        ("ibpanic: [1323] main: stat of IB device 'mlx5_8' failed: No such file or directory\n", "mlx5_8"),
+        ("ERROR [15:16] [[Health]] Detected a WARNING in health system Thermal: 'violation in GPU 2'\n", "GPU 2"),
         (
             "    vGPU Software Licensed Product\n        Product Name  : vCS\n        License Status : Unlicensed\n",
             "licence",
@@ -276,3 +279,10 @@ def test_one_gpu_without_nvlink_beside_a_full_mesh(gpus: int, status: Status) ->
     (finding,) = bad("nvlink.topology", "\t" + "\t".join(names) + "\n" + rows)
     assert finding.status is status
     assert finding.subject.label == ("GPU 2 (unknown-2)" if status is Status.WARN else "node")
+
+
+def test_gpus_that_nouveau_drives() -> None:
+    lspci = "01:00.0 VGA compatible controller: NVIDIA Corporation GM204 [GeForce GTX 970] (rev a1)\n"
+    (finding,) = bad("driver.loaded", f"{lspci}\tKernel driver in use: nouveau\n\tKernel modules: nouveau, nvidia\n")
+    assert (finding.status, "nouveau drives the GPUs" in text_of(finding)) == (Status.FAIL, True)
+    assert bad("driver.loaded", f"{lspci}\tKernel driver in use: nvidia\n") == []

@@ -198,6 +198,25 @@ CASES: list[tuple[str, int | None, str]] = [
         "Traceback (most recent call last):\n  File \"/w/t.py\", line 9, in main\n    open(p,'w')\nOSError: [Errno 30] Read-only file system: '/ckpt/step_100'\n",
     ),
     ("nan", 7, "AssertionError: Rank 7: found NaN in local forward loss calculation. Device: 7, node: n12\n"),
+    ("nan", None, "Gradient overflow.  Skipping step, loss scaler 0 reducing loss scale to 1.45e-303\n"),
+    ("gpu_lost", None, "slurmstepd: error: NVML: Failed to get usage(15): GPU is lost\n"),
+    (
+        "ib_memlock",
+        None,
+        "[166.47] [n1:118:0] ib_log.c:246 UCX ERROR mlx5_0: ibv_create_cq() failed: Cannot allocate memory. Please set\n",
+    ),
+    (
+        "bootstrap_connect_failed",
+        None,
+        "terminate called after throwing an instance of 'gloo::IoException'\n"
+        "  what():  [/w/gloo/transport/tcp/pair.cc:724] connect [127.0.1.1]:3210: Connection refused\nAborted (core dumped)\n",
+    ),
+    (
+        "stalled",
+        None,
+        "[2025-03-09 00:57:15 TP4] Watchdog timeout (self.watchdog_timeout=300)\n"
+        "[2025-03-09 00:57:20] Received sigquit from a child proces. It usually means the child failed.\nKilled\n",
+    ),
     ("nan", None, "Exception: Current loss scale already at minimum - cannot decrease scale anymore. Exiting run.\n"),
     ("nan", None, "RuntimeError: Unexpected result nan (message='found NaN in local forward loss calculation')\n"),
     (

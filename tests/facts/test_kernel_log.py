@@ -111,6 +111,8 @@ def test_an_sxid_says_itself_whether_it_is_fatal_and_its_detail_lines_are_no_eve
         ("sxid", 10004, None),
     ]
     assert {event.bus_id for event in events} == {"0000:05:00.0"}
+    (detail,) = parse_kernel_lines([f"{head}12028, Data {{0x00000001, 0x00000000}}"])
+    assert (detail.kind, detail.code, detail.fatal) == ("sxid", 12028, None), "of a log that lost the line before it"
 
 
 # --- faults without an Xid ---------------------------------------------------------------------

@@ -60,7 +60,7 @@ def loaded(case: Case) -> Iterator[Finding]:
         yield unknown(NODE, "no permission to initialise the driver's library", init_evidence(case), advice=[advice])
     elif code == INIT_NO_LIBRARY:
         yield _no_library(case, module)
-    elif module is False or code == INIT_NOT_LOADED:
+    elif module is False or code == INIT_NOT_LOADED or (isinstance(code, Missing) and _nouveau_drives_all(case.node)):
         yield _not_loaded(case)
     elif isinstance(code, Missing):
         told = load_cause(case.node) if driver.load_failures or held_by_other_driver(case.node) else None
@@ -124,6 +124,11 @@ def _no_library(case: Case, module: bool | None) -> Finding:
         else "the driver's user libraries are not installed, or not on the library path",
         advice=[CONTAINER_ADVICE, Advice("On the host: see what the loader finds.", "ldconfig -p | grep nvidia-ml")],
     )
+
+
+def _nouveau_drives_all(node: Node) -> bool:
+    """Whether every NVIDIA GPU on the bus is bound to nouveau, as lspci shows it."""
+    return {known(device.driver) for device in known(pci_gpus(node)) or ()} == {"nouveau"}
 
 
 def _failed_starts(node: Node) -> list[tuple[KernelEvent, MessageMeaning]]:

@@ -39,7 +39,7 @@ _NCCL = rows(
     ("ib_qp_setup_failed", "ibv_create_qp", r"ibv_create_qp failed"),
     ("ib_qp_setup_failed", "nvshmem", r"nvshmem.{0,200}(?:Error in mlx5dv_devx_obj_modify|ibgda_\w+ failed|ep_connect failed|connect EPS failed|setup connections failed)"),
     ("ib_qp_setup_failed", "init2r", r"Error in mlx5dv_devx_obj_modify for (?:INIT2RTR|RTR2RTS)"),
-    ("ib_memlock", "ibv_", r"ibv_(?:reg_mr\w*|create_cq|create_qp) failed.{0,60}Cannot allocate memory"),
+    ("ib_memlock", "ibv_", r"ibv_(?:reg_mr\w*|create_cq|create_qp)(?:\(\))? failed.{0,60}Cannot allocate memory"),
     ("ib_registration_failed", "ibv_reg", r"ibv_reg_\w*mr\w* failed.{0,40}(?:Bad address|Invalid argument|Operation not permitted|Input/output)"),
     ("ofi_error", "net/ofi", r"NET/OFI .{0,200}(?:RC: |[Uu]nable to|[Ff]ailed|err(?:or|no)?\b|Request .{0,40}completed with error)",
      "cause", 2, False),
@@ -169,7 +169,7 @@ _CUDA = rows(
     ("cuda_init_failed", "cudnn", r"CUDNN_STATUS_NOT_INITIALIZED|[Cc]ould not create cudnn handle", "cause", 1),
     ("cuda_launch_failure", "cublas", r"CUBLAS_STATUS_(?:EXECUTION_FAILED|INTERNAL_ERROR)", "cause", 1),
     ("gpu_lost", "device handle", r"Unable to determine the device handle for (?:GPU|gpu) ?(?P<gpu>[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7])"),
-    ("gpu_lost", "lost", r"GPU is lost\. +Reboot|NVMLError_GpuIsLost|NVML_ERROR_GPU_IS_LOST|nvml\w*.{0,60}: GPU is lost"),
+    ("gpu_lost", "lost", r"GPU is lost\. +Reboot|NVMLError_GpuIsLost|NVML_ERROR_GPU_IS_LOST|(?i:nvml)\w*.{0,60}: GPU is lost"),
 )  # fmt: skip
 
 # Errors of torch: stores, gloo, data loaders, DDP, checkpoints, numerics. Source: torch 1.13 to 2.15
@@ -207,6 +207,9 @@ _TORCH = rows(
     ("store_timeout", "deadline_exceeded", r"DEADLINE_EXCEEDED: .{0,200}[Bb]arrier", "wait"),
     ("rendezvous_unreachable", "stop_waiting", r"[Ss]top_waiting response is (?:expected|required)"),
     ("rendezvous_unreachable", "client socket has", r"client socket has (?:timed out|failed).{0,120}(?:while trying to connect|connect to)"),
+    ("bootstrap_connect_failed", "gloo/transport", r"gloo/transport/\S+\] connect \[(?P<address>[0-9a-fA-F.:]{3,45})\]:\d+: (?:Connection refused|Connection timed out|No route to host)"),
+    # SGLang ends its processes after it
+    ("stalled", "watchdog_timeout", r"Watchdog timeout \(self\.watchdog_timeout=\d+", "cause", 3, False),
     ("rendezvous_unreachable", "etcd", r"EtcdConnectionFailed|Connection to etcd failed"),
     ("rendezvous_unreachable", "connect() timed out", r"connect\(\) timed out\. Original timeout was \d+ ms"),
     # an agent that had been in the rendezvous lost the host of its store
@@ -264,6 +267,8 @@ _TORCH = rows(
     ("nan", "nan", r"(?i)\bgrad(?:ient)? ?norm[:= ]+(?:nan|inf)\b|\bloss[:= ]+nan\b", "cause", 2),
     ("nan", "loss scale already at minimum", r"loss scale already at minimum"),
     ("nan", "minimum loss scale", r"Minimum loss scale reached"),
+    # Apex has no minimum of its own: it halves the scale at every step that overflows
+    ("nan", "reducing loss scale to", r"loss scaler \d+ reducing loss scale to (?:0(?:\.\d+)?|[\d.]+e-\d+)$"),
 )  # fmt: skip
 
 # after these a job may go on, and worse than slow it need not be

@@ -189,6 +189,20 @@ OTHER_TOOL_READERS: tuple[TextReader, ...] = (
         "it shows no state of a device; paste: lspci -vvv",
     ),
     _tool(
+        "ibstat",
+        r"ibpanic: \[\d{1,10}\] ",
+        r"(?!)",
+        "it ended before all devices; see: ls /sys/class/infiniband; dmesg",
+        failures=".",
+    ),
+    _tool(
+        "DCGM",
+        r"`?(?:\S{1,40} ){0,4}\[\[Health\]\] Detected an? (?:WARNING|ERROR|FAILURE) in health system",
+        r"(?!)",
+        "of its health watches, not judged; on the node: gpudoctor check",
+        failures=".",
+    ),
+    _tool(
         "nvidia-debugdump",
         r"ERROR: (?:GetCaptureBufferSize|internal_(?:getDumpBuffer|dump\w{1,40}))\b",
         r"(?!)",
@@ -198,7 +212,7 @@ OTHER_TOOL_READERS: tuple[TextReader, ...] = (
     _tool(
         "CUDA",
         r"(?:RuntimeError|(?:torch|cupy|numba)[\w.]{1,60}Error|CUDA error|CUDA_ERROR_\w{1,40}|THCudaCheck FAIL"
-        r"|cudaGetDeviceCount|\S{1,200}UserWarning: CUDA init)\b.{0,200}"
+        r"|Check failed: .{1,80}\(\d{1,4} vs\. 0\)|cudaGetDeviceCount|\S{1,200}UserWarning: CUDA init).{0,200}"
         r"(?:no CUDA-capable device|No CUDA GPUs are available|CUDA unknown error|CUDA driver initialization failed"
         r"|devices? are busy|device\(s\) is/are busy|Error 80[234]\b)",
         r"(?!)",

@@ -20,6 +20,7 @@ from gpudoctor.facts.kernel_log.messages import (
     is_sxid,
     may_go_on,
     parse_message,
+    sxid_detail,
     words_of_xid,
 )
 from gpudoctor.facts.kernel_log.records import LogRecord, kmsg_records, read_line, text_records
@@ -108,6 +109,7 @@ class KernelEvents(msgspec.Struct, frozen=True):
 def collect(records: Iterable[LogRecord]) -> KernelEvents:
     """The events of one log, in the order of its lines."""
     kept: dict[tuple[str, int | None, str | None], list[tuple[int, KernelEvent]]] = {}
+    details: dict[tuple[str, int | None, str | None], tuple[int, KernelEvent]] = {}
     total = quoted = 0
     truncated = forgeable = loading = False
     named_at_boot: str | None = None
@@ -131,6 +133,10 @@ def collect(records: Iterable[LogRecord]) -> KernelEvents:
                 event = msgspec.structs.replace(event, bus_id=named_at_boot)
             named_at_boot = None
         if event is None:
+            if record.origin in ("kernel", "text") and not record.continued and (detail := sxid_detail(message)):
+                detail = msgspec.structs.replace(detail, text=record.line, time_s=record.time_s)
+                forgeable = forgeable or record.origin == "text"
+                details.setdefault((detail.kind, detail.code, detail.bus_id), (number, detail))
             continue
         forgeable = forgeable or (record.origin == "text" and event.kind != "unclear")
         key = (event.kind, event.code, event.bus_id)
@@ -142,6 +148,9 @@ def collect(records: Iterable[LogRecord]) -> KernelEvents:
         else:
             kept.setdefault(key, same).append((number, event))
             total += 1
+    # of a log without the line itself
+    for of, item in list(details.items())[: MAX_EVENTS - total]:
+        kept.setdefault(of, [item])
     ordered = sorted((item for same in kept.values() for item in same), key=lambda item: item[0])
     events = tuple(event for _, event in ordered)
     return KernelEvents(events, truncated, quoted, forgeable, loading, host.events, mismatch.found)

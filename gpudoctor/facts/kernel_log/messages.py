@@ -134,6 +134,14 @@ def is_sxid(message: str) -> bool:
     return _SXID.match(message) is not None
 
 
+def sxid_detail(message: str) -> KernelEvent | None:
+    """The SXid that a line with details belongs to; the line before it says whether it is fatal."""
+    sxid = _SXID.match(message)
+    if sxid is None or (sxid[3] or "").lower() not in _SXID_DETAIL:
+        return None
+    return _event("sxid", message, bus_id=sxid[1], code=int(sxid[2]))
+
+
 def holds_a_name(message: str) -> bool:
     """Whether it is a kernel message about something that users name: a process, a file, a device."""
     return bool(_HOLDS_A_NAME.match(message) or _NAME_FIRST.match(message))
