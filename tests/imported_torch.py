@@ -43,7 +43,7 @@ _pids: set[int] = set()
 
 
 def own_children(*, recursive: bool = False) -> list[psutil.Process]:
-    """The children of this process without the one that has imported torch."""
+    """The children of this process without the one that has imported torch, and without those of others."""
     return [child for child in psutil.Process().children(recursive=recursive) if child.pid not in _pids]
 
 
@@ -87,12 +87,17 @@ class ImportedTorch:
         environment = _environment(msgspec.convert(order["job"], RankJob))
         whole = {"parent": os.getpid(), "folder": os.getcwd(), "environment": environment, **order}  # noqa: PTH109
         with self._one_at_a_time:
+            before = {child.pid for child in psutil.Process().children()}
+            pid = None
             _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # the starter becomes a child of this process, as every other one
             try:
                 socket.send_fds(self._orders, [json.dumps(whole).encode()], [output.fileno(), life, control, *rank_fds])
-                return ForkedStarter(int(self._orders.recv(32)))
+                pid = int(self._orders.recv(32))
+                return ForkedStarter(pid)
             finally:
                 _prctl(_PR_SET_CHILD_SUBREAPER, 0)
+                # so does any other process whose parent ends just now; nobody here waits for those
+                _pids.update(child.pid for child in psutil.Process().children() if child.pid not in {*before, pid})
 
 
 def serve(descriptor: str) -> None:
