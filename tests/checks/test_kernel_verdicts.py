@@ -85,6 +85,17 @@ def test_a_gpu_that_needs_another_driver_is_not_blamed(line: str, said: str) -> 
     assert only("gpu.xid", node).status is Status.WARN
 
 
+def test_a_failed_start_long_after_a_driver_refused_the_gpu_is_judged_by_itself() -> None:
+    text = (
+        f"[   10.0] {NAMED}\n[   10.1] NVRM: installed in this system is not supported by the NVIDIA 470 driver\n"
+        f"[ 9000.0] {FAILED}\n"
+    )
+    node = Node(source=CAPTURE, kernel_log=read_kernel_text(text, "dmesg.txt"))
+    for check_id in ("gpu.count", "gpu.xid"):
+        finding = only(check_id, node)
+        assert (finding.status, "RmInitAdapter" in text_of(finding)) == (Status.FAIL, True)
+
+
 def test_an_old_card_beside_gpus_that_work_is_a_warning() -> None:
     old = logged(
         NAMED,

@@ -348,8 +348,12 @@ def test_a_long_log_is_read_in_pieces_and_loses_nothing() -> None:
     lines = [f"[{n}.000001] NVRM: Xid (PCI:0000:5d:00): 79, GPU {n}" for n in (1, 25_000, 49_999)]
     noise = [f"[{n}.000001] usb 1-1: new device {n}" for n in range(50_000)]
     noise[1], noise[25_000], noise[49_999] = lines
+    for n in (2, 3, 45_000):
+        noise[n] = f"[{n}.000001] EDAC MC0: 1 CE memory read error on CPU_SrcID#0_MC#0_Chan#1_DIMM#0"
     node = read("\n".join(noise) + "\n")
     assert [event.time_s for event in known(node.kernel_log.events) or ()] == [1.000001, 25000.000001, 49999.000001]
+    (corrected,) = known(node.kernel_log.host_events) or ()
+    assert (corrected.count, corrected.count_last_day) == (3, 3)
 
 
 def test_a_line_without_end_is_kept_in_bounds() -> None:

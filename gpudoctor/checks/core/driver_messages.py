@@ -41,6 +41,7 @@ class MessageMeaning(msgspec.Struct, frozen=True):
         return self.likely == _OTHER_DRIVER
 
 
+_ATTEMPT_S = 60.0
 # keyed by the names in `facts.kernel_log.driver_messages.DRIVER_MESSAGES`
 MEANINGS: dict[str, MessageMeaning] = {
     "off-bus": MessageMeaning("hardware", "GPU has fallen off the bus", OWN_ADVICE[79], True),
@@ -97,17 +98,25 @@ def not_started(node: Node) -> dict[str, MessageMeaning]:
     does not show them."""
     shown = {gpu.bus_id for gpu in node.gpus if shown_by_driver(node, gpu)}
     found: dict[str, MessageMeaning] = {}
+    started: dict[str, KernelEvent] = {}
     for event in known(node.kernel_log.events) or ():
         if event.bus_id is None or event.bus_id in shown:
             continue
         if event.kind == "xid" and event.code == 79:
             found.setdefault(event.bus_id, MEANINGS["off-bus"])
         elif event.kind in ("off-bus", "gsp", "rm") and (told := meaning(event)) is not None and told.not_started:
-            if told.other_driver:
-                found[event.bus_id] = told
-            else:
-                found.setdefault(event.bus_id, told)
+            before, first = found.get(event.bus_id), started.get(event.bus_id)
+            if before is None or (
+                # the reason may come after a message of the same attempt; a later attempt may be of another driver
+                first is not None and (told.other_driver if follows(event, first) else before.other_driver)
+            ):
+                found[event.bus_id], started[event.bus_id] = told, event
     return found
+
+
+def follows(event: KernelEvent, other: KernelEvent) -> bool:
+    """Whether both may be of one attempt of the driver to start: a minute apart at most, or of unknown time."""
+    return event.time_s is None or other.time_s is None or abs(event.time_s - other.time_s) <= _ATTEMPT_S
 
 
 # Age of kernel log events.

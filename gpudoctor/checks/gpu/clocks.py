@@ -5,7 +5,19 @@ from __future__ import annotations
 from gpudoctor.checks.core.case import Case, Limit
 from gpudoctor.checks.core.each_gpu import each_gpu, same_model
 from gpudoctor.checks.core.explains import SPEEDS
-from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, skip, unread, warn
+from gpudoctor.checks.core.finding import (
+    Advice,
+    Evidence,
+    Expected,
+    Finding,
+    Found,
+    fail,
+    ok,
+    skip,
+    unknown,
+    unread,
+    warn,
+)
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import of_gpu
 from gpudoctor.checks.gpu.throttle import HARMFUL, SOFT
@@ -75,7 +87,7 @@ def _slow_now(case: Case, gpu: Gpu) -> Finding | None:
     if running and max(running) < top * share:
         return None
     if new := [reason for reason in known(gpu.clocks.event_reasons) or () if reason.startswith("0x")]:
-        return skip(of_gpu(gpu), f"{now} of {top} MHz, for a reason unknown to this version: {', '.join(new)}")
+        return unknown(of_gpu(gpu), f"{now} of {top} MHz, for a reason unknown to this version: {', '.join(new)}")
     busy = known(gpu.utilization.gpu_pct)
     state = known(gpu.clocks.performance_state)
     # between two kernels a healthy GPU may briefly show a low clock: fail only a busy one

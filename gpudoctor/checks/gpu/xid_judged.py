@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from gpudoctor.checks.core.driver_messages import MessageMeaning, meaning
+from gpudoctor.checks.core.driver_messages import MessageMeaning, follows, meaning
 from gpudoctor.checks.core.trust import untrusted
 from gpudoctor.checks.gpu.xid_codes import BUCKETS, LINK_CODES, Bucket, xid
 from gpudoctor.facts.model.gpu import Gpu
@@ -109,12 +109,13 @@ def judge_events(events: Iterable[KernelEvent], gpu: Gpu | None, starts: bool = 
     events = tuple(events)
     settled_before = max((i for i, e in enumerate(events) if e.code == 154 and _target(e) == 0), default=-1)
     fit_now = gpu is not None and not untrusted(gpu) and known(gpu.recovery_action) == "none"
-    other_driver = any(told is not None and told.other_driver for told in map(_meaning, events))
+    refusals = [event for event in events if (told := _meaning(event)) is not None and told.other_driver]
     judged = []
     for position, event in enumerate(events):
         item = _classify(event, gpu, starts)
         # a driver that does not support the GPU goes on to report that it could not start it
-        if item is None or (other_driver and start_failed(event) and item.likely is None and event.kind != "off-bus"):
+        refused = event.kind != "off-bus" and start_failed(event) and any(follows(event, one) for one in refusals)
+        if item is None or (refused and item.likely is None):
             continue
         settled = position < settled_before
         if (item.bucket == "reset" and (settled or fit_now)) or (item.bucket == "hardware" and settled):

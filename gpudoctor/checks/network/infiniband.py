@@ -39,7 +39,11 @@ def infiniband(case: Case) -> Iterator[Finding]:
         yield skip(NODE, "no InfiniBand or RoCE adapter here")
         return
     # a hypervisor's virtual functions wait for their virtual machines; only those in use are ports of this system
-    ports = tuple(port for port in ports if port.is_active or known(port.virtual_function) is not True)
+    ports = tuple(
+        port
+        for port in ports
+        if port.is_active or isinstance(port.state, Missing) or known(port.virtual_function) is not True
+    )
     if not ports:
         yield skip(NODE, "only virtual functions of adapters here, and none is in use")
         return

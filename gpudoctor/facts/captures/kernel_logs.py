@@ -23,6 +23,7 @@ _BARE_MESSAGE = re.compile(
     r"|(?:nvidia|pcieport|mlx5_core|pci|nouveau|vfio-pci) [0-9a-f]{4}:[0-9a-f]{2}:"
     r"|dmesg: read kernel buffer failed)"
 )
+_DAY_S = 86_400.0
 _TAG, _VERSION = "kernel: ", re.compile(r"\d+\.\d")
 _CONTINUED = re.compile(r" {10,}\S")  # dmesg and journalctl indent continuation lines by the width of the timestamp
 _STAMPED = re.compile(
@@ -125,14 +126,23 @@ def _joined_events(events: Iterable[HostEvent], count: Callable[[int, int], int]
     found: dict[_Subject, HostEvent] = {}
     for event in events:
         before = found.get(key := (event.kind, event.device))
-        found[key] = event if before is None else _both(before, event, count(before.count, event.count))
+        found[key] = event if before is None else _both(before, event, count)
     return found
 
 
-def _both(one: HostEvent, other: HostEvent, count: int) -> HostEvent:
-    last = other if (other.last_s or 0) >= (one.last_s or 0) else one
+def _both(one: HostEvent, other: HostEvent, count: Callable[[int, int], int]) -> HostEvent:
+    first, last = (one, other) if (other.last_s or 0) >= (one.last_s or 0) else (other, one)
     firsts = [s for s in (one.first_s, other.first_s) if s is not None]
-    return msgspec.structs.replace(last, count=count, first_s=min(firsts) if firsts else None)
+    in_day = None
+    if first.count_last_day is not None and last.count_last_day is not None:
+        apart_s = (last.last_s or 0.0) - (first.last_s or 0.0)
+        in_day = last.count_last_day if apart_s > _DAY_S else count(first.count_last_day, last.count_last_day)
+    return msgspec.structs.replace(
+        last,
+        count=count(one.count, other.count),
+        first_s=min(firsts) if firsts else None,
+        count_last_day=in_day,
+    )
 
 
 def _capped(log: KernelLog) -> KernelLog:

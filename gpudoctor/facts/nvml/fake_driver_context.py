@@ -43,7 +43,12 @@ class FakeDriverContext(msgspec.Struct, frozen=True):
         notes = (*read.source.notes, *own.notes, _NOTE)
         source = replace(read.source, kind="simulated", name=own.name, faults=own.faults, notes=notes)
         hidden = self.node.driver
-        driver = replace(read.driver, denied_gpus=hidden.denied_gpus, drained_gpus=hidden.drained_gpus)
+        driver = replace(
+            read.driver,
+            denied_gpus=hidden.denied_gpus,
+            drained_gpus=hidden.drained_gpus,
+            excluded_gpus=hidden.excluded_gpus,
+        )
         return replace(read, driver=driver, gpus=gpus, source=source)
 
 

@@ -89,6 +89,8 @@ def test_unused_ports_of_another_kind_are_left_alone(unused: list[RdmaPort]) -> 
 def test_virtual_functions_of_a_hypervisor_alone_are_skipped() -> None:
     result = check(*(port(i, state="INIT", virtual_function=True) for i in range(16)))
     assert (result.status, "virtual functions" in words(result)) == (Status.SKIP, True)
+    unread = Missing("I/O error", "failed")
+    assert check(port(0, state=unread, virtual_function=True)).status is Status.UNKNOWN
     assert check(port(0, virtual_function=True)).status is Status.PASS
 
 
