@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 import msgspec
 
 from gpudoctor.checks.core.case import Case
+from gpudoctor.checks.core.finding import Advice, Evidence, Finding, fail, warn
+from gpudoctor.checks.core.subject import Subject, of_gpu
 from gpudoctor.checks.core.trust import shown_by_driver
 from gpudoctor.checks.gpu.xid_codes import OWN_ADVICE, Bucket
 from gpudoctor.facts.model.kernel_log import KernelEvent
@@ -112,6 +115,31 @@ def not_started(node: Node) -> dict[str, MessageMeaning]:
             ):
                 found[event.bus_id], started[event.bus_id] = told, event
     return found
+
+
+def failed_starts(case: Case) -> Iterator[Finding]:
+    """GPUs that are off the bus or did not start according to the kernel log, and that the driver does not show."""
+    by_bus = {gpu.bus_id: gpu for gpu in case.node.gpus}
+    # a log alone does not show which GPUs the driver shows now
+    asked = bool(case.node.gpus) or known(case.node.driver.device_count) is not None
+    so = ": the driver does not show it" if asked else ", the kernel log says"
+    for bus_id, told in not_started(case.node).items():
+        events = [e for e in known(case.node.kernel_log.events) or () if e.bus_id == bus_id]
+        lines = [e.text[:300] for e in events if not told.other_driver or meaning(e) == told]
+        board: list[Advice | str] = [
+            Advice("Look whether it is on the bus at all.", f"lspci -s {bus_id} -vv"),
+            "Still gone: reseat the GPU or its riser, then open a hardware case.",
+        ]
+        # an old card for the display beside GPUs that work is no fault of the node
+        spare = told.other_driver and any(shown_by_driver(case.node, gpu) for gpu in case.node.gpus)
+        yield (warn if spare else fail)(
+            of_gpu(by_bus[bus_id]) if bus_id in by_bus else Subject(kind="gpu", bus_id=bus_id),
+            f"{told.words}{so}",
+            "every GPU on the bus starts with the driver",
+            *(Evidence("kernel log", line) for line in lines[-2:]),
+            likely=told.likely,
+            advice=[told.advice, *([] if told.other_driver else board)],
+        )
 
 
 def follows(event: KernelEvent, other: KernelEvent) -> bool:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from gpudoctor.checks.core.case import Case
-from gpudoctor.checks.core.driver_messages import meaning, not_started
+from gpudoctor.checks.core.driver_messages import failed_starts
 from gpudoctor.checks.core.explains import VIEWS, Explains
 from gpudoctor.checks.core.finding import (
     Advice,
@@ -33,7 +33,7 @@ from gpudoctor.checks.core.sight import (
     refused_handles,
     unseen,
 )
-from gpudoctor.checks.core.subject import NODE, Subject, of_gpu
+from gpudoctor.checks.core.subject import NODE, Subject
 from gpudoctor.checks.core.trust import shown_by_driver
 from gpudoctor.checks.driver.loaded import INIT_OK
 from gpudoctor.facts.model.missing import Missing, known
@@ -70,7 +70,8 @@ def count(case: Case) -> Iterator[Finding]:
     said = known(node.driver.device_count)
     shown = said if said is not None else sum(shown_by_driver(node, gpu) for gpu in node.gpus) or None
     code = node.driver.init_code
-    dead = tuple(_not_started(case))
+    some = code == INIT_OK and said is None and bool(node.gpus)  # a dump of only some of the GPUs
+    dead = () if some else tuple(failed_starts(case))
     if shown is None:
         told = (*dead, *_given_out(case))
         if told:
@@ -136,33 +137,6 @@ def _taken_from_use(case: Case) -> Iterator[Finding]:
                 Advice("See the option.", "grep -r ExcludedGpus /etc/modprobe.d; nvidia-smi -q | grep -i excluded"),
                 "Mended or replaced? Remove the option, rebuild the initramfs and reboot.",
             ],
-        )
-
-
-def _not_started(case: Case) -> Iterator[Finding]:
-    """GPUs that are off the bus or did not start according to the kernel log, and that the driver does not show."""
-    if case.node.driver.init_code == INIT_OK and known(case.node.driver.device_count) is None and case.node.gpus:
-        return  # a dump of only some of the GPUs
-    by_bus = {gpu.bus_id: gpu for gpu in case.node.gpus}
-    # a log alone does not show which GPUs the driver shows now
-    asked = bool(case.node.gpus) or known(case.node.driver.device_count) is not None
-    so = ": the driver does not show it" if asked else ", the kernel log says"
-    for bus_id, told in not_started(case.node).items():
-        events = [e for e in known(case.node.kernel_log.events) or () if e.bus_id == bus_id]
-        lines = [e.text[:300] for e in events if not told.other_driver or meaning(e) == told]
-        board: list[Advice | str] = [
-            Advice("Look whether it is on the bus at all.", f"lspci -s {bus_id} -vv"),
-            "Still gone: reseat the GPU or its riser, then open a hardware case.",
-        ]
-        # an old card for the display beside GPUs that work is no fault of the node
-        spare = told.other_driver and any(shown_by_driver(case.node, gpu) for gpu in case.node.gpus)
-        yield (warn if spare else fail)(
-            of_gpu(by_bus[bus_id]) if bus_id in by_bus else Subject(kind="gpu", bus_id=bus_id),
-            f"{told.words}{so}",
-            "every GPU on the bus starts with the driver",
-            *(Evidence("kernel log", line) for line in lines[-2:]),
-            likely=told.likely,
-            advice=[told.advice, *([] if told.other_driver else board)],
         )
 
 

@@ -1,14 +1,20 @@
-"""The GPU-to-GPU matrix of nvidia-smi topo: what connects a pair, its peer-to-peer status, and both as text."""
+"""The GPU-to-GPU matrix of nvidia-smi topo: a pair as text, and what deviates if no model is known."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
 
-from gpudoctor.checks.core.finding import Evidence
-from gpudoctor.checks.core.subject import Subject, of_gpu, of_pair
+from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, unknown, warn
+from gpudoctor.checks.core.subject import NODE, Subject, of_gpu, of_pair
 from gpudoctor.facts.model.gpu import Gpu, GpuPair
 from gpudoctor.facts.model.missing import Missing, known
+
+MATRIX_ADVICE = (
+    Advice("See the matrix and the links:", "nvidia-smi topo -m; nvidia-smi nvlink --status"),
+    Advice("Look for Xid 74 and SXid lines:", "sudo dmesg | grep -iE 'xid|nvlink'"),
+    "Drain the node and reset the GPUs or reboot; links that stay down need a hardware case.",
+)
 
 
 def is_blank(pair: GpuPair) -> bool:
@@ -70,3 +76,70 @@ def fewest_subjects(bad: Iterable[GpuPair], gpus: dict[int, Gpu]) -> list[tuple[
         found.append((of_gpu(gpus[index]), members))
         left = [p for p in left if p not in members]
     return found
+
+
+# What deviates in a matrix if the models of its GPUs are not known.
+
+# numbers of links that a pair of one model can have: 2 of Turing's cards, 4 of GeForce RTX 3090 and RTX A6000, 12 of
+# the data-centre cards with bridges; 6, 12 and 18 through switches. Source: the profiles of the models
+_WHOLE_BONDS = (2, 4, 6, 8, 12, 18)
+_BOARDS = (4, 8, 16)  # numbers of GPUs that NVLink joins all to all
+
+
+def odd_number(pairs: list[GpuPair], gpus: list[Gpu]) -> Finding | None:
+    """`unknown` for a pair with a number of links that no model has, if the model is not known; else None.
+
+    If there are several such pairs, `_wiring` compares them; a single one has no peers.
+    """
+    bonded = [pair for pair in pairs if bond(pair)]
+    bonds = Counter(i for p in bonded for i in (p.a, p.b))
+    if not bonded or max(bonds.values()) > 1 or any(known(gpu.name) for gpu in gpus):
+        return None
+    odd = next((pair for pair in bonded if bond(pair) not in _WHOLE_BONDS), None)
+    if odd is None:
+        return None
+    return unknown(
+        of_pair(odd.a, odd.b),
+        f"NV{bond(odd)} between GPU {odd.a} and GPU {odd.b}: the model is not known, and so is not how many links "
+        "its bridge has; most have 2, 4 or 12, so that some may be down",
+        *matrix_evidence([odd]),
+        advice=[
+            Advice("See the model, and each link's state.", "nvidia-smi -L; nvidia-smi nvlink --status"),
+            "A link is inactive: power off and seat the bridge flat on both cards.",
+        ],
+    )
+
+
+def odd_rows(pairs: list[GpuPair], gpus: list[Gpu]) -> Finding | None:
+    """`unknown` for a mesh in which some GPUs have fewer NVLinks than others, if the model is not known; else None.
+
+    Bridges connect two GPUs and no others; in a mesh or behind switches every GPU has the same connections. A warning
+    if the others are joined all to all, and this one would make their number that of a board.
+    """
+    rows = {gpu.index: sorted(bond(p) for p in pairs if gpu.index in (p.a, p.b)) for gpu in gpus}
+    most = max(rows.values(), key=lambda row: (sum(map(bool, row)), sum(row)))
+    if sum(map(bool, most)) < 2 or any(known(gpu.name) for gpu in gpus):
+        return None
+    fewer = [index for index, row in rows.items() if row != most]
+    if not fewer:
+        return None
+    lone = [gpu for gpu in gpus if not any(rows[gpu.index])]
+    rest = [pair for pair in pairs if len(lone) == 1 and lone[0].index not in (pair.a, pair.b)]
+    if rest and len(gpus) in _BOARDS and all(bond(pair) == max(most) for pair in rest):
+        return warn(
+            of_gpu(lone[0]),
+            f"no NVLink to any of {len(gpus) - 1} GPUs that all have NV{max(most)} with each other",
+            Expected(f"NV{max(most)} between every two GPUs, as the others have", source="peers"),
+            *matrix_evidence([pair for pair in pairs if pair not in rest]),
+            likely="all NVLinks of this GPU are down, or it is a card beside the board of the others",
+            advice=MATRIX_ADVICE,
+        )
+    odd = [pair for pair in pairs if pair.a in fewer and pair.b in fewer and bond(pair) < max(most)]
+    odd = odd or [pair for pair in pairs if {pair.a, pair.b} & {*fewer} and bond(pair) < max(most)]
+    return unknown(
+        of_pair(odd[0].a, odd[0].b) if len(odd) == 1 else NODE,
+        f"{pair_names(odd)}: {connections(odd)}, while other GPUs have NV{max(most)} with {sum(map(bool, most))} GPUs: "
+        "NVLinks that are down, or how this machine is wired; the model is not known",
+        *matrix_evidence(odd),
+        advice=[Advice("See the model, and each link's state.", "nvidia-smi -L; nvidia-smi nvlink --status")],
+    )

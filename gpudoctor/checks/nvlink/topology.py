@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator
 
 from gpudoctor.checks.core.case import Case
@@ -15,7 +14,6 @@ from gpudoctor.checks.core.finding import (
     fail,
     ok,
     skip,
-    unknown,
     unread,
     warn,
 )
@@ -23,12 +21,15 @@ from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE, Subject, of_gpu, of_pair
 from gpudoctor.checks.nvlink.link_state import model_of
 from gpudoctor.checks.nvlink.matrix import (
+    MATRIX_ADVICE,
     bond,
     census,
     connections,
     fewest_subjects,
     is_blank,
     matrix_evidence,
+    odd_number,
+    odd_rows,
     p2p_status,
     pair_names,
 )
@@ -44,12 +45,6 @@ _BROKEN_P2P = {
     "CNS": "not supported by the chipset",
     "GNS": "not supported by the GPU",
 }
-
-
-# numbers of links that a pair of one model can have: 2 of Turing's cards, 4 of GeForce RTX 3090 and RTX A6000, 12 of
-# the data-centre cards with bridges; 6, 12 and 18 through switches. Source: the profiles of the models
-_WHOLE_BONDS = (2, 4, 6, 8, 12, 18)
-_BOARDS = (4, 8, 16)  # numbers of GPUs that NVLink joins all to all
 
 
 @check(
@@ -88,72 +83,13 @@ def topology(case: Case) -> Iterator[Finding]:
     bad += [finding for finding in _peer_to_peer(pairs, gpus) if finding.subject not in named]
     yield from bad
     read = (word for pair in pairs for word in (pair.p2p_read, pair.p2p_write))
-    if not bad and not uncounted and (odd := _odd_number(pairs, gpus) or _odd_rows(pairs, gpus)):
+    if not bad and not uncounted and (odd := odd_number(pairs, gpus) or odd_rows(pairs, gpus)):
         yield odd
     elif failed := first_failed(read):
         yield unread(NODE, "peer-to-peer status", failed)
     elif not bad and not uncounted:
         some = f" of {expected_pairs}" if len(pairs) < expected_pairs else ""
         yield ok(NODE, Found(f"{len(pairs)}{some} pairs, {census(pairs)}", len(pairs), "pairs"))
-
-
-def _odd_number(pairs: list[GpuPair], gpus: list[Gpu]) -> Finding | None:
-    """`unknown` for a pair with a number of links that no model has, if the model is not known; else None.
-
-    If there are several such pairs, `_wiring` compares them; a single one has no peers.
-    """
-    bonded = [pair for pair in pairs if bond(pair)]
-    bonds = Counter(i for p in bonded for i in (p.a, p.b))
-    if not bonded or max(bonds.values()) > 1 or any(known(gpu.name) for gpu in gpus):
-        return None
-    odd = next((pair for pair in bonded if bond(pair) not in _WHOLE_BONDS), None)
-    if odd is None:
-        return None
-    return unknown(
-        of_pair(odd.a, odd.b),
-        f"NV{bond(odd)} between GPU {odd.a} and GPU {odd.b}: the model is not known, and so is not how many links "
-        "its bridge has; most have 2, 4 or 12, so that some may be down",
-        *matrix_evidence([odd]),
-        advice=[
-            Advice("See the model, and each link's state.", "nvidia-smi -L; nvidia-smi nvlink --status"),
-            "A link is inactive: power off and seat the bridge flat on both cards.",
-        ],
-    )
-
-
-def _odd_rows(pairs: list[GpuPair], gpus: list[Gpu]) -> Finding | None:
-    """`unknown` for a mesh in which some GPUs have fewer NVLinks than others, if the model is not known; else None.
-
-    Bridges connect two GPUs and no others; in a mesh or behind switches every GPU has the same connections. A warning
-    if the others are joined all to all, and this one would make their number that of a board.
-    """
-    rows = {gpu.index: sorted(bond(p) for p in pairs if gpu.index in (p.a, p.b)) for gpu in gpus}
-    most = max(rows.values(), key=lambda row: (sum(map(bool, row)), sum(row)))
-    if sum(map(bool, most)) < 2 or any(known(gpu.name) for gpu in gpus):
-        return None
-    fewer = [index for index, row in rows.items() if row != most]
-    if not fewer:
-        return None
-    lone = [gpu for gpu in gpus if not any(rows[gpu.index])]
-    rest = [pair for pair in pairs if len(lone) == 1 and lone[0].index not in (pair.a, pair.b)]
-    if rest and len(gpus) in _BOARDS and all(bond(pair) == max(most) for pair in rest):
-        return warn(
-            of_gpu(lone[0]),
-            f"no NVLink to any of {len(gpus) - 1} GPUs that all have NV{max(most)} with each other",
-            Expected(f"NV{max(most)} between every two GPUs, as the others have", source="peers"),
-            *matrix_evidence([pair for pair in pairs if pair not in rest]),
-            likely="all NVLinks of this GPU are down, or it is a card beside the board of the others",
-            advice=_ADVICE,
-        )
-    odd = [pair for pair in pairs if pair.a in fewer and pair.b in fewer and bond(pair) < max(most)]
-    odd = odd or [pair for pair in pairs if {pair.a, pair.b} & {*fewer} and bond(pair) < max(most)]
-    return unknown(
-        of_pair(odd[0].a, odd[0].b) if len(odd) == 1 else NODE,
-        f"{pair_names(odd)}: {connections(odd)}, while other GPUs have NV{max(most)} with {sum(map(bool, most))} GPUs: "
-        "NVLinks that are down, or how this machine is wired; the model is not known",
-        *matrix_evidence(odd),
-        advice=[Advice("See the model, and each link's state.", "nvidia-smi -L; nvidia-smi nvlink --status")],
-    )
 
 
 def _alike_over_pcie(pairs: list[GpuPair], gpus: set[int]) -> bool:
@@ -208,7 +144,7 @@ def _odd_bonds(case: Case, pairs: list[GpuPair], gpus: dict[int, Gpu]) -> list[F
             Expected(f"NV{full}: all the links, between every two GPUs", "==", full, "links", source),
             *matrix_evidence(members),
             likely="NVLinks of this GPU are down" if subject.kind == "gpu" else "NVLinks between these two are down",
-            advice=_ADVICE,
+            advice=MATRIX_ADVICE,
         )
         for subject, members in fewest_subjects(odd, gpus)
     ]
@@ -227,7 +163,7 @@ def _no_bond(case: Case, pairs: list[GpuPair], gpus: list[Gpu]) -> Finding:
         likely="NVLink is off or every link is down: the driver's options, the fabric manager or the baseboard"
         if not virtual
         else "the virtual machine was given these GPUs without their NVSwitches",
-        advice=_ADVICE,
+        advice=MATRIX_ADVICE,
     )
 
 
@@ -250,7 +186,7 @@ def _odd_mesh(pairs: list[GpuPair], gpus: dict[int, Gpu]) -> list[Finding]:
             Expected(f"{wanted} from every GPU, as the others have", source="peers"),
             *matrix_evidence([p for p in pairs if p.a in odd or p.b in odd]),
             likely="NVLinks between these GPUs are down",
-            advice=_ADVICE,
+            advice=MATRIX_ADVICE,
         )
     ]
 
@@ -277,7 +213,7 @@ def _odd_bridges(case: Case, pairs: list[GpuPair], gpus: dict[int, Gpu]) -> list
                     likely="links of the bridge are down"
                     if broken
                     else "not every bridge slot of this pair carries a bridge",
-                    advice=_ADVICE,
+                    advice=MATRIX_ADVICE,
                 )
             )
     return findings
@@ -310,11 +246,6 @@ def _not_allowed(
     return judge(subject, words, expected, *matrix_evidence(pairs), likely=likely, advice=_P2P_ADVICE)
 
 
-_ADVICE = (
-    Advice("See the matrix and the links:", "nvidia-smi topo -m; nvidia-smi nvlink --status"),
-    Advice("Look for Xid 74 and SXid lines:", "sudo dmesg | grep -iE 'xid|nvlink'"),
-    "Drain the node and reset the GPUs or reboot; links that stay down need a hardware case.",
-)
 _P2P_ADVICE = (
     Advice("See which pairs may talk:", "nvidia-smi topo -p2p r"),
     Advice("Look for driver options that switch it off:", "grep -r . /etc/modprobe.d | grep -i nvidia"),
