@@ -140,7 +140,7 @@ def read_launcher(text: str) -> list[Event]:
         how = found["how"].capitalize()
         return [_exit(_SRUN_WORDS[how], "shell", pid=int(found["pid"]) if found["pid"] else None)]
     if found := _TRAINERS.search(text):
-        aborted = [_exit(1, "spawn", rank=int(rank)) for rank in found["ranks"].split(",")[:4096]]
+        aborted = [_exit(1, "spawn", rank=int(rank)) for rank in re.findall(r"\d{1,6}", found["ranks"])[:4096]]
         return [*aborted, Event(role="fact", what="world", detail={"world": int(found["world"])})]
     if found := _CONTAINER.search(text):
         return [_exit(int(found["code"]), "spawn", rank=int(found["rank"]))]
