@@ -14,13 +14,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from gpudoctor.cli.main import main
 from gpudoctor.diagnose.build import diagnose
 from gpudoctor.diagnose.decoding import BLOCK_BYTES, text_blocks
 from gpudoctor.diagnose.gather import gather, hits_of_part
+from gpudoctor.diagnose.patterns.catalogue import ROWS
+from gpudoctor.diagnose.patterns.rows import LinePattern
 from gpudoctor.diagnose.scan import all_lines, interesting_lines
 from gpudoctor.diagnose.sources import LogSource, find_sources
 from gpudoctor.errors import UserError
@@ -201,6 +203,15 @@ def test_lines_in_any_order_make_it_not_fail(tmp_path_factory: pytest.TempPathFa
     path.write_text("\n".join(lines))
     sources, _ = find_sources([str(path)])
     assert diagnose(gather(sources)).verdict in ("cause", "unknown", "nothing")
+
+
+@pytest.mark.parametrize("row", ROWS, ids=[f"{row.what}: {row.needle}" for row in ROWS])
+@settings(max_examples=30, derandomize=True, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_each_line_that_a_row_means_has_its_needle(row: LinePattern, data: st.DataObject) -> None:
+    """Where one of several spellings lacks the needle, the row never reads that spelling."""
+    line = data.draw(st.from_regex(row.regex, fullmatch=True, alphabet=st.characters(codec="ascii")))
+    assert row.needle in line.lower()
 
 
 def test_the_sieve_keeps_line_numbers() -> None:
