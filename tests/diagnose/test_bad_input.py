@@ -150,6 +150,17 @@ def test_a_line_of_many_megabytes_does_not_hold_up_the_rest(tmp_path: Path) -> N
     assert max(map(len, text_blocks(LogSource("x", path)))) < 4 << 20
 
 
+@pytest.mark.timeout(60)  # a search in quadratic time takes longer
+@pytest.mark.parametrize("begin", ["[1]", "x"])
+@pytest.mark.parametrize("filler", [" ", "/job:", "slurmstepd"])
+@pytest.mark.parametrize("end", ["Error", "different incarnation", "out of memory", "execve()"])
+def test_a_line_that_repeats_the_beginning_of_a_pattern_does_not_hold_up_the_rest(
+    begin: str, filler: str, end: str, tmp_path: Path
+) -> None:
+    answer = answer_to(f"{begin}{filler * (120_000 // len(filler))}{end} y\n{FAILURE}", tmp_path)
+    assert said(answer) == ("user_exception", 3)
+
+
 @pytest.mark.parametrize(
     "text", ["", "To train on GPUs, see the manual.\nThank you!\n", "total 8\n-rw-r--r-- 1 me me 3 a.txt\n"]
 )

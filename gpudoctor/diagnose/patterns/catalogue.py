@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 from gpudoctor.diagnose.events import Event
 from gpudoctor.diagnose.patterns import facts
@@ -203,8 +204,8 @@ _TORCH = rows(
     ("peer_lost", "mpi communication peer", r"MPI communication peer process has unexpectedly disconnected", "victim"),
     ("peer_timeout", "deepep", r"DeepEP\b.{0,80}\btimeout", "wait"),
     # JAX's coordination service; its other tasks are told by CoordinationReader
-    ("process_died_unknown", "different incarnation", r"/job:\S+?/task:(?P<task_rank>\d+) unexpectedly tried to connect with a different incarnation", "cause", 2),
-    ("process_died_unknown", "heartbeat timeout", r"Task /job:\S+?/task:(?P<task_rank>\d+) heartbeat timeout", "cause", 2),
+    ("process_died_unknown", "different incarnation", r"/job:[^/\s]{1,80}/(?:replica:\d+/)?task:(?P<task_rank>\d+) unexpectedly tried to connect with a different incarnation", "cause", 2),
+    ("process_died_unknown", "heartbeat timeout", r"Task /job:[^/\s]{1,80}/(?:replica:\d+/)?task:(?P<task_rank>\d+) heartbeat timeout", "cause", 2),
     ("store_lost", "coordination", r"(?:UNAVAILABLE|ABORTED|INTERNAL): .{0,300}[Cc]oordination", "victim"),
     ("store_timeout", "deadline_exceeded", r"DEADLINE_EXCEEDED: .{0,200}[Bb]arrier", "wait"),
     ("rendezvous_unreachable", "stop_waiting", r"[Ss]top_waiting response is (?:expected|required)"),
@@ -279,6 +280,16 @@ _ONLY_WARNINGS = ("kernel_hang", "ib_device_refused")
 ROWS: tuple[LinePattern, ...] = (*KERNEL, *ENDINGS, *STARTS, *_NCCL, *_CUDA, *TPU, *_TORCH, *_NCCL_WRAPPERS)
 
 _FAR, _BEFORE = 250, 100
+# most lines differ from others only in their numbers
+_DIGITS = str.maketrans("123456789", "0" * 9)
+_NEEDLES = tuple((row.needle.translate(_DIGITS), row) for row in ROWS)
+_MOST_CACHED = 1000
+
+
+@lru_cache(maxsize=2048)
+def _rows_of(kind: str) -> tuple[LinePattern, ...]:
+    """The rows whose needle is in a line of this kind: lower case, each digit 0."""
+    return tuple(row for needle, row in _NEEDLES if needle in kind)
 
 
 def error_event(text: str) -> Event | None:
@@ -289,9 +300,9 @@ def error_event(text: str) -> Event | None:
     >>> error_event("RuntimeError: CUDA error: an illegal memory access was encountered").what
     'cuda_illegal_access'
     """
-    lowered = text.lower()
-    for row in ROWS:
-        if row.needle in lowered and (found := row.regex.search(text)):
+    kind = text.lower().translate(_DIGITS)
+    for row in _rows_of(kind) if len(kind) <= _MOST_CACHED else _rows_of.__wrapped__(kind):
+        if found := row.regex.search(text):
             if is_harmless(text):
                 return None
             detail: dict[str, str | int] = {key: value for key, value in found.groupdict().items() if value is not None}
