@@ -152,7 +152,7 @@ def read_launcher(text: str) -> list[Event]:
     if found := _HOROVOD.match(text):
         return [_exit(int(found["code"]), "horovod", rank=int(found["rank"]))]
     if ("Error" in text or "ack" in text) and _PODS.search(text):
-        return [Event(role="wrapper", what="launcher_exit", detail={"vague": 1})]
+        return [Event(role="wrapper", what="launcher_exit", detail={"vague": 1, "pod": 1})]
     if _HEAP.match(text):
         return [_exit(-SIGNALS["SIGABRT"], "own", strength=3)]
     if found := _HANDLER.search(text):

@@ -57,6 +57,8 @@ ENDINGS = rows(
 STARTS = rows(
     ("ssh_failed", "ssh: connect to host", r"ssh: connect to host (?P<host>\S{1,253}) port \d+: \w[\w ]+", "cause", 3, False),
     ("ssh_failed", "resolve hostname", r"ssh: Could not resolve hostname (?P<host>[^\s:]{1,253})", "cause", 3, False),
+    # not the start of a rank
+    ("error_words", "permission denied", r"\b(?:git@[\w.-]{1,253}|sudo): Permission denied", "fact", 1, False),
     ("ssh_failed", "permission denied", r"(?:(?<![\w.-])(?P<host>[\w.-]{1,253}): )?Permission denied(?:, please try again| \((?:publickey|password|gssapi|keyboard|hostbased))", "cause", 3, False),
     ("ssh_failed", "host key verification", r"Host key verification failed", "cause", 3, False),
     ("ssh_failed", "via ssh", r"host=(?P<host>\S{1,253}) was not reachable via ssh", "cause", 3, False),
@@ -73,7 +75,7 @@ STARTS = rows(
     ("import_error", "not found (required by", r"version `\S{1,80}' not found \(required by ", "cause", 3),
     ("launch_failed", "fatal:", r"\b(?:srun|salloc|sbatch): fatal: ", "cause", 3, False),
     # the kubelet may place it later: "Started container"
-    ("launch_failed", "nodes are available", r"\b\d+/\d+ nodes are available: ", "cause", 2, False),
+    ("launch_failed", "nodes are available", r"\b(?P<pod>\d+/\d+ nodes are available): ", "cause", 2, False),
     ("launch_failed", "unable to", r"(?:srun|salloc|sbatch): error: Unable to (?:create step|allocate resources|confirm allocation)", "cause", 2, False),
     ("container_failed", "enroot", r"enroot-\w+: (?:failed|could not|command not found)|\[ERROR\] /etc/enroot/", "cause", 3, False),
     ("cuda_driver_mismatch", "version mismatch", r"nvml error: driver/library version mismatch", "cause", 3, False),
@@ -83,9 +85,11 @@ STARTS = rows(
     ("container_failed", "pyxis", r"error: pyxis: (?:couldn't|container start failed|failed to|child \d+ failed)", "cause", 2, False),
     ("container_failed", "spank", r"error: (?:spank: required plugin \S+: \w+\(\) failed|Failed to invoke spank plugin)", "cause", 2, False),
     ("container_failed", "fatal:", r"FATAL: {1,9}(?:container creation failed|[Uu]nable to (?:open|build|handle|pull)|could not open image|While (?:making|performing|checking|getting|building))", "cause", 3, False),
-    ("container_failed", "err", r"\b(?:ErrImagePull|CreateContainer(?:Config)?Error|RunContainerError|ErrImageNeverPull)\b", "cause", 2, False),
-    ("container_failed", "image", r"\b(?:ImagePullBackOff|InvalidImageName)\b", "cause", 2, False),
-    ("unstuck", "started container", r"Normal +Started .{0,120}Started container", "progress", 2, False),
+    ("container_failed", "err", r"\b(?P<pod>ErrImagePull|CreateContainer(?:Config)?Error|RunContainerError|ErrImageNeverPull)\b", "cause", 2, False),
+    ("container_failed", "image", r"\b(?P<pod>ImagePullBackOff|InvalidImageName)\b", "cause", 2, False),
+    ("unstuck", "normal", r"Normal +Started .{0,120}(?:Started container|Container started)", "progress", 2, False),
+    ("unstuck", "running", r"^Status: +Running\s*$", "progress", 2, False),
+    ("scheduled", "successfully assigned", r"Successfully assigned \S{1,253} to ", "fact", 1, False),
     ("mpi_failed", "mpi_init", r"An error occurred in MPI_Init|[Ll]ocal abort before MPI_INIT completed|It looks like MPI_INIT failed", "cause", 3, False),
     ("mpi_failed", "rte ", r"(?:ORTE|PRTE) was unable to|An? ORTE daemon has unexpectedly failed", "cause", 3, False),
     ("mpi_failed", "slots", r"There are not enough slots available in the system", "cause", 3, False),
