@@ -17,6 +17,7 @@ from gpudoctor.diagnose.places import (
 
 _NO_HOST = {"bogon", "localhost", "ubuntu", "0.0.0.0", "::1", "127.0.0.1", "?UNKNOWN?"}
 _ADDRESS = re.compile(r"[0-9.:]+|.*:.*:.*")
+_POD = re.compile(r"\bpod/(\S{1,253})")
 _BEGINNINGS = ("comm", "member", "world")
 _TRUST_IN_LAUNCHERS = {"spawn": 1, "mpirun": 2, "srun": 3, "agent": 4, "table": 5}  # 0 for the others
 
@@ -32,6 +33,7 @@ class Job:
         self.hosts = fill_in_hosts(files, self.events)
         self.bus_ids = fill_in_ranks(self.events, self.hosts, one_file=len(files) == 1)
         self._assign_early_exception()
+        self._excuse_starts()
         self.world = self._world()
         self.attempts = max((e.attempt for e in self.events), default=0) + 1
 
@@ -100,6 +102,39 @@ class Job:
         """All ranks if the world size is known, else all up to the highest one that is named."""
         heard = self.ranks_heard()
         return set(range(self.world or max(heard, default=-1) + 1))
+
+    def _excuse_starts(self) -> None:
+        """Turn failures to start that the job's own work contradicts into facts.
+
+        A pod that came later still lists what held it up; a script uses ssh for other things than to start ranks.
+        """
+        done = {e.file for e in self.events if e.role == "done"}
+        work = [e for e in self.events if e.role in ("progress", "done") or e.what == "work"]
+        first_work = {(e.file, e.attempt): e.line for e in reversed(work)}
+        raised = [e for e in self.of("cause") if e.rank is not None and e.names_rank]
+        last_raised = {(e.file, e.attempt): e.line for e in raised}
+        worked = {e.file for e in work if e.what != "unstuck"}
+        running = {e.file for e in work if e.what == "unstuck"}
+        scheduled = {(e.file, *_POD.findall(e.text)): e.line for e in self.events if e.what == "scheduled"}
+        came: set[tuple[int, int]] = set()
+        for event in self.events:
+            here, place = {event.file}, (event.file, event.attempt)
+            if "pod" in event.detail and (
+                done - here
+                or (event.file in running and worked - here)
+                or (
+                    event.what == "launch_failed"
+                    and event.line < scheduled.get((event.file, *_POD.findall(event.text)), 0)
+                )
+            ):
+                event.role, event.what = "fact", "came_later"
+                came.add((event.file, event.line))
+            elif event.what == "error_words" and (event.file, event.line) in came:
+                event.what = "came_later"
+            elif event.what == "ssh_failed" and (
+                first_work.get(place, event.line) < event.line or last_raised.get(place, 0) > event.line
+            ):
+                event.role, event.what = "fact", "error_words"
 
     def _assign_early_exception(self) -> None:
         """An early exception has no label: it belongs to the one rank that failed without reporting an error."""

@@ -14,13 +14,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from gpudoctor.cli.main import main
 from gpudoctor.diagnose.build import diagnose
 from gpudoctor.diagnose.decoding import BLOCK_BYTES, text_blocks
 from gpudoctor.diagnose.gather import gather, hits_of_part
+from gpudoctor.diagnose.patterns.catalogue import ROWS
+from gpudoctor.diagnose.patterns.rows import LinePattern
 from gpudoctor.diagnose.scan import all_lines, interesting_lines
 from gpudoctor.diagnose.sources import LogSource, find_sources
 from gpudoctor.errors import UserError
@@ -148,6 +150,17 @@ def test_a_line_of_many_megabytes_does_not_hold_up_the_rest(tmp_path: Path) -> N
     assert max(map(len, text_blocks(LogSource("x", path)))) < 4 << 20
 
 
+@pytest.mark.timeout(60)  # a search in quadratic time takes longer
+@pytest.mark.parametrize("begin", ["[1]", "x"])
+@pytest.mark.parametrize("filler", [" ", "/job:", "slurmstepd"])
+@pytest.mark.parametrize("end", ["Error", "different incarnation", "out of memory", "execve()"])
+def test_a_line_that_repeats_the_beginning_of_a_pattern_does_not_hold_up_the_rest(
+    begin: str, filler: str, end: str, tmp_path: Path
+) -> None:
+    answer = answer_to(f"{begin}{filler * (120_000 // len(filler))}{end} y\n{FAILURE}", tmp_path)
+    assert said(answer) == ("user_exception", 3)
+
+
 @pytest.mark.parametrize(
     "text", ["", "To train on GPUs, see the manual.\nThank you!\n", "total 8\n-rw-r--r-- 1 me me 3 a.txt\n"]
 )
@@ -201,6 +214,15 @@ def test_lines_in_any_order_make_it_not_fail(tmp_path_factory: pytest.TempPathFa
     path.write_text("\n".join(lines))
     sources, _ = find_sources([str(path)])
     assert diagnose(gather(sources)).verdict in ("cause", "unknown", "nothing")
+
+
+@pytest.mark.parametrize("row", ROWS, ids=[f"{row.what}: {row.needle}" for row in ROWS])
+@settings(max_examples=30, derandomize=True, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_each_line_that_a_row_means_has_its_needle(row: LinePattern, data: st.DataObject) -> None:
+    """Where one of several spellings lacks the needle, the row never reads that spelling."""
+    line = data.draw(st.from_regex(row.regex, fullmatch=True, alphabet=st.characters(codec="ascii")))
+    assert row.needle in line.lower()
 
 
 def test_the_sieve_keeps_line_numbers() -> None:

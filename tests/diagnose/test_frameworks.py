@@ -595,6 +595,11 @@ CASES: dict[str, tuple[str, int | None, str]] = {
         "ERROR 2021-05-24 17:17:14,611 launch_utils.py:545] ABORT!!! Out of all 4 trainers, the trainer process with rank=[3] "
         "was aborted. Please check its log.\n",
     ),
+    "Paddle: two trainers": (
+        "launcher_table_only",
+        None,
+        "ABORT!!! Out of all 4 trainers, the trainer process with rank=[1 2] was aborted. Please check its log.\n",
+    ),
     "Paddle: a container": (
         "segfault",
         2,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.diagnose.asking import answer_to, said
+from tests.diagnose.asking import answer_of, answer_to, said
 
 _LIGHTNING = "initializing distributed: GLOBAL_RANK: {0}, MEMBER: {1}/2\n"
 
@@ -152,3 +152,41 @@ def test_exit_code_2_is_an_argument_that_the_program_does_not_know(tmp_path: Pat
     assert said(answer) == ("launcher_table_only", None)
     assert answer.cause is not None
     assert "code 2" in answer.cause.text
+
+
+_RAN = "World size: 8\n" + "".join(f"step {n} loss {2 / n:.2f}\n" for n in range(1, 9))
+_ENDED = f"{_RAN}Training completed successfully\n"
+_WAITED = "Events:\n  Warning  FailedScheduling  9m  default-scheduler  0/5 nodes are available: 5 Insufficient gpu.\n"
+_ASSIGNED = "  Normal   Scheduled  8m  default-scheduler  Successfully assigned ml/train-0 to gpu01\n"
+_NO_IMAGE = "Events:\n  Warning  Failed  9m  kubelet  Error: ErrImagePull\n"
+_PODS = "NAME      READY   STATUS    RESTARTS   AGE\ntrain-0   1/1     Running   0          9m\nold-0     0/1     Error     0          9d\n"
+_RAISED = '[rank3]: Traceback (most recent call last):\n[rank3]:   File "t.py", line 3, in f\n[rank3]: ValueError: odd shape\n'
+
+
+@pytest.mark.parametrize(
+    ("what", "log", "listing"),
+    [
+        ("healthy", _ENDED + "git@github.com: Permission denied (publickey).\n", ""),
+        ("healthy", _ENDED + "ssh: connect to host archive01 port 22: Connection refused\n", ""),
+        ("healthy", _ENDED + "sudo: Permission denied, please try again.\n", ""),
+        ("user_exception", "git@github.com: Permission denied (publickey).\n" + _RAISED, ""),
+        ("user_exception", "ssh: connect to host store01 port 22: Connection refused\n" + _RAISED, ""),
+        ("unknown_error", _RAN + "ssh: connect to host store01 port 22: Connection refused\n", ""),
+        ("ssh_failed", "n5: ssh: connect to host n5 port 22: Connection refused\n", ""),
+        ("healthy", _ENDED, _WAITED + _ASSIGNED),
+        ("healthy", _ENDED, _WAITED),
+        ("healthy", _RAN, "Status:           Running\n" + _NO_IMAGE),
+        ("healthy", "", _WAITED + _ASSIGNED),
+        ("launch_failed", "", _ASSIGNED + _WAITED),
+        ("launch_failed", "", _WAITED.replace("9m", "9m pod/b") + _ASSIGNED.replace("8m", "8m pod/a")),
+        ("container_failed", "", _NO_IMAGE + _ASSIGNED),
+        ("healthy", _ENDED, _PODS),
+        ("launcher_table_only", "", _PODS),
+    ],
+)
+def test_a_failure_to_start_counts_unless_the_work_shows_that_it_was_overcome(
+    what: str, log: str, listing: str, tmp_path: Path
+) -> None:
+    (tmp_path / "pods.txt").write_text(listing)
+    (tmp_path / "job.log").write_text(log)
+    assert said(answer_of(tmp_path))[0] == what

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 from gpudoctor.diagnose.events import Event
 from gpudoctor.diagnose.patterns import facts
@@ -14,9 +15,10 @@ from gpudoctor.diagnose.patterns.unknown_lines import is_harmless
 _NCCL = rows(
     ("nvls_failed", "nvl", r"Failed to bind NVLink SHARP|NVLS.{0,40}(?:[Ff]ailed to|CUDA error)|transport/nvls\.cc:\d+ .{0,60}NCCL WARN Cuda failure "
      r"(?:1\b|401|'invalid argument|'the operation cannot)"),
-    ("imex_mnnvl", "mnnvl", r"MNNVL.{0,80}(?:not working|failed|error)|[Cc]uda failure 800 .{0,60}(?:alloc|mnnvl)"
+    ("imex_mnnvl", "mnnvl", r"MNNVL.{0,80}(?:not working|failed|error)|[Cc]uda failure 800 .{0,60}mnnvl"
      r"|mnnvl\.cc.{0,80}NCCL WARN"),
-    ("imex_mnnvl", "imex", r"IMEX (?:channel|daemon|domain).{0,60}(?:not|fail|missing)|CUDA_ERROR_NOT_PERMITTED.{0,40}fabric"),
+    ("imex_mnnvl", "imex", r"IMEX (?:channel|daemon|domain).{0,60}(?:not|fail|missing)"),
+    ("imex_mnnvl", "not_permitted", r"CUDA_ERROR_NOT_PERMITTED.{0,40}fabric"),
     ("imex_mnnvl", "800", r"Cuda failure 800 'operation not permitted'"),
     # a flushed request (5) follows from the first error of its queue
     ("ib_flushed", "completion", r"Got completion .{0,120}(?:with error|status[= ]*) ?5\b", "victim"),
@@ -38,13 +40,13 @@ _NCCL = rows(
     ("ib_qp_setup_failed", "ibv_modify_qp", r"ibv_modify_qp failed"),
     ("ib_qp_setup_failed", "ibv_create_qp", r"ibv_create_qp failed"),
     ("ib_qp_setup_failed", "nvshmem", r"nvshmem.{0,200}(?:Error in mlx5dv_devx_obj_modify|ibgda_\w+ failed|ep_connect failed|connect EPS failed|setup connections failed)"),
-    ("ib_qp_setup_failed", "init2r", r"Error in mlx5dv_devx_obj_modify for (?:INIT2RTR|RTR2RTS)"),
+    ("ib_qp_setup_failed", "devx_obj_modify", r"Error in mlx5dv_devx_obj_modify for (?:INIT2RTR|RTR2RTS)"),
     ("ib_memlock", "ibv_", r"ibv_(?:reg_mr\w*|create_cq|create_qp)(?:\(\))? failed.{0,60}Cannot allocate memory"),
     ("ib_registration_failed", "ibv_reg", r"ibv_reg_\w*mr\w* failed.{0,40}(?:Bad address|Invalid argument|Operation not permitted|Input/output)"),
     ("ofi_error", "net/ofi", r"NET/OFI .{0,200}(?:RC: |[Uu]nable to|[Ff]ailed|err(?:or|no)?\b|Request .{0,40}completed with error)",
      "cause", 2, False),
     ("ofi_error", "peer host id", r"Peer host id: \S+", "cause", 2, False),
-    ("shm_permission", "shm", r"(?:shm_open|/dev/shm/\S+|shared memory segment).{0,60}[Pp]ermission denied"),
+    ("shm_permission", "permission denied", r"(?:shm_open|/dev/shm/\S+|shared memory segment).{0,60}[Pp]ermission denied"),
     ("shm_too_small", "shm", r"failed to extend /dev/shm/|/dev/shm/nccl-\S+.{0,80}No space left"),
     ("shm_too_small", "posix_fallocate", r"posix_fallocate failed ?: ?No space left"),
     ("shm_too_small", "shared memory segment", r"creating shared memory segment \S*(?P<segment>nccl-\S+)", "cause", 2),
@@ -70,11 +72,11 @@ _NCCL = rows(
     ("nccl_topology", "too many", r"(?:NCCL WARN|log entry).{0,80}(?:too many (?:links|nodes of type)|tried to create too many nodes)", "cause", 2, False),
     ("nccl_topology", "could not find", r"(?:NCCL WARN|log entry).{0,80}Could not find (?:any local path|a path|any CPU|CPU|GPU with|NET with)", "cause", 2, False),
     ("bootstrap_no_interface", "interface", r"no socket interface found|No (?:usable )?(?:socket )?interface found|no interface found"),
-    ("bootstrap_no_interface", "family", r"[Aa]ddress family \d+ is neither|wrong type 59936|family 59936 is neither"),
+    ("bootstrap_no_interface", "family", r"[Aa]ddress family \d+ is neither|family 59936 is neither"),
     ("cuda_not_supported", "not supported", r"Cuda failure (?:\d+ )?'(?:operation|feature) not supported'"),
     ("gpu_peer_access", "peer", r"(?i)cuda (?:failure|error|runtime error)\b.{0,60}peer (?:mapping resources exhausted|access (?:is not supported|has not been))", "cause", 3, False),
     ("gpu_peer_access", "ipc handle", r"failed to open CUDA IPC handle", "cause", 3, False),
-    ("iommu", "iommu", r"Missing \"iommu=pt\"|IO_PAGE_FAULT", "fact", 1),
+    ("iommu", "iommu", r"Missing \"iommu=pt\"", "fact", 1),
     # only a host that is down or a network that drops packets lets a connection time out: a process that ended refuses it
     ("bootstrap_connect_failed", "connect",
      r"(?:NCCL WARN|log entry).{0,60}[Cc]onnect (?:to \S+ )?(?:failed|returned) ?:? ?(?:Connection timed out|No route to host|Network is unreachable)",
@@ -85,10 +87,10 @@ _NCCL = rows(
      "echo", 2),
     ("bootstrap_connect_failed", "call to connect", r"NCCL (?:WARN|INFO) (?:NET/Socket : )?Call to connect (?:to \S+ )?(?:returned|failed)[^,]{0,60}(?!, retrying)$", "echo", 1),
     ("bootstrap_connect_failed", "socketpollconnect", r"socketPollConnect.{0,80}(?:[Cc]onnect|[Tt]imed out|refused|returned)", "echo", 2),
-    ("bootstrap_connect_failed", "exceeded", r"(?:exceeded|after) (?:retries|\d+ (?:retries|attempts)).{0,40}(?:[Cc]onnect|root)", "echo", 2),
+    ("bootstrap_connect_failed", "exceeded", r"exceeded (?:retries|\d+ (?:retries|attempts)).{0,40}(?:[Cc]onnect|root)", "echo", 2),
     ("peer_lost", "remote", r"socketProgress.{0,40}: Connection closed by remote peer|Connection closed by remote peer"
      r"|remote process exited or there was a network error|ncclRemoteError", "victim"),
-    ("peer_lost", "socket recv", r"Socket recv failed while polling|recv failed with .{0,80}(?:reset|closed)", "victim"),
+    ("peer_lost", "recv failed", r"Socket recv failed while polling|recv failed with .{0,80}(?:reset|closed)", "victim"),
     ("peer_lost", "connection reset", r"NCCL WARN .{0,120}Connection reset by peer", "victim"),
     ("peer_lost", "failed to execute operation", r"\[Proxy Service\D{0,12}\d*\] Failed to execute operation .{0,80}", "victim"),
     ("peer_lost", "proxy call", r"Proxy Call to rank \d+ failed", "victim"),
@@ -99,9 +101,9 @@ _NCCL = rows(
 
 # errors that wrap those of another library: tried after all others
 _NCCL_WRAPPERS = rows(
-    ("nccl_invalid_usage", "invalid usage", r"NCCL (?:error|operation).{0,200}invalid usage|ncclInvalidUsage", "cause", 1, False),
-    ("nccl_invalid_usage", "invalid argument", r"NCCL (?:error|operation).{0,200}invalid argument|ncclInvalidArgument", "cause", 1, False),
-    ("nccl_cuda_unknown", "unhandled cuda error", r"unhandled cuda error|ncclUnhandledCudaError", "wrapper", 1, False),
+    ("nccl_invalid_usage", "usage", r"NCCL (?:error|operation).{0,200}invalid usage|ncclInvalidUsage", "cause", 1, False),
+    ("nccl_invalid_usage", "argument", r"NCCL (?:error|operation).{0,200}invalid argument|ncclInvalidArgument", "cause", 1, False),
+    ("nccl_cuda_unknown", "unhandled", r"unhandled cuda error|ncclUnhandledCudaError", "wrapper", 1, False),
     ("nccl_cuda_unknown", "cuda failure", r"NCCL WARN (?:.{0,60})?Cuda failure", "cause", 1),
     ("nccl_unknown", "attaching", r"Error while attaching to shared memory segment", "wrapper", 1),
     ("nccl_unknown", "system", r"ncclSystemError|unhandled system error", "wrapper", 1),
@@ -113,7 +115,8 @@ _CUDA = rows(
     ("gpu_ecc", "uncorrectable", r"[Uu]ncorrectable ECC error (?:encountered|was detected)"),
     # whoever reads a peer's memory reports it: the link or the peer failed
     ("nvlink_failed", "nvlink error", r"[Uu]ncorrectable NVLink error (?:encountered|(?:was )?detected)", "cause", 3, False),
-    ("nvlink_failed", "peer gpu memory over nvlink", r"Invalid access of peer GPU memory over nvlink|CUDA_ERROR_CONTAINED", "cause", 3, False),
+    ("nvlink_failed", "peer gpu memory over nvlink", r"Invalid access of peer GPU memory over nvlink", "cause", 3, False),
+    ("nvlink_failed", "cuda_error_contained", r"CUDA_ERROR_CONTAINED", "cause", 3, False),
     ("cuda_device_assert", "assert", r"device-side assert triggered|:\d+: \S+: block: \[\d.{0,60}Assertion `.{0,300}failed"),
     ("cuda_illegal_access", "illegal", r"an illegal memory access was encountered|CUDA_ERROR_ILLEGAL_ADDRESS"),
     ("cuda_illegal_access", "memory access fault", r"Memory access fault by GPU node-\d+"),
@@ -121,7 +124,7 @@ _CUDA = rows(
     ("cuda_launch_failure", "launch", r"unspecified launch failure|CUDA_ERROR_LAUNCH_FAILED", "cause", 2),
     ("cuda_launch_failure", "misaligned", r"misaligned address", "cause", 2),
     ("cuda_launch_failure", "launch", r"the launch timed out and was terminated", "cause", 2),
-    ("cuda_oom", "out of memory",
+    ("cuda_oom", "memory",
      r"(?:CUDA|HIP) out of memory|(?:CUDA|HIP) error: out of memory|cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY"
      r"|OutOfMemoryError: (?:CUDA|HIP|Allocation)|Cuda failure (?:\d+ )?'out of memory'|cudaMalloc failed: out of memory|Test CUDA failure \S+ 'out of memory'"
      r"|RESOURCE_EXHAUSTED: Out of memory while trying to allocate"),
@@ -141,19 +144,19 @@ _CUDA = rows(
     ("cuda_driver_mismatch", "dso version", r"kernel version \S+ does not match DSO version"),
     ("cuda_driver_too_old", "driver", r"CUDA driver version is insufficient for CUDA runtime version|cudaErrorInsufficientDriver"
      r"|The NVIDIA driver on your system is too old", "cause", 3, False),
-    ("cuda_driver_too_old", "unsupported toolchain", r"provided PTX was compiled with an unsupported toolchain|CUDA_ERROR_UNSUPPORTED_PTX_VERSION", "cause", 3, False),
+    ("cuda_driver_too_old", "unsupported", r"provided PTX was compiled with an unsupported toolchain|CUDA_ERROR_UNSUPPORTED_PTX_VERSION", "cause", 3, False),
     ("cuda_busy", "busy", r"all CUDA-capable devices are busy or unavailable|CUDA-capable device\(s\) is/are busy"),
-    ("gpu_isolated", "no cuda", r"no CUDA-capable device is detected|No CUDA GPUs are available|"
+    ("gpu_isolated", "cuda", r"no CUDA-capable device is detected|No CUDA GPUs are available|"
      r"CUDA_ERROR_NO_DEVICE"),
     ("gpu_isolated", "found no nvidia driver", r"Found no NVIDIA driver on your system"),
     ("gpu_isolated", "invalid device ordinal", r"invalid device ordinal"),
     ("cuda_not_supported", "not supported", r"(?:CUDA|Cuda|cuda)\b.{0,80}operation not supported"),
-    ("cuda_no_kernel_image", "kernel image", r"no kernel image is available for execution on the device|device kernel image is invalid|CUDA_ERROR_NO_BINARY_FOR_GPU", "cause", 3, False),
+    ("cuda_no_kernel_image", "kernel image", r"no kernel image is available for execution on the device|device kernel image is invalid", "cause", 3, False),
     # torch's warning at its start, for any GPU of the machine; nvcc and ptxas, where a kernel is built for it
     ("cuda_no_kernel_image", "is not compatible with the current", r"with CUDA capability sm_\w+ is not compatible with the current PyTorch installation", "cause", 2, False),
     ("cuda_no_kernel_image", "no longer supports this gpu", r"PyTorch no longer supports this GPU because it is too old", "cause", 2, False),
     ("cuda_no_kernel_image", "cuda enabled", r"Torch not compiled with CUDA enabled", "cause", 3, False),
-    ("cuda_no_kernel_image", "arch", r"[Uu]nsupported gpu architecture '\w+'|Value 'sm_\w+' is not defined for option 'gpu-name'", "cause", 3, False),
+    ("cuda_no_kernel_image", "gpu", r"CUDA_ERROR_NO_BINARY_FOR_GPU|[Uu]nsupported gpu architecture '\w+'|Value 'sm_\w+' is not defined for option 'gpu-name'", "cause", 3, False),
     ("cuda_no_kernel_image", "invalid device function", r"invalid device function"),
     ("cuda_no_kernel_image", "success (", r"Check failed: \w+ == (?:cuda|hip)Success \((?:98|209) vs\. 0\)"),
     ("cuda_illegal_access", "hsa_status", r"HSA_STATUS_ERROR_MEMORY_(?:APERTURE_VIOLATION|FAULT)"),
@@ -164,7 +167,7 @@ _CUDA = rows(
      "cause", 2),
     ("cuda_init_failed", "nvml", r"Failed to initialize NVML: ", "cause", 2),
     ("cuda_init_failed", "nvidia-smi has failed", r"NVIDIA-SMI has failed because", "cause", 2),
-    ("cuda_init_failed", "backend failed to initialize", r"CUDA backend failed to initialize: |operation cuInit\(0\) failed", "cause", 2),
+    ("cuda_init_failed", "failed", r"CUDA backend failed to initialize: |operation cuInit\(0\) failed", "cause", 2),
     ("cuda_init_failed", "cublas", r"CUBLAS_STATUS_(?:NOT_INITIALIZED|ALLOC_FAILED)", "cause", 1),
     ("cuda_init_failed", "cudnn", r"CUDNN_STATUS_NOT_INITIALIZED|[Cc]ould not create cudnn handle", "cause", 1),
     ("cuda_launch_failure", "cublas", r"CUBLAS_STATUS_(?:EXECUTION_FAILED|INTERNAL_ERROR)", "cause", 1),
@@ -176,7 +179,7 @@ _CUDA = rows(
 _TORCH = rows(
     ("bootstrap_no_interface", "unable to find", r"Unable to find (?:address|interface) for: \S+"),
     # gloo: the address is that of the peer that exited first
-    ("connect_stale", "connectfullmesh", r"connectFullMesh failed|\] ERROR failed to connect, willRetry", "echo", 1, False),
+    ("connect_stale", "connectfullmesh", r"connectFullMesh failed", "echo", 1, False),
     ("peer_lost", "connection closed by peer", r"Connection closed by peer \[(?P<peer>[^\]]{1,80})\]", "victim"),
     ("peer_lost", "connection reset by peer", r"Read error \[(?P<peer>[^\]]{1,80})\]\S* Connection reset by peer", "victim"),
     ("peer_lost", "gloo", r"gloo/transport/tcp/\S+\] (?:Connection closed|Read error|writev|sendmsg|Socket closed|Error (?:reading|writing))", "victim"),
@@ -194,15 +197,15 @@ _TORCH = rows(
     ("store_timeout", "store based barrier", r"store based barrier on rank.{0,120}?world_size=(?P<world>\d+), (?:worker_count|num_workers_joined)=(?P<joined>\d+)", "wait"),
     ("store_timeout", "uniqueid", r"ret(?:rie|rei)ving ncclUniqueId from \[(?P<key_rank>\d+)\].{0,200}got error: (?:[Ww]ait timeout|Socket Timeout|Timeout)", "wait"),
     ("store_timeout", "other ranks", r"there are other ranks that didn't finish", "wait"),
-    ("store_timeout", "socket timeout", r"(?:RuntimeError|DistStoreError|DistNetworkError|c10d\S*): (?:Socket Timeout|Timed out|Wait timeout)\b", "wait"),
+    ("store_timeout", "socket timeout", r"(?:RuntimeError|DistStoreError|DistNetworkError|c10d\S*): Socket Timeout\b", "wait"),
     ("store_lost", "store->get", r"store->get\('.{0,80}got error", "victim"),
     # Horovod: one of its processes ended and reported why before this
     ("peer_lost", "horovod", r"Horovod has been shut down|HorovodInternalError", "victim"),
     ("peer_lost", "mpi communication peer", r"MPI communication peer process has unexpectedly disconnected", "victim"),
     ("peer_timeout", "deepep", r"DeepEP\b.{0,80}\btimeout", "wait"),
     # JAX's coordination service; its other tasks are told by CoordinationReader
-    ("process_died_unknown", "different incarnation", r"/job:\S+?/task:(?P<task_rank>\d+) unexpectedly tried to connect with a different incarnation", "cause", 2),
-    ("process_died_unknown", "heartbeat timeout", r"Task /job:\S+?/task:(?P<task_rank>\d+) heartbeat timeout", "cause", 2),
+    ("process_died_unknown", "different incarnation", r"/job:[^/\s]{1,80}/(?:replica:\d+/)?task:(?P<task_rank>\d+) unexpectedly tried to connect with a different incarnation", "cause", 2),
+    ("process_died_unknown", "heartbeat timeout", r"Task /job:[^/\s]{1,80}/(?:replica:\d+/)?task:(?P<task_rank>\d+) heartbeat timeout", "cause", 2),
     ("store_lost", "coordination", r"(?:UNAVAILABLE|ABORTED|INTERNAL): .{0,300}[Cc]oordination", "victim"),
     ("store_timeout", "deadline_exceeded", r"DEADLINE_EXCEEDED: .{0,200}[Bb]arrier", "wait"),
     ("rendezvous_unreachable", "stop_waiting", r"[Ss]top_waiting response is (?:expected|required)"),
@@ -214,13 +217,13 @@ _TORCH = rows(
     ("rendezvous_unreachable", "connect() timed out", r"connect\(\) timed out\. Original timeout was \d+ ms"),
     # an agent that had been in the rendezvous lost the host of its store
     ("store_lost", "the rendezvous", r"has failed to (?:send a keep-alive heartbeat to|shutdown|close) the rendezvous .{0,200}RendezvousConnectionError", "victim"),
-    ("rendezvous_closed", "rendezvousclosederror", r"RendezvousClosedError|[Rr]endezvous \S+ (?:has already been|is) closed", "wrapper", 1, False),
+    ("rendezvous_closed", "rendezvous", r"RendezvousClosedError|[Rr]endezvous \S+ (?:has already been|is) closed", "wrapper", 1, False),
     ("rendezvous_unreachable", "rendezvousconnectionerror", r"RendezvousConnectionError", "echo", 2, False),
-    ("rendezvous_unreachable", "hostname", r"(?:Name or service not known|Temporary failure in name resolution|"
-     r"The IPv[46] network addresses of \([^)]*\) cannot be retrieved)", "echo", 2, False),
+    ("rendezvous_unreachable", "hostname", r"hostname.{0,200}(?:Name or service not known|Temporary failure in name resolution)"
+     r"|The IPv[46] network addresses of \([^)]*\) cannot be retrieved.{0,60}hostname", "echo", 2, False),
     ("rendezvous_timeout", "rendezvoustimeouterror", r"RendezvousTimeoutError", "cause", 3, False),
     ("rendezvous_timeout", "clients joined", r"waiting for clients\. (?P<joined>\d+)/(?P<world>\d+) clients joined", "cause", 3, False),
-    ("port_in_use", "address already in use", r"(?:EADDRINUSE|address already in use|Address already in use)", "cause", 3, False),
+    ("port_in_use", "address already in use", r"[Aa]ddress already in use", "cause", 3, False),
     ("port_in_use", "eaddrinuse", r"EADDRINUSE", "cause", 3, False),
     ("barrier_failed", "monitoredbarrier", r"(?P<ranks>Rank[s ]*[\d, ]+)(?:failed to pass|in) monitoredBarrier|Ranks? (?P<more>[\d, ]+) failed to pass monitoredBarrier", "cause", 3, False),
     ("peer_lost", "monitoredbarrier", r"reached monitoredBarrier, but received errors while waiting", "victim"),
@@ -236,7 +239,7 @@ _TORCH = rows(
      r"|params\[\d+\] in this process with sizes .{0,200}appears not to match", "cause", 3, False),
     ("user_exception_all", "finished reduction", r"Expected to have finished reduction in the prior iteration", "cause", 3, False),
     ("shm_too_small_loader", "bus error", r"DataLoader worker .{0,60}killed by signal: Bus error|[Uu]nexpected bus error encountered in worker", "cause", 3, False),
-    ("shm_too_small_loader", "shm", r"[Uu]nable to (?:allocate|open|write|mmap|resize).{0,120}(?:shm|/torch_)", "cause", 3, False),
+    ("shm_too_small_loader", "shm", r"[Uu]nable to (?:allocate|open|write|mmap|resize).{0,120}shm", "cause", 3, False),
     ("shm_too_small_loader", "shared memory", r"insufficient shared memory|out of shared memory", "cause", 3, False),
     ("shm_too_small_loader", "torch_", r"unable to write to file </torch_\S+>", "cause", 3, False),
     ("loader_worker_killed", "dataloader worker", r"DataLoader worker \(pid(?:\(s\))? (?P<workers>[\d, ]+)\) (?:is killed by signal|exited unexpectedly)"),
@@ -249,22 +252,22 @@ _TORCH = rows(
     ("file_damaged", "truncated", r"UnpicklingError: pickle data was truncated", "cause", 3, False),
     ("file_damaged", "corrupt", r"unexpected EOF, expected \d+ more bytes\. The file might be corrupted", "cause", 3, False),
     ("disk_full", "no space left", r"(?:Errno 28\]?|OSError|IOError|Exception|Error|write|\(28\)|os error 28).{0,120}No space left on device|No space left on device \(os error 28\)"),
-    ("disk_full", "quota", r"(?:Errno 122|Disk quota exceeded)"),
+    ("disk_full", "quota", r"Disk quota exceeded"),
     ("disk_full", "unexpected pos", r"unexpected pos \d+ vs \d+", "cause", 2),
     ("disk_full", "pytorchstreamwriter", r"PytorchStreamWriter failed writing", "cause", 2),
     ("disk_full", "iostream error", r"basic_ios::clear: iostream error", "cause", 2),
-    ("fs_readonly", "read-only", r"Errno 30\b|Read-only file system"),
-    ("stale_nfs", "stale", r"Errno 116\b|Stale (?:NFS )?file handle"),
+    ("fs_readonly", "read-only", r"Read-only file system"),
+    ("stale_nfs", "stale", r"Stale (?:NFS )?file handle"),
     ("fs_error", "input/output error", r"Errno 5\] Input/output error|(?:read|write)\(\): fd \d+ failed with Input/output error", "cause", 2),
-    ("fs_error", "remote i/o", r"Errno 121\] Remote I/O error|Errno 110\] Connection timed out: '/", "cause", 2),
+    ("fs_error", "errno 1", r"Errno 121\] Remote I/O error|Errno 110\] Connection timed out: '/", "cause", 2),
     ("host_alloc_failed", "allocat", r"DefaultCPUAllocator: (?:can't allocate memory|not enough memory).{0,40}(?:allocate )?(?P<bytes>\d+)? ?|Unable to allocate [\d.]+ [KMGTPE]iB for an array"),
-    ("host_alloc_failed", "cannot allocate memory", r"OSError: \[Errno 12\] Cannot allocate memory|^MemoryError"),
+    ("host_alloc_failed", "memory", r"OSError: \[Errno 12\] Cannot allocate memory|^MemoryError"),
     ("nan", "in local", r"found (?:NaN|Inf) in local (?:grad|forward)"),
     ("nan", "unexpected result", r"Unexpected result (?:nan|inf)"),
-    ("nan", "nan", r"[Ll]oss is (?:nan|NaN|inf|not finite)"
+    ("nan", "nan", r"[Ll]oss is (?:nan|NaN)"
      r"|(?:FloatingPointError|AssertionError|ValueError|RuntimeError|\.NaN\w*).{0,120}\b(?:nan|NaN|NaNs)\b|contains? NaN"
      r"|Function '\w+' returned nan values"),
-    ("nan", "nan", r"(?i)\bgrad(?:ient)? ?norm[:= ]+(?:nan|inf)\b|\bloss[:= ]+nan\b", "cause", 2),
+    ("nan", "nan", r"(?i)\bgrad(?:ient)? ?norm[:= ]+nan\b|\bloss[:= ]+nan\b", "cause", 2),
     ("nan", "loss scale already at minimum", r"loss scale already at minimum"),
     ("nan", "minimum loss scale", r"Minimum loss scale reached"),
     # Apex has no minimum of its own: it halves the scale at every step that overflows
@@ -274,9 +277,19 @@ _TORCH = rows(
 # after these a job may go on, and worse than slow it need not be
 _ONLY_WARNINGS = ("kernel_hang", "ib_device_refused")
 # in the order in which they are tried
-_ALL: tuple[LinePattern, ...] = (*KERNEL, *ENDINGS, *STARTS, *_NCCL, *_CUDA, *TPU, *_TORCH, *_NCCL_WRAPPERS)
+ROWS: tuple[LinePattern, ...] = (*KERNEL, *ENDINGS, *STARTS, *_NCCL, *_CUDA, *TPU, *_TORCH, *_NCCL_WRAPPERS)
 
 _FAR, _BEFORE = 250, 100
+# most lines differ from others only in their numbers
+_DIGITS = str.maketrans("123456789", "0" * 9)
+_NEEDLES = tuple((row.needle.translate(_DIGITS), row) for row in ROWS)
+_MOST_CACHED = 1000
+
+
+@lru_cache(maxsize=2048)
+def _rows_of(kind: str) -> tuple[LinePattern, ...]:
+    """The rows whose needle is in a line of this kind: lower case, each digit 0."""
+    return tuple(row for needle, row in _NEEDLES if needle in kind)
 
 
 def error_event(text: str) -> Event | None:
@@ -287,9 +300,9 @@ def error_event(text: str) -> Event | None:
     >>> error_event("RuntimeError: CUDA error: an illegal memory access was encountered").what
     'cuda_illegal_access'
     """
-    lowered = text.lower()
-    for row in _ALL:
-        if row.needle in lowered and (found := row.regex.search(text)):
+    kind = text.lower().translate(_DIGITS)
+    for row in _rows_of(kind) if len(kind) <= _MOST_CACHED else _rows_of.__wrapped__(kind):
+        if found := row.regex.search(text):
             if is_harmless(text):
                 return None
             detail: dict[str, str | int] = {key: value for key, value in found.groupdict().items() if value is not None}

@@ -78,7 +78,7 @@ _POD = re.compile(r"[Ee]xit [Cc]ode:\s+(?P<code>\d+)|exitCode\W{1,4}(?P<json>\d+
 _SHELL = re.compile(r"line \d+: +(?P<pid>\d+) (?P<how>Killed|Segmentation fault|Bus error|Aborted|Terminated)\b")
 # what a shell prints when its command dies
 _SHELL_SAYS = re.compile(
-    r"^(?:\[\d+\]\s*[+-]?\s+(?:(?P<pid>\d{2,10})\s+)?|zsh: )?(?P<how>[Kk]illed|[Ss]egmentation fault|[Bb]us error|[Aa]borted"
+    r"^(?:\[\d+\](?:\s*[+-])?\s+(?:(?P<pid>\d{2,10})\s+)?|zsh: )?(?P<how>[Kk]illed|[Ss]egmentation fault|[Bb]us error|[Aa]borted"
     r"|Terminated|[Ii]llegal instruction|[Ff]loating point exception)(?: +\(core dumped\))?(?:\s{2,}\S.*)?$"
 )
 # Paddle
@@ -86,21 +86,21 @@ _TRAINERS = re.compile(
     r"Out of all (?P<world>\d{1,6}) trainers, the trainer process with rank=\[(?P<ranks>\d[\d, ]{0,4000})\] was aborted"
 )
 _CONTAINER = re.compile(
-    r"^Container rank (?P<rank>\d{1,6}) status failed cmd .{0,4000} code (?P<code>-?[1-9]\d{0,2}) log "
+    r"Container rank (?P<rank>\d{1,6}) status failed cmd .{0,4000} code (?P<code>-?[1-9]\d{0,2}) log "
 )
 _FAULT = re.compile(
-    r"^(?:\[(?P<host>[\w.-]{1,253}):(?P<pid>\d{1,10})\] )?(?:Fatal Python error: |!+ |\*\*\* Process received signal|Signal: )"
+    r"(?:\[(?P<host>[\w.-]{1,253}):(?P<pid>\d{1,10})\] )?(?:Fatal Python error: |!+ |\*\*\* Process received signal|Signal: )"
     r"(?P<how>Segmentation fault|Bus error|Aborted)"
 )
 # glibc's words before it aborts
 _HEAP = re.compile(
-    r"^(?:(?:free|malloc|realloc|munmap_chunk|calloc)\(\): \w|double free or corruption|corrupted (?:size vs|double-linked|unsorted)"
+    r"(?:(?:free|malloc|realloc|munmap_chunk|calloc)\(\): \w|double free or corruption|corrupted (?:size vs|double-linked|unsorted)"
     r"|malloc_consolidate\(\): |\*\*\* stack smashing detected)"
 )
-_HOROVOD = re.compile(r"^Process (?P<rank>\d{1,6}) exit with status code (?P<code>[1-9]\d{0,2})\.")
-_PODS = re.compile(r"\bCrashLoopBackOff\b|Back-off restarting failed container| {2,}\d+/\d+ +(?:\w+:)?Error +\d")
+_HOROVOD = re.compile(r"Process (?P<rank>\d{1,6}) exit with status code (?P<code>[1-9]\d{0,2})\.")
+_PODS = re.compile(r"\bCrashLoopBackOff\b|Back-off restarting failed container|(?<=  )\d+/\d+ +(?:\w+:)?Error +\d")
 # UCX's handler of fatal signals
-_UCX = re.compile(r"^\[(?P<host>[\w.-]{1,253}):(?P<pid>\d{1,10}) *:\d+:\d+\] Caught signal (?P<signal>\d{1,2}) \(")
+_UCX = re.compile(r"\[(?P<host>[\w.-]{1,253}):(?P<pid>\d{1,10}) *:\d+:\d+\] Caught signal (?P<signal>\d{1,2}) \(")
 # glog's and abseil's handlers of fatal signals
 _HANDLER = re.compile(
     r"\*\*\* (?P<signal>SIG(?:SEGV|ABRT|BUS|FPE|ILL)) (?:\(@0x[0-9a-f]+\) )?received (?:at time=|by PID )"
@@ -139,21 +139,21 @@ def read_launcher(text: str) -> list[Event]:
     if found := _SHELL_SAYS.match(text):
         how = found["how"].capitalize()
         return [_exit(_SRUN_WORDS[how], "shell", pid=int(found["pid"]) if found["pid"] else None)]
-    if found := _TRAINERS.search(text):
-        aborted = [_exit(1, "spawn", rank=int(rank)) for rank in found["ranks"].split(",")[:4096]]
+    if "trainers" in text and (found := _TRAINERS.search(text)):
+        aborted = [_exit(1, "spawn", rank=int(rank)) for rank in re.findall(r"\d{1,6}", found["ranks"])[:4096]]
         return [*aborted, Event(role="fact", what="world", detail={"world": int(found["world"])})]
-    if found := _CONTAINER.search(text):
+    if found := _CONTAINER.match(text):
         return [_exit(int(found["code"]), "spawn", rank=int(found["rank"]))]
-    if found := _FAULT.search(text):
+    if found := _FAULT.match(text):
         pid = int(found["pid"]) if found["pid"] else None
         return [_exit(_SRUN_WORDS[found["how"]], "own", strength=3, host=found["host"], pid=pid)]
-    if found := _UCX.search(text):
+    if found := _UCX.match(text):
         return [_exit(-int(found["signal"]), "own", strength=3, host=found["host"], pid=int(found["pid"]))]
-    if found := _HOROVOD.search(text):
+    if found := _HOROVOD.match(text):
         return [_exit(int(found["code"]), "horovod", rank=int(found["rank"]))]
-    if _PODS.search(text):
-        return [Event(role="wrapper", what="launcher_exit", detail={"vague": 1})]
-    if _HEAP.search(text):
+    if ("Error" in text or "ack" in text) and _PODS.search(text):
+        return [Event(role="wrapper", what="launcher_exit", detail={"vague": 1, "pod": 1})]
+    if _HEAP.match(text):
         return [_exit(-SIGNALS["SIGABRT"], "own", strength=3)]
     if found := _HANDLER.search(text):
         return [_exit(-SIGNALS[found["signal"]], "own", strength=3)]
