@@ -20,6 +20,7 @@ from gpudoctor.diagnose.rules.outside import (
     failed_before,
     gpu_faults,
     is_hard,
+    of_another_program,
     out_of_host_memory,
     program_xids,
     scheduler_endings,
@@ -140,6 +141,7 @@ def went_on(job: Job) -> bool:
         for e in job.events
         if e.role in (*TROUBLE, "wrapper")
         and not job.outlived(e)
+        and not of_another_program(job, e)
         # the store ends with rank 0, and an application Xid may come from any program
         and not (worked and e.role == "echo" and e.detail.get("warning"))
         and not (finished and e.what == "store_lost" and e.detail.get("warning"))

@@ -82,6 +82,27 @@ def test_an_xid_of_some_program_does_not_matter_to_a_job_that_ended_well(tmp_pat
     assert said(answer_of(tmp_path)) == ("healthy", None)
 
 
+_RANK_3_RAISED = (
+    '[rank3]: Traceback (most recent call last):\n[rank3]:   File "/w/t.py", line 3, in f\n[rank3]:     f()\n'
+    "[rank3]: ValueError: bad shape\n"
+)
+
+
+@pytest.mark.parametrize("killed", ["", "[ 1234.6] Killed process 999 (chrome) total-vm:1kB\n"], ids=["cut", "whole"])
+@pytest.mark.parametrize(
+    ("end", "expected"),
+    [("training finished\n", ("healthy", None)), (_RANK_3_RAISED, ("user_exception", 3))],
+    ids=["healthy", "failed"],
+)
+def test_who_asked_the_kernel_for_memory_is_not_whom_it_killed(
+    end: str, expected: tuple[str, int | None], killed: str, tmp_path: Path
+) -> None:
+    (tmp_path / "job.log").write_text("n1:77:78 [0] NCCL INFO Using network IB\nstep 1 loss 2.0\n" + end)
+    asked = "python" if killed or "finished" in end else "chrome"
+    (tmp_path / "dmesg.txt").write_text(f"[ 1234.5] {asked} invoked oom-killer: gfp_mask=0xcc0, order=0\n{killed}")
+    assert said(answer_of(tmp_path)) == expected
+
+
 _INIT = "n1:{0}:9 [0] NCCL INFO ncclCommInitRank comm 0x5 rank {1} nranks 2 cudaDev 0 nvmlDev 0 busId 1000 commId 0x1 - Init COMPLETE\n"
 _OPTION = "n1:7:9 [0] misc/x.cc:1 NCCL WARN Call to cudaGetDriverEntryPoint failed\n"
 _COMMUNICATORS = _INIT.format(7, 0) + _INIT.format(8, 1)
