@@ -490,6 +490,11 @@ CASES: dict[str, tuple[str, int | None, str]] = {
         None,
         "systemd[1]: u.service: A process has been killed by the OOM killer.\n",
     ),
+    "coreutils: timeout of something unknown": (
+        "unknown_error",
+        None,
+        "step 1 loss 2.0\ntimeout: sending signal TERM to command \u2018./gpt\u2019\n",
+    ),
     "coreutils: timeout": ("time_limit", None, "timeout: sending signal TERM to command 'torchrun'\n"),
     "glibc: the heap": ("process_died_unknown", None, "step 3 loss 2\nfree(): invalid next size (normal)\n"),
     "JAX: CUDA": (

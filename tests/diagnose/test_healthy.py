@@ -203,6 +203,22 @@ def test_a_known_log_in_which_nothing_fails_is_nothing(text: str, tmp_path: Path
     assert (answer.verdict, said(answer)) == ("nothing", ("healthy", None))
 
 
+_STEPS = "".join(f"step {n} loss 1.2\n" for n in range(300))
+
+
+@pytest.mark.parametrize("command", ["nvidia-smi", "python"])
+@pytest.mark.parametrize(
+    ("end", "expected"),
+    [(_STEPS, ("healthy", None)), (_RANK_3_RAISED, ("user_exception", 3))],
+    ids=["healthy", "failed"],
+)
+def test_a_check_that_took_too_long_before_the_job_is_not_its_time_limit(
+    command: str, end: str, expected: tuple[str, int | None], tmp_path: Path
+) -> None:
+    text = f"timeout: sending signal TERM to command '{command}'\nWorld size: 8\n{end}"
+    assert said(answer_to(text, tmp_path)) == expected
+
+
 def test_right_results_and_small_errors_of_nccl_tests_are_nothing(tmp_path: Path) -> None:
     row = "  {0}    256  float  sum  -1    12.90    0.00    0.00  {1}    12.87    0.00    0.00  {1}\n"
     rows = "".join(row.format(1024 * n, wrong) for n, wrong in enumerate(("0", "5e-07", "1e-06", "N/A", "0e+00"), 1))

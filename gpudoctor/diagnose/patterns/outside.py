@@ -22,7 +22,9 @@ ENDINGS = rows(
     ("preempted", "requeue", r"CANCELLED AT \S+ DUE TO JOB REQUEUE", "ending", 3, False),
     # submitit's handler; it requeues the job in both cases
     ("preempted", "preempted", r"Caught signal SIG\w{1,9} on \S{1,253}: this job is preempted", "ending", 3, False),
-    ("time_limit", "sending signal", r"^timeout: sending signal (?:TERM|KILL|INT|HUP)\S* to command", "ending", 3, False),
+    # of a script's check before the job, or of the job: a known launcher, and no work behind it
+    ("time_limit", "sending signal", r"^timeout: sending signal (?:TERM|KILL|INT|HUP)\S* to command .(?:\S*/)?(?:python[\d.]*|torchrun|srun|mpirun|mpiexec|deepspeed|accelerate|horovodrun|bash|sh|\S*(?:train|launch|run)\S*\.(?:sh|py))\W*$", "ending", 2, False),
+    ("error_words", "sending signal", r"^timeout: sending signal \w+ to command", "fact", 1, False),
     ("time_limit", "timed-out", r"Caught signal SIG\w{1,9} on \S{1,253}: this job is timed-out", "ending", 3, False),
     ("node_lost", "node failure", r"DUE TO NODE FAILURE|Node failure on (?P<host>[\w.\[\],-]+)|due to failure of node (?P<node>\w[\w.-]*)", "ending", 3, False),
     ("node_lost", "not responding", r"error: Nodes (?P<host>[\w.\[\],-]+) not responding", "ending", 3, False),
