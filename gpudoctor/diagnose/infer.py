@@ -26,7 +26,7 @@ from gpudoctor.diagnose.rules.outside import (
     scheduler_endings,
     signals_and_cancels,
 )
-from gpudoctor.diagnose.rules.silence import only_a_launcher, only_victims, silent_places
+from gpudoctor.diagnose.rules.silence import ended_before, only_a_launcher, only_victims, silent_places
 from gpudoctor.diagnose.stacks import Stack
 
 _ENDED_FROM_OUTSIDE = (0, -2, -9, -15)  # SIGINT, SIGKILL, SIGTERM
@@ -131,7 +131,13 @@ def recovered(job: Job) -> Hypothesis | None:
 
 def went_on(job: Job) -> bool:
     """Whether the job went on after everything that looks like an error, and no line shows that a process ended."""
-    fatal = [e for e in job.events if e.role in ("exit", "wait", "stuck", "ending", "closed")]
+    fatal = [
+        e
+        for e in job.events
+        if e.role in ("exit", "wait", "stuck", "ending", "closed")
+        # a launcher may be ended by a signal when its work is done
+        and not (e.what == "terminated_signal" and ended_before(job, e))
+    ]
     if any(e.role != "wait" or not e.detail.get("warning") for e in fatal):
         return False
     finished = any(e.role == "done" for e in job.events)

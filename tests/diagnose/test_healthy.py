@@ -219,6 +219,44 @@ def test_a_check_that_took_too_long_before_the_job_is_not_its_time_limit(
     assert said(answer_to(text, tmp_path)) == expected
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[1]+  Killed                  nvidia-smi dmon > train.log",
+        "Aborted",
+        "KeyboardInterrupt",
+        "Process 3 exit with status code 1.",
+        "malloc(): jemalloc 5.3 preloaded",
+        "job.sh: line 17: 12345 Terminated              nvidia-smi dmon",
+    ],
+)
+def test_the_end_of_a_helper_in_a_job_that_works_on_is_nothing(line: str, tmp_path: Path) -> None:
+    assert said(answer_to(f"{_STEPS}{line}\n{_STEPS}training finished\n", tmp_path)) == ("healthy", None)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[2026-11-20 10:00:00,000] [INFO] [launch.py:319:sigkill_handler] Main process received SIGTERM, exiting",
+        "[1]+  Killed                  nvidia-smi dmon > train.log",
+    ],
+)
+def test_a_signal_behind_the_end_of_the_job_is_nothing(line: str, tmp_path: Path) -> None:
+    assert said(answer_to(f"{_STEPS}Training completed successfully\n{line}\n", tmp_path)) == ("healthy", None)
+
+
+@pytest.mark.parametrize(
+    ("line", "what"),
+    [
+        ("Killed", "killed_sigkill"),
+        ("[1]+  Killed                  CUDA_VISIBLE_DEVICES=0 python pretrain.py > a.log", "killed_sigkill"),
+        ("malloc(): unaligned tcache chunk detected", "process_died_unknown"),
+    ],
+)
+def test_the_done_of_a_script_does_not_hide_that_its_job_was_killed(line: str, what: str, tmp_path: Path) -> None:
+    assert said(answer_to(f"{_STEPS}{line}\nJob finished\n", tmp_path)) == (what, None)
+
+
 def test_right_results_and_small_errors_of_nccl_tests_are_nothing(tmp_path: Path) -> None:
     row = "  {0}    256  float  sum  -1    12.90    0.00    0.00  {1}    12.87    0.00    0.00  {1}\n"
     rows = "".join(row.format(1024 * n, wrong) for n, wrong in enumerate(("0", "5e-07", "1e-06", "N/A", "0e+00"), 1))
