@@ -32,9 +32,7 @@ class Job:
         self.hosts = fill_in_hosts(files, self.events)
         self.bus_ids = fill_in_ranks(self.events, self.hosts, one_file=len(files) == 1)
         self._assign_early_exception()
-        for event in self.events:
-            if self._was_not_the_jobs(event):
-                event.role = "fact"
+        self._forget_ends_of_helpers()
         self.world = self._world()
         self.attempts = max((e.attempt for e in self.events), default=0) + 1
 
@@ -71,22 +69,30 @@ class Job:
                 return True
         return self.worked_after(event)
 
-    def _was_not_the_jobs(self, event: Event) -> bool:
-        """Whether what ended by the word of a shell, Horovod or a handler of signals was a helper: work goes on.
+    def _forget_ends_of_helpers(self) -> None:
+        """What ended by the word of a shell, Horovod or a handler of signals was a helper if work goes on behind it.
 
         A later "done" alone may be the script's. Slurm ends the whole job, whose text may come late.
         """
-        if event.role == "exit":
-            told = event.word("by")
-            weak = told == "horovod" or (told in ("shell", "own") and event.rank is None)
-        else:
-            weak = event.role == "ending" and event.strength <= 2 and " CANCELLED AT " not in event.text
-        if not weak:
-            return False
-        after = [e for e in self.events if e.file == event.file and e.line > event.line and e.attempt == event.attempt]
-        if event.what == "time_limit" and any(e.role == "cause" for e in after):
-            return True
-        return sum(e.role == "progress" or e.what == "work" for e in after) >= STEPS_OF_WORK
+        work: dict[tuple[int, int], list[int]] = {}
+        causes: dict[tuple[int, int], int] = {}
+        for event in self.events:
+            if event.role == "progress" or event.what == "work":
+                work.setdefault((event.file, event.attempt), []).append(event.line)
+            elif event.role == "cause":
+                causes[event.file, event.attempt] = event.line
+        for event in self.events:
+            if event.role == "exit":
+                told = event.word("by")
+                weak = told == "horovod" or (told in ("shell", "own") and event.rank is None)
+            else:
+                weak = event.role == "ending" and event.strength <= 2 and " CANCELLED AT " not in event.text
+            place = event.file, event.attempt
+            steps = work.get(place, [])
+            worked_on = len(steps) >= STEPS_OF_WORK and steps[-STEPS_OF_WORK] > event.line
+            failed_later = event.what == "time_limit" and causes.get(place, -1) > event.line
+            if weak and (worked_on or failed_later):
+                event.role = "fact"
 
     def ranks_heard(self) -> set[int]:
         """Ranks that any line, file or dump names."""

@@ -251,6 +251,7 @@ def test_a_signal_behind_the_end_of_the_job_is_nothing(line: str, tmp_path: Path
         ("Killed", "killed_sigkill"),
         ("[1]+  Killed                  CUDA_VISIBLE_DEVICES=0 python pretrain.py > a.log", "killed_sigkill"),
         ("malloc(): unaligned tcache chunk detected", "process_died_unknown"),
+        ("Killed\nstep 301 loss 1.2\nstep 302 loss 1.2", "killed_sigkill"),  # written late
     ],
 )
 def test_the_done_of_a_script_does_not_hide_that_its_job_was_killed(line: str, what: str, tmp_path: Path) -> None:
