@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from gpudoctor.diagnose.events import TROUBLE, Event
 from gpudoctor.diagnose.flight_recorder import Dump
-from gpudoctor.diagnose.job import Job
+from gpudoctor.diagnose.job import Job, is_work
 from gpudoctor.diagnose.places import REQUEUED
 from gpudoctor.diagnose.rules.collective_timeouts import nccl_timeouts, watchdogs_stuck
 from gpudoctor.diagnose.rules.direct import direct_causes, echoes, mismatches, weak_causes
@@ -141,7 +141,7 @@ def went_on(job: Job) -> bool:
     if any(e.role != "wait" or not e.detail.get("warning") for e in fatal):
         return False
     finished = any(e.role == "done" for e in job.events)
-    worked = finished or any(e.role == "progress" for e in job.events)
+    worked = any(is_work(e) for e in job.events)
     troubles = [
         e
         for e in job.events
@@ -156,8 +156,10 @@ def went_on(job: Job) -> bool:
     if not troubles:
         return True
     for number in {e.file for e in troubles}:
-        last = max(e.line for e in troubles if e.file == number)
-        after = [e for e in job.events if e.file == number and e.line > last and e.role in ("progress", "done")]
+        last = max((e for e in troubles if e.file == number), key=lambda e: e.line)
+        after = [e for e in job.events if e.file == number and e.line > last.line and is_work(e)]
+        if last.detail.get("traceback"):  # every bar is drawn once more when an exception ends its program
+            after = [e for e in after if e.what != "work"]
         if not any(e.role == "done" or e.what == "unstuck" for e in after) and len(after) < 3:
             return False
     return True

@@ -46,8 +46,8 @@ class Job:
 
     def worked_after(self, event: Event) -> bool:
         """Whether the work went on after this line; a single further step may be another rank's."""
-        work = [e for e in self.of("progress", "done", attempt=event.attempt) if e.file == event.file]
-        work = [e for e in work if e.line > event.line]
+        work = [e for e in self.events if (e.file, e.attempt) == (event.file, event.attempt)]
+        work = [e for e in work if e.line > event.line and is_work(e)]
         return len(work) >= STEPS_OF_WORK or any(e.role == "done" for e in work)
 
     def outlived(self, event: Event) -> bool:
@@ -77,7 +77,7 @@ class Job:
         work: dict[tuple[int, int], list[int]] = {}
         causes: dict[tuple[int, int], int] = {}
         for event in self.events:
-            if event.role == "progress" or event.what == "work":
+            if event.role != "done" and is_work(event):
                 work.setdefault((event.file, event.attempt), []).append(event.line)
             elif event.role == "cause":
                 causes[event.file, event.attempt] = event.line
@@ -138,6 +138,11 @@ class Job:
             }
             if len(nameless) == 1 and len(failed) == 1 and len(agents) <= 1:
                 nameless[0].rank = failed[0]
+
+
+def is_work(event: Event) -> bool:
+    """Whether the job did some work, with or without the number of a step, or reported its end."""
+    return event.role in ("progress", "done") or event.what == "work"
 
 
 def _is_host(name: str) -> bool:

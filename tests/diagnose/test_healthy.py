@@ -258,6 +258,38 @@ def test_the_done_of_a_script_does_not_hide_that_its_job_was_killed(line: str, w
     assert said(answer_to(f"{_STEPS}{line}\nJob finished\n", tmp_path)) == (what, None)
 
 
+_NO_KERNELS = (
+    "/opt/cuda.py:230: UserWarning: Quadro K2000 with CUDA capability sm_30 is not compatible with the current PyTorch "
+    "installation."
+)
+
+
+@pytest.mark.parametrize(
+    "work", ["{0}%|##  | {0}/100 [00:01<00:05, 1it/s]\n", "loss: 2.{0} lr 1e-4\n"], ids=["bar", "loss"]
+)
+@pytest.mark.parametrize(
+    "line",
+    [
+        _NO_KERNELS,
+        "Failed to initialize NVML: Unknown Error",
+        "PytorchStreamReader failed reading zip archive: failed finding central directory, using legacy loader",
+        "WARNING: could not import flash_attn: /x.so: version `GLIBCXX_3.4.29' not found (required by /x.so)",
+        "ERROR uncaught RuntimeError: in thread MetricsUploader, ignored",
+        "2026-11-20 10:00:00.1: W tensorflow/core/bfc_allocator.cc:1] Allocator (GPU_0_bfc) ran out of memory trying to "
+        "allocate 2.3GiB with freed_by_count=0. The caller indicates that this is not a failure",
+        "n1:77:78 [0] NCCL WARN NET/IB : Unable to open device mlx5_3",
+    ],
+)
+def test_a_warning_before_work_without_the_number_of_a_step_is_nothing(line: str, work: str, tmp_path: Path) -> None:
+    text = f"{line}\nWorld size: 8\n" + "".join(work.format(n) for n in range(1, 101))
+    assert said(answer_to(text, tmp_path)) == ("healthy", None)
+
+
+def test_a_bar_that_is_drawn_again_behind_an_exception_is_no_work(tmp_path: Path) -> None:
+    text = _RANK_3_RAISED + "5%|#   | 5/100 [00:01<00:05, 1it/s]\n" * 8
+    assert said(answer_to(text, tmp_path)) == ("user_exception", 3)
+
+
 def test_right_results_and_small_errors_of_nccl_tests_are_nothing(tmp_path: Path) -> None:
     row = "  {0}    256  float  sum  -1    12.90    0.00    0.00  {1}    12.87    0.00    0.00  {1}\n"
     rows = "".join(row.format(1024 * n, wrong) for n, wrong in enumerate(("0", "5e-07", "1e-06", "N/A", "0e+00"), 1))
