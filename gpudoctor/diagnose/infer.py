@@ -6,6 +6,8 @@ first to fail.
 
 from __future__ import annotations
 
+import re
+
 from gpudoctor.diagnose.events import TROUBLE, Event
 from gpudoctor.diagnose.flight_recorder import Dump
 from gpudoctor.diagnose.job import Job, is_work
@@ -30,6 +32,7 @@ from gpudoctor.diagnose.rules.silence import ended_before, only_a_launcher, only
 from gpudoctor.diagnose.stacks import Stack
 
 _ENDED_FROM_OUTSIDE = (0, -2, -9, -15)  # SIGINT, SIGKILL, SIGTERM
+_EXCEPTION = re.compile(r"(?:[A-Za-z_]\w*\.)*(?:[A-Z]\w*)?(?:Error|Exception): ")
 _FATAL = ("exit", "ending", "wait", "stuck", "victim", "wrapper", "closed")
 
 
@@ -158,7 +161,9 @@ def went_on(job: Job) -> bool:
     for number in {e.file for e in troubles}:
         last = max((e for e in troubles if e.file == number), key=lambda e: e.line)
         after = [e for e in job.events if e.file == number and e.line > last.line and is_work(e)]
-        if last.detail.get("traceback"):  # every bar is drawn once more when an exception ends its program
+        if last.detail.get("traceback") or _EXCEPTION.match(
+            last.text
+        ):  # every bar is drawn once more when an exception ends its program
             after = [e for e in after if e.what != "work"]
         if not any(e.role == "done" or e.what == "unstuck" for e in after) and len(after) < 3:
             return False

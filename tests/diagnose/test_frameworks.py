@@ -575,6 +575,19 @@ CASES: dict[str, tuple[str, int | None, str]] = {
         "NVIDIA Thing 9 with CUDA capability sm_120 is not compatible with the current PyTorch installation.\n"
         "RuntimeError: CUDA error: no kernel image is available for execution on the device\n",
     ),
+    "torch: no kernels for a small GPU beside those of the job": (
+        "timeout_undecidable",
+        None,
+        "/opt/cuda.py:230: UserWarning: Quadro K2000 with CUDA capability sm_30 is not compatible with the current PyTorch "
+        "installation.\n    PyTorch no longer supports this GPU because it is too old.\nWorld size: 8\nstep 1 loss 2\n"
+        "[rank3]:[E1120 10:00:00.1 ProcessGroupNCCL.cpp:607] [Rank 3] Watchdog caught collective operation timeout: WorkNCCL("
+        "SeqNum=12, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for 600029 milliseconds before timing out.\n",
+    ),
+    "torch: nothing but no kernels for the GPU": (
+        "cuda_no_kernel_image",
+        None,
+        "NVIDIA Thing 9 with CUDA capability sm_120 is not compatible with the current PyTorch installation.\n",
+    ),
     "TensorFlow: a handle without memory": (
         "cuda_oom",
         None,

@@ -285,9 +285,18 @@ def test_a_warning_before_work_without_the_number_of_a_step_is_nothing(line: str
     assert said(answer_to(text, tmp_path)) == ("healthy", None)
 
 
-def test_a_bar_that_is_drawn_again_behind_an_exception_is_no_work(tmp_path: Path) -> None:
-    text = _RANK_3_RAISED + "5%|#   | 5/100 [00:01<00:05, 1it/s]\n" * 8
-    assert said(answer_to(text, tmp_path)) == ("user_exception", 3)
+@pytest.mark.parametrize(
+    ("exception", "expected"),
+    [
+        (_RANK_3_RAISED, ("user_exception", 3)),
+        ("Exception: Current loss scale already at minimum - cannot decrease it. Exiting.\n", ("nan", None)),
+    ],
+    ids=["traceback", "its last line"],
+)
+def test_a_bar_that_is_drawn_again_behind_an_exception_is_no_work(
+    exception: str, expected: tuple[str, int | None], tmp_path: Path
+) -> None:
+    assert said(answer_to(exception + "5%|#   | 5/100 [00:01<00:05, 1it/s]\n" * 8, tmp_path)) == expected
 
 
 def test_right_results_and_small_errors_of_nccl_tests_are_nothing(tmp_path: Path) -> None:
