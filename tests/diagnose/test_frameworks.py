@@ -629,6 +629,12 @@ CASES: dict[str, tuple[str, int | None, str]] = {
         None,
         "TERM_MEMLIMIT: job killed after reaching LSF memory usage limit.\nExited with exit code 1.\n",
     ),
+    "LSF: its time": (
+        "time_limit",
+        None,
+        "step 1\nTERM_RUNLIMIT: job killed after reaching LSF run time limit.\nExited with exit code 140.\n",
+    ),
+    "LSF: preempted": ("preempted", None, "Completed <exit>; TERM_PREEMPT: job killed after preemption.\n"),
     "HTCondor": (
         "host_oom",
         None,

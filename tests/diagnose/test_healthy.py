@@ -228,6 +228,8 @@ def test_a_check_that_took_too_long_before_the_job_is_not_its_time_limit(
         "Process 3 exit with status code 1.",
         "malloc(): jemalloc 5.3 preloaded",
         "job.sh: line 17: 12345 Terminated              nvidia-smi dmon",
+        "If the node was preempted: resume from the last checkpoint",
+        "Known reasons: TERM_PREEMPT, TERM_RUNLIMIT, TERM_MEMLIMIT",
     ],
 )
 def test_the_end_of_a_helper_in_a_job_that_works_on_is_nothing(line: str, tmp_path: Path) -> None:
@@ -297,6 +299,12 @@ def test_a_bar_that_is_drawn_again_behind_an_exception_is_no_work(
     exception: str, expected: tuple[str, int | None], tmp_path: Path
 ) -> None:
     assert said(answer_to(exception + "5%|#   | 5/100 [00:01<00:05, 1it/s]\n" * 8, tmp_path)) == expected
+
+
+@pytest.mark.parametrize("start", ["[default] Rendezvous'ing worker group\n", "Init torch distributed begin.\n"])
+def test_a_start_behind_which_a_bar_moves_is_over(start: str, tmp_path: Path) -> None:
+    bars = "".join(f"{n}%|#  | {n}/15 [00:01<00:05, 1it/s]\n" for n in range(1, 16))
+    assert said(answer_to(start + bars, tmp_path)) == ("healthy", None)
 
 
 def test_right_results_and_small_errors_of_nccl_tests_are_nothing(tmp_path: Path) -> None:

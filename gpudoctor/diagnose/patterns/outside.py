@@ -17,7 +17,7 @@ KERNEL = rows(
 # Jobs ended by Slurm, Kubernetes or the host. Sources: slurmstepd and srun of 22.05 to 24.11, kubelet, the kernel
 ENDINGS = rows(
     ("time_limit", "time limit", r"CANCELLED AT \S+ DUE TO TIME LIMIT|DUE TO TIME LIMIT", "ending", 3, False),
-    ("preempted", "preempt", r"DUE TO PREEMPTION|preempted JobId=\d+ has been|Preempted in order to admit|reason: Preempted|Reason: +Preempted|node was preempted:|DRAIN_NODE_REASON_PREEMPTION|PreemptionByScheduler", "ending", 3, False),
+    ("preempted", "preempt", r"DUE TO PREEMPTION|preempted JobId=\d+ has been|Preempted in order to admit|reason: Preempted|Reason: +Preempted|(?<![Ii]f the )actor's node was preempted:|DRAIN_NODE_REASON_PREEMPTION|PreemptionByScheduler", "ending", 3, False),
     ("preempted", "preempted by", r"\bPreempted by (?:pod )?\S+ on node (?P<node>[\w.-]+)", "ending", 3, False),
     ("preempted", "requeue", r"CANCELLED AT \S+ DUE TO JOB REQUEUE", "ending", 3, False),
     # submitit's handler; it requeues the job in both cases
@@ -39,10 +39,10 @@ ENDINGS = rows(
     ("host_oom", "oom killer", r"has been killed by the OOM killer", "cause", 3),
     ("host_oom", "exceeded job memory limit", r"[Ee]xceeded job memory limit|memory limit.{0,20}being killed", "cause", 3),
     # PBS and Moab, LSF, Grid Engine, HTCondor
-    ("time_limit", "limit", r"job exceeded wallclock limit|PBS: job killed: walltime \S+ exceeded limit|TERM_RUNLIMIT\b|exceeds job hard limit \"[hs]_rt\"", "ending", 3, False),
-    ("host_oom", "limit", r"exceeded MEM usage hard limit|PBS: job killed: v?mem\w* .{0,40}exceeded limit|TERM_MEMLIMIT\b|gone over memory limit|exceeds job hard limit \"[hs]_(?:vmem|rss|data)\"", "cause", 3, False),
+    ("time_limit", "limit", r"job exceeded wallclock limit|PBS: job killed: walltime \S+ exceeded limit|TERM_RUNLIMIT: job killed|exceeds job hard limit \"[hs]_rt\"", "ending", 3, False),
+    ("host_oom", "limit", r"exceeded MEM usage hard limit|PBS: job killed: v?mem\w* .{0,40}exceeded limit|TERM_MEMLIMIT: job killed|gone over memory limit|exceeds job hard limit \"[hs]_(?:vmem|rss|data)\"", "cause", 3, False),
     ("host_oom", "request_memory", r"memory usage exceeded request_memory", "cause", 3, False),
-    ("preempted", "term_preempt", r"TERM_PREEMPT\b", "ending", 3, False),
+    ("preempted", "term_preempt", r"TERM_PREEMPT: job killed", "ending", 3, False),
     ("cancelled", "job deleted at request", r"^Job deleted at request of \S+", "ending", 1, False),
     ("evicted", "evict", r"(?:Reason|reason|status|Status)\W{1,40}Evicted|The node was low on resource|Pod was evicted|TerminationByKubelet|EvictionByEvictionAPI|DeletionByTaintManager", "ending", 3, False),
     ("terminated_signal", "death signal", r"Received (?:(?P<signal>\d+)|Signals\.(?P<name>SIG\w+)) death signal", "ending", 2, False),
