@@ -72,22 +72,27 @@ class Job:
     def _forget_ends_of_helpers(self) -> None:
         """What ended by the word of a shell, Horovod or a handler of signals was a helper if work goes on behind it.
 
-        A later "done" alone may be the script's. Slurm ends the whole job, whose text may come late.
+        A later "done" alone may be the script's. Slurm ends the whole job, whose text may come late. If others lost a
+        peer after it, that peer had died.
         """
         work: dict[tuple[int, int], list[int]] = {}
         causes: dict[tuple[int, int], int] = {}
+        lost: dict[tuple[int, int], int] = {}
         for event in self.events:
             if event.role != "done" and is_work(event):
                 work.setdefault((event.file, event.attempt), []).append(event.line)
             elif event.role == "cause":
                 causes[event.file, event.attempt] = event.line
+            elif event.role == "victim" and not event.detail.get("warning"):
+                lost[event.file, event.attempt] = event.line
         for event in self.events:
+            place = event.file, event.attempt
             if event.role == "exit":
                 told = event.word("by")
                 weak = told == "horovod" or (told in ("shell", "own") and event.rank is None)
+                weak = weak and lost.get(place, -1) < event.line
             else:
                 weak = event.role == "ending" and event.strength <= 2 and " CANCELLED AT " not in event.text
-            place = event.file, event.attempt
             steps = work.get(place, [])
             worked_on = len(steps) >= STEPS_OF_WORK and steps[-STEPS_OF_WORK] > event.line
             failed_later = event.what == "time_limit" and causes.get(place, -1) > event.line

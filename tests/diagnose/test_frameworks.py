@@ -629,6 +629,12 @@ CASES: dict[str, tuple[str, int | None, str]] = {
         None,
         "TERM_MEMLIMIT: job killed after reaching LSF memory usage limit.\nExited with exit code 1.\n",
     ),
+    "Horovod: others write for a while": (
+        "segfault",
+        None,
+        "step 1\nFatal Python error: Segmentation fault\nstep 2\nstep 3\nstep 4\n"
+        "horovod.common.exceptions.HorovodInternalError: Horovod has been shut down.\n",
+    ),
     "LSF: its time": (
         "time_limit",
         None,
