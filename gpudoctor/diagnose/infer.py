@@ -33,6 +33,7 @@ from gpudoctor.diagnose.stacks import Stack
 
 _ENDED_FROM_OUTSIDE = (0, -2, -9, -15)  # SIGINT, SIGKILL, SIGTERM
 _EXCEPTION = re.compile(r"(?:[A-Za-z_]\w*\.)*(?:[A-Z]\w*)?(?:Error|Exception): ")
+_OF_A_GPU = ("gpu_lost", "gpu_ecc", "gpu_xid", "nvlink_failed", "wrong_results")
 _FATAL = ("exit", "ending", "wait", "stuck", "victim", "wrapper", "closed")
 
 
@@ -159,11 +160,11 @@ def went_on(job: Job) -> bool:
     if not troubles:
         return True
     for number in {e.file for e in troubles}:
-        last = max((e for e in troubles if e.file == number), key=lambda e: e.line)
-        after = [e for e in job.events if e.file == number and e.line > last.line and is_work(e)]
-        if last.detail.get("traceback") or _EXCEPTION.match(
-            last.text
-        ):  # every bar is drawn once more when an exception ends its program
+        in_file = [e for e in troubles if e.file == number]
+        last = max(e.line for e in in_file)
+        after = [e for e in job.events if e.file == number and e.line > last and is_work(e)]
+        # every bar is drawn once more when an exception ends its program; what a broken GPU computes is no proof
+        if any(e.detail.get("traceback") or e.what in _OF_A_GPU or _EXCEPTION.match(e.text) for e in in_file):
             after = [e for e in after if e.what != "work"]
         if not any(e.role == "done" or e.what == "unstuck" for e in after) and len(after) < 3:
             return False

@@ -291,11 +291,12 @@ def test_a_warning_before_work_without_the_number_of_a_step_is_nothing(line: str
     ("exception", "expected"),
     [
         (_RANK_3_RAISED, ("user_exception", 3)),
+        ("[ 1234.5] NVRM: Xid (PCI:0000:dc:00): 79, pid=7, GPU has fallen off the bus.\n", ("gpu_lost", None)),
         ("Exception: Current loss scale already at minimum - cannot decrease it. Exiting.\n", ("nan", None)),
     ],
-    ids=["traceback", "its last line"],
+    ids=["traceback", "a lost GPU", "its last line"],
 )
-def test_a_bar_that_is_drawn_again_behind_an_exception_is_no_work(
+def test_a_bar_behind_an_exception_or_a_fault_of_a_gpu_is_no_proof_of_work(
     exception: str, expected: tuple[str, int | None], tmp_path: Path
 ) -> None:
     assert said(answer_to(exception + "5%|#   | 5/100 [00:01<00:05, 1it/s]\n" * 8, tmp_path)) == expected
