@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Literal
 
@@ -19,6 +21,7 @@ MOST_RANKS = 1 << 20  # a larger rank or world size is a damaged line
 TROUBLE = ("cause", "echo", "wait", "stuck", "victim")
 MAX_TEXT = 400
 _MAX_OF_A_KIND = 64
+_LAST_OF_A_KIND = 3  # as many steps show that work went on
 _MAX_EVENTS = 50_000
 
 
@@ -59,12 +62,12 @@ class Event(msgspec.Struct, kw_only=True):
 
 
 class EventLog:
-    """Events in order of file and line; of each kind and place only the first 64 and the last are kept."""
+    """Events in order of file and line; of each kind and place only the first 64 and the last 3 are kept."""
 
     def __init__(self) -> None:
         self._events: list[Event] = []
         self._counts: dict[object, int] = {}
-        self._last: dict[object, Event] = {}
+        self._last: dict[object, deque[Event]] = {}
         self.left_out = 0
 
     def add(self, event: Event) -> None:
@@ -76,7 +79,7 @@ class EventLog:
         if count > _MAX_OF_A_KIND or len(self._events) >= _MAX_EVENTS:
             self.left_out += 1
             if event.role in ("progress", "done") or len(self._last) < _MAX_EVENTS:
-                self._last[key] = event
+                self._last.setdefault(key, deque(maxlen=_LAST_OF_A_KIND)).append(event)
             return
         self._events.append(event)
 
@@ -86,4 +89,4 @@ class EventLog:
             self.add(event)
 
     def __iter__(self) -> Iterator[Event]:
-        return iter(sorted([*self._events, *self._last.values()], key=lambda e: (e.file, e.line)))
+        return iter(sorted([*self._events, *itertools.chain(*self._last.values())], key=lambda e: (e.file, e.line)))

@@ -6,9 +6,11 @@ first to fail.
 
 from __future__ import annotations
 
+import re
+
 from gpudoctor.diagnose.events import TROUBLE, Event
 from gpudoctor.diagnose.flight_recorder import Dump
-from gpudoctor.diagnose.job import Job
+from gpudoctor.diagnose.job import Job, is_work
 from gpudoctor.diagnose.places import REQUEUED
 from gpudoctor.diagnose.rules.collective_timeouts import nccl_timeouts, watchdogs_stuck
 from gpudoctor.diagnose.rules.direct import direct_causes, echoes, mismatches, weak_causes
@@ -20,15 +22,18 @@ from gpudoctor.diagnose.rules.outside import (
     failed_before,
     gpu_faults,
     is_hard,
+    of_another_program,
     out_of_host_memory,
     program_xids,
     scheduler_endings,
     signals_and_cancels,
 )
-from gpudoctor.diagnose.rules.silence import only_a_launcher, only_victims, silent_places
+from gpudoctor.diagnose.rules.silence import ended_before, only_a_launcher, only_victims, silent_places
 from gpudoctor.diagnose.stacks import Stack
 
 _ENDED_FROM_OUTSIDE = (0, -2, -9, -15)  # SIGINT, SIGKILL, SIGTERM
+_EXCEPTION = re.compile(r"(?:[A-Za-z_]\w*\.)*(?:[A-Z]\w*)?(?:Error|Exception): ")
+_OF_A_GPU = ("gpu_lost", "gpu_ecc", "gpu_xid", "nvlink_failed", "wrong_results")
 _FATAL = ("exit", "ending", "wait", "stuck", "victim", "wrapper", "closed")
 
 
@@ -130,16 +135,23 @@ def recovered(job: Job) -> Hypothesis | None:
 
 def went_on(job: Job) -> bool:
     """Whether the job went on after everything that looks like an error, and no line shows that a process ended."""
-    fatal = [e for e in job.events if e.role in ("exit", "wait", "stuck", "ending", "closed")]
+    fatal = [
+        e
+        for e in job.events
+        if e.role in ("exit", "wait", "stuck", "ending", "closed")
+        # a launcher may be ended by a signal when its work is done
+        and not (e.what == "terminated_signal" and ended_before(job, e))
+    ]
     if any(e.role != "wait" or not e.detail.get("warning") for e in fatal):
         return False
     finished = any(e.role == "done" for e in job.events)
-    worked = finished or any(e.role == "progress" for e in job.events)
+    worked = any(is_work(e) for e in job.events)
     troubles = [
         e
         for e in job.events
         if e.role in (*TROUBLE, "wrapper")
         and not job.outlived(e)
+        and not of_another_program(job, e)
         # the store ends with rank 0, and an application Xid may come from any program
         and not (worked and e.role == "echo" and e.detail.get("warning"))
         and not (finished and e.what == "store_lost" and e.detail.get("warning"))
@@ -148,8 +160,12 @@ def went_on(job: Job) -> bool:
     if not troubles:
         return True
     for number in {e.file for e in troubles}:
-        last = max(e.line for e in troubles if e.file == number)
-        after = [e for e in job.events if e.file == number and e.line > last and e.role in ("progress", "done")]
+        in_file = [e for e in troubles if e.file == number]
+        last = max(e.line for e in in_file)
+        after = [e for e in job.events if e.file == number and e.line > last and is_work(e)]
+        # every bar is drawn once more when an exception ends its program; what a broken GPU computes is no proof
+        if any(e.detail.get("traceback") or e.what in _OF_A_GPU or _EXCEPTION.match(e.text) for e in in_file):
+            after = [e for e in after if e.what != "work"]
         if not any(e.role == "done" or e.what == "unstuck" for e in after) and len(after) < 3:
             return False
     return True

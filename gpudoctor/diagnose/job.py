@@ -34,6 +34,7 @@ class Job:
         self.bus_ids = fill_in_ranks(self.events, self.hosts, one_file=len(files) == 1)
         self._assign_early_exception()
         self._excuse_starts()
+        self._forget_ends_of_helpers()
         self.world = self._world()
         self.attempts = max((e.attempt for e in self.events), default=0) + 1
 
@@ -47,8 +48,8 @@ class Job:
 
     def worked_after(self, event: Event) -> bool:
         """Whether the work went on after this line; a single further step may be another rank's."""
-        work = [e for e in self.of("progress", "done", attempt=event.attempt) if e.file == event.file]
-        work = [e for e in work if e.line > event.line]
+        work = [e for e in self.events if (e.file, e.attempt) == (event.file, event.attempt)]
+        work = [e for e in work if e.line > event.line and is_work(e)]
         return len(work) >= STEPS_OF_WORK or any(e.role == "done" for e in work)
 
     def outlived(self, event: Event) -> bool:
@@ -69,6 +70,36 @@ class Job:
             if other.role == "done":
                 return True
         return self.worked_after(event)
+
+    def _forget_ends_of_helpers(self) -> None:
+        """What ended by the word of a shell, Horovod or a handler of signals was a helper if work goes on behind it.
+
+        A later "done" alone may be the script's. Slurm ends the whole job, whose text may come late. If others lost a
+        peer after it, that peer had died.
+        """
+        work: dict[tuple[int, int], list[int]] = {}
+        causes: dict[tuple[int, int], int] = {}
+        lost: dict[tuple[int, int], int] = {}
+        for event in self.events:
+            if event.role != "done" and is_work(event):
+                work.setdefault((event.file, event.attempt), []).append(event.line)
+            elif event.role == "cause":
+                causes[event.file, event.attempt] = event.line
+            elif event.role == "victim" and not event.detail.get("warning"):
+                lost[event.file, event.attempt] = event.line
+        for event in self.events:
+            place = event.file, event.attempt
+            if event.role == "exit":
+                told = event.word("by")
+                weak = told == "horovod" or (told in ("shell", "own") and event.rank is None)
+                weak = weak and lost.get(place, -1) < event.line
+            else:
+                weak = event.role == "ending" and event.strength <= 2 and " CANCELLED AT " not in event.text
+            steps = work.get(place, [])
+            worked_on = len(steps) >= STEPS_OF_WORK and steps[-STEPS_OF_WORK] > event.line
+            failed_later = event.what == "time_limit" and causes.get(place, -1) > event.line
+            if weak and (worked_on or failed_later):
+                event.role = "fact"
 
     def ranks_heard(self) -> set[int]:
         """Ranks that any line, file or dump names."""
@@ -147,6 +178,11 @@ class Job:
             }
             if len(nameless) == 1 and len(failed) == 1 and len(agents) <= 1:
                 nameless[0].rank = failed[0]
+
+
+def is_work(event: Event) -> bool:
+    """Whether the job did some work, with or without the number of a step, or reported its end."""
+    return event.role in ("progress", "done") or event.what == "work"
 
 
 def _is_host(name: str) -> bool:

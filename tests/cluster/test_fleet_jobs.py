@@ -57,6 +57,10 @@ def test_the_node_that_killed_three_jobs_fails_with_what_killed_them(nodes: Path
         ("gpu_lost", "certain", 8.0, "pass"),  # long ago
         ("host_oom", "certain", 0.0, "warn"),  # may be the program's: it ran three times here
         ("gpu_lost", "likely", 0.0, "fail"),
+        ("cuda_driver_too_old", "certain", 0.0, "fail"),
+        ("tpu_fault", "certain", 0.0, "fail"),
+        ("kernel_hang", "likely", 0.0, "warn"),  # or the storage that hangs
+        ("ib_device_refused", "likely", 0.0, "warn"),  # or the container's rights
     ],
 )
 def test_a_node_is_blamed_only_for_what_lies_in_a_machine(

@@ -490,6 +490,11 @@ CASES: dict[str, tuple[str, int | None, str]] = {
         None,
         "systemd[1]: u.service: A process has been killed by the OOM killer.\n",
     ),
+    "coreutils: timeout of something unknown": (
+        "unknown_error",
+        None,
+        "step 1 loss 2.0\ntimeout: sending signal TERM to command \u2018./gpt\u2019\n",
+    ),
     "coreutils: timeout": ("time_limit", None, "timeout: sending signal TERM to command 'torchrun'\n"),
     "glibc: the heap": ("process_died_unknown", None, "step 3 loss 2\nfree(): invalid next size (normal)\n"),
     "JAX: CUDA": (
@@ -570,6 +575,19 @@ CASES: dict[str, tuple[str, int | None, str]] = {
         "NVIDIA Thing 9 with CUDA capability sm_120 is not compatible with the current PyTorch installation.\n"
         "RuntimeError: CUDA error: no kernel image is available for execution on the device\n",
     ),
+    "torch: no kernels for a small GPU beside those of the job": (
+        "timeout_undecidable",
+        None,
+        "/opt/cuda.py:230: UserWarning: Quadro K2000 with CUDA capability sm_30 is not compatible with the current PyTorch "
+        "installation.\n    PyTorch no longer supports this GPU because it is too old.\nWorld size: 8\nstep 1 loss 2\n"
+        "[rank3]:[E1120 10:00:00.1 ProcessGroupNCCL.cpp:607] [Rank 3] Watchdog caught collective operation timeout: WorkNCCL("
+        "SeqNum=12, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for 600029 milliseconds before timing out.\n",
+    ),
+    "torch: nothing but no kernels for the GPU": (
+        "cuda_no_kernel_image",
+        None,
+        "NVIDIA Thing 9 with CUDA capability sm_120 is not compatible with the current PyTorch installation.\n",
+    ),
     "TensorFlow: a handle without memory": (
         "cuda_oom",
         None,
@@ -616,6 +634,18 @@ CASES: dict[str, tuple[str, int | None, str]] = {
         None,
         "TERM_MEMLIMIT: job killed after reaching LSF memory usage limit.\nExited with exit code 1.\n",
     ),
+    "Horovod: others write for a while": (
+        "segfault",
+        None,
+        "step 1\nFatal Python error: Segmentation fault\nstep 2\nstep 3\nstep 4\n"
+        "horovod.common.exceptions.HorovodInternalError: Horovod has been shut down.\n",
+    ),
+    "LSF: its time": (
+        "time_limit",
+        None,
+        "step 1\nTERM_RUNLIMIT: job killed after reaching LSF run time limit.\nExited with exit code 140.\n",
+    ),
+    "LSF: preempted": ("preempted", None, "Completed <exit>; TERM_PREEMPT: job killed after preemption.\n"),
     "HTCondor": (
         "host_oom",
         None,

@@ -82,6 +82,27 @@ def test_an_xid_of_some_program_does_not_matter_to_a_job_that_ended_well(tmp_pat
     assert said(answer_of(tmp_path)) == ("healthy", None)
 
 
+_RANK_3_RAISED = (
+    '[rank3]: Traceback (most recent call last):\n[rank3]:   File "/w/t.py", line 3, in f\n[rank3]:     f()\n'
+    "[rank3]: ValueError: bad shape\n"
+)
+
+
+@pytest.mark.parametrize("killed", ["", "[ 1234.6] Killed process 999 (chrome) total-vm:1kB\n"], ids=["cut", "whole"])
+@pytest.mark.parametrize(
+    ("end", "expected"),
+    [("training finished\n", ("healthy", None)), (_RANK_3_RAISED, ("user_exception", 3))],
+    ids=["healthy", "failed"],
+)
+def test_who_asked_the_kernel_for_memory_is_not_whom_it_killed(
+    end: str, expected: tuple[str, int | None], killed: str, tmp_path: Path
+) -> None:
+    (tmp_path / "job.log").write_text("n1:77:78 [0] NCCL INFO Using network IB\nstep 1 loss 2.0\n" + end)
+    asked = "python" if killed or "finished" in end else "chrome"
+    (tmp_path / "dmesg.txt").write_text(f"[ 1234.5] {asked} invoked oom-killer: gfp_mask=0xcc0, order=0\n{killed}")
+    assert said(answer_of(tmp_path)) == expected
+
+
 _INIT = "n1:{0}:9 [0] NCCL INFO ncclCommInitRank comm 0x5 rank {1} nranks 2 cudaDev 0 nvmlDev 0 busId 1000 commId 0x1 - Init COMPLETE\n"
 _OPTION = "n1:7:9 [0] misc/x.cc:1 NCCL WARN Call to cudaGetDriverEntryPoint failed\n"
 _COMMUNICATORS = _INIT.format(7, 0) + _INIT.format(8, 1)
@@ -180,6 +201,111 @@ _ELASTIC = "INFO:torch.distributed.elastic.agent.server.api:[default] "
 def test_a_known_log_in_which_nothing_fails_is_nothing(text: str, tmp_path: Path) -> None:
     answer = answer_to(text, tmp_path)
     assert (answer.verdict, said(answer)) == ("nothing", ("healthy", None))
+
+
+_STEPS = "".join(f"step {n} loss 1.2\n" for n in range(300))
+
+
+@pytest.mark.parametrize("command", ["nvidia-smi", "python"])
+@pytest.mark.parametrize(
+    ("end", "expected"),
+    [(_STEPS, ("healthy", None)), (_RANK_3_RAISED, ("user_exception", 3))],
+    ids=["healthy", "failed"],
+)
+def test_a_check_that_took_too_long_before_the_job_is_not_its_time_limit(
+    command: str, end: str, expected: tuple[str, int | None], tmp_path: Path
+) -> None:
+    text = f"timeout: sending signal TERM to command '{command}'\nWorld size: 8\n{end}"
+    assert said(answer_to(text, tmp_path)) == expected
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[1]+  Killed                  nvidia-smi dmon > train.log",
+        "Aborted",
+        "KeyboardInterrupt",
+        "Process 3 exit with status code 1.",
+        "malloc(): jemalloc 5.3 preloaded",
+        "job.sh: line 17: 12345 Terminated              nvidia-smi dmon",
+        "If the node was preempted: resume from the last checkpoint",
+        "Known reasons: TERM_PREEMPT, TERM_RUNLIMIT, TERM_MEMLIMIT",
+    ],
+)
+def test_the_end_of_a_helper_in_a_job_that_works_on_is_nothing(line: str, tmp_path: Path) -> None:
+    assert said(answer_to(f"{_STEPS}{line}\n{_STEPS}training finished\n", tmp_path)) == ("healthy", None)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[2026-11-20 10:00:00,000] [INFO] [launch.py:319:sigkill_handler] Main process received SIGTERM, exiting",
+        "[1]+  Killed                  nvidia-smi dmon > train.log",
+    ],
+)
+def test_a_signal_behind_the_end_of_the_job_is_nothing(line: str, tmp_path: Path) -> None:
+    assert said(answer_to(f"{_STEPS}Training completed successfully\n{line}\n", tmp_path)) == ("healthy", None)
+
+
+@pytest.mark.parametrize(
+    ("line", "what"),
+    [
+        ("Killed", "killed_sigkill"),
+        ("[1]+  Killed                  CUDA_VISIBLE_DEVICES=0 python pretrain.py > a.log", "killed_sigkill"),
+        ("malloc(): unaligned tcache chunk detected", "process_died_unknown"),
+        ("Killed\nstep 301 loss 1.2\nstep 302 loss 1.2", "killed_sigkill"),  # written late
+    ],
+)
+def test_the_done_of_a_script_does_not_hide_that_its_job_was_killed(line: str, what: str, tmp_path: Path) -> None:
+    assert said(answer_to(f"{_STEPS}{line}\nJob finished\n", tmp_path)) == (what, None)
+
+
+_NO_KERNELS = (
+    "/opt/cuda.py:230: UserWarning: Quadro K2000 with CUDA capability sm_30 is not compatible with the current PyTorch "
+    "installation."
+)
+
+
+@pytest.mark.parametrize(
+    "work", ["{0}%|##  | {0}/100 [00:01<00:05, 1it/s]\n", "loss: 2.{0} lr 1e-4\n"], ids=["bar", "loss"]
+)
+@pytest.mark.parametrize(
+    "line",
+    [
+        _NO_KERNELS,
+        "Failed to initialize NVML: Unknown Error",
+        "PytorchStreamReader failed reading zip archive: failed finding central directory, using legacy loader",
+        "WARNING: could not import flash_attn: /x.so: version `GLIBCXX_3.4.29' not found (required by /x.so)",
+        "ERROR uncaught RuntimeError: in thread MetricsUploader, ignored",
+        "2026-11-20 10:00:00.1: W tensorflow/core/bfc_allocator.cc:1] Allocator (GPU_0_bfc) ran out of memory trying to "
+        "allocate 2.3GiB with freed_by_count=0. The caller indicates that this is not a failure",
+        "n1:77:78 [0] NCCL WARN NET/IB : Unable to open device mlx5_3",
+    ],
+)
+def test_a_warning_before_work_without_the_number_of_a_step_is_nothing(line: str, work: str, tmp_path: Path) -> None:
+    text = f"{line}\nWorld size: 8\n" + "".join(work.format(n) for n in range(1, 101))
+    assert said(answer_to(text, tmp_path)) == ("healthy", None)
+
+
+@pytest.mark.parametrize(
+    ("exception", "expected"),
+    [
+        (_RANK_3_RAISED, ("user_exception", 3)),
+        ("[ 1234.5] NVRM: Xid (PCI:0000:dc:00): 79, pid=7, GPU has fallen off the bus.\n", ("gpu_lost", None)),
+        ("Exception: Current loss scale already at minimum - cannot decrease it. Exiting.\n", ("nan", None)),
+    ],
+    ids=["traceback", "a lost GPU", "its last line"],
+)
+def test_a_bar_behind_an_exception_or_a_fault_of_a_gpu_is_no_proof_of_work(
+    exception: str, expected: tuple[str, int | None], tmp_path: Path
+) -> None:
+    assert said(answer_to(exception + "5%|#   | 5/100 [00:01<00:05, 1it/s]\n" * 8, tmp_path)) == expected
+
+
+@pytest.mark.parametrize("start", ["[default] Rendezvous'ing worker group\n", "Init torch distributed begin.\n"])
+def test_a_start_behind_which_a_bar_moves_is_over(start: str, tmp_path: Path) -> None:
+    bars = "".join(f"{n}%|#  | {n}/15 [00:01<00:05, 1it/s]\n" for n in range(1, 16))
+    assert said(answer_to(start + bars, tmp_path)) == ("healthy", None)
 
 
 def test_right_results_and_small_errors_of_nccl_tests_are_nothing(tmp_path: Path) -> None:

@@ -20,9 +20,9 @@ _WARN_JOBS, _FAIL_JOBS = 2, 3
 _OF_HARDWARE = frozenset(
     (
         *("gpu_lost", "gpu_ecc", "gpu_xid", "nvlink_failed", "gpu_isolated", "cuda_system_not_ready"),
-        *("cuda_driver_mismatch", "cuda_init_failed", "nvls_failed", "imex_mnnvl"),
+        *("cuda_driver_mismatch", "cuda_driver_too_old", "cuda_init_failed", "nvls_failed", "imex_mnnvl"),
         *("ib_completion_error", "ib_port_error", "ib_qp_setup_failed"),
-        *("node_lost", "sigbus", "fs_readonly", "stale_nfs"),
+        *("node_lost", "sigbus", "fs_readonly", "stale_nfs", "tpu_fault"),
     )
 )
 # causes in a machine or in what else ran on it, as opposed to bugs of the job's own program
@@ -31,7 +31,7 @@ _OF_A_MACHINE = _OF_HARDWARE | frozenset(
         *("cuda_busy", "cuda_launch_failure", "nccl_cuda_unknown", "ib_memlock", "ofi_error", "bootstrap_no_interface"),
         *("host_oom", "host_alloc_failed", "process_died_unknown", "silent_exit", "missing_rank", "watchdog_stuck"),
         *("rank_hung", "disk_full", "shm_too_small", "shm_too_small_loader", "shm_permission"),
-        *("loader_worker_killed", "limit_nofile", "killed_sigkill"),
+        *("loader_worker_killed", "limit_nofile", "killed_sigkill", "kernel_hang", "ib_device_refused"),
     )
 )
 

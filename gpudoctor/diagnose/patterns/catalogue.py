@@ -153,8 +153,8 @@ _CUDA = rows(
     ("cuda_not_supported", "not supported", r"(?:CUDA|Cuda|cuda)\b.{0,80}operation not supported"),
     ("cuda_no_kernel_image", "kernel image", r"no kernel image is available for execution on the device|device kernel image is invalid", "cause", 3, False),
     # torch's warning at its start, for any GPU of the machine; nvcc and ptxas, where a kernel is built for it
-    ("cuda_no_kernel_image", "is not compatible with the current", r"with CUDA capability sm_\w+ is not compatible with the current PyTorch installation", "cause", 2, False),
-    ("cuda_no_kernel_image", "no longer supports this gpu", r"PyTorch no longer supports this GPU because it is too old", "cause", 2, False),
+    ("cuda_no_kernel_image", "is not compatible with the current", r"with CUDA capability sm_\w+ is not compatible with the current PyTorch installation", "echo", 1, False),
+    ("cuda_no_kernel_image", "no longer supports this gpu", r"PyTorch no longer supports this GPU because it is too old", "echo", 1, False),
     ("cuda_no_kernel_image", "cuda enabled", r"Torch not compiled with CUDA enabled", "cause", 3, False),
     ("cuda_no_kernel_image", "gpu", r"CUDA_ERROR_NO_BINARY_FOR_GPU|[Uu]nsupported gpu architecture '\w+'|Value 'sm_\w+' is not defined for option 'gpu-name'", "cause", 3, False),
     ("cuda_no_kernel_image", "invalid device function", r"invalid device function"),
@@ -275,7 +275,7 @@ _TORCH = rows(
 )  # fmt: skip
 
 # after these a job may go on, and worse than slow it need not be
-_ONLY_WARNINGS = ("kernel_hang", "ib_device_refused")
+_ONLY_WARNINGS = ("kernel_hang", "ib_device_refused", "cuda_no_kernel_image")
 # in the order in which they are tried
 ROWS: tuple[LinePattern, ...] = (*KERNEL, *ENDINGS, *STARTS, *_NCCL, *_CUDA, *TPU, *_TORCH, *_NCCL_WRAPPERS)
 
@@ -306,7 +306,7 @@ def error_event(text: str) -> Event | None:
             if is_harmless(text):
                 return None
             detail: dict[str, str | int] = {key: value for key, value in found.groupdict().items() if value is not None}
-            if row.what in _ONLY_WARNINGS:
+            if row.role == "echo" and row.what in _ONLY_WARNINGS:
                 detail["warning"] = 1
             event = Event(role=row.role, what=row.what, strength=row.strength, names_rank=row.names_rank, detail=detail)
             if found.start() > _FAR:  # what matters of a long line is shown: XLA puts NCCL's warning at its end

@@ -78,8 +78,12 @@ _POD = re.compile(r"[Ee]xit [Cc]ode:\s+(?P<code>\d+)|exitCode\W{1,4}(?P<json>\d+
 _SHELL = re.compile(r"line \d+: +(?P<pid>\d+) (?P<how>Killed|Segmentation fault|Bus error|Aborted|Terminated)\b")
 # what a shell prints when its command dies
 _SHELL_SAYS = re.compile(
-    r"^(?:\[\d+\](?:\s*[+-])?\s+(?:(?P<pid>\d{2,10})\s+)?|zsh: )?(?P<how>[Kk]illed|[Ss]egmentation fault|[Bb]us error|[Aa]borted"
-    r"|Terminated|[Ii]llegal instruction|[Ff]loating point exception)(?: +\(core dumped\))?(?:\s{2,}\S.*)?$"
+    r"^(?:(?P<job>\[\d+\])(?:\s*[+-])?\s+(?:(?P<pid>\d{2,10})\s+)?|zsh: )?(?P<how>[Kk]illed|[Ss]egmentation fault|[Bb]us error|[Aa]borted"
+    r"|Terminated|[Ii]llegal instruction|[Ff]loating point exception)(?: +\(core dumped\))?(?:\s{2,}(?P<command>\S.*))?$"
+)
+# up to where its output goes
+_RUNS_A_JOB = re.compile(
+    r"[^>|]*?(?:\b(?:python[\d.]*|torchrun|srun|mpirun|mpiexec|deepspeed|accelerate|horovodrun)\b|(?:train|launch|run)\w*(?:\.sh|\.py)\b)"
 )
 # Paddle
 _TRAINERS = re.compile(
@@ -94,8 +98,9 @@ _FAULT = re.compile(
 )
 # glibc's words before it aborts
 _HEAP = re.compile(
-    r"(?:(?:free|malloc|realloc|munmap_chunk|calloc)\(\): \w|double free or corruption|corrupted (?:size vs|double-linked|unsorted)"
-    r"|malloc_consolidate\(\): |\*\*\* stack smashing detected)"
+    r"^(?:(?:free|malloc|realloc|munmap_chunk|mremap_chunk|malloc_consolidate)\(\): (?:invalid |corrupted |memory corruption|double free detected"
+    r"|too many chunks detected|unaligned |unsorted double|(?:small|large)bin double|mismatching next)|double free or corruption"
+    r"|corrupted (?:size vs|double-linked|unsorted)|\*\*\* stack smashing detected)"
 )
 _HOROVOD = re.compile(r"Process (?P<rank>\d{1,6}) exit with status code (?P<code>[1-9]\d{0,2})\.")
 _PODS = re.compile(r"\bCrashLoopBackOff\b|Back-off restarting failed container|(?<=  )\d+/\d+ +(?:\w+:)?Error +\d")
@@ -137,6 +142,8 @@ def read_launcher(text: str) -> list[Event]:
     if found := _SHELL.search(text):
         return [_exit(_SRUN_WORDS[found["how"]], "shell", pid=int(found["pid"]))]
     if found := _SHELL_SAYS.match(text):
+        if found["job"] and found["command"] and not _RUNS_A_JOB.match(found["command"]):
+            return []  # a helper in the background
         how = found["how"].capitalize()
         return [_exit(_SRUN_WORDS[how], "shell", pid=int(found["pid"]) if found["pid"] else None)]
     if "trainers" in text and (found := _TRAINERS.search(text)):

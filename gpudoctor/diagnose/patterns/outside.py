@@ -17,12 +17,14 @@ KERNEL = rows(
 # Jobs ended by Slurm, Kubernetes or the host. Sources: slurmstepd and srun of 22.05 to 24.11, kubelet, the kernel
 ENDINGS = rows(
     ("time_limit", "time limit", r"CANCELLED AT \S+ DUE TO TIME LIMIT|DUE TO TIME LIMIT", "ending", 3, False),
-    ("preempted", "preempt", r"DUE TO PREEMPTION|preempted JobId=\d+ has been|Preempted in order to admit|reason: Preempted|Reason: +Preempted|node was preempted:|DRAIN_NODE_REASON_PREEMPTION|PreemptionByScheduler", "ending", 3, False),
+    ("preempted", "preempt", r"DUE TO PREEMPTION|preempted JobId=\d+ has been|Preempted in order to admit|reason: Preempted|Reason: +Preempted|(?<![Ii]f the )actor's node was preempted:|DRAIN_NODE_REASON_PREEMPTION|PreemptionByScheduler", "ending", 3, False),
     ("preempted", "preempted by", r"\bPreempted by (?:pod )?\S+ on node (?P<node>[\w.-]+)", "ending", 3, False),
     ("preempted", "requeue", r"CANCELLED AT \S+ DUE TO JOB REQUEUE", "ending", 3, False),
     # submitit's handler; it requeues the job in both cases
     ("preempted", "preempted", r"Caught signal SIG\w{1,9} on \S{1,253}: this job is preempted", "ending", 3, False),
-    ("time_limit", "sending signal", r"^timeout: sending signal (?:TERM|KILL|INT|HUP)\S* to command", "ending", 3, False),
+    # of a script's check before the job, or of the job: a known launcher, and no work behind it
+    ("time_limit", "sending signal", r"^timeout: sending signal (?:TERM|KILL|INT|HUP)\S* to command .(?:\S*/)?(?:python[\d.]*|torchrun|srun|mpirun|mpiexec|deepspeed|accelerate|horovodrun|bash|sh|\S*(?:train|launch|run)\S*\.(?:sh|py))\W*$", "ending", 2, False),
+    ("error_words", "sending signal", r"^timeout: sending signal \w+ to command", "fact", 1, False),
     ("time_limit", "timed-out", r"Caught signal SIG\w{1,9} on \S{1,253}: this job is timed-out", "ending", 3, False),
     ("node_lost", "node failure", r"DUE TO NODE FAILURE|Node failure on (?P<host>[\w.\[\],-]+)", "ending", 3, False),
     ("node_lost", "due to failure of node", r"due to failure of node (?P<node>\w[\w.-]*)", "ending", 3, False),
@@ -38,10 +40,10 @@ ENDINGS = rows(
     ("host_oom", "oom killer", r"has been killed by the OOM killer", "cause", 3),
     ("host_oom", "memory limit", r"[Ee]xceeded job memory limit|memory limit.{0,40}being killed", "cause", 3),
     # PBS and Moab, LSF, Grid Engine, HTCondor
-    ("time_limit", "limit", r"job exceeded wallclock limit|PBS: job killed: walltime \S+ exceeded limit|TERM_RUNLIMIT\b|exceeds job hard limit \"[hs]_rt\"", "ending", 3, False),
-    ("host_oom", "limit", r"exceeded MEM usage hard limit|PBS: job killed: v?mem\w* .{0,40}exceeded limit|TERM_MEMLIMIT\b|gone over memory limit|exceeds job hard limit \"[hs]_(?:vmem|rss|data)\"", "cause", 3, False),
+    ("time_limit", "limit", r"job exceeded wallclock limit|PBS: job killed: walltime \S+ exceeded limit|TERM_RUNLIMIT: job killed|exceeds job hard limit \"[hs]_rt\"", "ending", 3, False),
+    ("host_oom", "limit", r"exceeded MEM usage hard limit|PBS: job killed: v?mem\w* .{0,40}exceeded limit|TERM_MEMLIMIT: job killed|gone over memory limit|exceeds job hard limit \"[hs]_(?:vmem|rss|data)\"", "cause", 3, False),
     ("host_oom", "request_memory", r"memory usage exceeded request_memory", "cause", 3, False),
-    ("preempted", "term_preempt", r"TERM_PREEMPT\b", "ending", 3, False),
+    ("preempted", "term_preempt", r"TERM_PREEMPT: job killed", "ending", 3, False),
     ("cancelled", "job deleted at request", r"^Job deleted at request of \S+", "ending", 1, False),
     ("evicted", "evict", r"(?:Reason|reason|status|Status)\W{1,40}Evicted|Pod was evicted", "ending", 3, False),
     ("evicted", "tionby", r"TerminationByKubelet|EvictionByEvictionAPI|DeletionByTaintManager", "ending", 3, False),

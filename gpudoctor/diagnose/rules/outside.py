@@ -71,9 +71,7 @@ def _later(event: Event, other: Event) -> bool:
 
 def out_of_host_memory(job: Job, attempt: int) -> list[Hypothesis]:
     """The kernel, Slurm, the kubelet or Ray killed a process for memory: evidence that exit code -9 alone is not."""
-    events = job.of("cause", attempt=attempt, what="host_oom")
-    pids = {e.pid for e in job.of("exit", "closed", "fact") if e.pid}
-    ours = [e for e in events if e.pid is None or e.pid in pids or not pids or not _OTHER_PROGRAM.search(e.text)]
+    ours = [e for e in job.of("cause", attempt=attempt, what="host_oom") if not of_another_program(job, e)]
     if not ours:
         return []
     ranks = ranks_of(ours)
@@ -88,6 +86,18 @@ def out_of_host_memory(job: Job, attempt: int) -> list[Hypothesis]:
             events=sorted(ours, key=lambda e: e.rank is None)[:4],
         )
     ]
+
+
+def of_another_program(job: Job, event: Event) -> bool:
+    """Whether the kernel killed something else for memory; the process that asked for memory need not be the victim."""
+    if event.what != "host_oom":
+        return False
+    if "invoked oom-killer" in event.text:
+        killed = any(e.pid is not None and e.file == event.file for e in job.of("cause", what="host_oom"))
+        other = _OTHER_PROGRAM.match(f"({event.word('name') or ''}")
+        return killed or other is not None or bool(job.of("done"))
+    pids = {e.pid for e in job.of("exit", "closed", "fact") if e.pid}
+    return event.pid is not None and event.pid not in pids and bool(pids and _OTHER_PROGRAM.search(event.text))
 
 
 def gpu_faults(job: Job, attempt: int) -> list[Hypothesis]:

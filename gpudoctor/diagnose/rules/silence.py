@@ -167,7 +167,7 @@ def _only_closed(job: Job, attempt: int) -> list[Hypothesis]:
     if not closed or any(e.what == "restart" for e in job.events):
         return []
     last = closed[-1]
-    if job.worked_after(last) or _ended_before(job, last):
+    if job.worked_after(last) or ended_before(job, last):
         return []
     full = [e for e in job.events if (e.number("ram_pct") or 0) >= _NEARLY_FULL_PCT and e.line < last.line]
     why = f"; the host's RAM was {full[-1].number('ram_pct')} % full: the OOM killer is suspected" if full else ""
@@ -198,7 +198,7 @@ def last_words(job: Job) -> list[Event]:
 
 def unknown_errors(job: Job) -> list[Hypothesis]:
     """Last words that look like an error, if no rule explains any line; not those behind the end of the whole job."""
-    events = [e for e in last_words(job) if not _ended_before(job, e)]
+    events = [e for e in last_words(job) if not ended_before(job, e)]
     if not events:
         return []
     return [
@@ -213,7 +213,7 @@ def unknown_errors(job: Job) -> list[Hypothesis]:
     ]
 
 
-def _ended_before(job: Job, event: Event) -> bool:
+def ended_before(job: Job, event: Event) -> bool:
     """Whether the job, not only an epoch or a download, had reported its end."""
     ends = [e for e in job.of("done") if _END.search(e.text) and not _EPOCH.search(e.text)]
     return any(e.file == event.file and e.line < event.line for e in ends)

@@ -17,7 +17,7 @@ def unfinished_start(job: Job) -> list[Hypothesis]:
 
     Nothing, if any line shows work, an error or an end: other rules read those.
     """
-    if any(e.role in _SIGNS_OF_MORE for e in job.events):
+    if any(e.role in _SIGNS_OF_MORE or e.what == "work" for e in job.events):
         return []
     begun = [e for e in job.events if e.what == "begins" and not _ended(job, e)]
     last = [e for e in begun if job.files[e.file].lines - e.line <= _MOST_LINES_AFTER]
