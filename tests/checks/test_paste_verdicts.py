@@ -286,3 +286,26 @@ def test_gpus_that_nouveau_drives() -> None:
     (finding,) = bad("driver.loaded", f"{lspci}\tKernel driver in use: nouveau\n\tKernel modules: nouveau, nvidia\n")
     assert (finding.status, "nouveau drives the GPUs" in text_of(finding)) == (Status.FAIL, True)
     assert bad("driver.loaded", f"{lspci}\tKernel driver in use: nvidia\n") == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "n1:12:34 [0] NCCL INFO Bootstrap : Using eth0",
+        "sh: 1: nvidia-smi: not found",
+        'exec failed: "nvidia-smi": executable file not found in $PATH',
+        "8 GPUs found.",
+        "RuntimeError: CUDA error: unknown error",
+    ],
+)
+def test_a_line_of_another_program_divides_no_text(line: str) -> None:
+    ill = ROW.replace("  0 |\n", "  7 |\n")
+    (finding,) = bad("gpu.ecc", f"{HEAD}{ill}{line}\n{ROW_2}{ROW.replace('0  Tesla', '1  Tesla').replace('02', '03')}")
+    assert (finding.status, finding.subject.gpu) == (Status.FAIL, 0)
+    lost = "".join(
+        f"[{hour * 3600 + 9}.000000] mlx5_core 0000:0c:00.0 ib0: Link {state}\n"
+        for hour in range(0, 16, 2)
+        for state in ("down", "up")
+    )
+    rows = lost.splitlines(keepends=True)
+    assert bad("network.adapters", "".join((*rows[:8], f"{line}\n", *rows[8:]))) == bad("network.adapters", lost) != []

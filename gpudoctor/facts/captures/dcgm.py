@@ -152,7 +152,7 @@ def _read_health(block: Block) -> Part:
 
 # `dcgmi discovery -l`
 
-_DISCOVERY = re.compile(r"\d{1,4} GPUs? found(?: \(\w+\))?\.\s*$|\| GPU ID +\| Device Information +\|")
+_DISCOVERY = re.compile(r"\| GPU ID +\| Device Information +\|")
 _FOUND = re.compile(r"\d{1,4} \w+ found(?: \(\w+\))?\.\s*$|\| (?:GPU|Switch|CPU) ID +\|")
 _ENTRY = re.compile(rf"(Name|PCI Bus ID|Device UUID): ({BUS_ID}|\S.{{0,100}})")
 
