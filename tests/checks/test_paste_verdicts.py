@@ -13,6 +13,7 @@ from gpudoctor.facts.model.node import Node
 from gpudoctor.facts.simulated.load import load_node
 from gpudoctor.report.judge import judge as judge_all
 from tests.checks.one_check import judge, text_of
+from tests.facts import transcripts
 from tests.facts.transcripts import gpu_list, table
 
 LOST = (
@@ -309,3 +310,49 @@ def test_a_line_of_another_program_divides_no_text(line: str) -> None:
     )
     rows = lost.splitlines(keepends=True)
     assert bad("network.adapters", "".join((*rows[:8], f"{line}\n", *rows[8:]))) == bad("network.adapters", lost) != []
+
+
+def information(bus: str, excluded: str = "No") -> str:
+    return (
+        "Model: \t\t NVIDIA L4\nIRQ:   \t\t 9\nVideo BIOS: \t 95.04.29.00.01\nBus Type: \t PCIe\n"
+        f"Bus Location: \t 0000:{bus}:00.0\nDevice Minor: \t 1\nGPU Excluded:\t {excluded}\n"
+    )
+
+
+ROWS = HEAD + ROW + ROW_2 + (ROW + ROW_2).replace("|   0  Tesla", "|   1  Tesla").replace("02:00.0", "03:00.0")
+ON_BUS = "".join(f"0{n}:00.0 3D controller: NVIDIA Corporation TU104GL [Tesla T4] (rev a1)\n" for n in (2, 3, 4))
+DISCOVERED = "| GPU ID | Device Information                |\n" + "".join(
+    f"| {n}      | Name: Tesla T4                    |\n|        | PCI Bus ID: 00000000:0{n + 2}:00.0      |\n"
+    for n in range(3)
+)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        "".join(map(information, ("02", "03", "04"))),
+        DISCOVERED,
+        "# gpu   pwr gtemp mtemp\n    0    70    35    40\n    1    70    35    40\n    2    70    35    40\n",
+        "".join(transcripts.dcgm_exporter(n, GPU_TEMP=30).replace("0000:1", "0000:0") for n in range(3)),
+    ],
+    ids=["information", "discovery", "dmon", "exporter"],
+)
+def test_a_gpu_that_nvidia_smi_does_not_list_is_not_shown(more: str) -> None:
+    (finding,) = bad("gpu.count", f"$ lspci\n{ON_BUS}$ cat\n{more}$ nvidia-smi\n{ROWS}")
+    assert (finding.status, finding.subject.bus_id) == (Status.FAIL, "0000:04:00.0")
+    report = judge_all(read(f"$ cat\n{more}$ nvidia-smi\n{ROWS}"))
+    assert report.exit_code == 3
+    assert "which nvidia-smi does not list" in report.run.notes[-1]
+
+
+def test_a_gpu_that_the_module_excludes_warns() -> None:
+    text = f"$ cat\n{''.join(map(information, ('02', '03')))}{information('04', 'Yes')}$ nvidia-smi\n{ROWS}"
+    (finding,) = bad("gpu.count", f"$ lspci\n{ON_BUS}{text}")
+    assert (finding.status, finding.subject.bus_id) == (Status.WARN, "0000:04:00.0")
+    assert judge_all(read(text)).exit_code == 0
+
+
+def test_processes_are_given_to_no_gpu_that_only_a_count_names() -> None:
+    node = read(f"{ROWS}\ngpu_uuid, pid, used_gpu_memory [MiB]\nGPU-1111aaaa-2222, 4711, 15000 MiB\n")
+    assert [known(gpu.processes) for gpu in node.gpus] == [None, None]
+    assert "GPU-1111aaaa-2222" in " ".join(node.source.notes)

@@ -180,7 +180,8 @@ def _read_discovery(block: Block) -> Part:
             gpus[-1] = replace(gpus[-1], uuid=value)
     if not gpus:
         return Part()
-    return Part(smi=(SmiDump(Driver(module_loaded=True, init_code=0), tuple(gpus), name="dcgmi discovery"),))
+    driver = Driver(module_loaded=True, init_code=0)
+    return Part(smi=(SmiDump(driver, tuple(gpus), name="dcgmi discovery", beside=True),))
 
 
 # `dcgmi nvlink -s` and `dcgmi dmon`, which name each GPU by DCGM's number: NVML's index, unless GPUs came or went since
@@ -243,7 +244,8 @@ def _numbered_part(gpus: dict[int, Gpu], name: str) -> Part:
         return Part(notes=(f"{name}: no GPU in it that gpudoctor reads",))
     driver = Driver(module_loaded=True, init_code=0)
     made = tuple(gpus[index] for index in sorted(gpus))
-    return Part(smi=(SmiDump(driver, made, name=name, indexed=True, ended=False),), notes=(f"{name}: {_NUMBERED}",))
+    dump = SmiDump(driver, made, name=name, indexed=True, ended=False, beside=True)
+    return Part(smi=(dump,), notes=(f"{name}: {_NUMBERED}",))
 
 
 DCGM_READERS: tuple[TextReader, ...] = (

@@ -187,6 +187,7 @@ class Dumps:
                 notes = []
                 smi = joined_dumps([*dumps, ("", more)], notes)
         self.notes.extend(notes)
+        self._reported.extend(smi.unlisted)
         return smi
 
     def _links(self, parts: Iterable[Part]) -> list[LinkDump]:

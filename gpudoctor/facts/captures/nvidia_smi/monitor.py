@@ -67,9 +67,8 @@ def _read(block: Block) -> Part:
     driver = Driver(module_loaded=True, init_code=0)
     made = tuple(gpus[index] for index in sorted(gpus))
     reported = tuple(f"nvidia-smi dmon: thermal violation (tviol) of GPU {index}" for index in sorted(hot))
-    return Part(
-        smi=(SmiDump(driver, made, name="nvidia-smi dmon", indexed=True, ended=False),), reported=reported[:MOST_NAMED]
-    )
+    dump = SmiDump(driver, made, name="nvidia-smi dmon", indexed=True, ended=False, beside=True)
+    return Part(smi=(dump,), reported=reported[:MOST_NAMED])
 
 
 def _add_process(found: dict[int, GpuProcess], cells: Mapping[str, str]) -> None:
@@ -149,7 +148,8 @@ def _read_apps(block: Block) -> Part:
         bus_id, uuid = (short_bus_id(named), ABSENT) if on_bus else (f"unknown-{index}", clipped(named) or ABSENT)
         gpus.append(Gpu(index, bus_id, uuid=uuid, processes=tuple(found.values())))
     driver = Driver(module_loaded=True, init_code=0)
-    return Part(smi=(SmiDump(driver, tuple(gpus), name="nvidia-smi --query-compute-apps", ended=False),))
+    name = "nvidia-smi --query-compute-apps"
+    return Part(smi=(SmiDump(driver, tuple(gpus), name=name, ended=False, beside=True),))
 
 
 MONITOR_READERS: tuple[TextReader, ...] = (

@@ -71,8 +71,9 @@ def _inforom(block: Block) -> Part:
 _PROC = re.compile(r"Model:\s+\S")
 _PROC_BEGIN = re.compile(r"Model:[ \t]+(?:NVIDIA|Tesla|GeForce|Quadro|GRID)\b")
 _PROC_FIELD = re.compile(r"(Model|GPU UUID|Video BIOS|Bus Location|Device Minor):\s+(\S.{0,200}?)\s*$")
+_PROC_EXCLUDED = re.compile(r"(?:GPU Excluded|Blacklisted):\s+Yes\b")  # the second up to driver 455
 _PROC_MORE = re.compile(
-    r"(?:Model|IRQ|GPU UUID|Video BIOS|Bus Type|DMA Size|DMA Mask|Bus Location|Device Minor|GPU \w+):"
+    r"(?:Model|IRQ|GPU UUID|Video BIOS|Bus Type|DMA Size|DMA Mask|Bus Location|Device Minor|GPU \w+|Blacklisted):"
 )
 _PROC_PATHS = {
     "Model": "product_name",
@@ -86,20 +87,25 @@ _PROC_PATHS = {
 def _proc(block: Block) -> Part:
     """The GPUs that the kernel module knows; a UUID or version that it has not read yet has "?" in it."""
     found: list[GpuDump] = []
+    excluded: list[GpuDump] = []
     for line in block.lines:
         if _PROC.match(line) and len(found) < MOST_GPUS:
             found.append(GpuDump("", {}))
+        if found and _PROC_EXCLUDED.match(line):
+            excluded.append(found[-1])
         if not found or (field := _PROC_FIELD.match(line)) is None or "?" in field[2]:
             continue
         if field[1] == "Bus Location":
             found[-1].bus_id = short_bus_id(field[2]) if re.fullmatch(BUS_ID, field[2]) else ""
         else:
             found[-1].values[_PROC_PATHS[field[1]]] = clipped(field[2])
-    gpus = tuple(gpu_from(dump, index) for index, dump in enumerate(found) if dump.bus_id)
+    named = [dump for dump in found if dump.bus_id]
+    if not named:
+        return Part()
+    gpus = tuple(gpu_from(dump, index) for index, dump in enumerate(named) if dump not in excluded)
     # not evidence of a driver that answers: NVML may fail beside it
-    return Part(
-        smi=(SmiDump(Driver(module_loaded=True), gpus, name="/proc/driver/nvidia", ended=False),) if gpus else ()
-    )
+    driver = Driver(module_loaded=True, excluded_gpus=tuple(dump.bus_id for dump in named if dump in excluded))
+    return Part(smi=(SmiDump(driver, gpus, name="/proc/driver/nvidia", ended=False, beside=True),))
 
 
 _XML = re.compile(r"\s*<(?:\?xml|!DOCTYPE nvidia_smi_log|nvidia_smi_log[\s>])")
