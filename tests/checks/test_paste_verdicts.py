@@ -356,3 +356,27 @@ def test_processes_are_given_to_no_gpu_that_only_a_count_names() -> None:
     node = read(f"{ROWS}\ngpu_uuid, pid, used_gpu_memory [MiB]\nGPU-1111aaaa-2222, 4711, 15000 MiB\n")
     assert [known(gpu.processes) for gpu in node.gpus] == [None, None]
     assert "GPU-1111aaaa-2222" in " ".join(node.source.notes)
+
+
+HEALTHY = "| Health Monitor Report    |\n+=========+=========+\n| Overall Health | Healthy  |\n+---------+---------+\n"
+SICK = HEALTHY.replace("Healthy", "Failure") + "| GPU 2  | Failure |\n"
+DIAG_FAIL = "| Diagnostic   | Result  |\n+=========+=========+\n| {} | Fail - GPU: 2 |\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (HEALTHY + DIAG_FAIL.format("PCIe"), "Fail: PCIe"),
+        (HEALTHY + "| PCIe     | Fail - GPU: 2 |\n", "Fail: PCIe"),
+        (DIAG_FAIL.format("PCIe").replace("Fail - GPU: 2", "Pass") + SICK, "dcgmi health: Failure"),
+        ("| GPU instances:              |\n| 0  MIG 1g.5gb  19  7  4:1 |\n" + SICK, "dcgmi health: Failure"),
+        ("| AMD-SMI 24.6 |\n| 0  60C |\n" + DIAG_FAIL.format("pcie"), "Fail: pcie"),
+        ("| HL-SMI Version: 1.1 |\n| 0  60C |\n" + SICK, "dcgmi health: Failure"),
+        (DISCOVERED + SICK, "dcgmi health: Failure"),
+        (DISCOVERED + "| PCIe     | Fail - GPU: 2 |\n", "Fail: PCIe"),
+    ],
+)
+def test_a_table_that_follows_another_one_is_read(text: str, told: str) -> None:
+    report = judge_all(read(text))
+    assert report.exit_code == 3
+    assert told in " ".join(note for note in report.run.notes if note.startswith("reported"))

@@ -10,13 +10,13 @@ from msgspec.structs import replace
 from gpudoctor.facts.captures import BUS_ID, MOST_GPUS, clipped
 from gpudoctor.facts.captures.nvidia_smi.monitor import Samples, with_readings
 from gpudoctor.facts.captures.nvidia_smi.query_dump import SmiDump
+from gpudoctor.facts.captures.nvidia_smi.table import OTHER_TABLE
 from gpudoctor.facts.captures.reader import Block, Part, TextReader
 from gpudoctor.facts.model.gpu import Gpu, LinkState, NvLink
 from gpudoctor.facts.model.missing import UNSUPPORTED, known
 from gpudoctor.facts.model.node import Driver, short_bus_id
 
 _BORDER = r"[|+][-=+]{10,}[|+]?\s*$"
-_TABLE = re.compile(rf"{_BORDER}|[|+]-+ {{1,3}}\w[\w ]{{1,30}}-+\+-+[|+]\s*$|\|[^|]*\|[^|]*\|\s*$")
 _ROW = re.compile(r"\|([^|]{0,200})\|([^|]{0,400})\|")
 _NO_VERDICT = "DCGM's own tests, which gpudoctor does not repeat from a text; on the node: gpudoctor check --level full"
 
@@ -34,6 +34,10 @@ _DIAG = re.compile(
     r"Successfully ran diagnostic for group|\| Diagnostic +\| Result +\|"
     rf"|\| (?:{_TEST}) +\| (?:Pass|Fail|Warn|Skip|Not Run)\b"
     r"|[|+]-+ {1,3}(?:Metadata|Deployment|Integration|Hardware|Stress) {1,3}-+\+-+[|+]\s*$"
+)
+_TABLE = re.compile(
+    rf"(?!{OTHER_TABLE.pattern}|{_DIAG.pattern})"
+    rf"(?:{_BORDER}|[|+]-+ {{1,3}}\w[\w ]{{1,30}}-+\+-+[|+]\s*$|\|[^|]*\|[^|]*\|\s*$)"
 )
 _NOT_RUN = re.compile(r"Error(?:: Unable to (?:complete|run)| when executing the) diagnostic.{0,300}")
 _RESULT = re.compile(r"(?:GPU ?(\d{1,4}): )?(Pass|Fail|Warn|Skip|Not Run)(?:p?ed)?\b[ -]*(.{0,60})", re.IGNORECASE)

@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable
 
 from gpudoctor.facts.captures import clipped
+from gpudoctor.facts.captures.nvidia_smi.table import OTHER_TABLE
 from gpudoctor.facts.captures.reader import Block, Part, TextReader
 
 _NOT_MEASURED = "its figures are reported, not measured by gpudoctor, and not judged; on the node"
@@ -69,6 +70,7 @@ def _nccl_figures(block: Block) -> str:
 _NCCL_LINE = r".{0,120}?:\d{1,8}:\d{1,8} \[\d{1,4}\] (?:\S{1,80}:\d{1,6} )?NCCL (?:INFO|WARN|TRACE) "
 _CELLS = r"(?:\s+(?:N/A|\d{1,9}(?:\.\d{1,6})?)){1,1024}\s*$"
 _MATRIX_ROW = rf"\s{{1,12}}\d{{1,12}}{_CELLS}"
+_TABLE_ROW = rf"(?!{OTHER_TABLE.pattern})[|+](?! NVIDIA-SMI).{{0,200}}[|+]\s*$"
 _DEVICE = r"\s*Device:? ?\d{1,4}[,:] "
 
 OTHER_TOOL_READERS: tuple[TextReader, ...] = (
@@ -168,7 +170,7 @@ OTHER_TOOL_READERS: tuple[TextReader, ...] = (
     _tool(
         "nvidia-smi mig",
         r"\| (?:GPU|Compute) instance(?: profile)?s: +\|",
-        r"[|+](?! NVIDIA-SMI).{0,200}[|+]\s*$",
+        _TABLE_ROW,
         "which instances there are is not judged; paste: nvidia-smi",
     ),
     _tool(
@@ -237,14 +239,14 @@ OTHER_TOOL_READERS: tuple[TextReader, ...] = (
     _tool(
         "AMD's tool",
         r"=+ ?(?:ROCm System Management Interface|ROCM-SMI|End of ROCm SMI Log)|\| AMD-SMI \d",
-        r"=+ ?(?!NVSMI)[\w ]{0,60} ?=+\s*$|GPU\[\d{1,3}\]\s*:|(?:GPU|Device) +(?:Temp|Node)|\d{1,3} +\S.{10,200}%"
-        r"|[|+](?! NVIDIA-SMI).{0,200}[|+]\s*$",
+        r"=+ ?(?!NVSMI)[\w ]{0,60} ?=+\s*$|GPU\[\d{1,3}\]\s*:|(?:GPU|Device) +(?:Temp|Node)|\d{1,3} +\S.{10,200}%|"
+        + _TABLE_ROW,
         "AMD GPUs, which gpudoctor does not read: it judges NVIDIA's only",
     ),
     _tool(
         "another vendor's tool",
         r"\| (?:HL-SMI|npu-smi|mx-smi|XPU-SMI) ",
-        r"[|+](?! NVIDIA-SMI).{0,200}[|+]\s*$",
+        _TABLE_ROW,
         "accelerators that gpudoctor does not read: it judges NVIDIA's GPUs only",
     ),
 )
