@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 
 import pytest
 
@@ -380,3 +381,27 @@ def test_a_table_that_follows_another_one_is_read(text: str, told: str) -> None:
     report = judge_all(read(text))
     assert report.exit_code == 3
     assert told in " ".join(note for note in report.run.notes if note.startswith("reported"))
+
+
+@pytest.mark.parametrize(
+    ("mode", "needed"), [("None", False), ("Pass-Through", False), ("Host VGPU", False), ("VGPU", True), ("N/A", True)]
+)
+def test_a_licence_is_missed_by_a_vgpu_only(mode: str, needed: bool) -> None:
+    gpu = (
+        "GPU 00000000:18:00.0\n    Product Name  : NVIDIA L4\n    GPU Virtualization Mode\n"
+        f"        Virtualization Mode  : {mode}\n    vGPU Software Licensed Product\n"
+        "        Product Name  : vCS\n        License Status : Unlicensed (Expiry: N/A)\n"
+        "    Temperature\n        GPU Current Temp : 40 C\n"
+    )
+    inner = f"<virtualization_mode>{mode}</virtualization_mode><license_status>Unlicensed</license_status>"
+    xml = f'<nvidia_smi_log><gpu id="00000000:18:00.0">{inner}</gpu></nvidia_smi_log>'
+    for text in (f"Attached GPUs : 1\n{gpu}", xml):
+        assert any("licence" in told for told in read(text).source.reported) is needed
+
+
+def test_links_of_a_card_without_a_bridge_are_down_and_well() -> None:
+    down = re.sub(r"\bU\b", "D", transcripts.DCGM_NVLINK)
+    cards = "".join(f"GPU {n}: NVIDIA H100 PCIe (UUID: GPU-{n}1111111-2222-3333-4444-555555555555)\n" for n in (0, 1))
+    assert judge_all(read(f"{cards}$ dcgmi nvlink -s\n{down}")).exit_code == 0
+    assert judge_all(read(f"{cards.replace('PCIe', '80GB HBM3')}$ dcgmi nvlink -s\n{down}")).exit_code == 1
+    assert judge_all(read(down)).exit_code == 3, "whether its model has links is not known"

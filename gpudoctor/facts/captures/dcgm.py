@@ -191,6 +191,7 @@ def _read_discovery(block: Block) -> Part:
 # `dcgmi nvlink -s` and `dcgmi dmon`, which name each GPU by DCGM's number: NVML's index, unless GPUs came or went since
 
 _NUMBERED = "GPUs are named by DCGM's numbers, taken as the indices of nvidia-smi"
+NO_LINK_UP = "dcgmi nvlink: no link of any GPU is up"
 _NVLINK = re.compile(r"\| +NvLink Link Status +\|")
 _NVLINK_GPU = re.compile(r"\s+gpuId (\d{1,4}):\s*$")
 _NVLINK_STATES = re.compile(r"\s+[UDX_](?: [UDX_]){0,63}\s*$")
@@ -212,7 +213,7 @@ def _read_nvlink(block: Block) -> Part:
     part = _numbered_part(gpus, "dcgmi nvlink")
     states = {link.state for gpu in gpus.values() for link in known(gpu.nvlinks) or ()}
     if states and "active" not in states:
-        part.reported = ("dcgmi nvlink: no link of any GPU is up",)
+        part.reported = (NO_LINK_UP,)
     return part
 
 

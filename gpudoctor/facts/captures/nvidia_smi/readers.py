@@ -111,7 +111,12 @@ def _proc(block: Block) -> Part:
 _XML = re.compile(r"\s*<(?:\?xml|!DOCTYPE nvidia_smi_log|nvidia_smi_log[\s>])")
 _XML_ROOT = re.compile(r"\s*<nvidia_smi_log[\s>]")
 _XML_END = "</nvidia_smi_log>"
-_NO_LICENCE = re.compile(r"(?:License Status\s{0,80}:\s|<license_status>\s{0,8})\s{0,8}(Unlicensed|Expired)\b")
+_LICENCE = re.compile(
+    r"(?P<gpu>GPU [0-9a-fA-F]{4,8}:|<gpu id=)"
+    r"|(?:Virtualization Mode\s{0,80}:|<virtualization_mode>)\s{0,8}(?P<mode>[\w/-]{1,40})"
+    r"|(?:License Status\s{0,80}:\s|<license_status>\s{0,8})\s{0,8}(?P<none>Unlicensed|Expired)\b"
+)
+_NOT_VGPU = ("NONE", "PASS-THROUGH", "HOST")
 _SELECTED = re.compile(r" (?:-i|--id)[ =]?\d")
 _WRITES = re.compile(r"p2p(?:_?status)?[-_ =]?w|write", re.IGNORECASE)
 # `topo -p2p` (or --p2pstatus) with n (NVLink), a (atomics) or p (prop) prints the same words for other capabilities
@@ -132,9 +137,19 @@ def _text(block: Block) -> Part:
 
 
 def _unlicensed(text: str) -> tuple[str, ...]:
-    """That a vGPU has no licence: its driver slows it down then. Source: Virtual GPU Client Licensing User Guide."""
-    status = _NO_LICENCE.search(text)
-    return (f"nvidia-smi: vGPU licence status {status[1]}: the driver slows it down",) if status else ()
+    """That a vGPU has no licence: its driver slows it down then. Source: Virtual GPU Client Licensing User Guide.
+
+    A GPU whose mode is not that of a vGPU shows the same line, and needs no licence.
+    """
+    status, mode = "", ""
+    for found in (*_LICENCE.finditer(text), None):
+        if found is None or found["gpu"]:
+            if status and not mode.startswith(_NOT_VGPU):
+                return (f"nvidia-smi: vGPU licence status {status}: the driver slows it down",)
+            status, mode = "", ""
+        else:
+            mode, status = (found["mode"] or mode).upper(), found["none"] or status
+    return ()
 
 
 def _table(block: Block) -> Part:
