@@ -405,3 +405,20 @@ def test_links_of_a_card_without_a_bridge_are_down_and_well() -> None:
     assert judge_all(read(f"{cards}$ dcgmi nvlink -s\n{down}")).exit_code == 0
     assert judge_all(read(f"{cards.replace('PCIe', '80GB HBM3')}$ dcgmi nvlink -s\n{down}")).exit_code == 1
     assert judge_all(read(down)).exit_code == 3, "whether its model has links is not known"
+
+
+@pytest.mark.parametrize(
+    "prose", ["        see what this node wrote/said here", "my cluster has about ten% of that"], ids=["free", "df"]
+)
+def test_prose_like_a_head_of_free_or_df_divides_no_table(prose: str) -> None:
+    text = ROWS.replace(ROW_2, f"{ROW_2}{prose}\n", 1).replace("  0 |\n", "  7 |\n", 1)
+    (finding,) = bad("gpu.ecc", text)
+    assert (finding.status, finding.subject.gpu) == (Status.FAIL, 0)
+
+
+def test_xml_in_one_line_keeps_its_entities() -> None:
+    xml = (
+        '<?xml version="1.0" ?><nvidia_smi_log><gpu id="00000000:18:00.0"><product_name>A &amp; B</product_name></gpu>'
+    )
+    (gpu,) = read(f"{xml}</nvidia_smi_log>\n").gpus
+    assert gpu.name == "A & B"

@@ -42,6 +42,7 @@ _BARE = re.compile(rf"(?P<command>(?:sudo +)?{_PROGRAMS}(?: +[-|/\w.*'\"=,:$~]+)
 _FENCE = re.compile(
     r"[ \t]{0,8}(?:`{3,}|~{3,})[\w +.-]{0,40}$|[ \t]{0,8}</?(?:details|summary|pre|code|br)\b.{0,200}>$"
 )
+_MARKUP = re.compile(r"\s{0,80}<(?:\?xml|!DOCTYPE|nvidia_smi_log)")  # a page's source would have "&lt;"
 _GREP_GAP = "--"  # between the matches of grep -A: the tool's text continues after it
 # also matches the border of a table that is not open yet
 _RULER = re.compile(r"[ \t]*(?:[-_=*#~.]{3,}|(?:[-*_] ){2,}[-*_]|[─━═]{3,}|\+[-=+]{10,})[ \t]*$")
@@ -123,7 +124,7 @@ class Transcript:
     def _line(self, raw: str, number: int) -> None:
         line = without_terminal(raw)
         if self._reader is None or self._reader.until is None:  # not inside XML
-            line = unescaped(line)
+            line = line if _MARKUP.match(line) else unescaped(line)
         if self._margin and line:
             if line.startswith(self._margin):
                 line = line[len(self._margin) :]

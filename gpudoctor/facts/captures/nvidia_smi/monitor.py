@@ -21,14 +21,14 @@ _COLUMNS = (
     "pwr|gtemp|temp|mtemp|sm|mem|enc|dec|jpg|ofa|mclk|pclk|pviol|tviol|fb|bar1|ccpm|sbecc|dbecc|pci|rxpci|txpci|pid"
 )
 _BEGIN = re.compile(
-    rf"#\s*(?:Date[,\s]+)?(?:Time[,\s]+)?gpu[,\s]+(?:{_COLUMNS})(?:[,\s]+[a-z][a-z0-9]{{1,9}}){{0,40}}\s*$"
+    rf"#\s*(?:Date[,\s]+)?(?:Time[,\s]+)?gpu[,\s]+(?:{_COLUMNS})(?:[,\s]+[a-z][a-z0-9]{{1,9}}){{0,40}}$"
 )
 _UNITS = re.compile(r"#\s*(?:YYYYMMDD[,\s]+)?(?:HH:MM:SS[,\s]+)?Idx[,\s]")
 # pmon has the type of a process in its third cell, and the command in its last one, which may contain blanks
 _SAMPLE = re.compile(
     rf"\s*{_WHEN}(?P<gpu>\d{{1,4}})(?:, *|\s+)"
     r"(?P<cells>(?:-|\d{1,10})(?:(?:, +|\s+)(?:-|[CGM](?:\+[CGM])?|\d{1,10}(?:\.\d{1,3})?)){2,60}"
-    r"(?:[,\s]+[^\s,;\d].{0,200})?)\s*$"
+    r"(?:[,\s]+[^\s,;\d].{0,200})?)$"
 )
 _MOST_PROCESSES = 1000
 MOST_NAMED = 16

@@ -70,7 +70,7 @@ def _inforom(block: Block) -> Part:
 # /proc/driver/nvidia/gpus/BUS/information
 _PROC = re.compile(r"Model:\s+\S")
 _PROC_BEGIN = re.compile(r"Model:[ \t]+(?:NVIDIA|Tesla|GeForce|Quadro|GRID)\b")
-_PROC_FIELD = re.compile(r"(Model|GPU UUID|Video BIOS|Bus Location|Device Minor):\s+(\S.{0,200}?)\s*$")
+_PROC_FIELD = re.compile(r"(Model|GPU UUID|Video BIOS|Bus Location|Device Minor):\s+(\S.{0,200})$")
 _PROC_EXCLUDED = re.compile(r"(?:GPU Excluded|Blacklisted):\s+Yes\b")  # the second up to driver 455
 _PROC_MORE = re.compile(
     r"(?:Model|IRQ|GPU UUID|Video BIOS|Bus Type|DMA Size|DMA Mask|Bus Location|Device Minor|GPU \w+|Blacklisted):"
