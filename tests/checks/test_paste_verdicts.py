@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 
 import pytest
 
@@ -13,6 +14,7 @@ from gpudoctor.facts.model.node import Node
 from gpudoctor.facts.simulated.load import load_node
 from gpudoctor.report.judge import judge as judge_all
 from tests.checks.one_check import judge, text_of
+from tests.facts import transcripts
 from tests.facts.transcripts import gpu_list, table
 
 LOST = (
@@ -286,3 +288,137 @@ def test_gpus_that_nouveau_drives() -> None:
     (finding,) = bad("driver.loaded", f"{lspci}\tKernel driver in use: nouveau\n\tKernel modules: nouveau, nvidia\n")
     assert (finding.status, "nouveau drives the GPUs" in text_of(finding)) == (Status.FAIL, True)
     assert bad("driver.loaded", f"{lspci}\tKernel driver in use: nvidia\n") == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "n1:12:34 [0] NCCL INFO Bootstrap : Using eth0",
+        "sh: 1: nvidia-smi: not found",
+        'exec failed: "nvidia-smi": executable file not found in $PATH',
+        "8 GPUs found.",
+        "RuntimeError: CUDA error: unknown error",
+    ],
+)
+def test_a_line_of_another_program_divides_no_text(line: str) -> None:
+    ill = ROW.replace("  0 |\n", "  7 |\n")
+    (finding,) = bad("gpu.ecc", f"{HEAD}{ill}{line}\n{ROW_2}{ROW.replace('0  Tesla', '1  Tesla').replace('02', '03')}")
+    assert (finding.status, finding.subject.gpu) == (Status.FAIL, 0)
+    lost = "".join(
+        f"[{hour * 3600 + 9}.000000] mlx5_core 0000:0c:00.0 ib0: Link {state}\n"
+        for hour in range(0, 16, 2)
+        for state in ("down", "up")
+    )
+    rows = lost.splitlines(keepends=True)
+    assert bad("network.adapters", "".join((*rows[:8], f"{line}\n", *rows[8:]))) == bad("network.adapters", lost) != []
+
+
+def information(bus: str, excluded: str = "No") -> str:
+    return (
+        "Model: \t\t NVIDIA L4\nIRQ:   \t\t 9\nVideo BIOS: \t 95.04.29.00.01\nBus Type: \t PCIe\n"
+        f"Bus Location: \t 0000:{bus}:00.0\nDevice Minor: \t 1\nGPU Excluded:\t {excluded}\n"
+    )
+
+
+ROWS = HEAD + ROW + ROW_2 + (ROW + ROW_2).replace("|   0  Tesla", "|   1  Tesla").replace("02:00.0", "03:00.0")
+ON_BUS = "".join(f"0{n}:00.0 3D controller: NVIDIA Corporation TU104GL [Tesla T4] (rev a1)\n" for n in (2, 3, 4))
+DISCOVERED = "| GPU ID | Device Information                |\n" + "".join(
+    f"| {n}      | Name: Tesla T4                    |\n|        | PCI Bus ID: 00000000:0{n + 2}:00.0      |\n"
+    for n in range(3)
+)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        "".join(map(information, ("02", "03", "04"))),
+        DISCOVERED,
+        "# gpu   pwr gtemp mtemp\n    0    70    35    40\n    1    70    35    40\n    2    70    35    40\n",
+        "".join(transcripts.dcgm_exporter(n, GPU_TEMP=30).replace("0000:1", "0000:0") for n in range(3)),
+    ],
+    ids=["information", "discovery", "dmon", "exporter"],
+)
+def test_a_gpu_that_nvidia_smi_does_not_list_is_not_shown(more: str) -> None:
+    (finding,) = bad("gpu.count", f"$ lspci\n{ON_BUS}$ cat\n{more}$ nvidia-smi\n{ROWS}")
+    assert (finding.status, finding.subject.bus_id) == (Status.FAIL, "0000:04:00.0")
+    report = judge_all(read(f"$ cat\n{more}$ nvidia-smi\n{ROWS}"))
+    assert report.exit_code == 3
+    assert "which nvidia-smi does not list" in report.run.notes[-1]
+
+
+def test_a_gpu_that_the_module_excludes_warns() -> None:
+    text = f"$ cat\n{''.join(map(information, ('02', '03')))}{information('04', 'Yes')}$ nvidia-smi\n{ROWS}"
+    (finding,) = bad("gpu.count", f"$ lspci\n{ON_BUS}{text}")
+    assert (finding.status, finding.subject.bus_id) == (Status.WARN, "0000:04:00.0")
+    assert judge_all(read(text)).exit_code == 0
+
+
+def test_processes_are_given_to_no_gpu_that_only_a_count_names() -> None:
+    node = read(f"{ROWS}\ngpu_uuid, pid, used_gpu_memory [MiB]\nGPU-1111aaaa-2222, 4711, 15000 MiB\n")
+    assert [known(gpu.processes) for gpu in node.gpus] == [None, None]
+    assert "GPU-1111aaaa-2222" in " ".join(node.source.notes)
+
+
+HEALTHY = "| Health Monitor Report    |\n+=========+=========+\n| Overall Health | Healthy  |\n+---------+---------+\n"
+SICK = HEALTHY.replace("Healthy", "Failure") + "| GPU 2  | Failure |\n"
+DIAG_FAIL = "| Diagnostic   | Result  |\n+=========+=========+\n| {} | Fail - GPU: 2 |\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (HEALTHY + DIAG_FAIL.format("PCIe"), "Fail: PCIe"),
+        (HEALTHY + "| PCIe     | Fail - GPU: 2 |\n", "Fail: PCIe"),
+        (DIAG_FAIL.format("PCIe").replace("Fail - GPU: 2", "Pass") + SICK, "dcgmi health: Failure"),
+        ("| GPU instances:              |\n| 0  MIG 1g.5gb  19  7  4:1 |\n" + SICK, "dcgmi health: Failure"),
+        ("| AMD-SMI 24.6 |\n| 0  60C |\n" + DIAG_FAIL.format("pcie"), "Fail: pcie"),
+        ("| HL-SMI Version: 1.1 |\n| 0  60C |\n" + SICK, "dcgmi health: Failure"),
+        (DISCOVERED + SICK, "dcgmi health: Failure"),
+        (DISCOVERED + "| PCIe     | Fail - GPU: 2 |\n", "Fail: PCIe"),
+    ],
+)
+def test_a_table_that_follows_another_one_is_read(text: str, told: str) -> None:
+    report = judge_all(read(text))
+    assert report.exit_code == 3
+    assert told in " ".join(note for note in report.run.notes if note.startswith("reported"))
+
+
+@pytest.mark.parametrize(
+    ("mode", "needed"), [("None", False), ("Pass-Through", False), ("Host VGPU", False), ("VGPU", True), ("N/A", True)]
+)
+def test_a_licence_is_missed_by_a_vgpu_only(mode: str, needed: bool) -> None:
+    gpu = (
+        "GPU 00000000:18:00.0\n    Product Name  : NVIDIA L4\n    GPU Virtualization Mode\n"
+        f"        Virtualization Mode  : {mode}\n    vGPU Software Licensed Product\n"
+        "        Product Name  : vCS\n        License Status : Unlicensed (Expiry: N/A)\n"
+        "    Temperature\n        GPU Current Temp : 40 C\n"
+    )
+    inner = f"<virtualization_mode>{mode}</virtualization_mode><license_status>Unlicensed</license_status>"
+    xml = f'<nvidia_smi_log><gpu id="00000000:18:00.0">{inner}</gpu></nvidia_smi_log>'
+    for text in (f"Attached GPUs : 1\n{gpu}", xml):
+        assert any("licence" in told for told in read(text).source.reported) is needed
+
+
+def test_links_of_a_card_without_a_bridge_are_down_and_well() -> None:
+    down = re.sub(r"\bU\b", "D", transcripts.DCGM_NVLINK)
+    cards = "".join(f"GPU {n}: NVIDIA H100 PCIe (UUID: GPU-{n}1111111-2222-3333-4444-555555555555)\n" for n in (0, 1))
+    assert judge_all(read(f"{cards}$ dcgmi nvlink -s\n{down}")).exit_code == 0
+    assert judge_all(read(f"{cards.replace('PCIe', '80GB HBM3')}$ dcgmi nvlink -s\n{down}")).exit_code == 1
+    assert judge_all(read(down)).exit_code == 3, "whether its model has links is not known"
+
+
+@pytest.mark.parametrize(
+    "prose", ["        see what this node wrote/said here", "my cluster has about ten% of that"], ids=["free", "df"]
+)
+def test_prose_like_a_head_of_free_or_df_divides_no_table(prose: str) -> None:
+    text = ROWS.replace(ROW_2, f"{ROW_2}{prose}\n", 1).replace("  0 |\n", "  7 |\n", 1)
+    (finding,) = bad("gpu.ecc", text)
+    assert (finding.status, finding.subject.gpu) == (Status.FAIL, 0)
+
+
+def test_xml_in_one_line_keeps_its_entities() -> None:
+    xml = (
+        '<?xml version="1.0" ?><nvidia_smi_log><gpu id="00000000:18:00.0"><product_name>A &amp; B</product_name></gpu>'
+    )
+    (gpu,) = read(f"{xml}</nvidia_smi_log>\n").gpus
+    assert gpu.name == "A & B"

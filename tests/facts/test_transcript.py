@@ -615,7 +615,7 @@ def test_numa_nodes_that_are_cut_off_are_not_used(end: int) -> None:
 def test_free_is_read_in_any_language(header: str, memory: str, swap: str, comma: str) -> None:
     for sizes in ("31Gi 12Gi 5.4Gi 319Mi 14Gi 18Gi|2.0Gi 8.0Ki 2.0Gi", "31744 12288 5530 319 14336 18432|2048 0 2048"):
         of_memory, _, of_swap = sizes.replace(".", comma).partition("|")
-        host = read(f"{'':15}{header}\n{memory} {of_memory}\n{swap} {of_swap}\n").host
+        host = read(f"{'':15}{header.replace(' ', '  ')}\n{memory} {of_memory}\n{swap} {of_swap}\n").host
         assert (host.ram_mib, host.ram_available_mib, host.swap_mib) == (31 << 10, 18 << 10, 2 << 10)
 
 

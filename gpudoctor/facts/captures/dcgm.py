@@ -10,13 +10,13 @@ from msgspec.structs import replace
 from gpudoctor.facts.captures import BUS_ID, MOST_GPUS, clipped
 from gpudoctor.facts.captures.nvidia_smi.monitor import Samples, with_readings
 from gpudoctor.facts.captures.nvidia_smi.query_dump import SmiDump
+from gpudoctor.facts.captures.nvidia_smi.table import OTHER_TABLE
 from gpudoctor.facts.captures.reader import Block, Part, TextReader
 from gpudoctor.facts.model.gpu import Gpu, LinkState, NvLink
 from gpudoctor.facts.model.missing import UNSUPPORTED, known
 from gpudoctor.facts.model.node import Driver, short_bus_id
 
 _BORDER = r"[|+][-=+]{10,}[|+]?\s*$"
-_TABLE = re.compile(rf"{_BORDER}|[|+]-+ {{1,3}}\w[\w ]{{1,30}}-+\+-+[|+]\s*$|\|[^|]*\|[^|]*\|\s*$")
 _ROW = re.compile(r"\|([^|]{0,200})\|([^|]{0,400})\|")
 _NO_VERDICT = "DCGM's own tests, which gpudoctor does not repeat from a text; on the node: gpudoctor check --level full"
 
@@ -34,6 +34,10 @@ _DIAG = re.compile(
     r"Successfully ran diagnostic for group|\| Diagnostic +\| Result +\|"
     rf"|\| (?:{_TEST}) +\| (?:Pass|Fail|Warn|Skip|Not Run)\b"
     r"|[|+]-+ {1,3}(?:Metadata|Deployment|Integration|Hardware|Stress) {1,3}-+\+-+[|+]\s*$"
+)
+_TABLE = re.compile(
+    rf"(?!{OTHER_TABLE.pattern}|{_DIAG.pattern})"
+    rf"(?:{_BORDER}|[|+]-+ {{1,3}}\w[\w ]{{1,30}}-+\+-+[|+]\s*$|\|[^|]*\|[^|]*\|\s*$)"
 )
 _NOT_RUN = re.compile(r"Error(?:: Unable to (?:complete|run)| when executing the) diagnostic.{0,300}")
 _RESULT = re.compile(r"(?:GPU ?(\d{1,4}): )?(Pass|Fail|Warn|Skip|Not Run)(?:p?ed)?\b[ -]*(.{0,60})", re.IGNORECASE)
@@ -152,7 +156,7 @@ def _read_health(block: Block) -> Part:
 
 # `dcgmi discovery -l`
 
-_DISCOVERY = re.compile(r"\d{1,4} GPUs? found(?: \(\w+\))?\.\s*$|\| GPU ID +\| Device Information +\|")
+_DISCOVERY = re.compile(r"\| GPU ID +\| Device Information +\|")
 _FOUND = re.compile(r"\d{1,4} \w+ found(?: \(\w+\))?\.\s*$|\| (?:GPU|Switch|CPU) ID +\|")
 _ENTRY = re.compile(rf"(Name|PCI Bus ID|Device UUID): ({BUS_ID}|\S.{{0,100}})")
 
@@ -180,12 +184,14 @@ def _read_discovery(block: Block) -> Part:
             gpus[-1] = replace(gpus[-1], uuid=value)
     if not gpus:
         return Part()
-    return Part(smi=(SmiDump(Driver(module_loaded=True, init_code=0), tuple(gpus), name="dcgmi discovery"),))
+    driver = Driver(module_loaded=True, init_code=0)
+    return Part(smi=(SmiDump(driver, tuple(gpus), name="dcgmi discovery", beside=True),))
 
 
 # `dcgmi nvlink -s` and `dcgmi dmon`, which name each GPU by DCGM's number: NVML's index, unless GPUs came or went since
 
 _NUMBERED = "GPUs are named by DCGM's numbers, taken as the indices of nvidia-smi"
+NO_LINK_UP = "dcgmi nvlink: no link of any GPU is up"
 _NVLINK = re.compile(r"\| +NvLink Link Status +\|")
 _NVLINK_GPU = re.compile(r"\s+gpuId (\d{1,4}):\s*$")
 _NVLINK_STATES = re.compile(r"\s+[UDX_](?: [UDX_]){0,63}\s*$")
@@ -207,7 +213,7 @@ def _read_nvlink(block: Block) -> Part:
     part = _numbered_part(gpus, "dcgmi nvlink")
     states = {link.state for gpu in gpus.values() for link in known(gpu.nvlinks) or ()}
     if states and "active" not in states:
-        part.reported = ("dcgmi nvlink: no link of any GPU is up",)
+        part.reported = (NO_LINK_UP,)
     return part
 
 
@@ -243,7 +249,8 @@ def _numbered_part(gpus: dict[int, Gpu], name: str) -> Part:
         return Part(notes=(f"{name}: no GPU in it that gpudoctor reads",))
     driver = Driver(module_loaded=True, init_code=0)
     made = tuple(gpus[index] for index in sorted(gpus))
-    return Part(smi=(SmiDump(driver, made, name=name, indexed=True, ended=False),), notes=(f"{name}: {_NUMBERED}",))
+    dump = SmiDump(driver, made, name=name, indexed=True, ended=False, beside=True)
+    return Part(smi=(dump,), notes=(f"{name}: {_NUMBERED}",))
 
 
 DCGM_READERS: tuple[TextReader, ...] = (

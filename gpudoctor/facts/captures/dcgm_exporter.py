@@ -64,7 +64,8 @@ def _read(block: Block) -> Part:
     if not gpus:
         return Part(notes=("dcgm-exporter: no series of a GPU",))
     made = tuple(gpu_from(gpus[index], index) for index in sorted(gpus))
-    dump = SmiDump(Driver(module_loaded=True, init_code=0), made, name="dcgm-exporter", indexed=True, ended=False)
+    driver = Driver(module_loaded=True, init_code=0)
+    dump = SmiDump(driver, made, name="dcgm-exporter", indexed=True, ended=False, beside=True)
     return Part(smi=(dump,), reported=tuple(reported))
 
 

@@ -44,9 +44,16 @@ def joined_dumps(dumps: Iterable[tuple[str, SmiDump]], notes: list[str]) -> SmiD
         return SmiDump(Driver(), ())
     _check_same_driver(ordered)
     places: list[_Place] = []
-    for file, dump in sorted(ordered, key=lambda pair: not pair[1].indexed):
+    listed = any(dump.gpus and dump.ended and not dump.beside for _, dump in ordered)
+    counted = any(dump.gpus and not _is_loose(dump) for _, dump in ordered)
+    beside = [pair for pair in ordered if (listed and pair[1].beside) or (counted and _is_loose(pair[1]))]
+    lists = [pair for pair in ordered if pair not in beside]
+    for file, dump in sorted(lists, key=lambda pair: not pair[1].indexed):
         for gpu in sorted(dump.gpus, key=lambda gpu: gpu.index):
             _add(places, gpu, dump, file)
+    unlisted: list[str] = []
+    for file, dump in beside:
+        unlisted += _add_beside(places, dump, file, listed, notes)
     if len(places) > MOST_GPUS:
         raise SourceError(f"more than {MOST_GPUS} GPUs: not those of one machine")
     _check_same_gpus(ordered, places)
@@ -58,8 +65,9 @@ def joined_dumps(dumps: Iterable[tuple[str, SmiDump]], notes: list[str]) -> SmiD
         gpus=gpus,
         collected_at=next((dump.collected_at for _, dump in ordered if known(dump.collected_at)), NOT_READ),
         indexed=any(dump.indexed for _, dump in ordered),
-        ended=all(dump.ended for _, dump in ordered),
+        ended=all(dump.ended for _, dump in lists),
         unnumbered=tuple(replace(place.gpu, bus_id=place.bus_id or "") for place in nameless),
+        unlisted=tuple(unlisted),
     )
 
 
@@ -88,24 +96,52 @@ def _identity(gpu: Gpu, dump: SmiDump) -> tuple[str | None, str | None]:
     return bus_id, uuid
 
 
+def _is_loose(dump: SmiDump) -> bool:
+    """Whether the GPUs of the dump have neither indices nor an order that shows them."""
+    return dump.beside and not dump.indexed and not dump.ended
+
+
+def _add_beside(places: list[_Place], dump: SmiDump, file: str, listed: bool, notes: list[str]) -> list[str]:
+    """Add the facts to the GPUs that are there, and return in words which other ones the dump shows."""
+    unlisted = []
+    for gpu in dump.gpus:
+        if _add_to_place(places, gpu, dump, file):
+            continue
+        bus_id, uuid = _identity(gpu, dump)
+        shown = bus_id or (f"{gpu.index}" if dump.indexed else "")
+        if listed and shown and None not in [place.bus_id if bus_id else place.index for place in places]:
+            unlisted.append(f"{dump.name} shows GPU {shown}, which nvidia-smi does not list")
+        else:  # a UUID may be that of a MIG device
+            notes.append(f"{file}: {dump.name}: not used: no other text shows its GPU {shown or uuid or gpu.index}")
+    return unlisted
+
+
 def _add(places: list[_Place], gpu: Gpu, dump: SmiDump, file: str) -> None:
+    if _add_to_place(places, gpu, dump, file):
+        return
+    bus_id, uuid = _identity(gpu, dump)
+    index = gpu.index if dump.indexed or all(p.index != gpu.index for p in places) else None
+    places.append(_Place(gpu, index, bus_id, uuid, dump.indexed, [file]))
+
+
+def _add_to_place(places: list[_Place], gpu: Gpu, dump: SmiDump, file: str) -> bool:
+    """Add the facts to the same GPU of another dump; whether there is one."""
     bus_id, uuid = _identity(gpu, dump)
     place = next((p for p in places if bus_id is not None and p.bus_id == bus_id), None)
     place = place or next((p for p in places if uuid is not None and p.uuid == uuid), None)
-    if place is None and (dump.indexed or not _only_lost(gpu)):
+    if place is None and (dump.indexed or not (_only_lost(gpu) or _is_loose(dump))):
         by_index = next((p for p in places if p.index == gpu.index), None)
         if by_index is not None and (dump.indexed or (by_index.bus_id is None or bus_id is None)):
             place = by_index
-    if place is not None:
-        _check_same_gpu(place, bus_id, uuid, file, gpu.index)
-        place.gpu = merged(_bare(place.gpu), _bare(gpu), [])
-        place.bus_id, place.uuid = place.bus_id or bus_id, place.uuid or uuid
-        place.files.append(file)
-        if dump.indexed and not place.named:
-            place.index, place.named = gpu.index, True
-        return
-    index = gpu.index if dump.indexed or all(p.index != gpu.index for p in places) else None
-    places.append(_Place(gpu, index, bus_id, uuid, dump.indexed, [file]))
+    if place is None:
+        return False
+    _check_same_gpu(place, bus_id, uuid, file, gpu.index)
+    place.gpu = merged(_bare(place.gpu), _bare(gpu), [])
+    place.bus_id, place.uuid = place.bus_id or bus_id, place.uuid or uuid
+    place.files.append(file)
+    if dump.indexed and not place.named:
+        place.index, place.named = gpu.index, True
+    return True
 
 
 def _bare(gpu: Gpu) -> Gpu:

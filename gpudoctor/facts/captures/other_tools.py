@@ -9,10 +9,12 @@ import re
 from collections.abc import Callable
 
 from gpudoctor.facts.captures import clipped
+from gpudoctor.facts.captures.nvidia_smi.table import OTHER_TABLE
 from gpudoctor.facts.captures.reader import Block, Part, TextReader
 
 _NOT_MEASURED = "its figures are reported, not measured by gpudoctor, and not judged; on the node"
 _MOST_FAILURES = 5
+_ALONE = r"(?!)"  # no further line: each line is a text of its own, and may stand between those of another text
 
 
 def _tool(
@@ -28,7 +30,7 @@ def _tool(
     """A reader of texts that are not judged.
 
     `failures`: a line in which the tool reports a failure; `figures`: what it found, in a few words, for the note.
-    `between`: its lines may stand between those of another text, which they do not end.
+    `between`: any other reader of the line comes first.
     """
     begin = re.compile(begins)
     more = re.compile(f"(?:{goes_on})|(?:{begins})")
@@ -43,8 +45,8 @@ def _tool(
         )
 
     if between:
-        return TextReader(name, lambda line: None, begin.match, read, may_be=begin.match)
-    return TextReader(name, begin.match, more.match, read)
+        return TextReader(name, lambda line: None, begin.match, read, may_be=begin.match, alone=True)
+    return TextReader(name, begin.match, more.match, read, alone=goes_on == _ALONE)
 
 
 # nccl-tests, with or without the "#" that web pages take for a heading
@@ -68,6 +70,7 @@ def _nccl_figures(block: Block) -> str:
 _NCCL_LINE = r".{0,120}?:\d{1,8}:\d{1,8} \[\d{1,4}\] (?:\S{1,80}:\d{1,6} )?NCCL (?:INFO|WARN|TRACE) "
 _CELLS = r"(?:\s+(?:N/A|\d{1,9}(?:\.\d{1,6})?)){1,1024}\s*$"
 _MATRIX_ROW = rf"\s{{1,12}}\d{{1,12}}{_CELLS}"
+_TABLE_ROW = rf"(?!{OTHER_TABLE.pattern})[|+](?! NVIDIA-SMI).{{0,200}}[|+]\s*$"
 _DEVICE = r"\s*Device:? ?\d{1,4}[,:] "
 
 OTHER_TOOL_READERS: tuple[TextReader, ...] = (
@@ -85,7 +88,7 @@ OTHER_TOOL_READERS: tuple[TextReader, ...] = (
     _tool(
         "a log of NCCL",
         _NCCL_LINE,
-        r"(?!)",
+        _ALONE,
         "it tells of a job, not of the state of a node: gpudoctor diagnose FILE",
         between=True,
     ),
@@ -132,27 +135,27 @@ OTHER_TOOL_READERS: tuple[TextReader, ...] = (
     _tool(
         "Kubernetes device plugin",
         r".{0,120}?(?:'nvidia\.com/gpu' device marked unhealthy: |XidCriticalError: Xid=)",
-        r"(?!)",
+        _ALONE,
         "what it says of a GPU is not judged; paste the node's: dmesg",
         failures=r"marked unhealthy|XidCriticalError",
     ),
     _tool(
         "node health check (NHC)",
-        r"(?:ERROR|SUCCESS|FATAL|WARNING):\s{1,4}nhc:\s",
-        r"Health checks completed",
+        r"(?:ERROR|SUCCESS|FATAL|WARNING):\s{1,4}nhc:\s|Health checks completed with exit code: \d",
+        _ALONE,
         "its checks are not repeated from a text; on the node: gpudoctor check",
         failures=r"(?:ERROR|FATAL):\s{1,4}nhc:|exit code: [1-9]",
     ),
     _tool(
         "ibdev2netdev",
         r"[a-z]\w{1,30}\s+port\s+\d{1,3}\s+==>\s+\S{1,20}\s+\((?:Up|Down)\)",
-        r"(?!)",
+        _ALONE,
         "it shows the network interfaces of the ports, not their links; paste: ibstat",
     ),
     _tool(
         "gpustat",
         r"\[\d{1,4}\] .{3,80}\| +[\d?]{1,3} ?(?:'|\u00b0)?[CF\u2103], +(?:\d{1,3}|\?) ?% \|",
-        r"(?!)",
+        _ALONE,
         "its readings are not judged; paste: nvidia-smi -q",
         failures=r"\(\(|Unknown Error|GPU is lost",
     ),
@@ -160,14 +163,14 @@ OTHER_TOOL_READERS: tuple[TextReader, ...] = (
         "CUDA in a program",
         r".{0,300}?(?:CUDA initialization: |CUDA error: (?:uncorrectable ECC|unknown error|system not yet"
         r"|no CUDA-capable|hardware stack|initialization error|CUDA-capable device\(s\) is/are busy))",
-        r"(?!)",
+        _ALONE,
         "a program's error, whose cause is not judged; on the node: gpudoctor check; its log: gpudoctor diagnose FILE",
         failures="CUDA initialization: |CUDA error: ",
     ),
     _tool(
         "nvidia-smi mig",
         r"\| (?:GPU|Compute) instance(?: profile)?s: +\|",
-        r"[|+](?! NVIDIA-SMI).{0,200}[|+]\s*$",
+        _TABLE_ROW,
         "which instances there are is not judged; paste: nvidia-smi",
     ),
     _tool(
@@ -191,21 +194,21 @@ OTHER_TOOL_READERS: tuple[TextReader, ...] = (
     _tool(
         "ibstat",
         r"ibpanic: \[\d{1,10}\] ",
-        r"(?!)",
+        _ALONE,
         "it ended before all devices; see: ls /sys/class/infiniband; dmesg",
         failures=".",
     ),
     _tool(
         "DCGM",
         r"`?(?:\S{1,40} ){0,4}\[\[Health\]\] Detected an? (?:WARNING|ERROR|FAILURE) in health system",
-        r"(?!)",
+        _ALONE,
         "of its health watches, not judged; on the node: gpudoctor check",
         failures=".",
     ),
     _tool(
         "nvidia-debugdump",
         r"ERROR: (?:GetCaptureBufferSize|internal_(?:getDumpBuffer|dump\w{1,40}))\b",
-        r"(?!)",
+        _ALONE,
         "it does not name the GPU; paste: nvidia-smi; dmesg",
         failures="GPU is lost|requires reset|Unknown Error",
     ),
@@ -215,7 +218,7 @@ OTHER_TOOL_READERS: tuple[TextReader, ...] = (
         r"|Check failed: .{1,80}\(\d{1,4} vs\. 0\)|cudaGetDeviceCount|\S{1,200}UserWarning: CUDA init).{0,200}"
         r"(?:no CUDA-capable device|No CUDA GPUs are available|CUDA unknown error|CUDA driver initialization failed"
         r"|devices? are busy|device\(s\) is/are busy|Error 80[234]\b)",
-        r"(?!)",
+        _ALONE,
         "a program's, not judged; with its whole log: gpudoctor diagnose",
         failures=".",
     ),
@@ -224,26 +227,26 @@ OTHER_TOOL_READERS: tuple[TextReader, ...] = (
         r"(?:-?\w{0,6}sh: (?:(?:line )?\d{1,6}: )?)?nvidia-smi: (?:command )?not found"
         r"|\w{0,6}sh: command not found: nvidia-smi|Command 'nvidia-smi' not found"
         r"|.{0,200}\"nvidia-smi\": executable file not found",
-        r"(?!)",
+        _ALONE,
         "not found there: no driver, or a container that was given no GPU; on the host: nvidia-smi",
     ),
     _tool(
         "tegrastats",
         r"(?:\d\d-\d\d-\d{4} \d\d:\d\d:\d\d )?RAM \d{1,7}/\d{1,7}MB \(lfb ",
-        r"(?!)",
+        _ALONE,
         "of a Jetson, whose readings gpudoctor does not judge",
     ),
     _tool(
         "AMD's tool",
         r"=+ ?(?:ROCm System Management Interface|ROCM-SMI|End of ROCm SMI Log)|\| AMD-SMI \d",
-        r"=+ ?(?!NVSMI)[\w ]{0,60} ?=+\s*$|GPU\[\d{1,3}\]\s*:|(?:GPU|Device) +(?:Temp|Node)|\d{1,3} +\S.{10,200}%"
-        r"|[|+](?! NVIDIA-SMI).{0,200}[|+]\s*$",
+        r"=+ ?(?!NVSMI)[\w ]{0,60} ?=+\s*$|GPU\[\d{1,3}\]\s*:|(?:GPU|Device) +(?:Temp|Node)|\d{1,3} +\S.{10,200}%|"
+        + _TABLE_ROW,
         "AMD GPUs, which gpudoctor does not read: it judges NVIDIA's only",
     ),
     _tool(
         "another vendor's tool",
         r"\| (?:HL-SMI|npu-smi|mx-smi|XPU-SMI) ",
-        r"[|+](?! NVIDIA-SMI).{0,200}[|+]\s*$",
+        _TABLE_ROW,
         "accelerators that gpudoctor does not read: it judges NVIDIA's GPUs only",
     ),
 )

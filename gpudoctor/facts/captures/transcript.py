@@ -42,6 +42,7 @@ _BARE = re.compile(rf"(?P<command>(?:sudo +)?{_PROGRAMS}(?: +[-|/\w.*'\"=,:$~]+)
 _FENCE = re.compile(
     r"[ \t]{0,8}(?:`{3,}|~{3,})[\w +.-]{0,40}$|[ \t]{0,8}</?(?:details|summary|pre|code|br)\b.{0,200}>$"
 )
+_MARKUP = re.compile(r"\s{0,80}<(?:\?xml|!DOCTYPE|nvidia_smi_log)")  # a page's source would have "&lt;"
 _GREP_GAP = "--"  # between the matches of grep -A: the tool's text continues after it
 # also matches the border of a table that is not open yet
 _RULER = re.compile(r"[ \t]*(?:[-_=*#~.]{3,}|(?:[-*_] ){2,}[-*_]|[─━═]{3,}|\+[-=+]{10,})[ \t]*$")
@@ -80,8 +81,8 @@ class Passed(msgspec.Struct):
 class Transcript:
     """Splits lines into blocks and passes each complete block, with its reader, to `take`.
 
-    A line that no reader takes does not end a block, so prose in the middle of a dump changes nothing. A prompt, a
-    ruler, a fence, or the first line of another tool's text ends it.
+    A line that no reader takes does not end a block, so prose in the middle of a dump changes nothing, and neither
+    does a line that is a text of its own. A prompt, a ruler, a fence, or the first line of another tool's text ends it.
     """
 
     def __init__(
@@ -96,8 +97,8 @@ class Transcript:
         self._blank = False
         self._by_command = False
         self._command = ""
-        # the lines of a reader that is `interleaved`, until the next boundary; an open log stays open
-        self._aside: tuple[TextReader, Block] | None = None
+        # the lines of each reader that is `interleaved` or `alone`, until the next boundary
+        self._asides: dict[TextReader, Block] = {}
         self._margin = ""  # the blanks before the first line of a block, as before code in Markdown
         # forms of lines that no reader took: programs repeat lines that differ only in their digits
         self._unknown: set[tuple[TextReader | None, str]] = set()
@@ -114,7 +115,7 @@ class Transcript:
         for number, (raw, ended) in enumerate(lines, 1):
             self._line(raw, number)
             characters += len(raw)
-            if characters > MAX_UNKNOWN_CHARACTERS and not self.blocks and (self._reader, self._aside) == (None, None):
+            if characters > MAX_UNKNOWN_CHARACTERS and not self.blocks and self._reader is None and not self._asides:
                 raise SourceError("nothing recognised in its first 16 MiB: not a dump that gpudoctor reads")
             if not ended and self._reader is not None:
                 self._block.whole_end = self._last_line != number
@@ -123,7 +124,7 @@ class Transcript:
     def _line(self, raw: str, number: int) -> None:
         line = without_terminal(raw)
         if self._reader is None or self._reader.until is None:  # not inside XML
-            line = unescaped(line)
+            line = line if _MARKUP.match(line) else unescaped(line)
         if self._margin and line:
             if line.startswith(self._margin):
                 line = line[len(self._margin) :]
@@ -171,6 +172,9 @@ class Transcript:
         if self._by_command and self._reader is not None:
             self._keep(line, number)
         elif (maybe := next((r for r in self._readers if r.may_be is not None and r.may_be(line)), None)) is not None:
+            if maybe.alone:
+                self._keep_aside(maybe, line, number)
+                return
             if maybe is not self._reader:
                 self._open(maybe, number)
             self._keep(line, number)
@@ -193,6 +197,9 @@ class Transcript:
             self._keep(line, number)
             return True
         begun = self._begun_by(line)
+        if begun is not None and begun.alone:
+            self._keep_aside(begun, line, number)
+            return True
         if begun is not None and begun.interleaved:
             # `systemctl status` ends with lines of the journal
             if reader is not None and goes_on and not reader.in_pieces:
@@ -263,24 +270,24 @@ class Transcript:
         self._last_line = number
 
     def _keep_aside(self, reader: TextReader, line: str, number: int) -> None:
-        if self._aside is None or self._aside[0] is not reader:
-            self._close_aside()
-            self._aside = reader, Block([], number, self._command, self._file)
-        lines = self._aside[1].lines
-        if len(lines) >= 2 * PIECE_LINES:  # the last lines show the state
-            del lines[:PIECE_LINES]
-            self.too_long.count += PIECE_LINES
-        lines.append(line[:MAX_ASIDE_LINE])
+        block = self._asides.setdefault(reader, Block([], number, self._command, self._file))
+        if len(block.lines) >= 2 * PIECE_LINES:
+            if reader.alone:
+                self._take_aside(reader)
+                block = self._asides[reader] = Block([], number, self._command, self._file)
+            else:  # the last lines show the state
+                del block.lines[:PIECE_LINES]
+                self.too_long.count += PIECE_LINES
+        block.lines.append(line[:MAX_ASIDE_LINE])
 
     def _close_all(self) -> None:
         self._close()
-        self._close_aside()
+        for reader in tuple(self._asides):
+            self._take_aside(reader)
 
-    def _close_aside(self) -> None:
-        aside, self._aside = self._aside, None
-        if aside is not None:
-            self.blocks += 1
-            self._take(*aside)
+    def _take_aside(self, reader: TextReader) -> None:
+        self.blocks += 1
+        self._take(reader, self._asides.pop(reader))
 
     def _close(self) -> None:
         reader, block = self._reader, self._block

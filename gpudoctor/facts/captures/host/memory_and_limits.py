@@ -24,7 +24,12 @@ _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 # "1K-blocks", "1024-blocks", "512B-blocks"; powers of 1000 in "1MB-blocks"; "1K-Blöcke", "1K-blocs", "1K-块"
 _DF_BLOCKS = re.compile(r"\b(\d{1,12})([KMGT]?)(B?)-[^\W\d]")
 # in another language: names, then the share in use ("Use%", "Verw%", "已用%"), then what it is mounted on
-DF_HEADER = re.compile(r"Filesystem\s.*Mounted on$|[^\W\d][^|%]{8,120}\s[^\W\d]{2,12}%\s{1,3}[^\W\d][^|%:]{1,40}$")
+# two blanks between columns, which a sentence has only between two sentences
+DF_HEADER = re.compile(
+    r"Filesystem\s.*Mounted on$"
+    r"|(?=[^|%]{0,120}?[^\s|%.!?,][ \t]{2})[^\W\d][^|%\s]{1,40}\s[^|%]{4,120}"
+    r"\s[^\W\d]{2,12}%\s{1,3}[^\W\d][^|%:]{1,40}$"
+)
 _DF_INODES = re.compile(r"\bI(?:nod|-n)|iuse|iused", re.IGNORECASE)
 _ODD = Missing("not understood", "failed")
 

@@ -12,7 +12,7 @@ from gpudoctor.facts.system.sysfs import format_cpu_list, parse_cpu_list
 _MOST_NODES = 1024
 
 _AVAILABLE = re.compile(r"available: (\d{1,4}) nodes? \(")
-_NODE = re.compile(r"node (\d{1,4}) (cpus|size|free):\s*(.{0,100000}?)\s*$")
+_NODE = re.compile(r"node (\d{1,4}) (cpus|size|free):(.*)$")
 _DISTANCES = re.compile(r"node distances:\s*$|node +\d[\d ]*$|\s+\d{1,4}:(?:\s+\d{1,3})+\s*$|No NUMA available")
 _MB = re.compile(r"(\d{1,12}) MB")
 
@@ -26,7 +26,7 @@ def _read_numactl(block: Block) -> Part:
         if found := _AVAILABLE.match(line):
             count = int(found[1])
         elif (row := _NODE.match(line)) and len(cpus) < _MOST_NODES:
-            number, what, value = int(row[1]), row[2], row[3]
+            number, what, value = int(row[1]), row[2], row[3].strip()
             if what == "cpus":
                 cpus[number] = frozenset(int(cpu) for cpu in value.split() if cpu.isdecimal() and len(cpu) < 6)
             elif what == "size" and (size := _MB.match(value)):

@@ -37,7 +37,8 @@ _LSPCI_OF_ONE = re.compile(rf"\blspci\b[^|;&]{{0,80}}? -\w{{0,6}}s *({BUS_ID})(?
 # the second form is that of other languages: six words, the fifth with a slash ("Puffer/Cache", "tamp/cache")
 _FREE = re.compile(
     r"[ \t]*total[ \t]+used[ \t]+free\b"
-    r"|[ \t]{7,40}(?:[^\W\d][^\s\d:|/]{0,15}[ \t]{1,16}){4}[^\W\d][^\s\d:|/]{0,15}/[^\W\d][^\s\d:|/]{1,15}"
+    r"|[ \t]{7,40}(?:[^\W\d][^\s\d:|/]{0,15}[ \t]{2,16}){3}[^\W\d][^\s\d:|/]{0,15}[ \t]{1,16}"
+    r"[^\W\d][^\s\d:|/]{0,15}/[^\W\d][^\s\d:|/]{1,15}"
     r"[ \t]{1,16}[^\W\d][^\s\d:|/]{1,15}$"
 )
 _FREE_MORE = re.compile(rf"{FREE_ROW.pattern}|\s*-/\+ buffers")

@@ -123,7 +123,7 @@ def read_kubectl(block: Block) -> Part:
 
 
 # `kubectl get node -o yaml` or json
-_STATUS = re.compile(r'\s*"?(allocatable|capacity)"?:\s*\{?\s*$')
+_STATUS = re.compile(r'\s*"?(allocatable|capacity)"?:\s*(?:\{\s*)?$')
 _STATUS_MORE = re.compile(r'\s*"?[\w./-]{1,100}"?: *"?[\w.]{1,40}"?,?\s*$|\s*\},?\s*$')
 _STATUS_GPUS = re.compile(r'\s*"?nvidia\.com/gpu"?: *"?(\d{1,4})"?')
 

@@ -21,14 +21,14 @@ _COLUMNS = (
     "pwr|gtemp|temp|mtemp|sm|mem|enc|dec|jpg|ofa|mclk|pclk|pviol|tviol|fb|bar1|ccpm|sbecc|dbecc|pci|rxpci|txpci|pid"
 )
 _BEGIN = re.compile(
-    rf"#\s*(?:Date[,\s]+)?(?:Time[,\s]+)?gpu[,\s]+(?:{_COLUMNS})(?:[,\s]+[a-z][a-z0-9]{{1,9}}){{0,40}}\s*$"
+    rf"#\s*(?:Date[,\s]+)?(?:Time[,\s]+)?gpu[,\s]+(?:{_COLUMNS})(?:[,\s]+[a-z][a-z0-9]{{1,9}}){{0,40}}$"
 )
 _UNITS = re.compile(r"#\s*(?:YYYYMMDD[,\s]+)?(?:HH:MM:SS[,\s]+)?Idx[,\s]")
 # pmon has the type of a process in its third cell, and the command in its last one, which may contain blanks
 _SAMPLE = re.compile(
     rf"\s*{_WHEN}(?P<gpu>\d{{1,4}})(?:, *|\s+)"
     r"(?P<cells>(?:-|\d{1,10})(?:(?:, +|\s+)(?:-|[CGM](?:\+[CGM])?|\d{1,10}(?:\.\d{1,3})?)){2,60}"
-    r"(?:[,\s]+[^\s,;\d].{0,200})?)\s*$"
+    r"(?:[,\s]+[^\s,;\d].{0,200})?)$"
 )
 _MOST_PROCESSES = 1000
 MOST_NAMED = 16
@@ -67,9 +67,8 @@ def _read(block: Block) -> Part:
     driver = Driver(module_loaded=True, init_code=0)
     made = tuple(gpus[index] for index in sorted(gpus))
     reported = tuple(f"nvidia-smi dmon: thermal violation (tviol) of GPU {index}" for index in sorted(hot))
-    return Part(
-        smi=(SmiDump(driver, made, name="nvidia-smi dmon", indexed=True, ended=False),), reported=reported[:MOST_NAMED]
-    )
+    dump = SmiDump(driver, made, name="nvidia-smi dmon", indexed=True, ended=False, beside=True)
+    return Part(smi=(dump,), reported=reported[:MOST_NAMED])
 
 
 def _add_process(found: dict[int, GpuProcess], cells: Mapping[str, str]) -> None:
@@ -149,7 +148,8 @@ def _read_apps(block: Block) -> Part:
         bus_id, uuid = (short_bus_id(named), ABSENT) if on_bus else (f"unknown-{index}", clipped(named) or ABSENT)
         gpus.append(Gpu(index, bus_id, uuid=uuid, processes=tuple(found.values())))
     driver = Driver(module_loaded=True, init_code=0)
-    return Part(smi=(SmiDump(driver, tuple(gpus), name="nvidia-smi --query-compute-apps", ended=False),))
+    name = "nvidia-smi --query-compute-apps"
+    return Part(smi=(SmiDump(driver, tuple(gpus), name=name, ended=False, beside=True),))
 
 
 MONITOR_READERS: tuple[TextReader, ...] = (

@@ -47,7 +47,9 @@ class SmiDump(msgspec.Struct):
     A GPU without a bus id in the text gets the bus id "unknown-INDEX". `indexed`: the text contains the indices of its
     GPUs; otherwise they are counted in its order. `attached`: the number of GPUs that it claims. `ended`: there is no
     sign that GPUs are missing from it. `name` is the form of the output ("nvidia-smi -q"). `notes` are shown in the
-    report. `unnumbered`: GPUs whose bus id is in an error message and whose index is nowhere.
+    report. `unnumbered`: GPUs whose bus id is in an error message and whose index is nowhere. `beside`: not a list of
+    GPUs by nvidia-smi itself; beside one, it can only add facts to the GPUs of that list. `unlisted`: in words, GPUs
+    that such a text shows and the list lacks.
     """
 
     driver: Driver
@@ -59,6 +61,8 @@ class SmiDump(msgspec.Struct):
     indexed: bool = False
     ended: bool = True
     unnumbered: tuple[Gpu, ...] = ()
+    beside: bool = False
+    unlisted: tuple[str, ...] = ()
 
 
 def smi_dump(

@@ -70,9 +70,10 @@ def _inforom(block: Block) -> Part:
 # /proc/driver/nvidia/gpus/BUS/information
 _PROC = re.compile(r"Model:\s+\S")
 _PROC_BEGIN = re.compile(r"Model:[ \t]+(?:NVIDIA|Tesla|GeForce|Quadro|GRID)\b")
-_PROC_FIELD = re.compile(r"(Model|GPU UUID|Video BIOS|Bus Location|Device Minor):\s+(\S.{0,200}?)\s*$")
+_PROC_FIELD = re.compile(r"(Model|GPU UUID|Video BIOS|Bus Location|Device Minor):\s+(\S.{0,200})$")
+_PROC_EXCLUDED = re.compile(r"(?:GPU Excluded|Blacklisted):\s+Yes\b")  # the second up to driver 455
 _PROC_MORE = re.compile(
-    r"(?:Model|IRQ|GPU UUID|Video BIOS|Bus Type|DMA Size|DMA Mask|Bus Location|Device Minor|GPU \w+):"
+    r"(?:Model|IRQ|GPU UUID|Video BIOS|Bus Type|DMA Size|DMA Mask|Bus Location|Device Minor|GPU \w+|Blacklisted):"
 )
 _PROC_PATHS = {
     "Model": "product_name",
@@ -86,26 +87,36 @@ _PROC_PATHS = {
 def _proc(block: Block) -> Part:
     """The GPUs that the kernel module knows; a UUID or version that it has not read yet has "?" in it."""
     found: list[GpuDump] = []
+    excluded: list[GpuDump] = []
     for line in block.lines:
         if _PROC.match(line) and len(found) < MOST_GPUS:
             found.append(GpuDump("", {}))
+        if found and _PROC_EXCLUDED.match(line):
+            excluded.append(found[-1])
         if not found or (field := _PROC_FIELD.match(line)) is None or "?" in field[2]:
             continue
         if field[1] == "Bus Location":
             found[-1].bus_id = short_bus_id(field[2]) if re.fullmatch(BUS_ID, field[2]) else ""
         else:
             found[-1].values[_PROC_PATHS[field[1]]] = clipped(field[2])
-    gpus = tuple(gpu_from(dump, index) for index, dump in enumerate(found) if dump.bus_id)
+    named = [dump for dump in found if dump.bus_id]
+    if not named:
+        return Part()
+    gpus = tuple(gpu_from(dump, index) for index, dump in enumerate(named) if dump not in excluded)
     # not evidence of a driver that answers: NVML may fail beside it
-    return Part(
-        smi=(SmiDump(Driver(module_loaded=True), gpus, name="/proc/driver/nvidia", ended=False),) if gpus else ()
-    )
+    driver = Driver(module_loaded=True, excluded_gpus=tuple(dump.bus_id for dump in named if dump in excluded))
+    return Part(smi=(SmiDump(driver, gpus, name="/proc/driver/nvidia", ended=False, beside=True),))
 
 
 _XML = re.compile(r"\s*<(?:\?xml|!DOCTYPE nvidia_smi_log|nvidia_smi_log[\s>])")
 _XML_ROOT = re.compile(r"\s*<nvidia_smi_log[\s>]")
 _XML_END = "</nvidia_smi_log>"
-_NO_LICENCE = re.compile(r"(?:License Status\s{0,80}:\s|<license_status>\s{0,8})\s{0,8}(Unlicensed|Expired)\b")
+_LICENCE = re.compile(
+    r"(?P<gpu>GPU [0-9a-fA-F]{4,8}:|<gpu id=)"
+    r"|(?:Virtualization Mode\s{0,80}:|<virtualization_mode>)\s{0,8}(?P<mode>[\w/-]{1,40})"
+    r"|(?:License Status\s{0,80}:\s|<license_status>\s{0,8})\s{0,8}(?P<none>Unlicensed|Expired)\b"
+)
+_NOT_VGPU = ("NONE", "PASS-THROUGH", "HOST")
 _SELECTED = re.compile(r" (?:-i|--id)[ =]?\d")
 _WRITES = re.compile(r"p2p(?:_?status)?[-_ =]?w|write", re.IGNORECASE)
 # `topo -p2p` (or --p2pstatus) with n (NVLink), a (atomics) or p (prop) prints the same words for other capabilities
@@ -126,9 +137,19 @@ def _text(block: Block) -> Part:
 
 
 def _unlicensed(text: str) -> tuple[str, ...]:
-    """That a vGPU has no licence: its driver slows it down then. Source: Virtual GPU Client Licensing User Guide."""
-    status = _NO_LICENCE.search(text)
-    return (f"nvidia-smi: vGPU licence status {status[1]}: the driver slows it down",) if status else ()
+    """That a vGPU has no licence: its driver slows it down then. Source: Virtual GPU Client Licensing User Guide.
+
+    A GPU whose mode is not that of a vGPU shows the same line, and needs no licence.
+    """
+    status, mode = "", ""
+    for found in (*_LICENCE.finditer(text), None):
+        if found is None or found["gpu"]:
+            if status and not mode.startswith(_NOT_VGPU):
+                return (f"nvidia-smi: vGPU licence status {status}: the driver slows it down",)
+            status, mode = "", ""
+        else:
+            mode, status = (found["mode"] or mode).upper(), found["none"] or status
+    return ()
 
 
 def _table(block: Block) -> Part:

@@ -39,8 +39,10 @@ _PROCESS = re.compile(
     r"(?P<name>\S.{0,120}?)\s+(?P<memory>\d{1,9}MiB|N/A)\s*\|?\s*$"
 )
 _LINE = re.compile(r"\s*[|+][-=+|\s]*|\s*\|")
-_OF_DCGM = re.compile(
-    r"\s*\| +(?:Diagnostic +\| Result|Health Monitor Report|GPU ID +\| Device|NvLink Link Status) +\|"
+# the head of another tool's table, whose rows may look alike
+OTHER_TABLE = re.compile(
+    r"\s*\| *(?:Diagnostic +\| Result +\||(?:Health Monitor Report|NvLink Link Status) +\||Overall Health\b"
+    r"|GPU ID +\| Device|(?:AMD|HL|XPU)-SMI |(?:npu|mx)-smi |(?:GPU|Compute) instance(?: profile)?s: +\|)"
 )
 _BORDER = re.compile(r"\s*\+[-=+]{10,}\+?$")
 _PROCESSES = re.compile(r"\s*\|\s*Processes:")
@@ -58,7 +60,7 @@ def begins_table(line: str) -> bool:
 
 
 def goes_on_table(line: str) -> bool:
-    return _LINE.match(line) is not None and _OF_DCGM.match(line) is None
+    return _LINE.match(line) is not None and OTHER_TABLE.match(line) is None
 
 
 def restarts_table(line: str) -> bool:
