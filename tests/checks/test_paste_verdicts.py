@@ -8,6 +8,7 @@ import re
 import pytest
 
 from gpudoctor.checks.core.finding import Finding, Status
+from gpudoctor.facts.captures.join import READERS
 from gpudoctor.facts.captures.source import load_source
 from gpudoctor.facts.model.missing import known
 from gpudoctor.facts.model.node import Node
@@ -422,3 +423,39 @@ def test_xml_in_one_line_keeps_its_entities() -> None:
     )
     (gpu,) = read(f"{xml}</nvidia_smi_log>\n").gpus
     assert gpu.name == "A & B"
+
+
+def test_what_follows_device_query_is_not_a_part_of_it() -> None:
+    query = "./deviceQuery Starting...\n\nDetected 4 CUDA Capable device(s)\n  Maximum Sizes  1D=(7)\nResult = PASS\n"
+    (finding,) = bad("nvlink.topology", query + MATRIX.format(odd="NV6"))
+    assert finding.status is Status.FAIL
+    memory = "               total        used        free\nMem:           31744       12288        5530\n"
+    assert known(read(f"{query}{memory}").host.ram_mib) == 31744
+
+
+def test_samples_with_other_columns_and_processes_add_to_those_of_dmon() -> None:
+    hot = "# gpu   pwr gtemp mtemp\n# Idx     W     C     C\n    0    70    99   108\n"
+    for more in ("# gpu    sm   mem   enc   dec\n    0     7     0     0     0\n", transcripts.PMON):
+        gpu = read(hot + more).gpus[0]
+        assert (gpu.thermal.gpu_c, gpu.power.draw_w) == (99, 70)
+        assert known(gpu.utilization.gpu_pct) == 7 or known(gpu.processes)
+
+
+def test_metrics_of_several_nodes_are_no_pass() -> None:
+    one = transcripts.dcgm_exporter(0, ROW_REMAP_FAILURE=1)
+    other = transcripts.dcgm_exporter(0, ROW_REMAP_FAILURE=0)
+    assert judge_all(read(one)).exit_code == 1
+    for text in (one + other.replace("GPU-1", "GPU-9"), (one + other).replace("gpu=", 'Hostname="a",gpu=', 1)):
+        report = judge_all(read(text))
+        assert (report.exit_code, "several nodes" in report.reason) == (3, True)
+
+
+def test_a_metric_with_an_exponent_keeps_its_size() -> None:
+    (gpu,) = read(transcripts.dcgm_exporter(0, ECC_SBE_VOL_TOTAL=7).replace(" 7\n", " 2.5e+06\n")).gpus
+    assert gpu.ecc.corrected_volatile == 2_500_000
+
+
+def test_an_error_of_cuda_is_reported_once() -> None:
+    (told,) = read("RuntimeError: CUDA error: no CUDA-capable device is detected\n").source.reported
+    assert told.startswith("CUDA in a program: RuntimeError")
+    assert [reader.name for reader in READERS if "CUDA" in reader.name] == ["CUDA in a program"]

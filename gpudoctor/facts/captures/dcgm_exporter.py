@@ -36,12 +36,15 @@ _PATHS = {
     "DCGM_FI_DEV_PCIE_REPLAY_COUNTER": "pci/replays_since_reset",
 }
 _FLAGS = ("DCGM_FI_DEV_ROW_REMAP_FAILURE",)
+_SEVERAL = "dcgm-exporter: the metrics of several nodes in one text: show those of the node that is judged"
+_EXACT = 1e15
 _XID = "DCGM_FI_DEV_XID_ERRORS"
 
 
 def _read(block: Block) -> Part:
     gpus: dict[int, GpuDump] = {}
     reported: list[str] = []
+    hosts: set[str] = set()
     for line in block.lines:
         series = _SERIES.match(line)
         labels = dict(_LABEL.findall(series[2])) if series is not None else {}
@@ -53,13 +56,18 @@ def _read(block: Block) -> Part:
             continue
         bus_id = labels.get("pci_bus_id", "")
         named = short_bus_id(bus_id) if re.fullmatch(BUS_ID, bus_id) else f"unknown-{index}"
-        values = gpus.setdefault(index, GpuDump(named, {})).values
-        values |= {"product_name": clipped(labels.get("modelName", "")), "uuid": clipped(labels.get("UUID", ""))}
+        hosts.add(clipped(labels.get("Hostname", "")))
+        gpu = gpus.setdefault(index, GpuDump(named, {}))
+        values, uuid = gpu.values, clipped(labels.get("UUID", ""))
+        if len(hosts) > 1 or gpu.bus_id != named or values.get("uuid", uuid) != uuid:
+            return Part(reported=(_SEVERAL,))
+        values |= {"product_name": clipped(labels.get("modelName", "")), "uuid": uuid}
         field, number = series[1], series[3]
         if field == _XID and float(number):
             reported.append(f"dcgm-exporter: the last Xid of GPU {index} is {float(number):.0f} (see dmesg)")
         elif field in _PATHS:
-            whole = number.partition(".")[0] if float(number).is_integer() else number
+            value = float(number)
+            whole = str(int(value)) if value.is_integer() and abs(value) < _EXACT else number
             values[_PATHS[field]] = ("Yes" if float(number) else "No") if field in _FLAGS else whole
     if not gpus:
         return Part(notes=("dcgm-exporter: no series of a GPU",))

@@ -120,8 +120,8 @@ OTHER_TOOL_READERS: tuple[TextReader, ...] = (
     _tool(
         "deviceQuery",
         r"(?:\S{0,200}/)?deviceQuery Starting\.\.\.| ?CUDA Device Query \(",
-        r"\s+\S|Detected \d{1,4} CUDA|Device \d{1,4}: |(?:> )?Peer access from |-> "
-        r"|cudaGetDeviceCount returned|deviceQuery, |Result = ",
+        r"  (?:CUDA |Maximum |[A-Z(][^|]{2,80}:)|\s+<|Detected \d{1,4} CUDA|Device \d{1,4}: "
+        r"|(?:> )?Peer access from |-> |cudaGetDeviceCount returned|deviceQuery, |Result = ",
         "it shows that CUDA starts, and is not judged; on the node: gpudoctor check",
         failures=r"Result = FAIL|^\s*-> \S",
     ),
@@ -162,10 +162,14 @@ OTHER_TOOL_READERS: tuple[TextReader, ...] = (
     _tool(
         "CUDA in a program",
         r".{0,300}?(?:CUDA initialization: |CUDA error: (?:uncorrectable ECC|unknown error|system not yet"
-        r"|no CUDA-capable|hardware stack|initialization error|CUDA-capable device\(s\) is/are busy))",
+        r"|no CUDA-capable|hardware stack|initialization error|CUDA-capable device\(s\) is/are busy))|"
+        r"(?:RuntimeError|(?:torch|cupy|numba)[\w.]{1,60}Error|CUDA error|CUDA_ERROR_\w{1,40}|THCudaCheck FAIL"
+        r"|Check failed: .{1,80}\(\d{1,4} vs\. 0\)|cudaGetDeviceCount|\S{1,200}UserWarning: CUDA init).{0,200}"
+        r"(?:no CUDA-capable device|No CUDA GPUs are available|CUDA unknown error|CUDA driver initialization failed"
+        r"|devices? are busy|device\(s\) is/are busy|Error 80[234]\b)",
         _ALONE,
         "a program's error, whose cause is not judged; on the node: gpudoctor check; its log: gpudoctor diagnose FILE",
-        failures="CUDA initialization: |CUDA error: ",
+        failures=".",
     ),
     _tool(
         "nvidia-smi mig",
@@ -211,16 +215,6 @@ OTHER_TOOL_READERS: tuple[TextReader, ...] = (
         _ALONE,
         "it does not name the GPU; paste: nvidia-smi; dmesg",
         failures="GPU is lost|requires reset|Unknown Error",
-    ),
-    _tool(
-        "CUDA",
-        r"(?:RuntimeError|(?:torch|cupy|numba)[\w.]{1,60}Error|CUDA error|CUDA_ERROR_\w{1,40}|THCudaCheck FAIL"
-        r"|Check failed: .{1,80}\(\d{1,4} vs\. 0\)|cudaGetDeviceCount|\S{1,200}UserWarning: CUDA init).{0,200}"
-        r"(?:no CUDA-capable device|No CUDA GPUs are available|CUDA unknown error|CUDA driver initialization failed"
-        r"|devices? are busy|device\(s\) is/are busy|Error 80[234]\b)",
-        _ALONE,
-        "a program's, not judged; with its whole log: gpudoctor diagnose",
-        failures=".",
     ),
     _tool(
         "nvidia-smi",

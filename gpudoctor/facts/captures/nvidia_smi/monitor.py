@@ -6,6 +6,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from msgspec.structs import replace
+
 from gpudoctor.facts.captures import ABSENT, BUS_ID, MOST_GPUS, clipped
 from gpudoctor.facts.captures.nvidia_smi.query_dump import SmiDump
 from gpudoctor.facts.captures.reader import Block, Part, TextReader
@@ -49,19 +51,22 @@ def _read(block: Block) -> Part:
             columns = _columns(line)
         elif columns and (sample := _SAMPLE.match(line)):
             index = int(sample["gpu"])
-            if index not in last and len(last) >= MOST_GPUS:
+            if index not in last and index not in processes and len(last) + len(processes) >= 2 * MOST_GPUS:
                 continue
             cells = re.split(r"[,\s]+", sample["cells"].strip(), maxsplit=len(columns) - 1)
             if len(cells) < len(columns):
                 continue
-            last[index] = dict(zip(columns, cells, strict=False))
-            if last[index].get("tviol") == "1":
-                hot.add(index)
+            sample_cells = dict(zip(columns, cells, strict=False))
             if "pid" in columns:
-                _add_process(processes.setdefault(index, {}), last[index])
-    gpus = with_readings(last) if "pid" not in columns else {
-        index: Gpu(index, f"unknown-{index}", processes=tuple(found.values())) for index, found in processes.items()
-    }  # fmt: skip
+                _add_process(processes.setdefault(index, {}), sample_cells)
+                continue
+            last.setdefault(index, {}).update(sample_cells)  # an earlier text may have had other columns
+            if sample_cells.get("tviol") == "1":
+                hot.add(index)
+    gpus = with_readings(last)
+    for index, found in processes.items():
+        gpu = gpus.get(index) or Gpu(index, f"unknown-{index}")
+        gpus[index] = replace(gpu, processes=tuple(found.values()))
     if not gpus:
         return Part()
     driver = Driver(module_loaded=True, init_code=0)
