@@ -459,3 +459,10 @@ def test_an_error_of_cuda_is_reported_once() -> None:
     (told,) = read("RuntimeError: CUDA error: no CUDA-capable device is detected\n").source.reported
     assert told.startswith("CUDA in a program: RuntimeError")
     assert [reader.name for reader in READERS if "CUDA" in reader.name] == ["CUDA in a program"]
+
+
+def test_a_line_with_very_many_blanks_is_read() -> None:
+    many = " " * 200_000
+    host = read(f"available: 1 nodes (0)\nnode 0 cpus: 0 1{many}2\nnode 0 size: 4096 MB\n").host
+    assert host.cpus_total == 3
+    assert read(f"  allocatable:{many}x\n{gpu_list(load_node('rtx4090-4', {}))}").scheduler.gpus_allocatable != 0
