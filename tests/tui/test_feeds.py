@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable
@@ -19,6 +18,7 @@ from gpudoctor.tui.feeds import FeedFailure
 from gpudoctor.tui.feeds import child as child_feed
 from gpudoctor.tui.feeds.child import ChildFeed
 from gpudoctor.tui.feeds.playback import PlaybackFeed
+from tests.imported_torch import own_children
 from tests.tui.doctor_app import AT_S, node_of, opening_of, tick_of
 
 WITHIN_S = 60.0
@@ -326,4 +326,4 @@ def test_a_night_without_ticks_is_passed_over(tmp_path: Path) -> None:
 
 
 def test_this_process_has_no_child_left_of_these_tests() -> None:
-    assert [p for p in psutil.Process(os.getpid()).children() if p.status() != psutil.STATUS_ZOMBIE] == []
+    assert [p for p in own_children() if p.status() != psutil.STATUS_ZOMBIE] == []
