@@ -33,7 +33,8 @@ class Job:
         self.hosts = fill_in_hosts(files, self.events)
         self.bus_ids = fill_in_ranks(self.events, self.hosts, one_file=len(files) == 1)
         self._assign_early_exception()
-        self._excuse_starts()
+        self._excuse_pods()
+        self._excuse_ssh()
         self._forget_ends_of_helpers()
         self.world = self._world()
         self.attempts = max((e.attempt for e in self.events), default=0) + 1
@@ -134,35 +135,35 @@ class Job:
         heard = self.ranks_heard()
         return set(range(self.world or max(heard, default=-1) + 1))
 
-    def _excuse_starts(self) -> None:
-        """Turn failures to start that the job's own work contradicts into facts.
+    def _excuse_pods(self) -> None:
+        """A pod that came later still lists what held it up: a fact if the job's output shows that it ran.
 
-        A pod that came later still lists what held it up; a script uses ssh for other things than to start ranks.
+        An `unstuck` event is a pod's status "Running", not the job's work.
         """
         done = {e.file for e in self.events if e.role == "done"}
-        work = [e for e in self.events if e.role in ("progress", "done") or e.what == "work"]
-        first_work = {(e.file, e.attempt): e.line for e in reversed(work)}
-        raised = [e for e in self.of("cause") if e.rank is not None and e.names_rank]
-        last_raised = {(e.file, e.attempt): e.line for e in raised}
-        worked = {e.file for e in work if e.what != "unstuck"}
-        running = {e.file for e in work if e.what == "unstuck"}
+        running = {e.file for e in self.events if e.what == "unstuck"}
+        worked = {e.file for e in self.events if e.what != "unstuck" and is_work(e)}
         scheduled = {(e.file, *_POD.findall(e.text)): e.line for e in self.events if e.what == "scheduled"}
         came: set[tuple[int, int]] = set()
         for event in self.events:
-            here, place = {event.file}, (event.file, event.attempt)
-            if "pod" in event.detail and (
-                done - here
-                or (event.file in running and worked - here)
-                or (
-                    event.what == "launch_failed"
-                    and event.line < scheduled.get((event.file, *_POD.findall(event.text)), 0)
-                )
-            ):
+            if event.what == "error_words" and (event.file, event.line) in came:
+                event.what = "came_later"
+            if "pod" not in event.detail:
+                continue
+            here = {event.file}
+            launched = scheduled.get((event.file, *_POD.findall(event.text)), 0) if event.what == "launch_failed" else 0
+            if done - here or (event.file in running and worked - here) or event.line < launched:
                 event.role, event.what = "fact", "came_later"
                 came.add((event.file, event.line))
-            elif event.what == "error_words" and (event.file, event.line) in came:
-                event.what = "came_later"
-            elif event.what == "ssh_failed" and (
+
+    def _excuse_ssh(self) -> None:
+        """A failed ssh is a fact if work began before it or a rank failed after it: no ssh that starts ranks."""
+        first_work = {(e.file, e.attempt): e.line for e in reversed(self.events) if is_work(e)}
+        raised = [e for e in self.of("cause") if e.rank is not None and e.names_rank]
+        last_raised = {(e.file, e.attempt): e.line for e in raised}
+        for event in self.events:
+            place = event.file, event.attempt
+            if event.what == "ssh_failed" and (
                 first_work.get(place, event.line) < event.line or last_raised.get(place, 0) > event.line
             ):
                 event.role, event.what = "fact", "error_words"

@@ -204,6 +204,4 @@ def _left_over(job: Job, attempt: int, pids: set[int], listed: set[int]) -> tupl
     )
     if first is None or numbers[-1] - first >= world or numbers[0] < first:
         return ()
-    return tuple({first + n for n in range(world)} - set(numbers)) and tuple(
-        n for n in range(world) if first + n not in numbers
-    )
+    return tuple(n for n in range(world) if first + n not in numbers)
