@@ -34,6 +34,15 @@ from gpudoctor.diagnose.stacks import Stack
 _ENDED_FROM_OUTSIDE = (0, -2, -9, -15)  # SIGINT, SIGKILL, SIGTERM
 _EXCEPTION = re.compile(r"(?:[A-Za-z_]\w*\.)*(?:[A-Z]\w*)?(?:Error|Exception): ")
 _OF_A_GPU = ("gpu_lost", "gpu_ecc", "gpu_xid", "nvlink_failed", "wrong_results")
+_GONE = "went without an error of its own: killed, or crashed in native code; which of them is not in this text"
+_LOST = {  # who it was if no rank is named, and what is known
+    "process_died_unknown": ("a process", _GONE),
+    "heartbeat_lost": (
+        "a process",
+        "sent no heartbeat: killed, crashed in native code, or held by one long call; which is not in this text",
+    ),
+    "node_lost": ("a node", _GONE),
+}
 _FATAL = ("exit", "ending", "wait", "stuck", "victim", "wrapper", "closed")
 
 
@@ -172,14 +181,13 @@ def went_on(job: Job) -> bool:
 
 
 def _said_dead(job: Job, attempt: int) -> list[Hypothesis]:
-    """Ray or RAS reports that a process or node is lost, without a reason."""
+    """A controller reports that a process or node is lost or silent, without a reason."""
     found: list[Hypothesis] = []
-    for what in ("process_died_unknown", "node_lost"):
+    for what, (who, text) in _LOST.items():
         events = job.of("cause", attempt=attempt, what=what)
         if not events:
             continue
         ranks = ranks_of(events)
-        who = f"rank {ranks[0]}" if len(ranks) == 1 else "a process" if what == "process_died_unknown" else "a node"
         found.append(
             Hypothesis(
                 what=what,
@@ -187,8 +195,7 @@ def _said_dead(job: Job, attempt: int) -> list[Hypothesis]:
                 host=host_of(events) or (address_of(events) if all(e.word("address") for e in events) else None),
                 confidence="likely",
                 events=events[:3],
-                text=f"{who} went without an error of its own: "
-                "killed, or crashed in native code; which of them is not in this text",
+                text=f"{f'rank {ranks[0]}' if len(ranks) == 1 else who} {text}",
             )
         )
     return found

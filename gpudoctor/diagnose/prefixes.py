@@ -7,6 +7,7 @@ Launchers, schedulers, runtimes and loggers each put their own label before a li
 from __future__ import annotations
 
 import re
+import string
 from itertools import takewhile
 
 import msgspec
@@ -63,77 +64,76 @@ _COLOURS = re.compile(r"\x1b\[[0-9;?]{0,20}[A-Za-z]")
 _TIME = r"\d\d:\d\d:\d\d(?:[.,]\d{1,9})?"
 
 
-def _may_begin(pattern: str, letter: str) -> bool:
-    """Whether a match of the pattern may begin with this letter; true if in doubt."""
-    if pattern.startswith(r"\["):
-        return letter == "["
-    if pattern.startswith(r"\("):
-        return letter == "("
-    if pattern.startswith("(?:\\[(?:INFO"):
-        return letter in "[IWEC"
-    if pattern.startswith("(?:\\[?(?:[A-Z]"):
-        return letter == "[" or letter.isupper()
-    if pattern.startswith("(?P<date>"):
-        return letter.isdecimal()
-    if pattern.startswith("(?P<level>"):
-        return letter in "IWEFV"
-    if pattern.startswith("(?:DEBUG"):
-        return letter in "DIWEC"
-    if pattern.startswith("std"):
-        return letter == "s"
-    return letter not in "[("
-
-
-_PATTERNS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
-    (name, re.compile(text))
-    for name, text in (
+_CAPITALS, _DIGITS = string.ascii_uppercase, string.digits
+_WORD = "_" + string.ascii_letters + _DIGITS
+# what it may begin with, how it is taken, the expression
+_PATTERNS: tuple[tuple[str, str, re.Pattern[str]], ...] = tuple(
+    (first, how, re.compile(text))
+    for first, how, text in (
         # torch's C++ logger, Python's glog-like logger of torch
-        ("", rf"\[(?P<level>[IWEFV])(?P<mmdd>\d{{3,4}}) (?P<clock>{_TIME}) (?P<source>[\w.-]+:\d+)\] ?"),
-        ("", r"\[(?P<level>[IWEF]) (?P<source>[\w.-]+\.cpp:\d+)\] ?"),
-        ("", rf"(?P<level>[IWEFV])(?P<mmdd>\d{{4}}) (?P<clock>{_TIME}) +(?P<thread>\d+) (?P<source>[\w./-]+:\d+)\] ?"),
-        ("", r"\[rank: ?(?P<rank>\d{1,6})\] ?"),
-        ("", r"\[rank(?P<rank>\d{1,6})\]: ?"),
-        ("in group", r"\[(?:rank|Rank|RANK) ?(?P<rank>\d{1,6})\]:? ?"),
-        ("local", r"\[(?P<role>[A-Za-z_]\w{0,30}?)(?P<local_rank>\d{1,5})\]: ?"),
-        ("", r"\[(?P<role>\w{1,40})\|(?P<replica>\d{1,5})\]: ?"),
-        ("", r"\[(?:\d{1,6},)?(?P<rank>\d{1,6})\]<std(?:out|err|diag)>: ?"),
-        ("", r"\[pod/(?P<host>[^/\]\s]{1,253})(?:/[^\]\s]{1,253})?\] ?"),
+        ("[", "", rf"\[(?P<level>[IWEFV])(?P<mmdd>\d{{3,4}}) (?P<clock>{_TIME}) (?P<source>[\w.-]+:\d+)\] ?"),
+        ("[", "", r"\[(?P<level>[IWEF]) (?P<source>[\w.-]+\.cpp:\d+)\] ?"),
         (
+            "IWEFV",
+            "",
+            rf"(?P<level>[IWEFV])(?P<mmdd>\d{{4}}) (?P<clock>{_TIME}) +(?P<thread>\d+) (?P<source>[\w./-]+:\d+)\] ?",
+        ),
+        ("[", "", r"\[rank: ?(?P<rank>\d{1,6})\] ?"),
+        ("[", "", r"\[rank(?P<rank>\d{1,6})\]: ?"),
+        ("[", "in group", r"\[(?:rank|Rank|RANK) ?(?P<rank>\d{1,6})\]:? ?"),
+        ("[", "local", r"\[(?P<role>[A-Za-z_]\w{0,30}?)(?P<local_rank>\d{1,5})\]: ?"),
+        ("[", "", r"\[(?P<role>\w{1,40})\|(?P<replica>\d{1,5})\]: ?"),
+        ("[", "", r"\[(?:\d{1,6},)?(?P<rank>\d{1,6})\]<std(?:out|err|diag)>: ?"),
+        ("[", "", r"\[pod/(?P<host>[^/\]\s]{1,253})(?:/[^\]\s]{1,253})?\] ?"),
+        (
+            "(",
             "",
             r"\((?P<actor>[\w.<>]{1,60})(?: rank=(?P<rank>\d{1,6}))? pid=(?P<pid>\d{1,10})"
             r"(?:, ip=(?P<ip>[0-9a-fA-F.:]{3,45}))?\) ?",
         ),
-        # SkyPilot: this rank is the node's
-        ("", r"\((?P<label>[\w.-]{1,64}), rank=\d{1,6}, pid=\d{1,10}(?:, ip=(?P<ip>[0-9a-fA-F.:]{3,45}))?\) ?"),
-        ("", r"\((?P<actor>raylet|autoscaler|gcs_server)(?: ip=(?P<ip>[0-9a-fA-F.:]{3,45}))?\) ?"),
+        # UCX
         (
+            "[",
+            "",
+            r"\[\d{1,12}\.\d{1,9}\] \[(?P<host>[\w.-]{1,253}):(?P<pid>\d{1,10}) *:\d{1,10}(?::\d{1,10})?\] +"
+            r"(?P<source>\w{1,80}\.c:\d+) +(?=UCX )",
+        ),
+        # SkyPilot: this rank is the node's
+        ("(", "", r"\((?P<label>[\w.-]{1,64}), rank=\d{1,6}, pid=\d{1,10}(?:, ip=(?P<ip>[0-9a-fA-F.:]{3,45}))?\) ?"),
+        ("(", "", r"\((?P<actor>raylet|autoscaler|gcs_server)(?: ip=(?P<ip>[0-9a-fA-F.:]{3,45}))?\) ?"),
+        (
+            "DIWEC",
             "",
             rf"(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) (?P<mmdd>\d\d-\d\d) (?P<clock>{_TIME}) "
             r"(?:\[[^\]]{1,80}|[\w./-]{1,80}:\d+)\] ?",
         ),
-        ("", rf"\[(?P<date>\d{{4}}-\d\d-\d\d)[ T](?P<clock>{_TIME})(?: (?P<tp>(?:DP\d+ )?TP(?P<tprank>\d+)))?\] ?"),
-        ("", rf"(?P<date>\d{{4}}[-/]\d\d[-/]\d\d)[ T_](?P<clock>{_TIME})(?:Z|[+-]\d\d:?\d\d)?,? ?"),
-        ("", r"std(?:out|err) [FP] "),
         (
+            "[",
+            "",
+            rf"\[(?P<date>\d{{4}}-\d\d-\d\d)[ T](?P<clock>{_TIME})(?: (?P<tp>(?:DP\d+ )?TP(?P<tprank>\d+)))?\] ?",
+        ),
+        (_DIGITS, "", rf"(?P<date>\d{{4}}[-/]\d\d[-/]\d\d)[ T_](?P<clock>{_TIME})(?:Z|[+-]\d\d:?\d\d)?,? ?"),
+        ("s", "", r"std(?:out|err) [FP] "),
+        (
+            "[" + _CAPITALS,
             "",
             rf"(?:\[?(?:[A-Z][a-z]{{2}} )?(?P<month>[A-Z][a-z]{{2}}) +(?P<day>\d{{1,2}}) (?P<clock>{_TIME})"
             r"(?: \d{4})?(?:\]? |(?=\[\d{1,6}\]<std)))"
             r"(?:(?P<host>(?!kernel)[\w.-]{1,253}) (?:(?=kernel|slurm|srun)|[\w./-]{1,64}(?:\[\d+\])?: ))?",
         ),
-        ("", r"(?P<host>[\w.-]{1,253}) \[std(?:out|err)\] ?"),
-        ("", r"(?P<label>[\w.-]{1,64}) {0,40}\| "),
-        ("", r"(?P<label>[\w.-]{1,64}/\d{1,5}) (?=\[)"),
-        ("", r"(?P<host>[A-Za-z][\w.-]{1,80}|\d{1,3}(?:\.\d{1,3}){3}): (?=\[(?:rank|default)\d{1,6}\]:)"),
-        ("", r"\d{1,7}\.\d{1,3}s\t\d{1,8}\t"),
-        ("", r"- (?P<label>[\w.-]{1,64}) - (?:DEBUG|INFO|WARNING|ERROR|CRITICAL) - (?=\[(?:rank|default)\d)"),
-        ("", r"\[\d{2,10}\] (?=\[)"),
-        ("", r"(?:\[(?:INFO|WARNING|ERROR|DEBUG|CRITICAL)\]|(?:INFO|WARNING|ERROR|CRITICAL):) (?=\[|\()"),
+        (_WORD, "stream", r"(?P<host>[\w.-]{1,253}) \[std(?:out|err)\] ?"),
+        (_WORD, "", r"(?P<label>[\w.-]{1,64}) {0,40}\| "),
+        (_WORD, "", r"(?P<label>[\w.-]{1,64}/\d{1,5}) (?=\[)"),
+        (_WORD, "", r"(?P<host>[A-Za-z][\w.-]{1,80}|\d{1,3}(?:\.\d{1,3}){3}): (?=\[(?:rank|default)\d{1,6}\]:)"),
+        (_DIGITS, "", r"\d{1,7}\.\d{1,3}s\t\d{1,8}\t"),
+        ("-", "", r"- (?P<label>[\w.-]{1,64}) - (?:DEBUG|INFO|WARNING|ERROR|CRITICAL) - (?=\[(?:rank|default)\d)"),
+        ("[", "", r"\[\d{2,10}\] (?=\[)"),
+        ("[IWEC", "", r"(?:\[(?:INFO|WARNING|ERROR|DEBUG|CRITICAL)\]|(?:INFO|WARNING|ERROR|CRITICAL):) (?=\[|\()"),
     )
 )
 # by first letter, since most prefixes can begin with only one or two
 _PREFIXES: dict[str, tuple[tuple[str, re.Pattern[str]], ...]] = {
-    letter: tuple((name, pattern) for name, pattern in _PATTERNS if _may_begin(pattern.pattern, letter))
-    for letter in "[(-s0123456789" + "abcdefghijklmnopqrtuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_"
+    letter: tuple((how, pattern) for first, how, pattern in _PATTERNS if letter in first) for letter in "[(-" + _WORD
 }
 _MARGIN = re.compile(r"[ \t>]{0,40}")
 _INDENTED = re.compile(r"[ \t]+\[(?:rank|default|[IWEF]\d{3,4} )")  # a log that was quoted
@@ -196,9 +196,9 @@ def stripped(line: str, labels: Labels = NO_LABELS) -> tuple[Origin, str]:
             line = line.lstrip(" \t")
         rest = _without_label(origin, line, labels)
         if rest is None:
-            for name, pattern in _PREFIXES.get(line[:1], ()):
+            for how, pattern in _PREFIXES.get(line[:1], ()):
                 found = pattern.match(line)
-                if found is not None and found.end() and _take(origin, name, found):
+                if found is not None and found.end() and _take(origin, how, found):
                     rest = line[found.end() :]
                     break
         if rest is None:
@@ -218,15 +218,15 @@ def _without_label(origin: Origin, line: str, labels: Labels) -> str | None:
     return None
 
 
-def _take(origin: Origin, name: str, found: re.Match[str]) -> bool:
+def _take(origin: Origin, how: str, found: re.Match[str]) -> bool:
     said = found.groupdict()
-    if name == "local":
+    if how == "local":
         role, number = said["role"], int(said["local_rank"])
         if role.lower() in ("rank", "pg", "step", "epoch"):
             return False
         origin.local_rank = number
         return True
-    if name == "in group":
+    if how == "in group":
         # after torch's own label this is the rank in a process group, not in the job
         if origin.rank is None:
             origin.rank = int(said["rank"])
@@ -250,7 +250,7 @@ def _take(origin: Origin, name: str, found: re.Match[str]) -> bool:
             setattr(origin, field, said[field])
     if said.get("host") is not None:
         host = said["host"]
-        if name == "" and found.re.pattern.endswith(r"\[std(?:out|err)\] ?"):
+        if how == "stream":
             host = host.rpartition(".")[2] or host
         if not _NO_HOSTS.fullmatch(host):  # `stderr: [rank0]: `
             origin.host = host

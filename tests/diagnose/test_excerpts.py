@@ -102,7 +102,7 @@ CASES: list[tuple[str, int | None, str]] = [
     ),
     ("cuda_driver_mismatch", None, "Failed to initialize NVML: Driver/library version mismatch\n"),
     (
-        "ib_completion_error",
+        "ib_access_error",
         None,
         "n3:88:190 [3] transport/net_ib.cc:2001 NCCL WARN NET/IB : Got completion from peer 10.1.2.3<51234> with status=4 opcode=0 len=0 vendor err 81 (Send) localGid fe80::1 remoteGids fe80::2\n",
     ),
@@ -110,6 +110,16 @@ CASES: list[tuple[str, int | None, str]] = [
         "ib_completion_error",
         None,
         "n3:88:190 [3] transport/net_ib.cc:2001 NCCL WARN NET/IB : Got completion from peer 10.1.2.3<51234> with error 12, opcode 129, len 32768, vendor err 129 (Recv)\nn3:88:190 [3] NCCL INFO transport/net.cc:1298 -> 6\nn3:88:191 [3] transport/net_ib.cc:2001 NCCL WARN NET/IB : Got completion from peer 10.1.2.3<51234> with error 5, opcode 0, len 0, vendor err 249 (Send)\n",
+    ),
+    (
+        "ib_access_error",
+        None,
+        "n3:88:190 [3] transport/net_ib.cc:2001 NCCL WARN NET/IB: Got completion from peer 10.1.2.3<51234> with status=IBV_WC_REM_ACCESS_ERR(10) opcode=0 len=0\n",
+    ),
+    (
+        "ib_completion_error",
+        None,
+        "n3:88:190 [3] transport/net_ib.cc:2001 NCCL WARN NET/IB: Got completion from peer 10.1.2.3<51234> with status=IBV_WC_RETRY_EXC_ERR(12) opcode=0 len=0\n",
     ),
     (
         "ib_qp_setup_failed",

@@ -28,6 +28,18 @@ CASES: dict[str, tuple[str, int | None, str]] = {
         None,
         f"WARNING: {HOROVOD_STALLS}Stalled ops: Allreduce_loss_0 [ready ranks: 3], Allreduce_grad_0 [ready ranks: 2, 0, 1]\n",
     ),
+    "horovod, ready ranks behind a progress bar": (
+        "rank_behind",
+        0,
+        f"Epoch 3:  82%|8 | 10/12 [36:43<1:25, 22.91s/it]WARNING: {HOROVOD_STALLS}Stalled ops: allreduce.a [ready ranks: 3, 1], "
+        "allreduce.b [ready ranks: 1, 3]\n",
+    ),
+    "MPICH: init fails on a rank": (
+        "mpi_failed",
+        5,
+        "[1642768357.765504] [n2:429:0]  ib_mlx5_dv.c:161  UCX  ERROR  create(QP) failed, syndrome 0: Cannot allocate memory\n"
+        "Abort(1091215) on node 5 (rank 5 in comm 0): Fatal error in PMPI_Init: Other MPI error, error stack:\n",
+    ),
     "horovodrun": (
         "victims_only",
         None,
@@ -249,13 +261,13 @@ CASES: dict[str, tuple[str, int | None, str]] = {
         "Some timed out task names:\n/job:jax_worker/replica:0/task:2\n",
     ),
     "JAX: a task without heartbeats": (
-        "process_died_unknown",
+        "heartbeat_lost",
         3,
         "E1002 10:00:00.1 88 service.cc:77] Polled an error: UNAVAILABLE: The following tasks are unhealthy (stopped "
         "sending heartbeats):\n/job:jax_worker/replica:0/task:3\nThe tasks have crashed. Check the task logs\n",
     ),
     "JAX: one task without a heartbeat": (
-        "process_died_unknown",
+        "heartbeat_lost",
         1,
         "2025-01-09 15:47:38.5: E xla/service.cc:1170] /job:jax_worker/replica:0/task:1 has been set to ERROR in "
         "coordination service: UNAVAILABLE: Task /job:jax_worker/replica:0/task:1 heartbeat timeout.\n",

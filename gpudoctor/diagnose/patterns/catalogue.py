@@ -21,16 +21,21 @@ _NCCL = rows(
     ("imex_mnnvl", "not_permitted", r"CUDA_ERROR_NOT_PERMITTED.{0,40}fabric"),
     ("imex_mnnvl", "800", r"Cuda failure 800 'operation not permitted'"),
     # a flushed request (5) follows from the first error of its queue
-    ("ib_flushed", "completion", r"Got completion .{0,120}(?:with error|status[= ]*) ?5\b", "victim"),
+    ("ib_flushed", "completion", r"Got completion .{0,120}(?:with error|status[= ]*)(?: |\w+\()?5\b", "victim"),
+    # an access that the adapter refused (IBV_WC_LOC_PROT_ERR, LOC_ACCESS_ERR, REM_ACCESS_ERR): its view of memory, no cable
+    ("ib_access_error", "completion",
+     r"Got completion (?:from peer (?P<peer>[^ <]{1,80})\S*)?.{0,60}(?:with error|status[= ]*)(?: |\w+\()?(?P<status>4|8|10)\b",
+     "cause", 2, False),
+    ("ib_access_error", "error on ", r"\b(?:Remote access|Local protection|Local access) error on \w+:\d", "cause", 2, False),
     ("ib_completion_error", "completion",
-     r"Got completion (?:from peer (?P<peer>[^ <]{1,80})\S*)?.{0,60}(?:with error|status[= ]*) ?(?P<status>12|9|11|13)\b",
+     r"Got completion (?:from peer (?P<peer>[^ <]{1,80})\S*)?.{0,60}(?:with error|status[= ]*)(?: |\w+\()?(?P<status>12|9|11|13)\b",
      "echo", 2, False),
     ("ib_completion_error", "completion",
-     r"Got completion (?:from peer (?P<peer>[^ <]{1,80})\S*)?.{0,60}(?:with error|status[= ]*) ?(?P<status>\d+)\b",
+     r"Got completion (?:from peer (?P<peer>[^ <]{1,80})\S*)?.{0,60}(?:with error|status[= ]*)(?: |\w+\()?(?P<status>\d+)\b",
      "cause", 2, False),
     # UCX
     ("ib_completion_error", "retry count exceeded", r"\b[Rr]etry count exceeded on \w+:\d", "echo", 2, False),
-    ("ib_completion_error", " error on ", r"\b(?:Remote|Local) (?:operation|access|protection|length|QP operation|invalid request) error on \w+:\d", "echo", 2, False),
+    ("ib_completion_error", " error on ", r"\b(?:Remote|Local) (?:operation|length|QP operation|invalid request) error on \w+:\d", "echo", 2, False),
     ("ib_completion_error", "transport retry", r"transport retry counter exceeded", "echo", 2, False),
     # an event of this host's own adapter; those of a change (GID table, LID, port active) do no harm
     ("ib_port_error", "async", r"NET/IB ?: .{0,80}async (?:fatal |error )?event ?: ?(?:port error|local catastrophic error)", "echo", 3, False),
@@ -205,7 +210,7 @@ _TORCH = rows(
     ("peer_timeout", "deepep", r"DeepEP\b.{0,80}\btimeout", "wait"),
     # JAX's coordination service; its other tasks are told by CoordinationReader
     ("process_died_unknown", "different incarnation", r"/job:[^/\s]{1,80}/(?:replica:\d+/)?task:(?P<task_rank>\d+) unexpectedly tried to connect with a different incarnation", "cause", 2),
-    ("process_died_unknown", "heartbeat timeout", r"Task /job:[^/\s]{1,80}/(?:replica:\d+/)?task:(?P<task_rank>\d+) heartbeat timeout", "cause", 2),
+    ("heartbeat_lost", "heartbeat timeout", r"Task /job:[^/\s]{1,80}/(?:replica:\d+/)?task:(?P<task_rank>\d+) heartbeat timeout", "cause", 2),
     ("store_lost", "coordination", r"(?:UNAVAILABLE|ABORTED|INTERNAL): .{0,300}[Cc]oordination", "victim"),
     ("store_timeout", "deadline_exceeded", r"DEADLINE_EXCEEDED: .{0,200}[Bb]arrier", "wait"),
     ("rendezvous_unreachable", "stop_waiting", r"[Ss]top_waiting response is (?:expected|required)"),

@@ -8,7 +8,7 @@ from gpudoctor.diagnose.events import Event
 
 _TASK = re.compile(r"/job:[^/\s]{1,80}/(?:replica:\d+/)?task:(?P<rank>\d{1,6})\b")
 _MISSING = re.compile(r"[Tt]imed out task names:")
-_DEAD = re.compile(r"tasks are unhealthy")
+_UNHEALTHY = re.compile(r"tasks are unhealthy")
 # one of these is in each line that is read here
 _WORDS = re.compile(r"task names:|tasks are unhealthy|may be stuck|is unstuck|Termination timeout")
 _WAITS = re.compile(
@@ -28,11 +28,11 @@ class CoordinationReader:
         if self._below is not None and (task := _TASK.match(text)):
             if self._below == "missing":
                 return [Event(role="wait", what="store_timeout", detail={"key_rank": task["rank"]})]
-            return [Event(role="cause", what="process_died_unknown", rank=int(task["rank"]))]
+            return [Event(role="cause", what="heartbeat_lost", rank=int(task["rank"]))]
         if not _WORDS.search(text):
             self._below = None
             return []
-        self._below = "missing" if _MISSING.search(text) else "dead" if _DEAD.search(text) else None
+        self._below = "missing" if _MISSING.search(text) else "silent" if _UNHEALTHY.search(text) else None
         if "Thread is unstuck" in text:
             return [Event(role="progress", what="unstuck")]
         if waits := _WAITS.search(text):

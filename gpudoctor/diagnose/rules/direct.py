@@ -21,6 +21,7 @@ _OUTSIDE = {
     "barrier_failed",
     "config_mismatch",
     "process_died_unknown",
+    "heartbeat_lost",
     "node_lost",
     "rank_behind",
 }

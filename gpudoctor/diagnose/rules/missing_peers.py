@@ -121,6 +121,7 @@ def stalled_tensors(job: Job, attempt: int) -> list[Hypothesis]:
         for said, of in (("missing", missing), ("ready", ready)):
             of.setdefault(event.word("op") or "", set()).update(map(int, _NUMBER.findall(event.word(said) or "")))
     heard = set[int]().union(*ready.values())
+    heard |= job.members | set(range(max(heard, default=-1) + 1))  # ranks are numbered without a gap
     for op, there in ready.items():
         if there:
             missing.setdefault(op, set()).update(heard - there)
