@@ -122,8 +122,11 @@ def _cause(job: Job, found: Hypothesis, confidence: Confidence, gathered: Gather
 
 
 def _evidence(found: Hypothesis, gathered: GatheredLogs) -> Iterable[EvidenceLine]:
-    """The lines of the hypothesis; for the first exception also the statement that raised it."""
-    for number, event in enumerate(found.events[:6]):
+    """The lines of the hypothesis, each once; for the first exception also the statement that raised it."""
+    shown: dict[tuple[int, int], Event] = {}
+    for event in found.events[:6]:
+        shown.setdefault((event.file, event.line), event)
+    for number, event in enumerate(shown.values()):
         name = gathered.files[event.file].name
         raised = event.number("raised")
         if number == 0 and raised and not (event.word("raised_text") or "").endswith("("):

@@ -151,7 +151,9 @@ class Job:
             if "pod" not in event.detail:
                 continue
             here = {event.file}
-            launched = scheduled.get((event.file, *_POD.findall(event.text)), 0) if event.what == "launch_failed" else 0
+            launched = (
+                scheduled.get((event.file, *_POD.findall(event.text)), 0) if event.what == "pod_not_scheduled" else 0
+            )
             if done - here or (event.file in running and worked - here) or event.line < launched:
                 event.role, event.what = "fact", "came_later"
                 came.add((event.file, event.line))

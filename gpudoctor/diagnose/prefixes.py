@@ -95,8 +95,8 @@ _PATTERNS: tuple[tuple[str, str, re.Pattern[str]], ...] = tuple(
         (
             "[",
             "",
-            r"\[\d{1,12}\.\d{1,9}\] \[(?P<host>[\w.-]{1,253}):(?P<pid>\d{1,10}) *:\d{1,10}(?::\d{1,10})?\] +"
-            r"(?P<source>\w{1,80}\.c:\d+) +(?=UCX )",
+            r"(?:\[\d{1,12}\.\d{1,9}\] )?\[(?P<host>[\w.-]{1,253}):(?P<pid>\d{1,10}) *:\d{1,10}(?::\d{1,10})?\] +"
+            r"(?P<source>\w{1,80}\.c:\d+) +",
         ),
         # SkyPilot: this rank is the node's
         ("(", "", r"\((?P<label>[\w.-]{1,64}), rank=\d{1,6}, pid=\d{1,10}(?:, ip=(?P<ip>[0-9a-fA-F.:]{3,45}))?\) ?"),
@@ -151,19 +151,22 @@ def with_short_numbers(line: str) -> str:
 def labels_of(lines: list[str]) -> Labels:
     """The labels that most of the first lines of a file have."""
     margin = _margin(lines)
-    shown = [rest for line in lines if (rest := stripped(line.removeprefix(margin))[1].strip("\r\n")).strip()]
+    read = [stripped(line.removeprefix(margin)) for line in lines]
+    shown = [(origin, rest) for origin, text in read if (rest := text.strip("\r\n")).strip()]
     if not shown:
         return Labels()
-    free = [line for line in shown if not line.startswith(("srun:", "slurmstepd", "srun "))]
-    tasks = [m for line in free if (m := _TASK.match(line))]
+    free = [(origin, line) for origin, line in shown if not line.startswith(("srun:", "slurmstepd", "srun "))]
+    tasks = [m for _, line in free if (m := _TASK.match(line))]
     if free and len(tasks) >= 0.6 * len(free):
         return Labels(tasks=True, margin=margin)
     counts: dict[str, int] = {}
-    for line in free:
+    for origin, line in free:
         found = _HOST_LABEL.match(line)
-        if found and not _NO_HOSTS.fullmatch(found[1]):
+        # pdsh and its like write in front of what a logger prints
+        if found and not _NO_HOSTS.fullmatch(found[1]) and origin.source is None and origin.level is None:
             counts[found[1]] = counts.get(found[1], 0) + 1
-    if sum(counts.values()) >= 0.6 * len(free) and len(free) >= 4 and min(counts.values()) >= 2:
+    a_word = len(counts) == 1 and all(label.isalpha() for label in counts)  # "Training: step 3"
+    if sum(counts.values()) >= 0.6 * len(free) and len(free) >= 4 and min(counts.values()) >= 2 and not a_word:
         return Labels(hosts=frozenset(counts), margin=margin)
     return Labels(margin=margin)
 

@@ -34,6 +34,59 @@ CASES: dict[str, tuple[str, int | None, str]] = {
         f"Epoch 3:  82%|8 | 10/12 [36:43<1:25, 22.91s/it]WARNING: {HOROVOD_STALLS}Stalled ops: allreduce.a [ready ranks: 3, 1], "
         "allreduce.b [ready ranks: 1, 3]\n",
     ),
+    "JAX: memory, in other words": (
+        "cuda_oom",
+        None,
+        "jaxlib.xla_extension.XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory allocating 61116661760 bytes.\n",
+    ),
+    "JAX: memory, in newer words": (
+        "cuda_oom",
+        None,
+        "jax.errors.JaxRuntimeError: RESOURCE_EXHAUSTED: Failed to allocate request for 176.00MiB (184549376B) on device ordinal 0\n",
+    ),
+    "gRPC: no memory of a GPU": (
+        "user_exception",
+        None,
+        'Traceback (most recent call last):\n  File "/w/t.py", line 2, in f\n'
+        "XlaRuntimeError: RESOURCE_EXHAUSTED: Received message larger than max (12 vs. 4)\n",
+    ),
+    "HCCL: a reason": (
+        "accelerator_error",
+        None,
+        'Traceback (most recent call last):\n  File "/w/t.py", line 2, in f\n'
+        "RuntimeError: [ERROR] HCCL error in: torch_npu/csrc/distributed/ProcessGroupHCCL.cpp:64\n"
+        "EJ0001: 2024-05-21-11:57:54.1 Failed to initialize the HCCP process. Reason: Maybe the last process is running.\n",
+    ),
+    "HCCL: without a reason": (
+        "accelerator_error",
+        3,
+        "RuntimeError: HCCL error in: ProcessGroupHCCL.cpp:64\n"
+        "[ERROR] 2024-05-21-11:57:54 (PID:92, Device:3, RankID:3) ERR02200 DIST call hccl api failed.\n",
+    ),
+    "EFA: no device": (
+        "efa_not_found",
+        None,
+        "libfabric:85:1712:core:core:fi_getinfo_():1392<warn> fi_getinfo: provider efa output empty list\n"
+        "gpu1:85:85 [0] nccl_net_ofi_create_plugin:211 NCCL WARN NET/OFI Unable to find a protocol that worked. Failing initialization.\n",
+    ),
+    "torch.save: no file": (
+        "checkpoint_not_written",
+        None,
+        'Traceback (most recent call last):\n  File "/w/t.py", line 2, in f\n'
+        "RuntimeError: Parent directory /ckpt/run3 does not exist.\n",
+    ),
+    "Gloo: the loopback address": (
+        "bootstrap_no_interface",
+        8,
+        "[rank8]: Warning: Unable to resolve hostname to a (local) address. Using the loopback address as fallback.\n"
+        "[rank8]: RuntimeError: Gloo connectFullMesh failed with timed out connecting\n",
+    ),
+    "Ray: a worker died after the work": (
+        "healthy",
+        None,
+        "step 1\nstep 2\nstep 3\n2020-04-12 10:00:00,1\tWARNING worker.py:1134 -- A worker died or was killed while "
+        "executing task ffff.\nsuccess!\n",
+    ),
     "MPICH: init fails on a rank": (
         "mpi_failed",
         5,
@@ -488,7 +541,7 @@ CASES: dict[str, tuple[str, int | None, str]] = {
         "sbatch: error: Batch job submission failed: Invalid generic resource (gres) specification\n",
     ),
     "Kubernetes: no room": (
-        "launch_failed",
+        "pod_not_scheduled",
         None,
         "  Warning  FailedScheduling  3m  default-scheduler  0/5 nodes are available: 5 Insufficient nvidia.com/gpu.\n",
     ),

@@ -68,12 +68,12 @@ GPU = re.compile(r"\bGPU (?P<gpu>\d{1,3})\b|\bdevice=?(?:cuda:)?(?P<device>\d{1,
 PROGRESS = re.compile(
     r"(?i)(?:^|[\s\[|{,\"'(])(?:global_?step|step|iter(?:ation)?|epoch|batch|it)s?[\"']?[ :=#\[(]{0,6}(\d{1,10})\b"
 )
-WORDS_OF_AN_END = ("done", "finish", "complet", "succeed", "reached", "exit")
+WORDS_OF_AN_END = ("done", "finish", "complet", "succe", "reached", "exit")
 RESUMED = re.compile(
     r"(?i)\b(?:resum(?:ed?|ing)|restor(?:ed?|ing)|load(?:ed|ing))\b.{0,60}\bcheckpoint|\bresum(?:ed|ing)\b.{0,40}\bfrom\b"
 )
 DONE = re.compile(
-    r"(?i)^\W*(?:done|finished|completed?)\b|\b(?:train(?:ing)?|job|run|fit|epochs?)\b.{0,40}\b(?:finished|completed?|done|succeeded)\b"
+    r"(?i)^\W*(?:done|finished|completed?)\b|^\W*success(?:ful(?:ly)?)?\W*$|\b(?:train(?:ing)?|job|run|fit|epochs?)\b.{0,40}\b(?:finished|completed?|done|succeeded)\b"
     r"|max_(?:steps|epochs)\S* reached|srun exit code 0\b|exit(?:ed with)? (?:code|status) 0\b|state=COMPLETED"
 )
 # before a word like "done": "Timed out waiting for job step to complete", "training was not finished"

@@ -1,4 +1,4 @@
-"""Tables of patterns: the lines of those who run a job (kernel, schedulers, container runtimes, launchers, TPUs)."""
+"""Tables of patterns: the lines of those who run a job (kernel, schedulers, container runtimes, launchers)."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ STARTS = rows(
     ("import_error", "not found (required by", r"version `\S{1,80}' not found \(required by ", "cause", 3),
     ("launch_failed", "fatal:", r"\b(?:srun|salloc|sbatch): fatal: ", "cause", 3, False),
     # the kubelet may place it later: "Started container"
-    ("launch_failed", "nodes are available", r"\b(?P<pod>\d+/\d+ nodes are available): ", "cause", 2, False),
+    ("pod_not_scheduled", "nodes are available", r"\b(?P<pod>\d+/\d+ nodes are available): ", "cause", 2, False),
     ("launch_failed", "unable to", r"(?:srun|salloc|sbatch): error: Unable to (?:create step|allocate resources|confirm allocation)", "cause", 2, False),
     ("container_failed", "enroot", r"enroot-\w+: (?:failed|could not|command not found)|\[ERROR\] /etc/enroot/", "cause", 3, False),
     ("cuda_driver_mismatch", "version mismatch", r"nvml error: driver/library version mismatch", "cause", 3, False),
@@ -100,11 +100,4 @@ STARTS = rows(
     ("mpi_failed", "slots", r"There are not enough slots available in the system", "cause", 3, False),
     ("mpi_failed", "was unable to", r"(?:mpirun|prterun|mpiexec) was unable to (?:find|launch|start)", "cause", 3, False),
     ("node_lost", "remote daemon", r"Remote daemon: \S+ on node (?P<node>[\w.-]+)", "ending", 3, False),
-)  # fmt: skip
-
-# Errors of TPUs, reported by JAX, PyTorch/XLA and libtpu
-TPU = rows(
-    ("tpu_fault", "fatal error", r"!!!! FATAL ERROR !!!! for \[(?P<gpu>/dev/\w+)"),
-    ("tpu_fault", "physical location", r"\[Physical location: [\w:.-]+\].{0,20}error has occurred", "cause", 2),
-    ("tpu_init_failed", "tpu", r"TPU initialization failed|The TPU is already in use by"),
 )  # fmt: skip

@@ -65,7 +65,10 @@ class RayReader:
         if _DIED.search(text):
             if worker := _DEAD_WORKER.search(text):
                 self._said |= worker.groupdict()
-            return self._death("process_died_unknown")
+            event = self._death("process_died_unknown")
+            if "WARNING" in text:  # printed at each end of an actor's process, also after the work
+                event.role, event.strength, event.detail["warning"] = "echo", 1, 1
+            return event
         return None
 
     def _death(self, what: str) -> Event:

@@ -14,6 +14,7 @@ _LOUD = re.compile(
 _NOT_LOUD = re.compile(
     r"(?-i:\b(?:INFO|Info|WARN(?:ING)?|Warning|DEBUG|TRACE|NOTICE)\b|Warning:)|level=(?:info|warn|debug)|\b(?:retry|retrying|retries|ignor(?:ed|ing))\b"
     r"|\b(?:no|0|zero|without|any) (?:\w+ )?(?:errors?|exceptions?|failures?)\b|\bfailed\b(?: \w+){0,2}\s?[:=]?\s?0\b"
+    r"|\bi(?:['\u2019](?:m|ve|d|ll))? (?!in\b|is\b|of\b)[a-z]{2,}"  # prose: "I see this error"
     r"|\berror(?: rate)?\s?[:=]?\s?\d+\.\d|^\s*(?:except|raise|def|class|if|return|import|from|#)\b|^wandb: ",
     re.IGNORECASE,
 )

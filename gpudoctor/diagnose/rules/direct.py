@@ -90,7 +90,7 @@ def weak_causes(job: Job, attempt: int) -> list[Hypothesis]:
     found = _grouped(job, attempt, _without_memory(job, attempt, events))
     for hypothesis in found:
         hypothesis.confidence = "possible"
-        hypothesis.unknown = hypothesis.what in ("nccl_unknown", "nccl_cuda_unknown")
+        hypothesis.unknown = hypothesis.what in ("nccl_unknown", "nccl_cuda_unknown", "accelerator_error")
     return found
 
 

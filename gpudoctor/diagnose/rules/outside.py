@@ -11,6 +11,8 @@ from gpudoctor.diagnose.rules.model import Hypothesis, host_of, named, only_rank
 
 _ECC = {48, 63, 64, 94, 95, 140, 171, 172}
 _FOLLOWS = {43, 45}
+_INTERRUPTED = re.compile(r"\b2 death signal|got signal: 2\b|SIGINT|KeyboardInterrupt")
+_BY_HAND = " (SIGINT: Ctrl-C or a user's word; if the job stood still before that, what it waited for is the question)"
 _OTHER_PROGRAM = re.compile(r"\((?!python|pt_|ray|torchrun|train|deepspeed|accelerate|vllm|java|pt_data)")
 
 
@@ -42,7 +44,8 @@ def signals_and_cancels(job: Job, attempt: int) -> list[Hypothesis]:
                 what=what,
                 host=host,
                 confidence="certain" if strongest > 1 else "likely",
-                text=told[0].text,
+                text=told[0].text
+                + (_BY_HAND if what == "terminated_signal" and _INTERRUPTED.search(told[0].text) else ""),
                 events=told[:3],
                 unknown=what == "cancelled" and all(" STEP " in e.text for e in told),
             )
