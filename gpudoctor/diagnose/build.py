@@ -80,7 +80,7 @@ def diagnose(gathered: GatheredLogs, reports: Iterable[NodeReport] = ()) -> Diag
         next=tuple(_next_steps(cause, text_of_cause(best.what).checks)),
         reason="; ".join(notes),
         clocks=clock_skews(job, attempt),
-        silent_ranks=tuple(sorted(job.members - job.ranks_heard()))[:1024] if job.world else (),
+        silent_ranks=tuple(sorted(job.members - job.ranks_heard()))[:1024] if job.world and job.ranks_heard() else (),
     )
 
 
@@ -167,6 +167,8 @@ def _victims(job: Job, attempt: int, best: Hypothesis) -> Iterable[Victim]:
     shown = {e.rank for e in best.events if e.rank is not None} if proof else set()
     for event in job.of("victim", "wait", attempt=attempt):
         key = event.rank if event.rank is not None else (event.host, event.file)
+        if event.what == "ib_flushed":  # it follows from an error of the same queue, which may be this process's own
+            continue
         if key in told or len(told) >= _MOST_VICTIMS or (event.rank is not None and event.rank in best.ranks):
             continue
         if ((event.file, event.line) in proof or event.rank in shown) and best.what not in (

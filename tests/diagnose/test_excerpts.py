@@ -471,3 +471,18 @@ def test_a_victim_is_never_certain(tmp_path: Path) -> None:
     assert answer.cause is not None
     assert answer.cause.confidence == "possible"
     assert answer.collect
+
+
+def test_a_flushed_request_makes_its_own_host_no_victim(tmp_path: Path) -> None:
+    got = "n3:88:190 [3] transport/net_ib.cc:2001 NCCL WARN NET/IB : Got completion from peer 10.1.2.3<5> with status={} opcode=1\n"
+    answer = answer_to(got.format(12) + got.format(5), tmp_path)
+    assert said(answer) == ("ib_completion_error", None)
+    assert not answer.victims
+
+
+def test_no_rank_is_silent_in_a_text_of_a_controller_alone(tmp_path: Path) -> None:
+    died = "(TrainController pid=7) world size 2\n(TrainController pid=7) The actor died because its node has died. Node Id: b1\n"
+    answer = answer_to(died, tmp_path)
+    assert said(answer) == ("node_lost", None)
+    assert answer.silent_ranks == ()
+    assert answer_to(f"{died}[rank0]: RuntimeError: x\n", tmp_path).silent_ranks == (1,)

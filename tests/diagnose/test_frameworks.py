@@ -87,6 +87,12 @@ CASES: dict[str, tuple[str, int | None, str]] = {
         "step 1\nstep 2\nstep 3\n2020-04-12 10:00:00,1\tWARNING worker.py:1134 -- A worker died or was killed while "
         "executing task ffff.\nsuccess!\n",
     ),
+    "TensorRT-LLM: the rank in the words": (
+        "cuda_illegal_access",
+        3,
+        "[05/27/2025-21:12:36] [TRT-LLM] [E] Failed to initialize executor on rank 3: CUDA runtime error in cudaMemsetAsync(x): "
+        "an illegal memory access was encountered\n",
+    ),
     "MPICH: init fails on a rank": (
         "mpi_failed",
         5,
