@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from gpudoctor.private_folder import read_own_file
 from gpudoctor.report.output_files import OutputError, write_file
 from gpudoctor.slurm.node_records import NodeRecord, drain_reason, read_nodes, set_drain, undo_drain
 
@@ -110,6 +111,7 @@ def _most(members: int, cap_percent: int) -> int:
 # A node that gpudoctor drained is undrained after several passed health checks in a row.
 
 _HEALTHY_FILE = "undrain.json"
+_HEALTHY_BYTES_MAX = 1 << 16
 
 
 class _HealthyChecks(msgspec.Struct, frozen=True):
@@ -123,7 +125,7 @@ def count_healthy(folder: Path, node: NodeRecord) -> int:
     """Add one passed health check to the current drain of `node` and return the count. A lost file counts as 0."""
     drain = f"{node.reason} {node.since}"
     try:
-        kept = msgspec.json.decode((folder / _HEALTHY_FILE).read_bytes(), type=_HealthyChecks)
+        kept = msgspec.json.decode(read_own_file(folder / _HEALTHY_FILE, _HEALTHY_BYTES_MAX), type=_HealthyChecks)
     except (OSError, ValueError, RecursionError):  # msgspec raises UnicodeDecodeError too
         kept = _HealthyChecks(drain, 0)
     healthy = kept.healthy + 1 if kept.drain == drain else 1

@@ -118,6 +118,17 @@ def test_a_garbled_count_of_healthy_checks_starts_again(damage: bytes, node: Nod
     assert b'"healthy":1' in file.read_bytes()
 
 
+def test_a_pipe_in_place_of_the_count_does_not_stop_the_health_check(node: Node) -> None:
+    node.trial()
+    node.node("IDLE+DRAIN", _REASON)
+    node.run("health")
+    file = next(node.folder.rglob("undrain.json"))
+    file.unlink()
+    os.mkfifo(file)
+    node.run("health")
+    assert b'"healthy":1' in file.read_bytes()
+
+
 def test_a_drain_that_came_during_a_health_check_is_not_taken_back_by_it(node: Node) -> None:
     """An epilog drains for a fault that the health check, which started before, has not seen."""
     node.trial()
