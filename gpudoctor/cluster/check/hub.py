@@ -31,6 +31,8 @@ from gpudoctor.exits import printable
 _UNPROVED_MAX = 1024  # unauthenticated connections: more than a large job opens at once
 _PROOF_S = 5.0  # a member answers at once; a late one connects again
 _TICK_S = 0.2
+# shortages of the system, not errors of one connection: accept is tried again
+_OUT_OF = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class MemberSilence(msgspec.Struct, frozen=True):
@@ -184,9 +186,13 @@ class Hub:
         try:
             connection, _ = self._listener.accept()
         except OSError as error:
-            if error.errno in (errno.EMFILE, errno.ENFILE) and self._unproved:
+            if error.errno not in _OUT_OF:
+                return  # the client closed the connection before it was accepted
+            if self._unproved:
                 self._hang_up_on(next(iter(self._unproved)))  # strangers' connections use up all file descriptors
-            return  # otherwise the client closed the connection before it was accepted
+            else:
+                time.sleep(_TICK_S)  # the connection still waits: select would return at once, again and again
+            return
         if len(self._unproved) >= _UNPROVED_MAX:
             self._hang_up_on(next(iter(self._unproved)))  # if it was a member, it connects again and proves itself
         connection.settimeout(self._silence_s)
