@@ -15,7 +15,7 @@ from gpudoctor.report.model import render_json
 try:
     from aiohttp import web
 except ImportError:
-    raise UserError("agent wants aiohttp: pip install 'gpudoctor-cli[agent]'") from None
+    raise UserError("agent needs aiohttp, which this Python lacks: pip install 'gpudoctor-cli[agent]'") from None
 
 from gpudoctor.http.server import HEADERS, one_line
 
@@ -53,8 +53,9 @@ class AgentAnswers:
             return one_line(403, f"refused: {refusal}")
         knows = self._access.knows(tokens[0] if tokens else None)
         if path != "/healthz" and not knows:
-            wanted = {"WWW-Authenticate": "Bearer"}
-            return one_line(401, "a token is wanted: Authorization: Bearer TOKEN", {**HEADERS, **wanted})
+            found = "this is not the token" if tokens else "no token came"
+            why = f"{found}; the request must have the header Authorization: Bearer TOKEN"
+            return one_line(401, why, {**HEADERS, "WWW-Authenticate": "Bearer"})
         if request.method not in ("GET", "HEAD"):
             return one_line(405, "GET and HEAD only", {**HEADERS, "Allow": "GET, HEAD"})
         self.listener.heard(request.transport)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import socket
 from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -20,7 +19,14 @@ from gpudoctor.errors import UserError
 from gpudoctor.exits import printable, say
 from gpudoctor.facts.model.node import Source
 from gpudoctor.facts.system.environment import node_name
-from gpudoctor.http.address import TOKEN_LENGTH_MIN, HttpAccess, ListenAddress, listen_address, read_token
+from gpudoctor.http.address import (
+    TOKEN_LENGTH_MIN,
+    HttpAccess,
+    ListenAddress,
+    checked_token,
+    listen_address,
+    read_token,
+)
 from gpudoctor.http.listener import ended_by_signal
 from gpudoctor.process.command import CommandLateError, run_command
 from gpudoctor.process.die_with_parent import adopt_orphans
@@ -90,15 +96,10 @@ def token_of(file: Path | None, environ: Mapping[str, str], where: ListenAddress
         if where.is_loopback:
             return None
         raise UserError(
-            f"{where.option} {printable(where.host)}: others can reach it, so it wants a token: --token-file FILE, "
-            f"or {TOKEN_VARIABLE} in the environment"
+            f"{where.option} {printable(where.host)}: others can reach it, so there must be a token, and none was "
+            f"given: --token-file FILE, or {TOKEN_VARIABLE} in the environment"
         )
-    if not re.fullmatch(rf"[!-~]{{{TOKEN_LENGTH_MIN},}}", token):
-        raise UserError(
-            f"{name}: a token of at least {TOKEN_LENGTH_MIN} characters is wanted, without blanks, "
-            "such as openssl rand -hex 16 gives"
-        )
-    return token
+    return checked_token(token, name, TOKEN_LENGTH_MIN)
 
 
 def check_once(request: AgentRequest) -> int | tuple[NodeStatus, str]:

@@ -74,8 +74,8 @@ class _Fields:
             if value is None:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= _LARGEST:
-                wanted = f"a whole number from 1 to {_LARGEST} is wanted"
-                raise ModelError(f"{self._shown}: {name} is {value!r:.40}: {wanted}")
+                wanted = f"a whole number from 1 to {_LARGEST}"
+                raise ModelError(f"{self._shown}: {name} is {value!r:.40}: it must be {wanted}")
             return value
         if default is None:
             raise ModelError(f"{self._shown}: the key {names[0]!r} is missing")
@@ -86,7 +86,7 @@ class _Fields:
         if value is None:
             return default
         if not isinstance(value, bool):
-            raise ModelError(f"{self._shown}: {name} is {value!r:.40}: true or false is wanted")
+            raise ModelError(f"{self._shown}: {name} is {value!r:.40}: it must be true or false")
         return value
 
     def head_dim(self, hidden: int, heads: int) -> int:

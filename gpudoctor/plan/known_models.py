@@ -66,7 +66,7 @@ def shape_of_size(text: str) -> ModelShape:
     parameters = float(found[1]) * _UNITS[found[2].lower()]
     if not SMALLEST <= parameters <= LARGEST:
         nearest = "1m" if parameters < SMALLEST else "5t"
-        raise ModelError(f"{text}: a model of 1m to 5t parameters is wanted; the nearest is {nearest}")
+        raise ModelError(f"{text}: a model must have 1m to 5t parameters; the nearest is {nearest}")
     key = f"{float(found[1]):g}{found[2].lower()}"
     shape = _PUBLISHED.get(_ALSO.get(key, key))
     return shape if shape is not None else made_shape(parameters)

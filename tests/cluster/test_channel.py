@@ -411,9 +411,9 @@ def test_insecure_is_told_loudly() -> None:
 @pytest.mark.parametrize(
     ("token", "mode", "words"),
     [
-        ("short", 0o600, "at least 16 characters"),
+        ("short", 0o600, "must have 16 to 1024 characters without blanks, and this one has 5 characters"),
         ("with blanks between its words", 0o600, "without blanks"),
-        ("0123456789abcdef" * 100, 0o600, "1024 at most"),
+        ("0123456789abcdef" * 100, 0o600, "this one has 1600 characters"),
         ("0123456789abcdef", 0o622, "others may write to it"),
         (None, 0, "cannot be read: No such file"),
     ],

@@ -202,14 +202,14 @@ def test_a_drain_ends_when_the_checks_that_drain_are_fine_again(node: Node) -> N
 
 _WRONG = {
     "GPUDOCTOR_ACITON=log": "GPUDOCTOR_ACITON: no setting is called that; did you mean GPUDOCTOR_ACTION?",
-    "GPUDOCTOR_ACTION=lgo": "GPUDOCTOR_ACTION=lgo: drain or log is wanted",
-    "GPUDOCTOR_DRAIN_CAP=25": "GPUDOCTOR_DRAIN_CAP=25: a share of a partition, from 1% to 100%, is wanted",
-    "GPUDOCTOR_DRAIN_CAP=0%": "GPUDOCTOR_DRAIN_CAP=0%: a share",
-    "GPUDOCTOR_UNDRAIN_AFTER=soon": "GPUDOCTOR_UNDRAIN_AFTER=soon: a number of healthy checks",
+    "GPUDOCTOR_ACTION=lgo": "GPUDOCTOR_ACTION=lgo: it must be drain or log",
+    "GPUDOCTOR_DRAIN_CAP=25": "GPUDOCTOR_DRAIN_CAP=25: it must be a share of a partition, from 1% to 100%",
+    "GPUDOCTOR_DRAIN_CAP=0%": "GPUDOCTOR_DRAIN_CAP=0%: it must be a share",
+    "GPUDOCTOR_UNDRAIN_AFTER=soon": "GPUDOCTOR_UNDRAIN_AFTER=soon: it must be a number of healthy checks",
     "GPUDOCTOR_DRAIN_CHECKS=gpu.xyd": "GPUDOCTOR_DRAIN_CHECKS: no check is called gpu.xyd",
     "GPUDOCTOR_SKIP=gpu.xyd": "gpu.xyd",
     "GPUDOCTOR_TRIAL=no-such-node": "no-such-node",
-    "GPUDOCTOR_TEXTFILE=here": "GPUDOCTOR_TEXTFILE=here: a path that begins with / is wanted",
+    "GPUDOCTOR_TEXTFILE=here": "GPUDOCTOR_TEXTFILE=here: it must be a path that begins with /",
     "GPUDOCTOR_DRAIN_ON_UNKNOWN=yes": "GPUDOCTOR_ON_ERROR=hold took its place",
 }
 

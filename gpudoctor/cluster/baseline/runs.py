@@ -44,7 +44,10 @@ class BaselineRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if (self.report is None) == (self.node is None):
-            raise UserError(f"baseline {self.action} wants a REPORT of check --json, or --node SOURCE; one of them")
+            found = "neither is" if self.report is None else "both are"
+            raise UserError(
+                f"baseline {self.action} takes a REPORT of check --json or --node SOURCE, one of them; {found} given"
+            )
 
 
 def save_run(request: BaselineRequest, output: Path | None) -> str:
@@ -113,7 +116,7 @@ def _read(path: str) -> Document:
             raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
         found = list(documents_of(Listed(path, Path(path).name)))
     if len(found) != 1:
-        raise UserError(f"{path}: {len(found)} reports in it, and one is wanted")
+        raise UserError(f"{path}: it must hold one report, and there are {len(found)} in it")
     return found[0]
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import re
 from collections.abc import Iterator, MutableMapping
 
 from gpudoctor.cluster.check.channel import new_secret
@@ -13,14 +12,13 @@ from gpudoctor.cluster.check.placement import JobPlacement
 from gpudoctor.cluster.check.request import ClusterCheckRequest
 from gpudoctor.errors import UserError
 from gpudoctor.exits import printable
-from gpudoctor.http.address import TOKEN_BYTES_MAX, is_loopback, read_token
+from gpudoctor.http.address import TOKEN_BYTES_MAX, checked_token, is_loopback, read_token
 from gpudoctor.process.pipes import write_all
 
 TOKEN_VARIABLE = "GPUDOCTOR_CLUSTER_TOKEN"
 # 64 bits if it is random hexadecimal: whoever has recorded a connection can try tokens offline
 _LENGTH_MIN = 16
 _LENGTH_MAX = 1024  # the whole token must fit into a pipe that has no reader yet
-_ADVICE = "openssl rand -hex 16 makes one"
 
 
 def given_token(request: ClusterCheckRequest, environ: MutableMapping[str, str]) -> str | None:
@@ -31,10 +29,14 @@ def given_token(request: ClusterCheckRequest, environ: MutableMapping[str, str])
     """
     variable = environ.pop(TOKEN_VARIABLE, None)
     if request.token_fd is not None:
-        return _checked(_from_pipe(request.token_fd), "the inherited pipe")
-    if request.token_file is not None:
-        return _checked(read_token(request.token_file, proves_us=True), f"--token-file {request.token_file}")
-    return _checked(variable, TOKEN_VARIABLE) if variable else None
+        token, where = _from_pipe(request.token_fd), "the inherited pipe"
+    elif request.token_file is not None:
+        token, where = read_token(request.token_file, proves_us=True), printable(f"--token-file {request.token_file}")
+    elif variable:
+        token, where = variable, TOKEN_VARIABLE
+    else:
+        return None
+    return checked_token(token, where, _LENGTH_MIN, _LENGTH_MAX)
 
 
 def token_for(placement: JobPlacement, given: str | None, *, insecure: bool) -> str:
@@ -51,8 +53,8 @@ def token_for(placement: JobPlacement, given: str | None, *, insecure: bool) -> 
     if not insecure and not meets_on_loopback(placement):
         raise UserError(
             f"this job has no token, and anybody who reaches {placement.host or 'its first node'} could pose as one of "
-            f"its nodes: export {TOKEN_VARIABLE}, the same on all nodes ({_ADVICE}), or --token-file FILE, "
-            "or --insecure if nobody else is on that network"
+            f"its nodes: export {TOKEN_VARIABLE}, the same on all nodes (openssl rand -hex 16 makes one), "
+            "or --token-file FILE, or --insecure if nobody else is on that network"
         )
     return hashlib.sha256(f"gpudoctor/{placement.job}".encode()).hexdigest()
 
@@ -74,15 +76,6 @@ def token_pipe(token: str) -> Iterator[int]:
         yield reader
     finally:
         os.close(reader)
-
-
-def _checked(token: str, where: str) -> str:
-    if not re.fullmatch(rf"[!-~]{{{_LENGTH_MIN},{_LENGTH_MAX}}}", token):
-        raise UserError(
-            f"{printable(where)}: a token of at least {_LENGTH_MIN} characters, and {_LENGTH_MAX} at most, is wanted, "
-            f"without blanks ({_ADVICE})"
-        )
-    return token
 
 
 def _from_pipe(fd: int) -> str:

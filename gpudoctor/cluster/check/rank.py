@@ -8,7 +8,7 @@ import msgspec
 
 from gpudoctor.cluster.check.coordinator import Coordinator, could_not, silence_s
 from gpudoctor.cluster.check.hub import Hub
-from gpudoctor.cluster.check.job_token import given_token, meets_on_loopback, token_for, token_pipe
+from gpudoctor.cluster.check.job_token import TOKEN_VARIABLE, given_token, meets_on_loopback, token_for, token_pipe
 from gpudoctor.cluster.check.member import HubGoneError, Member
 from gpudoctor.cluster.check.placement import JobPlacement, job_placement
 from gpudoctor.cluster.check.request import ClusterCheckRequest, ClusterOutput
@@ -35,7 +35,9 @@ def run_rank(request: ClusterCheckRequest, output: ClusterOutput) -> int:
         given = given_token(request, os.environ)
         if request.join:
             if given is None:
-                raise UserError("--join wants the token of the job that it joins")
+                raise UserError(
+                    f"--join: the job's token must come with it, and none did: {TOKEN_VARIABLE} or --token-file FILE"
+                )
             return _serve(request, _addresses(request.join), given, _index(request, placement))
         if placement is None:
             raise UserError(
@@ -120,7 +122,7 @@ def _addresses(text: str) -> list[tuple[str, int]]:
     try:
         return [(host, int(port)) for host, _, port in entries]
     except ValueError:
-        raise UserError(f"--join {text}: ADDRESS/PORT,... is wanted") from None
+        raise UserError(f"--join {text}: it must be ADDRESS/PORT, several with commas between them") from None
 
 
 def end_child(process: Child, patience_s: float) -> None:
