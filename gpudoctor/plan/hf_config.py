@@ -14,8 +14,18 @@ from gpudoctor.plan.model_shape import ModelError, ModelShape
 
 MAX_BYTES = 4 * 2**20
 _LARGEST = 10**8  # of any dimension: a larger one means a broken file
-# keys of experts, latent attention and nested models: the dimensions beside them do not describe the model
-_OTHER_SHAPES = ("num_experts", "n_routed_experts", "num_local_experts", "kv_lora_rank", "text_config", "vision_config")
+# keys of experts, latent attention, nested models and layers unlike the others: the dimensions beside them do not
+# describe the model
+_OTHER_SHAPES = (
+    *("num_experts", "n_routed_experts", "num_local_experts", "kv_lora_rank", "text_config", "vision_config"),
+    *("mlp_only_layers", "decoder_sparse_step"),
+)
+# of types with experts: the keys of their number and of the width of one
+_EXPERT_KEYS = {
+    "mixtral": ("num_local_experts", "intermediate_size"),
+    "gpt_oss": ("num_local_experts", "intermediate_size"),
+    "qwen3_moe": ("num_experts", "moe_intermediate_size"),
+}
 
 
 def shape_of_config(path: Path) -> ModelShape:
@@ -47,8 +57,8 @@ def shape_of_config(path: Path) -> ModelShape:
             f"{shown}: the architecture {printable(kind)[:60]!r} is not known; known are "
             f"{', '.join(sorted(_READERS))}. The nearest that works: the size alone, as in gpudoctor plan 7b"
         )
-    allowed = ("num_local_experts",) if kind == "mixtral" else ()
-    other = [key for key in _OTHER_SHAPES if key not in allowed and raw.get(key) not in (None, 0, 1)]
+    allowed = _EXPERT_KEYS.get(kind, ())
+    other = [key for key in _OTHER_SHAPES if key not in allowed and raw.get(key) not in (None, 0, 1, [])]
     if other:
         raise ModelError(
             f"{shown}: with the key {other[0]!r} this is no plain {kind} model, and there is no plan for it. The "
@@ -124,10 +134,12 @@ def _sensible(shape: ModelShape, shown: str) -> ModelShape:
 
 
 def _llama_like(fields: _Fields, kind: str) -> ModelShape:
-    """llama, mistral, mixtral, qwen2, qwen3, gemma, gemma2, phi3: rotary positions, gated MLP, RMS norms."""
+    """Rotary positions, gated MLP, RMS norms; the types differ in biases, further norms and experts."""
     hidden, heads = fields.number("hidden_size"), fields.number("num_attention_heads")
-    qwen2 = kind == "qwen2"
+    qwen2, gpt_oss = kind == "qwen2", kind == "gpt_oss"
     bias = fields.switch("attention_bias", False)
+    experts, width = _EXPERT_KEYS.get(kind, (None, "intermediate_size"))
+    mixtral = kind == "mixtral"  # its older files lack what has a default
     return ModelShape(
         name="",
         family=kind,
@@ -137,17 +149,18 @@ def _llama_like(fields: _Fields, kind: str) -> ModelShape:
         heads=heads,
         kv_heads=fields.number("num_key_value_heads", default=heads),
         head_dim=fields.head_dim(hidden, heads),
-        ffn=fields.number("intermediate_size"),
+        ffn=fields.number(width),
         vocab=fields.number("vocab_size"),
         max_seq=fields.number("max_position_embeddings", default=4096),
         tied=fields.switch("tie_word_embeddings", kind.startswith("gemma")),
-        norms=4 if kind == "gemma2" else 2,
-        qk_norm=kind == "qwen3",
+        norms=4 if kind in ("gemma2", "gemma3_text") else 2,
+        qk_norm=kind in ("qwen3", "qwen3_moe", "gemma3_text"),
         qkv_bias=bias or qwen2,
         out_bias=bias and not qwen2,
-        mlp_bias=fields.switch("mlp_bias", False),
-        experts=fields.number("num_local_experts", default=8) if kind == "mixtral" else 1,
-        experts_per_token=fields.number("num_experts_per_tok", default=2) if kind == "mixtral" else 1,
+        mlp_bias=fields.switch("mlp_bias", gpt_oss),
+        experts=fields.number(experts, default=8 if mixtral else None) if experts else 1,
+        experts_per_token=fields.number("num_experts_per_tok", default=2 if mixtral else None) if experts else 1,
+        sinks=gpt_oss,
     )
 
 
@@ -199,7 +212,8 @@ def _classic(
 
 
 _READERS: dict[str, Callable[[_Fields, str], ModelShape]] = {
-    **dict.fromkeys(("llama", "mistral", "mixtral", "qwen2", "qwen3", "gemma", "gemma2", "phi3"), _llama_like),
+    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi3"), _llama_like),
+    **dict.fromkeys(_EXPERT_KEYS, _llama_like),
     "gpt2": _gpt2,
     "gpt_neox": _gpt_neox,
     "opt": _opt,

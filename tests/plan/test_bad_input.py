@@ -188,4 +188,4 @@ def test_a_model_of_an_unknown_architecture_is_one_line(gpudoctor: Gpudoctor, tm
     path.write_text(json.dumps({"model_type": "mamba"}))
     outcome = gpudoctor("plan", str(path), "--node", "hgx-h100-8")
     assert outcome.code == 2
-    assert "'mamba' is not known; known are gemma, gemma2, gpt2" in outcome.err
+    assert "'mamba' is not known; known are gemma, gemma2, gemma3_text, gpt2" in outcome.err
