@@ -68,8 +68,7 @@ class AgentRequest(msgspec.Struct, frozen=True, kw_only=True):
 def run_agent(request: AgentRequest) -> int:
     """Run until SIGINT, SIGTERM or SIGHUP; return 128 + its number. Raise UserError if the agent cannot start."""
     # first, because these imports raise UserError if a library is missing
-    from gpudoctor.agent.answers import AgentAnswers
-    from gpudoctor.agent.metrics import AgentMetrics
+    from gpudoctor.agent.answers import AgentAnswers, AgentMetrics
     from gpudoctor.report.prometheus import wants_old_series
 
     where = listen_address(request.listen, "--listen", DEFAULT_LISTEN)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from inspect import cleandoc
 from itertools import takewhile
 from pathlib import Path
 
@@ -16,13 +18,12 @@ from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.node import Node
 from gpudoctor.lazy_import import lazy_imports
-from gpudoctor.plan import megatron
+from gpudoctor.plan import activations, communication, known_models, memory, precision, settings, strategies
 from gpudoctor.plan.choose import Choice, choose, choose_forced
 from gpudoctor.plan.communication import StepTime, step_time
-from gpudoctor.plan.explain import formulas
 from gpudoctor.plan.hf_config import shape_of_config
 from gpudoctor.plan.known_models import is_size, shape_of_size
-from gpudoctor.plan.launch import launch_of
+from gpudoctor.plan.launch import launch_of, megatron_lacks
 from gpudoctor.plan.machine import Machine, compute_capability, machine_of, usable_gpus
 from gpudoctor.plan.memory import PlanJob
 from gpudoctor.plan.model import Plan, plan_of
@@ -39,8 +40,7 @@ from gpudoctor.report.model import SourceSummary
 from gpudoctor.units import gib_text
 
 with lazy_imports():
-    from gpudoctor.plan import cpu_ranks
-    from gpudoctor.plan.verification import run as verification
+    from gpudoctor.plan import cpu_ranks, verification
 
 
 def planned(request: PlanRequest, shape: ModelShape, sourced: Sourced) -> Plan:
@@ -170,7 +170,7 @@ def _tight(choice: Choice, room_bytes: float) -> tuple[str, ...]:
 def _lacking(taken: Option) -> tuple[str, ...]:
     """Warnings about what the plan's memory and times leave out."""
     if taken.split.engine == "megatron":
-        return megatron.lacks(taken.job, taken.split)
+        return megatron_lacks(taken.job, taken.split)
     if taken.split.offload:
         return ("the CPUs update the states in RAM: no time here counts that, and each step waits for it",)
     return ()
@@ -185,3 +185,35 @@ def _slower(machine: Machine, step: StepTime) -> tuple[str, ...]:
         f"so much time goes between the nodes that {machine.nodes} do at most {work:.2g} times the work of one that "
         "waits for nothing: a larger --global-batch, fewer nodes or a faster network would help",
     )
+
+
+# every formula with its source, taken from the docstring of the function that computes it
+FORMULAS: tuple[tuple[str, Callable[..., object]], ...] = (
+    ("Shape of an unpublished size", known_models.made_shape),
+    ("Bytes of weights, gradients and optimizer", precision.state_bytes),
+    ("Optimizer states", precision.optimizer_bytes),
+    ("Sharding", memory.sharded_states),
+    ("Parameters of a pipeline stage", memory.stage_parameters),
+    ("Gradients at the peak", memory.gradients_persist),
+    ("Activations of one layer", activations.layer_bytes),
+    ("Activations with recomputation", activations.kept_bytes),
+    ("Gradients of activations", activations.backward_bytes),
+    ("Activations of a stage", memory.activation_parts),
+    ("The loss", activations.loss_bytes),
+    ("What FSDP gathers", memory.gathered_parts),
+    ("Memory of a GPU", memory.memory_of),
+    ("Choice", choose),
+    ("Tensor-parallel ranks", strategies.tensor_divides),
+    ("Traffic of a step", communication.traffic_of),
+    ("Time of a step", communication.step_time),
+    ("Learning rate", settings.learning_rates),
+    ("Bucket size", settings.bucket_of),
+    ("Settings to use", settings.wanted_settings),
+    ("Settings to avoid", settings.harmful_settings),
+)
+
+
+def formulas() -> tuple[str, ...]:
+    """Each formula as text: a heading, then its docstring, which is missing under python -OO."""
+    lost = "not kept by this interpreter (-OO)"
+    return tuple(f"{title}\n{cleandoc(function.__doc__ or lost)}" for title, function in FORMULAS)

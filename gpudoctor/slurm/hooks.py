@@ -10,8 +10,7 @@ import msgspec
 
 from gpudoctor.errors import UserError
 from gpudoctor.slurm import Hook, kept_verdict
-from gpudoctor.slurm.drain import DrainResult, count_healthy, drain, forget_healthy
-from gpudoctor.slurm.node_records import NodeRecord, read_node, undo_drain
+from gpudoctor.slurm.drain import DrainResult, NodeRecord, count_healthy, drain, forget_healthy, read_node, undo_drain
 from gpudoctor.slurm.quick_check import HookVerdict, check, has_gpus, job_gpus
 from gpudoctor.slurm.records import HookLog, write_last, write_metrics
 from gpudoctor.slurm.settings import HookSettings, read_settings

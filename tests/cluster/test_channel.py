@@ -22,10 +22,9 @@ from gpudoctor.cluster.check import hub as hub_module
 from gpudoctor.cluster.check import member as member_module
 from gpudoctor.cluster.check.channel import Line, LineError, TamperedError, decoded, hello_of, is_proved
 from gpudoctor.cluster.check.hub import Hub
-from gpudoctor.cluster.check.job_token import token_for
 from gpudoctor.cluster.check.member import Member
 from gpudoctor.cluster.check.messages import Answered, Challenge, Hello, Pong
-from gpudoctor.cluster.check.placement import JobPlacement
+from gpudoctor.cluster.check.placement import JobPlacement, token_for
 from gpudoctor.errors import UserError
 from tests.cluster.puppets import TOKEN, Puppet, bad, findings, job, report_of
 

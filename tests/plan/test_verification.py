@@ -11,7 +11,7 @@ import pytest
 
 from gpudoctor.facts.model.measurements import Measurements, ProbeProblem
 from gpudoctor.facts.model.missing import Missing
-from gpudoctor.plan.verification import run as verification
+from gpudoctor.plan import verification
 from gpudoctor.probes.runner.launch import OnMessage
 from gpudoctor.probes.runner.messages import UnusableTorch
 from tests.cli.conftest import Gpudoctor

@@ -8,7 +8,7 @@ import os
 import pytest
 
 from gpudoctor.slurm import HOOKS, Hook
-from gpudoctor.slurm.node_records import drain_reason
+from gpudoctor.slurm.drain import drain_reason
 from gpudoctor.slurm.quick_check import HookVerdict
 from tests.slurm.conftest import Node
 

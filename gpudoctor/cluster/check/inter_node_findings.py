@@ -19,9 +19,9 @@ from gpudoctor.checks.core.finding import (
 )
 from gpudoctor.checks.core.subject import NODE, Subject
 from gpudoctor.cluster.check.cluster_run import ClusterSession, Group
-from gpudoctor.cluster.check.pair_outliers import name_outliers, slow_pairs, usual_rate
 from gpudoctor.cluster.check.report import node_subject
 from gpudoctor.cluster.check.request import Backend
+from gpudoctor.cluster.outliers import name_outliers, slow_pairs, usual_rate
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.probes.collective.merge import Pair
 from gpudoctor.units import rate_text

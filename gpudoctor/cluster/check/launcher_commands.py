@@ -12,8 +12,7 @@ from shutil import which
 
 import msgspec
 
-from gpudoctor.cluster.check.job_token import TOKEN_VARIABLE
-from gpudoctor.cluster.check.placement import job_placement
+from gpudoctor.cluster.check.placement import TOKEN_VARIABLE, job_placement
 from gpudoctor.cluster.check.request import ClusterCheckRequest, Launcher
 from gpudoctor.errors import UserError
 from gpudoctor.facts.model.missing import Missing

@@ -27,8 +27,7 @@ from gpudoctor.cluster.fleet.nodes import FleetNode, clock_notes, nodes_of, shar
 from gpudoctor.cluster.fleet.reading import Gathered
 from gpudoctor.cluster.fleet.records import NO_GPU, NodeFault
 from gpudoctor.cluster.fleet.shapes import Verdict
-from gpudoctor.cluster.fleet.spreads import by_kind, compare
-from gpudoctor.cluster.fleet.trends import trends
+from gpudoctor.cluster.fleet.spreads import by_kind, compare, trends
 from gpudoctor.cluster.hostlist import hostlist, is_host_name
 
 
