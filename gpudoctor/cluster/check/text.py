@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gpudoctor.checks.core.finding import PROBLEMS, Finding, Status
-from gpudoctor.cluster.check.report import ClusterReport, InterNodeResult, Judged
+from gpudoctor.cluster.check.report import ClusterReport, InterNodeResult, Judged, NodeResult
 from gpudoctor.cluster.text_rows import TextRows
 from gpudoctor.report.text import STYLES, laid_out, plain, status_word
 from gpudoctor.report.wording import block_rows
@@ -73,19 +73,18 @@ def _verdict_words(report: ClusterReport) -> str:
 
 
 def _nodes(report: ClusterReport) -> TextRows:
-    table = TextRows(2)
-    fine = 0
-    for node in report.nodes:
-        fine += node.verdict == "pass"
-        if node.verdict == "pass" and fine > _NODES_SHOWN:
-            continue
-        # the verdict is shown in the first column
-        words = node.reason.partition(" ")[2] if node.reason.startswith(node.verdict.upper()) else node.reason
-        gpus = f"   {node.gpus} GPUs" if node.gpus else ""
-        table.add_row(status_word(Status(node.verdict)), plain(node.name, "bold"), plain(words + gpus))
-    if fine > _NODES_SHOWN:
-        table.add_row(status_word(Status.PASS), plain(f"{fine - _NODES_SHOWN} more"), plain(""))
-    return table
+    left_out = {node.name for node in [n for n in report.nodes if n.verdict == "pass"][_NODES_SHOWN:]}
+    rows = [_node(node) for node in report.nodes if node.name not in left_out]
+    if left_out:
+        rows.append((status_word(Status.PASS), plain(f"{len(left_out)} more"), plain("")))
+    return TextRows(rows)
+
+
+def _node(node: NodeResult) -> tuple[Text, Text, Text]:
+    # the verdict is shown in the first column
+    words = node.reason.partition(" ")[2] if node.reason.startswith(node.verdict.upper()) else node.reason
+    gpus = f"   {node.gpus} GPUs" if node.gpus else ""
+    return status_word(Status(node.verdict)), plain(node.name, "bold"), plain(words + gpus)
 
 
 def _figures(between: InterNodeResult, verbose: bool) -> Iterator[str]:
