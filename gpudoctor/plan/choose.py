@@ -36,16 +36,10 @@ def choose(machine: Machine, job: PlanJob, global_batch: int | None) -> Choice:
     in RAM comes last.
     Source: Narayanan et al. (arXiv:2104.04473) section 3, takeaways 1 and 2; torchtitan (arXiv:2410.06511).
     """
-    options = options_of(machine, job, None)
-    taken = _best(options, machine)
-    if taken is None:
-        raise UserError(_nothing_fits(options, machine, job))
+    options, taken = _best(machine, job, None)
     if global_batch is not None:
         check_batch(global_batch, taken.split)
-        options = options_of(machine, job, global_batch)
-        taken = _best(options, machine)
-        if taken is None:
-            raise UserError(_nothing_fits(options, machine, job))
+        options, taken = _best(machine, job, global_batch)
     instead: list[str] = []
     if taken.split.offload or taken.fit == "tight":
         instead = list(_nearest(machine, job))
@@ -88,12 +82,14 @@ def why(option: Option, options: tuple[Option, ...], machine: Machine) -> str:
     return f"{node}; a pipeline sends least between its stages"
 
 
-def _best(options: tuple[Option, ...], machine: Machine) -> Option | None:
+def _best(machine: Machine, job: PlanJob, global_batch: int | None) -> tuple[tuple[Option, ...], Option]:
+    """All options, and the one to take. Raise UserError if none fits."""
+    options = options_of(machine, job, global_batch)
     for fit, offload in (("fits", False), ("tight", False), ("fits", True), ("tight", True)):
         for option in sorted(options, key=lambda o: _rank(o, machine)):
             if option.fit == fit and option.split.offload is offload:
-                return option
-    return None
+                return options, option
+    raise UserError(_nothing_fits(options, machine, job))
 
 
 def check_batch(global_batch: int, split: RankSplit) -> None:

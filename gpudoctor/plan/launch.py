@@ -52,7 +52,7 @@ def launch_of(
         "#!/bin/bash",
         f"#SBATCH --nodes={machine.nodes}",
         "#SBATCH --ntasks-per-node=1",
-        f"#SBATCH --gpus-per-node={per_node}" if every_gpu else f"#SBATCH --gpus-per-node={_of_node(machine)}",
+        f"#SBATCH --gpus-per-node={per_node if every_gpu else max(gpu.index for gpu in machine.gpus) + 1}",
         "#SBATCH --exclusive",
         "#SBATCH --mem=0",  # all memory: otherwise --exclusive gives the cluster's default per CPU
         *(f"export {variable}" for variable in variables),
@@ -64,20 +64,14 @@ def launch_of(
     return LaunchScript("sbatch plan.sbatch", "\n".join(lines) + "\n", code)
 
 
-def _of_node(machine: Machine) -> int:
-    return max(gpu.index for gpu in machine.gpus) + 1
-
-
 def _code(job: PlanJob, split: RankSplit, batch: Batch, bucket: Setting | None) -> tuple[str, ...]:
     if split.engine == "megatron":
         return _megatron_options(job, split, batch)
-    compiled = _compile(job)  # before DDP or FSDP wraps the layers
-    steps = (
-        *_recompute(job),
-        *_precision(job, split),
-        *_optimizer(job, split),
-        *_accumulation(split, batch),
-    )
+    # before DDP or FSDP wraps the layers. The plan counts norms and activation functions as fused kernels; one
+    # recomputed layer keeps little of them
+    advice = "compile each layer (layer.compile()): norms and activations written in Python keep more than planned"
+    compiled = () if job.recompute == "full" else (advice,)
+    steps = (*_recompute(job), *_precision(job, split), *_optimizer(job, split), *_accumulation(split, batch))
     if split.world == 1 and not split.offload:
         return ("one process on one GPU: no wrapper is needed", *compiled, *steps)
     if split.name == "ddp":
@@ -106,20 +100,12 @@ def _precision(job: PlanJob, split: RankSplit) -> tuple[str, ...]:
     """FSDP's mixed-precision policy casts by itself; the other engines need autocast."""
     if job.precision == "bf16-true":
         return ("model.to(torch.bfloat16) before all else",)
-    dtype = _AUTOCAST.get(job.precision)
-    cast = (
-        (f'forward pass and loss under torch.autocast("cuda", {dtype})',)
-        if dtype and split.engine == "autocast"
-        else ()
-    )
-    return (*cast, *(("torch.amp.GradScaler around loss and step",) if job.precision == "fp16" else ()))
-
-
-def _compile(job: PlanJob) -> tuple[str, ...]:
-    """The plan counts norms and activation functions as fused kernels; one recomputed layer keeps little of them."""
-    if job.recompute == "full":
-        return ()
-    return ("compile each layer (layer.compile()): norms and activations written in Python keep more than planned",)
+    found = []
+    if job.precision in _AUTOCAST and split.engine == "autocast":
+        found.append(f'forward pass and loss under torch.autocast("cuda", {_AUTOCAST[job.precision]})')
+    if job.precision == "fp16":
+        found.append("torch.amp.GradScaler around loss and step")
+    return tuple(found)
 
 
 def _optimizer(job: PlanJob, split: RankSplit) -> tuple[str, ...]:
@@ -176,7 +162,9 @@ def _megatron_options(job: PlanJob, split: RankSplit, batch: Batch) -> tuple[str
         f"--micro-batch-size {batch.per_gpu} --global-batch-size {batch.global_batch} --seq-length {job.seq}",
     ]
     if job.shape.layers % split.pipeline:
-        options.append(f'--pipeline-model-parallel-layout "{_layout(job.shape, split)}"')
+        # E is the embedding, t a layer, L the loss
+        stages = "|".join(f"t*{layers}" for layers in layers_of_stages(job.shape.layers, split.pipeline))
+        options.append(f'--pipeline-model-parallel-layout "E{stages}L"')
     if split.tensor > 1:
         options.append("--sequence-parallel")
     if split.data > 1:
@@ -203,12 +191,6 @@ def megatron_lacks(job: PlanJob, split: RankSplit) -> tuple[str, ...]:
         f"Megatron-LM has no option for {what}: the plan counts its memory, and your program must provide it"
         for what in asked
     )
-
-
-def _layout(shape: ModelShape, split: RankSplit) -> str:
-    """The layers of each stage: E is the embedding, t a layer, L the loss."""
-    stages = "|".join(f"t*{layers}" for layers in layers_of_stages(shape.layers, split.pipeline))
-    return f"E{stages}L"
 
 
 def _model(shape: ModelShape, seq: int) -> tuple[str, ...]:

@@ -7,11 +7,10 @@ from typing import Literal
 import msgspec
 
 from gpudoctor.plan.activations import Recompute
-from gpudoctor.plan.choose import Choice
 from gpudoctor.plan.communication import LinkTraffic, StepTime
 from gpudoctor.plan.launch import LaunchScript
 from gpudoctor.plan.machine import Machine
-from gpudoctor.plan.memory import Memory, PlanJob
+from gpudoctor.plan.memory import Memory
 from gpudoctor.plan.model_shape import ModelShape
 from gpudoctor.plan.node_health import FaultMeaning
 from gpudoctor.plan.precision import Optimizer, Precision
@@ -196,10 +195,7 @@ def speed(rate: Rate | str, unit: str = "GB/s") -> Speed:
 
 
 def model_summary(shape: ModelShape) -> ModelSummary:
-    return ModelSummary(
-        shape.name, shape.origin, shape.family, shape.parameters, shape.active_parameters, shape.layers, shape.hidden,
-        shape.heads, shape.kv_heads, shape.ffn, shape.vocab,
-    )  # fmt: skip
+    return msgspec.convert(shape, ModelSummary, from_attributes=True)
 
 
 def machine_summary(machine: Machine) -> MachineSummary:
@@ -227,7 +223,7 @@ def strategy(option: Option) -> PlannedStrategy:
     )  # fmt: skip
 
 
-def communication(step: StepTime, machine: Machine) -> Communication:
+def communication_summary(step: StepTime, machine: Machine) -> Communication:
     return Communication(
         traffic=tuple(_row(part) for part in step.traffic),
         communication_s=_short(step.communication_s),
@@ -236,34 +232,6 @@ def communication(step: StepTime, machine: Machine) -> Communication:
         bubble=round(step.bubble, 4),
         efficiency_hidden=_short(step.best),
         efficiency_not_hidden=_short(step.plain),
-    )
-
-
-def plan_of(
-    machine: Machine,
-    job: PlanJob,
-    choice: Choice,
-    step: StepTime,
-    batch: Batch,
-    source: SourceSummary,
-    simulated: bool,
-) -> Plan:
-    """The parts that follow from a choice; the caller adds settings, troubles and the launch."""
-    return Plan(
-        source=source,
-        simulated=simulated,
-        model=model_summary(job.shape),
-        machine=machine_summary(machine),
-        precision=job.precision,
-        optimizer=job.optimizer,
-        seq=job.seq,
-        strategies=tuple(strategy(option) for option in choice.options),
-        recommended=strategy(choice.taken),
-        why=choice.why,
-        instead=choice.instead,
-        batch=batch,
-        communication=communication(step, machine),
-        left_out=machine.left_out,
     )
 
 
