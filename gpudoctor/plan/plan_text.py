@@ -43,11 +43,11 @@ def _head(plan: Plan, width: int) -> Iterator[str]:
     else:
         devices = (f"{machine.nodes} nodes of " if machine.nodes > 1 else "") + machine.gpu_names
         said += f". {machine.memory_gib:.1f} GiB of GPU memory each. {_nvlink(machine)}"
-        if plan.simulated:
-            with_faults = f" with {', '.join(source.faults)}" if source.faults else ""
-            yield from wrapped(f"SIMULATED node {source.name}{with_faults}: made up, no plan for a real machine", width)
-        elif source.kind != "live":
-            yield from wrapped(f"Read from {source.kind} {source.name}: that machine, not this one", width)
+    if plan.simulated:
+        with_faults = f" with {', '.join(source.faults)}" if source.faults else ""
+        yield from wrapped(f"SIMULATED node {source.name}{with_faults}: made up, no plan for a real machine", width)
+    elif source.kind != "live":
+        yield from wrapped(f"Read from {source.kind} {source.name}: that machine, not this one", width)
     size = count_text(model.parameters)
     active = f", {count_text(model.active_parameters)} active" if model.active_parameters != model.parameters else ""
     title = f"gpudoctor {plan.tool.version} | plan | {model.name}, {size} parameters{active} | {devices}"
