@@ -55,9 +55,9 @@ def could_not(sources: Sequence[str], message: str, code: int) -> Fleet:
 
 def _judged(sources: Sequence[str], gathered: Gathered, now_s: float) -> tuple[Fleet, list[FleetNode]]:
     nodes = nodes_of(gathered.records, now_s)
-    compared = compare(nodes)
+    figures, outliers, compare_notes = compare(nodes)
     by_node: dict[str, list[Outlier]] = {}
-    for outlier in compared.outliers:
+    for outlier in outliers:
         by_node.setdefault(outlier.node, []).append(outlier)
     jobs = jobs_by_node(gathered.jobs, now_s)
     rows = tuple(_rows(nodes, by_node, jobs))
@@ -78,14 +78,14 @@ def _judged(sources: Sequence[str], gathered: Gathered, now_s: float) -> tuple[F
         _at(times[-1]) if times else None,
         rows,
         tuple(_fault_kinds(rows)),
-        compared.outliers,
-        compared.rows,
+        outliers,
+        figures,
         drift,
         jobs=jobs,
         notes=(
             *_notes(nodes, rows, simulated),
             *clock_notes(nodes, now_s),
-            *compared.notes,
+            *compare_notes,
             *_job_notes(gathered, jobs),
         ),
     )

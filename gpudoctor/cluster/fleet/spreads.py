@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
@@ -18,14 +19,6 @@ from gpudoctor.report.difference import FIGURE_CHANGE_MIN
 FIGURES_TO_FAIL = 2
 
 
-class FleetComparison(msgspec.Struct, frozen=True):
-    """The result: a row for each figure, the outliers worst first, and notes."""
-
-    rows: tuple[FigureRow, ...]
-    outliers: tuple[Outlier, ...]
-    notes: tuple[str, ...]
-
-
 class _Worse(msgspec.Struct, frozen=True):
     node: FleetNode
     figure: Figure
@@ -34,8 +27,8 @@ class _Worse(msgspec.Struct, frozen=True):
     criterion: float
 
 
-def compare(nodes: Sequence[FleetNode]) -> FleetComparison:
-    """Compare the figures of the newest reports among nodes of the same kind."""
+def compare(nodes: Sequence[FleetNode]) -> tuple[tuple[FigureRow, ...], tuple[Outlier, ...], list[str]]:
+    """Compare the newest reports' figures among nodes of a kind: a row for each, outliers worst first, and notes."""
     rows: list[FigureRow] = []
     found: list[_Worse] = []
     notes: list[str] = []
@@ -48,11 +41,13 @@ def compare(nodes: Sequence[FleetNode]) -> FleetComparison:
             if spread.split:
                 notes.append(_split_words(kind, figure, spread, group))
                 continue
-            found += [_worse(group, figure, places, bad, spread.criterion) for bad in spread.bad]
+            found += [
+                _Worse(group[bad.node], figure, places[bad.position], bad, spread.criterion) for bad in spread.bad
+            ]
     found.sort(key=lambda each: each.bad.similarity)
     fails = _fails(found)
     outliers = tuple(_outlier(each, number in fails) for number, each in enumerate(found))
-    return FleetComparison(tuple(rows), outliers, tuple(notes))
+    return tuple(rows), outliers, notes
 
 
 def by_kind(nodes: Sequence[FleetNode]) -> dict[str, list[FleetNode]]:
@@ -96,16 +91,9 @@ def _judged(nodes: Sequence[FleetNode]) -> int:
     return sum(len(node.newest.values) for group in kinds if len(group) >= MIN_NODES for node in group)
 
 
-def _worse(group: Sequence[FleetNode], figure: Figure, places: list[Place], bad: Bad, criterion: float) -> _Worse:
-    return _Worse(group[bad.node], figure, places[bad.position], bad, criterion)
-
-
 def _fails(found: Sequence[_Worse]) -> set[int]:
     """The indexes of those that fail: 10 % worse, and confirmed by a second figure or an older report."""
-    severe: dict[str, int] = {}
-    for each in found:
-        if each.bad.status == "fail":
-            severe[each.node.name] = severe.get(each.node.name, 0) + 1
+    severe = Counter(each.node.name for each in found if each.bad.status == "fail")
     return {
         number
         for number, each in enumerate(found)
@@ -172,7 +160,8 @@ def changed(
         arrays = [ratios[node.name] or () for node in kept]
         for figure, (values, owners, places) in _columns(kept, arrays):
             spread = spread_of(values, owners, less_is_better(figure), judged)
-            found = [] if spread.split else [_worse(kept, figure, places, b, spread.criterion) for b in spread.bad]
+            bad = () if spread.split else spread.bad
+            found = [_Worse(kept[b.node], figure, places[b.position], b, spread.criterion) for b in bad]
             yield kind, figure, spread, found
 
 
@@ -245,12 +234,11 @@ def _configuration(nodes: Sequence[FleetNode], old_nodes: Sequence[FleetNode]) -
 
 
 def _most(nodes: Sequence[FleetNode]) -> dict[str, str]:
-    counted: dict[str, dict[str, int]] = {}
+    counted: dict[str, Counter[str]] = {}
     for node in nodes:
         for item, value in node.newest.configuration:
-            values = counted.setdefault(item, {})
-            values[value] = values.get(value, 0) + 1
-    return {item: max(values, key=lambda value: values[value]) for item, values in counted.items()}
+            counted.setdefault(item, Counter())[value] += 1
+    return {item: values.most_common(1)[0][0] for item, values in counted.items()}
 
 
 def _figures(nodes: Sequence[FleetNode], older: Mapping[str, FleetNode]) -> Iterator[Trend]:
