@@ -8,6 +8,7 @@ import resource
 import selectors
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import msgspec
@@ -102,37 +103,34 @@ class Hub:
                 elif key.data in self._unproved:  # unless it was closed meanwhile
                     self._hear_unproved(key.data)
             self._hang_up_on_the_late()
-        if all(member.index is not None for member in self.members):
-            self.members.sort(key=lambda member: (member.index, member.hostname))
-        else:
-            self.members.sort(key=lambda member: natural(member.hostname))
-        _give_names(self.members)
+        numbered = all(member.index is not None for member in self.members)
+        self.members.sort(key=lambda m: (m.index, m.hostname) if numbered else natural(m.hostname))
+        seen: Counter[str] = Counter()
+        for member in self.members:
+            seen[member.hostname] += 1
+            if seen[member.hostname] > 1:
+                member.name = f"{member.hostname}#{seen[member.hostname]}"
         self._stop_listening()
 
     def ask(self, orders: Mapping[int, Order], limit_s: float) -> dict[int, Answer | MemberSilence]:
         """Send orders to members (by index in `members`) and wait for all their answers."""
-        answers: dict[int, Answer | MemberSilence] = {}
-        waiting: dict[int, int] = {}
+        numbers: dict[int, int] = {}
         for place, order in orders.items():
             self._asked += 1
-            waiting[place] = self._asked
+            numbers[place] = self._asked
             self._send(self.members[place], Asked(self._asked, order))
+        answers: dict[int, Answer] = {}
         deadline = time.monotonic() + limit_s
-        while True:
-            for place in [place for place in waiting if self.members[place].lost is not None]:
-                del waiting[place]
-                answers[place] = MemberSilence(self.members[place].lost or "")
+        while waiting := [place for place in self.present() if place in numbers and place not in answers]:
             left_s = deadline - time.monotonic()
-            if not waiting or left_s <= 0:
+            if left_s <= 0:
                 break
             for place, answered in self._heard(left_s):
-                if waiting.get(place) == answered.number:
-                    del waiting[place]
+                if numbers.get(place) == answered.number:
                     answers[place] = answered.answer
         for place in waiting:
             self._lose(self.members[place], f"did not answer within {limit_s:.0f} s")
-            answers[place] = MemberSilence(self.members[place].lost or "")
-        return answers
+        return {place: answers.get(place, MemberSilence(self.members[place].lost or "")) for place in orders}
 
     def present(self) -> list[int]:
         """The indexes of the members that are not lost."""
@@ -271,14 +269,6 @@ def names_of_missing(members: Sequence[HubMember], count: int | None, names: Seq
         return tuple(f"a node without a name ({n} of {fewer})" for n in range(1, fewer + 1))
     called = names if len(names) == count else [f"node number {n}" for n in range(count or 0)]
     return tuple(name for n, name in enumerate(called) if n not in numbers)
-
-
-def _give_names(members: Sequence[HubMember]) -> None:
-    seen: dict[str, int] = {}
-    for member in members:
-        seen[member.hostname] = seen.get(member.hostname, 0) + 1
-        if seen[member.hostname] > 1:
-            member.name = f"{member.hostname}#{seen[member.hostname]}"
 
 
 def _allow_many_connections() -> None:
