@@ -86,22 +86,19 @@ def step_time(job: PlanJob, split: RankSplit, machine: Machine) -> StepTime:
     """
     traffic = traffic_of(job, split, machine)
     bubble = (split.pipeline - 1) / (job.micro_batches + split.pipeline - 1)
-    compute_s = compute_seconds(job, split, machine)
-    times = [part.seconds for part in traffic]
-    if any(seconds is None for seconds in times):
-        return StepTime(traffic, None, compute_s, bubble, None, None)
-    total = sum(part.seconds or 0.0 for part in traffic)
-    if compute_s is None:
-        return StepTime(traffic, total, None, bubble, None, None)
+    compute_s = _compute_seconds(job, split, machine)
+    known = all(part.seconds is not None for part in traffic)
+    total = sum(part.seconds or 0.0 for part in traffic) if known else None
+    if compute_s is None or total is None:
+        return StepTime(traffic, total, compute_s, bubble, None, None)
     exposed = sum(part.seconds or 0.0 for part in traffic if not part.hidden)
-    hideable = total - exposed
-    left = exposed + max(hideable - compute_s, 0.0)
+    left = exposed + max(total - exposed - compute_s, 0.0)
     best = (1 - bubble) * compute_s / (compute_s + left)
     plain = (1 - bubble) * compute_s / (compute_s + total)
     return StepTime(traffic, total, compute_s, bubble, best, plain)
 
 
-def compute_seconds(job: PlanJob, split: RankSplit, machine: Machine) -> float | None:
+def _compute_seconds(job: PlanJob, split: RankSplit, machine: Machine) -> float | None:
     """Seconds of arithmetic in one step on one GPU, by the formula in `step_time`."""
     if isinstance(machine.compute, str):
         return None

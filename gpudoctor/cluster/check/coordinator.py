@@ -19,13 +19,7 @@ from gpudoctor.cluster.check.messages import DEFAULT_SILENCE_S
 from gpudoctor.cluster.check.report import SCHEMA, ClusterReport, ClusterRun
 from gpudoctor.cluster.check.request import ClusterCheckRequest, ClusterOutput, ClusterRunPlan
 from gpudoctor.errors import UserError
-from gpudoctor.exits import (
-    COULD_NOT,
-    InterruptedBySignal,
-    hold_signals,
-    printable,
-    say,
-)
+from gpudoctor.exits import COULD_NOT, InterruptedBySignal, hold_signals, printable, say
 from gpudoctor.facts.deadlines import COLLECTION
 from gpudoctor.load.measure import run_limit_s
 from gpudoctor.private_folder import make_private_folder, why_not_private
@@ -36,10 +30,8 @@ _JOIN_S = 60.0
 _NAME_MAX = 50  # characters of up to 4 bytes each: file systems allow 255 bytes
 _READ_S = COLLECTION.seconds + 20.0  # Python and torch may come from a cold network disk
 _OPEN_S = 60.0  # importing torch on a busy machine, and opening a GPU
-_RENDEZVOUS_S = {
-    "nccl": 60.0,
-    "gloo": 20.0,
-}  # NCCL opens connections between all NICs first: seconds, more with many ranks
+# NCCL opens connections between all NICs first: seconds, more with many ranks
+_RENDEZVOUS_S = {"nccl": 60.0, "gloo": 20.0}
 
 
 class Coordinator:
@@ -80,8 +72,7 @@ class Coordinator:
             session.run(given_up)
             signals = hold_signals()
         except InterruptedBySignal as stop:
-            signals = hold_signals()
-            signals.append(stop.number)
+            signals = hold_signals(stop)
         self._output.show("")
         hub.close()
         if signals:

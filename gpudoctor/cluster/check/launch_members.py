@@ -68,7 +68,9 @@ def run_rank(request: ClusterCheckRequest, output: ClusterOutput) -> int:
                 raise UserError(
                     f"--join: the job's token must come with it, and none did: {TOKEN_VARIABLE} or --token-file FILE"
                 )
-            return _serve(request, _addresses(request.join), given, _index(request, placement))
+            # the variables of an engine that did not start this process are inherited: they number other nodes
+            index = placement.node if placement is not None and placement.engine == request.numbered else None
+            return _serve(request, _addresses(request.join), given, index)
         if placement is None:
             raise UserError(
                 "no engine has started this process as one of several: torchrun --nnodes 2 --nproc-per-node 8 "
@@ -108,7 +110,7 @@ def _coordinate(
         # the member reads the engine's variables too, and some engines do not provide the number of nodes
         words = ["cluster", "rank", "--join", join, "--token-fd", str(token_fd), "--numbered", placement.engine]
         words += ["--nodes", str(placement.nodes)]
-        command = dependent_gpudoctor([*words, *request.words_for_members()])
+        command = dependent_gpudoctor([*words, *request.member_words()])
         member = Child(command, stderr=None, pass_fds=(token_fd,), new_session=False)
     try:
         return coordinator.run(hub, placement.nodes, (), lambda: False, lambda: None)
@@ -119,32 +121,18 @@ def _coordinate(
 
 def _serve(request: ClusterCheckRequest, addresses: list[tuple[str, int]], token: str, index: int | None) -> int:
     hostname = node_name()
-    member = Member(_check_words(request, hostname), request.ranks or 1, hostname)
+    words = request.check_words()
+    for fault in request.faults:  # one with the prefix `HOST:` is for that host only
+        host, colon, name = fault.rpartition(":")
+        if not colon or host in (hostname, hostname.partition(".")[0]):
+            words.append(f"--fault={name}")
+    member = Member(words, request.ranks or 1, hostname)
     try:
         member.serve(addresses, token, index, request.deadline_s or _JOIN_S)
     except HubGoneError as error:
         say(f"the process that leads this check is gone ({error}); no verdict from here")
         return UNKNOWN
     return OK
-
-
-def _check_words(request: ClusterCheckRequest, hostname: str) -> list[str]:
-    """The arguments of this node's own check; a fault with the prefix `HOST:` is for that host only."""
-    words = ["--level", request.level, "--backend", request.backend]
-    for name in ("node", "profile", "config"):
-        if getattr(request, name) is not None:
-            words.append(f"--{name}={getattr(request, name)}")
-    words += [f"--skip={word}" for word in request.skip]
-    for fault in request.faults:
-        host, colon, name = fault.rpartition(":")
-        if not colon or host in (hostname, hostname.partition(".")[0]):
-            words.append(f"--fault={name}")
-    return words
-
-
-def _index(request: ClusterCheckRequest, placement: JobPlacement | None) -> int | None:
-    """The node's number, if the engine that started this process counts nodes: others' variables are inherited."""
-    return placement.node if placement is not None and placement.engine == request.numbered else None
 
 
 def _addresses(text: str) -> list[tuple[str, int]]:
@@ -195,7 +183,7 @@ def _started(
     # members try the hub's addresses in this order; loopback is for members on this machine
     join = ",".join(f"{address}/{hub.port}" for address in [*own_addresses(), "127.0.0.1"])
     numbered = ["--numbered", launch.launcher] if launch.launcher in ("slurm", "mpi") else []
-    rank = ["cluster", "rank", "--join", join, *numbered, *request.words_for_members()]
+    rank = ["cluster", "rank", "--join", join, *numbered, *request.member_words()]
     with token_pipe(token) as token_fd:
         if launch.launcher == "ray":
             order = json.dumps([rank, token_fd, request.nodes])

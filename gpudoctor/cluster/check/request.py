@@ -52,13 +52,18 @@ class ClusterCheckRequest(msgspec.Struct, frozen=True, kw_only=True):
     insecure: bool = False
     argv: tuple[str, ...] = ()
 
-    def words_for_members(self) -> list[str]:
-        """The options that are passed on to every node's process."""
+    def check_words(self) -> list[str]:
+        """The options of each node's own check, without the faults."""
         words = ["--level", self.level, "--backend", self.backend]
-        options = {"ranks": self.ranks, "node": self.node, "profile": self.profile, "config": self.config}
+        options = {"node": self.node, "profile": self.profile, "config": self.config}
         words += [f"--{name}={value}" for name, value in options.items() if value is not None]
-        words += [] if self.deadline_s is None else [f"--deadline={self.deadline_s}"]
-        return [*words, *(f"--fault={fault}" for fault in self.faults), *(f"--skip={word}" for word in self.skip)]
+        return [*words, *(f"--skip={word}" for word in self.skip)]
+
+    def member_words(self) -> list[str]:
+        """The options that are passed on to every node's process."""
+        options = {"ranks": self.ranks, "deadline": self.deadline_s}
+        words = [f"--{name}={value}" for name, value in options.items() if value is not None]
+        return [*self.check_words(), *words, *(f"--fault={fault}" for fault in self.faults)]
 
 
 class ClusterRunPlan(msgspec.Struct, frozen=True):
