@@ -164,46 +164,30 @@ def _llama_like(fields: _Fields, kind: str) -> ModelShape:
     )
 
 
-def _gpt2(fields: _Fields, kind: str) -> ModelShape:
-    hidden, seq = fields.number("n_embd"), fields.number("n_positions", "n_ctx")
-    ffn = fields.number("n_inner", default=4 * hidden)
-    return _classic(fields, kind, "n_layer", "n_head", hidden=hidden, ffn=ffn, seq=seq, positions=seq, tied=True)
-
-
-def _gpt_neox(fields: _Fields, kind: str) -> ModelShape:
-    names = ("num_hidden_layers", "num_attention_heads")
-    hidden, ffn = fields.number("hidden_size"), fields.number("intermediate_size")
-    seq = fields.number("max_position_embeddings", default=2048)
-    return _classic(fields, kind, *names, hidden=hidden, ffn=ffn, seq=seq, positions=0, tied=False)
-
-
-def _opt(fields: _Fields, kind: str) -> ModelShape:
-    names = ("num_hidden_layers", "num_attention_heads")
-    hidden, ffn, seq = fields.number("hidden_size"), fields.number("ffn_dim"), fields.number("max_position_embeddings")
-    # OPT keeps two rows of positions for padding
-    return _classic(fields, kind, *names, hidden=hidden, ffn=ffn, seq=seq, positions=seq + 2, tied=True)
-
-
-def _classic(
-    fields: _Fields, kind: str, layers: str, heads: str, *, hidden: int, ffn: int, seq: int, positions: int, tied: bool
-) -> ModelShape:
-    """The GPT-2 kind: two MLP matrices, LayerNorms, biases everywhere; `layers` and `heads` are names of keys."""
-    count = fields.number(heads)
+def _classic(fields: _Fields, kind: str) -> ModelShape:
+    """The GPT-2 kind: two MLP matrices, LayerNorms, biases everywhere."""
+    gpt2, gpt_neox = kind == "gpt2", kind == "gpt_neox"
+    hidden = fields.number("n_embd" if gpt2 else "hidden_size")
+    heads = fields.number("n_head" if gpt2 else "num_attention_heads")
+    ffn = {"gpt2": "n_inner", "gpt_neox": "intermediate_size", "opt": "ffn_dim"}[kind]
+    positions = ("n_positions", "n_ctx") if gpt2 else ("max_position_embeddings",)
+    seq = fields.number(*positions, default=2048 if gpt_neox else None)
     return ModelShape(
         name="",
         family=kind,
         origin="",
-        layers=fields.number(layers),
+        layers=fields.number("n_layer" if gpt2 else "num_hidden_layers"),
         hidden=hidden,
-        heads=count,
-        kv_heads=count,
-        head_dim=fields.head_dim(hidden, count),
-        ffn=ffn,
+        heads=heads,
+        kv_heads=heads,
+        head_dim=fields.head_dim(hidden, heads),
+        ffn=fields.number(ffn, default=4 * hidden if gpt2 else None),
         vocab=fields.number("vocab_size"),
         max_seq=seq,
         gated=False,
-        tied=fields.switch("tie_word_embeddings", tied),
-        positions=positions,
+        tied=fields.switch("tie_word_embeddings", not gpt_neox),
+        # OPT keeps two rows of positions for padding
+        positions=0 if gpt_neox else seq if gpt2 else seq + 2,
         norm_bias=True,
         qkv_bias=True,
         out_bias=True,
@@ -214,7 +198,5 @@ def _classic(
 _READERS: dict[str, Callable[[_Fields, str], ModelShape]] = {
     **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi3"), _llama_like),
     **dict.fromkeys(_EXPERT_KEYS, _llama_like),
-    "gpt2": _gpt2,
-    "gpt_neox": _gpt_neox,
-    "opt": _opt,
+    **dict.fromkeys(("gpt2", "gpt_neox", "opt"), _classic),
 }

@@ -8,7 +8,6 @@ from typing import Literal
 
 import msgspec
 from rich.console import RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from gpudoctor import __version__
@@ -16,6 +15,7 @@ from gpudoctor.checks.core.finding import Status
 from gpudoctor.cluster.fleet.figures import Entry, figure_of, figure_words, less_is_better, place_words, unit_of
 from gpudoctor.cluster.fleet.records import ReportRecord
 from gpudoctor.cluster.fleet.shapes import Verdict
+from gpudoctor.cluster.text_rows import TextRows
 from gpudoctor.errors import UserError
 from gpudoctor.exits import FAILED, OK, UNKNOWN
 from gpudoctor.report.text import laid_out, plain, status_word
@@ -230,17 +230,15 @@ def _of_figure(entry: Entry, saved: list[float], now: float) -> Iterator[Change]
 
 def render_comparison(comparison: Comparison, *, width: int, color: bool) -> str:
     """The comparison as text."""
-    table = Table.grid(padding=(0, 2))
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold", ratio=1)
+    rows = []
     for change in comparison.changes:
         word = Text("said", style="dim") if change.status == "said" else status_word(Status(change.status))
-        table.add_row(word, plain(change.text))
+        rows.append((word, plain(change.text)))
     parts: list[RenderableType] = []
     if comparison.simulated:
         parts.append(plain("SIMULATED: made up, no verdict on a real machine", "bold yellow"))
     what = f"{comparison.host} against {comparison.runs} saved runs: {comparison.compared} figures compared"
-    parts += [plain(what, "bold"), table if comparison.changes else plain("nothing changed")]
+    parts += [plain(what, "bold"), TextRows(rows) if rows else plain("nothing changed")]
     parts += [plain(f"Note: {note}") for note in comparison.notes]
     worse = sum(1 for change in comparison.changes if change.what == "figure" and change.status != "said")
     said = f"{worse} of {comparison.compared} figures worse than in the saved runs" if worse else ""

@@ -7,7 +7,6 @@ from statistics import median
 
 from rich.console import RenderableType
 from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
 from gpudoctor.checks.core.finding import PROBLEMS, Finding, Status
@@ -121,12 +120,8 @@ def _block(check: Judged, finding: Finding) -> Iterator[RenderableType]:
     yield Text("")
     label = "" if finding.subject.label == "node" else f"   {finding.subject.label}"
     yield Text.assemble(status_word(finding.status), "  ", plain(check.id, "bold"), plain(label))
-    table = Table.grid(padding=(0, 2))
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold", ratio=1)
-    for name, value in block_rows(finding, ()):
-        table.add_row(plain(name, "dim"), plain(value))
-    yield Padding(table, (0, 0, 0, 2))
+    rows = TextRows((plain(name, "dim"), plain(value)) for name, value in block_rows(finding, ()))
+    yield Padding(rows, (0, 0, 0, 2))
 
 
 def _all(report: ClusterReport) -> Iterator[RenderableType]:
