@@ -68,12 +68,7 @@ def metrics(settings: HookSettings, hook: str, verdict: str, withheld: bool, tim
     gauges = (
         ("verdict", "What a Slurm hook found last: pass, warn, fail or unknown, which is 1.", found, "1"),
         ("timestamp_seconds", "When that Slurm hook ran last, Unix time.", mark, f"{time_s:.0f}"),
-        (
-            "withheld",
-            "Whether it found a failure and did not drain: only logged, no check that drains, cap.",
-            mark,
-            kept,
-        ),
+        ("withheld", why_kept, mark, kept),
     )
     lines = ""
     for name, text, labels, value in gauges:
