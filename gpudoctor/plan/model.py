@@ -226,12 +226,12 @@ def strategy(option: Option) -> PlannedStrategy:
 def communication_summary(step: StepTime, machine: Machine) -> Communication:
     return Communication(
         traffic=tuple(_row(part) for part in step.traffic),
-        communication_s=_short(step.communication_s),
-        compute_s=_short(step.compute_s),
+        communication_s=short(step.communication_s),
+        compute_s=short(step.compute_s),
         compute=speed(machine.compute, "TFLOP/s"),
         bubble=round(step.bubble, 4),
-        efficiency_hidden=_short(step.best),
-        efficiency_not_hidden=_short(step.plain),
+        efficiency_hidden=short(step.best),
+        efficiency_not_hidden=short(step.plain),
     )
 
 
@@ -244,12 +244,13 @@ def _memory(memory: Memory) -> MemoryGib:
 
 
 def _row(part: LinkTraffic) -> TrafficRow:
-    return TrafficRow(part.what, part.link, round(part.gb, 4), _short(part.seconds), part.hidden, speed(part.rate))
+    return TrafficRow(part.what, part.link, round(part.gb, 4), short(part.seconds), part.hidden, speed(part.rate))
 
 
 def _gib(amount: float) -> float:
     return round(amount / GIB, 3)
 
 
-def _short(value: float | None) -> float | None:
+def short(value: float | None) -> float | None:
+    """The value with four significant digits."""
     return None if value is None else float(f"{value:.4g}")

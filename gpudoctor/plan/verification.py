@@ -15,7 +15,7 @@ from gpudoctor.load.devices import CPU_RANKS, Backend, devices_to_load
 from gpudoctor.plan.communication import step_time
 from gpudoctor.plan.machine import Machine
 from gpudoctor.plan.memory import PlanJob, memory_of
-from gpudoctor.plan.model import PlanVerification, PredictedPart, model_summary
+from gpudoctor.plan.model import PlanVerification, PredictedPart, model_summary, short
 from gpudoctor.plan.model_shape import layers_of_stages
 from gpudoctor.plan.rates import Rate
 from gpudoctor.plan.request import PlanRequest
@@ -52,9 +52,8 @@ def verify_plan(job: PlanJob, split: RankSplit, devices: Devices) -> PlanVerific
     on_gpu = devices.backend == "nccl"
     ranks = devices.ranks or least_ranks(split, CPU_RANKS)
     small_split = reduced_split(split, ranks, job.shape.layers)
+    small_split = msgspec.structs.replace(small_split, offload=small_split.offload and on_gpu)
     asked, notes = _runnable(job, split, on_gpu=on_gpu)
-    if not on_gpu:
-        small_split = msgspec.structs.replace(small_split, offload=False)
     small = reduced_job(asked, small_split, GPU_SIZE if on_gpu else CPU_SIZE)
     figures: dict[int, VerificationFigures] = {}
     lacking: list[str] = []
@@ -66,8 +65,7 @@ def verify_plan(job: PlanJob, split: RankSplit, devices: Devices) -> PlanVerific
             lacking.append(message.text)
 
     gpus = tuple((gpu.index, str(gpu.uuid), gpu.bus_id) for gpu in devices.gpus)
-    order = order_of(small, small_split)
-    plan = ProbePlan(devices.backend, ranks, gpus, probes=(), level="full", verification=order)
+    plan = ProbePlan(devices.backend, ranks, gpus, probes=(), level="full", verification=order_of(small, small_split))
     limit_s = DEADLINE_S[devices.backend]
     measured = run_probes(plan, deadline_s=limit_s, probe_deadline_s=limit_s, on_message=hear)
     verification = PlanVerification(
@@ -119,12 +117,12 @@ def compared(
         parts=tuple(
             PredictedPart(name, round(a / MIB, 2), round(b / MIB, 2)) for name, a, b in rows if not split.offload
         ),
-        step_predicted_s=_short(sum(parts_s) / (1 - step.bubble)),
-        step_measured_s=_short(max(median(f.step_s) for f in figures.values())),
-        compute_s=_short(parts_s[0]),
-        communication_s=_short(parts_s[1]),
-        gflops=_short(gflops),
-        allreduce_gb_s=None if exchange is None else _short(exchange),
+        step_predicted_s=short(sum(parts_s) / (1 - step.bubble)),
+        step_measured_s=short(max(median(f.step_s) for f in figures.values())),
+        compute_s=short(parts_s[0]),
+        communication_s=short(parts_s[1]),
+        gflops=short(gflops),
+        allreduce_gb_s=short(exchange),
         losses=tuple(None if loss is None else round(loss, 4) for loss in losses),
     )
 
@@ -185,15 +183,12 @@ def _failed(verification: PlanVerification, measured: Measurements) -> PlanVerif
     missing = measured.not_run.get("torch")
     if isinstance(missing, Missing) and missing.kind == "absent" and "pip install" in missing.reason:
         raise UserError(f"--try: {missing.reason}")
-    problem = measured.problems[0] if measured.problems else None
-    if problem is not None:
+    for problem in measured.problems:
         return msgspec.structs.replace(verification, error=problem.text, error_kind=problem.kind)
     return msgspec.structs.replace(verification, error="the ranks sent no figures")
 
 
-def _short(value: float) -> float:
-    return float(f"{value:.4g}")
-
+# The job that is run: the planned model scaled down, and its split on the available ranks.
 
 LARGEST_MICRO_BATCHES = 2  # of one step, if there is no pipeline
 
