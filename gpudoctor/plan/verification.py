@@ -50,7 +50,8 @@ def devices_of(node: Node, request: PlanRequest) -> Devices:
 def verify_plan(job: PlanJob, split: RankSplit, devices: Devices) -> PlanVerification:
     """Run a plan's job and split, scaled down, on these devices. Raises UserError for what no rank can run."""
     on_gpu = devices.backend == "nccl"
-    ranks = devices.ranks or least_ranks(split, CPU_RANKS)
+    least = _least_tensor(split) * (2 if split.pipeline > 1 else 1)  # as many as every kind of parallelism needs
+    ranks = devices.ranks or max(CPU_RANKS if split.tensor == 1 else 1, least)
     small_split = reduced_split(split, ranks, job.shape.layers)
     small_split = msgspec.structs.replace(small_split, offload=small_split.offload and on_gpu)
     asked, notes = _runnable(job, split, on_gpu=on_gpu)
@@ -245,11 +246,6 @@ def reduced_split(split: RankSplit, ranks: int, layers: int) -> RankSplit:
     raise UserError(
         f"--ranks {ranks}: {split.title} cannot be tried on so many; the nearest that works: --ranks {nearest}"
     )
-
-
-def least_ranks(split: RankSplit, usual: int) -> int:
-    """The default number of CPU ranks: `usual`, or as many as every kind of parallelism needs."""
-    return max(usual if split.tensor == 1 else 1, _least_tensor(split) * (2 if split.pipeline > 1 else 1))
 
 
 def _least_tensor(split: RankSplit) -> int:

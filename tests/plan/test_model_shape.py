@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpudoctor.plan.hf_config import shape_of_config
-from gpudoctor.plan.known_models import made_shape, published_sizes, shape_of_size
+from gpudoctor.plan.known_models import PUBLISHED, made_shape, shape_of_size
 from gpudoctor.plan.model_shape import ModelError, layers_of_stages
 
 # (config.json as published on Hugging Face, parameters of its safetensors)
@@ -77,7 +77,7 @@ def test_a_nominal_size_is_the_published_model(size: str, parameters: int) -> No
 
 
 def test_every_published_size_is_within_12_percent_of_its_name() -> None:
-    for size in published_sizes():
+    for size in PUBLISHED:
         nominal = float(size[:-1]) * {"m": 1e6, "b": 1e9}[size[-1]]
         # Llama 3.2 1B has 1.24 billion parameters, which Meta calls 1B
         assert shape_of_size(size).parameters == pytest.approx(nominal, rel=0.25 if size == "1b" else 0.12)

@@ -127,7 +127,10 @@ def compare(baseline: Baseline, record: ReportRecord) -> Comparison:
     saved = _saved(baseline, record)
     now = dict(zip(record.entries, record.values, strict=True))
     both = [entry for entry in saved if entry in now]
-    changes = [*_of_verdict(record), *_of_configuration(baseline, record), *_of_boards(baseline, record)]
+    changes = [*_of_configuration(baseline, record), *_of_boards(baseline, record)]
+    if record.verdict != "pass":
+        status: ChangeStatus = "fail" if record.verdict == "fail" else "warn"
+        changes.insert(0, Change(status, "verdict", f"the report itself says {record.reason}"))
     changes += [change for entry in both for change in _of_figure(entry, saved[entry], now[entry])]
     changes.sort(key=lambda change: (("fail", "warn", "said").index(change.status), change.ratio or 1.0))
     had_figures = any(run.figures for run in baseline.runs)
@@ -164,12 +167,6 @@ def _verdict(record: ReportRecord, changes: list[Change], *, in_vain: bool) -> V
     if record.verdict == "unknown" or in_vain:
         return "unknown"
     return "warn" if record.verdict == "warn" or "warn" in statuses else "pass"
-
-
-def _of_verdict(record: ReportRecord) -> Iterator[Change]:
-    if record.verdict != "pass":
-        status: ChangeStatus = "fail" if record.verdict == "fail" else "warn"
-        yield Change(status, "verdict", f"the report itself says {record.reason}")
 
 
 def _of_configuration(baseline: Baseline, record: ReportRecord) -> Iterator[Change]:

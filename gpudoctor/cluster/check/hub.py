@@ -94,7 +94,10 @@ class Hub:
 
     def gather(self, count: int | None, limit_s: float, given_up: Callable[[], bool]) -> None:
         """Accept members until there are `count`, the limit is over, or `given_up` returns True."""
-        _allow_many_connections()  # not before: processes started earlier must inherit the original limit
+        # the soft limit is 1024 on most systems, for programs that use select(). It is not raised before: processes
+        # started earlier must inherit the original one
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
         deadline = time.monotonic() + limit_s
         while (count is None or len(self.members) < count) and time.monotonic() < deadline and not given_up():
             for key, _ in self._selector.select(min(_TICK_S, max(0.0, deadline - time.monotonic()))):
@@ -102,7 +105,9 @@ class Hub:
                     self._accept()
                 elif key.data in self._unproved:  # unless it was closed meanwhile
                     self._hear_unproved(key.data)
-            self._hang_up_on_the_late()
+            now_s = time.monotonic()
+            for line in [line for line, unproved in self._unproved.items() if unproved.until_s < now_s]:
+                self._hang_up_on(line)
         numbered = all(member.index is not None for member in self.members)
         self.members.sort(key=lambda m: (m.index, m.hostname) if numbered else natural(m.hostname))
         seen: Counter[str] = Counter()
@@ -212,7 +217,8 @@ class Hub:
                 return
             hello = decoded((lines or [b""])[0], Hello)
             nonce = self._unproved[line].nonce
-            if not is_proved(self._token, nonce, hello) or self._is_taken(hello.index):
+            taken = {member.index for member in self.members}
+            if not is_proved(self._token, nonce, hello) or (hello.index is not None and hello.index in taken):
                 raise LineError("not one of ours")
             # read now: the addresses of a closed connection are not known any more
             address, reached = _host(line.socket.getpeername()), _host(line.socket.getsockname())
@@ -226,14 +232,6 @@ class Hub:
         name = printable(hello.hostname)[:255] or "no name"
         line.most_bytes = MAX_LINE_BYTES
         self.members.append(HubMember(name, name, hello.index, address, line, reached))
-
-    def _is_taken(self, index: int | None) -> bool:
-        return index is not None and any(member.index == index for member in self.members)
-
-    def _hang_up_on_the_late(self) -> None:
-        now_s = time.monotonic()
-        for line in [line for line, unproved in self._unproved.items() if unproved.until_s < now_s]:
-            self._hang_up_on(line)
 
     def _hang_up_on(self, line: Line) -> None:
         del self._unproved[line]
@@ -269,12 +267,6 @@ def names_of_missing(members: Sequence[HubMember], count: int | None, names: Seq
         return tuple(f"a node without a name ({n} of {fewer})" for n in range(1, fewer + 1))
     called = names if len(names) == count else [f"node number {n}" for n in range(count or 0)]
     return tuple(name for n, name in enumerate(called) if n not in numbers)
-
-
-def _allow_many_connections() -> None:
-    """Raise the soft limit, which is 1024 on most systems for the sake of programs that use select()."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _listening(ports: Sequence[int], loopback_only: bool) -> socket.socket:

@@ -106,8 +106,9 @@ def _unread(seen: Sequence[tuple[NodeProgress, Reach]]) -> Iterator[Finding]:
 
 
 def _gloo(seen: Sequence[tuple[NodeProgress, Reach]], backend: Backend | None) -> Iterator[Finding]:
-    if _are_one_machine([reach for _, reach in seen]):
-        return
+    machines = {(known(reach.boot_id), reach.hostname) for _, reach in seen}
+    if len(machines) == 1 and known(seen[0][1].boot_id) is not None:
+        return  # on one machine loopback works for all of them
     for node, reach in seen:
         text = gloo_trouble(reach)
         if (why := _unresolved(reach)) is not None:
@@ -132,11 +133,6 @@ def _gloo(seen: Sequence[tuple[NodeProgress, Reach]], backend: Backend | None) -
                 ),
             ),
         )
-
-
-def _are_one_machine(nodes: Sequence[Reach]) -> bool:
-    """Whether all nodes are one machine, on which loopback works for all of them."""
-    return len({(known(node.boot_id), node.hostname) for node in nodes}) == 1 and known(nodes[0].boot_id) is not None
 
 
 def _nccl_interfaces(seen: Sequence[tuple[NodeProgress, Reach]]) -> Iterator[Finding]:

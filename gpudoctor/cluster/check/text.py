@@ -50,7 +50,9 @@ def _parts(report: ClusterReport, verbose: bool) -> Iterator[RenderableType]:
     for status in PROBLEMS:
         for check in report.checks:
             for finding in check.findings:
-                if finding.status is status and not _said_above(check, finding):
+                # a node's own warning is in the node's line, and its details are in the node's report
+                said_above = check.id == "cluster.checks" and status is Status.WARN
+                if finding.status is status and not said_above:
                     yield from _block(check, finding)
     if verbose:
         yield from _all(report)
@@ -109,11 +111,6 @@ def _figures(between: InterNodeResult, verbose: bool) -> Iterator[str]:
             trouble = "; ".join(f"{name}: {text}" for name, text in pair.trouble.items())
             rate = rate_text(pair.busbw_gb_s) if pair.busbw_gb_s is not None else trouble
             yield f"  {' - '.join(pair.nodes)}   {rate}" + ("   (once more, alone)" if pair.again else "")
-
-
-def _said_above(check: Judged, finding: Finding) -> bool:
-    """Whether it is a node's own warning: it is in the node's line, and its details are in the node's report."""
-    return check.id == "cluster.checks" and finding.status is Status.WARN
 
 
 def _block(check: Judged, finding: Finding) -> Iterator[RenderableType]:

@@ -99,23 +99,14 @@ def _walk(folder: str, found: FoundFiles) -> Iterator[str | Document]:
                 for entry in sorted(entries, key=lambda entry: entry.name):
                     if entry.is_dir(follow_symlinks=False):
                         within.append(entry.path)
-                    elif _is_named_like_one(entry.name):
+                    # a hidden file is one that is still being written
+                    elif not entry.name.startswith(".") and entry.name.removesuffix(".gz").endswith(_NAMES):
                         yield entry.path
                     else:
                         found.others += 1
         except OSError as error:
             yield Document(as_text(folder), None, trouble=f"the folder cannot be read: {error.strerror or error}")
         waiting += reversed(within)
-
-
-def _is_named_like_one(name: str) -> bool:
-    # a hidden file is one that is still being written
-    return not name.startswith(".") and name.removesuffix(".gz").endswith(_NAMES)
-
-
-def _stem(name: str) -> str:
-    name = name.removesuffix(".gz")
-    return next((name.removesuffix(ending) for ending in _NAMES if name.endswith(ending)), name)
 
 
 def as_text(path: str) -> str:
@@ -125,7 +116,9 @@ def as_text(path: str) -> str:
 
 def documents_of(file: Listed) -> Iterator[Document]:
     """The documents in one file, or one with its `trouble` if the file cannot be read."""
-    whole = Document(as_text(file.path), as_text(_stem(file.name)))
+    name = file.name.removesuffix(".gz")
+    stem = next((name.removesuffix(ending) for ending in _NAMES if name.endswith(ending)), name)
+    whole = Document(as_text(file.path), as_text(stem))
     try:
         # unbuffered: most files are read in one call
         with open(file.path, "rb", buffering=0, opener=_without_waiting) as opened:

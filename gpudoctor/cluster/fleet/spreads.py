@@ -10,7 +10,6 @@ import msgspec
 from gpudoctor.cluster.fleet.figures import Figure, Place, figure_of, figure_words, less_is_better, place_words, unit_of
 from gpudoctor.cluster.fleet.model import WORST_FIRST, FigureRow, NodeRow, Outlier, Trend
 from gpudoctor.cluster.fleet.nodes import FleetNode
-from gpudoctor.cluster.fleet.records import ReportRecord
 from gpudoctor.cluster.hostlist import hostlist
 from gpudoctor.cluster.outliers import FAIL_SIMILARITY, MIN_NODES, Bad, FigureSpread, spread_of
 from gpudoctor.report.difference import FIGURE_CHANGE_MIN
@@ -155,21 +154,18 @@ def changed(
     same = [node for node, old in pairs if node.newest.kind == old.newest.kind and node.newest.entries]
     judged = _judged(same)
     for kind, group in by_kind(same).items():
-        ratios = {node.name: _ratios(node.newest, older[node.name].newest) for node in group}
-        kept = [node for node in group if ratios[node.name] is not None]
-        arrays = [ratios[node.name] or () for node in kept]
+        kept: list[FleetNode] = []
+        arrays: list[list[float]] = []  # new / old for each figure
+        for node in group:
+            new, old = node.newest, older[node.name].newest
+            if new.entries is old.entries and all(value > 0 for value in old.values):
+                kept.append(node)
+                arrays.append([now / before for now, before in zip(new.values, old.values, strict=True)])
         for figure, (values, owners, places) in _columns(kept, arrays):
             spread = spread_of(values, owners, less_is_better(figure), judged)
             bad = () if spread.split else spread.bad
             found = [_Worse(kept[b.node], figure, places[b.position], b, spread.criterion) for b in bad]
             yield kind, figure, spread, found
-
-
-def _ratios(new: ReportRecord, old: ReportRecord) -> list[float] | None:
-    """New / old for each figure; None if the two reports did not measure the same figures."""
-    if new.entries is not old.entries or any(value <= 0 for value in old.values):
-        return None
-    return [now / before for now, before in zip(new.values, old.values, strict=True)]
 
 
 # What changed since an older set of reports.
