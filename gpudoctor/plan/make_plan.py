@@ -26,11 +26,10 @@ from gpudoctor.plan.known_models import is_size, shape_of_size
 from gpudoctor.plan.launch import launch_of, megatron_lacks
 from gpudoctor.plan.machine import Machine, compute_capability, machine_of, usable_gpus
 from gpudoctor.plan.memory import PlanJob
-from gpudoctor.plan.model import Plan, communication_summary, machine_summary, model_summary, strategy
+from gpudoctor.plan.model import Plan, PlanRequest, communication_summary, machine_summary, model_summary, strategy
 from gpudoctor.plan.model_shape import ModelError, ModelShape, seq_of
 from gpudoctor.plan.node_health import FaultMeaning, examined, meaning, measurements_of, mended, troubles, unfit_gpus
 from gpudoctor.plan.precision import Precision, optimizer_bytes, state_bytes
-from gpudoctor.plan.request import PlanRequest
 from gpudoctor.plan.settings import batch_of, bucket_of, harmful_settings, learning_rates, wanted_settings
 from gpudoctor.plan.strategies import Option
 from gpudoctor.plugins import all_checks

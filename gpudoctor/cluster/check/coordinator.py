@@ -16,8 +16,14 @@ from gpudoctor.cluster.check.hub import Hub
 from gpudoctor.cluster.check.inter_node_findings import SLOW_SHARE
 from gpudoctor.cluster.check.judge import judge_cluster
 from gpudoctor.cluster.check.messages import DEFAULT_SILENCE_S
-from gpudoctor.cluster.check.report import SCHEMA, ClusterReport, ClusterRun
-from gpudoctor.cluster.check.request import ClusterCheckRequest, ClusterOutput, ClusterRunPlan
+from gpudoctor.cluster.check.report import (
+    SCHEMA,
+    ClusterCheckRequest,
+    ClusterOutput,
+    ClusterReport,
+    ClusterRun,
+    ClusterRunPlan,
+)
 from gpudoctor.errors import UserError
 from gpudoctor.exits import COULD_NOT, InterruptedBySignal, hold_signals, printable, say
 from gpudoctor.facts.deadlines import COLLECTION

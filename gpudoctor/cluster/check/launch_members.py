@@ -31,7 +31,7 @@ from gpudoctor.cluster.check.placement import (
     token_for,
     token_pipe,
 )
-from gpudoctor.cluster.check.request import ClusterCheckRequest, ClusterOutput
+from gpudoctor.cluster.check.report import ClusterCheckRequest, ClusterOutput
 from gpudoctor.errors import UserError
 from gpudoctor.exits import OK, UNKNOWN, say
 from gpudoctor.facts.system.environment import node_name

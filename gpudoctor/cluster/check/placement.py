@@ -12,7 +12,7 @@ from typing import Literal
 import msgspec
 
 from gpudoctor.cluster.check.channel import new_secret
-from gpudoctor.cluster.check.request import ClusterCheckRequest
+from gpudoctor.cluster.check.report import ClusterCheckRequest
 from gpudoctor.errors import UserError
 from gpudoctor.exits import printable
 from gpudoctor.facts.model.sagemaker import sagemaker_hosts
