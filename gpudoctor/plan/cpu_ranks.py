@@ -26,8 +26,8 @@ def cpu_plan(request: PlanRequest, shape: ModelShape, sourced: Sourced) -> tuple
 
     Raises UserError if none does. Settings, launch and times are left out, as they apply to GPUs only.
     """
-    asked = (("--nodes", request.nodes > 1), ("--global-batch", request.global_batch), ("--report", request.report))
-    for option, given in asked:
+    asked = {"--nodes": request.nodes > 1, "--global-batch": request.global_batch, "--report": request.report}
+    for option, given in asked.items():
         if given:
             raise UserError(f"{option} plans GPUs, and there are none: leave it out, or plan on --node hgx-h100-8")
     seq, warnings = seq_of(request.seq, shape)
