@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from gpudoctor.agent import DEFAULT_LISTEN
-from gpudoctor.agent.quick_run import OUTPUT_BYTES_MAX, TOKEN_VARIABLE, environment
+from gpudoctor.agent.node_status import NodeStatus
+from gpudoctor.agent.schedule import OUTPUT_BYTES_MAX, TOKEN_VARIABLE, Schedule, SchedulePlan, environment
 from gpudoctor.agent.state import StateDirectory, WatchedSubject, default_directory
 from gpudoctor.errors import UserError
 from gpudoctor.exits import printable, say
@@ -35,8 +36,6 @@ from gpudoctor.report.model import SourceSummary
 
 if TYPE_CHECKING:
     from gpudoctor.agent.answers import AgentAnswers
-    from gpudoctor.agent.node_status import NodeStatus
-    from gpudoctor.agent.schedule import Schedule, SchedulePlan
 
 _ASK_S = 60.0
 _JITTER_SHARE, _JITTER_MAX_S = 0.1, 60.0
@@ -118,8 +117,6 @@ def _schedule(request: AgentRequest, kept: ExitStack) -> Schedule:
     subject = WatchedSubject(plan.host, _utf8(request.node), tuple(_utf8(fault) or "" for fault in request.faults))
     state = StateDirectory(request.state or default_directory(os.environ), subject)
     kept.callback(state.close)
-    from gpudoctor.agent.schedule import Schedule
-
     return Schedule(plan, state)
 
 
@@ -147,8 +144,6 @@ async def _serve(sockets: Sequence[socket.socket], answers: AgentAnswers, schedu
 
 def _plan(request: AgentRequest) -> SchedulePlan:
     """The plan, after checking the source and the configuration. Raise UserError if either is invalid."""
-    from gpudoctor.agent.schedule import SchedulePlan
-
     options = [] if request.config is None else [f"--config={request.config}"]
     _asked("config", options)
     named = [] if request.node is None else [f"--node={request.node}"]

@@ -16,8 +16,7 @@ import psutil
 import pytest
 
 from gpudoctor.agent.node_status import FailureStreak, Last, Moment, alarms, no_report, status_at, streaks_after
-from gpudoctor.agent.quick_run import OUTPUT_BYTES_MAX, QuickRun, decoded
-from gpudoctor.agent.schedule import first_due_s, next_due_s
+from gpudoctor.agent.schedule import OUTPUT_BYTES_MAX, QuickRun, decoded, first_due_s, next_due_s
 from gpudoctor.agent.state import LOCK_FILE, STATE_FILE, StateDirectory, WatchedSubject, default_directory, now
 from gpudoctor.checks.core.finding import Status
 from gpudoctor.errors import UserError
@@ -67,7 +66,7 @@ def test_a_run_for_which_there_are_no_descriptors_keeps_none(monkeypatch: pytest
         made.append(os.memfd_create("one"))
         return made[0]
 
-    monkeypatch.setattr("gpudoctor.agent.quick_run.anonymous_file", only_one)
+    monkeypatch.setattr("gpudoctor.agent.schedule.anonymous_file", only_one)
     with pytest.raises(OSError, match="Too many open files"):
         QuickRun(python("pass"), os.environ)
     with pytest.raises(OSError, match="Bad file descriptor"):
