@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import msgspec
 
 from gpudoctor.plan.machine import Machine
@@ -71,7 +73,7 @@ def _code(job: PlanJob, split: RankSplit, batch: Batch, bucket: Setting | None) 
     # recomputed layer keeps little of them
     advice = "compile each layer (layer.compile()): norms and activations written in Python keep more than planned"
     compiled = () if job.recompute == "full" else (advice,)
-    steps = (*_recompute(job), *_precision(job, split), *_optimizer(job, split), *_accumulation(split, batch))
+    steps = _steps(job, split, batch)
     if split.world == 1 and not split.offload:
         return ("one process on one GPU: no wrapper is needed", *compiled, *steps)
     if split.name == "ddp":
@@ -96,49 +98,36 @@ def _code(job: PlanJob, split: RankSplit, batch: Batch, bucket: Setting | None) 
     return (*lines, *steps)
 
 
-def _precision(job: PlanJob, split: RankSplit) -> tuple[str, ...]:
-    """FSDP's mixed-precision policy casts by itself; the other engines need autocast."""
-    if job.precision == "bf16-true":
-        return ("model.to(torch.bfloat16) before all else",)
-    found = []
-    if job.precision in _AUTOCAST and split.engine == "autocast":
-        found.append(f'forward pass and loss under torch.autocast("cuda", {_AUTOCAST[job.precision]})')
-    if job.precision == "fp16":
-        found.append("torch.amp.GradScaler around loss and step")
-    return tuple(found)
-
-
-def _optimizer(job: PlanJob, split: RankSplit) -> tuple[str, ...]:
-    name = {"adamw": "AdamW", "momentum": "SGD", "sgd": "SGD"}.get(job.optimizer)
-    if name is None or split.offload:
-        return ()
-    return (f"torch.optim.{name}(..., fused=True): the default takes as much as the gradients again for a moment",)
-
-
-def _accumulation(split: RankSplit, batch: Batch) -> tuple[str, ...]:
-    """Without these, DDP and replicas exchange gradients for every micro-batch instead of once a step."""
-    if batch.accumulation == 1:
-        return ()
-    lines = [f"divide the loss by {batch.accumulation}, and step every {batch.accumulation} batches"]
-    if split.name == "ddp" and split.data > 1:
-        lines.append("all but the last of them under model.no_sync()")
-        # otherwise the gradients of the first micro-batches exist beside DDP's buckets
-        lines.append("zero_grad(set_to_none=False), or DDP holds gradients twice")
-    if split.shards < split.data and split.sharding == "parameters":
-        lines.append("model.set_requires_all_reduce(False) for all but the last of them")
-    return tuple(lines)
-
-
-def _recompute(job: PlanJob) -> tuple[str, ...]:
+def _steps(job: PlanJob, split: RankSplit, batch: Batch) -> Iterator[str]:
+    """What train.py does besides the wrapper: recomputation, precision, optimizer and accumulation."""
     if job.recompute == "full":
-        return ("checkpoint every layer: torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=False)",)
-    if job.recompute == "selective":
-        return (
+        yield "checkpoint every layer: torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=False)"
+    elif job.recompute == "selective":
+        yield (
             "checkpoint selectively: checkpoint(layer, x, use_reentrant=False, context_fn=partial("
             "create_selective_checkpoint_contexts, policy)), with a policy that saves attention and every second "
-            "matrix product",
+            "matrix product"
         )
-    return ()
+    # FSDP's mixed-precision policy casts by itself; the other engines need autocast
+    if job.precision == "bf16-true":
+        yield "model.to(torch.bfloat16) before all else"
+    elif job.precision in _AUTOCAST and split.engine == "autocast":
+        yield f'forward pass and loss under torch.autocast("cuda", {_AUTOCAST[job.precision]})'
+    if job.precision == "fp16":
+        yield "torch.amp.GradScaler around loss and step"
+    name = {"adamw": "AdamW", "momentum": "SGD", "sgd": "SGD"}.get(job.optimizer)
+    if name is not None and not split.offload:
+        yield f"torch.optim.{name}(..., fused=True): the default takes as much as the gradients again for a moment"
+    if batch.accumulation == 1:
+        return
+    # without these, DDP and replicas exchange gradients for every micro-batch instead of once a step
+    yield f"divide the loss by {batch.accumulation}, and step every {batch.accumulation} batches"
+    if split.name == "ddp" and split.data > 1:
+        yield "all but the last of them under model.no_sync()"
+        # otherwise the gradients of the first micro-batches exist beside DDP's buckets
+        yield "zero_grad(set_to_none=False), or DDP holds gradients twice"
+    if split.shards < split.data and split.sharding == "parameters":
+        yield "model.set_requires_all_reduce(False) for all but the last of them"
 
 
 # Megatron-LM
