@@ -74,7 +74,7 @@ def make_plan(request: PlanRequest, shape: ModelShape, sourced: Sourced) -> tupl
     taken = choice.taken
     step = step_time(taken.job, taken.split, machine)
     batch = batch_of(taken.job, taken.split)
-    wanted = wanted_settings(machine, taken.split, node)
+    wanted = tuple(wanted_settings(machine, taken.split, node))
     bucket = bucket_of(taken.job, taken.split, measurements)
     made = Plan(
         source=SourceSummary(node.source.kind, node.source.name, node.source.faults),
@@ -93,7 +93,7 @@ def make_plan(request: PlanRequest, shape: ModelShape, sourced: Sourced) -> tupl
         bucket=bucket,
         communication=communication_summary(step, machine),
         wanted=wanted,
-        harmful=harmful_settings(machine, node),
+        harmful=tuple(harmful_settings(machine, node)),
         left_out=tuple((i, why) for i, why in sorted(unfit.items()) if scope is None or i in scope),
         troubles=tuple(_meant(t, node, machine, choice, step, measurements) for t in troubles(report, unfit)),
         warnings=(
