@@ -167,19 +167,15 @@ def _megatron_options(job: PlanJob, split: RankSplit, batch: Batch) -> tuple[str
     return (*options, *_model(job.shape, job.seq))
 
 
-def megatron_lacks(job: PlanJob, split: RankSplit) -> tuple[str, ...]:
+def megatron_lacks(job: PlanJob, split: RankSplit) -> Iterator[str]:
     """The parts of the plan that Megatron-LM has no option for, as sentences; it shards only Adam's states."""
-    asked = []
+    how = "the plan counts its memory, and your program must provide it"
     if job.precision == "bf16-true":
-        asked.append("bf16 weights without fp32 copies")
+        yield f"Megatron-LM has no option for bf16 weights without fp32 copies: {how}"
     if job.optimizer not in _OPTIMIZERS:
-        asked.append(job.optimizer)
+        yield f"Megatron-LM has no option for {job.optimizer}: {how}"
     elif job.optimizer != "adamw" and split.data > 1:
-        asked.append(f"{job.optimizer} whose states are sharded")
-    return tuple(
-        f"Megatron-LM has no option for {what}: the plan counts its memory, and your program must provide it"
-        for what in asked
-    )
+        yield f"Megatron-LM has no option for {job.optimizer} whose states are sharded: {how}"
 
 
 def _model(shape: ModelShape, seq: int) -> tuple[str, ...]:

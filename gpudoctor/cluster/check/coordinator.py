@@ -88,7 +88,7 @@ class Coordinator:
             said = f"; {self.launcher} says: {words}" if words else f" within {session.plan.join_limit_s:g} s"
             raise UserError(f"no node came{said}")
         run = ClusterRun(
-            id=run_id(),
+            id=str(uuid.uuid4()),
             started_at=self._started,
             duration_s=round(time.monotonic() - self._began, 3),
             level=request.level,
@@ -160,14 +160,10 @@ def silence_s(request: ClusterCheckRequest) -> float:
 def could_not(request: ClusterCheckRequest, launcher: str, message: str, output: ClusterOutput) -> int:
     """Print the error and write a report with it; return exit code 2."""
     say(f"error: {message}")
-    run = ClusterRun(run_id(), now(), 0.0, request.level, launcher, request.nodes, request.argv)
+    run = ClusterRun(str(uuid.uuid4()), now(), 0.0, request.level, launcher, request.nodes, request.argv)
     report = ClusterReport(SCHEMA, Tool(), run, "unknown", COULD_NOT, COULD_NOT_REASON, error=printable(message))
     return output.write(report)
 
 
 def now() -> str:
     return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-
-
-def run_id() -> str:
-    return str(uuid.uuid4())
