@@ -166,18 +166,14 @@ class _Run:
         if self._settings.action == "log":
             self._say(f"healthy, and left drained, GPUDOCTOR_ACTION=log (reason: {node.reason})")
             return
-        self._undrain(node)
-
-    def _undrain(self, node: NodeRecord) -> None:
         healthy, wanted = count_healthy(self._settings.state, node), self._settings.undrain_after
         if healthy < wanted:
             self._say(f"healthy {healthy} of {wanted} times in a row, still drained (reason: {node.reason})")
-            return
-        if not undo_drain(self._node):
+        elif not undo_drain(self._node):
             self._say("scontrol could not undrain the node")
-            return
-        forget_healthy(self._settings.state)
-        self._say(f"healthy {healthy} times in a row, back in service (was: {node.reason})")
+        else:
+            forget_healthy(self._settings.state)
+            self._say(f"healthy {healthy} times in a row, back in service (was: {node.reason})")
 
     def _record(self, verdict: HookVerdict, *, withheld: bool) -> None:
         """Write the last verdict and the metric; log what cannot be written."""

@@ -12,6 +12,7 @@ import msgspec
 from gpudoctor import __version__
 from gpudoctor.private_folder import why_replaceable
 from gpudoctor.report.output_files import OutputError, write_file
+from gpudoctor.slurm.quick_check import text_of
 from gpudoctor.slurm.settings import HookSettings
 
 _FILE = "verdict.json"
@@ -61,7 +62,7 @@ class FreshVerdict(msgspec.Struct, frozen=True):
 
 def identity(settings: HookSettings, root: Path = Path("/")) -> NodeIdentity | None:
     """What the verdict is about; None if the boot, the driver or the GPUs cannot be read: no verdict is saved then."""
-    boot, driver = _text(root / "proc/sys/kernel/random/boot_id"), _text(root / "proc/driver/nvidia/version")
+    boot, driver = text_of(root / "proc/sys/kernel/random/boot_id"), text_of(root / "proc/driver/nvidia/version")
     if settings.trial:
         driver = "simulated"
     if not boot or not driver:
@@ -169,13 +170,6 @@ def _kernel_records(root: Path) -> list[tuple[int, str]]:
         if number and number[0].isdecimal():
             records.append((int(number[0]), text))
     return records
-
-
-def _text(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        return ""
 
 
 def _stamp(file: Path) -> str:
