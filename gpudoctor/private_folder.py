@@ -16,6 +16,21 @@ def make_private_folder(folder: Path) -> None:
         level.mkdir(mode=0o700, exist_ok=True)
 
 
+def read_own_file(file: Path, most_bytes: int) -> bytes:
+    """The content of a file that only this program writes. Raise OSError; ValueError if it is larger, or no file.
+
+    A pipe or device of that name is removed: to read or to write it could wait without end.
+    """
+    with open(file, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as stream:
+        if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+            file.unlink()
+            raise ValueError("not a regular file")
+        data = stream.read(most_bytes + 1)
+    if len(data) > most_bytes:
+        raise ValueError("larger than can be")
+    return data
+
+
 def why_not_private(folder: Path, *, group_may_write: bool = False) -> str | None:
     """How a user other than root could change what is in this folder, in words; None if that is impossible.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import socket
 from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -14,13 +13,21 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from gpudoctor.agent import DEFAULT_LISTEN
-from gpudoctor.agent.quick_run import OUTPUT_BYTES_MAX, TOKEN_VARIABLE, environment
+from gpudoctor.agent.node_status import NodeStatus
+from gpudoctor.agent.schedule import OUTPUT_BYTES_MAX, TOKEN_VARIABLE, Schedule, SchedulePlan, environment
 from gpudoctor.agent.state import StateDirectory, WatchedSubject, default_directory
 from gpudoctor.errors import UserError
 from gpudoctor.exits import printable, say
 from gpudoctor.facts.model.node import Source
 from gpudoctor.facts.system.environment import node_name
-from gpudoctor.http.address import TOKEN_LENGTH_MIN, HttpAccess, ListenAddress, listen_address, read_token
+from gpudoctor.http.address import (
+    TOKEN_LENGTH_MIN,
+    HttpAccess,
+    ListenAddress,
+    checked_token,
+    listen_address,
+    read_token,
+)
 from gpudoctor.http.listener import ended_by_signal
 from gpudoctor.process.command import CommandLateError, run_command
 from gpudoctor.process.die_with_parent import adopt_orphans
@@ -29,8 +36,6 @@ from gpudoctor.report.model import SourceSummary
 
 if TYPE_CHECKING:
     from gpudoctor.agent.answers import AgentAnswers
-    from gpudoctor.agent.node_status import NodeStatus
-    from gpudoctor.agent.schedule import Schedule, SchedulePlan
 
 _ASK_S = 60.0
 _JITTER_SHARE, _JITTER_MAX_S = 0.1, 60.0
@@ -62,8 +67,7 @@ class AgentRequest(msgspec.Struct, frozen=True, kw_only=True):
 def run_agent(request: AgentRequest) -> int:
     """Run until SIGINT, SIGTERM or SIGHUP; return 128 + its number. Raise UserError if the agent cannot start."""
     # first, because these imports raise UserError if a library is missing
-    from gpudoctor.agent.answers import AgentAnswers
-    from gpudoctor.agent.metrics import AgentMetrics
+    from gpudoctor.agent.answers import AgentAnswers, AgentMetrics
     from gpudoctor.report.prometheus import wants_old_series
 
     where = listen_address(request.listen, "--listen", DEFAULT_LISTEN)
@@ -90,15 +94,10 @@ def token_of(file: Path | None, environ: Mapping[str, str], where: ListenAddress
         if where.is_loopback:
             return None
         raise UserError(
-            f"{where.option} {printable(where.host)}: others can reach it, so it wants a token: --token-file FILE, "
-            f"or {TOKEN_VARIABLE} in the environment"
+            f"{where.option} {printable(where.host)}: others can reach it, so there must be a token, and none was "
+            f"given: --token-file FILE, or {TOKEN_VARIABLE} in the environment"
         )
-    if not re.fullmatch(rf"[!-~]{{{TOKEN_LENGTH_MIN},}}", token):
-        raise UserError(
-            f"{name}: a token of at least {TOKEN_LENGTH_MIN} characters is wanted, without blanks, "
-            "such as openssl rand -hex 16 gives"
-        )
-    return token
+    return checked_token(token, name, TOKEN_LENGTH_MIN)
 
 
 def check_once(request: AgentRequest) -> int | tuple[NodeStatus, str]:
@@ -118,8 +117,6 @@ def _schedule(request: AgentRequest, kept: ExitStack) -> Schedule:
     subject = WatchedSubject(plan.host, _utf8(request.node), tuple(_utf8(fault) or "" for fault in request.faults))
     state = StateDirectory(request.state or default_directory(os.environ), subject)
     kept.callback(state.close)
-    from gpudoctor.agent.schedule import Schedule
-
     return Schedule(plan, state)
 
 
@@ -147,8 +144,6 @@ async def _serve(sockets: Sequence[socket.socket], answers: AgentAnswers, schedu
 
 def _plan(request: AgentRequest) -> SchedulePlan:
     """The plan, after checking the source and the configuration. Raise UserError if either is invalid."""
-    from gpudoctor.agent.schedule import SchedulePlan
-
     options = [] if request.config is None else [f"--config={request.config}"]
     _asked("config", options)
     named = [] if request.node is None else [f"--node={request.node}"]

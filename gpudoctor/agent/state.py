@@ -15,7 +15,7 @@ import msgspec
 from gpudoctor.agent.node_status import Last, Moment
 from gpudoctor.errors import UserError
 from gpudoctor.exits import printable, say
-from gpudoctor.private_folder import make_private_folder, why_not_private
+from gpudoctor.private_folder import make_private_folder, read_own_file, why_not_private
 from gpudoctor.report.output_files import write_file
 
 STATE_FILE, LOCK_FILE = "agent.json", "agent.lock"
@@ -115,11 +115,7 @@ class StateDirectory:
             return None
 
     def _read(self, path: Path) -> Last:
-        with path.open("rb") as stream:
-            data = stream.read(STATE_BYTES_MAX + 1)
-        if len(data) > STATE_BYTES_MAX:
-            raise ValueError("larger than can be")
-        kept = msgspec.json.decode(data, type=_Kept)
+        kept = msgspec.json.decode(read_own_file(path, STATE_BYTES_MAX), type=_Kept)
         if kept.subject != self._subject:
             raise ValueError("it is of another node")
         return kept.last

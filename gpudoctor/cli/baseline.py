@@ -25,7 +25,6 @@ from gpudoctor.lazy_import import lazy_imports
 
 with lazy_imports():
     from gpudoctor.cluster.baseline import compare, runs
-    from gpudoctor.cluster.baseline import text as baseline_text
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -91,4 +90,4 @@ def _write(comparison: compare.Comparison, args: argparse.Namespace) -> None:
         write_output(json_line(comparison), args)
     else:
         color = output_color(args.color, to_file=to_file(args))
-        write_output(baseline_text.render_comparison(comparison, width=terminal_width(), color=color), args)
+        write_output(compare.render_comparison(comparison, width=terminal_width(), color=color), args)

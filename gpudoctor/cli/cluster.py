@@ -26,7 +26,7 @@ from gpudoctor.json_text import json_line
 from gpudoctor.lazy_import import lazy_imports
 
 with lazy_imports():
-    from gpudoctor.cluster.check import launch_members, rank, report, request
+    from gpudoctor.cluster.check import launch_members, report
 
     # every rank imports this file, but only one of them renders a report
     from gpudoctor.cluster.check import text as cluster_text
@@ -128,18 +128,18 @@ def run_check(args: argparse.Namespace) -> int:
 
 def run_rank(args: argparse.Namespace) -> int:
     """Run as one of the processes that an engine started; return the exit code."""
-    return rank.run_rank(request_of(args), _output(args))
+    return launch_members.run_rank(request_of(args), _output(args))
 
 
-def _output(args: argparse.Namespace) -> request.ClusterOutput:
-    return request.ClusterOutput(lambda made: write_report(made, args), lambda text: _show(text, args))
+def _output(args: argparse.Namespace) -> report.ClusterOutput:
+    return report.ClusterOutput(lambda made: write_report(made, args), lambda text: _show(text, args))
 
 
-def request_of(args: argparse.Namespace) -> request.ClusterCheckRequest:
+def request_of(args: argparse.Namespace) -> report.ClusterCheckRequest:
     """The request from the options of check or rank; options of the other command keep their defaults."""
     return request_from(
         args,
-        request.ClusterCheckRequest,
+        report.ClusterCheckRequest,
         faults=args.fault,
         deadline_s=args.deadline,
         at_least_gbit_s=args.at_least,

@@ -24,7 +24,7 @@ from gpudoctor.lazy_import import lazy_imports
 from gpudoctor.plan import MAX_BATCH
 
 with lazy_imports():
-    from gpudoctor.plan import make_plan, model, plan_text, request
+    from gpudoctor.plan import make_plan, model, plan_text
 
 PRECISIONS = ("bf16", "fp16", "fp32", "bf16-true")
 OPTIMIZERS = ("adamw", "adamw-8bit", "momentum", "lion", "sgd")
@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
 
     The exit code is 1 if the verification failed, 3 if it did not finish or was refused a GPU.
     """
-    asked = request_from(args, request.PlanRequest)
+    asked = request_from(args, model.PlanRequest)
     shape = make_plan.shape_of(asked.model)
     made = make_plan.planned(asked, shape, read_source(args))
     _write(made, args)

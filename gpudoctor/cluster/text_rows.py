@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.padding import Padding
 from rich.table import Table
@@ -13,33 +15,29 @@ _WORDS_MIN = 20
 
 
 class TextRows:
-    """Rows of `columns` cells that keep their width, and a last cell that gets the remaining width.
+    """Rows of equally many cells that keep their width, but for the last one, which is folded into what is left.
 
     A cut node name would be another node's name, so if too little width is left, the last cell goes below the others.
     """
 
-    def __init__(self, columns: int) -> None:
-        self._columns = columns
-        self._rows: list[tuple[list[Text], Text]] = []
-
-    def add_row(self, *cells: Text) -> None:
-        """Add a row; the last of the cells is the one that is folded."""
-        *first, words = cells
-        assert len(first) == self._columns
-        self._rows.append((first, words))
+    def __init__(self, rows: Iterable[Sequence[Text]]) -> None:
+        self._rows = [tuple(row) for row in rows]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        widest = [max((row[0][n].cell_len for row in self._rows), default=0) for n in range(self._columns)]
-        if options.max_width - sum(widest) - _GAP * self._columns >= _WORDS_MIN:
+        if not self._rows:
+            return
+        *kept, _ = zip(*self._rows, strict=True)
+        widest = [max(cell.cell_len for cell in column) for column in kept]
+        if options.max_width - sum(widest) - _GAP * len(kept) >= _WORDS_MIN:
             table = Table.grid(padding=(0, _GAP), pad_edge=False)
-            for _ in range(self._columns):
+            for _ in kept:
                 table.add_column(no_wrap=True)
             table.add_column(overflow="fold", ratio=1)
-            for first, words in self._rows:
-                table.add_row(*first, words)
+            for row in self._rows:
+                table.add_row(*row)
             yield table
             return
-        for first, words in self._rows:
+        for *first, words in self._rows:
             line = Text(" " * _GAP, overflow="fold").join(first)
             line.rstrip()
             yield line

@@ -121,6 +121,21 @@ def read_token(file: Path, *, proves_us: bool = False) -> str:
     return text.strip()
 
 
+def checked_token(token: str, where: str, least: int, most: int | None = None) -> str:
+    """The token if it has `least` to `most` characters, without blanks. Raise UserError, which does not show it."""
+    if not re.fullmatch(r"[!-~]*", token):
+        found = "a blank, or a character that is not printable ASCII"
+    elif len(token) < least or (most is not None and len(token) > most):
+        found = f"{len(token)} characters"
+    else:
+        return token
+    length = f"at least {least}" if most is None else f"{least} to {most}"
+    raise UserError(
+        f"{where}: a token must have {length} characters without blanks, and this one has {found}; "
+        "openssl rand -hex 16 makes one"
+    )
+
+
 class HttpAccess:
     """Decides whether a request may be answered.
 

@@ -58,7 +58,7 @@ class BoundedListener:
                     self._drop_oldest()
                     await asyncio.sleep(_PAUSE_S)
                 continue  # otherwise the client closed the connection before it was accepted
-            if not self._has_room():
+            if self.connections >= self._connections_max and not self._drop_oldest():
                 connection.close()
                 continue
             try:
@@ -67,9 +67,6 @@ class BoundedListener:
                 connection.close()
                 continue
             self._silent[transport] = loop.call_later(self._limit_s, self._hang_up, transport)
-
-    def _has_room(self) -> bool:
-        return self.connections < self._connections_max or self._drop_oldest()
 
     def _forget_closed(self) -> None:
         # the transport knows about a close by either end

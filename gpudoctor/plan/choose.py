@@ -11,7 +11,7 @@ from gpudoctor.plan import MAX_BATCH
 from gpudoctor.plan.machine import Machine
 from gpudoctor.plan.memory import PlanJob
 from gpudoctor.plan.split import RankSplit
-from gpudoctor.plan.strategies import Option, each_option, megatron, options_of, tensor_divides, tried
+from gpudoctor.plan.strategies import Option, each_option, megatron, tensor_divides, tried
 from gpudoctor.units import gib_text
 
 MOST_NODES = 4096
@@ -36,16 +36,10 @@ def choose(machine: Machine, job: PlanJob, global_batch: int | None) -> Choice:
     in RAM comes last.
     Source: Narayanan et al. (arXiv:2104.04473) section 3, takeaways 1 and 2; torchtitan (arXiv:2410.06511).
     """
-    options = options_of(machine, job, None)
-    taken = _best(options, machine)
-    if taken is None:
-        raise UserError(_nothing_fits(options, machine, job))
+    options, taken = _best(machine, job, None)
     if global_batch is not None:
         check_batch(global_batch, taken.split)
-        options = options_of(machine, job, global_batch)
-        taken = _best(options, machine)
-        if taken is None:
-            raise UserError(_nothing_fits(options, machine, job))
+        options, taken = _best(machine, job, global_batch)
     instead: list[str] = []
     if taken.split.offload or taken.fit == "tight":
         instead = list(_nearest(machine, job))
@@ -88,12 +82,14 @@ def why(option: Option, options: tuple[Option, ...], machine: Machine) -> str:
     return f"{node}; a pipeline sends least between its stages"
 
 
-def _best(options: tuple[Option, ...], machine: Machine) -> Option | None:
+def _best(machine: Machine, job: PlanJob, global_batch: int | None) -> tuple[tuple[Option, ...], Option]:
+    """All options, and the one to take. Raise UserError if none fits."""
+    options = tuple(each_option(machine, job, global_batch))
     for fit, offload in (("fits", False), ("tight", False), ("fits", True), ("tight", True)):
         for option in sorted(options, key=lambda o: _rank(o, machine)):
             if option.fit == fit and option.split.offload is offload:
-                return option
-    return None
+                return options, option
+    raise UserError(_nothing_fits(options, machine, job))
 
 
 def check_batch(global_batch: int, split: RankSplit) -> None:
@@ -205,7 +201,7 @@ def choose_forced(machine: Machine, job: PlanJob, global_batch: int | None, tens
             wrong = f"--tensor {tensor} --pipeline {pipeline}: {option.reason or 'does not fit'} on a GPU of {room}"
         near = nearest_split(job, machine.world, tensor, pipeline, works)
         if near is None:
-            fitting = next((o for o in options_of(machine, job, global_batch) if o.works), None)
+            fitting = next((o for o in each_option(machine, job, global_batch) if o.works), None)
             near = f"{fitting.split.title} works" if fitting else way_out(machine, job)
             near = f"without --tensor and --pipeline {near}"
         raise UserError(f"{wrong}; {near}")
@@ -213,7 +209,7 @@ def choose_forced(machine: Machine, job: PlanJob, global_batch: int | None, tens
     if tensor > machine.nvlinked:
         what = "no NVLink joins these GPUs" if machine.nvlinked == 1 else f"NVLink joins {machine.nvlinked} GPUs only"
         warnings = (f"tensor parallelism over {tensor} GPUs, but {what}: every layer waits for the slower link",)
-    options = options_of(machine, job, global_batch)
+    options = each_option(machine, job, global_batch)
     return Choice((*options, option), option, "--tensor and --pipeline request it", (), warnings)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Literal
 
 import msgspec
@@ -64,12 +65,8 @@ def traffic_of(job: PlanJob, split: RankSplit, machine: Machine) -> tuple[LinkTr
     Source: nccl-tests doc/PERFORMANCE.md (bus factors); ZeRO (arXiv:1910.02054) section 7; PyTorch FSDP
     (arXiv:2304.11277); Megatron-LM (arXiv:1909.08053) section 3 and (arXiv:2104.04473) section 3.2.
     """
-    parts = [
-        *_data_traffic(job, split, machine),
-        *_tensor_traffic(job, split, machine),
-        *_pipeline_traffic(job, split, machine),
-    ]
-    return tuple(part for part in parts if part.gb > 0)
+    kinds = (_data_traffic, _tensor_traffic, _pipeline_traffic)
+    return tuple(part for kind in kinds for part in kind(job, split, machine) if part.gb > 0)
 
 
 def step_time(job: PlanJob, split: RankSplit, machine: Machine) -> StepTime:
@@ -86,22 +83,19 @@ def step_time(job: PlanJob, split: RankSplit, machine: Machine) -> StepTime:
     """
     traffic = traffic_of(job, split, machine)
     bubble = (split.pipeline - 1) / (job.micro_batches + split.pipeline - 1)
-    compute_s = compute_seconds(job, split, machine)
-    times = [part.seconds for part in traffic]
-    if any(seconds is None for seconds in times):
-        return StepTime(traffic, None, compute_s, bubble, None, None)
-    total = sum(part.seconds or 0.0 for part in traffic)
-    if compute_s is None:
-        return StepTime(traffic, total, None, bubble, None, None)
+    compute_s = _compute_seconds(job, split, machine)
+    known = all(part.seconds is not None for part in traffic)
+    total = sum(part.seconds or 0.0 for part in traffic) if known else None
+    if compute_s is None or total is None:
+        return StepTime(traffic, total, compute_s, bubble, None, None)
     exposed = sum(part.seconds or 0.0 for part in traffic if not part.hidden)
-    hideable = total - exposed
-    left = exposed + max(hideable - compute_s, 0.0)
+    left = exposed + max(total - exposed - compute_s, 0.0)
     best = (1 - bubble) * compute_s / (compute_s + left)
     plain = (1 - bubble) * compute_s / (compute_s + total)
     return StepTime(traffic, total, compute_s, bubble, best, plain)
 
 
-def compute_seconds(job: PlanJob, split: RankSplit, machine: Machine) -> float | None:
+def _compute_seconds(job: PlanJob, split: RankSplit, machine: Machine) -> float | None:
     """Seconds of arithmetic in one step on one GPU, by the formula in `step_time`."""
     if isinstance(machine.compute, str):
         return None
@@ -112,58 +106,43 @@ def compute_seconds(job: PlanJob, split: RankSplit, machine: Machine) -> float |
     return flop / split.world / (machine.compute.value * 1e12)
 
 
-def _data_traffic(job: PlanJob, split: RankSplit, machine: Machine) -> list[LinkTraffic]:
-    n = split.data
-    if n == 1 and not split.offload:
-        return []
+def _data_traffic(job: PlanJob, split: RankSplit, machine: Machine) -> Iterator[LinkTraffic]:
+    if split.data == 1 and not split.offload:
+        return
     parameters = max(stage_parameters(job.shape, split.pipeline, i) for i in range(split.pipeline)) / split.tensor
-    per = state_bytes(split.engine, job.precision, job.optimizer)
-    width, m = compute_bytes(job.precision), job.micro_batches
+    per, m = state_bytes(split.engine, job.precision, job.optimizer), job.micro_batches
+    gradients, weights = per.gradients * parameters / 1e9, compute_bytes(job.precision) * parameters / 1e9
+    n = split.shards if split.sharding == "parameters" else split.data
     share = (n - 1) / n
-    local = n * split.tensor <= machine.gpus_per_node
-    link: Link = "node" if local else "network"
-    reduce_rate = machine.collective if local else _across(machine, split.tensor)
-    rate = machine.gather if local else reduce_rate
-    gradients = per.gradients * parameters / 1e9
-    weights = width * parameters / 1e9
-    if split.sharding == "parameters":
-        return _fsdp_traffic(split, machine, gradients, weights, m, per.weights * parameters / 1e9)
+    link: Link = "node"
+    reduce_rate, rate = machine.collective, machine.gather
+    if n * split.tensor > machine.gpus_per_node:
+        link = "network"
+        reduce_rate = rate = _across(machine, split.tensor)
     if split.sharding == "none":
-        return [LinkTraffic("gradients: all-reduce", 2 * share * gradients, link, True, reduce_rate)]
-    reduces = m if split.sharding == "gradients" else 1
-    return [
-        LinkTraffic("gradients: reduce-scatter", share * gradients * reduces, link, True, rate),
-        LinkTraffic("new weights: all-gather", share * weights, link, False, rate),
-    ]
+        yield LinkTraffic("gradients: all-reduce", 2 * share * gradients, link, True, reduce_rate)
+    elif split.sharding != "parameters":
+        reduces = m if split.sharding == "gradients" else 1
+        yield LinkTraffic("gradients: reduce-scatter", share * gradients * reduces, link, True, rate)
+        yield LinkTraffic("new weights: all-gather", share * weights, link, False, rate)
+    else:
+        gathered = 2 * share * weights * m
+        yield LinkTraffic("weights: all-gather, forward and backward", gathered, link, True, rate)
+        yield LinkTraffic("gradients: reduce-scatter", share * gradients * m, link, True, rate)
+        replicas = split.data // n
+        if replicas > 1:
+            shard = 2 * (replicas - 1) / replicas * gradients / n
+            yield LinkTraffic("gradients of replicas: all-reduce", shard, "network", True, _per_gpu(machine))
+        if split.offload:
+            from_ram = 2 * per.weights * parameters / 1e9 * m / n
+            yield LinkTraffic("weights from RAM, forward and backward", from_ram, "host", True, machine.host)
+            yield LinkTraffic("gradients to RAM", gradients * m / n, "host", True, machine.host)
 
 
-def _fsdp_traffic(
-    split: RankSplit, machine: Machine, gradients: float, weights: float, m: int, stored: float
-) -> list[LinkTraffic]:
-    n = split.shards
-    share = (n - 1) / n
-    local = n * split.tensor <= machine.gpus_per_node
-    rate = machine.gather if local else _across(machine, split.tensor)
-    link: Link = "node" if local else "network"
-    parts = [
-        LinkTraffic("weights: all-gather, forward and backward", 2 * share * weights * m, link, True, rate),
-        LinkTraffic("gradients: reduce-scatter", share * gradients * m, link, True, rate),
-    ]
-    replicas = split.data // n
-    if replicas > 1:
-        shard = 2 * (replicas - 1) / replicas * gradients / n
-        parts.append(LinkTraffic("gradients of replicas: all-reduce", shard, "network", True, _per_gpu(machine)))
-    if split.offload:
-        from_ram = 2 * stored * m / n
-        parts.append(LinkTraffic("weights from RAM, forward and backward", from_ram, "host", True, machine.host))
-        parts.append(LinkTraffic("gradients to RAM", gradients * m / n, "host", True, machine.host))
-    return parts
-
-
-def _tensor_traffic(job: PlanJob, split: RankSplit, machine: Machine) -> list[LinkTraffic]:
+def _tensor_traffic(job: PlanJob, split: RankSplit, machine: Machine) -> Iterator[LinkTraffic]:
     t = split.tensor
     if t == 1:
-        return []
+        return
     layers = -(-job.shape.layers // split.pipeline)
     once = compute_bytes(job.precision) * job.tokens * job.shape.hidden / 1e9
     rounds = 6 if job.recompute == "full" else 4
@@ -172,18 +151,18 @@ def _tensor_traffic(job: PlanJob, split: RankSplit, machine: Machine) -> list[Li
     link: Link = "node"
     if t > machine.gpus_per_node:
         rate, link = _across(machine, 1), "network"
-    return [LinkTraffic("activations between tensor ranks: reduce-scatter, all-gather", gb, link, False, rate)]
+    yield LinkTraffic("activations between tensor ranks: reduce-scatter, all-gather", gb, link, False, rate)
 
 
-def _pipeline_traffic(job: PlanJob, split: RankSplit, machine: Machine) -> list[LinkTraffic]:
+def _pipeline_traffic(job: PlanJob, split: RankSplit, machine: Machine) -> Iterator[LinkTraffic]:
     if split.pipeline == 1:
-        return []
+        return
     once = compute_bytes(job.precision) * job.tokens * job.shape.hidden / split.tensor / 1e9
     local = split.world <= machine.gpus_per_node
     rate = machine.gather if local else _per_gpu(machine)
     link: Link = "node" if local else "network"
     # forward to the next stage and backward to the previous one are the two directions of one link
-    return [LinkTraffic("activations to the next stage", once * job.micro_batches, link, True, rate)]
+    yield LinkTraffic("activations to the next stage", once * job.micro_batches, link, True, rate)
 
 
 def _across(machine: Machine, apart: int) -> Rate | str:

@@ -12,9 +12,8 @@ from gpudoctor.load.devices import CPU_RANKS
 from gpudoctor.plan.choose import nearest_split, undividable
 from gpudoctor.plan.machine import ram_bytes
 from gpudoctor.plan.memory import PlanJob, memory_of
-from gpudoctor.plan.model import Plan, model_summary, strategy
+from gpudoctor.plan.model import Plan, PlanRequest, model_summary, strategy
 from gpudoctor.plan.model_shape import ModelShape, seq_of
-from gpudoctor.plan.request import PlanRequest
 from gpudoctor.plan.settings import batch_of, learning_rates
 from gpudoctor.plan.split import RankSplit, model_split_name
 from gpudoctor.plan.strategies import Option
@@ -27,8 +26,8 @@ def cpu_plan(request: PlanRequest, shape: ModelShape, sourced: Sourced) -> tuple
 
     Raises UserError if none does. Settings, launch and times are left out, as they apply to GPUs only.
     """
-    asked = (("--nodes", request.nodes > 1), ("--global-batch", request.global_batch), ("--report", request.report))
-    for option, given in asked:
+    asked = {"--nodes": request.nodes > 1, "--global-batch": request.global_batch, "--report": request.report}
+    for option, given in asked.items():
         if given:
             raise UserError(f"{option} plans GPUs, and there are none: leave it out, or plan on --node hgx-h100-8")
     seq, warnings = seq_of(request.seq, shape)

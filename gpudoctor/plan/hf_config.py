@@ -14,8 +14,18 @@ from gpudoctor.plan.model_shape import ModelError, ModelShape
 
 MAX_BYTES = 4 * 2**20
 _LARGEST = 10**8  # of any dimension: a larger one means a broken file
-# keys of experts, latent attention and nested models: the dimensions beside them do not describe the model
-_OTHER_SHAPES = ("num_experts", "n_routed_experts", "num_local_experts", "kv_lora_rank", "text_config", "vision_config")
+# keys of experts, latent attention, nested models and layers unlike the others: the dimensions beside them do not
+# describe the model
+_OTHER_SHAPES = (
+    *("num_experts", "n_routed_experts", "num_local_experts", "kv_lora_rank", "text_config", "vision_config"),
+    *("mlp_only_layers", "decoder_sparse_step"),
+)
+# of types with experts: the keys of their number and of the width of one
+_EXPERT_KEYS = {
+    "mixtral": ("num_local_experts", "intermediate_size"),
+    "gpt_oss": ("num_local_experts", "intermediate_size"),
+    "qwen3_moe": ("num_experts", "moe_intermediate_size"),
+}
 
 
 def shape_of_config(path: Path) -> ModelShape:
@@ -47,8 +57,8 @@ def shape_of_config(path: Path) -> ModelShape:
             f"{shown}: the architecture {printable(kind)[:60]!r} is not known; known are "
             f"{', '.join(sorted(_READERS))}. The nearest that works: the size alone, as in gpudoctor plan 7b"
         )
-    allowed = ("num_local_experts",) if kind == "mixtral" else ()
-    other = [key for key in _OTHER_SHAPES if key not in allowed and raw.get(key) not in (None, 0, 1)]
+    allowed = _EXPERT_KEYS.get(kind, ())
+    other = [key for key in _OTHER_SHAPES if key not in allowed and raw.get(key) not in (None, 0, 1, [])]
     if other:
         raise ModelError(
             f"{shown}: with the key {other[0]!r} this is no plain {kind} model, and there is no plan for it. The "
@@ -74,8 +84,8 @@ class _Fields:
             if value is None:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= _LARGEST:
-                wanted = f"a whole number from 1 to {_LARGEST} is wanted"
-                raise ModelError(f"{self._shown}: {name} is {value!r:.40}: {wanted}")
+                wanted = f"a whole number from 1 to {_LARGEST}"
+                raise ModelError(f"{self._shown}: {name} is {value!r:.40}: it must be {wanted}")
             return value
         if default is None:
             raise ModelError(f"{self._shown}: the key {names[0]!r} is missing")
@@ -86,7 +96,7 @@ class _Fields:
         if value is None:
             return default
         if not isinstance(value, bool):
-            raise ModelError(f"{self._shown}: {name} is {value!r:.40}: true or false is wanted")
+            raise ModelError(f"{self._shown}: {name} is {value!r:.40}: it must be true or false")
         return value
 
     def head_dim(self, hidden: int, heads: int) -> int:
@@ -124,10 +134,12 @@ def _sensible(shape: ModelShape, shown: str) -> ModelShape:
 
 
 def _llama_like(fields: _Fields, kind: str) -> ModelShape:
-    """llama, mistral, mixtral, qwen2, qwen3, gemma, gemma2, phi3: rotary positions, gated MLP, RMS norms."""
+    """Rotary positions, gated MLP, RMS norms; the types differ in biases, further norms and experts."""
     hidden, heads = fields.number("hidden_size"), fields.number("num_attention_heads")
-    qwen2 = kind == "qwen2"
+    qwen2, gpt_oss = kind == "qwen2", kind == "gpt_oss"
     bias = fields.switch("attention_bias", False)
+    experts, width = _EXPERT_KEYS.get(kind, (None, "intermediate_size"))
+    mixtral = kind == "mixtral"  # its older files lack what has a default
     return ModelShape(
         name="",
         family=kind,
@@ -137,60 +149,45 @@ def _llama_like(fields: _Fields, kind: str) -> ModelShape:
         heads=heads,
         kv_heads=fields.number("num_key_value_heads", default=heads),
         head_dim=fields.head_dim(hidden, heads),
-        ffn=fields.number("intermediate_size"),
+        ffn=fields.number(width),
         vocab=fields.number("vocab_size"),
         max_seq=fields.number("max_position_embeddings", default=4096),
         tied=fields.switch("tie_word_embeddings", kind.startswith("gemma")),
-        norms=4 if kind == "gemma2" else 2,
-        qk_norm=kind == "qwen3",
+        norms=4 if kind in ("gemma2", "gemma3_text") else 2,
+        qk_norm=kind in ("qwen3", "qwen3_moe", "gemma3_text"),
         qkv_bias=bias or qwen2,
         out_bias=bias and not qwen2,
-        mlp_bias=fields.switch("mlp_bias", False),
-        experts=fields.number("num_local_experts", default=8) if kind == "mixtral" else 1,
-        experts_per_token=fields.number("num_experts_per_tok", default=2) if kind == "mixtral" else 1,
+        mlp_bias=fields.switch("mlp_bias", gpt_oss),
+        experts=fields.number(experts, default=8 if mixtral else None) if experts else 1,
+        experts_per_token=fields.number("num_experts_per_tok", default=2 if mixtral else None) if experts else 1,
+        sinks=gpt_oss,
     )
 
 
-def _gpt2(fields: _Fields, kind: str) -> ModelShape:
-    hidden, seq = fields.number("n_embd"), fields.number("n_positions", "n_ctx")
-    ffn = fields.number("n_inner", default=4 * hidden)
-    return _classic(fields, kind, "n_layer", "n_head", hidden=hidden, ffn=ffn, seq=seq, positions=seq, tied=True)
-
-
-def _gpt_neox(fields: _Fields, kind: str) -> ModelShape:
-    names = ("num_hidden_layers", "num_attention_heads")
-    hidden, ffn = fields.number("hidden_size"), fields.number("intermediate_size")
-    seq = fields.number("max_position_embeddings", default=2048)
-    return _classic(fields, kind, *names, hidden=hidden, ffn=ffn, seq=seq, positions=0, tied=False)
-
-
-def _opt(fields: _Fields, kind: str) -> ModelShape:
-    names = ("num_hidden_layers", "num_attention_heads")
-    hidden, ffn, seq = fields.number("hidden_size"), fields.number("ffn_dim"), fields.number("max_position_embeddings")
-    # OPT keeps two rows of positions for padding
-    return _classic(fields, kind, *names, hidden=hidden, ffn=ffn, seq=seq, positions=seq + 2, tied=True)
-
-
-def _classic(
-    fields: _Fields, kind: str, layers: str, heads: str, *, hidden: int, ffn: int, seq: int, positions: int, tied: bool
-) -> ModelShape:
-    """The GPT-2 kind: two MLP matrices, LayerNorms, biases everywhere; `layers` and `heads` are names of keys."""
-    count = fields.number(heads)
+def _classic(fields: _Fields, kind: str) -> ModelShape:
+    """The GPT-2 kind: two MLP matrices, LayerNorms, biases everywhere."""
+    gpt2, gpt_neox = kind == "gpt2", kind == "gpt_neox"
+    hidden = fields.number("n_embd" if gpt2 else "hidden_size")
+    heads = fields.number("n_head" if gpt2 else "num_attention_heads")
+    ffn = {"gpt2": "n_inner", "gpt_neox": "intermediate_size", "opt": "ffn_dim"}[kind]
+    positions = ("n_positions", "n_ctx") if gpt2 else ("max_position_embeddings",)
+    seq = fields.number(*positions, default=2048 if gpt_neox else None)
     return ModelShape(
         name="",
         family=kind,
         origin="",
-        layers=fields.number(layers),
+        layers=fields.number("n_layer" if gpt2 else "num_hidden_layers"),
         hidden=hidden,
-        heads=count,
-        kv_heads=count,
-        head_dim=fields.head_dim(hidden, count),
-        ffn=ffn,
+        heads=heads,
+        kv_heads=heads,
+        head_dim=fields.head_dim(hidden, heads),
+        ffn=fields.number(ffn, default=4 * hidden if gpt2 else None),
         vocab=fields.number("vocab_size"),
         max_seq=seq,
         gated=False,
-        tied=fields.switch("tie_word_embeddings", tied),
-        positions=positions,
+        tied=fields.switch("tie_word_embeddings", not gpt_neox),
+        # OPT keeps two rows of positions for padding
+        positions=0 if gpt_neox else seq if gpt2 else seq + 2,
         norm_bias=True,
         qkv_bias=True,
         out_bias=True,
@@ -199,8 +196,7 @@ def _classic(
 
 
 _READERS: dict[str, Callable[[_Fields, str], ModelShape]] = {
-    **dict.fromkeys(("llama", "mistral", "mixtral", "qwen2", "qwen3", "gemma", "gemma2", "phi3"), _llama_like),
-    "gpt2": _gpt2,
-    "gpt_neox": _gpt_neox,
-    "opt": _opt,
+    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi3"), _llama_like),
+    **dict.fromkeys(_EXPERT_KEYS, _llama_like),
+    **dict.fromkeys(("gpt2", "gpt_neox", "opt"), _classic),
 }

@@ -29,7 +29,7 @@ def _llama(
 
 # Nominal sizes -> dimensions as published: the models' own config.json on Hugging Face, GPT-3's table 2.1
 # (arXiv:2005.14165), MT-NLG (arXiv:2201.11990)
-_PUBLISHED: dict[str, ModelShape] = {
+PUBLISHED: dict[str, ModelShape] = {
     "124m": _gpt("GPT-2", 12, 768, 12, "GPT-2's config.json"),
     "350m": _gpt("GPT-2 medium", 24, 1024, 16, "GPT-2 medium's config.json; GPT-3's table 2.1 calls these sizes 350M"),
     "774m": _gpt("GPT-2 large", 36, 1280, 20, "GPT-2 large's config.json"),
@@ -66,9 +66,9 @@ def shape_of_size(text: str) -> ModelShape:
     parameters = float(found[1]) * _UNITS[found[2].lower()]
     if not SMALLEST <= parameters <= LARGEST:
         nearest = "1m" if parameters < SMALLEST else "5t"
-        raise ModelError(f"{text}: a model of 1m to 5t parameters is wanted; the nearest is {nearest}")
+        raise ModelError(f"{text}: a model must have 1m to 5t parameters; the nearest is {nearest}")
     key = f"{float(found[1]):g}{found[2].lower()}"
-    shape = _PUBLISHED.get(_ALSO.get(key, key))
+    shape = PUBLISHED.get(_ALSO.get(key, key))
     return shape if shape is not None else made_shape(parameters)
 
 
@@ -107,7 +107,3 @@ def _made(layers: int, hidden: int, parameters: float, vocab: int) -> ModelShape
         layers, hidden, heads, heads, head_dim, ffn, vocab, name=name, family="llama", origin=origin, max_seq=4096,
         tied=tied,
     )  # fmt: skip
-
-
-def published_sizes() -> tuple[str, ...]:
-    return tuple(_PUBLISHED)

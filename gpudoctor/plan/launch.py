@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import msgspec
 
-from gpudoctor.plan import megatron
 from gpudoctor.plan.machine import Machine
 from gpudoctor.plan.memory import PlanJob
-from gpudoctor.plan.precision import Precision
+from gpudoctor.plan.model_shape import ModelShape, layers_of_stages
+from gpudoctor.plan.precision import Optimizer, Precision
 from gpudoctor.plan.settings import Batch, Setting
 from gpudoctor.plan.split import RankSplit
 
@@ -36,7 +38,7 @@ def launch_of(
     every_gpu: bool,
 ) -> LaunchScript:
     """The launch of a plan. `every_gpu`: the plan uses all GPUs of the node, so none has to be hidden."""
-    program = megatron.PROGRAM if split.engine == "megatron" else "train.py"
+    program = _MEGATRON if split.engine == "megatron" else "train.py"
     variables = [f"{s.name}={s.value}" for s in settings]
     indices = ",".join(str(gpu.index) for gpu in machine.gpus)
     hidden = [] if every_gpu else ["CUDA_DEVICE_ORDER=PCI_BUS_ID", f"CUDA_VISIBLE_DEVICES={indices}"]
@@ -52,7 +54,7 @@ def launch_of(
         "#!/bin/bash",
         f"#SBATCH --nodes={machine.nodes}",
         "#SBATCH --ntasks-per-node=1",
-        f"#SBATCH --gpus-per-node={per_node}" if every_gpu else f"#SBATCH --gpus-per-node={_of_node(machine)}",
+        f"#SBATCH --gpus-per-node={per_node if every_gpu else max(gpu.index for gpu in machine.gpus) + 1}",
         "#SBATCH --exclusive",
         "#SBATCH --mem=0",  # all memory: otherwise --exclusive gives the cluster's default per CPU
         *(f"export {variable}" for variable in variables),
@@ -64,20 +66,14 @@ def launch_of(
     return LaunchScript("sbatch plan.sbatch", "\n".join(lines) + "\n", code)
 
 
-def _of_node(machine: Machine) -> int:
-    return max(gpu.index for gpu in machine.gpus) + 1
-
-
 def _code(job: PlanJob, split: RankSplit, batch: Batch, bucket: Setting | None) -> tuple[str, ...]:
     if split.engine == "megatron":
-        return megatron.options_of(job, split, batch)
-    compiled = _compile(job)  # before DDP or FSDP wraps the layers
-    steps = (
-        *_recompute(job),
-        *_precision(job, split),
-        *_optimizer(job, split),
-        *_accumulation(split, batch),
-    )
+        return _megatron_options(job, split, batch)
+    # before DDP or FSDP wraps the layers. The plan counts norms and activation functions as fused kernels; one
+    # recomputed layer keeps little of them
+    advice = "compile each layer (layer.compile()): norms and activations written in Python keep more than planned"
+    compiled = () if job.recompute == "full" else (advice,)
+    steps = _steps(job, split, batch)
     if split.world == 1 and not split.offload:
         return ("one process on one GPU: no wrapper is needed", *compiled, *steps)
     if split.name == "ddp":
@@ -102,54 +98,103 @@ def _code(job: PlanJob, split: RankSplit, batch: Batch, bucket: Setting | None) 
     return (*lines, *steps)
 
 
-def _precision(job: PlanJob, split: RankSplit) -> tuple[str, ...]:
-    """FSDP's mixed-precision policy casts by itself; the other engines need autocast."""
-    if job.precision == "bf16-true":
-        return ("model.to(torch.bfloat16) before all else",)
-    dtype = _AUTOCAST.get(job.precision)
-    cast = (
-        (f'forward pass and loss under torch.autocast("cuda", {dtype})',)
-        if dtype and split.engine == "autocast"
-        else ()
-    )
-    return (*cast, *(("torch.amp.GradScaler around loss and step",) if job.precision == "fp16" else ()))
-
-
-def _compile(job: PlanJob) -> tuple[str, ...]:
-    """The plan counts norms and activation functions as fused kernels; one recomputed layer keeps little of them."""
+def _steps(job: PlanJob, split: RankSplit, batch: Batch) -> Iterator[str]:
+    """What train.py does besides the wrapper: recomputation, precision, optimizer and accumulation."""
     if job.recompute == "full":
-        return ()
-    return ("compile each layer (layer.compile()): norms and activations written in Python keep more than planned",)
-
-
-def _optimizer(job: PlanJob, split: RankSplit) -> tuple[str, ...]:
-    name = {"adamw": "AdamW", "momentum": "SGD", "sgd": "SGD"}.get(job.optimizer)
-    if name is None or split.offload:
-        return ()
-    return (f"torch.optim.{name}(..., fused=True): the default takes as much as the gradients again for a moment",)
-
-
-def _accumulation(split: RankSplit, batch: Batch) -> tuple[str, ...]:
-    """Without these, DDP and replicas exchange gradients for every micro-batch instead of once a step."""
-    if batch.accumulation == 1:
-        return ()
-    lines = [f"divide the loss by {batch.accumulation}, and step every {batch.accumulation} batches"]
-    if split.name == "ddp" and split.data > 1:
-        lines.append("all but the last of them under model.no_sync()")
-        # otherwise the gradients of the first micro-batches exist beside DDP's buckets
-        lines.append("zero_grad(set_to_none=False), or DDP holds gradients twice")
-    if split.shards < split.data and split.sharding == "parameters":
-        lines.append("model.set_requires_all_reduce(False) for all but the last of them")
-    return tuple(lines)
-
-
-def _recompute(job: PlanJob) -> tuple[str, ...]:
-    if job.recompute == "full":
-        return ("checkpoint every layer: torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=False)",)
-    if job.recompute == "selective":
-        return (
+        yield "checkpoint every layer: torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=False)"
+    elif job.recompute == "selective":
+        yield (
             "checkpoint selectively: checkpoint(layer, x, use_reentrant=False, context_fn=partial("
             "create_selective_checkpoint_contexts, policy)), with a policy that saves attention and every second "
-            "matrix product",
+            "matrix product"
         )
-    return ()
+    # FSDP's mixed-precision policy casts by itself; the other engines need autocast
+    if job.precision == "bf16-true":
+        yield "model.to(torch.bfloat16) before all else"
+    elif job.precision in _AUTOCAST and split.engine == "autocast":
+        yield f'forward pass and loss under torch.autocast("cuda", {_AUTOCAST[job.precision]})'
+    if job.precision == "fp16":
+        yield "torch.amp.GradScaler around loss and step"
+    name = {"adamw": "AdamW", "momentum": "SGD", "sgd": "SGD"}.get(job.optimizer)
+    if name is not None and not split.offload:
+        yield f"torch.optim.{name}(..., fused=True): the default takes as much as the gradients again for a moment"
+    if batch.accumulation == 1:
+        return
+    # without these, DDP and replicas exchange gradients for every micro-batch instead of once a step
+    yield f"divide the loss by {batch.accumulation}, and step every {batch.accumulation} batches"
+    if split.name == "ddp" and split.data > 1:
+        yield "all but the last of them under model.no_sync()"
+        # otherwise the gradients of the first micro-batches exist beside DDP's buckets
+        yield "zero_grad(set_to_none=False), or DDP holds gradients twice"
+    if split.shards < split.data and split.sharding == "parameters":
+        yield "model.set_requires_all_reduce(False) for all but the last of them"
+
+
+# Megatron-LM
+
+_MEGATRON = "pretrain_gpt.py"
+_OPTIMIZERS: dict[Optimizer, str] = {
+    "adamw": "--optimizer adam",
+    "momentum": "--optimizer sgd",
+    "sgd": "--optimizer sgd --sgd-momentum 0",
+}
+
+
+def _megatron_options(job: PlanJob, split: RankSplit, batch: Batch) -> tuple[str, ...]:
+    """The options, one line each; the user adds data, tokenizer, learning rate and the number of steps.
+
+    Source: Megatron-LM, megatron/training/arguments.py.
+    """
+    options = [
+        f"--tensor-model-parallel-size {split.tensor}",
+        f"--pipeline-model-parallel-size {split.pipeline}",
+        f"--micro-batch-size {batch.per_gpu} --global-batch-size {batch.global_batch} --seq-length {job.seq}",
+    ]
+    if job.shape.layers % split.pipeline:
+        # E is the embedding, t a layer, L the loss
+        stages = "|".join(f"t*{layers}" for layers in layers_of_stages(job.shape.layers, split.pipeline))
+        options.append(f'--pipeline-model-parallel-layout "E{stages}L"')
+    if split.tensor > 1:
+        options.append("--sequence-parallel")
+    if split.data > 1:
+        options.append("--use-distributed-optimizer --overlap-grad-reduce")
+    if job.recompute == "full":
+        options.append("--recompute-granularity full --recompute-method uniform --recompute-num-layers 1")
+    if job.precision in ("bf16", "fp16"):
+        options.append(f"--{job.precision}")
+    if job.optimizer in _OPTIMIZERS:
+        options.append(_OPTIMIZERS[job.optimizer])
+    return (*options, *_model(job.shape, job.seq))
+
+
+def megatron_lacks(job: PlanJob, split: RankSplit) -> Iterator[str]:
+    """The parts of the plan that Megatron-LM has no option for, as sentences; it shards only Adam's states."""
+    how = "the plan counts its memory, and your program must provide it"
+    if job.precision == "bf16-true":
+        yield f"Megatron-LM has no option for bf16 weights without fp32 copies: {how}"
+    if job.optimizer not in _OPTIMIZERS:
+        yield f"Megatron-LM has no option for {job.optimizer}: {how}"
+    elif job.optimizer != "adamw" and split.data > 1:
+        yield f"Megatron-LM has no option for {job.optimizer} whose states are sharded: {how}"
+
+
+def _model(shape: ModelShape, seq: int) -> tuple[str, ...]:
+    bias = shape.out_bias and shape.mlp_bias
+    positions = "learned_absolute" if shape.positions else "rope"
+    options = [
+        f"--num-layers {shape.layers} --hidden-size {shape.hidden} --ffn-hidden-size {shape.ffn}",
+        f"--num-attention-heads {shape.heads} --kv-channels {shape.head_dim}",
+        f"--max-position-embeddings {max(shape.max_seq, seq)} --position-embedding-type {positions}",
+        f"--normalization {'LayerNorm' if shape.norm_bias else 'RMSNorm'}",
+    ]
+    if shape.kv_heads != shape.heads:
+        options.append(f"--group-query-attention --num-query-groups {shape.kv_heads}")
+    switches = (
+        ("--swiglu", shape.gated),
+        ("--disable-bias-linear", not bias),
+        ("--add-qkv-bias", shape.qkv_bias and not bias),
+        ("--qk-layernorm", shape.qk_norm),
+        ("--untie-embeddings-and-output-weights", not shape.tied),
+        (f"--num-experts {shape.experts} --moe-router-topk {shape.experts_per_token}", shape.experts > 1),
+    )
+    return (*options, *(words for words, wanted in switches if wanted))

@@ -33,7 +33,6 @@ class Machine(msgspec.Struct, frozen=True):
     `nvlink` that of GPUs joined by NVLink; `network`: all adapters of a node together; `host`: one GPU's link to
     RAM. `nvlinked`: how many GPUs reach each other over NVLink, taken from the kind of node unless
     `topology_read`. `memory_bytes`: of the smallest GPU, without what the driver reserves.
-    `left_out`: GPUs that cannot train, with the reason.
     """
 
     gpus: tuple[Gpu, ...]
@@ -49,7 +48,6 @@ class Machine(msgspec.Struct, frozen=True):
     compute: Rate | str
     ram_bytes: float | None
     profile: Profile
-    left_out: tuple[tuple[int, str], ...] = ()
 
     @property
     def gpus_per_node(self) -> int:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterator
+from inspect import cleandoc
 from itertools import takewhile
 from pathlib import Path
 
@@ -16,20 +18,18 @@ from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.node import Node
 from gpudoctor.lazy_import import lazy_imports
-from gpudoctor.plan import megatron
+from gpudoctor.plan import activations, communication, known_models, memory, settings, strategies
 from gpudoctor.plan.choose import Choice, choose, choose_forced
 from gpudoctor.plan.communication import StepTime, step_time
-from gpudoctor.plan.explain import formulas
 from gpudoctor.plan.hf_config import shape_of_config
 from gpudoctor.plan.known_models import is_size, shape_of_size
-from gpudoctor.plan.launch import launch_of
+from gpudoctor.plan.launch import launch_of, megatron_lacks
 from gpudoctor.plan.machine import Machine, compute_capability, machine_of, usable_gpus
 from gpudoctor.plan.memory import PlanJob
-from gpudoctor.plan.model import Plan, plan_of
+from gpudoctor.plan.model import Plan, PlanRequest, communication_summary, machine_summary, model_summary, strategy
 from gpudoctor.plan.model_shape import ModelError, ModelShape, seq_of
 from gpudoctor.plan.node_health import FaultMeaning, examined, meaning, measurements_of, mended, troubles, unfit_gpus
-from gpudoctor.plan.precision import Precision
-from gpudoctor.plan.request import PlanRequest
+from gpudoctor.plan.precision import Precision, optimizer_bytes, state_bytes
 from gpudoctor.plan.settings import batch_of, bucket_of, harmful_settings, learning_rates, wanted_settings
 from gpudoctor.plan.strategies import Option
 from gpudoctor.plugins import all_checks
@@ -39,8 +39,7 @@ from gpudoctor.report.model import SourceSummary
 from gpudoctor.units import gib_text
 
 with lazy_imports():
-    from gpudoctor.plan import cpu_ranks
-    from gpudoctor.plan.verification import run as verification
+    from gpudoctor.plan import cpu_ranks, verification
 
 
 def planned(request: PlanRequest, shape: ModelShape, sourced: Sourced) -> Plan:
@@ -56,7 +55,9 @@ def make_plan(request: PlanRequest, shape: ModelShape, sourced: Sourced) -> tupl
     """The plan for a model on a node, and the option that it recommends. Raises UserError."""
     node = sourced.node
     measured = sourced.measurements if request.report is None else measurements_of(request.report, node)
-    measurements = _of_gpus(measured)
+    # measurements of CPU ranks do not apply to GPUs
+    on_gpus = measured is not None and measured.launch is not None and measured.launch.backend == "nccl"
+    measurements = measured if on_gpus else None
     checks = all_checks()
     report = examined(node, measurements, checks, load_config(request.config, os.environ, checks), request.gpu)
     scope, _ = scope_of(node, request.gpu)
@@ -65,33 +66,41 @@ def make_plan(request: PlanRequest, shape: ModelShape, sourced: Sourced) -> tupl
     precision, warnings = _precision(request.precision, gpus, profile_for(node))
     seq, seq_warnings = seq_of(request.seq, shape)
     machine = machine_of(node, gpus, request.nodes, precision, measurements)
-    left_out = tuple((i, why) for i, why in sorted(unfit.items()) if scope is None or i in scope)
-    machine = msgspec.structs.replace(machine, left_out=left_out)
     job = PlanJob(shape, precision, request.optimizer, seq)
-    choice = _choice(machine, job, request)
+    if request.tensor is None and request.pipeline is None:
+        choice = choose(machine, job, request.global_batch)
+    else:
+        choice = choose_forced(machine, job, request.global_batch, request.tensor or 1, request.pipeline or 1)
     taken = choice.taken
     step = step_time(taken.job, taken.split, machine)
     batch = batch_of(taken.job, taken.split)
-    source = SourceSummary(node.source.kind, node.source.name, node.source.faults)
-    made = plan_of(machine, job, choice, step, batch, source, node.source.kind == "simulated")
-    wanted = wanted_settings(machine, taken.split, node)
+    wanted = tuple(wanted_settings(machine, taken.split, node))
     bucket = bucket_of(taken.job, taken.split, measurements)
-    found = troubles(report, unfit)
-    made = msgspec.structs.replace(
-        made,
+    made = Plan(
+        source=SourceSummary(node.source.kind, node.source.name, node.source.faults),
+        simulated=node.source.kind == "simulated",
+        model=model_summary(shape),
+        machine=machine_summary(machine),
+        precision=precision,
+        optimizer=request.optimizer,
+        seq=seq,
+        strategies=tuple(strategy(option) for option in choice.options),
+        recommended=strategy(taken),
+        why=choice.why,
+        instead=choice.instead,
+        batch=batch,
         learning_rate=learning_rates(batch),
         bucket=bucket,
+        communication=communication_summary(step, machine),
         wanted=wanted,
-        harmful=harmful_settings(machine, node),
-        troubles=tuple(_meant(t, node, machine, choice, step, measurements) for t in found),
+        harmful=tuple(harmful_settings(machine, node)),
+        left_out=tuple((i, why) for i, why in sorted(unfit.items()) if scope is None or i in scope),
+        troubles=tuple(_meant(t, node, machine, choice, step, measurements) for t in troubles(report, unfit)),
         warnings=(
             *warnings,
             *seq_warnings,
             *choice.warnings,
-            *_tight(choice, machine.memory_bytes),
-            *_lacking(taken),
-            *_slower(machine, step),
-            *_unmeasured(request, measurements),
+            *_warnings(request, machine, taken, step, measurements),
             *node.source.notes,
         ),
         launch=launch_of(machine, taken.job, taken.split, batch, wanted, bucket, len(gpus) == len(node.gpus)),
@@ -114,12 +123,6 @@ def shape_of(model: str) -> ModelShape:
     return shape_of_config(Path(model))
 
 
-def _choice(machine: Machine, job: PlanJob, request: PlanRequest) -> Choice:
-    if request.tensor is None and request.pipeline is None:
-        return choose(machine, job, request.global_batch)
-    return choose_forced(machine, job, request.global_batch, request.tensor or 1, request.pipeline or 1)
-
-
 def _meant(
     trouble: FaultMeaning,
     node: Node,
@@ -137,12 +140,6 @@ def _meant(
     return msgspec.structs.replace(trouble, means=meaning(trouble, machine, step, after, sound.host))
 
 
-def _of_gpus(measurements: Measurements | None) -> Measurements | None:
-    """Measurements of GPUs; those of CPU ranks do not apply to GPUs."""
-    launch = measurements.launch if measurements else None
-    return measurements if launch is not None and launch.backend == "nccl" else None
-
-
 def _precision(asked: Precision | None, gpus: tuple[Gpu, ...], profile: Profile) -> tuple[Precision, tuple[str, ...]]:
     capability = compute_capability(gpus, profile)
     old = capability is not None and capability < 8
@@ -153,35 +150,54 @@ def _precision(asked: Precision | None, gpus: tuple[Gpu, ...], profile: Profile)
     return asked, ()
 
 
-def _unmeasured(request: PlanRequest, measurements: Measurements | None) -> tuple[str, ...]:
-    if request.report is None or measurements is not None:
-        return ()
-    return (f"{printable(str(request.report))} holds no measurements of GPUs: nothing of it counts here",)
-
-
-def _tight(choice: Choice, room_bytes: float) -> tuple[str, ...]:
-    taken = choice.taken
-    if taken.fit != "tight" or taken.memory is None:
-        return ()
-    over = gib_text(taken.memory.total - room_bytes)
-    return (f"tight: with what the caching allocator usually loses it is {over} more than there is",)
-
-
-def _lacking(taken: Option) -> tuple[str, ...]:
-    """Warnings about what the plan's memory and times leave out."""
+def _warnings(
+    request: PlanRequest, machine: Machine, taken: Option, step: StepTime, measurements: Measurements | None
+) -> Iterator[str]:
+    """What the plan's figures leave out, and where they are close to a bound."""
+    if taken.fit == "tight" and taken.memory is not None:
+        over = gib_text(taken.memory.total - machine.memory_bytes)
+        yield f"tight: with what the caching allocator usually loses it is {over} more than there is"
     if taken.split.engine == "megatron":
-        return megatron.lacks(taken.job, taken.split)
-    if taken.split.offload:
-        return ("the CPUs update the states in RAM: no time here counts that, and each step waits for it",)
-    return ()
+        yield from megatron_lacks(taken.job, taken.split)
+    elif taken.split.offload:
+        yield "the CPUs update the states in RAM: no time here counts that, and each step waits for it"
+    # at most the work of one node that never waits
+    if machine.nodes > 1 and step.best is not None and (work := step.best * machine.nodes) < 1:
+        yield (
+            f"so much time goes between the nodes that {machine.nodes} do at most {work:.2g} times the work of one "
+            "that waits for nothing: a larger --global-batch, fewer nodes or a faster network would help"
+        )
+    if request.report is not None and measurements is None:
+        yield f"{printable(str(request.report))} holds no measurements of GPUs: nothing of it counts here"
 
 
-def _slower(machine: Machine, step: StepTime) -> tuple[str, ...]:
-    """A warning if all nodes together do at most the work of one node that never waits."""
-    if machine.nodes == 1 or step.best is None or step.best * machine.nodes >= 1:
-        return ()
-    work = step.best * machine.nodes
-    return (
-        f"so much time goes between the nodes that {machine.nodes} do at most {work:.2g} times the work of one that "
-        "waits for nothing: a larger --global-batch, fewer nodes or a faster network would help",
-    )
+# every formula with its source, taken from the docstring of the function that computes it
+FORMULAS: tuple[tuple[str, Callable[..., object]], ...] = (
+    ("Shape of an unpublished size", known_models.made_shape),
+    ("Bytes of weights, gradients and optimizer", state_bytes),
+    ("Optimizer states", optimizer_bytes),
+    ("Sharding", memory.sharded_states),
+    ("Parameters of a pipeline stage", memory.stage_parameters),
+    ("Gradients at the peak", memory.gradients_persist),
+    ("Activations of one layer", activations.layer_bytes),
+    ("Activations with recomputation", activations.kept_bytes),
+    ("Gradients of activations", activations.backward_bytes),
+    ("Activations of a stage", memory.activation_parts),
+    ("The loss", activations.loss_bytes),
+    ("What FSDP gathers", memory.gathered_parts),
+    ("Memory of a GPU", memory.memory_of),
+    ("Choice", choose),
+    ("Tensor-parallel ranks", strategies.tensor_divides),
+    ("Traffic of a step", communication.traffic_of),
+    ("Time of a step", communication.step_time),
+    ("Learning rate", settings.learning_rates),
+    ("Bucket size", settings.bucket_of),
+    ("Settings to use", settings.wanted_settings),
+    ("Settings to avoid", settings.harmful_settings),
+)
+
+
+def formulas() -> tuple[str, ...]:
+    """Each formula as text: a heading, then its docstring, which is missing under python -OO."""
+    lost = "not kept by this interpreter (-OO)"
+    return tuple(f"{title}\n{cleandoc(function.__doc__ or lost)}" for title, function in FORMULAS)

@@ -1,17 +1,19 @@
-"""The plan as data: everything that the text and the JSON (`gpudoctor.plan/1`) show."""
+"""The plan as data: the request, and everything that the text and the JSON (`gpudoctor.plan/1`) show."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal
 
 import msgspec
 
+from gpudoctor.errors import UserError
+from gpudoctor.load.devices import Backend, LoadRequest
 from gpudoctor.plan.activations import Recompute
-from gpudoctor.plan.choose import Choice
 from gpudoctor.plan.communication import LinkTraffic, StepTime
 from gpudoctor.plan.launch import LaunchScript
 from gpudoctor.plan.machine import Machine
-from gpudoctor.plan.memory import Memory, PlanJob
+from gpudoctor.plan.memory import Memory
 from gpudoctor.plan.model_shape import ModelShape
 from gpudoctor.plan.node_health import FaultMeaning
 from gpudoctor.plan.precision import Optimizer, Precision
@@ -20,6 +22,41 @@ from gpudoctor.plan.settings import Batch, LearningRate, Setting
 from gpudoctor.plan.strategies import Fit, Option
 from gpudoctor.report.model import SourceSummary, Tool
 from gpudoctor.units import GIB
+
+
+class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """The options of `gpudoctor plan`, with their meaning; `model` is a size or the path of a config.json.
+
+    `precision` None: what the GPUs support. `tensor` and `pipeline` None: chosen. `verify` runs a few steps of the
+    plan; `backend`, `ranks` and `force` select the devices. Raises UserError if these are given without `verify`.
+    """
+
+    model: str
+    nodes: int = 1
+    gpu: str | None = None
+    seq: int | None = None
+    precision: Precision | None = None
+    optimizer: Optimizer = "adamw"
+    global_batch: int | None = None
+    tensor: int | None = None
+    pipeline: int | None = None
+    explain: bool = False
+    verify: bool = False
+    backend: Backend | Literal["auto"] | None = None
+    ranks: int | None = None
+    force: bool = False
+    report: Path | None = None
+    config: Path | None = None
+
+    def __post_init__(self) -> None:
+        for option, given in (("--backend", self.backend), ("--ranks", self.ranks), ("--force", self.force or None)):
+            if given is not None and not self.verify:
+                raise UserError(f"{option} selects the devices of --try: add --try, or leave {option} out")
+
+    @property
+    def load(self) -> LoadRequest:
+        """The devices to verify the plan on."""
+        return LoadRequest(self.backend or "auto", self.gpu, self.ranks, force=self.force)
 
 
 class Speed(msgspec.Struct, frozen=True):
@@ -196,10 +233,7 @@ def speed(rate: Rate | str, unit: str = "GB/s") -> Speed:
 
 
 def model_summary(shape: ModelShape) -> ModelSummary:
-    return ModelSummary(
-        shape.name, shape.origin, shape.family, shape.parameters, shape.active_parameters, shape.layers, shape.hidden,
-        shape.heads, shape.kv_heads, shape.ffn, shape.vocab,
-    )  # fmt: skip
+    return msgspec.convert(shape, ModelSummary, from_attributes=True)
 
 
 def machine_summary(machine: Machine) -> MachineSummary:
@@ -227,43 +261,15 @@ def strategy(option: Option) -> PlannedStrategy:
     )  # fmt: skip
 
 
-def communication(step: StepTime, machine: Machine) -> Communication:
+def communication_summary(step: StepTime, machine: Machine) -> Communication:
     return Communication(
         traffic=tuple(_row(part) for part in step.traffic),
-        communication_s=_short(step.communication_s),
-        compute_s=_short(step.compute_s),
+        communication_s=short(step.communication_s),
+        compute_s=short(step.compute_s),
         compute=speed(machine.compute, "TFLOP/s"),
         bubble=round(step.bubble, 4),
-        efficiency_hidden=_short(step.best),
-        efficiency_not_hidden=_short(step.plain),
-    )
-
-
-def plan_of(
-    machine: Machine,
-    job: PlanJob,
-    choice: Choice,
-    step: StepTime,
-    batch: Batch,
-    source: SourceSummary,
-    simulated: bool,
-) -> Plan:
-    """The parts that follow from a choice; the caller adds settings, troubles and the launch."""
-    return Plan(
-        source=source,
-        simulated=simulated,
-        model=model_summary(job.shape),
-        machine=machine_summary(machine),
-        precision=job.precision,
-        optimizer=job.optimizer,
-        seq=job.seq,
-        strategies=tuple(strategy(option) for option in choice.options),
-        recommended=strategy(choice.taken),
-        why=choice.why,
-        instead=choice.instead,
-        batch=batch,
-        communication=communication(step, machine),
-        left_out=machine.left_out,
+        efficiency_hidden=short(step.best),
+        efficiency_not_hidden=short(step.plain),
     )
 
 
@@ -276,12 +282,13 @@ def _memory(memory: Memory) -> MemoryGib:
 
 
 def _row(part: LinkTraffic) -> TrafficRow:
-    return TrafficRow(part.what, part.link, round(part.gb, 4), _short(part.seconds), part.hidden, speed(part.rate))
+    return TrafficRow(part.what, part.link, round(part.gb, 4), short(part.seconds), part.hidden, speed(part.rate))
 
 
 def _gib(amount: float) -> float:
     return round(amount / GIB, 3)
 
 
-def _short(value: float | None) -> float | None:
+def short(value: float | None) -> float | None:
+    """The value with four significant digits."""
     return None if value is None else float(f"{value:.4g}")

@@ -17,7 +17,8 @@ class ModelError(UserError):
 class ModelShape(TransformerShape, frozen=True, kw_only=True):
     """The dimensions of a named model; parameter counts include biases and norms.
 
-    `ffn` is the width of one expert. `origin` is the source of the dimensions.
+    `ffn` is the width of one expert. `sinks`: each head has one, and the router a bias, as in gpt_oss. `origin` is the
+    source of the dimensions.
     """
 
     name: str
@@ -26,6 +27,7 @@ class ModelShape(TransformerShape, frozen=True, kw_only=True):
     max_seq: int
     experts: int = 1
     experts_per_token: int = 1
+    sinks: bool = False
 
     @property
     def query_width(self) -> int:
@@ -39,7 +41,7 @@ class ModelShape(TransformerShape, frozen=True, kw_only=True):
     def attention_parameters(self) -> int:
         """Parameters of one layer's query, key, value and output projections."""
         q, kv, h = self.query_width, self.kv_width, self.hidden
-        biases = (q + 2 * kv if self.qkv_bias else 0) + (h if self.out_bias else 0)
+        biases = (q + 2 * kv if self.qkv_bias else 0) + (h if self.out_bias else 0) + (self.heads if self.sinks else 0)
         return 2 * h * q + 2 * h * kv + biases + (2 * self.head_dim if self.qk_norm else 0)
 
     @property
@@ -52,7 +54,7 @@ class ModelShape(TransformerShape, frozen=True, kw_only=True):
     @property
     def layer_parameters(self) -> int:
         """Parameters of one layer, with all experts and the router."""
-        router = self.experts * self.hidden if self.experts > 1 else 0
+        router = self.experts * (self.hidden + self.sinks) if self.experts > 1 else 0
         return self.attention_parameters + self.experts * self.mlp_parameters + router + self.norms * self._norm
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from pathlib import Path
 
 import msgspec
@@ -103,27 +103,21 @@ def unfit_gpus(report: Report) -> dict[int, str]:
     return found
 
 
-def troubles(report: Report, left_out: Iterable[int]) -> tuple[FaultMeaning, ...]:
-    """Faults, and warnings that bear on a training, as one line each; the same words on several GPUs are one."""
-    groups: dict[tuple[str, str, str], list[int]] = {}
+def troubles(report: Report, left_out: Container[int | None]) -> tuple[FaultMeaning, ...]:
+    """Faults, and warnings that bear on a training: one line for the GPUs of each check, and for each of the node."""
+    found: dict[tuple[str, str, str], FaultMeaning] = {}
     for check, finding in _roots(report):
-        bears = impact_of(check) in _WARNINGS_OF
-        if finding.status is Status.FAIL or (finding.status is Status.WARN and bears):
-            if finding.subject.gpu is not None and finding.subject.gpu in left_out:
-                continue
-            gpus = groups.setdefault((check, finding.status.value, _words(finding)), [])
-            if finding.subject.gpu is not None:
-                gpus.append(finding.subject.gpu)
-    merged: dict[tuple[str, str], FaultMeaning] = {}
-    for (check, status, text), gpus in groups.items():
-        before = merged.get((check, status))
-        if before is None or not gpus or not before.gpus:
-            key = (check, status if before is None else f"{status} {len(merged)}")
-            merged[key] = FaultMeaning(check, status, tuple(sorted(set(gpus))), text)
-        else:  # the same on other GPUs, in other words
-            more = before.found.removesuffix(" and the like") + " and the like"
-            merged[check, status] = FaultMeaning(check, status, tuple(sorted({*before.gpus, *gpus})), more)
-    return tuple(merged.values())
+        bears = finding.status is Status.WARN and impact_of(check) in _WARNINGS_OF
+        gpu, text, status = finding.subject.gpu, _words(finding), finding.status.value
+        if not (finding.status is Status.FAIL or bears) or gpu in left_out:
+            continue
+        key = (check, status, text if gpu is None else "")
+        before = found.setdefault(key, FaultMeaning(check, status, (), text))
+        gpus = before.gpus if gpu is None else tuple(sorted({*before.gpus, gpu}))
+        if before.found != text:  # the same on other GPUs, in other words
+            text = before.found.removesuffix(" and the like") + " and the like"
+        found[key] = FaultMeaning(check, status, gpus, text)
+    return tuple(found.values())
 
 
 def meaning(trouble: FaultMeaning, machine: Machine, now: StepTime, sound: StepTime, host_sound: Rate | str) -> str:

@@ -23,20 +23,10 @@ def render_text(plan: Plan, *, width: int) -> str:
     """The whole plan in lines of at most `width` columns, except commands and names."""
     width = max(width, NARROWEST)
     lines: list[str] = []
-    parts = [
-        _head,
-        _strategies,
-        _recommended,
-        _communication,
-        _settings,
-        _troubles,
-        verification_lines,
-        _launch,
-        _formulas,
-    ]
+    parts = [_head, _strategies, _recommended, _communication, _settings, _troubles, verification_lines, _launch]
     if plan.machine is None:  # planned for CPU ranks, which have no settings and no command
-        parts = [_cpu_head, _strategies, _recommended, _troubles, verification_lines, _formulas]
-    for part in parts:
+        parts = [_head, _strategies, _recommended, _troubles, verification_lines]
+    for part in (*parts, _formulas):
         made = list(part(plan, width))
         if made:
             lines += [*made, ""]
@@ -44,42 +34,27 @@ def render_text(plan: Plan, *, width: int) -> str:
 
 
 def _head(plan: Plan, width: int) -> Iterator[str]:
-    source, model, machine = plan.source, plan.model, plan.machine
+    source, model, machine, trial = plan.source, plan.model, plan.machine, plan.trial
     assert source is not None
     assert model is not None
-    assert machine is not None
+    said = f"{plan.precision}, {plan.optimizer}, sequences of {plan.seq} tokens"
+    if machine is None:
+        devices = f"{trial.ranks} CPU ranks" if trial is not None else "CPU ranks"
+    else:
+        devices = (f"{machine.nodes} nodes of " if machine.nodes > 1 else "") + machine.gpu_names
+        said += f". {machine.memory_gib:.1f} GiB of GPU memory each. {_nvlink(machine)}"
     if plan.simulated:
         with_faults = f" with {', '.join(source.faults)}" if source.faults else ""
         yield from wrapped(f"SIMULATED node {source.name}{with_faults}: made up, no plan for a real machine", width)
     elif source.kind != "live":
         yield from wrapped(f"Read from {source.kind} {source.name}: that machine, not this one", width)
-    nodes = f"{machine.nodes} nodes of " if machine.nodes > 1 else ""
+    size = count_text(model.parameters)
     active = f", {count_text(model.active_parameters)} active" if model.active_parameters != model.parameters else ""
-    yield from wrapped(
-        f"gpudoctor {plan.tool.version} | plan | {model.name}, {count_text(model.parameters)} parameters{active} | "
-        f"{nodes}{machine.gpu_names}",
-        width,
-    )
-    yield from wrapped(
-        f"{plan.precision}, {plan.optimizer}, sequences of {plan.seq} tokens. {machine.memory_gib:.1f} GiB of GPU "
-        f"memory each. {_nvlink(machine)}",
-        width,
-    )
-    yield from wrapped(f"Dimensions: {model.origin}", width)
+    title = f"gpudoctor {plan.tool.version} | plan | {model.name}, {size} parameters{active} | {devices}"
+    for words in (title, said, f"Dimensions: {model.origin}"):
+        yield from wrapped(words, width)
     for index, reason in plan.left_out:
         yield from wrapped(f"GPU {index} is left out: {reason}", width)
-
-
-def _cpu_head(plan: Plan, width: int) -> Iterator[str]:
-    model, trial = plan.model, plan.trial
-    assert model is not None
-    ranks = f"{trial.ranks} CPU ranks" if trial is not None else "CPU ranks"
-    yield from wrapped(
-        f"gpudoctor {plan.tool.version} | plan | {model.name}, {count_text(model.parameters)} parameters | {ranks}",
-        width,
-    )
-    yield from wrapped(f"{plan.precision}, {plan.optimizer}, sequences of {plan.seq} tokens", width)
-    yield from wrapped(f"Dimensions: {model.origin}", width)
 
 
 def _nvlink(machine: MachineSummary) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from math import sqrt
 
 import msgspec
@@ -82,36 +83,28 @@ def bucket_of(job: PlanJob, split: RankSplit, measurements: Measurements | None)
     return Setting("bucket_cap_mb", str(size), why)
 
 
-def wanted_settings(machine: Machine, split: RankSplit, node: Node) -> tuple[Setting, ...]:
+def wanted_settings(machine: Machine, split: RankSplit, node: Node) -> Iterator[Setting]:
     """Environment variables that help with this topology and strategy.
 
     Source: PyTorch CUDA semantics (PYTORCH_CUDA_ALLOC_CONF), torchrun (OMP_NUM_THREADS), Megatron-LM
     (CUDA_DEVICE_MAX_CONNECTIONS), NCCL user guide (NCCL_SOCKET_IFNAME).
     """
-    found = [
-        Setting("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True", "less memory lost to fragments of the allocator")
-    ]
-    cpus = known(node.host.cpus_usable)
-    quota = known(node.host.cpu_quota)
-    if cpus:
-        each = max(int(min(cpus, quota or cpus) // machine.gpus_per_node), 1)
+    why = "less memory lost to fragments of the allocator"
+    yield Setting("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True", why)
+    if cpus := known(node.host.cpus_usable):
+        each = max(int(min(cpus, known(node.host.cpu_quota) or cpus) // machine.gpus_per_node), 1)
         # leave CPUs for the threads of the data loaders
         threads = max(min(each // 2, 16), 1)
-        found.append(Setting("OMP_NUM_THREADS", str(threads), f"torchrun sets 1; there are {each} CPUs a GPU"))
+        yield Setting("OMP_NUM_THREADS", str(threads), f"torchrun sets 1; there are {each} CPUs a GPU")
     capability = compute_capability(machine.gpus, machine.profile)
     if split.tensor > 1 and capability is not None and capability < 10:
-        found.append(
-            Setting(
-                "CUDA_DEVICE_MAX_CONNECTIONS", "1", "starts tensor-parallel traffic before the arithmetic beside it"
-            )
-        )
-    interface = _bootstrap_interface(node) if machine.nodes > 1 else None
-    if interface is not None:
-        found.append(Setting("NCCL_SOCKET_IFNAME", interface, "the interface by which the nodes find each other"))
-    return tuple(found)
+        why = "starts tensor-parallel traffic before the arithmetic beside it"
+        yield Setting("CUDA_DEVICE_MAX_CONNECTIONS", "1", why)
+    if machine.nodes > 1 and (interface := _bootstrap_interface(node)) is not None:
+        yield Setting("NCCL_SOCKET_IFNAME", interface, "the interface by which the nodes find each other")
 
 
-def harmful_settings(machine: Machine, node: Node) -> tuple[Setting, ...]:
+def harmful_settings(machine: Machine, node: Node) -> Iterator[Setting]:
     """Environment variables that must not be set here.
 
     Source: NCCL user guide, environment variables; gpudoctor explain env.nccl.
@@ -119,22 +112,20 @@ def harmful_settings(machine: Machine, node: Node) -> tuple[Setting, ...]:
     pairs = known(node.pairs) or ()
     p2p = machine.nvlinked > 1 or any(known(pair.p2p_read) == "OK" for pair in pairs)
     unread = not p2p and not machine.topology_read
-    found = []
     if machine.gpus_per_node > 1 and (p2p or unread):
         links = "NVLink" if machine.nvlinked > 1 else "NVLink or peer-to-peer" if unread else "peer-to-peer"
         where = ", if there is any" if unread else ""
-        found.append(Setting("NCCL_P2P_DISABLE", "1", f"switches {links} off{where}"))
+        yield Setting("NCCL_P2P_DISABLE", "1", f"switches {links} off{where}")
     if machine.gpus_per_node > 1 and not p2p and not unread:
-        found.append(Setting("NCCL_SHM_DISABLE", "1", "shared memory is the only way between these GPUs"))
+        yield Setting("NCCL_SHM_DISABLE", "1", "shared memory is the only way between these GPUs")
     if machine.profile.node is not None and machine.profile.node.nvswitch and machine.nvlinked > 4:
-        found.append(Setting("NCCL_ALGO", "Ring", "nor NCCL_NVLS_ENABLE=0: all_reduce loses the sums in the switch"))
+        yield Setting("NCCL_ALGO", "Ring", "nor NCCL_NVLS_ENABLE=0: all_reduce loses the sums in the switch")
     # NCCL reaches an EFA through a plugin, which this setting does not touch
     ports = [port for port in active_ports(node) if not port.is_efa]
     if machine.nodes > 1 and ports:
-        found.append(Setting("NCCL_IB_DISABLE", "1", f"the {len(ports)} RDMA ports would not be used"))
-    found.append(Setting("NCCL_DEBUG", "INFO", "for a search only: it writes from every rank"))
-    found.append(Setting("CUDA_LAUNCH_BLOCKING", "1", "for a search only: nothing overlaps"))
-    return tuple(found)
+        yield Setting("NCCL_IB_DISABLE", "1", f"the {len(ports)} RDMA ports would not be used")
+    yield Setting("NCCL_DEBUG", "INFO", "for a search only: it writes from every rank")
+    yield Setting("CUDA_LAUNCH_BLOCKING", "1", "for a search only: nothing overlaps")
 
 
 def _bootstrap_interface(node: Node) -> str | None:

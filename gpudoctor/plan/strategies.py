@@ -37,13 +37,8 @@ class Option(msgspec.Struct, frozen=True):
         return self.fit in ("fits", "tight")
 
 
-def options_of(machine: Machine, job: PlanJob, global_batch: int | None) -> tuple[Option, ...]:
-    """Each strategy on this machine, from the simplest to the most involved."""
-    return tuple(each_option(machine, job, global_batch))
-
-
 def each_option(machine: Machine, job: PlanJob, global_batch: int | None) -> Iterator[Option]:
-    """The same one by one, for callers that stop at the first that fits."""
+    """Each strategy on this machine, from the simplest to the most involved."""
     if machine.world == 1:
         splits: Iterable[RankSplit | Option] = (RankSplit("ddp", 1), _offload(machine))
     else:
@@ -60,9 +55,11 @@ def tried(machine: Machine, job: PlanJob, split: RankSplit, global_batch: int | 
             reason = f"a global batch of {global_batch} does not divide over {split.data} data-parallel ranks"
             return Option(split, job, "not here", None, reason)
         per_rank = global_batch // split.data
+    # Megatron-LM's "selective" drops only attention scores, which flash attention does not keep anyway
+    recomputes: tuple[Recompute, ...] = ("none", "full") if split.engine == "megatron" else RECOMPUTES
     best: Option | None = None
     for wanted in ("fits", "tight"):
-        for recompute in recomputes_of(split):
+        for recompute in recomputes:
             option = _at(machine, job, split, recompute, 1, per_rank)
             if option.fit == wanted:
                 return _larger(machine, option, per_rank)
@@ -72,18 +69,8 @@ def tried(machine: Machine, job: PlanJob, split: RankSplit, global_batch: int | 
     return best
 
 
-def recomputes_of(split: RankSplit) -> tuple[Recompute, ...]:
-    """Megatron-LM's "selective" drops only attention scores, which flash attention does not keep anyway."""
-    return ("none", "full") if split.engine == "megatron" else RECOMPUTES
-
-
 def _at(
-    machine: Machine,
-    job: PlanJob,
-    split: RankSplit,
-    recompute: Recompute,
-    micro_batch: int,
-    per_rank: int | None,
+    machine: Machine, job: PlanJob, split: RankSplit, recompute: Recompute, micro_batch: int, per_rank: int | None
 ) -> Option:
     if per_rank is not None:
         micro_batches = max(per_rank // micro_batch, 1)
@@ -109,9 +96,10 @@ def _at(
 def _larger(machine: Machine, option: Option, per_rank: int | None) -> Option:
     """The option with the largest micro-batch, a power of two that divides the rank's batch, that fits equally well."""
     best = option
+    fewest = MICRO_BATCHES_A_STAGE * option.split.pipeline if option.split.pipeline > 1 else 0
     micro_batch = 2
     while micro_batch <= LARGEST_MICRO_BATCH:
-        if per_rank is not None and (per_rank % micro_batch or _starves(option.split, per_rank // micro_batch)):
+        if per_rank is not None and (per_rank % micro_batch or per_rank // micro_batch < fewest):
             break
         larger = _at(machine, option.job, option.split, option.job.recompute, micro_batch, per_rank)
         if larger.fit != option.fit:
@@ -119,10 +107,6 @@ def _larger(machine: Machine, option: Option, per_rank: int | None) -> Option:
         best = larger
         micro_batch *= 2
     return best
-
-
-def _starves(split: RankSplit, micro_batches: int) -> bool:
-    return split.pipeline > 1 and micro_batches < MICRO_BATCHES_A_STAGE * split.pipeline
 
 
 def _data_splits(machine: Machine) -> Iterator[RankSplit | Option]:
@@ -143,7 +127,8 @@ def _offload(machine: Machine) -> RankSplit:
 
 def _model_splits(machine: Machine, job: PlanJob, global_batch: int | None) -> Iterator[RankSplit | Option]:
     shape = job.shape
-    tensor = widest_tensor(job, machine)
+    # the largest tensor-parallel group inside NVLink that divides the node and the model
+    tensor = max(t for t in range(1, machine.nvlinked + 1) if machine.gpus_per_node % t == 0 and tensor_divides(job, t))
     if tensor > 1:
         yield megatron(machine, tensor, 1)
     else:
@@ -157,11 +142,6 @@ def _model_splits(machine: Machine, job: PlanJob, global_batch: int | None) -> I
     yield _first_that_fits(machine, job, 1, global_batch)
     if tensor > 1:
         yield _first_that_fits(machine, job, tensor, global_batch)
-
-
-def widest_tensor(job: PlanJob, machine: Machine) -> int:
-    """The largest tensor-parallel group inside NVLink that divides the node and the model."""
-    return max(t for t in range(1, machine.nvlinked + 1) if machine.gpus_per_node % t == 0 and tensor_divides(job, t))
 
 
 def tensor_divides(job: PlanJob, ways: int) -> bool:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Mapping
+from functools import partial
 
 import msgspec
 
 from gpudoctor.errors import UserError
 from gpudoctor.slurm import Hook, kept_verdict
-from gpudoctor.slurm.drain import DrainResult, count_healthy, drain, forget_healthy
-from gpudoctor.slurm.node_records import NodeRecord, read_node, undo_drain
+from gpudoctor.slurm.drain import DrainResult, NodeRecord, count_healthy, drain, forget_healthy, read_node, undo_drain
 from gpudoctor.slurm.quick_check import HookVerdict, check, has_gpus, job_gpus
-from gpudoctor.slurm.records import HookLog, write_last, write_metrics
+from gpudoctor.slurm.records import log_line, write_last, write_metrics
 from gpudoctor.slurm.settings import HookSettings, read_settings
 
 # for the driver's answers; the scripts in contrib/slurm end a prolog or epilog after 40 s, a health check after 45 s
@@ -44,7 +44,7 @@ class _Run:
         self._node = node
         self._settings = settings
         self._environ = environ
-        self._say = HookLog(node, settings).say
+        self._say = partial(log_line, node, settings)
 
     def of_job(self, wrong: HookVerdict | None) -> HookResult:
         """Prolog and epilog: check the job's GPUs, or the whole node if they cannot be told apart."""
@@ -166,32 +166,26 @@ class _Run:
         if self._settings.action == "log":
             self._say(f"healthy, and left drained, GPUDOCTOR_ACTION=log (reason: {node.reason})")
             return
-        self._undrain(node)
-
-    def _undrain(self, node: NodeRecord) -> None:
         healthy, wanted = count_healthy(self._settings.state, node), self._settings.undrain_after
         if healthy < wanted:
             self._say(f"healthy {healthy} of {wanted} times in a row, still drained (reason: {node.reason})")
-            return
-        if not undo_drain(self._node):
+        elif not undo_drain(self._node):
             self._say("scontrol could not undrain the node")
-            return
-        forget_healthy(self._settings.state)
-        self._say(f"healthy {healthy} times in a row, back in service (was: {node.reason})")
+        else:
+            forget_healthy(self._settings.state)
+            self._say(f"healthy {healthy} times in a row, back in service (was: {node.reason})")
 
     def _record(self, verdict: HookVerdict, *, withheld: bool) -> None:
         """Write the last verdict and the metric; log what cannot be written."""
-        problems = []
+        settings, name = self._settings, "healthcheck" if self._hook == "health" else self._hook
         try:
-            self._settings.state.mkdir(mode=0o755, parents=True, exist_ok=True)
-            write_last(
-                self._settings, "healthcheck" if self._hook == "health" else self._hook, verdict.verdict, verdict.why
-            )
+            settings.state.mkdir(mode=0o755, parents=True, exist_ok=True)
+            write_last(settings, name, verdict.verdict, verdict.why)
         except (OSError, UserError) as error:
-            problems.append(f"{self._settings.state}: {getattr(error, 'strerror', None) or error}")
-        problem = write_metrics(self._settings, self._hook, verdict.verdict, withheld=withheld)
-        for line in (*problems, *([problem] if problem else ())):
-            self._say(line)
+            self._say(f"{settings.state}: {getattr(error, 'strerror', None) or error}")
+        problem = write_metrics(settings, self._hook, verdict.verdict, withheld=withheld)
+        if problem is not None:
+            self._say(problem)
 
     def _lock(self) -> int:
         self._settings.state.mkdir(mode=0o755, parents=True, exist_ok=True)

@@ -12,6 +12,7 @@ import msgspec
 from gpudoctor import __version__
 from gpudoctor.private_folder import why_replaceable
 from gpudoctor.report.output_files import OutputError, write_file
+from gpudoctor.slurm.quick_check import text_of
 from gpudoctor.slurm.settings import HookSettings
 
 _FILE = "verdict.json"
@@ -43,16 +44,10 @@ class NodeIdentity(msgspec.Struct, frozen=True):
     judged_by: tuple[str, ...]
 
 
-class KernelMark(msgspec.Struct, frozen=True):
-    """The sequence number of the kernel log's last record."""
-
-    last: int
-
-
 class _Kept(msgspec.Struct, frozen=True):
     identity: NodeIdentity
     since_boot_s: float
-    kernel: KernelMark
+    kernel_last: int
     verdict: Literal["pass", "warn"]
     reason: str
 
@@ -67,7 +62,7 @@ class FreshVerdict(msgspec.Struct, frozen=True):
 
 def identity(settings: HookSettings, root: Path = Path("/")) -> NodeIdentity | None:
     """What the verdict is about; None if the boot, the driver or the GPUs cannot be read: no verdict is saved then."""
-    boot, driver = _text(root / "proc/sys/kernel/random/boot_id"), _text(root / "proc/driver/nvidia/version")
+    boot, driver = text_of(root / "proc/sys/kernel/random/boot_id"), text_of(root / "proc/driver/nvidia/version")
     if settings.trial:
         driver = "simulated"
     if not boot or not driver:
@@ -82,16 +77,16 @@ def identity(settings: HookSettings, root: Path = Path("/")) -> NodeIdentity | N
     return NodeIdentity(boot, driver, gpus, how)
 
 
-def kernel_mark(root: Path = Path("/")) -> KernelMark | None:
-    """Where the kernel log ends now, to be read before a check begins; None if it cannot be read."""
+def kernel_mark(root: Path = Path("/")) -> int | None:
+    """The number of the kernel log's last record, to be read before a check begins; None if it cannot be read."""
     records = _kernel_records(root)
-    return KernelMark(records[-1][0]) if records else None
+    return records[-1][0] if records else None
 
 
 def keep(
     settings: HookSettings,
     about: NodeIdentity | None,
-    mark: KernelMark | None,
+    mark: int | None,
     began_s: float,
     verdict: Literal["pass", "warn"],
     reason: str,
@@ -134,7 +129,7 @@ def fresh(settings: HookSettings, root: Path = Path("/")) -> FreshVerdict | None
     age_s = since_boot_s() - kept.since_boot_s
     if not 0 <= age_s <= settings.max_age_s or kept.identity != identity(settings, root):
         return None
-    return FreshVerdict(kept.verdict, kept.reason, age_s) if _kernel_is_quiet_since(kept.kernel, root) else None
+    return FreshVerdict(kept.verdict, kept.reason, age_s) if _kernel_is_quiet_since(kept.kernel_last, root) else None
 
 
 def since_boot_s() -> float:
@@ -142,11 +137,11 @@ def since_boot_s() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-def _kernel_is_quiet_since(mark: KernelMark, root: Path) -> bool:
+def _kernel_is_quiet_since(mark: int, root: Path) -> bool:
     records = _kernel_records(root)
-    if not records or not records[0][0] <= mark.last <= records[-1][0]:
+    if not records or not records[0][0] <= mark <= records[-1][0]:
         return False  # unread, overwritten, or another log
-    later = (text.lower() for number, text in records if number > mark.last)
+    later = (text.lower() for number, text in records if number > mark)
     return not any(word in text for text in later for word in _WORDS)
 
 
@@ -175,13 +170,6 @@ def _kernel_records(root: Path) -> list[tuple[int, str]]:
         if number and number[0].isdecimal():
             records.append((int(number[0]), text))
     return records
-
-
-def _text(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        return ""
 
 
 def _stamp(file: Path) -> str:

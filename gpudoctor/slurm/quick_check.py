@@ -116,10 +116,7 @@ def job_gpus(slurm_job_gpus: str, root: Path = Path("/")) -> str | None:
         return slurm_job_gpus
     bus_of: dict[str, str] = {}
     for file in tree.glob("*/information"):
-        try:
-            text = file.read_text(encoding="utf-8", errors="replace")
-        except OSError:
-            continue
+        text = text_of(file)
         minor, bus = _MINOR.search(text), _BUS.search(text)
         if minor and bus:
             bus_of[minor[1]] = bus[1]
@@ -132,13 +129,14 @@ def has_gpus(root: Path = Path("/")) -> bool:
     if any(root.glob("dev/nvidia[0-9]*")):
         return True
     return any(
-        _word(device / "vendor") == _NVIDIA and _word(device / "class").startswith(_DISPLAY_CLASS)
+        text_of(device / "vendor") == _NVIDIA and text_of(device / "class").startswith(_DISPLAY_CLASS)
         for device in root.glob("sys/bus/pci/devices/*")
     )
 
 
-def _word(file: Path) -> str:
+def text_of(file: Path) -> str:
+    """The text of a small file without blanks around it; empty if it cannot be read."""
     try:
-        return file.read_text(encoding="ascii", errors="replace").strip()
+        return file.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
         return ""

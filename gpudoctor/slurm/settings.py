@@ -32,7 +32,7 @@ _OTHERS = ("GPUDOCTOR", "GPUDOCTOR_TRACEBACK", "GPUDOCTOR_FAKE_DRIVER")
 _CHOICES = {"action": ("drain", "log"), "on_error": ("run", "hold"), "scope": ("job", "node")}
 _FOLDERS = ("state", "textfile", "log")
 _NUMBERS = {
-    "drain_cap_percent": (re.compile(r"(\d{1,3})%"), 1, 100, "a share of a partition, from 1% to 100%,"),
+    "drain_cap_percent": (re.compile(r"(\d{1,3})%"), 1, 100, "a share of a partition, from 1% to 100%"),
     "undrain_after": (re.compile(r"(\d{1,4})"), 1, 1000, "a number of healthy checks from 1 to 1000"),
     "max_age_s": (re.compile(r"(\d{1,4})"), 0, 3600, "seconds from 0 (never) to 3600"),
 }
@@ -87,17 +87,17 @@ def read_settings(environ: Mapping[str, str]) -> tuple[HookSettings, str | None]
 def _value(name: str, field: str, text: str) -> object:
     if field in _CHOICES:
         if text not in _CHOICES[field]:
-            raise SettingsError(f"{name}={text[:60]}: {' or '.join(_CHOICES[field])} is wanted")
+            raise SettingsError(f"{name}={text[:60]}: it must be {' or '.join(_CHOICES[field])}")
         return text
     if field in _NUMBERS:
         pattern, least, most, wanted = _NUMBERS[field]
         match = pattern.fullmatch(text)
         if match is None or not least <= int(match[1]) <= most:
-            raise SettingsError(f"{name}={text[:60]}: {wanted} is wanted")
+            raise SettingsError(f"{name}={text[:60]}: it must be {wanted}")
         return int(match[1])
     if field in _FOLDERS:
         if not text.startswith("/"):
-            raise SettingsError(f"{name}={text[:60]}: a path that begins with / is wanted")
+            raise SettingsError(f"{name}={text[:60]}: it must be a path that begins with /")
         return Path(text)
     return tuple(text.replace(",", " ").split())
 

@@ -16,9 +16,8 @@ import psutil
 import pytest
 
 from gpudoctor.agent.node_status import FailureStreak, Last, Moment, alarms, no_report, status_at, streaks_after
-from gpudoctor.agent.quick_run import OUTPUT_BYTES_MAX, QuickRun, decoded
-from gpudoctor.agent.schedule import first_due_s, next_due_s
-from gpudoctor.agent.state import STATE_FILE, StateDirectory, WatchedSubject, default_directory, now
+from gpudoctor.agent.schedule import OUTPUT_BYTES_MAX, QuickRun, decoded, first_due_s, next_due_s
+from gpudoctor.agent.state import LOCK_FILE, STATE_FILE, StateDirectory, WatchedSubject, default_directory, now
 from gpudoctor.checks.core.finding import Status
 from gpudoctor.errors import UserError
 from gpudoctor.facts.simulated.load import apply_faults, load_node, node_names
@@ -67,7 +66,7 @@ def test_a_run_for_which_there_are_no_descriptors_keeps_none(monkeypatch: pytest
         made.append(os.memfd_create("one"))
         return made[0]
 
-    monkeypatch.setattr("gpudoctor.agent.quick_run.anonymous_file", only_one)
+    monkeypatch.setattr("gpudoctor.agent.schedule.anonymous_file", only_one)
     with pytest.raises(OSError, match="Too many open files"):
         QuickRun(python("pass"), os.environ)
     with pytest.raises(OSError, match="Bad file descriptor"):
@@ -303,6 +302,20 @@ def test_a_state_that_cannot_be_used_is_none_and_is_said(
     with_fault = StateDirectory(tmp_path, WatchedSubject("node7", "hgx-h100-8", ("xid-79",)))
     assert with_fault.load() is None
     with_fault.close()
+
+
+def test_a_pipe_in_place_of_the_state_is_said_and_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in (STATE_FILE, LOCK_FILE):
+        os.mkfifo(tmp_path / name)
+    state = StateDirectory(tmp_path, WatchedSubject("node7"))
+    try:
+        assert state.load() is None
+        assert "is not used, and will be replaced: not a regular file" in capsys.readouterr().err
+        last = Last(AT, later(1), WARNING, streaks_after((), WARNING))
+        assert state.save(last)
+        assert state.load() == last
+    finally:
+        state.close()
 
 
 @pytest.mark.parametrize("name", node_names())

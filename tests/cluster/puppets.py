@@ -36,8 +36,7 @@ from gpudoctor.cluster.check.messages import (
     Times,
     Welcome,
 )
-from gpudoctor.cluster.check.report import ClusterReport, ClusterRun
-from gpudoctor.cluster.check.request import ClusterRunPlan
+from gpudoctor.cluster.check.report import ClusterReport, ClusterRun, ClusterRunPlan
 from gpudoctor.facts.captures.source import load_source
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.missing import Missing

@@ -149,13 +149,13 @@ def test_the_file_is_named_after_the_host_where_none_is_given(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["save"], "wants a REPORT"),
-        (["save", "a.json", "--node", "hgx-h100-8"], "one of them"),
+        (["save"], "one of them; neither is given"),
+        (["save", "a.json", "--node", "hgx-h100-8"], "one of them; both are given"),
         (["save", "none.json"], "none.json: no such file"),
         (["compare", "none.json", "a.json"], "none.json: no such file"),
         (["compare", "other.json", "a.json"], "other.json: no baseline of gpudoctor"),
         (["compare", "cut.json", "a.json"], "cut.json: no baseline of gpudoctor"),
-        (["save", "two.jsonl"], "2 reports in it, and one is wanted"),
+        (["save", "two.jsonl"], "it must hold one report, and there are 2 in it"),
         (["save", "a.json", "-o", "link.json"], "link.json: cannot be read: File name too long"),
         (["compare", "link.json", "a.json"], "link.json: cannot be read: File name too long"),
         (["save", "loop.json"], "loop.json: cannot be read: Too many levels of symbolic links"),

@@ -22,10 +22,9 @@ from gpudoctor.cluster.check import hub as hub_module
 from gpudoctor.cluster.check import member as member_module
 from gpudoctor.cluster.check.channel import Line, LineError, TamperedError, decoded, hello_of, is_proved
 from gpudoctor.cluster.check.hub import Hub
-from gpudoctor.cluster.check.job_token import token_for
 from gpudoctor.cluster.check.member import Member
 from gpudoctor.cluster.check.messages import Answered, Challenge, Hello, Pong
-from gpudoctor.cluster.check.placement import JobPlacement
+from gpudoctor.cluster.check.placement import JobPlacement, token_for
 from gpudoctor.errors import UserError
 from tests.cluster.puppets import TOKEN, Puppet, bad, findings, job, report_of
 
@@ -411,9 +410,9 @@ def test_insecure_is_told_loudly() -> None:
 @pytest.mark.parametrize(
     ("token", "mode", "words"),
     [
-        ("short", 0o600, "at least 16 characters"),
+        ("short", 0o600, "must have 16 to 1024 characters without blanks, and this one has 5 characters"),
         ("with blanks between its words", 0o600, "without blanks"),
-        ("0123456789abcdef" * 100, 0o600, "1024 at most"),
+        ("0123456789abcdef" * 100, 0o600, "this one has 1600 characters"),
         ("0123456789abcdef", 0o622, "others may write to it"),
         (None, 0, "cannot be read: No such file"),
     ],

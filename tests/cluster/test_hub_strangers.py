@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import socket
 import struct
 import threading
@@ -74,6 +76,21 @@ def says(words: bytes) -> Callable[[socket.socket], None]:
 )
 def test_a_stranger_is_sent_away_whatever_it_says_and_the_members_are_let_in(words: bytes) -> None:
     assert gathered(says(words)) == ["ours"]
+
+
+def test_without_free_file_descriptors_the_hub_waits_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[int] = []
+
+    def accept(_: socket.socket) -> None:
+        tried.append(1)
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    hub = Hub(TOKEN, silence_s=10.0)
+    with socket.create_connection(("127.0.0.1", hub.port), 30):
+        monkeypatch.setattr(socket.socket, "accept", accept)
+        hub.gather(None, 0.5, lambda: False)
+    hub.close()
+    assert 0 < len(tried) < 10
 
 
 def test_a_member_that_dies_before_all_are_there_is_unknown_and_the_others_are_checked() -> None:

@@ -11,7 +11,7 @@ from gpudoctor.cli.cluster import request_of, write_report
 from gpudoctor.cli.main import parsed
 from gpudoctor.cluster.check.coordinator import Coordinator, file_name
 from gpudoctor.cluster.check.hub import Hub
-from gpudoctor.cluster.check.request import ClusterOutput
+from gpudoctor.cluster.check.report import ClusterOutput
 from gpudoctor.errors import UserError
 from tests.cluster.puppets import TOKEN, job, simulated_json
 

@@ -29,6 +29,10 @@ def test_two_machines_of_one_name_and_one_machine_given_twice_are_told() -> None
     told = findings(report_of(twice), "cluster.nodes", Status.WARN)["one"]
     assert told.found is not None
     assert told.found.text == "2 of the nodes are one machine: one, one#2"
+    mixed = [Puppet("same") for _ in range(3)]
+    mixed[1].reach = mixed[0].reach
+    found = [finding.found for check in report_of(mixed).checks for finding in check.findings]
+    assert "2 machines have this hostname" in [each.text for each in found if each is not None]
 
 
 def test_clock_mtu_and_rate_that_differ_from_the_majority_warn_of_that_node() -> None:

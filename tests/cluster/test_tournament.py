@@ -7,7 +7,7 @@ from itertools import combinations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpudoctor.cluster.check.pair_outliers import Named, name_outliers, slow_pairs, usual_rate
+from gpudoctor.cluster.outliers import Named, name_outliers, slow_pairs, usual_rate
 from gpudoctor.probes.collective.merge import Pair, rounds_of
 
 _SHARE = 0.8

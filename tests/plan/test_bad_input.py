@@ -23,7 +23,7 @@ HGX = "--node hgx-h100-8"
         (f"7,5b {HGX}", "7,5b is no size: did you mean 7.5b?"),
         (f"-7b {HGX}", "-7b is no size: did you mean 7b?"),
         (f"٧b {HGX}", "٧b: neither a size (350m, 7b, 1.5b) nor a file"),
-        (f"10000000b {HGX}", "10000000b: a model of 1m to 5t parameters is wanted; the nearest is 5t"),
+        (f"10000000b {HGX}", "10000000b: a model must have 1m to 5t parameters; the nearest is 5t"),
         (f"seven {HGX}", "neither a size (350m, 7b, 1.5b) nor a file"),
         (f"0b {HGX}", "the nearest is 1m"),
         (f"10k {HGX}", "the nearest is 1m"),
@@ -188,4 +188,4 @@ def test_a_model_of_an_unknown_architecture_is_one_line(gpudoctor: Gpudoctor, tm
     path.write_text(json.dumps({"model_type": "mamba"}))
     outcome = gpudoctor("plan", str(path), "--node", "hgx-h100-8")
     assert outcome.code == 2
-    assert "'mamba' is not known; known are gemma, gemma2, gpt2" in outcome.err
+    assert "'mamba' is not known; known are gemma, gemma2, gemma3_text, gpt2" in outcome.err

@@ -8,9 +8,9 @@ import pytest
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.plan.activations import Kernels, backward_bytes, kept_bytes, layer_bytes, loss_bytes
 from gpudoctor.plan.communication import step_time, traffic_of
-from gpudoctor.plan.explain import FORMULAS, formulas
 from gpudoctor.plan.known_models import shape_of_size
 from gpudoctor.plan.machine import Machine
+from gpudoctor.plan.make_plan import FORMULAS, formulas
 from gpudoctor.plan.memory import (
     CONTEXT_BYTES,
     PlanJob,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpudoctor.plan.hf_config import shape_of_config
-from gpudoctor.plan.known_models import made_shape, published_sizes, shape_of_size
+from gpudoctor.plan.known_models import PUBLISHED, made_shape, shape_of_size
 from gpudoctor.plan.model_shape import ModelError, layers_of_stages
 
 # (config.json as published on Hugging Face, parameters of its safetensors)
@@ -36,6 +36,15 @@ CONFIGS: list[tuple[dict[str, object], int]] = [
       "intermediate_size": 24576, "vocab_size": 50432}, 20554567680),
     ({"model_type": "opt", "hidden_size": 4096, "num_attention_heads": 32, "num_hidden_layers": 32, "ffn_dim": 16384,
       "vocab_size": 50272, "max_position_embeddings": 2048}, 6658473984),
+    ({"model_type": "qwen3_moe", "hidden_size": 2048, "num_attention_heads": 32, "num_key_value_heads": 4,
+      "head_dim": 128, "num_hidden_layers": 48, "intermediate_size": 6144, "moe_intermediate_size": 768,
+      "num_experts": 128, "num_experts_per_tok": 8, "decoder_sparse_step": 1, "mlp_only_layers": [],
+      "vocab_size": 151936}, 30532122624),
+    ({"model_type": "gpt_oss", "hidden_size": 2880, "num_attention_heads": 64, "num_key_value_heads": 8,
+      "head_dim": 64, "num_hidden_layers": 24, "intermediate_size": 2880, "num_local_experts": 32,
+      "num_experts_per_tok": 4, "attention_bias": True, "vocab_size": 201088}, 20914757184),
+    ({"model_type": "gemma3_text", "hidden_size": 1152, "num_attention_heads": 4, "num_key_value_heads": 1,
+      "head_dim": 256, "num_hidden_layers": 26, "intermediate_size": 6912, "vocab_size": 262144}, 999885952),
 ]  # fmt: skip
 
 
@@ -68,7 +77,7 @@ def test_a_nominal_size_is_the_published_model(size: str, parameters: int) -> No
 
 
 def test_every_published_size_is_within_12_percent_of_its_name() -> None:
-    for size in published_sizes():
+    for size in PUBLISHED:
         nominal = float(size[:-1]) * {"m": 1e6, "b": 1e9}[size[-1]]
         # Llama 3.2 1B has 1.24 billion parameters, which Meta calls 1B
         assert shape_of_size(size).parameters == pytest.approx(nominal, rel=0.25 if size == "1b" else 0.12)
@@ -85,6 +94,10 @@ def test_a_size_that_nobody_published_gets_a_shape_of_that_size_which_can_be_spl
 def test_only_the_chosen_experts_of_a_mixture_are_active(tmp_path: Path) -> None:
     shape = shape_of_config(written(tmp_path, CONFIGS[2][0]))
     assert shape.active_parameters == 12879925248
+    assert shape_of_config(written(tmp_path, CONFIGS[11][0])).active_parameters == 3353032704
+    # OpenAI's model card, which leaves the embedding out: 3.61 billion
+    gpt_oss = shape_of_config(written(tmp_path, CONFIGS[12][0]))
+    assert gpt_oss.multiplied_parameters == 3608307264
 
 
 def test_a_folder_with_a_config_is_a_model(tmp_path: Path) -> None:
@@ -124,6 +137,11 @@ LLAMA = CONFIGS[0][0]
         ({**LLAMA, "vocab_size": 1, "hidden_size": 32, "intermediate_size": 1, "num_hidden_layers": 1}, "no sense"),
         ({"model_type": "mixtral", **{k: v for k, v in LLAMA.items() if k != "model_type"}, "num_local_experts": 1},
          "2 experts a token of 1"),
+        ({**CONFIGS[11][0], "mlp_only_layers": [0, 1]}, "with the key 'mlp_only_layers' this is no plain qwen3_moe"),
+        ({**CONFIGS[11][0], "decoder_sparse_step": 2}, "with the key 'decoder_sparse_step' this is no plain"),
+        ({**CONFIGS[11][0], "num_experts": None}, "the key 'num_experts' is missing"),
+        ({"model_type": "deepseek_v3", "hidden_size": 7168}, "the architecture 'deepseek_v3' is not known"),
+        ({"model_type": "gemma3", "text_config": {"hidden_size": 2560}}, "the architecture 'gemma3' is not known"),
     ],
 )  # fmt: skip
 def test_a_config_that_cannot_be_planned_for_is_one_line_with_file_and_key(

@@ -14,7 +14,7 @@ import pytest
 
 from gpudoctor.facts.model.node import to_json
 from gpudoctor.facts.simulated.load import load_node
-from gpudoctor.plan.explain import FORMULAS
+from gpudoctor.plan.make_plan import FORMULAS
 from tests.cli.conftest import Gpudoctor
 from tests.golden_files import assert_golden
 

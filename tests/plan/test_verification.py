@@ -11,7 +11,7 @@ import pytest
 
 from gpudoctor.facts.model.measurements import Measurements, ProbeProblem
 from gpudoctor.facts.model.missing import Missing
-from gpudoctor.plan.verification import run as verification
+from gpudoctor.plan import verification
 from gpudoctor.probes.runner.launch import OnMessage
 from gpudoctor.probes.runner.messages import UnusableTorch
 from tests.cli.conftest import Gpudoctor
@@ -66,6 +66,7 @@ def test_the_text_calls_cpu_ranks_cpu_ranks_and_names_both_figures(gpudoctor: Gp
     outcome = gpudoctor("plan", "124m", *CPU, "--ranks", "1")
     assert outcome.code == 0
     words = " ".join(outcome.out.split())
+    assert words.startswith("SIMULATED node cpu-only: made up, no plan for a real machine")
     assert "one rank on 1 CPU rank, fp32, adamw: GPT-2's proportions" in words
     assert "MiB of tensors predicted on the fullest rank" in words
     assert "within 10%" in words

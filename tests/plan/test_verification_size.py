@@ -8,19 +8,28 @@ import pytest
 from gpudoctor.errors import UserError
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.measurements import Measurements
-from gpudoctor.plan.known_models import published_sizes, shape_of_size
+from gpudoctor.plan import verification
+from gpudoctor.plan.known_models import PUBLISHED, shape_of_size
 from gpudoctor.plan.memory import PlanJob, memory_of
 from gpudoctor.plan.model import Plan, PlanVerification, model_summary
 from gpudoctor.plan.split import RankSplit
 from gpudoctor.plan.text_rows import verification_lines
-from gpudoctor.plan.verification import run as verification
-from gpudoctor.plan.verification.reduced_size import CPU_SIZE, GPU_SIZE, ReducedSize, reduced_job, reduced_split
-from gpudoctor.plan.verification.run import Devices, compared, order_of, verify_plan
+from gpudoctor.plan.verification import (
+    CPU_SIZE,
+    GPU_SIZE,
+    Devices,
+    ReducedSize,
+    compared,
+    order_of,
+    reduced_job,
+    reduced_split,
+    verify_plan,
+)
 from gpudoctor.probes.plan_verification.messages import VerificationFigures
 from gpudoctor.probes.runner.plan import ProbePlan
 
 
-@pytest.mark.parametrize("size", published_sizes())
+@pytest.mark.parametrize("size", list(PUBLISHED))
 @pytest.mark.parametrize("tensor", [1, 2, 4])
 @pytest.mark.parametrize("limits", [CPU_SIZE, GPU_SIZE])
 def test_a_smaller_model_keeps_proportions_and_its_ranks_can_divide_it(

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpudoctor.slurm import drain as drain_module
-from gpudoctor.slurm.drain import DrainResult, above_cap, drain
-from gpudoctor.slurm.node_records import NodeRecord, parse_node
+from gpudoctor.slurm.drain import DrainResult, NodeRecord, above_cap, drain, parse_node
 from tests.slurm.conftest import Node
 
 

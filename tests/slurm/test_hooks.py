@@ -8,7 +8,7 @@ import os
 import pytest
 
 from gpudoctor.slurm import HOOKS, Hook
-from gpudoctor.slurm.node_records import drain_reason
+from gpudoctor.slurm.drain import drain_reason
 from gpudoctor.slurm.quick_check import HookVerdict
 from tests.slurm.conftest import Node
 
@@ -118,6 +118,17 @@ def test_a_garbled_count_of_healthy_checks_starts_again(damage: bytes, node: Nod
     assert b'"healthy":1' in file.read_bytes()
 
 
+def test_a_pipe_in_place_of_the_count_does_not_stop_the_health_check(node: Node) -> None:
+    node.trial()
+    node.node("IDLE+DRAIN", _REASON)
+    node.run("health")
+    file = next(node.folder.rglob("undrain.json"))
+    file.unlink()
+    os.mkfifo(file)
+    node.run("health")
+    assert b'"healthy":1' in file.read_bytes()
+
+
 def test_a_drain_that_came_during_a_health_check_is_not_taken_back_by_it(node: Node) -> None:
     """An epilog drains for a fault that the health check, which started before, has not seen."""
     node.trial()
@@ -191,14 +202,14 @@ def test_a_drain_ends_when_the_checks_that_drain_are_fine_again(node: Node) -> N
 
 _WRONG = {
     "GPUDOCTOR_ACITON=log": "GPUDOCTOR_ACITON: no setting is called that; did you mean GPUDOCTOR_ACTION?",
-    "GPUDOCTOR_ACTION=lgo": "GPUDOCTOR_ACTION=lgo: drain or log is wanted",
-    "GPUDOCTOR_DRAIN_CAP=25": "GPUDOCTOR_DRAIN_CAP=25: a share of a partition, from 1% to 100%, is wanted",
-    "GPUDOCTOR_DRAIN_CAP=0%": "GPUDOCTOR_DRAIN_CAP=0%: a share",
-    "GPUDOCTOR_UNDRAIN_AFTER=soon": "GPUDOCTOR_UNDRAIN_AFTER=soon: a number of healthy checks",
+    "GPUDOCTOR_ACTION=lgo": "GPUDOCTOR_ACTION=lgo: it must be drain or log",
+    "GPUDOCTOR_DRAIN_CAP=25": "GPUDOCTOR_DRAIN_CAP=25: it must be a share of a partition, from 1% to 100%",
+    "GPUDOCTOR_DRAIN_CAP=0%": "GPUDOCTOR_DRAIN_CAP=0%: it must be a share",
+    "GPUDOCTOR_UNDRAIN_AFTER=soon": "GPUDOCTOR_UNDRAIN_AFTER=soon: it must be a number of healthy checks",
     "GPUDOCTOR_DRAIN_CHECKS=gpu.xyd": "GPUDOCTOR_DRAIN_CHECKS: no check is called gpu.xyd",
     "GPUDOCTOR_SKIP=gpu.xyd": "gpu.xyd",
     "GPUDOCTOR_TRIAL=no-such-node": "no-such-node",
-    "GPUDOCTOR_TEXTFILE=here": "GPUDOCTOR_TEXTFILE=here: a path that begins with / is wanted",
+    "GPUDOCTOR_TEXTFILE=here": "GPUDOCTOR_TEXTFILE=here: it must be a path that begins with /",
     "GPUDOCTOR_DRAIN_ON_UNKNOWN=yes": "GPUDOCTOR_ON_ERROR=hold took its place",
 }
 

@@ -7,11 +7,18 @@ from statistics import median
 from typing import Literal
 
 import msgspec
+from rich.console import RenderableType
+from rich.text import Text
 
+from gpudoctor import __version__
+from gpudoctor.checks.core.finding import Status
 from gpudoctor.cluster.fleet.figures import Entry, figure_of, figure_words, less_is_better, place_words, unit_of
 from gpudoctor.cluster.fleet.records import ReportRecord
 from gpudoctor.cluster.fleet.shapes import Verdict
+from gpudoctor.cluster.text_rows import TextRows
 from gpudoctor.errors import UserError
+from gpudoctor.exits import FAILED, OK, UNKNOWN
+from gpudoctor.report.text import laid_out, plain, status_word
 
 # reference (probes, 5.1): a stored baseline warns at -5 % and fails at -10 %, after three healthy runs
 WARN_LOSS, FAIL_LOSS = 0.05, 0.10
@@ -109,41 +116,57 @@ def _of_the_same(baseline: Baseline, record: ReportRecord) -> None:
         raise UserError(f"{record.place}: a report of {record.name}, and the baseline is of {baseline.host}")
 
 
-def compare(baseline: Baseline, record: ReportRecord) -> tuple[tuple[Change, ...], int, int, Verdict]:
-    """The changes, worst first; the number of figures compared; the number missing now; the verdict.
+def compare(baseline: Baseline, record: ReportRecord) -> Comparison:
+    """How a run differs from the saved ones, the worst first.
 
     Raise UserError for a report of another node, and for the run that is itself the whole baseline.
     """
     _of_the_same(baseline, record)
     if record.run_id and all(run.id == record.run_id for run in baseline.runs):
         raise UserError(f"{record.place}: this run is the baseline; compare a later one")
-    changes = [*_of_verdict(record), *_of_configuration(baseline, record), *_of_boards(baseline, record)]
     saved = _saved(baseline, record)
     now = dict(zip(record.entries, record.values, strict=True))
-    for entry, values in saved.items():
-        if entry in now:
-            changes += _of_figure(entry, values, now[entry])
-    compared = sum(1 for entry in saved if entry in now)
-    missing = len(saved) - compared
+    both = [entry for entry in saved if entry in now]
+    changes = [*_of_configuration(baseline, record), *_of_boards(baseline, record)]
+    if record.verdict != "pass":
+        status: ChangeStatus = "fail" if record.verdict == "fail" else "warn"
+        changes.insert(0, Change(status, "verdict", f"the report itself says {record.reason}"))
+    changes += [change for entry in both for change in _of_figure(entry, saved[entry], now[entry])]
     changes.sort(key=lambda change: (("fail", "warn", "said").index(change.status), change.ratio or 1.0))
+    had_figures = any(run.figures for run in baseline.runs)
+    missing = len(saved) - len(both)
+    notes = [f"{missing} saved figures were not measured now"] if missing else []
+    if not both and not missing and had_figures:
+        notes.append("the saved figures are of other GPUs: none was compared; save runs of these in a new baseline")
+    elif not both and not missing:
+        notes.append("no figures of GPUs in the baseline or the report: only the configuration was compared")
+    elif len(baseline.runs) < RUNS_TO_JUDGE:
+        notes.append(f"{len(baseline.runs)} saved runs: changes are only said until there are {RUNS_TO_JUDGE}")
     # figures were measured before and none of them can be compared now: no verdict on them
-    in_vain = not compared and any(run.figures for run in baseline.runs)
-    return tuple(changes), compared, missing, _verdict(record, changes, in_vain)
+    verdict = _verdict(record, changes, in_vain=not both and had_figures)
+    return Comparison(
+        "gpudoctor.comparison/1",
+        __version__,
+        baseline.host,
+        baseline.simulated,
+        len(baseline.runs),
+        record.place,
+        verdict,
+        {"fail": FAILED, "unknown": UNKNOWN}.get(verdict, OK),
+        tuple(changes),
+        len(both),
+        missing,
+        tuple(notes),
+    )
 
 
-def _verdict(record: ReportRecord, changes: list[Change], in_vain: bool) -> Verdict:
+def _verdict(record: ReportRecord, changes: list[Change], *, in_vain: bool) -> Verdict:
     statuses = {change.status for change in changes}
     if record.verdict == "fail" or "fail" in statuses:
         return "fail"
     if record.verdict == "unknown" or in_vain:
         return "unknown"
     return "warn" if record.verdict == "warn" or "warn" in statuses else "pass"
-
-
-def _of_verdict(record: ReportRecord) -> Iterator[Change]:
-    if record.verdict != "pass":
-        status: ChangeStatus = "fail" if record.verdict == "fail" else "warn"
-        yield Change(status, "verdict", f"the report itself says {record.reason}")
 
 
 def _of_configuration(baseline: Baseline, record: ReportRecord) -> Iterator[Change]:
@@ -200,3 +223,21 @@ def _of_figure(entry: Entry, saved: list[float], now: float) -> Iterator[Change]
     )
     text = f"{words}{where}: {before:.4g} -> {now:.4g} {unit_of(figure)} ({ratio - 1:+.0%}){few}"
     yield Change(status, "figure", text, before, now, round(ratio, 4))
+
+
+def render_comparison(comparison: Comparison, *, width: int, color: bool) -> str:
+    """The comparison as text."""
+    rows = []
+    for change in comparison.changes:
+        word = Text("said", style="dim") if change.status == "said" else status_word(Status(change.status))
+        rows.append((word, plain(change.text)))
+    parts: list[RenderableType] = []
+    if comparison.simulated:
+        parts.append(plain("SIMULATED: made up, no verdict on a real machine", "bold yellow"))
+    what = f"{comparison.host} against {comparison.runs} saved runs: {comparison.compared} figures compared"
+    parts += [plain(what, "bold"), TextRows(rows) if rows else plain("nothing changed")]
+    parts += [plain(f"Note: {note}") for note in comparison.notes]
+    worse = sum(1 for change in comparison.changes if change.what == "figure" and change.status != "said")
+    said = f"{worse} of {comparison.compared} figures worse than in the saved runs" if worse else ""
+    parts.append(Text.assemble(status_word(Status(comparison.verdict)), "  ", said))
+    return laid_out(parts, width=width, color=color)

@@ -10,24 +10,20 @@ from pathlib import Path
 
 import msgspec
 
-from gpudoctor import __version__
 from gpudoctor.api import read_source
 from gpudoctor.checks.core.registry import Level
 from gpudoctor.cluster.baseline.compare import RUNS_TO_JUDGE, Baseline, Comparison, compare, with_run
 from gpudoctor.cluster.fleet.files import Document, Listed, documents_of, stdin_documents
 from gpudoctor.cluster.fleet.records import BrokenError, ForeignError, Recorder, ReportRecord
-from gpudoctor.cluster.fleet.shapes import Verdict
 from gpudoctor.cluster.hostlist import is_host_name
 from gpudoctor.errors import UserError
-from gpudoctor.exits import FAILED, OK, UNKNOWN, printable
+from gpudoctor.exits import printable
 from gpudoctor.json_text import json_line
 from gpudoctor.plugins import all_checks
 from gpudoctor.progress import terminal_progress
 from gpudoctor.report.judge import Question, judge
 from gpudoctor.report.model import Run, SourceSummary, render_json
 from gpudoctor.report.output_files import write_file
-
-_EXITS: dict[Verdict, int] = {"pass": OK, "warn": OK, "fail": FAILED, "unknown": UNKNOWN}
 
 
 class BaselineRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,7 +40,10 @@ class BaselineRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if (self.report is None) == (self.node is None):
-            raise UserError(f"baseline {self.action} wants a REPORT of check --json, or --node SOURCE; one of them")
+            found = "neither is" if self.report is None else "both are"
+            raise UserError(
+                f"baseline {self.action} takes a REPORT of check --json or --node SOURCE, one of them; {found} given"
+            )
 
 
 def save_run(request: BaselineRequest, output: Path | None) -> str:
@@ -66,31 +65,7 @@ def save_run(request: BaselineRequest, output: Path | None) -> str:
 
 def compare_run(request: BaselineRequest, baseline: Path) -> Comparison:
     """Compare a run with the saved ones. Raise UserError if either cannot be read or they are of different nodes."""
-    saved, record = _load(baseline), _record(request)
-    changes, compared, missing, verdict = compare(saved, record)
-    notes = []
-    if missing:
-        notes.append(f"{missing} saved figures were not measured now")
-    if not compared and not missing and any(run.figures for run in saved.runs):
-        notes.append("the saved figures are of other GPUs: none was compared; save runs of these in a new baseline")
-    elif not compared and not missing:
-        notes.append("no figures of GPUs in the baseline or the report: only the configuration was compared")
-    elif len(saved.runs) < RUNS_TO_JUDGE:
-        notes.append(f"{len(saved.runs)} saved runs: changes are only said until there are {RUNS_TO_JUDGE}")
-    return Comparison(
-        "gpudoctor.comparison/1",
-        __version__,
-        saved.host,
-        saved.simulated,
-        len(saved.runs),
-        record.place,
-        verdict,
-        _EXITS[verdict],
-        changes,
-        compared,
-        missing,
-        tuple(notes),
-    )
+    return compare(_load(baseline), _record(request))
 
 
 def _record(request: BaselineRequest) -> ReportRecord:
@@ -113,7 +88,7 @@ def _read(path: str) -> Document:
             raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
         found = list(documents_of(Listed(path, Path(path).name)))
     if len(found) != 1:
-        raise UserError(f"{path}: {len(found)} reports in it, and one is wanted")
+        raise UserError(f"{path}: it must hold one report, and there are {len(found)} in it")
     return found[0]
 
 

@@ -11,8 +11,8 @@ import msgspec
 
 from gpudoctor.cluster.check import messages
 from gpudoctor.cluster.check.hub import Hub, MemberSilence, names_of_missing
-from gpudoctor.cluster.check.pair_outliers import slow_pairs
-from gpudoctor.cluster.check.request import Backend, ClusterRunPlan
+from gpudoctor.cluster.check.report import Backend, ClusterRunPlan
+from gpudoctor.cluster.outliers import slow_pairs
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.system.network_reach import Reach
 from gpudoctor.probes.collective.merge import Pair, rounds_of
@@ -120,10 +120,8 @@ class ClusterSession:
             except msgspec.DecodeError as error:
                 node.no_report = f"its report is not one of this version of gpudoctor ({error})"
                 continue
-            if report.error is None:
-                node.report = report
-            else:  # its check failed with an error and judged nothing
-                node.no_report = report.error
+            # a check that failed with an error judged nothing
+            node.no_report, node.report = report.error, report if report.error is None else None
             self._keep(node.name, node.hostname, answer.report)
 
     def _read_clocks(self) -> None:

@@ -16,16 +16,16 @@ from gpudoctor.cluster.check.hub import Hub
 from gpudoctor.cluster.check.inter_node_findings import SLOW_SHARE
 from gpudoctor.cluster.check.judge import judge_cluster
 from gpudoctor.cluster.check.messages import DEFAULT_SILENCE_S
-from gpudoctor.cluster.check.report import SCHEMA, ClusterReport, ClusterRun
-from gpudoctor.cluster.check.request import ClusterCheckRequest, ClusterOutput, ClusterRunPlan
-from gpudoctor.errors import UserError
-from gpudoctor.exits import (
-    COULD_NOT,
-    InterruptedBySignal,
-    hold_signals,
-    printable,
-    say,
+from gpudoctor.cluster.check.report import (
+    SCHEMA,
+    ClusterCheckRequest,
+    ClusterOutput,
+    ClusterReport,
+    ClusterRun,
+    ClusterRunPlan,
 )
+from gpudoctor.errors import UserError
+from gpudoctor.exits import COULD_NOT, InterruptedBySignal, hold_signals, printable, say
 from gpudoctor.facts.deadlines import COLLECTION
 from gpudoctor.load.measure import run_limit_s
 from gpudoctor.private_folder import make_private_folder, why_not_private
@@ -36,10 +36,8 @@ _JOIN_S = 60.0
 _NAME_MAX = 50  # characters of up to 4 bytes each: file systems allow 255 bytes
 _READ_S = COLLECTION.seconds + 20.0  # Python and torch may come from a cold network disk
 _OPEN_S = 60.0  # importing torch on a busy machine, and opening a GPU
-_RENDEZVOUS_S = {
-    "nccl": 60.0,
-    "gloo": 20.0,
-}  # NCCL opens connections between all NICs first: seconds, more with many ranks
+# NCCL opens connections between all NICs first: seconds, more with many ranks
+_RENDEZVOUS_S = {"nccl": 60.0, "gloo": 20.0}
 
 
 class Coordinator:
@@ -80,8 +78,7 @@ class Coordinator:
             session.run(given_up)
             signals = hold_signals()
         except InterruptedBySignal as stop:
-            signals = hold_signals()
-            signals.append(stop.number)
+            signals = hold_signals(stop)
         self._output.show("")
         hub.close()
         if signals:
@@ -91,7 +88,7 @@ class Coordinator:
             said = f"; {self.launcher} says: {words}" if words else f" within {session.plan.join_limit_s:g} s"
             raise UserError(f"no node came{said}")
         run = ClusterRun(
-            id=run_id(),
+            id=str(uuid.uuid4()),
             started_at=self._started,
             duration_s=round(time.monotonic() - self._began, 3),
             level=request.level,
@@ -163,14 +160,10 @@ def silence_s(request: ClusterCheckRequest) -> float:
 def could_not(request: ClusterCheckRequest, launcher: str, message: str, output: ClusterOutput) -> int:
     """Print the error and write a report with it; return exit code 2."""
     say(f"error: {message}")
-    run = ClusterRun(run_id(), now(), 0.0, request.level, launcher, request.nodes, request.argv)
+    run = ClusterRun(str(uuid.uuid4()), now(), 0.0, request.level, launcher, request.nodes, request.argv)
     report = ClusterReport(SCHEMA, Tool(), run, "unknown", COULD_NOT, COULD_NOT_REASON, error=printable(message))
     return output.write(report)
 
 
 def now() -> str:
     return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-
-
-def run_id() -> str:
-    return str(uuid.uuid4())

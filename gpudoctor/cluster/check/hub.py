@@ -8,6 +8,7 @@ import resource
 import selectors
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import msgspec
@@ -31,6 +32,8 @@ from gpudoctor.exits import printable
 _UNPROVED_MAX = 1024  # unauthenticated connections: more than a large job opens at once
 _PROOF_S = 5.0  # a member answers at once; a late one connects again
 _TICK_S = 0.2
+# shortages of the system, not errors of one connection: accept is tried again
+_OUT_OF = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class MemberSilence(msgspec.Struct, frozen=True):
@@ -91,7 +94,10 @@ class Hub:
 
     def gather(self, count: int | None, limit_s: float, given_up: Callable[[], bool]) -> None:
         """Accept members until there are `count`, the limit is over, or `given_up` returns True."""
-        _allow_many_connections()  # not before: processes started earlier must inherit the original limit
+        # the soft limit is 1024 on most systems, for programs that use select(). It is not raised before: processes
+        # started earlier must inherit the original one
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
         deadline = time.monotonic() + limit_s
         while (count is None or len(self.members) < count) and time.monotonic() < deadline and not given_up():
             for key, _ in self._selector.select(min(_TICK_S, max(0.0, deadline - time.monotonic()))):
@@ -99,38 +105,37 @@ class Hub:
                     self._accept()
                 elif key.data in self._unproved:  # unless it was closed meanwhile
                     self._hear_unproved(key.data)
-            self._hang_up_on_the_late()
-        if all(member.index is not None for member in self.members):
-            self.members.sort(key=lambda member: (member.index, member.hostname))
-        else:
-            self.members.sort(key=lambda member: natural(member.hostname))
-        _give_names(self.members)
+            now_s = time.monotonic()
+            for line in [line for line, unproved in self._unproved.items() if unproved.until_s < now_s]:
+                self._hang_up_on(line)
+        numbered = all(member.index is not None for member in self.members)
+        self.members.sort(key=lambda m: (m.index, m.hostname) if numbered else natural(m.hostname))
+        seen: Counter[str] = Counter()
+        for member in self.members:
+            seen[member.hostname] += 1
+            if seen[member.hostname] > 1:
+                member.name = f"{member.hostname}#{seen[member.hostname]}"
         self._stop_listening()
 
     def ask(self, orders: Mapping[int, Order], limit_s: float) -> dict[int, Answer | MemberSilence]:
         """Send orders to members (by index in `members`) and wait for all their answers."""
-        answers: dict[int, Answer | MemberSilence] = {}
-        waiting: dict[int, int] = {}
+        numbers: dict[int, int] = {}
         for place, order in orders.items():
             self._asked += 1
-            waiting[place] = self._asked
+            numbers[place] = self._asked
             self._send(self.members[place], Asked(self._asked, order))
+        answers: dict[int, Answer] = {}
         deadline = time.monotonic() + limit_s
-        while True:
-            for place in [place for place in waiting if self.members[place].lost is not None]:
-                del waiting[place]
-                answers[place] = MemberSilence(self.members[place].lost or "")
+        while waiting := [place for place in self.present() if place in numbers and place not in answers]:
             left_s = deadline - time.monotonic()
-            if not waiting or left_s <= 0:
+            if left_s <= 0:
                 break
             for place, answered in self._heard(left_s):
-                if waiting.get(place) == answered.number:
-                    del waiting[place]
+                if numbers.get(place) == answered.number:
                     answers[place] = answered.answer
         for place in waiting:
             self._lose(self.members[place], f"did not answer within {limit_s:.0f} s")
-            answers[place] = MemberSilence(self.members[place].lost or "")
-        return answers
+        return {place: answers.get(place, MemberSilence(self.members[place].lost or "")) for place in orders}
 
     def present(self) -> list[int]:
         """The indexes of the members that are not lost."""
@@ -184,9 +189,13 @@ class Hub:
         try:
             connection, _ = self._listener.accept()
         except OSError as error:
-            if error.errno in (errno.EMFILE, errno.ENFILE) and self._unproved:
+            if error.errno not in _OUT_OF:
+                return  # the client closed the connection before it was accepted
+            if self._unproved:
                 self._hang_up_on(next(iter(self._unproved)))  # strangers' connections use up all file descriptors
-            return  # otherwise the client closed the connection before it was accepted
+            else:
+                time.sleep(_TICK_S)  # the connection still waits: select would return at once, again and again
+            return
         if len(self._unproved) >= _UNPROVED_MAX:
             self._hang_up_on(next(iter(self._unproved)))  # if it was a member, it connects again and proves itself
         connection.settimeout(self._silence_s)
@@ -208,7 +217,8 @@ class Hub:
                 return
             hello = decoded((lines or [b""])[0], Hello)
             nonce = self._unproved[line].nonce
-            if not is_proved(self._token, nonce, hello) or self._is_taken(hello.index):
+            taken = {member.index for member in self.members}
+            if not is_proved(self._token, nonce, hello) or (hello.index is not None and hello.index in taken):
                 raise LineError("not one of ours")
             # read now: the addresses of a closed connection are not known any more
             address, reached = _host(line.socket.getpeername()), _host(line.socket.getsockname())
@@ -222,14 +232,6 @@ class Hub:
         name = printable(hello.hostname)[:255] or "no name"
         line.most_bytes = MAX_LINE_BYTES
         self.members.append(HubMember(name, name, hello.index, address, line, reached))
-
-    def _is_taken(self, index: int | None) -> bool:
-        return index is not None and any(member.index == index for member in self.members)
-
-    def _hang_up_on_the_late(self) -> None:
-        now_s = time.monotonic()
-        for line in [line for line, unproved in self._unproved.items() if unproved.until_s < now_s]:
-            self._hang_up_on(line)
 
     def _hang_up_on(self, line: Line) -> None:
         del self._unproved[line]
@@ -265,20 +267,6 @@ def names_of_missing(members: Sequence[HubMember], count: int | None, names: Seq
         return tuple(f"a node without a name ({n} of {fewer})" for n in range(1, fewer + 1))
     called = names if len(names) == count else [f"node number {n}" for n in range(count or 0)]
     return tuple(name for n, name in enumerate(called) if n not in numbers)
-
-
-def _give_names(members: Sequence[HubMember]) -> None:
-    seen: dict[str, int] = {}
-    for member in members:
-        seen[member.hostname] = seen.get(member.hostname, 0) + 1
-        if seen[member.hostname] > 1:
-            member.name = f"{member.hostname}#{seen[member.hostname]}"
-
-
-def _allow_many_connections() -> None:
-    """Raise the soft limit, which is 1024 on most systems for the sake of programs that use select()."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _listening(ports: Sequence[int], loopback_only: bool) -> socket.socket:

@@ -19,9 +19,8 @@ from gpudoctor.checks.core.finding import (
 )
 from gpudoctor.checks.core.subject import NODE, Subject
 from gpudoctor.cluster.check.cluster_run import ClusterSession, Group
-from gpudoctor.cluster.check.pair_outliers import name_outliers, slow_pairs, usual_rate
-from gpudoctor.cluster.check.report import node_subject
-from gpudoctor.cluster.check.request import Backend
+from gpudoctor.cluster.check.report import Backend, node_subject
+from gpudoctor.cluster.outliers import name_outliers, slow_pairs, usual_rate
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.probes.collective.merge import Pair
 from gpudoctor.units import rate_text
@@ -42,9 +41,7 @@ def all_reduce_findings(session: ClusterSession) -> Iterator[Finding]:
     if group is None:
         yield _not_measured(session)
         return
-    for place, node in enumerate(session.nodes):
-        if node.left_out is not None and node.lost is None and place not in group.places:
-            yield unread(_of(session, place), "took no part", node.left_out)
+    yield from _left_out(session, "took no part", [p for p in range(len(session.nodes)) if p not in group.places])
     if group.trouble:
         yield unknown(NODE, f"all_reduce over {len(group.places)} nodes gave no figure; {_trouble(session, group)}")
         return
@@ -55,6 +52,13 @@ def all_reduce_findings(session: ClusterSession) -> Iterator[Finding]:
     rate = group.busbw_gb_s
     text = f"{group.ranks} ranks on {len(group.places)} nodes add exactly" + (f", at {rate_text(rate)}" if rate else "")
     yield ok(NODE, Found(text, None if rate is None else round(rate, 3), "GB/s"))
+
+
+def _left_out(session: ClusterSession, what: str, places: Iterable[int]) -> Iterator[Finding]:
+    for place in places:
+        node = session.nodes[place]
+        if node.left_out is not None and node.lost is None:
+            yield unread(_of(session, place), what, node.left_out)
 
 
 def pair_findings(session: ClusterSession, floor_gb_s: float | None) -> Iterator[Finding]:
@@ -69,11 +73,8 @@ def pair_findings(session: ClusterSession, floor_gb_s: float | None) -> Iterator
     for place in wrong:
         yield _wrong(session, place, [group for group in there.values() if place in group.wrong])
     out = {place for place, node in enumerate(session.nodes) if node.left_out is not None}
-    yield from (
-        unread(_of(session, place), "was not measured with every other node", node.left_out)
-        for place, node in enumerate(session.nodes)
-        if node.left_out is not None and node.lost is None and any(place in pair for pair in session.pairs)
-    )
+    paired = sorted({place for pair in session.pairs for place in pair})
+    yield from _left_out(session, "was not measured with every other node", paired)
     # a pair with a node whose ranks broke is no evidence about the link between them
     in_vain = [pair for pair, group in there.items() if group.trouble and not out.intersection(pair)]
     rates = {pair: rate for pair, group in there.items() if (rate := group.busbw_gb_s) is not None}
@@ -86,10 +87,9 @@ def pair_findings(session: ClusterSession, floor_gb_s: float | None) -> Iterator
     below = [pair for pair, rate in rates.items() if floor_gb_s is not None and rate < floor_gb_s and pair not in slow]
     confirmed = [pair for pair in (*slow, *below) if there[pair].again]
     for pair in (*slow, *below):
-        if pair not in confirmed:
-            yield unknown(
-                _link(session, pair), f"{rate_text(rates[pair])}, and there was no time to measure it once more"
-            )
+        if not there[pair].again:
+            text = f"{rate_text(rates[pair])}, and there was no time to measure it once more"
+            yield unknown(_link(session, pair), text)
     for subject, pairs in _outlier_subjects(session, rates, confirmed):
         yield _slow(session, subject, pairs, rates, floor_gb_s)
     if rates and not (slow or below or in_vain or wrong):
@@ -119,32 +119,28 @@ def _slow(
         is_fail = True  # the user knows the network and gave the rate that it must reach
         expected = Expected(f"at least {rate_text(floor_gb_s)}", ">=", floor_gb_s, "GB/s", "--at-least")
     places = {place for pair in pairs for place in pair}
-    alone = subject.kind == "node"
     others = sorted(session.nodes[p].name for p in places if session.nodes[p].name != subject.name)
-    text = f"{rate_text(worst)}" + (
-        f" at worst with {_listed(others)}; those are not slow with each other" if alone else ""
-    )
-    node = subject.name if alone else others[0]
+    text, node = rate_text(worst), others[0]
+    last_step: tuple[Advice, ...] = ()
+    likely = "the way between these two alone: a switch or uplink in between, or a routing of its own"
+    if subject.kind == "node":
+        text += f" at worst with {_listed(others)}; those are not slow with each other"
+        node = subject.name or ""
+        last_step = (Advice("Leave it out until then.", f"sbatch --exclude={node}"),)
+        likely = "its link came up at a lower speed, or drops and repeats packets: cable, transceiver, port, NIC slot"
+    elif len(session.nodes) == 2:
+        likely = "with two nodes nobody can tell whose end it is"
+    ports = f"ssh {node} 'ibstatus; ethtool {_device(session, node)}'"
     return (fail if is_fail else warn)(
         subject,
         Found(text, round(worst, 4), "GB/s"),
         expected,
-        *(
-            Evidence(f"all_reduce between {_names(session, pair)}", rate_text(rates[pair]))
-            for pair in pairs[:_ALIKE_MAX]
-        ),
-        likely="its link came up at a lower speed, or drops and repeats packets: cable, transceiver, port, NIC slot"
-        if alone
-        else "the way between these two alone: a switch or uplink in between, or a routing of its own"
-        if len(session.nodes) > 2
-        else "with two nodes nobody can tell whose end it is",
+        *(Evidence(f"all_reduce between {_names(session, p)}", rate_text(rates[p])) for p in pairs[:_ALIKE_MAX]),
+        likely=likely,
         advice=(
-            Advice(
-                "Look at the speed that its ports agreed on.",
-                f"ssh {node} 'ibstatus; ethtool {_device(session, node)}'",
-            ),
+            Advice("Look at the speed that its ports agreed on.", ports),
             Advice("Look at the switch's side of it: speed, errors, link flaps."),
-            *((Advice("Leave it out until then.", f"sbatch --exclude={subject.name}"),) if alone else ()),
+            *last_step,
         ),
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from shlex import quote
 
@@ -100,15 +101,14 @@ def _came(session: ClusterSession, launcher_words: str | None) -> Iterator[Findi
                 "one process of the check a machine",
                 likely="the launcher put several on it, or it plays several nodes: they share GPUs and links",
             )
-    names = [node.hostname for node in session.nodes]
-    apart = {name for name, _ in machines if sum(host == name for host, _ in machines) > 1}
-    for name in sorted(apart):
-        yield warn(
-            node_subject(name),
-            f"{names.count(name)} machines have this hostname",
-            "a name of its own for each machine",
-            likely="made of one image, and not named since",
-        )
+    for name, count in sorted(Counter(hostname for hostname, _ in machines).items()):
+        if count > 1:
+            yield warn(
+                node_subject(name),
+                f"{count} machines have this hostname",
+                "a name of its own for each machine",
+                likely="made of one image, and not named since",
+            )
     if session.nodes and not session.missing and not any(node.lost for node in session.nodes):
         yield ok(NODE, Found(f"{len(session.nodes)} nodes came, and answered to the end", len(session.nodes), "nodes"))
 

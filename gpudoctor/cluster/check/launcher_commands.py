@@ -12,9 +12,8 @@ from shutil import which
 
 import msgspec
 
-from gpudoctor.cluster.check.job_token import TOKEN_VARIABLE
-from gpudoctor.cluster.check.placement import job_placement
-from gpudoctor.cluster.check.request import ClusterCheckRequest, Launcher
+from gpudoctor.cluster.check.placement import TOKEN_VARIABLE, job_placement
+from gpudoctor.cluster.check.report import ClusterCheckRequest, Launcher
 from gpudoctor.errors import UserError
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.system.command import run_command
@@ -99,10 +98,12 @@ def _slurm(request: ClusterCheckRequest, environment: Mapping[str, str]) -> Memb
     if inside:
         component = _component(request, environment)
         names = _hostnames(environment.get(f"SLURM_JOB_NODELIST{component}", ""))
-        if nodes is None or nodes == len(names):
-            nodes = len(names) or _slurm_nodes(environment, f"SLURM_JOB_NUM_NODES{component}")
-        else:
+        variable = f"SLURM_JOB_NUM_NODES{component}"
+        count = environment.get(variable, "")
+        if nodes is not None and nodes != len(names):
             names = ()  # srun chooses which of them it uses
+        elif not (nodes := len(names) or number_of(count)):
+            raise UserError(f"Slurm does not tell how many nodes this job has ({variable}={count!r}): give -N NODES")
     prefix = ["srun", "-N", str(nodes), "--ntasks-per-node=1", "--kill-on-bad-exit=0", "--export=ALL", "--mpi=none"]
     if inside:
         prefix.append("--overlap")  # this may itself run in a step that holds all of the job's resources
@@ -126,14 +127,6 @@ def _component(request: ClusterCheckRequest, environment: Mapping[str, str]) -> 
             f"other, with --launcher-args=--het-group=0 to --launcher-args=--het-group={components - 1}"
         )
     return f"_HET_GROUP_{chosen[1]}"
-
-
-def _slurm_nodes(environment: Mapping[str, str], variable: str) -> int:
-    count = environment.get(variable, "")
-    nodes = number_of(count)
-    if not nodes:
-        raise UserError(f"Slurm does not tell how many nodes this job has ({variable}={count!r}): give -N NODES")
-    return nodes
 
 
 def _hostnames(nodelist: str) -> tuple[str, ...]:

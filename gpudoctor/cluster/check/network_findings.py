@@ -19,8 +19,7 @@ from gpudoctor.checks.core.finding import (
 )
 from gpudoctor.checks.core.subject import NODE
 from gpudoctor.cluster.check.cluster_run import NodeProgress
-from gpudoctor.cluster.check.report import node_subject
-from gpudoctor.cluster.check.request import Backend
+from gpudoctor.cluster.check.report import Backend, node_subject
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.system.network_reach import Reach
 from gpudoctor.http.address import is_loopback
@@ -34,15 +33,18 @@ def interface_for_gloo(reach: Reach, address: str) -> str | None:
     on Debian is 127.0.1.1 unless /etc/hosts was changed. If that does not work, or is not known to, use the interface
     with `address`, at which the hub reached the node.
     """
-    if gloo_trouble(reach) is None and _unresolved(reach) is None:
+    if gloo_trouble(reach) is None:
         return None
     interface = reach.interface_of(address)
     return interface.name if interface is not None else None
 
 
-def gloo_trouble(reach: Reach) -> str | None:
-    """Why gloo on this node would not reach other nodes or be reached by them; None if nothing is known against it."""
-    named = reach.settings.get("GLOO_SOCKET_IFNAME", "").strip()
+def gloo_trouble(reach: Reach) -> str | Missing | None:
+    """Why gloo on this node would not reach other nodes or be reached by them; None if nothing is known against it.
+
+    Missing if it is not known what gloo would resolve the hostname to.
+    """
+    named, resolved = reach.settings.get("GLOO_SOCKET_IFNAME", "").strip(), reach.resolved
     if named:
         if isinstance(reach.interfaces, Missing):
             return None
@@ -51,18 +53,10 @@ def gloo_trouble(reach: Reach) -> str | None:
         if absent:
             return f"GLOO_SOCKET_IFNAME={named}, and there is no interface {absent[0]}"
         return f"GLOO_SOCKET_IFNAME={named} is the loopback interface" if "lo" in named.split(",") else None
-    if isinstance(reach.resolved, Missing):
-        return None if _unresolved(reach) else f"its hostname {reach.hostname} does not resolve"
-    if reach.resolved and all(map(is_loopback, reach.resolved)):
-        return f"its hostname {reach.hostname} resolves to {reach.resolved[0]}, which no other node can reach"
-    return None
-
-
-def _unresolved(reach: Reach) -> Missing | None:
-    """Why it is not known what gloo would resolve the hostname to; None if it is known, or gloo would not ask."""
-    named = reach.settings.get("GLOO_SOCKET_IFNAME", "").strip()
-    if not named and isinstance(reach.resolved, Missing) and reach.resolved.kind == "failed":
-        return reach.resolved
+    if isinstance(resolved, Missing):
+        return resolved if resolved.kind == "failed" else f"its hostname {reach.hostname} does not resolve"
+    if resolved and all(map(is_loopback, resolved)):
+        return f"its hostname {reach.hostname} resolves to {resolved[0]}, which no other node can reach"
     return None
 
 
@@ -106,37 +100,32 @@ def _unread(seen: Sequence[tuple[NodeProgress, Reach]]) -> Iterator[Finding]:
 
 
 def _gloo(seen: Sequence[tuple[NodeProgress, Reach]], backend: Backend | None) -> Iterator[Finding]:
-    if _are_one_machine([reach for _, reach in seen]):
-        return
+    machines = {(known(reach.boot_id), reach.hostname) for _, reach in seen}
+    if len(machines) == 1 and known(seen[0][1].boot_id) is not None:
+        return  # on one machine loopback works for all of them
     for node, reach in seen:
         text = gloo_trouble(reach)
-        if (why := _unresolved(reach)) is not None:
-            yield unread(node_subject(node.name), "what its hostname resolves to", why)
-        if text is None:
+        if isinstance(text, Missing):
+            yield unread(node_subject(node.name), "what its hostname resolves to", text)
+        if text is None or isinstance(text, Missing):
             continue
         named = "GLOO_SOCKET_IFNAME" in reach.settings
+        steps = [
+            Advice("Name the interface that the nodes share.", f"export GLOO_SOCKET_IFNAME={_usable(node, reach)}")
+        ]
+        must = f"one of {_names(reach)}"
+        if not named:
+            must = "a hostname that resolves to the node's own address"
+            steps.append(Advice(f"Or have {reach.hostname} resolve to {node.address} in /etc/hosts and DNS."))
         judge = fail if backend == "gloo" or named else warn
         yield judge(
             node_subject(node.name),
             Found(text),
-            "an interface that the other nodes can reach: "
-            + (f"one of {_names(reach)}" if named else "a hostname that resolves to the node's own address"),
+            f"an interface that the other nodes can reach: {must}",
             *_resolution(reach),
             likely="gloo uses this interface; between nodes one rank is refused, and the others wait without end",
-            advice=(
-                Advice("Name the interface that the nodes share.", f"export GLOO_SOCKET_IFNAME={_usable(node, reach)}"),
-                *(
-                    ()
-                    if named
-                    else (Advice(f"Or have {reach.hostname} resolve to {node.address} in /etc/hosts and DNS."),)
-                ),
-            ),
+            advice=tuple(steps),
         )
-
-
-def _are_one_machine(nodes: Sequence[Reach]) -> bool:
-    """Whether all nodes are one machine, on which loopback works for all of them."""
-    return len({(known(node.boot_id), node.hostname) for node in nodes}) == 1 and known(nodes[0].boot_id) is not None
 
 
 def _nccl_interfaces(seen: Sequence[tuple[NodeProgress, Reach]]) -> Iterator[Finding]:

@@ -47,7 +47,7 @@ def run_on_every_node(argv: Sequence[str], token_fd: int, nodes_wanted: int | No
 
         # if gpudoctor is not installed on that node, it may be at the same path on a shared file system
         sys.path.append(root)
-        from gpudoctor.cluster.check.job_token import token_pipe
+        from gpudoctor.cluster.check.placement import token_pipe
         from gpudoctor.process.die_with_parent import dependent_gpudoctor
         from gpudoctor.process.spawn import Child
 

@@ -7,11 +7,10 @@ from statistics import median
 
 from rich.console import RenderableType
 from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
 from gpudoctor.checks.core.finding import PROBLEMS, Finding, Status
-from gpudoctor.cluster.check.report import ClusterReport, InterNodeResult, Judged
+from gpudoctor.cluster.check.report import ClusterReport, InterNodeResult, Judged, NodeResult
 from gpudoctor.cluster.text_rows import TextRows
 from gpudoctor.report.text import STYLES, laid_out, plain, status_word
 from gpudoctor.report.wording import block_rows
@@ -51,7 +50,9 @@ def _parts(report: ClusterReport, verbose: bool) -> Iterator[RenderableType]:
     for status in PROBLEMS:
         for check in report.checks:
             for finding in check.findings:
-                if finding.status is status and not _said_above(check, finding):
+                # a node's own warning is in the node's line, and its details are in the node's report
+                said_above = check.id == "cluster.checks" and status is Status.WARN
+                if finding.status is status and not said_above:
                     yield from _block(check, finding)
     if verbose:
         yield from _all(report)
@@ -73,19 +74,18 @@ def _verdict_words(report: ClusterReport) -> str:
 
 
 def _nodes(report: ClusterReport) -> TextRows:
-    table = TextRows(2)
-    fine = 0
-    for node in report.nodes:
-        fine += node.verdict == "pass"
-        if node.verdict == "pass" and fine > _NODES_SHOWN:
-            continue
-        # the verdict is shown in the first column
-        words = node.reason.partition(" ")[2] if node.reason.startswith(node.verdict.upper()) else node.reason
-        gpus = f"   {node.gpus} GPUs" if node.gpus else ""
-        table.add_row(status_word(Status(node.verdict)), plain(node.name, "bold"), plain(words + gpus))
-    if fine > _NODES_SHOWN:
-        table.add_row(status_word(Status.PASS), plain(f"{fine - _NODES_SHOWN} more"), plain(""))
-    return table
+    left_out = {node.name for node in [n for n in report.nodes if n.verdict == "pass"][_NODES_SHOWN:]}
+    rows = [_node(node) for node in report.nodes if node.name not in left_out]
+    if left_out:
+        rows.append((status_word(Status.PASS), plain(f"{len(left_out)} more"), plain("")))
+    return TextRows(rows)
+
+
+def _node(node: NodeResult) -> tuple[Text, Text, Text]:
+    # the verdict is shown in the first column
+    words = node.reason.partition(" ")[2] if node.reason.startswith(node.verdict.upper()) else node.reason
+    gpus = f"   {node.gpus} GPUs" if node.gpus else ""
+    return status_word(Status(node.verdict)), plain(node.name, "bold"), plain(words + gpus)
 
 
 def _figures(between: InterNodeResult, verbose: bool) -> Iterator[str]:
@@ -113,21 +113,12 @@ def _figures(between: InterNodeResult, verbose: bool) -> Iterator[str]:
             yield f"  {' - '.join(pair.nodes)}   {rate}" + ("   (once more, alone)" if pair.again else "")
 
 
-def _said_above(check: Judged, finding: Finding) -> bool:
-    """Whether it is a node's own warning: it is in the node's line, and its details are in the node's report."""
-    return check.id == "cluster.checks" and finding.status is Status.WARN
-
-
 def _block(check: Judged, finding: Finding) -> Iterator[RenderableType]:
     yield Text("")
     label = "" if finding.subject.label == "node" else f"   {finding.subject.label}"
     yield Text.assemble(status_word(finding.status), "  ", plain(check.id, "bold"), plain(label))
-    table = Table.grid(padding=(0, 2))
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold", ratio=1)
-    for name, value in block_rows(finding, ()):
-        table.add_row(plain(name, "dim"), plain(value))
-    yield Padding(table, (0, 0, 0, 2))
+    rows = TextRows((plain(name, "dim"), plain(value)) for name, value in block_rows(finding, ()))
+    yield Padding(rows, (0, 0, 0, 2))
 
 
 def _all(report: ClusterReport) -> Iterator[RenderableType]:

@@ -85,7 +85,7 @@ def stdin_documents(stdin: BinaryIO | None) -> Iterator[Document]:
     """The documents on stdin, each as soon as its line is complete. Raise UserError if there is no stdin."""
     if stdin is None:
         raise UserError("-: there is no stdin to read reports from")
-    yield from _documents(stdin, "stdin", None, None)
+    yield from _documents(stdin, Document("stdin", None))
 
 
 def _walk(folder: str, found: FoundFiles) -> Iterator[str | Document]:
@@ -99,23 +99,14 @@ def _walk(folder: str, found: FoundFiles) -> Iterator[str | Document]:
                 for entry in sorted(entries, key=lambda entry: entry.name):
                     if entry.is_dir(follow_symlinks=False):
                         within.append(entry.path)
-                    elif _is_named_like_one(entry.name):
+                    # a hidden file is one that is still being written
+                    elif not entry.name.startswith(".") and entry.name.removesuffix(".gz").endswith(_NAMES):
                         yield entry.path
                     else:
                         found.others += 1
         except OSError as error:
             yield Document(as_text(folder), None, trouble=f"the folder cannot be read: {error.strerror or error}")
         waiting += reversed(within)
-
-
-def _is_named_like_one(name: str) -> bool:
-    # a hidden file is one that is still being written
-    return not name.startswith(".") and name.removesuffix(".gz").endswith(_NAMES)
-
-
-def _stem(name: str) -> str:
-    name = name.removesuffix(".gz")
-    return next((name.removesuffix(ending) for ending in _NAMES if name.endswith(ending)), name)
 
 
 def as_text(path: str) -> str:
@@ -125,29 +116,32 @@ def as_text(path: str) -> str:
 
 def documents_of(file: Listed) -> Iterator[Document]:
     """The documents in one file, or one with its `trouble` if the file cannot be read."""
-    place, stem = as_text(file.path), as_text(_stem(file.name))
+    name = file.name.removesuffix(".gz")
+    stem = next((name.removesuffix(ending) for ending in _NAMES if name.endswith(ending)), name)
+    whole = Document(as_text(file.path), as_text(stem))
     try:
         # unbuffered: most files are read in one call
         with open(file.path, "rb", buffering=0, opener=_without_waiting) as opened:
             info = os.fstat(opened.fileno())
             if not stat.S_ISREG(info.st_mode):
-                yield Document(place, stem, trouble="not a regular file; - reads stdin")
+                yield _but(whole, trouble="not a regular file; - reads stdin")
                 return
+            whole = _but(whole, modified=info.st_mtime)
             if info.st_size > _READ_AT_ONCE:
-                yield from _documents(io.BufferedReader(opened), place, stem, info.st_mtime)
+                yield from _documents(io.BufferedReader(opened), whole)
                 return
             data = opened.read(_READ_AT_ONCE + 1) or b""
     except OSError as error:
-        yield Document(place, stem, trouble=f"cannot be read: {error.strerror or error}")
+        yield _but(whole, trouble=f"cannot be read: {error.strerror or error}")
         return
     if data.startswith(_GZIP):
-        yield from _unpacked(io.BytesIO(data), place, stem, info.st_mtime)
+        yield from _unpacked(io.BytesIO(data), whole)
     elif not data.strip():
-        yield Document(place, stem, trouble="the file is empty: the check that was to write it did not end")
+        yield _but(whole, trouble="the file is empty: the check that was to write it did not end")
     elif data.find(b"\n", 0, -1) < 0:
-        yield Document(place, stem, data, None, info.st_mtime)  # one line, as gpudoctor writes reports
+        yield _but(whole, data=data)  # one line, as gpudoctor writes reports
     else:
-        yield from _split(io.BytesIO(data), place, stem, info.st_mtime)
+        yield from _split(io.BytesIO(data), whole)
 
 
 def _without_waiting(path: str, flags: int) -> int:
@@ -155,24 +149,27 @@ def _without_waiting(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)
 
 
-def _documents(stream: BinaryIO, place: str, stem: str | None, modified: float | None) -> Iterator[Document]:
+_but = msgspec.structs.replace
+
+
+def _documents(stream: BinaryIO, whole: Document) -> Iterator[Document]:
     """The documents of a stream that may be compressed, without reading all of it at once."""
     peek = getattr(stream, "peek", None)  # only buffered streams have it, and stdin is one
     packed = peek is not None and peek(len(_GZIP)).startswith(_GZIP)
-    yield from (_unpacked if packed else _split)(stream, place, stem, modified)
+    yield from (_unpacked if packed else _split)(stream, whole)
 
 
-def _unpacked(file: BinaryIO, path: str, stem: str | None, modified: float | None) -> Iterator[Document]:
+def _unpacked(file: BinaryIO, whole: Document) -> Iterator[Document]:
     try:
         with gzip.GzipFile(fileobj=file) as unpacked:
-            yield from _split(cast(BinaryIO, unpacked), path, stem, modified)
+            yield from _split(cast(BinaryIO, unpacked), whole)
     except EOFError:
-        yield Document(path, stem, trouble="cut off: the .gz ends before its end mark")
+        yield _but(whole, trouble="cut off: the .gz ends before its end mark")
     except (gzip.BadGzipFile, zlib.error) as error:
-        yield Document(path, stem, trouble=f"broken .gz: {error}")
+        yield _but(whole, trouble=f"broken .gz: {error}")
 
 
-def _split(stream: BinaryIO, place: str, stem: str | None, modified: float | None) -> Iterator[Document]:
+def _split(stream: BinaryIO, whole: Document) -> Iterator[Document]:
     """One document per line, as in JSON Lines; or several lines, from one with only `{` to one with `}`, as jq prints.
 
     An array over several lines is one document too: it is refused once instead of once per line.
@@ -183,23 +180,23 @@ def _split(stream: BinaryIO, place: str, stem: str | None, modified: float | Non
         number += 1
         if len(held) + len(line) > LARGEST_DOCUMENT:
             why = f"larger than {LARGEST_DOCUMENT >> 20} MiB: no report"
-            yield _document(place, stem, open_since or number, modified, trouble=why)
+            yield _but(_of_line(whole, open_since or number), trouble=why)
             return
         word = line.strip()
         if held or word in _CLOSED_BY:
             open_since, closer = open_since or number, closer or _CLOSED_BY[word]
             held += line
             if line.rstrip() == closer:
-                yield _document(place, stem, open_since, modified, bytes(held))
+                yield _of_line(whole, open_since, bytes(held))
                 open_since, held, closer = 0, bytearray(), b""
         elif word:
-            yield _document(place, stem, number, modified, line)
+            yield _of_line(whole, number, line)
     if held:
-        yield _document(place, stem, open_since, modified, bytes(held))
+        yield _of_line(whole, open_since, bytes(held))
 
 
-def _document(
-    place: str, stem: str | None, line: int, modified: float | None, data: bytes = b"", trouble: str | None = None
-) -> Document:
-    first = line == 1 and stem is not None
-    return Document(place if first else f"{place} line {line}", stem if first else None, data, trouble, modified)
+def _of_line(whole: Document, line: int, data: bytes = b"") -> Document:
+    """The document that begins on this line; the first one of a file goes by the file's name."""
+    if line == 1 and whole.stem is not None:
+        return _but(whole, data=data)
+    return _but(whole, place=f"{whole.place} line {line}", stem=None, data=data)

@@ -19,7 +19,6 @@ from gpudoctor.cluster.fleet.model import (
     Outlier,
     Trend,
 )
-from gpudoctor.cluster.fleet.reading import Refused
 from gpudoctor.cluster.hostlist import hostlist
 from gpudoctor.report.html.elements import Child, append, banner, chip, element, page, section, table, tally
 
@@ -214,16 +213,12 @@ def _strip(row: FigureRow, outliers: Sequence[float]) -> Element:
 
 
 def _not_read(fleet: Fleet) -> Element | None:
-    parts = [_refused(what, refused) for reading in fleet.read for what, refused in reading.refused]
+    parts = []
+    for what, refused in (group for reading in fleet.read for group in reading.refused if group[1]):
+        summary = element("summary", element("b", f"{len(refused)} {what}"))
+        body = _rows(("where", "why"), refused, lambda each: (each.place, each.why))
+        parts.append(element("details", summary, *body, class_="domain", open=True))
     return section("Not read", *parts, id_="unread")
-
-
-def _refused(what: str, refused: Sequence[Refused]) -> Element | None:
-    if not refused:
-        return None
-    summary = element("summary", element("b", f"{len(refused)} {what}"))
-    body = _rows(("where", "why"), refused, lambda each: (each.place, each.why))
-    return element("details", summary, *body, class_="domain", open=True)
 
 
 def _reading(reading: FleetReading) -> Element | None:

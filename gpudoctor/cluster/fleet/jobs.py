@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -127,11 +127,10 @@ def jobs_words(row: NodeJobs) -> str:
     return f"{row.jobs} job{'' if row.jobs == 1 else 's'} of the last week died by it: {causes}"
 
 
-def jobs_note(jobs: Sequence[JobRecord], rows: Iterable[NodeJobs]) -> str | None:
-    """A note about how many diagnoses were read, and how many of them blame no machine."""
-    if not jobs:
-        return None
-    blamed = sum(row.jobs for row in rows)
-    rest = len(jobs) - blamed
-    words = f"{len(jobs)} diagnos{'is' if len(jobs) == 1 else 'es'} of failed jobs read"
-    return words + (f"; {rest} of them blame no node of the last week" if rest else "")
+def job_notes(jobs: Sequence[JobRecord], rows: Sequence[NodeJobs]) -> Iterator[str]:
+    """Notes about how many diagnoses were read, how many of them blame no machine, and each machine that is blamed."""
+    if jobs:
+        rest = len(jobs) - sum(row.jobs for row in rows)
+        words = f"{len(jobs)} diagnos{'is' if len(jobs) == 1 else 'es'} of failed jobs read"
+        yield words + (f"; {rest} of them blame no node of the last week" if rest else "")
+    yield from (f"{row.node}: {jobs_words(row)}" for row in rows)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import datetime
 import signal
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 import msgspec
 
 from gpudoctor import __version__
-from gpudoctor.cluster.fleet.jobs import JOBS, NodeJobs, jobs_by_node, jobs_note, jobs_words
+from gpudoctor.cluster.fleet.jobs import JOBS, NodeJobs, job_notes, jobs_by_node, jobs_words
 from gpudoctor.cluster.fleet.model import (
     OUTLIER,
     WORST_FIRST,
@@ -21,28 +21,31 @@ from gpudoctor.cluster.fleet.model import (
     NodeCounts,
     NodeRow,
     Outlier,
+    by_node_name,
     drifts,
 )
 from gpudoctor.cluster.fleet.nodes import FleetNode, clock_notes, nodes_of, shared_gpu_notes
 from gpudoctor.cluster.fleet.reading import Gathered
 from gpudoctor.cluster.fleet.records import NO_GPU, NodeFault
 from gpudoctor.cluster.fleet.shapes import Verdict
-from gpudoctor.cluster.fleet.spreads import by_kind, compare
-from gpudoctor.cluster.fleet.trends import trends
+from gpudoctor.cluster.fleet.spreads import by_kind, compare, trends
 from gpudoctor.cluster.hostlist import hostlist, is_host_name
 
 
-def fleet_of(sources: Sequence[str], gathered: Gathered, now_s: float) -> Fleet:
-    """Judge the reports; `now_s` is this machine's time, to recognise reports from the future."""
-    fleet, _ = _judged(sources, gathered, now_s)
-    return fleet
-
-
-def fleet_against(
-    sources: Sequence[str], gathered: Gathered, older_sources: Sequence[str], older: Gathered, now_s: float
+def fleet_of(
+    sources: Sequence[str],
+    gathered: Gathered,
+    now_s: float,
+    older_sources: Sequence[str] = (),
+    older: Gathered | None = None,
 ) -> Fleet:
-    """Judge the reports, and add what changed since the older set."""
+    """Judge the reports, and add what changed since the older set if there is one.
+
+    `now_s` is this machine's time, to recognise reports from the future.
+    """
     fleet, nodes = _judged(sources, gathered, now_s)
+    if older is None:
+        return fleet
     before, old_nodes = _judged(older_sources, older, now_s)
     found = trends(nodes, fleet.nodes, old_nodes, before.nodes)
     return msgspec.structs.replace(fleet, against=before.reading, trends=found)
@@ -56,10 +59,8 @@ def could_not(sources: Sequence[str], message: str, code: int) -> Fleet:
 
 def _judged(sources: Sequence[str], gathered: Gathered, now_s: float) -> tuple[Fleet, list[FleetNode]]:
     nodes = nodes_of(gathered.records, now_s)
-    compared = compare(nodes)
-    by_node: dict[str, list[Outlier]] = {}
-    for outlier in compared.outliers:
-        by_node.setdefault(outlier.node, []).append(outlier)
+    figures, outliers, compare_notes = compare(nodes)
+    by_node = by_node_name(outliers)
     jobs = jobs_by_node(gathered.jobs, now_s)
     rows = tuple(_rows(nodes, by_node, jobs))
     counts = _counts(rows, len(gathered.broken))
@@ -79,15 +80,15 @@ def _judged(sources: Sequence[str], gathered: Gathered, now_s: float) -> tuple[F
         _at(times[-1]) if times else None,
         rows,
         tuple(_fault_kinds(rows)),
-        compared.outliers,
-        compared.rows,
+        outliers,
+        figures,
         drift,
         jobs=jobs,
         notes=(
             *_notes(nodes, rows, simulated),
             *clock_notes(nodes, now_s),
-            *compared.notes,
-            *_job_notes(gathered, jobs),
+            *compare_notes,
+            *job_notes(gathered.jobs, jobs),
         ),
     )
     return fleet, nodes
@@ -115,13 +116,6 @@ def _with_jobs(row: NodeRow, jobs: NodeJobs | None) -> NodeRow:
         return msgspec.structs.replace(row, verdict="fail", reason=reason, faults=(*row.faults, fault))
     worse = {"verdict": "warn", "reason": f"WARN {JOBS} {words}"} if row.verdict == "pass" else {}
     return msgspec.structs.replace(row, warnings=(*row.warnings, JOBS), **worse)
-
-
-def _job_notes(gathered: Gathered, jobs: Sequence[NodeJobs]) -> Iterator[str]:
-    note = jobs_note(gathered.jobs, jobs)
-    if note is not None:
-        yield note
-    yield from (f"{row.node}: {jobs_words(row)}" for row in jobs)
 
 
 def _row(node: FleetNode, outliers: list[Outlier]) -> NodeRow:
@@ -246,7 +240,8 @@ def _notes(nodes: Sequence[FleetNode], rows: Sequence[NodeRow], simulated: int) 
         yield f"{_count(len(nameless), 'report')} without a host's name: called by file"
     unfit = [row.name for row in rows if not is_host_name(row.host)]
     if unfit:
-        yield f"{_count(len(unfit), 'node')} with a name that no host list may hold: {_few(unfit)}"
+        few = ", ".join(unfit[:4]) + (f" and {len(unfit) - 4} more" if len(unfit) > 4 else "")
+        yield f"{_count(len(unfit), 'node')} with a name that no host list may hold: {few}"
     injected = [row.name for row in rows if row.injected]
     if injected:
         yield f"INJECTED faults (--inject) in the reports of {hostlist(injected)}: their probes were made to go wrong"
@@ -260,11 +255,6 @@ def _notes(nodes: Sequence[FleetNode], rows: Sequence[NodeRow], simulated: int) 
 
 def _count(number: int, word: str) -> str:
     return f"{number} {word}{'' if number == 1 else 's'}"
-
-
-def _few(names: Iterable[str]) -> str:
-    shown = list(names)
-    return ", ".join(shown[:4]) + (f" and {len(shown) - 4} more" if len(shown) > 4 else "")
 
 
 def _at(seconds: float) -> str:

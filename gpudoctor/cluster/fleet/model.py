@@ -141,6 +141,13 @@ class Outlier(msgspec.Struct, frozen=True):
     kind: str
 
 
+def by_node_name(outliers: Iterable[Outlier]) -> dict[str, list[Outlier]]:
+    by_node: dict[str, list[Outlier]] = {}
+    for outlier in outliers:
+        by_node.setdefault(outlier.node, []).append(outlier)
+    return by_node
+
+
 class FigureRow(msgspec.Struct, frozen=True):
     """The distribution of one figure over one kind of node; `why_not` is set if the values were not compared."""
 
@@ -239,10 +246,7 @@ class Fleet(msgspec.Struct, frozen=True):
     @property
     def outliers_by_node(self) -> dict[str, list[Outlier]]:
         """The outliers by node name, in the same order."""
-        by_node: dict[str, list[Outlier]] = {}
-        for outlier in self.outliers:
-            by_node.setdefault(outlier.node, []).append(outlier)
-        return by_node
+        return by_node_name(self.outliers)
 
     def marks_of(self, row: NodeRow) -> str:
         """SIMULATED and INJECTED marks of a node; if all nodes are simulated, the header shows it instead."""

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import msgspec
 
 from gpudoctor.cluster.fleet.files import as_text
-from gpudoctor.cluster.fleet.judge import fleet_against, fleet_of
+from gpudoctor.cluster.fleet.judge import fleet_of
 from gpudoctor.cluster.fleet.model import Fleet
 from gpudoctor.cluster.fleet.reading import Gathered, Refused, ReportReader, without_collector
 from gpudoctor.cluster.fleet.records import ReportRecord
@@ -41,16 +41,12 @@ def read_fleet(request: ClusterReportRequest, progress: FleetProgress) -> tuple[
 
     Raise UserError if there is no report.
     """
-    sources, older_sources = texts_of(request.sources), texts_of(request.against)
     reader = ReportReader()
     with without_collector():
         gathered = _read(reader, request.sources, progress)
         older = _read(reader, request.against, progress) if request.against and gathered.interrupted is None else None
         signals = hold_signals()
-        if older is None:
-            fleet = fleet_of(sources, gathered, time.time())
-        else:
-            fleet = fleet_against(sources, gathered, older_sources, older, time.time())
+        fleet = fleet_of(texts_of(request.sources), gathered, time.time(), texts_of(request.against), older)
     signals += [read.interrupted for read in (gathered, older) if read is not None and read.interrupted is not None]
     if signals:
         fleet = msgspec.structs.replace(fleet, exit_code=InterruptedBySignal(signals[0]).exit_code)

@@ -156,7 +156,8 @@ class ReportReader:
                 else:
                     files.append(each)
             for outcomes in in_processes(files, self._of_files):
-                yield from map(self._shared, outcomes)
+                for outcome in outcomes:
+                    yield self._recorder.shared(outcome) if isinstance(outcome, ReportRecord) else outcome
 
     def _of_files(self, files: list[Listed]) -> list[Outcome]:
         return [self._outcome(document) for file in files for document in documents_of(file)]
@@ -171,9 +172,6 @@ class ReportReader:
             if job is not None:
                 return job
             return Foreign(document.place, str(error))
-
-    def _shared(self, outcome: Outcome) -> Outcome:
-        return self._recorder.shared(outcome) if isinstance(outcome, ReportRecord) else outcome
 
 
 def _kept(outcome: Outcome, gathered: Gathered, runs: dict[str, ReportRecord]) -> Outcome:

@@ -1,28 +1,21 @@
-"""Compares every figure across all nodes of the same kind."""
+"""Compares every figure across all nodes of the same kind, and the fleet with an older set of reports."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
-from gpudoctor.cluster.fleet.figures import Figure, Place, figure_of, figure_words, less_is_better, unit_of
-from gpudoctor.cluster.fleet.model import FigureRow, Outlier
+from gpudoctor.cluster.fleet.figures import Figure, Place, figure_of, figure_words, less_is_better, place_words, unit_of
+from gpudoctor.cluster.fleet.model import WORST_FIRST, FigureRow, NodeRow, Outlier, Trend
 from gpudoctor.cluster.fleet.nodes import FleetNode
-from gpudoctor.cluster.fleet.records import ReportRecord
 from gpudoctor.cluster.hostlist import hostlist
 from gpudoctor.cluster.outliers import FAIL_SIMILARITY, MIN_NODES, Bad, FigureSpread, spread_of
+from gpudoctor.report.difference import FIGURE_CHANGE_MIN
 
 # one bad figure alone would blame a healthy node now and then: 1 of 5 repeats was 24 % off on a healthy machine
 FIGURES_TO_FAIL = 2
-
-
-class FleetComparison(msgspec.Struct, frozen=True):
-    """The result: a row for each figure, the outliers worst first, and notes."""
-
-    rows: tuple[FigureRow, ...]
-    outliers: tuple[Outlier, ...]
-    notes: tuple[str, ...]
 
 
 class _Worse(msgspec.Struct, frozen=True):
@@ -33,8 +26,8 @@ class _Worse(msgspec.Struct, frozen=True):
     criterion: float
 
 
-def compare(nodes: Sequence[FleetNode]) -> FleetComparison:
-    """Compare the figures of the newest reports among nodes of the same kind."""
+def compare(nodes: Sequence[FleetNode]) -> tuple[tuple[FigureRow, ...], tuple[Outlier, ...], list[str]]:
+    """Compare the newest reports' figures among nodes of a kind: a row for each, outliers worst first, and notes."""
     rows: list[FigureRow] = []
     found: list[_Worse] = []
     notes: list[str] = []
@@ -47,11 +40,13 @@ def compare(nodes: Sequence[FleetNode]) -> FleetComparison:
             if spread.split:
                 notes.append(_split_words(kind, figure, spread, group))
                 continue
-            found += [_worse(group, figure, places, bad, spread.criterion) for bad in spread.bad]
+            found += [
+                _Worse(group[bad.node], figure, places[bad.position], bad, spread.criterion) for bad in spread.bad
+            ]
     found.sort(key=lambda each: each.bad.similarity)
     fails = _fails(found)
     outliers = tuple(_outlier(each, number in fails) for number, each in enumerate(found))
-    return FleetComparison(tuple(rows), outliers, tuple(notes))
+    return tuple(rows), outliers, notes
 
 
 def by_kind(nodes: Sequence[FleetNode]) -> dict[str, list[FleetNode]]:
@@ -95,16 +90,9 @@ def _judged(nodes: Sequence[FleetNode]) -> int:
     return sum(len(node.newest.values) for group in kinds if len(group) >= MIN_NODES for node in group)
 
 
-def _worse(group: Sequence[FleetNode], figure: Figure, places: list[Place], bad: Bad, criterion: float) -> _Worse:
-    return _Worse(group[bad.node], figure, places[bad.position], bad, criterion)
-
-
 def _fails(found: Sequence[_Worse]) -> set[int]:
     """The indexes of those that fail: 10 % worse, and confirmed by a second figure or an older report."""
-    severe: dict[str, int] = {}
-    for each in found:
-        if each.bad.status == "fail":
-            severe[each.node.name] = severe.get(each.node.name, 0) + 1
+    severe = Counter(each.node.name for each in found if each.bad.status == "fail")
     return {
         number
         for number, each in enumerate(found)
@@ -166,17 +154,101 @@ def changed(
     same = [node for node, old in pairs if node.newest.kind == old.newest.kind and node.newest.entries]
     judged = _judged(same)
     for kind, group in by_kind(same).items():
-        ratios = {node.name: _ratios(node.newest, older[node.name].newest) for node in group}
-        kept = [node for node in group if ratios[node.name] is not None]
-        arrays = [ratios[node.name] or () for node in kept]
+        kept: list[FleetNode] = []
+        arrays: list[list[float]] = []  # new / old for each figure
+        for node in group:
+            new, old = node.newest, older[node.name].newest
+            if new.entries is old.entries and all(value > 0 for value in old.values):
+                kept.append(node)
+                arrays.append([now / before for now, before in zip(new.values, old.values, strict=True)])
         for figure, (values, owners, places) in _columns(kept, arrays):
             spread = spread_of(values, owners, less_is_better(figure), judged)
-            found = [] if spread.split else [_worse(kept, figure, places, b, spread.criterion) for b in spread.bad]
+            bad = () if spread.split else spread.bad
+            found = [_Worse(kept[b.node], figure, places[b.position], b, spread.criterion) for b in bad]
             yield kind, figure, spread, found
 
 
-def _ratios(new: ReportRecord, old: ReportRecord) -> list[float] | None:
-    """New / old for each figure; None if the two reports did not measure the same figures."""
-    if new.entries is not old.entries or any(value <= 0 for value in old.values):
-        return None
-    return [now / before for now, before in zip(new.values, old.values, strict=True)]
+# What changed since an older set of reports.
+
+_Rows = Mapping[str, NodeRow]
+
+
+def trends(
+    nodes: Sequence[FleetNode], rows: Sequence[NodeRow], old_nodes: Sequence[FleetNode], old_rows: Sequence[NodeRow]
+) -> tuple[Trend, ...]:
+    """The changes, worse ones first: verdicts, faults, nodes added or missing, configuration, figures.
+
+    A node's figure is named if its change from the older value is worse than the fleet's, by the rules in `outliers`.
+    A figure of a whole kind of node is named if its median changed by 5 %.
+    """
+    now, before = {row.name: row for row in rows}, {row.name: row for row in old_rows}
+    older = {node.name: node for node in old_nodes}
+    found = [*_verdicts(now, before), *_faults(now, before), *_nodes(now, before)]
+    found += [*_configuration(nodes, old_nodes), *_figures(nodes, older)]
+    return tuple(sorted(found, key=lambda trend: not trend.worse))
+
+
+def _verdicts(now: _Rows, before: _Rows) -> Iterator[Trend]:
+    for name, row in now.items():
+        old = before.get(name)
+        if old is not None and old.verdict != row.verdict:
+            worse = WORST_FIRST.index(row.verdict) < WORST_FIRST.index(old.verdict)
+            yield Trend("verdict", f"{old.verdict} -> {row.verdict}", name, worse)
+
+
+def _faults(now: _Rows, before: _Rows) -> Iterator[Trend]:
+    for name, row in now.items():
+        old = before.get(name)
+        if old is None:
+            continue
+        had = {fault.check for fault in old.faults}
+        has = {fault.check: fault.headline for fault in row.faults}
+        for check, headline in has.items():
+            if check not in had:
+                yield Trend("fault", f"new: {check} {headline}", name, worse=True)
+        for check in sorted(had - set(has)):
+            seen = "not looked at again" if row.verdict == "unknown" else "gone"
+            yield Trend("fault", f"{seen}: {check}", name)
+
+
+def _nodes(now: _Rows, before: _Rows) -> Iterator[Trend]:
+    gone, new = [name for name in before if name not in now], [name for name in now if name not in before]
+    if gone:
+        yield Trend("node", f"{len(gone)} without a report now: {hostlist(gone)}", worse=True)
+    if new:
+        yield Trend("node", f"{len(new)} new: {hostlist(new)}")
+
+
+def _configuration(nodes: Sequence[FleetNode], old_nodes: Sequence[FleetNode]) -> Iterator[Trend]:
+    """Configuration items whose most frequent value changed for a kind of node."""
+    old_kinds = by_kind(old_nodes)
+    for kind, group in by_kind(nodes).items():
+        before = _most(old_kinds.get(kind, []))
+        for item, value in _most(group).items():
+            if before.get(item, value) != value:
+                yield Trend("configuration", f"{kind}: {item} {before[item]} -> {value} on most nodes")
+
+
+def _most(nodes: Sequence[FleetNode]) -> dict[str, str]:
+    counted: dict[str, Counter[str]] = {}
+    for node in nodes:
+        for item, value in node.newest.configuration:
+            counted.setdefault(item, Counter())[value] += 1
+    return {item: values.most_common(1)[0][0] for item, values in counted.items()}
+
+
+def _figures(nodes: Sequence[FleetNode], older: Mapping[str, FleetNode]) -> Iterator[Trend]:
+    by_node: dict[str, list[tuple[float, str]]] = {}
+    for kind, figure, spread, found in changed(nodes, dict(older)):
+        if abs(spread.median - 1) > FIGURE_CHANGE_MIN:
+            text = f"{kind}: {figure_words(figure)} {spread.median - 1:+.0%} on the middle one of {spread.nodes} nodes"
+            yield Trend("fleet", text, worse=(spread.median > 1) == less_is_better(figure))
+        for each in found:
+            where = place_words(each.place)
+            words = figure_words(figure) + (f", {where}" if where and "GPU" not in figure_words(figure) else "")
+            text = f"{words} {each.bad.value - 1:+.0%}, the fleet {spread.median - 1:+.0%}"
+            by_node.setdefault(each.node.name, []).append((each.bad.similarity, text))
+    for name, worse in by_node.items():
+        _, text = min(worse)
+        more = f"; and {len(worse) - 1} other figures" if len(worse) > 1 else ""
+        yield Trend("figure", f"{text}{more}", name, worse=True)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from shlex import quote
+from typing import TypeVar
 
 from rich.console import RenderableType
 from rich.padding import Padding
@@ -11,8 +12,17 @@ from rich.text import Text
 
 from gpudoctor.checks.core.finding import Status
 from gpudoctor.cluster.fleet.judge import outlier_words
-from gpudoctor.cluster.fleet.model import OUTLIER, WORST_FIRST, FigureRow, Fleet, FleetReading, NodeRow
-from gpudoctor.cluster.fleet.reading import Refused
+from gpudoctor.cluster.fleet.model import (
+    OUTLIER,
+    WORST_FIRST,
+    ConfigDrift,
+    FaultKind,
+    FigureRow,
+    Fleet,
+    NodeRow,
+    Outlier,
+    Trend,
+)
 from gpudoctor.cluster.hostlist import hostlist
 from gpudoctor.cluster.text_rows import TextRows
 from gpudoctor.report.text import STYLES, laid_out, plain, status_word
@@ -20,6 +30,7 @@ from gpudoctor.report.text import STYLES, laid_out, plain, status_word
 # a large fleet may have hundreds of each; --json has all of them
 MOST_ROWS = 30
 MOST_TROUBLES = 10
+T = TypeVar("T")
 
 
 def render_fleet_text(fleet: Fleet, *, width: int, color: bool, verbose: bool = False) -> str:
@@ -60,42 +71,34 @@ def _head(fleet: Fleet) -> Iterator[Text]:
 
 
 def _verdicts(fleet: Fleet) -> RenderableType:
-    table = TextRows(2)
+    rows = []
     for word in WORST_FIRST:
         names = [row.name for row in fleet.nodes if row.verdict == word]
         if names:
             shown = "" if word == "pass" and len(names) == len(fleet.nodes) else shortened(hostlist(names))
-            table.add_row(status_word(Status(word)), plain(f"{len(names):>6}"), plain(shown))
+            rows.append((status_word(Status(word)), plain(f"{len(names):>6}"), plain(shown)))
     if fleet.counts.unread:
         words = "report that cannot be read" if fleet.counts.unread == 1 else "reports that cannot be read"
-        table.add_row(status_word(Status.UNKNOWN), plain(f"{fleet.counts.unread:>6}"), plain(words))
-    return table
+        rows.append((status_word(Status.UNKNOWN), plain(f"{fleet.counts.unread:>6}"), plain(words)))
+    return TextRows(rows)
 
 
 def _kinds(fleet: Fleet, most: int) -> Iterator[RenderableType]:
-    table = TextRows(3)
-    for kind in fleet.faults[:most]:
+    def cells(kind: FaultKind) -> tuple[Text, ...]:
         words = shortened(hostlist(kind.nodes)) + (f": {kind.example}" if kind.example else "")
-        name = _count(len(kind.nodes), "node")
-        table.add_row(status_word(Status(kind.status)), plain(kind.check, "bold"), plain(name), plain(words))
-    if fleet.faults:
-        yield table
-    yield from _more(len(fleet.faults), most)
+        status, nodes = status_word(Status(kind.status)), _count(len(kind.nodes), "node")
+        return status, plain(kind.check, "bold"), plain(nodes), plain(words)
+
+    return _rows(fleet.faults, most, cells)
 
 
 def _bad_nodes(fleet: Fleet, most: int) -> Iterator[RenderableType]:
-    bad = [row for word in ("fail", "unknown") for row in fleet.nodes if row.verdict == word]
-    table = TextRows(2)
-    for row in bad[:most]:
-        table.add_row(status_word(Status(row.verdict)), plain(_called(row, fleet), "bold"), _what(row))
-    if bad:
-        yield table
-    yield from _more(len(bad), most)
+    def cells(row: NodeRow) -> tuple[Text, ...]:
+        faults = [f"{fault.check} {fault.headline}" for fault in row.faults]
+        why = "; ".join(faults) if faults and row.verdict == "fail" else row.reason
+        return status_word(Status(row.verdict)), plain(_called(row, fleet), "bold"), plain(why)
 
-
-def _what(row: NodeRow) -> Text:
-    faults = [f"{fault.check} {fault.headline}" for fault in row.faults]
-    return plain("; ".join(faults) if faults and row.verdict == "fail" else row.reason)
+    return _rows([row for word in ("fail", "unknown") for row in fleet.nodes if row.verdict == word], most, cells)
 
 
 def _called(row: NodeRow, fleet: Fleet) -> str:
@@ -104,45 +107,39 @@ def _called(row: NodeRow, fleet: Fleet) -> str:
 
 
 def _outliers(fleet: Fleet, most: int) -> Iterator[RenderableType]:
-    by_node = fleet.outliers_by_node
-    table = TextRows(2)
-    ordered = sorted(by_node.items(), key=lambda item: item[1][0].status)
-    for name, found in ordered[:most]:
+    def cells(found: list[Outlier]) -> tuple[Text, ...]:
         first = found[0]
         sigmas = f", {first.sigmas:.0f} sigma" if first.sigmas is not None else ""
         more = f"; and in {_count(len(found) - 1, 'other figure')}" if len(found) > 1 else ""
         words = f"{outlier_words(first)}{sigmas}{more}"
         if first.status == "warn" and len(found) == 1:
             words += "; seen once: measure again"
-        table.add_row(status_word(Status(first.status)), plain(name, "bold"), plain(words))
-    if by_node:
-        yield table
-    yield from _more(len(by_node), most)
+        return status_word(Status(first.status)), plain(first.node, "bold"), plain(words)
+
+    return _rows(sorted(fleet.outliers_by_node.values(), key=lambda found: found[0].status), most, cells)
 
 
 def _drift(fleet: Fleet, most: int) -> Iterator[RenderableType]:
-    table = TextRows(2)
     several = len({drift.kind for drift in fleet.drift}) > 1
-    for drift in fleet.drift[:most]:
-        others = [f"{other.value} on {shortened(hostlist(other.nodes), 200)}" for other in drift.others]
+
+    def cells(drift: ConfigDrift) -> tuple[Text, ...]:
+        others = "; ".join(f"{other.value} on {shortened(hostlist(other.nodes), 200)}" for other in drift.others)
         if drift.majority is None:
-            words = f"no majority of {drift.told}: {'; '.join(others)}"
+            words = f"no majority of {drift.told}: {others}"
         else:
-            words = f"{'; '.join(others)}; {drift.majority} on {drift.agreeing} of {drift.told}"
+            words = f"{others}; {drift.majority} on {drift.agreeing} of {drift.told}"
         item = f"{drift.item} ({drift.kind})" if several else drift.item
-        table.add_row(status_word(Status.WARN), plain(item, "bold"), plain(words))
-    if fleet.drift:
-        yield table
-    yield from _more(len(fleet.drift), most)
+        return status_word(Status.WARN), plain(item, "bold"), plain(words)
+
+    return _rows(fleet.drift, most, cells)
 
 
 def _trends(fleet: Fleet, most: int) -> Iterator[RenderableType]:
-    table = TextRows(2)
-    for trend in fleet.trends[:most]:
+    def cells(trend: Trend) -> tuple[Text, ...]:
         word = Text("worse" if trend.worse else "", style=STYLES[Status.WARN])
-        table.add_row(word, plain(trend.node or "", "bold"), plain(trend.text))
-    yield table if fleet.trends else plain("nothing changed")
-    yield from _more(len(fleet.trends), most)
+        return word, plain(trend.node or "", "bold"), plain(trend.text)
+
+    return _rows(fleet.trends, most, cells) if fleet.trends else iter([plain("nothing changed")])
 
 
 def _figures(rows: Sequence[FigureRow]) -> Iterator[RenderableType]:
@@ -153,11 +150,11 @@ def _figures(rows: Sequence[FigureRow]) -> Iterator[RenderableType]:
 
 
 def _nodes(fleet: Fleet) -> Iterator[RenderableType]:
-    table = TextRows(2)
-    for row in fleet.nodes:
+    def cells(row: NodeRow) -> tuple[Text, ...]:
         called = plain(_called(row, fleet), "bold")
-        table.add_row(status_word(Status(row.verdict)), called, plain(f"{row.reason} [{row.place}]"))
-    yield table
+        return status_word(Status(row.verdict)), called, plain(f"{row.reason} [{row.place}]")
+
+    yield TextRows(map(cells, fleet.nodes))
 
 
 def _not_compared(fleet: Fleet) -> Iterator[str]:
@@ -176,28 +173,17 @@ def _not_read(fleet: Fleet, most: int) -> Iterator[RenderableType]:
     shown = most if most > MOST_ROWS else MOST_TROUBLES
     for reading in fleet.read:
         for what, refused in reading.refused:
-            yield from _refused(what, refused, shown)
-        yield from _counted(reading)
-
-
-def _refused(what: str, refused: Sequence[Refused], most: int) -> Iterator[RenderableType]:
-    if not refused:
-        return
-    yield plain(f"{len(refused)} {what}:")
-    for each in refused[:most]:
-        yield Padding(plain(f"{each.place}: {each.why}"), (0, 0, 0, 2))
-    yield from _more(len(refused), most)
-
-
-def _counted(reading: FleetReading) -> Iterator[RenderableType]:
-    if reading.older:
-        yield plain(
-            f"{_count(reading.older, 'older report')} of nodes that have a newer one, which is the one that counts"
-        )
-    if reading.others:
-        yield plain(
-            f"{_count(reading.others, 'file')} not named like a report (*.json, *.jsonl, *.ndjson, .gz): not opened"
-        )
+            if refused:
+                yield plain(f"{len(refused)} {what}:")
+            for each in refused[:shown]:
+                yield Padding(plain(f"{each.place}: {each.why}"), (0, 0, 0, 2))
+            yield from _more(len(refused), shown)
+        if reading.older:
+            older = _count(reading.older, "older report")
+            yield plain(f"{older} of nodes that have a newer one, which is the one that counts")
+        if reading.others:
+            others = _count(reading.others, "file")
+            yield plain(f"{others} not named like a report (*.json, *.jsonl, *.ndjson, .gz): not opened")
 
 
 def _tail(fleet: Fleet) -> Iterator[Text]:
@@ -218,6 +204,13 @@ def _titled(title: str, parts: Iterable[RenderableType]) -> Iterator[RenderableT
         yield Text("")
         yield Text(title, style="bold")
         yield from (Padding(part, (0, 0, 0, 2)) for part in inside)
+
+
+def _rows(items: Sequence[T], most: int, cells: Callable[[T], Sequence[Text]]) -> Iterator[RenderableType]:
+    """A row for each of the first items, and the number of the others."""
+    if items:
+        yield TextRows(map(cells, items[:most]))
+    yield from _more(len(items), most)
 
 
 def _more(count: int, shown: int) -> Iterator[Text]:

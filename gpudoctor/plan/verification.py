@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from statistics import median
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -16,20 +15,15 @@ from gpudoctor.load.devices import CPU_RANKS, Backend, devices_to_load
 from gpudoctor.plan.communication import step_time
 from gpudoctor.plan.machine import Machine
 from gpudoctor.plan.memory import PlanJob, memory_of
-from gpudoctor.plan.model import PlanVerification, PredictedPart, model_summary
+from gpudoctor.plan.model import PlanRequest, PlanVerification, PredictedPart, model_summary, short
 from gpudoctor.plan.model_shape import layers_of_stages
 from gpudoctor.plan.rates import Rate
-from gpudoctor.plan.request import PlanRequest
 from gpudoctor.plan.split import RankSplit
-from gpudoctor.plan.verification.reduced_size import CPU_SIZE, GPU_SIZE, least_ranks, reduced_job, reduced_split
-from gpudoctor.probes.plan_verification.messages import VerificationOrder
+from gpudoctor.probes.plan_verification.messages import VerificationFigures, VerificationOrder
 from gpudoctor.probes.runner.launch import ProbePlan, run_probes
 from gpudoctor.probes.runner.messages import AnyMessage, UnusableTorch, VerificationSample
 from gpudoctor.profiles.profile import NO_PROFILE
 from gpudoctor.units import MIB
-
-if TYPE_CHECKING:
-    from gpudoctor.probes.plan_verification.messages import VerificationFigures
 
 STEPS = 3
 DEADLINE_S: dict[Backend, float] = {"nccl": 180.0, "gloo": 240.0}
@@ -55,11 +49,11 @@ def devices_of(node: Node, request: PlanRequest) -> Devices:
 def verify_plan(job: PlanJob, split: RankSplit, devices: Devices) -> PlanVerification:
     """Run a plan's job and split, scaled down, on these devices. Raises UserError for what no rank can run."""
     on_gpu = devices.backend == "nccl"
-    ranks = devices.ranks or least_ranks(split, CPU_RANKS)
+    least = _least_tensor(split) * (2 if split.pipeline > 1 else 1)  # as many as every kind of parallelism needs
+    ranks = devices.ranks or max(CPU_RANKS if split.tensor == 1 else 1, least)
     small_split = reduced_split(split, ranks, job.shape.layers)
+    small_split = msgspec.structs.replace(small_split, offload=small_split.offload and on_gpu)
     asked, notes = _runnable(job, split, on_gpu=on_gpu)
-    if not on_gpu:
-        small_split = msgspec.structs.replace(small_split, offload=False)
     small = reduced_job(asked, small_split, GPU_SIZE if on_gpu else CPU_SIZE)
     figures: dict[int, VerificationFigures] = {}
     lacking: list[str] = []
@@ -71,8 +65,7 @@ def verify_plan(job: PlanJob, split: RankSplit, devices: Devices) -> PlanVerific
             lacking.append(message.text)
 
     gpus = tuple((gpu.index, str(gpu.uuid), gpu.bus_id) for gpu in devices.gpus)
-    order = order_of(small, small_split)
-    plan = ProbePlan(devices.backend, ranks, gpus, probes=(), level="full", verification=order)
+    plan = ProbePlan(devices.backend, ranks, gpus, probes=(), level="full", verification=order_of(small, small_split))
     limit_s = DEADLINE_S[devices.backend]
     measured = run_probes(plan, deadline_s=limit_s, probe_deadline_s=limit_s, on_message=hear)
     verification = PlanVerification(
@@ -124,12 +117,12 @@ def compared(
         parts=tuple(
             PredictedPart(name, round(a / MIB, 2), round(b / MIB, 2)) for name, a, b in rows if not split.offload
         ),
-        step_predicted_s=_short(sum(parts_s) / (1 - step.bubble)),
-        step_measured_s=_short(max(median(f.step_s) for f in figures.values())),
-        compute_s=_short(parts_s[0]),
-        communication_s=_short(parts_s[1]),
-        gflops=_short(gflops),
-        allreduce_gb_s=None if exchange is None else _short(exchange),
+        step_predicted_s=short(sum(parts_s) / (1 - step.bubble)),
+        step_measured_s=short(max(median(f.step_s) for f in figures.values())),
+        compute_s=short(parts_s[0]),
+        communication_s=short(parts_s[1]),
+        gflops=short(gflops),
+        allreduce_gb_s=short(exchange),
         losses=tuple(None if loss is None else round(loss, 4) for loss in losses),
     )
 
@@ -190,11 +183,114 @@ def _failed(verification: PlanVerification, measured: Measurements) -> PlanVerif
     missing = measured.not_run.get("torch")
     if isinstance(missing, Missing) and missing.kind == "absent" and "pip install" in missing.reason:
         raise UserError(f"--try: {missing.reason}")
-    problem = measured.problems[0] if measured.problems else None
-    if problem is not None:
+    for problem in measured.problems:
         return msgspec.structs.replace(verification, error=problem.text, error_kind=problem.kind)
     return msgspec.structs.replace(verification, error="the ranks sent no figures")
 
 
-def _short(value: float) -> float:
-    return float(f"{value:.4g}")
+# The job that is run: the planned model scaled down, and its split on the available ranks.
+
+LARGEST_MICRO_BATCHES = 2  # of one step, if there is no pipeline
+
+
+class ReducedSize(msgspec.Struct, frozen=True):
+    """The upper limits for one kind of device, chosen for steps of well under a second.
+
+    Many tokens and a small hidden size, as in real trainings, so that activations outweigh a weight's gradient.
+    """
+
+    layers: int
+    hidden: int
+    head_dim: int
+    seq: int
+    micro_batch: int
+
+
+CPU_SIZE = ReducedSize(layers=4, hidden=128, head_dim=32, seq=256, micro_batch=2)
+GPU_SIZE = ReducedSize(layers=8, hidden=2048, head_dim=128, seq=2048, micro_batch=4)
+
+
+def reduced_split(split: RankSplit, ranks: int, layers: int) -> RankSplit:
+    """The planned split on `ranks` ranks. Raises UserError, with the nearest number that works, if it is impossible.
+
+    Tensor and pipeline parallelism are kept, data parallelism over 2 ranks if these leave enough for the others. With
+    tensor or pipeline parallelism the states are not sharded.
+    """
+    if split.sharding == "parameters":
+        return RankSplit(
+            split.name, ranks, sharding="parameters", shards=ranks, offload=split.offload, engine="sharded"
+        )
+    if split.tensor * split.pipeline == 1 or ranks == 1:
+        return RankSplit("ddp", ranks)
+    if split.world == ranks:
+        return RankSplit(split.name, split.data, split.tensor, split.pipeline)
+    both = split.tensor > 1 and split.pipeline > 1
+    few = _least_tensor(split)
+    for data in (2, 1) if split.data > 1 else (1,):
+        if ranks % data:
+            continue
+        rest = ranks // data
+        if both and rest % few == 0 and 1 < rest // few <= layers:
+            return RankSplit("3d", data, few, rest // few)
+        if not both and split.tensor > 1 and 1 < rest <= split.tensor and split.tensor % rest == 0:
+            return RankSplit("tensor", data, rest, 1)
+        if not both and split.pipeline > 1 and 1 < rest <= layers:
+            return RankSplit("pipeline", data, 1, rest)
+    if both:
+        nearest = few * min(max(ranks // few, 2), layers)
+    elif split.pipeline > 1:
+        nearest = min(ranks, layers)
+    else:
+        nearest = max(t for t in range(few, split.tensor + 1) if split.tensor % t == 0 and t <= max(ranks, few))
+    raise UserError(
+        f"--ranks {ranks}: {split.title} cannot be tried on so many; the nearest that works: --ranks {nearest}"
+    )
+
+
+def _least_tensor(split: RankSplit) -> int:
+    """The fewest tensor-parallel ranks that divide whatever the planned ones divide."""
+    return next((t for t in range(2, split.tensor + 1) if split.tensor % t == 0), 1)
+
+
+def reduced_job(job: PlanJob, split: RankSplit, size: ReducedSize) -> PlanJob:
+    """The job scaled down for a verification: hidden, ffn and vocabulary in proportion, with the same groups of heads.
+
+    No dimension exceeds the model's; heads, ffn, vocabulary and sequence divide by the tensor-parallel ranks.
+    """
+    shape, tensor = job.shape, split.tensor
+    hidden = min(shape.hidden, size.hidden)
+    share = hidden / shape.hidden
+    group = shape.heads // shape.kv_heads
+    wanted = shape.query_width * share
+    kv_heads = tensor * max(1, round(wanted / (group * min(shape.head_dim, size.head_dim) * tensor)))
+    head_dim = max(8, round(wanted / (group * kv_heads) / 8) * 8)
+    if share == 1:
+        kv_heads, head_dim = shape.kv_heads, shape.head_dim
+    step = 8 * tensor
+    seq = max(min(job.seq, size.seq) // tensor, 1) * tensor
+    small = msgspec.structs.replace(
+        shape,
+        layers=min(shape.layers, max(size.layers, 2 * split.pipeline)),
+        hidden=hidden,
+        heads=group * kv_heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        ffn=_rounded(shape.ffn * shape.experts_per_token * share, step),
+        vocab=_rounded(shape.vocab * share, step),
+        positions=seq if shape.positions else 0,
+        max_seq=seq,
+        experts=1,
+        experts_per_token=1,
+    )
+    most = 2 * split.pipeline if split.pipeline > 1 else LARGEST_MICRO_BATCHES
+    return msgspec.structs.replace(
+        job,
+        shape=small,
+        seq=seq,
+        micro_batch=min(job.micro_batch, size.micro_batch),
+        micro_batches=min(job.micro_batches, most),
+    )
+
+
+def _rounded(value: float, step: int) -> int:
+    return max(round(value / step), 1) * step
