@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import msgspec
 
 from gpudoctor.checks.core.case import Case
+from gpudoctor.checks.core.each_gpu import shown_by_driver
 from gpudoctor.checks.core.finding import Advice, Evidence, Finding, fail, warn
 from gpudoctor.checks.core.subject import Subject, of_gpu
-from gpudoctor.checks.core.trust import shown_by_driver
 from gpudoctor.checks.gpu.xid_codes import OWN_ADVICE, Bucket
 from gpudoctor.facts.model.kernel_log import KernelEvent
 from gpudoctor.facts.model.missing import known

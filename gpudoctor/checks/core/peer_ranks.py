@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from gpudoctor.checks.core.case import Case
 from gpudoctor.checks.core.finding import Finding, unknown
-from gpudoctor.checks.core.gpu_use import use_of_gpu
 from gpudoctor.checks.core.probe_outcome import on_gpus, problems_of, rank_gpu, rank_subject
 from gpudoctor.checks.core.under_load import load_of, median
+from gpudoctor.checks.gpu.in_use import use_of_gpu
 from gpudoctor.checks.train.straggler import causes
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import known

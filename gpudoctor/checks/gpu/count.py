@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from gpudoctor.checks.core.case import Case
 from gpudoctor.checks.core.driver_messages import failed_starts
+from gpudoctor.checks.core.each_gpu import shown_by_driver
 from gpudoctor.checks.core.explains import VIEWS, Explains
 from gpudoctor.checks.core.finding import (
     Advice,
@@ -34,7 +35,6 @@ from gpudoctor.checks.core.sight import (
     unseen,
 )
 from gpudoctor.checks.core.subject import NODE, Subject
-from gpudoctor.checks.core.trust import shown_by_driver
 from gpudoctor.checks.driver.loaded import INIT_OK
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.profiles.peers import compute_gpus

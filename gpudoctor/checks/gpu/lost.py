@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from gpudoctor.checks.core.case import Case
-from gpudoctor.checks.core.each_gpu import first_failed
+from gpudoctor.checks.core.each_gpu import first_failed, says_err, says_nothing, shown_by_driver, unreadable
 from gpudoctor.checks.core.explains import PROBES, RECOVERY_ACTIONS, VIEWS, RecoveryAction
 from gpudoctor.checks.core.finding import (
     Advice,
@@ -25,7 +25,6 @@ from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.runner import NO_GPU
 from gpudoctor.checks.core.sight import denied
 from gpudoctor.checks.core.subject import NODE, Subject, of_gpu
-from gpudoctor.checks.core.trust import says_err, says_nothing, shown_by_driver, unreadable
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.nvml.error_cost import LOST, condemning, no_handle_cost

@@ -9,7 +9,7 @@ from gpudoctor.checks.core.explains import Explains
 from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, skip, unread, warn
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE
-from gpudoctor.checks.host.ram_per_gpu import OURS, gpus_in_words, not_told
+from gpudoctor.checks.host.memory import OURS, gpus_in_words, not_told
 from gpudoctor.facts.model.missing import Missing, known
 
 _FAIL_CPUS = Limit(1, "CPUs a GPU", f"{OURS}: one process a GPU, each with a launching thread", name="fail_cpus")

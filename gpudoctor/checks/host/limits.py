@@ -8,7 +8,7 @@ from gpudoctor.checks.core.case import Case, Limit
 from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, ok, skip, unread, warn
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE
-from gpudoctor.checks.host.ram_per_gpu import OURS
+from gpudoctor.checks.host.memory import OURS
 from gpudoctor.checks.network.infiniband import carries_training
 from gpudoctor.facts.model.missing import Missing, known
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from msgspec.structs import replace
 
 from gpudoctor.checks.core.case import Case, Limit
-from gpudoctor.checks.core.each_gpu import in_virtual_machine
+from gpudoctor.checks.core.each_gpu import in_virtual_machine, untrusted
 from gpudoctor.checks.core.explains import Explains
 from gpudoctor.checks.core.finding import (
     Advice,
@@ -24,7 +24,6 @@ from gpudoctor.checks.core.finding import (
 )
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE, of_gpu
-from gpudoctor.checks.core.trust import untrusted
 from gpudoctor.checks.gpu.xid_codes import LINK_CODES
 from gpudoctor.checks.nvlink.link_state import UP, links_up, model_of, not_judged, real_links
 from gpudoctor.facts.model.gpu import Gpu, NvLink

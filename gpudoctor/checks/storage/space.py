@@ -8,7 +8,7 @@ from gpudoctor.checks.core.case import Case, Limit
 from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, skip, unread, warn
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE
-from gpudoctor.checks.storage.paths import DATA, LOCAL, bytes_text, class_words, subject_of, used_for
+from gpudoctor.checks.storage.mount import DATA, LOCAL, bytes_text, class_words, subject_of, used_for
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.storage import StorageMount
 from gpudoctor.units import GIB, MIB
