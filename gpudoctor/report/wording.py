@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+
+from msgspec.structs import replace
 
 from gpudoctor.checks.core.causes import headline
-from gpudoctor.checks.core.finding import PROBLEMS, WORST_FIRST, Expected, Finding, Status
+from gpudoctor.checks.core.finding import (
+    PROBLEMS,
+    WORST_FIRST,
+    Advice,
+    Evidence,
+    Expected,
+    Finding,
+    Status,
+    joint_evidence,
+)
 from gpudoctor.checks.core.runner import CheckResult
-from gpudoctor.checks.core.subject import Subject
+from gpudoctor.checks.core.subject import grouped_label
 from gpudoctor.checks.driver.responsive import WAKING
 from gpudoctor.facts.captures import ABSENT
 from gpudoctor.report.model import Report, held_words, is_above
-from gpudoctor.units import ranges
 
 
 def check_count(count: int) -> str:
@@ -73,6 +83,7 @@ _COMMANDS = {
     "network": "ibstat",
 }
 _MOST_COMMANDS = 3
+_MOST_EVIDENCE = 20  # rows of a block of several subjects
 
 
 def also_paste(report: Report) -> str:
@@ -133,8 +144,16 @@ def _same_words(finding: Finding) -> object:
     return found, finding.expected.text if finding.expected else None, finding.likely
 
 
-def block_rows(first: Finding, explains: Iterable[str]) -> list[tuple[str, str]]:
-    """A finding as rows of (label, words), in reading order; an empty label continues the previous one."""
+def label_of(findings: Sequence[Finding]) -> str:
+    """The subjects of findings with the same words; that of a single one in full."""
+    return findings[0].subject.label if len(findings) == 1 else grouped_label(f.subject for f in findings)
+
+
+def block_rows(first: Finding, explains: Iterable[str], others: Sequence[Finding] = ()) -> list[tuple[str, str]]:
+    """A finding as rows of (label, words), in reading order; an empty label continues the previous one.
+
+    `others` have the same words on other subjects: their readings and commands are shown if they differ.
+    """
     rows: list[tuple[str, str]] = []
     if first.found:
         rows.append(("found", first.found.text))
@@ -142,13 +161,33 @@ def block_rows(first: Finding, explains: Iterable[str]) -> list[tuple[str, str]]
         rows.append(("reason", first.reason))
     if first.expected:
         rows.append(("expected", expected_words(first.expected)))
-    rows += _labelled("evidence", [f"{each.source} = {each.value}" for each in first.evidence])
+    rows += _labelled("evidence", [f"{each.source} = {each.value}" for each in shown_evidence((first, *others))])
     if first.likely:
         rows.append(("likely", first.likely))
-    steps = [a.text + (f"  {a.command}" if a.command else "") for a in first.advice]
+    steps = [step.text + (f"  {step.command}" if step.command else "") for step in shown_advice((first, *others))]
     rows += _labelled("do", [f"{n}. {step}" if len(steps) > 1 else step for n, step in enumerate(steps, 1)])
     rows += _labelled("explains", explains)
     return rows
+
+
+def shown_evidence(findings: Sequence[Finding]) -> tuple[Evidence, ...]:
+    """The readings of findings with the same words on several subjects, as `joint_evidence`; a long list is cut."""
+    every = joint_evidence(findings)
+    if len(findings) == 1 or len(every) <= _MOST_EVIDENCE:
+        return every
+    return (*every[:_MOST_EVIDENCE], Evidence("more", f"{len(every) - _MOST_EVIDENCE} readings (--format json)"))
+
+
+def shown_advice(findings: Sequence[Finding]) -> Iterator[Advice]:
+    """The steps of the first; a command that is another one for the others is marked as the first's."""
+    first, *others = findings
+    for n, step in enumerate(first.advice):
+        alike = all(len(other.advice) > n and other.advice[n] == step for other in others)
+        if step.command is not None and not alike:
+            rest = grouped_label(other.subject for other in others)
+            yield replace(step, command=f"{step.command}  # {grouped_label([first.subject])}; alike for {rest}")
+        else:
+            yield step
 
 
 def explained_by(report: Report, check_id: str, findings: list[Finding]) -> list[str]:
@@ -183,12 +222,3 @@ def expected_words(expected: Expected) -> str:
     if not source or all(word in text.lower() for word in source.lower().split()):
         return text
     return f"{text} ({source})"
-
-
-def grouped_label(subjects: Iterable[Subject]) -> str:
-    """ "GPU 0-3, 5" for GPUs; other labels are listed, at most four of them."""
-    kept = list(subjects)
-    gpus = sorted({s.gpu for s in kept if s.kind == "gpu" and s.gpu is not None})
-    others = list(dict.fromkeys(s.label for s in kept if s.kind != "gpu" or s.gpu is None))
-    shown = others[:4] + ([f"{len(others) - 4} more"] if len(others) > 4 else [])
-    return ", ".join(([f"GPU {ranges(gpus)}"] if gpus else []) + shown)

@@ -17,6 +17,7 @@ from gpudoctor.checks.core.finding import (
     Found,
     Status,
     fail,
+    joint_evidence,
     ok,
     skip,
     unknown,
@@ -71,7 +72,8 @@ def links(case: Case) -> Iterator[Finding]:
     if len(dead) > 1 and len(dead) == len(judged):
         failed = any(f.status is Status.FAIL for f in dead)
         found = Found(f"no NVLink is up on any of {len(dead)} GPUs", 0, "links")
-        yield replace(dead[0], status=Status.FAIL if failed else Status.WARN, subject=NODE, found=found)
+        status, evidence = Status.FAIL if failed else Status.WARN, joint_evidence(dead)
+        yield replace(dead[0], status=status, subject=NODE, found=found, evidence=evidence)
         findings = [f for f in findings if f not in dead]
     yield from findings
     total = sum(len(real_links(gpu)) for gpu in judged)

@@ -18,8 +18,10 @@ from gpudoctor.report.wording import (
     domain_words,
     expected_words,
     explained_by,
-    grouped_label,
+    label_of,
     problem_groups,
+    shown_advice,
+    shown_evidence,
     verdict_words,
 )
 
@@ -32,15 +34,16 @@ def problem_cards(report: Report) -> Element | None:
 
 def _card(report: Report, result: CheckResult, findings: list[Finding]) -> Element:
     first = findings[0]
-    label = grouped_label(f.subject for f in findings) if len(findings) > 1 else first.subject.label
+    label = label_of(findings)
     title = element("h3", chip(first.status), " ", element("code", result.id), None if label == "node" else f" {label}")
     words = element("dl")
-    for name, value in _rows(first, explained_by(report, result.id, findings)):
+    for name, value in _rows(findings, explained_by(report, result.id, findings)):
         append(words, element("dt", name), element("dd", value))
     return element("div", title, element("p", result.title, class_="title"), words, class_=f"card {first.status.value}")
 
 
-def _rows(first: Finding, explains: list[str]) -> Iterator[tuple[str, Child]]:
+def _rows(findings: list[Finding], explains: list[str]) -> Iterator[tuple[str, Child]]:
+    first = findings[0]
     if first.found:
         yield "found", first.found.text
     if first.reason:
@@ -48,14 +51,14 @@ def _rows(first: Finding, explains: list[str]) -> Iterator[tuple[str, Child]]:
     if first.expected:
         yield "expected", expected_words(first.expected)
     if first.evidence:
-        shown = (element("li", element("code", each.source), f" = {each.value}") for each in first.evidence)
+        shown = (element("li", element("code", each.source), f" = {each.value}") for each in shown_evidence(findings))
         yield "evidence", element("ul", *shown)
     if first.likely:
         yield "likely", first.likely
     if first.advice:
         steps = (
             element("li", step.text, *((" ", element("code", step.command)) if step.command else ()))
-            for step in first.advice
+            for step in shown_advice(findings)
         )
         yield "do", element("ol" if len(first.advice) > 1 else "ul", *steps)
     if explains:
@@ -106,8 +109,7 @@ def _said(result: CheckResult) -> Iterator[tuple[Status, str, str]]:
     for finding in sorted(result.findings, key=lambda f: WORST_FIRST.index(f.status)):
         groups.setdefault((finding.status, _words(finding)), []).append(finding)
     for (status, words), findings in groups.items():
-        label = grouped_label(f.subject for f in findings) if len(findings) > 1 else findings[0].subject.label
-        yield status, label, words
+        yield status, label_of(findings), words
 
 
 def _words(finding: Finding) -> str:
