@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal
 
 import msgspec
 
@@ -12,7 +11,6 @@ from gpudoctor.checks.core.case import Case, Limit
 from gpudoctor.checks.core.finding import (
     Advice,
     Evidence,
-    Expected,
     Finding,
     Found,
     fail,
@@ -22,7 +20,14 @@ from gpudoctor.checks.core.finding import (
     unread,
     warn,
 )
-from gpudoctor.checks.core.peer_ranks import against_others, by_model, other_processes, slowing_setting, slowness_causes
+from gpudoctor.checks.core.peer_ranks import (
+    Yardstick,
+    against_others,
+    by_model,
+    other_processes,
+    slowing_setting,
+    slowness_causes,
+)
 from gpudoctor.checks.core.probe_outcome import on_gpus, rank_gpu, rank_subject, ranks_in_words
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE
@@ -34,21 +39,6 @@ _LOOK = (
     Advice("Look at its clocks, temperature and power.", "gpudoctor check gpu -v"),
     Advice("Swap it with another GPU, or take it out of the job, and see whether the slowness moves."),
 )
-
-
-class Yardstick(msgspec.Struct, frozen=True):
-    """The share of the reference rate `of` that was reached, and its limits; `fail` is None if it must not fail a GPU.
-
-    `what` describes the reference in text; `by_peers`: it comes from other GPUs of this node.
-    """
-
-    share: float
-    of: float
-    warn: Limit
-    fail: Limit | None
-    what: str
-    allowance: float = 1.0
-    by_peers: bool = False
 
 
 class MeasuredRate(msgspec.Struct, frozen=True):
@@ -71,9 +61,9 @@ def judged_rate(case: Case, rate: MeasuredRate, group: Sequence[int], unit: str)
         why = "no figure is known for this model, and no other GPU of it is here"
         return skip(subject, f"{rate.text}, not judged: {why}")
     found = Found(rate.text, round(rate.value, 2), unit)
-    verdicts = [(bar, kind) for bar in rate.bars if (kind := _verdict(case, bar, rate)) is not None]
+    verdicts = [(bar, kind) for bar in rate.bars if (kind := bar.verdict(case, gpu)) is not None]
     if not verdicts:
-        return ok(subject, found, _expected_rate(case, rate, rate.bars[0], "warn", unit), *rate.evidence)
+        return ok(subject, found, rate.bars[0].expected(case, gpu, "warn", unit, 4), *rate.evidence)
     bar, kind = min(verdicts, key=lambda one: (one[1] == "warn", one[0].share))
     if others := other_processes(case, rate.rank):
         return unknown(subject, f"{rate.text}: slow, but {others}: too disturbed to judge", *rate.evidence)
@@ -87,29 +77,11 @@ def judged_rate(case: Case, rate: MeasuredRate, group: Sequence[int], unit: str)
     return judge(
         subject,
         found,
-        _expected_rate(case, rate, bar, kind, unit),
+        bar.expected(case, gpu, kind, unit, 4),
         *rate.evidence,
         likely="; ".join(causes) or "no reading explains it: the GPU itself is slow",
         advice=_LOOK,
     )
-
-
-def _verdict(case: Case, bar: Yardstick, rate: MeasuredRate) -> Literal["warn", "fail"] | None:
-    gpu = rank_gpu(case, rate.rank)
-    if bar.fail is not None and bar.share < case.limit(bar.fail, gpu) * bar.allowance:
-        return "fail"
-    return "warn" if bar.share < case.limit(bar.warn, gpu) * bar.allowance else None
-
-
-def _expected_rate(
-    case: Case, rate: MeasuredRate, bar: Yardstick, kind: Literal["warn", "fail"], unit: str
-) -> Expected:
-    gpu = rank_gpu(case, rate.rank)
-    limit = bar.fail if kind == "fail" and bar.fail is not None else bar.warn
-    share = case.limit(limit, gpu) * bar.allowance
-    floor = share * bar.of
-    text = f"at least {floor:.4g} {unit}: {share:.0%} of the {bar.of:.4g} that {bar.what}"
-    return Expected(text, ">=", round(floor, 2), unit, case.limit_source(limit, gpu))
 
 
 _GEMM_PEER_WARN_SHARE = Limit(
@@ -174,7 +146,7 @@ def _sibling_bars(rank: int, figures: Mapping[int, float]) -> tuple[Yardstick, .
     ratio = against_others(rank, figures)
     if not ratio:
         return ()
-    others = "the others of this model reach"
+    others = "that the others of this model reach"
     return (
         Yardstick(ratio, figures[rank] / ratio, _GEMM_PEER_WARN_SHARE, _GEMM_PEER_FAIL_SHARE, others, by_peers=True),
     )
@@ -190,12 +162,12 @@ def _known_rates(case: Case, own: ComputeRank) -> tuple[Yardstick, ...]:
     if model.achieved_bf16_tflops is not None:
         certain = "achieved_bf16_tflops" not in model.uncertain
         best, fails = model.achieved_bf16_tflops, _ACHIEVED_FAIL_SHARE if certain else None
-        what = f"are the best that was measured on a {model.name}"
+        what = f"that are the best that was measured on a {model.name}"
         return (Yardstick(first.tflops / best, best, _ACHIEVED_WARN_SHARE, fails, what),)
     peak = model.bf16_tflops if model.bf16_tflops is not None else model.fp16_tflops
     if peak is None:
         return ()
-    what = f"the data sheet gives the {model.name}"
+    what = f"that the data sheet gives the {model.name}"
     return (Yardstick(first.tflops / peak, peak, _GEMM_PEAK_WARN_SHARE, None, what),)
 
 
@@ -254,7 +226,7 @@ def memory(case: Case) -> Iterator[Finding]:
             ratio = max((r for r in ratios if r is not None), default=None)
             bars = _peak_bars(case, rank, better)
             if ratio:
-                what = "the others of this model reach"
+                what = "that the others of this model reach"
                 bars = (
                     Yardstick(
                         ratio, better / ratio, _MEMORY_PEER_WARN_SHARE, _MEMORY_PEER_FAIL_SHARE, what, by_peers=True
@@ -275,5 +247,5 @@ def _peak_bars(case: Case, rank: int, better_gb_s: float) -> tuple[Yardstick, ..
     inline = model.inline_ecc and known(gpu.ecc.enabled) is not False
     allowance = case.limit(_INLINE_ECC_SHARE, gpu) if inline else 1.0
     fails = None if "memory_bandwidth_gb_s" in model.uncertain else _MEMORY_PEAK_FAIL_SHARE
-    what = f"the data sheet gives the {model.name}" + (", less what ECC takes" if inline else "")
+    what = f"that the data sheet gives the {model.name}" + (", less what ECC takes" if inline else "")
     return (Yardstick(better_gb_s / peak, peak, _MEMORY_PEAK_WARN_SHARE, fails, what, allowance),)
