@@ -22,8 +22,8 @@ from gpudoctor.checks.core.probe_outcome import (
     absent,
     judged_problems,
     on_gpus,
+    problem_subject,
     problems_of,
-    rank_subject,
     ranks_in_words,
 )
 from gpudoctor.checks.core.registry import check
@@ -77,9 +77,8 @@ def _problems(case: Case) -> Iterator[Finding]:
     yield from judged_problems(case, "launch")
     for problem in case.measurements.problems:
         if problem.probe == PROBE:
-            subject = NODE if problem.rank is None else rank_subject(case, problem.rank)
             lines = (Evidence(f"stderr of rank {problem.rank}", line) for line in problem.output)
-            yield unknown(subject, problem.text, *lines, advice=(_READ_ALONE,))
+            yield unknown(problem_subject(case, problem), problem.text, *lines, advice=(_READ_ALONE,))
 
 
 def _judged(case: Case, loading: DataLoading, rates: dict[int, LoaderRates]) -> Finding:

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 from gpudoctor.checks.core.case import Case, Limit
 from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, skip, unknown, warn
+from gpudoctor.checks.core.peer_ranks import slowness_causes
 from gpudoctor.checks.core.probe_outcome import rank_gpu, rank_subject, ranks_in_words
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE
-from gpudoctor.checks.core.under_load import load_of
-from gpudoctor.checks.train.straggler import Deviation, SlowData, Thresholds, causes, deviations, is_shared, slow_data
+from gpudoctor.checks.train.straggler import Deviation, SlowData, Thresholds, deviations, is_shared, slow_data
 from gpudoctor.checks.train.sync import judges_training
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.measurements import Training, TrainRank
@@ -155,9 +155,7 @@ def _why(case: Case, training: Training, deviation: Deviation, gpu: Gpu | None) 
     number = deviation.rank.rank
     if gpu is None:
         return "the host is slow for this rank: few or busy CPUs, or a CPU quota", True
-    peers = [g for r in training.ranks if r.rank != number and (g := rank_gpu(case, r.rank)) is not None]
-    loads = [load for peer in peers if (load := load_of(case, peer, "train")) is not None]
-    reasons = causes(gpu, peers, load_of(case, gpu, "train"), loads)
+    reasons = slowness_causes(case, number, [each.rank for each in training.ranks], "train")
     swap = training.swap if training.swap is not None and training.swap.suspect == number else None
     if swap is not None and swap.suspect_on_partners_gpu_ms >= swap.suspect_ms * 0.95:
         return "it stays slow on another GPU: its process is slow on the host (few or busy CPUs, far NUMA node)", True
