@@ -8,18 +8,7 @@ import msgspec
 
 from gpudoctor.checks.compute.exact import compute_gaps
 from gpudoctor.checks.core.case import Case, Limit
-from gpudoctor.checks.core.finding import (
-    Advice,
-    Evidence,
-    Finding,
-    Found,
-    fail,
-    ok,
-    skip,
-    unknown,
-    unread,
-    warn,
-)
+from gpudoctor.checks.core.finding import Advice, Evidence, Finding, Found, fail, ok, skip, unknown, unread, warn
 from gpudoctor.checks.core.peer_ranks import (
     Yardstick,
     against_others,

@@ -157,14 +157,9 @@ def _bridged(case: Case, gpu: Gpu, spec: NvlinkSpec) -> Finding:
         return ok(subject, _count(gpu, spec.links), expected)
     if up < joined or up % whole:
         return _down(gpu, spec.links, expected)
-    return warn(
-        subject,
-        _count(gpu, spec.links),
-        expected,
-        *_down_evidence(gpu),
-        likely=f"only {up // whole} of {spec.links // whole} bridges sit on this pair",
-        advice=("Power off and look: every slot for a bridge should carry one, seated flat on both cards.",),
-    )
+    likely = f"only {up // whole} of {spec.links // whole} bridges sit on this pair"
+    look = "Power off and look: every slot for a bridge should carry one, seated flat on both cards."
+    return warn(subject, _count(gpu, spec.links), expected, *_down_evidence(gpu), likely=likely, advice=(look,))
 
 
 def _without_bridge(case: Case, gpu: Gpu, spec: NvlinkSpec) -> Finding:
@@ -189,14 +184,10 @@ def _without_bridge(case: Case, gpu: Gpu, spec: NvlinkSpec) -> Finding:
         )
     if len(bare) == len(same) or len(bare) < 2:
         return ok(of_gpu(gpu), found, Expected("a bridge is optional on this model", source="profile"))
-    return warn(
-        of_gpu(gpu),
-        found,
-        Expected("a bridge like the other pairs have", source="peers"),
-        *_down_evidence(gpu),
-        likely="this pair was never bridged, or its bridge came loose",
-        advice=("Power off and look whether the bridge of this pair is there and seated on both cards.",),
-    )
+    expected = Expected("a bridge like the other pairs have", source="peers")
+    likely = "this pair was never bridged, or its bridge came loose"
+    look = "Power off and look whether the bridge of this pair is there and seated on both cards."
+    return warn(of_gpu(gpu), found, expected, *_down_evidence(gpu), likely=likely, advice=(look,))
 
 
 def _partners(case: Case, gpu: Gpu) -> list[Gpu]:
@@ -231,14 +222,9 @@ def _by_peers(case: Case, gpu: Gpu) -> Finding:
     if usual is None or up >= usual:
         if up == most or usual is not None:
             return ok(subject, found, Expected("as many as the peers of the same model", source="peers"))
-        return warn(
-            subject,
-            found,
-            Expected(f"{most}, as on another GPU of this model", ">=", most, "links", "peers"),
-            *_down_evidence(gpu),
-            likely="a link is down, or this machine wires its GPUs unevenly: no profile knows it",
-            advice=_ADVICE,
-        )
+        expected = Expected(f"{most}, as on another GPU of this model", ">=", most, "links", "peers")
+        likely = "a link is down, or this machine wires its GPUs unevenly: no profile knows it"
+        return warn(subject, found, expected, *_down_evidence(gpu), likely=likely, advice=_ADVICE)
     return _down(gpu, len(real_links(gpu)), Expected(f"{usual}, as on most GPUs here", ">=", usual, "links", "peers"))
 
 
