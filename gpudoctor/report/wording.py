@@ -149,28 +149,45 @@ def label_of(findings: Sequence[Finding]) -> str:
     return findings[0].subject.label if len(findings) == 1 else grouped_label(f.subject for f in findings)
 
 
-def block_rows(first: Finding, explains: Iterable[str], others: Sequence[Finding] = ()) -> list[tuple[str, str]]:
-    """A finding as rows of (label, words), in reading order; an empty label continues the previous one.
+Part = str | tuple[Evidence, ...] | tuple[Advice, ...] | tuple[str, ...]
 
-    `others` have the same words on other subjects: their readings and commands are shown if they differ.
+
+def block_parts(findings: Sequence[Finding], explains: Iterable[str]) -> Iterator[tuple[str, Part]]:
+    """What a block tells of findings with the same words on one or several subjects: (label, part), in reading order.
+
+    Readings and commands that are not those of all subjects say whose they are.
     """
+    first = findings[0]
+    parts: tuple[tuple[str, Part | None], ...] = (
+        ("found", first.found.text if first.found else None),
+        ("reason", first.reason),
+        ("expected", expected_words(first.expected) if first.expected else None),
+        ("evidence", _shown_evidence(findings)),
+        ("likely", first.likely),
+        ("do", tuple(_shown_advice(findings))),
+        ("explains", tuple(explains)),
+    )
+    yield from ((label, part) for label, part in parts if part)
+
+
+def block_rows(first: Finding, explains: Iterable[str], others: Sequence[Finding] = ()) -> list[tuple[str, str]]:
+    """`block_parts` as rows of (label, words); an empty label continues the previous one."""
     rows: list[tuple[str, str]] = []
-    if first.found:
-        rows.append(("found", first.found.text))
-    if first.reason:
-        rows.append(("reason", first.reason))
-    if first.expected:
-        rows.append(("expected", expected_words(first.expected)))
-    rows += _labelled("evidence", [f"{each.source} = {each.value}" for each in shown_evidence((first, *others))])
-    if first.likely:
-        rows.append(("likely", first.likely))
-    steps = [step.text + (f"  {step.command}" if step.command else "") for step in shown_advice((first, *others))]
-    rows += _labelled("do", [f"{n}. {step}" if len(steps) > 1 else step for n, step in enumerate(steps, 1)])
-    rows += _labelled("explains", explains)
+    for label, part in block_parts((first, *others), explains):
+        lines = [part] if isinstance(part, str) else [_line(each) for each in part]
+        if label == "do" and len(lines) > 1:
+            lines = [f"{n}. {line}" for n, line in enumerate(lines, 1)]
+        rows += [(label if n == 0 else "", line) for n, line in enumerate(lines)]
     return rows
 
 
-def shown_evidence(findings: Sequence[Finding]) -> tuple[Evidence, ...]:
+def _line(item: Evidence | Advice | str) -> str:
+    if isinstance(item, Evidence):
+        return f"{item.source} = {item.value}"
+    return item if isinstance(item, str) else item.text + (f"  {item.command}" if item.command else "")
+
+
+def _shown_evidence(findings: Sequence[Finding]) -> tuple[Evidence, ...]:
     """The readings of findings with the same words on several subjects, as `joint_evidence`; a long list is cut."""
     every = joint_evidence(findings)
     if len(findings) == 1 or len(every) <= _MOST_EVIDENCE:
@@ -178,7 +195,7 @@ def shown_evidence(findings: Sequence[Finding]) -> tuple[Evidence, ...]:
     return (*every[:_MOST_EVIDENCE], Evidence("more", f"{len(every) - _MOST_EVIDENCE} readings (--format json)"))
 
 
-def shown_advice(findings: Sequence[Finding]) -> Iterator[Advice]:
+def _shown_advice(findings: Sequence[Finding]) -> Iterator[Advice]:
     """The steps of the first; a command that is another one for the others is marked as the first's."""
     first, *others = findings
     for n, step in enumerate(first.advice):
@@ -210,10 +227,6 @@ def explained_by(report: Report, check_id: str, findings: list[Finding]) -> list
         return lines
     seen = [line for line in lines if line.split()[1] != "unknown:"]
     return [*seen, f"{len(blind)} checks that got no answer: {', '.join(blind)}"]
-
-
-def _labelled(name: str, lines: Iterable[str]) -> list[tuple[str, str]]:
-    return [(name if n == 0 else "", line) for n, line in enumerate(lines)]
 
 
 def expected_words(expected: Expected) -> str:
