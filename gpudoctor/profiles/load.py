@@ -19,8 +19,8 @@ from gpudoctor.profiles.profile import NO_PROFILE, GpuModel, NodeProfile, Profil
 with lazy_imports():
     from gpudoctor import yaml_file
 
-# The packaged profiles are read from one JSON document, generated from the YAML files that people edit: importing a
-# YAML parser takes longer than judging a node.
+# The packaged profiles are read from one JSON document, which a test generates from the YAML files that people edit
+# (make accept): importing a YAML parser takes longer than judging a node.
 
 FOLDER = Path(__file__).parent
 DOCUMENT = FOLDER / "packaged.json"
@@ -53,27 +53,6 @@ class Packaged(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def packaged() -> Packaged:
     """The content of DOCUMENT."""
     return msgspec.json.decode(DOCUMENT.read_bytes(), type=Packaged)
-
-
-def packaged_from_yaml() -> str:
-    """Generate the text of DOCUMENT from the YAML files; a test compares it with the file."""
-    import json
-
-    import yaml
-
-    whole: dict[str, dict[str, object]] = {"index": {}, "models": {}, "nodes": {}}
-    for family, entries in yaml.safe_load((FOLDER / "names.yaml").read_text(encoding="utf-8")).items():
-        file = yaml.safe_load((FOLDER / f"{family}.yaml").read_text(encoding="utf-8"))
-        for key, entry in entries.items():
-            whole["index"][key] = entry
-            whole["models"][key] = {**file["gpus"][key], "patterns": entry["names"]}
-        for name, node in file.get("nodes", {}).items():
-            whole["nodes"][name] = {**node, "name": name}
-    sections = []
-    for section, entries in whole.items():
-        lines = (f"{json.dumps(key)}: {json.dumps(entry)}" for key, entry in entries.items())
-        sections.append(f"{json.dumps(section)}: {{\n" + ",\n".join(lines) + "\n}")
-    return "{" + ",\n".join(sections) + "}\n"
 
 
 _VENDOR = re.compile(r"(nvidia\s+)?(.*)", re.IGNORECASE | re.DOTALL)
