@@ -104,7 +104,8 @@ def model_key(product_name: str, memory_mib: int | None = None) -> str | None:
     index = packaged().index
     found = [key for key, entry in index.items() if any(_matches(pattern, name) for pattern in entry.names)]
     if len(found) > 1 and memory_mib is not None:
-        fitting = [key for key in found if _fits(_model(key), memory_mib)]
+        sizes = {key: _model(key).nvml_memory_mib for key in found}
+        fitting = [key for key in found if any(abs(memory_mib - seen) <= 0.03 * seen for seen in sizes[key])]
         found = fitting or found
     return found[0] if found else None
 
@@ -115,10 +116,6 @@ def _matches(pattern: str, name: str) -> bool:
     if not name.lower().startswith(literal.lower()):
         return False
     return re.fullmatch(pattern, name, re.IGNORECASE) is not None
-
-
-def _fits(model: GpuModel, memory_mib: int) -> bool:
-    return any(abs(memory_mib - seen) <= 0.03 * seen for seen in model.nvml_memory_mib)
 
 
 def _matched(node: Node) -> Profile:

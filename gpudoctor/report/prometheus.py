@@ -100,23 +100,38 @@ def render_prometheus(report: Report, *, old_series: bool = False) -> str:
 
 def families(report: Report, *, old_series: bool = False) -> Iterator[Family]:
     """The metrics of a report that have samples, for `render_prometheus` and the agent."""
-    mark = {"simulated": "true"} if report.simulated else {}
+    mark, run = {"simulated": "true"} if report.simulated else {}, report.run
+    # no number of faults if nothing was judged: 0 would look healthy
+    judged = report.error is None
+    labels = {"version": report.tool.version, "level": run.level, "source": run.source.kind}
+    faults: list[Sample] = [({}, len(report.faults))] if judged else []
+    suppressed: list[Sample] = [({}, suppressed_in(report.checks))] if judged else []
+    started: list[Sample] = []
+    if run.started_at:
+        started = [({}, datetime.datetime.fromisoformat(run.started_at).timestamp())]
     every: tuple[tuple[str, str, Iterable[Sample]], ...] = (
         # every verdict, so that sums over nodes are 0 instead of absent
         ("gpudoctor_verdict", "Verdict on the node (state set).", verdict_states(report.verdict)),
         ("gpudoctor_check_status", "The status that each check has on each GPU.", _states(report, old_series)),
         *_numbers(report),
         *(_numbers_in_one_metric(report) if old_series else ()),
-        # no number of faults if nothing was judged: 0 would look healthy
-        ("gpudoctor_faults", "Faults: failed findings that nothing else explains.", _faults(report)),
-        ("gpudoctor_suppressed_findings", "Findings that the configuration sets aside.", _suppressed(report)),
+        (
+            "gpudoctor_faults",
+            "Faults: failed findings that nothing else explains.",
+            faults,
+        ),
+        (
+            "gpudoctor_suppressed_findings",
+            "Findings that the configuration sets aside.",
+            suppressed,
+        ),
         ("gpudoctor_gpu_info", "The GPUs of the node.", _gpus(report)),
         ("gpudoctor_collective_busbw_bytes_per_second", "Measured bus bandwidth.", _collectives(report)),
         ("gpudoctor_ddp_compute_seconds", "Compute time of a DDP step on each rank.", _ranks(report)),
-        ("gpudoctor_run_info", "Which gpudoctor judged what.", _run(report)),
+        ("gpudoctor_run_info", "Which gpudoctor judged what.", [(labels, 1)]),
         ("gpudoctor_run_exit_code", "Exit code of the run.", [({}, report.exit_code)]),
-        ("gpudoctor_run_duration_seconds", "Duration of the run.", [({}, report.run.duration_s)]),
-        ("gpudoctor_run_timestamp_seconds", "When the run started, Unix time.", _started(report)),
+        ("gpudoctor_run_duration_seconds", "Duration of the run.", [({}, run.duration_s)]),
+        ("gpudoctor_run_timestamp_seconds", "When the run started, Unix time.", started),
     )
     for name, text, samples in every:
         marked = tuple(({**labels, **mark}, value) for labels, value in samples)
@@ -136,16 +151,6 @@ def statuses(report: Report) -> Iterator[tuple[str, str, str, Status]]:
     for result in report.checks:
         for gpu, findings in _by_gpu(result).items():
             yield result.id, gpu, uuids.get(gpu, ""), worst(finding.status for finding in findings)
-
-
-def _suppressed(report: Report) -> Iterator[Sample]:
-    if report.error is None:
-        yield {}, suppressed_in(report.checks)
-
-
-def _faults(report: Report) -> Iterator[Sample]:
-    if report.error is None:
-        yield {}, len(report.faults)
 
 
 def _states(report: Report, every: bool) -> Iterator[Sample]:
@@ -252,15 +257,6 @@ def _ranks(report: Report) -> Iterator[Sample]:
     training = report.measurements.training
     for rank in training.ranks if training else ():
         yield {"rank": str(rank.rank), "device": training.device if training else ""}, rank.compute_ms / 1e3
-
-
-def _run(report: Report) -> Iterator[Sample]:
-    yield {"version": report.tool.version, "level": report.run.level, "source": report.run.source.kind}, 1
-
-
-def _started(report: Report) -> Iterator[Sample]:
-    if report.run.started_at:
-        yield {}, datetime.datetime.fromisoformat(report.run.started_at).timestamp()
 
 
 def _labels(labels: Labels) -> str:

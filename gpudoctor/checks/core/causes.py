@@ -63,7 +63,7 @@ class Fault(msgspec.Struct, frozen=True):
 
 
 def explain(results: Iterable[CheckResult]) -> tuple[tuple[CheckResult, ...], tuple[Fault, ...]]:
-    """Return the results with `explained_by` set, and the faults in the order of the results.
+    """Return the results with `explained_by` set anew, and the faults in the order of the results.
 
     A cause explains only what is no worse than itself: a warn never hides a fail.
     """
@@ -176,6 +176,6 @@ def _explains(
 
 def _with_causes(result: CheckResult, causes: dict[int, tuple[str, Finding]]) -> CheckResult:
     findings = tuple(
-        msgspec.structs.replace(f, explained_by=causes[id(f)][0]) if id(f) in causes else f for f in result.findings
+        msgspec.structs.replace(f, explained_by=causes[id(f)][0] if id(f) in causes else None) for f in result.findings
     )
     return msgspec.structs.replace(result, findings=findings, status=worst(f.status for f in findings))

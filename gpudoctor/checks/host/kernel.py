@@ -108,10 +108,11 @@ def kernel(case: Case) -> Iterator[Finding]:
     told = []
     for event in log.host_events:
         rule = _RULES.get(event.kind)
-        if rule is None or _harmless(event):
+        if rule is None or (event.kind == "io-error" and (event.device or "").startswith(_NO_DISKS)):
             continue
         if aside := _set_aside(case, event, rule, log.host_events):
-            passed.append(f"{_count(event)} {rule.words} {aside}")
+            often = f"{event.count} x" if event.count > 1 else "once"
+            passed.append(f"{often} {rule.words} {aside}")
         else:
             told.append(_finding(case, event, rule, log))
     yield from told
@@ -124,10 +125,6 @@ def kernel(case: Case) -> Iterator[Finding]:
     if passed:
         text = f"nothing in the kernel log that matters now: {'; '.join(passed)}"
     yield ok(NODE, text, None, Evidence("kernel log", known(log.source) or "read"))
-
-
-def _harmless(event: HostEvent) -> bool:
-    return event.kind == "io-error" and (event.device or "").startswith(_NO_DISKS)
 
 
 def _set_aside(case: Case, event: HostEvent, rule: EventMeaning, all_events: tuple[HostEvent, ...]) -> str | None:
@@ -158,10 +155,6 @@ def _too_short(case: Case, log: KernelLog) -> bool:
         return False
     up_s = known(case.node.host.uptime_s)
     return up_s is None or log.starts_s is None or up_s - log.starts_s < DAY_S
-
-
-def _count(event: HostEvent) -> str:
-    return f"{event.count} x" if event.count > 1 else "once"
 
 
 def _finding(case: Case, event: HostEvent, rule: EventMeaning, log: KernelLog) -> Finding:

@@ -90,7 +90,8 @@ def _evenness(case: Case, training: Training, even: list[Deviation]) -> Finding:
 def _late_data(case: Case, late: SlowData) -> Finding:
     rank, gpu = late.rank, rank_gpu(case, late.rank.rank)
     limit = _FAIL_RATIO if late.verdict == "fail" else _WARN_RATIO
-    most = case.limit(limit, gpu)
+    most, share = case.limit(limit, gpu), known(rank.slowest_data_share)
+    last_share = "an unknown share" if share is None else f"{share:.0%}"
     text = (
         f"waits {rank.data_ms:.1f} ms for each batch, the others {late.usual_ms:.1f} ms: {late.ratio:.2f} x their step"
     )
@@ -98,16 +99,11 @@ def _late_data(case: Case, late: SlowData) -> Finding:
         rank_subject(case, rank.rank),
         Found(text, round(late.ratio, 3), "ratio"),
         Expected(f"below {most:g} x", "<", most, "ratio", case.limit_source(limit, gpu)),
-        Evidence("data", f"{rank.data_ms:.2f} ms a batch, the last to have it in {_share(rank)} of the steps"),
+        Evidence("data", f"{rank.data_ms:.2f} ms a batch, the last to have it in {last_share} of the steps"),
         Evidence("compute", f"{rank.compute_ms:.2f} ms a step"),
         likely="slow data: its loader, the storage it reads from, or the CPUs that it may use",
         advice=_host_steps(),
     )
-
-
-def _share(rank: TrainRank) -> str:
-    share = known(rank.slowest_data_share)
-    return "an unknown share" if share is None else f"{share:.0%}"
 
 
 def _uneven(case: Case, training: Training, deviation: Deviation) -> Finding:

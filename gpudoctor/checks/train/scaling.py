@@ -70,7 +70,9 @@ def scaling(case: Case, training: Training) -> Iterator[Finding]:
     if isinstance(training.solo_step_ms, Missing):
         yield unread(NODE, "the step on one rank alone", training.solo_step_ms)
         return
-    step_ms = _step_ms(training)
+    step_ms = known(training.steady_step_ms)
+    if step_ms is None:  # reports of older versions contain only the measured steps
+        step_ms = median(r.step_ms for r in training.ranks) or 0.0
     if step_ms <= 0:
         yield unknown(NODE, "scaling: the steps took no time, so nothing was measured")
         return
@@ -120,12 +122,6 @@ def _likely(factors: EfficiencyFactors | None) -> str:
     if least == factors.balance:
         return "one rank is slower than the others, and all wait for it"
     return "the GPUs wait for each other's gradients: a slow path between them"
-
-
-def _step_ms(training: Training) -> float:
-    """The time of the plain step; reports of older versions contain only the measured one."""
-    steady_ms = known(training.steady_step_ms)
-    return (median(r.step_ms for r in training.ranks) or 0.0) if steady_ms is None else steady_ms
 
 
 def _direct(case: Case, training: Training) -> bool:
