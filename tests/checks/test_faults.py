@@ -208,6 +208,17 @@ def test_a_setting_explains_ranks_that_hang_and_never_wrong_sums_or_a_slow_gpu()
     assert results[2].findings[1].explained_by is not None
 
 
+@pytest.mark.parametrize("cause", ["driver.loaded", "driver.fabric-manager", "nvlink.fabric"])
+def test_what_keeps_ranks_from_starting_explains_no_wrong_sum(cause: str) -> None:
+    """Ranks on CPUs run without a driver, and their memory may be faulty all the same."""
+    hung = fail(Subject("rank", rank=1, gpu=1), Found("did not come back", "timeout"), "it comes back")
+    wrong = fail(Subject("rank", rank=1, gpu=1), "it got a wrong result", "the exact sum")
+    broken = fail(gpu(1) if cause == "nvlink.fabric" else NODE, "not running", "running")
+    [_, sums], faults = explain([result(cause, broken), result("collective.correct", hung, wrong)])
+    assert [f.explained_by for f in sums.findings] == [cause, None]
+    assert [f.check for f in faults] == [cause, "collective.correct"]
+
+
 def test_settings_explain_only_by_what_keeps_programs_out() -> None:
     def faults_beside(value: str | None) -> list[str]:
         torch = result("env.torch", fail(gpu(2), "not seen", "seen"))

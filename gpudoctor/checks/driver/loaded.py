@@ -8,7 +8,7 @@ import msgspec
 
 from gpudoctor.checks.core.case import Case
 from gpudoctor.checks.core.driver_messages import MessageMeaning, meaning
-from gpudoctor.checks.core.explains import PROBES, VIEWS, Explains
+from gpudoctor.checks.core.explains import ENDS, PROBES, VIEWS, Explains
 from gpudoctor.checks.core.finding import Advice, Evidence, Finding, fail, ok, skip, unknown, unread
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.scope import pci_gpus
@@ -156,7 +156,8 @@ LOAD_ADVICE = (
     title="The NVIDIA driver is loaded and its library initialises",
     needs_gpu=False,
     explains=(
-        Explains(("driver.*", "gpu.count", "gpu.lost", "env.cuda-visible-devices", *VIEWS, *PROBES), anywhere=True),
+        Explains(("driver.*", "gpu.count", "gpu.lost", "env.cuda-visible-devices", *VIEWS), anywhere=True),
+        Explains(PROBES, anywhere=True, found=ENDS),
         Explains(("gpu.*", "nvlink.*"), anywhere=True, gaps=True),
     ),
 )
