@@ -74,7 +74,7 @@ def expected_busbw(case: Case, ranks: int, size_bytes: int) -> Bound | str:
         return "it is not known which GPUs took part"
     if any(known(gpu.settings.mig_enabled) is True for gpu in gpus):
         return "no figure is known for MIG instances"
-    return _by_profile(case, ranks, size_bytes) or _by_links(case, gpus, size_bytes)
+    return _by_profile(case, ranks, size_bytes) or _by_links(case, gpus)
 
 
 def size_factor(factors: dict[str, float], size_bytes: int) -> float | None:
@@ -117,18 +117,17 @@ def _by_profile(case: Case, ranks: int, size_bytes: int) -> Bound | None:
     )
 
 
-def _by_links(case: Case, gpus: list[Gpu], size_bytes: int) -> Bound | str:
+def _by_links(case: Case, gpus: list[Gpu]) -> Bound | str:
     """A loose bound that can only warn: the slowest link in the ring."""
-    nvlink = _nvlink_gb_s(case, gpus)
-    if nvlink is not None:
+    inside = {gpu.index for gpu in gpus}
+    pairs = [p for p in case.pairs if {p.a, p.b} <= inside]
+    complete = len(pairs) == len(inside) * (len(inside) - 1) // 2
+    if complete and pairs and all(known(p.nvlinks) for p in pairs) and (nvlink := _nvlink_gb_s(case, gpus)):
         return _loose(case, _NVLINK_SHARE, nvlink, "the GPU with the fewest NVLinks")
     links = [_pcie_gb_s(gpu) for gpu in gpus]
     slowest = min((gb_s for gb_s in links if gb_s is not None), default=None)
     if slowest is None or None in links:
         return "neither a profile nor the links say what to expect"
-    inside = {gpu.index for gpu in gpus}
-    pairs = [p for p in case.pairs if {p.a, p.b} <= inside]
-    complete = len(pairs) == len(inside) * (len(inside) - 1) // 2
     if complete and all(known(p.p2p_read) == "OK" and known(p.path) in ("PIX", "PXB") for p in pairs):
         return _loose(case, _PCIE_P2P_SHARE, slowest, "the slowest PCIe link, peer to peer")
     # NCCL itself goes through host memory if the GPUs do not share a switch
@@ -142,16 +141,10 @@ def _loose(case: Case, limit: Limit, link_gb_s: float, what: str) -> Bound:
 
 
 def _nvlink_gb_s(case: Case, gpus: list[Gpu]) -> float | None:
-    """The rate of the weakest GPU's NVLinks in one direction, if NVLinks connect every pair; else None."""
+    """The rate of the weakest GPU's NVLinks in one direction; None if no link or no rate is known."""
     spec = case.profile.gpu.nvlink if case.profile.gpu else None
-    inside = {gpu.index for gpu in gpus}
-    pairs = [p for p in case.pairs if {p.a, p.b} <= inside]
-    complete = len(pairs) == len(inside) * (len(inside) - 1) // 2 and len(inside) > 1
-    if spec is None or not complete or not all(known(p.nvlinks) for p in pairs):
-        return None
-    each_gb_s = spec.effective_gb_s or spec.gb_s_per_link * 0.8
     active = [sum(link.state == "active" for link in (known(gpu.nvlinks) or ())) for gpu in gpus]
-    return min(active) * each_gb_s if min(active, default=0) else None
+    return min(active, default=0) * (spec.effective_gb_s or spec.gb_s_per_link * 0.8) if spec else None
 
 
 def _pcie_gb_s(gpu: Gpu) -> float | None:

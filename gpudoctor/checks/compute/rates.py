@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -73,17 +73,17 @@ def judged_rate(case: Case, rate: MeasuredRate, group: Sequence[int], unit: str)
     )
 
 
-_GEMM_PEER_WARN_SHARE = Limit(
+_GEMM_PEER_WARN = Limit(
     0.92, "of the others' median", "5 % between GPUs of one node is normal (MAMF's author)", name="peer_warn_share"
 )
-_GEMM_PEER_FAIL_SHARE = Limit(
+_GEMM_PEER_FAIL = Limit(
     0.85, "of the others' median", "gpudoctor's own choice: three times that", name="peer_fail_share"
 )
 _ACHIEVED_WARN_SHARE = Limit(
     0.80, "of the best measured", "8192 x 8192 reaches 0.8 to 0.9 of the best shape", name="achieved_warn_share"
 )
 _ACHIEVED_FAIL_SHARE = Limit(0.60, "of the best measured", "gpudoctor's own choice", name="achieved_fail_share")
-_GEMM_PEAK_WARN_SHARE = Limit(
+_GEMM_PEAK_WARN = Limit(
     0.30, "of the data sheet", "cards capped at 70 W reach 0.38 of it, others 0.7 and more", name="peak_warn_share"
 )
 
@@ -94,13 +94,7 @@ _GEMM_PEAK_WARN_SHARE = Limit(
     impact="slow-gpu",
     level="full",
     needs_gpu=False,
-    limits=(
-        _GEMM_PEER_WARN_SHARE,
-        _GEMM_PEER_FAIL_SHARE,
-        _ACHIEVED_WARN_SHARE,
-        _ACHIEVED_FAIL_SHARE,
-        _GEMM_PEAK_WARN_SHARE,
-    ),
+    limits=(_GEMM_PEER_WARN, _GEMM_PEER_FAIL, _ACHIEVED_WARN_SHARE, _ACHIEVED_FAIL_SHARE, _GEMM_PEAK_WARN),
     explains=("train.balance", "burn.drift"),
 )
 def gemm(case: Case) -> Iterator[Finding]:
@@ -115,10 +109,10 @@ def gemm(case: Case) -> Iterator[Finding]:
         alike = {rank: figures[rank] for rank in group}
         for rank in group:
             own = next(each for each in done if each.rank == rank)
-            bars = (*_sibling_bars(rank, alike), *_known_rates(case, own))
-            rate = MeasuredRate(
-                rank, figures[rank], _gemm_text(own), bars, _gemm_evidence(own), 3 * own.gemms[0].tflops_mad
-            )
+            siblings = _sibling_bar(against_others(rank, alike), figures[rank], _GEMM_PEER_WARN, _GEMM_PEER_FAIL)
+            bars, noise = (*siblings, *_known_rates(case, own)), 3 * own.gemms[0].tflops_mad
+            evidence = tuple(Evidence(g.dtype, f"{g.tflops:.4g} TFLOP/s (MAD {g.tflops_mad:.2g})") for g in own.gemms)
+            rate = MeasuredRate(rank, figures[rank], _gemm_text(own), bars, evidence, noise)
             yield judged_rate(case, rate, group, "TFLOP/s")
 
 
@@ -127,18 +121,10 @@ def _gemm_text(own: ComputeRank) -> str:
     return f"{first.dtype} products of {first.size} x {first.size} at {first.tflops:.3g} TFLOP/s"
 
 
-def _gemm_evidence(own: ComputeRank) -> tuple[Evidence, ...]:
-    return tuple(Evidence(each.dtype, f"{each.tflops:.4g} TFLOP/s (MAD {each.tflops_mad:.2g})") for each in own.gemms)
-
-
-def _sibling_bars(rank: int, figures: Mapping[int, float]) -> tuple[Yardstick, ...]:
-    ratio = against_others(rank, figures)
+def _sibling_bar(ratio: float | None, rate: float, warns: Limit, fails: Limit) -> tuple[Yardstick, ...]:
     if not ratio:
         return ()
-    others = "that the others of this model reach"
-    return (
-        Yardstick(ratio, figures[rank] / ratio, _GEMM_PEER_WARN_SHARE, _GEMM_PEER_FAIL_SHARE, others, by_peers=True),
-    )
+    return (Yardstick(ratio, rate / ratio, warns, fails, "that the others of this model reach", by_peers=True),)
 
 
 def _known_rates(case: Case, own: ComputeRank) -> tuple[Yardstick, ...]:
@@ -157,22 +143,22 @@ def _known_rates(case: Case, own: ComputeRank) -> tuple[Yardstick, ...]:
     if peak is None:
         return ()
     what = f"that the data sheet gives the {model.name}"
-    return (Yardstick(first.tflops / peak, peak, _GEMM_PEAK_WARN_SHARE, None, what),)
+    return (Yardstick(first.tflops / peak, peak, _GEMM_PEAK_WARN, None, what),)
 
 
-_MEMORY_PEAK_WARN_SHARE = Limit(
+_MEMORY_PEAK_WARN = Limit(
     0.75, "of the data sheet", "copies reach 0.79 to 0.87 of it (A100, H100, H200)", name="peak_warn_share"
 )
-_MEMORY_PEAK_FAIL_SHARE = Limit(
+_MEMORY_PEAK_FAIL = Limit(
     0.65, "of the data sheet", "gpudoctor's own choice; DCGM's floor is 0.55 to 0.60", name="peak_fail_share"
 )
 _INLINE_ECC_SHARE = Limit(
     0.90, "of these limits", "ECC bits of GDDR lie in the same memory: up to a tenth", name="inline_ecc_share"
 )
-_MEMORY_PEER_WARN_SHARE = Limit(
+_MEMORY_PEER_WARN = Limit(
     0.95, "of the others' median", "gpudoctor's own choice: memory clocks are equal", name="peer_warn_share"
 )
-_MEMORY_PEER_FAIL_SHARE = Limit(
+_MEMORY_PEER_FAIL = Limit(
     0.90, "of the others' median", "gpudoctor's own choice: one stack or channel of many", name="peer_fail_share"
 )
 
@@ -182,13 +168,7 @@ _MEMORY_PEER_FAIL_SHARE = Limit(
     title="Every GPU moves its own memory as fast as its model should",
     level="full",
     needs_gpu=False,
-    limits=(
-        _MEMORY_PEAK_WARN_SHARE,
-        _MEMORY_PEAK_FAIL_SHARE,
-        _INLINE_ECC_SHARE,
-        _MEMORY_PEER_WARN_SHARE,
-        _MEMORY_PEER_FAIL_SHARE,
-    ),
+    limits=(_MEMORY_PEAK_WARN, _MEMORY_PEAK_FAIL, _INLINE_ECC_SHARE, _MEMORY_PEER_WARN, _MEMORY_PEER_FAIL),
 )
 def memory(case: Case) -> Iterator[Finding]:
     """Judge the better of copy and triad: slow memory slows both."""
@@ -213,15 +193,8 @@ def memory(case: Case) -> Iterator[Finding]:
             ratios = [against_others(rank, {r: rates[r][kind] for r in group}) for kind in range(2)]
             better = max(copy_gb_s, triad_gb_s)
             ratio = max((r for r in ratios if r is not None), default=None)
-            bars = _peak_bars(case, rank, better)
-            if ratio:
-                what = "that the others of this model reach"
-                bars = (
-                    Yardstick(
-                        ratio, better / ratio, _MEMORY_PEER_WARN_SHARE, _MEMORY_PEER_FAIL_SHARE, what, by_peers=True
-                    ),
-                    *bars,
-                )
+            siblings = _sibling_bar(ratio, better, _MEMORY_PEER_WARN, _MEMORY_PEER_FAIL)
+            bars = (*siblings, *_peak_bars(case, rank, better))
             text = f"copy {copy_gb_s:.4g} GB/s, triad {triad_gb_s:.4g} GB/s"
             evidence = (Evidence("copy, triad", f"{copy_gb_s:.1f}, {triad_gb_s:.1f} GB/s, read and written"),)
             yield judged_rate(case, MeasuredRate(rank, better, text, bars, evidence), group, "GB/s")
@@ -235,6 +208,6 @@ def _peak_bars(case: Case, rank: int, better_gb_s: float) -> tuple[Yardstick, ..
         return ()
     inline = model.inline_ecc and known(gpu.ecc.enabled) is not False
     allowance = case.limit(_INLINE_ECC_SHARE, gpu) if inline else 1.0
-    fails = None if "memory_bandwidth_gb_s" in model.uncertain else _MEMORY_PEAK_FAIL_SHARE
+    fails = None if "memory_bandwidth_gb_s" in model.uncertain else _MEMORY_PEAK_FAIL
     what = f"that the data sheet gives the {model.name}" + (", less what ECC takes" if inline else "")
-    return (Yardstick(better_gb_s / peak, peak, _MEMORY_PEAK_WARN_SHARE, fails, what, allowance),)
+    return (Yardstick(better_gb_s / peak, peak, _MEMORY_PEAK_WARN, fails, what, allowance),)
