@@ -9,6 +9,8 @@ import jsonschema
 import msgspec
 import pytest
 
+from gpudoctor.checks.core.finding import Evidence, fail
+from gpudoctor.checks.core.subject import Subject
 from gpudoctor.facts.model.node import Node, from_json, to_json
 from gpudoctor.facts.simulated.load import apply_faults, load_node
 from gpudoctor.report.html.page import render_html
@@ -18,6 +20,7 @@ from gpudoctor.report.model import Report, render_json, report_schema
 from gpudoctor.report.nagios import nagios_code, render_nagios
 from gpudoctor.report.prometheus import render_prometheus
 from gpudoctor.report.text import render_text
+from gpudoctor.report.wording import block_rows
 
 HEALTHY = judge(load_node("hgx-h100-8"))
 BROKEN = judge(apply_faults(load_node("rtx4090-4"), ["pcie-width-x4@2"]))
@@ -173,3 +176,13 @@ def test_a_command_that_is_for_one_gpu_of_several_says_so() -> None:
 def test_faults_of_a_gpu_and_of_the_node_are_told_apart_in_words() -> None:
     report = judge(apply_faults(load_node("hgx-h100-8"), ["pcie-width-x8@1", "shm-64m"]))
     assert "2 faults on GPU 1 and the node (2 checks failed)" in render_text(report, width=200, color=False)
+
+
+def test_a_long_list_of_readings_is_cut_and_says_so() -> None:
+    findings = [
+        fail(Subject("gpu", gpu=index), "x8", "x16", Evidence(f"width of {index}", "8"), Evidence("driver", "570"))
+        for index in range(32)
+    ]
+    rows = [words for _, words in block_rows(findings[0], (), findings[1:])]
+    assert rows[2:4] == ["driver = 570", "GPU 0: width of 0 = 8"]
+    assert rows[-2:] == ["GPU 18: width of 18 = 8", "more = 13 readings (--format json)"]
