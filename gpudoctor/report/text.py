@@ -15,7 +15,7 @@ from rich.text import Text
 
 from gpudoctor.checks.core.finding import PROBLEMS, Finding, Status, worst
 from gpudoctor.checks.core.registry import LEVELS
-from gpudoctor.checks.core.subject import grouped_label
+from gpudoctor.checks.core.subject import NODE, grouped_label
 from gpudoctor.exits import printable
 from gpudoctor.report.model import Report, alarms, is_above, node_words, profile_words, suppressed_in
 from gpudoctor.report.text_figures import figure_lines
@@ -149,8 +149,9 @@ def _block(check_id: str, findings: list[Finding], explains: list[str]) -> Itera
 def _tail(report: Report) -> Iterator[Text]:
     counts = report.counts
     faults = f"{len(report.faults)} {'fault' if len(report.faults) == 1 else 'faults'}"
-    gpus = grouped_label(fault.subject for fault in report.faults)
-    on = f" on {gpus}" if gpus and gpus != "node" else ""
+    parts = [fault.subject for fault in report.faults if fault.subject.label != NODE.label]
+    node = " and the node" if len(parts) < len(report.faults) else ""
+    on = f" on {grouped_label(parts)}{node}" if parts else ""
     failed = f" ({check_count(counts.fail)} failed)" if counts.fail else ""
     yield plain(
         f"{faults}{on}{failed}, {counts.passed} passed, {counts.warn} {'warning' if counts.warn == 1 else 'warnings'}, "
