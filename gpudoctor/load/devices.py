@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from gpudoctor.checks.core.gpu_use import use_of_gpu
 from gpudoctor.checks.core.scope import scope_of
 from gpudoctor.checks.env.cuda_device_list import resolve
+from gpudoctor.checks.gpu.in_use import use_of_gpu
 from gpudoctor.errors import UserError
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import Missing, known

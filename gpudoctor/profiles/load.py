@@ -19,8 +19,8 @@ from gpudoctor.profiles.profile import NO_PROFILE, GpuModel, NodeProfile, Profil
 with lazy_imports():
     from gpudoctor import yaml_file
 
-# The packaged profiles are read from one JSON document, generated from the YAML files that people edit: importing a
-# YAML parser takes longer than judging a node.
+# The packaged profiles are read from one JSON document, which a test generates from the YAML files that people edit
+# (make accept): importing a YAML parser takes longer than judging a node.
 
 FOLDER = Path(__file__).parent
 DOCUMENT = FOLDER / "packaged.json"
@@ -53,27 +53,6 @@ class Packaged(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def packaged() -> Packaged:
     """The content of DOCUMENT."""
     return msgspec.json.decode(DOCUMENT.read_bytes(), type=Packaged)
-
-
-def packaged_from_yaml() -> str:
-    """Generate the text of DOCUMENT from the YAML files; a test compares it with the file."""
-    import json
-
-    import yaml
-
-    whole: dict[str, dict[str, object]] = {"index": {}, "models": {}, "nodes": {}}
-    for family, entries in yaml.safe_load((FOLDER / "names.yaml").read_text(encoding="utf-8")).items():
-        file = yaml.safe_load((FOLDER / f"{family}.yaml").read_text(encoding="utf-8"))
-        for key, entry in entries.items():
-            whole["index"][key] = entry
-            whole["models"][key] = {**file["gpus"][key], "patterns": entry["names"]}
-        for name, node in file.get("nodes", {}).items():
-            whole["nodes"][name] = {**node, "name": name}
-    sections = []
-    for section, entries in whole.items():
-        lines = (f"{json.dumps(key)}: {json.dumps(entry)}" for key, entry in entries.items())
-        sections.append(f"{json.dumps(section)}: {{\n" + ",\n".join(lines) + "\n}")
-    return "{" + ",\n".join(sections) + "}\n"
 
 
 _VENDOR = re.compile(r"(nvidia\s+)?(.*)", re.IGNORECASE | re.DOTALL)
@@ -125,7 +104,8 @@ def model_key(product_name: str, memory_mib: int | None = None) -> str | None:
     index = packaged().index
     found = [key for key, entry in index.items() if any(_matches(pattern, name) for pattern in entry.names)]
     if len(found) > 1 and memory_mib is not None:
-        fitting = [key for key in found if _fits(_model(key), memory_mib)]
+        sizes = {key: _model(key).nvml_memory_mib for key in found}
+        fitting = [key for key in found if any(abs(memory_mib - seen) <= 0.03 * seen for seen in sizes[key])]
         found = fitting or found
     return found[0] if found else None
 
@@ -136,10 +116,6 @@ def _matches(pattern: str, name: str) -> bool:
     if not name.lower().startswith(literal.lower()):
         return False
     return re.fullmatch(pattern, name, re.IGNORECASE) is not None
-
-
-def _fits(model: GpuModel, memory_mib: int) -> bool:
-    return any(abs(memory_mib - seen) <= 0.03 * seen for seen in model.nvml_memory_mib)
 
 
 def _matched(node: Node) -> Profile:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import msgspec
 
 from gpudoctor.checks.core.causes import explain
-from gpudoctor.checks.core.runner import CheckResult
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.report.judge import exit_code, reason_line
@@ -25,7 +24,7 @@ def joined(old: Report, new: Report) -> Report:
     ids = {result.id for result in old.checks}
     results = [again.get(result.id, result) for result in old.checks]
     results += [result for result in new.checks if result.id not in ids]
-    explained, faults = explain([_without_causes(result) for result in results])
+    explained, faults = explain(results)
     verdict = verdict_of(explained)
     notes = [note for note in old.run.notes if note.startswith(_NOTE)][-1:] or [f"{_NOTE}{old.run.started_at}"]
     run = msgspec.structs.replace(new.run, notes=(*new.run.notes, *notes))
@@ -43,11 +42,6 @@ def joined(old: Report, new: Report) -> Report:
 
 
 _NOTE = "only some checks were run again; the others are as found at "
-
-
-def _without_causes(result: CheckResult) -> CheckResult:
-    findings = tuple(msgspec.structs.replace(finding, explained_by=None) for finding in result.findings)
-    return msgspec.structs.replace(result, findings=findings)
 
 
 def _measured(old: Measurements, new: Measurements) -> Measurements:

@@ -167,7 +167,8 @@ def reason_line(
         if faults
         else _quiet_reason(results, verdict, lacking, holds, reported)
     )
-    text = _cut(text, REASON_LENGTH - len(more)) + more
+    room = REASON_LENGTH - len(more)
+    text = (text if len(text) <= room else f"{text[: room - 3]}...") + more
     return "".join(c for c in text if c.isprintable() and c not in "\"'`\\")
 
 
@@ -192,10 +193,6 @@ def _quiet_reason(
         return f"PASS of {holds}"
     passed = sum(1 for r in results if r.status is Status.PASS)
     return f"PASS {passed} of {len(results)} checks, {len(results) - passed} not judged"
-
-
-def _cut(text: str, length: int) -> str:
-    return text if len(text) <= length else text[: length - 3] + "..."
 
 
 def _scope_note(case: Case) -> tuple[str, ...]:

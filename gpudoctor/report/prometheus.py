@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import NamedTuple, get_args
@@ -12,8 +13,59 @@ from gpudoctor.checks.core.finding import WORST_FIRST, Finding, Status, worst
 from gpudoctor.checks.core.runner import CheckResult
 from gpudoctor.checks.core.subject import Subject
 from gpudoctor.facts.system.node_exporter import NodeExporter
-from gpudoctor.report.metric_units import metric_unit
 from gpudoctor.report.model import Report, Verdict, suppressed_in
+from gpudoctor.units import GIB, KIB, MIB
+
+
+class MetricUnit(NamedTuple):
+    """The suffix of a metric's name, and the factors that convert a number to the metric's unit."""
+
+    suffix: str
+    times: float = 1
+    divided_by: float = 1
+
+    def convert(self, value: float) -> float:
+        return value * self.times / self.divided_by
+
+
+# https://prometheus.io/docs/practices/naming/#base-units
+_BASE = {
+    "C": MetricUnit("celsius"),
+    "W": MetricUnit("watts"),
+    "s": MetricUnit("seconds"),
+    "ms": MetricUnit("seconds", divided_by=1e3),
+    "us": MetricUnit("seconds", divided_by=1e6),
+    "minutes": MetricUnit("seconds", 60),
+    "hours": MetricUnit("seconds", 3600),
+    "days": MetricUnit("seconds", 86400),
+    "B": MetricUnit("bytes"),
+    "KiB": MetricUnit("bytes", KIB),
+    "MiB": MetricUnit("bytes", MIB),
+    "GiB": MetricUnit("bytes", GIB),
+    "MB/s": MetricUnit("bytes_per_second", 1e6),
+    "GB/s": MetricUnit("bytes_per_second", 1e9),
+    "Gbit/s": MetricUnit("bytes_per_second", 1e9, 8),
+    "GT/s": MetricUnit("transfers_per_second", 1e9),
+    "TFLOP/s": MetricUnit("flop_per_second", 1e12),
+    "MHz": MetricUnit("hertz", 1e6),
+    "per minute": MetricUnit("per_second", divided_by=60),
+    "%": MetricUnit("ratio", divided_by=100),
+    "share": MetricUnit("ratio"),
+    None: MetricUnit("number"),  # a code such as an Xid's, a loss
+}
+# suffixes that Prometheus reserves for other types of metric than gauges
+_RESERVED = ("total", "count", "sum", "bucket", "info", "created")
+
+
+def metric_unit(unit: str | None) -> MetricUnit:
+    """The base unit of a check's unit; counted things (lanes, open files) are units themselves."""
+    if unit in _BASE:
+        return _BASE[unit]
+    words = re.sub(r"[^a-z0-9]+", "_", (unit or "").lower()).strip("_")
+    if not words:
+        return _BASE[None]
+    return MetricUnit(f"{words}_unit" if words.rpartition("_")[2] in _RESERVED else words)
+
 
 Labels = dict[str, str]
 Sample = tuple[Labels, float]
@@ -48,23 +100,38 @@ def render_prometheus(report: Report, *, old_series: bool = False) -> str:
 
 def families(report: Report, *, old_series: bool = False) -> Iterator[Family]:
     """The metrics of a report that have samples, for `render_prometheus` and the agent."""
-    mark = {"simulated": "true"} if report.simulated else {}
+    mark, run = {"simulated": "true"} if report.simulated else {}, report.run
+    # no number of faults if nothing was judged: 0 would look healthy
+    judged = report.error is None
+    labels = {"version": report.tool.version, "level": run.level, "source": run.source.kind}
+    faults: list[Sample] = [({}, len(report.faults))] if judged else []
+    suppressed: list[Sample] = [({}, suppressed_in(report.checks))] if judged else []
+    started: list[Sample] = []
+    if run.started_at:
+        started = [({}, datetime.datetime.fromisoformat(run.started_at).timestamp())]
     every: tuple[tuple[str, str, Iterable[Sample]], ...] = (
         # every verdict, so that sums over nodes are 0 instead of absent
         ("gpudoctor_verdict", "Verdict on the node (state set).", verdict_states(report.verdict)),
         ("gpudoctor_check_status", "The status that each check has on each GPU.", _states(report, old_series)),
         *_numbers(report),
         *(_numbers_in_one_metric(report) if old_series else ()),
-        # no number of faults if nothing was judged: 0 would look healthy
-        ("gpudoctor_faults", "Faults: failed findings that nothing else explains.", _faults(report)),
-        ("gpudoctor_suppressed_findings", "Findings that the configuration sets aside.", _suppressed(report)),
+        (
+            "gpudoctor_faults",
+            "Faults: failed findings that nothing else explains.",
+            faults,
+        ),
+        (
+            "gpudoctor_suppressed_findings",
+            "Findings that the configuration sets aside.",
+            suppressed,
+        ),
         ("gpudoctor_gpu_info", "The GPUs of the node.", _gpus(report)),
         ("gpudoctor_collective_busbw_bytes_per_second", "Measured bus bandwidth.", _collectives(report)),
         ("gpudoctor_ddp_compute_seconds", "Compute time of a DDP step on each rank.", _ranks(report)),
-        ("gpudoctor_run_info", "Which gpudoctor judged what.", _run(report)),
+        ("gpudoctor_run_info", "Which gpudoctor judged what.", [(labels, 1)]),
         ("gpudoctor_run_exit_code", "Exit code of the run.", [({}, report.exit_code)]),
-        ("gpudoctor_run_duration_seconds", "Duration of the run.", [({}, report.run.duration_s)]),
-        ("gpudoctor_run_timestamp_seconds", "When the run started, Unix time.", _started(report)),
+        ("gpudoctor_run_duration_seconds", "Duration of the run.", [({}, run.duration_s)]),
+        ("gpudoctor_run_timestamp_seconds", "When the run started, Unix time.", started),
     )
     for name, text, samples in every:
         marked = tuple(({**labels, **mark}, value) for labels, value in samples)
@@ -84,16 +151,6 @@ def statuses(report: Report) -> Iterator[tuple[str, str, str, Status]]:
     for result in report.checks:
         for gpu, findings in _by_gpu(result).items():
             yield result.id, gpu, uuids.get(gpu, ""), worst(finding.status for finding in findings)
-
-
-def _suppressed(report: Report) -> Iterator[Sample]:
-    if report.error is None:
-        yield {}, suppressed_in(report.checks)
-
-
-def _faults(report: Report) -> Iterator[Sample]:
-    if report.error is None:
-        yield {}, len(report.faults)
 
 
 def _states(report: Report, every: bool) -> Iterator[Sample]:
@@ -200,15 +257,6 @@ def _ranks(report: Report) -> Iterator[Sample]:
     training = report.measurements.training
     for rank in training.ranks if training else ():
         yield {"rank": str(rank.rank), "device": training.device if training else ""}, rank.compute_ms / 1e3
-
-
-def _run(report: Report) -> Iterator[Sample]:
-    yield {"version": report.tool.version, "level": report.run.level, "source": report.run.source.kind}, 1
-
-
-def _started(report: Report) -> Iterator[Sample]:
-    if report.run.started_at:
-        yield {}, datetime.datetime.fromisoformat(report.run.started_at).timestamp()
 
 
 def _labels(labels: Labels) -> str:

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from gpudoctor.checks.core.finding import PROBLEMS, Finding, Status, worst
 from gpudoctor.checks.core.registry import LEVELS
+from gpudoctor.checks.core.subject import NODE, grouped_label
 from gpudoctor.exits import printable
 from gpudoctor.report.model import Report, alarms, is_above, node_words, profile_words, suppressed_in
 from gpudoctor.report.text_figures import figure_lines
@@ -24,7 +25,7 @@ from gpudoctor.report.wording import (
     check_count,
     domain_words,
     explained_by,
-    grouped_label,
+    label_of,
     problem_groups,
     verdict_words,
 )
@@ -134,13 +135,13 @@ def _problems(report: Report) -> Iterator[RenderableType]:
 
 def _block(check_id: str, findings: list[Finding], explains: list[str]) -> Iterator[RenderableType]:
     first = findings[0]
-    label = grouped_label(f.subject for f in findings) if len(findings) > 1 else first.subject.label
+    label = label_of(findings)
     who = "" if label == "node" else f"   {label}"
     yield Text.assemble(status_word(first.status), "  ", plain(check_id, "bold"), plain(who))
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold", ratio=1)
-    for name, value in block_rows(first, explains):
+    for name, value in block_rows(first, explains, findings[1:]):
         table.add_row(plain(name, "dim"), plain(value))
     yield Padding(table, (0, 0, 0, 2))
 
@@ -148,8 +149,9 @@ def _block(check_id: str, findings: list[Finding], explains: list[str]) -> Itera
 def _tail(report: Report) -> Iterator[Text]:
     counts = report.counts
     faults = f"{len(report.faults)} {'fault' if len(report.faults) == 1 else 'faults'}"
-    gpus = grouped_label(fault.subject for fault in report.faults)
-    on = f" on {gpus}" if gpus and gpus != "node" else ""
+    parts = [fault.subject for fault in report.faults if fault.subject.label != NODE.label]
+    node = " and the node" if len(parts) < len(report.faults) else ""
+    on = f" on {grouped_label(parts)}{node}" if parts else ""
     failed = f" ({check_count(counts.fail)} failed)" if counts.fail else ""
     yield plain(
         f"{faults}{on}{failed}, {counts.passed} passed, {counts.warn} {'warning' if counts.warn == 1 else 'warnings'}, "

@@ -16,11 +16,10 @@ from gpudoctor.report.tables.links import (
     pair_matrix,
     peer_matrix,
 )
-from gpudoctor.report.tables.loading import loading_tables, storage_table
 from gpudoctor.report.tables.ranks import compute_table, plain_name, training_table
-from gpudoctor.report.tables.strategies import library_tables, strategy_tables
 from gpudoctor.report.tables.table import NOT_KNOWN, Table, aligned, cell
 from gpudoctor.report.tables.telemetry import growth_text, sample_count, telemetry_table, wrong_text
+from gpudoctor.report.tables.workloads import library_tables, loading_tables, storage_table, strategy_tables
 from gpudoctor.units import figure_text, mib_text, size_text, whole_mib_text
 
 _WRONG_SHOWN = 5

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+
+from msgspec.structs import replace
 
 from gpudoctor.checks.core.causes import headline
-from gpudoctor.checks.core.finding import PROBLEMS, WORST_FIRST, Expected, Finding, Status
+from gpudoctor.checks.core.finding import (
+    PROBLEMS,
+    WORST_FIRST,
+    Advice,
+    Evidence,
+    Expected,
+    Finding,
+    Status,
+    joint_evidence,
+)
 from gpudoctor.checks.core.runner import CheckResult
-from gpudoctor.checks.core.subject import Subject
+from gpudoctor.checks.core.subject import grouped_label
 from gpudoctor.checks.driver.responsive import WAKING
 from gpudoctor.facts.captures import ABSENT
 from gpudoctor.report.model import Report, held_words, is_above
-from gpudoctor.units import ranges
 
 
 def check_count(count: int) -> str:
@@ -73,6 +83,7 @@ _COMMANDS = {
     "network": "ibstat",
 }
 _MOST_COMMANDS = 3
+_MOST_EVIDENCE = 20  # rows of a block of several subjects
 
 
 def also_paste(report: Report) -> str:
@@ -133,22 +144,67 @@ def _same_words(finding: Finding) -> object:
     return found, finding.expected.text if finding.expected else None, finding.likely
 
 
-def block_rows(first: Finding, explains: Iterable[str]) -> list[tuple[str, str]]:
-    """A finding as rows of (label, words), in reading order; an empty label continues the previous one."""
+def label_of(findings: Sequence[Finding]) -> str:
+    """The subjects of findings with the same words; that of a single one in full."""
+    return findings[0].subject.label if len(findings) == 1 else grouped_label(f.subject for f in findings)
+
+
+Part = str | tuple[Evidence, ...] | tuple[Advice, ...] | tuple[str, ...]
+
+
+def block_parts(findings: Sequence[Finding], explains: Iterable[str]) -> Iterator[tuple[str, Part]]:
+    """What a block tells of findings with the same words on one or several subjects: (label, part), in reading order.
+
+    Readings and commands that are not those of all subjects say whose they are.
+    """
+    first = findings[0]
+    parts: tuple[tuple[str, Part | None], ...] = (
+        ("found", first.found.text if first.found else None),
+        ("reason", first.reason),
+        ("expected", expected_words(first.expected) if first.expected else None),
+        ("evidence", _shown_evidence(findings)),
+        ("likely", first.likely),
+        ("do", tuple(_shown_advice(findings))),
+        ("explains", tuple(explains)),
+    )
+    yield from ((label, part) for label, part in parts if part)
+
+
+def block_rows(first: Finding, explains: Iterable[str], others: Sequence[Finding] = ()) -> list[tuple[str, str]]:
+    """`block_parts` as rows of (label, words); an empty label continues the previous one."""
     rows: list[tuple[str, str]] = []
-    if first.found:
-        rows.append(("found", first.found.text))
-    if first.reason:
-        rows.append(("reason", first.reason))
-    if first.expected:
-        rows.append(("expected", expected_words(first.expected)))
-    rows += _labelled("evidence", [f"{each.source} = {each.value}" for each in first.evidence])
-    if first.likely:
-        rows.append(("likely", first.likely))
-    steps = [a.text + (f"  {a.command}" if a.command else "") for a in first.advice]
-    rows += _labelled("do", [f"{n}. {step}" if len(steps) > 1 else step for n, step in enumerate(steps, 1)])
-    rows += _labelled("explains", explains)
+    for label, part in block_parts((first, *others), explains):
+        lines = [part] if isinstance(part, str) else [_line(each) for each in part]
+        if label == "do" and len(lines) > 1:
+            lines = [f"{n}. {line}" for n, line in enumerate(lines, 1)]
+        rows += [(label if n == 0 else "", line) for n, line in enumerate(lines)]
     return rows
+
+
+def _line(item: Evidence | Advice | str) -> str:
+    if isinstance(item, Evidence):
+        return f"{item.source} = {item.value}"
+    return item if isinstance(item, str) else item.text + (f"  {item.command}" if item.command else "")
+
+
+def _shown_evidence(findings: Sequence[Finding]) -> tuple[Evidence, ...]:
+    """The readings of findings with the same words on several subjects, as `joint_evidence`; a long list is cut."""
+    every = joint_evidence(findings)
+    if len(findings) == 1 or len(every) <= _MOST_EVIDENCE:
+        return every
+    return (*every[:_MOST_EVIDENCE], Evidence("more", f"{len(every) - _MOST_EVIDENCE} readings (--format json)"))
+
+
+def _shown_advice(findings: Sequence[Finding]) -> Iterator[Advice]:
+    """The steps of the first; a command that is another one for the others is marked as the first's."""
+    first, *others = findings
+    for n, step in enumerate(first.advice):
+        alike = all(len(other.advice) > n and other.advice[n] == step for other in others)
+        if step.command is not None and not alike:
+            rest = grouped_label(other.subject for other in others)
+            yield replace(step, command=f"{step.command}  # {grouped_label([first.subject])}; alike for {rest}")
+        else:
+            yield step
 
 
 def explained_by(report: Report, check_id: str, findings: list[Finding]) -> list[str]:
@@ -173,22 +229,9 @@ def explained_by(report: Report, check_id: str, findings: list[Finding]) -> list
     return [*seen, f"{len(blind)} checks that got no answer: {', '.join(blind)}"]
 
 
-def _labelled(name: str, lines: Iterable[str]) -> list[tuple[str, str]]:
-    return [(name if n == 0 else "", line) for n, line in enumerate(lines)]
-
-
 def expected_words(expected: Expected) -> str:
     """The expectation and its source, unless the text already contains the source."""
     text, source = expected.text, expected.source
     if not source or all(word in text.lower() for word in source.lower().split()):
         return text
     return f"{text} ({source})"
-
-
-def grouped_label(subjects: Iterable[Subject]) -> str:
-    """ "GPU 0-3, 5" for GPUs; other labels are listed, at most four of them."""
-    kept = list(subjects)
-    gpus = sorted({s.gpu for s in kept if s.kind == "gpu" and s.gpu is not None})
-    others = list(dict.fromkeys(s.label for s in kept if s.kind != "gpu" or s.gpu is None))
-    shown = others[:4] + ([f"{len(others) - 4} more"] if len(others) > 4 else [])
-    return ", ".join(([f"GPU {ranges(gpus)}"] if gpus else []) + shown)

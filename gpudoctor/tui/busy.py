@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpudoctor.checks.core.gpu_use import use_of
 from gpudoctor.checks.core.registry import LEVELS, Level, select
+from gpudoctor.checks.gpu.in_use import use_of
 from gpudoctor.errors import UserError
 from gpudoctor.exits import printable
 from gpudoctor.facts.model.gpu import GpuProcess

@@ -159,6 +159,35 @@ def test_an_xid_is_explained_only_by_what_it_speaks_of(cause: str, code: int, ex
     assert [f.check for f in faults] == ([cause] if explained else ["gpu.xid", cause])
 
 
+@pytest.mark.parametrize("cause", ["driver.responsive", "gpu.lost"])
+@pytest.mark.parametrize(
+    ("check_id", "finding", "explained"),
+    [
+        ("gpu.memory-repair", warn(gpu(3), "row remap waits for a reset", "nothing waiting"), False),
+        ("pcie.link-width", fail(gpu(3), Found("PCIe Gen5 x8", 8), "x16"), False),
+        ("gpu.identical", fail(gpu(3), "another model", "the same"), False),
+        ("gpu.xid", fail(gpu(3), Found("Xid 48", 48), "none"), False),
+        ("gpu.xid", fail(gpu(3), Found("Xid 119", 119), "none"), True),
+        ("gpu.xid", fail(gpu(3), Found("off the bus", None), "none"), True),
+        ("gpu.memory-repair", unknown(gpu(3), "not read"), True),
+        ("nvlink.links", unknown(gpu(3), "not read"), True),
+    ],
+)
+def test_a_gpu_that_does_not_answer_explains_what_was_not_read_and_that_it_stopped(
+    cause: str, check_id: str, finding: Finding, explained: bool
+) -> None:
+    [_, other], faults = explain([result(cause, fail(gpu(3), "no answer", "an answer")), result(check_id, finding)])
+    assert (other.findings[0].explained_by == cause) is explained
+    assert len(faults) == (1 if explained or finding.status is not Status.FAIL else 2)
+
+
+def test_a_driver_that_hangs_is_no_reason_for_a_row_that_waits_to_be_remapped() -> None:
+    node = apply_faults(packaged("hgx-h100-8"), ["row-remap-pending@3", "driver-hang@3"])
+    [fault] = judge(node).faults
+    assert fault.check == "driver.responsive"
+    assert not [line for line in fault.explains if line.startswith(("gpu.memory-repair", "gpu.xid"))]
+
+
 def test_a_setting_explains_ranks_that_hang_and_never_wrong_sums_or_a_slow_gpu() -> None:
     hung = fail(Subject("rank", rank=1, gpu=1), Found("did not come back", "timeout"), "it comes back")
     wrong = fail(Subject("rank", rank=2, gpu=2), "it got a wrong result", "the exact sum")
@@ -177,6 +206,17 @@ def test_a_setting_explains_ranks_that_hang_and_never_wrong_sums_or_a_slow_gpu()
     ]
     assert results[1].findings[0].explained_by == "env.nccl"
     assert results[2].findings[1].explained_by is not None
+
+
+@pytest.mark.parametrize("cause", ["driver.loaded", "driver.fabric-manager", "nvlink.fabric"])
+def test_what_keeps_ranks_from_starting_explains_no_wrong_sum(cause: str) -> None:
+    """Ranks on CPUs run without a driver, and their memory may be faulty all the same."""
+    hung = fail(Subject("rank", rank=1, gpu=1), Found("did not come back", "timeout"), "it comes back")
+    wrong = fail(Subject("rank", rank=1, gpu=1), "it got a wrong result", "the exact sum")
+    broken = fail(gpu(1) if cause == "nvlink.fabric" else NODE, "not running", "running")
+    [_, sums], faults = explain([result(cause, broken), result("collective.correct", hung, wrong)])
+    assert [f.explained_by for f in sums.findings] == [cause, None]
+    assert [f.check for f in faults] == [cause, "collective.correct"]
 
 
 def test_settings_explain_only_by_what_keeps_programs_out() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
 import pytest
+import yaml
 from msgspec.structs import replace
 
 from gpudoctor.errors import UserError
@@ -19,7 +21,6 @@ from gpudoctor.profiles.load import (
     gpu_models,
     model_key,
     packaged,
-    packaged_from_yaml,
     profile_for,
     profile_names,
 )
@@ -232,6 +233,23 @@ def test_a_pipe_a_device_and_a_huge_file_are_never_opened(tmp_path: Path) -> Non
 def test_a_name_too_long_for_a_file_is_no_profile() -> None:
     with pytest.raises(UserError, match=r"no profile is called 'x{100}'"):
         profile_for(Node(), "x" * 5000)
+
+
+def packaged_from_yaml() -> str:
+    """Generate the text of DOCUMENT from the YAML files; what people edit is what a run reads."""
+    whole: dict[str, dict[str, object]] = {"index": {}, "models": {}, "nodes": {}}
+    for family, entries in yaml.safe_load((FOLDER / "names.yaml").read_text(encoding="utf-8")).items():
+        file = yaml.safe_load((FOLDER / f"{family}.yaml").read_text(encoding="utf-8"))
+        for key, entry in entries.items():
+            whole["index"][key] = entry
+            whole["models"][key] = {**file["gpus"][key], "patterns": entry["names"]}
+        for name, node in file.get("nodes", {}).items():
+            whole["nodes"][name] = {**node, "name": name}
+    sections = []
+    for section, entries in whole.items():
+        lines = (f"{json.dumps(key)}: {json.dumps(entry)}" for key, entry in entries.items())
+        sections.append(f"{json.dumps(section)}: {{\n" + ",\n".join(lines) + "\n}")
+    return "{" + ",\n".join(sections) + "}\n"
 
 
 def test_what_a_run_reads_is_what_the_yaml_files_say() -> None:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpudoctor.checks.core.finding import Status
-from gpudoctor.checks.storage.paths import mount_evidence
+from gpudoctor.checks.storage.mount import mount_evidence
 from gpudoctor.facts.kernel_log.lines import parse_kernel_lines
 from gpudoctor.facts.model.gpu import GpuProcess
 from gpudoctor.facts.model.missing import Missing, known

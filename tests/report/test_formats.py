@@ -9,14 +9,18 @@ import jsonschema
 import msgspec
 import pytest
 
+from gpudoctor.checks.core.finding import Evidence, fail
+from gpudoctor.checks.core.subject import Subject
 from gpudoctor.facts.model.node import Node, from_json, to_json
 from gpudoctor.facts.simulated.load import apply_faults, load_node
+from gpudoctor.report.html.page import render_html
 from gpudoctor.report.judge import FailOn, exit_code, judge, without_verdict
 from gpudoctor.report.junit import render_junit
 from gpudoctor.report.model import Report, render_json, report_schema
 from gpudoctor.report.nagios import nagios_code, render_nagios
 from gpudoctor.report.prometheus import render_prometheus
 from gpudoctor.report.text import render_text
+from gpudoctor.report.wording import block_rows
 
 HEALTHY = judge(load_node("hgx-h100-8"))
 BROKEN = judge(apply_faults(load_node("rtx4090-4"), ["pcie-width-x4@2"]))
@@ -149,3 +153,36 @@ def test_a_drain_reason_is_one_short_line_without_quotes() -> None:
 def test_exit_codes(report: Report, fail_on: FailOn, required: tuple[str, ...], code: int) -> None:
     lacking = without_verdict(report.checks, required)
     assert exit_code(report.checks, report.verdict, fail_on, bool(lacking)) == code
+
+
+def test_a_finding_on_several_gpus_shows_the_reading_of_each() -> None:
+    report = judge(apply_faults(load_node("hgx-h100-8"), ["pcie-width-x8@3", "pcie-width-x8@5"]))
+    text = render_text(report, width=200, color=False)
+    of_each = [
+        line for line in text.splitlines() if "0000:4b:00.0/current_link_width" in line or "0000:ab:00.0/cur" in line
+    ]
+    assert [line.split("/sys")[0].removeprefix("  evidence").strip() for line in of_each] == ["GPU 3:", "GPU 5:"]
+    assert text.count("nvmlDeviceGetCurrPcieLinkWidth") == 1, "what is the same on both is said once"
+    html = render_html(report)
+    assert "GPU 5: /sys/bus/pci/devices/0000:ab:00.0/current_link_width" in html
+
+
+def test_a_command_that_is_for_one_gpu_of_several_says_so() -> None:
+    report = judge(apply_faults(load_node("hgx-h100-8"), ["row-remap-pending@3", "row-remap-pending@5"]))
+    [line] = [line for line in render_text(report, width=200, color=False).splitlines() if "--gpu-reset" in line]
+    assert line.endswith("-i 0000:4b:00.0  # GPU 3; alike for GPU 5")
+
+
+def test_faults_of_a_gpu_and_of_the_node_are_told_apart_in_words() -> None:
+    report = judge(apply_faults(load_node("hgx-h100-8"), ["pcie-width-x8@1", "shm-64m"]))
+    assert "2 faults on GPU 1 and the node (2 checks failed)" in render_text(report, width=200, color=False)
+
+
+def test_a_long_list_of_readings_is_cut_and_says_so() -> None:
+    findings = [
+        fail(Subject("gpu", gpu=index), "x8", "x16", Evidence(f"width of {index}", "8"), Evidence("driver", "570"))
+        for index in range(32)
+    ]
+    rows = [words for _, words in block_rows(findings[0], (), findings[1:])]
+    assert rows[2:4] == ["driver = 570", "GPU 0: width of 0 = 8"]
+    assert rows[-2:] == ["GPU 18: width of 18 = 8", "more = 13 readings (--format json)"]

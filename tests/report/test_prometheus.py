@@ -14,9 +14,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from gpudoctor.checks.core.finding import Found
 from gpudoctor.facts.simulated.load import apply_faults, load_node, node_names
 from gpudoctor.report.judge import judge
-from gpudoctor.report.metric_units import metric_unit
 from gpudoctor.report.model import Report
-from gpudoctor.report.prometheus import families, render_prometheus, statuses, wants_old_series
+from gpudoctor.report.prometheus import families, metric_unit, render_prometheus, statuses, wants_old_series
 from tests.golden_files import ACCEPT
 
 NAMES = Path(__file__).parent.parent / "golden" / "metric_names.txt"

@@ -8,11 +8,12 @@ import msgspec
 
 from gpudoctor.checks.core.case import Case, Limit
 from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, skip, unknown, warn
+from gpudoctor.checks.core.peer_ranks import slowness_causes
 from gpudoctor.checks.core.probe_outcome import absent, closed_by, on_gpus, rank_gpu, rank_subject, ranks_in_words
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE
 from gpudoctor.checks.core.under_load import load_of, median, percent
-from gpudoctor.checks.train.straggler import causes, is_shared
+from gpudoctor.checks.train.straggler import is_shared
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import known
 from gpudoctor.facts.model.telemetry import Burn, Series
@@ -209,16 +210,13 @@ def _causes(case: Case, rank: int, during: str) -> list[str]:
     gpu = rank_gpu(case, rank)
     if gpu is None:
         return []
-    launch = case.measurements.launch
-    peers = [g for info in (launch.ranks if launch else ()) if (g := rank_gpu(case, info.rank)) not in (None, gpu)]
-    others = [g for g in peers if g is not None]
-    found = []
+    launch, found = case.measurements.launch, []
     whole = load_of(case, gpu, "burn")
     heat = whole.readings.get("temperature_c") if whole else None
     if heat is not None and heat.high - heat.low >= 10:
         found.append(f"its temperature rose from {heat.low:.0f} to {heat.high:.0f} C")
-    loads = [load for other in others if (load := load_of(case, other, during)) is not None]
-    return found + causes(gpu, others, load_of(case, gpu, during), loads)
+    ranks = [info.rank for info in launch.ranks] if launch else []
+    return found + slowness_causes(case, rank, ranks, during)
 
 
 def _evidence(drift: SpeedChange) -> Evidence:

@@ -10,7 +10,7 @@ from gpudoctor.checks.collective.correct import CORRECT
 from gpudoctor.checks.core.case import Case, Limit
 from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, skip, unknown, warn
 from gpudoctor.checks.core.peer_pairs import Joined, joined_pairs
-from gpudoctor.checks.core.peer_ranks import other_processes
+from gpudoctor.checks.core.peer_ranks import Yardstick, other_processes
 from gpudoctor.checks.core.probe_outcome import not_judged, not_measured, on_gpus, problems_of, rank_gpu, ranks_in_words
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE, Subject, of_gpu, of_pair
@@ -162,19 +162,12 @@ def _told(case: Case, subject: Subject, odd: Sequence[_Pair]) -> Finding:
         return unknown(subject, f"{text}; but its own time scatters as much: too noisy to judge", *evidence)
     # through host memory, pairs of one kind may differ because of the board's layout
     bad = [p for p in odd if p.direct and p.gb_s < p.usual_gb_s * case.limit(_FAIL_SHARE) and not p.noisy]
-    limit = _FAIL_SHARE if bad else _WARN_SHARE
-    floor = worst.usual_gb_s * case.limit(limit)
+    share, what = worst.gb_s / worst.usual_gb_s, f"GB/s of the other pairs over {worst.joined.kind}"
+    bar = Yardstick(share, worst.usual_gb_s, _WARN_SHARE, _FAIL_SHARE, what)
     return (fail if bad else warn)(
         subject,
         Found(text, round(worst.gb_s, 2), "GB/s"),
-        Expected(
-            f"at least {floor:.3g} GB/s: {case.limit(limit):.0%} of the {worst.usual_gb_s:.3g} GB/s "
-            f"of the other pairs over {worst.joined.kind}",
-            ">=",
-            round(floor, 2),
-            "GB/s",
-            case.limit_source(limit),
-        ),
+        bar.expected(case, None, "fail" if bad else "warn", "GB/s"),
         *evidence,
         likely="NVLinks of this path are down or retry"
         if worst.joined.nvlinks

@@ -1,4 +1,4 @@
-"""compute.exact: does equal work give the same bits on every device?"""
+"""compute.exact, compute.pattern: does each device compute, and keep in its memory, the right bits?"""
 
 from __future__ import annotations
 
@@ -7,14 +7,23 @@ from collections.abc import Iterator, Sequence
 
 from gpudoctor.checks.core.case import Case
 from gpudoctor.checks.core.explains import Explains
-from gpudoctor.checks.core.finding import Advice, Evidence, Finding, Found, fail, ok, unknown
+from gpudoctor.checks.core.finding import Advice, Evidence, Finding, Found, fail, ok, unknown, unread
 from gpudoctor.checks.core.peer_ranks import by_model, ranks_without_figures
-from gpudoctor.checks.core.probe_outcome import judged_outcome, on_gpus, problems_of, rank_subject, ranks_in_words
+from gpudoctor.checks.core.probe_outcome import (
+    judged_outcome,
+    not_judged,
+    not_measured,
+    on_gpus,
+    problems_of,
+    rank_subject,
+    ranks_in_words,
+)
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE
 from gpudoctor.facts.model.measured_devices import ComputeRank
-from gpudoctor.facts.model.missing import known
+from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.profiles.peers import majority
+from gpudoctor.units import short_size
 
 EXACT = "compute.exact"
 _ON_GPUS = (
@@ -66,6 +75,15 @@ def _alike(case: Case, ranks: Sequence[ComputeRank]) -> list[list[ComputeRank]]:
         for count in dict.fromkeys(known(each.multiprocessors) for each in members):
             groups.append([each for each in members if known(each.multiprocessors) == count])
     return groups
+
+
+def compute_gaps(case: Case, what: str, done: Sequence[ComputeRank]) -> Iterator[Finding]:
+    """Why the compute probe has no figure of this kind, or none for some ranks."""
+    if not done:
+        yield from not_measured(case, "compute", what, EXACT)
+        return
+    yield from not_judged(case, "compute", what, EXACT)
+    yield from ranks_without_figures(case, "compute", (each.rank for each in done), what)
 
 
 def corruption_steps(case: Case) -> tuple[Advice, ...]:
@@ -134,3 +152,38 @@ def _compared(case: Case, group: Sequence[ComputeRank], others_failed: bool) -> 
                 else "another kind of CPU core, or a defective one",
                 advice=corruption_steps(case),
             )
+
+
+@check(
+    "compute.pattern", title="Memory keeps what is written to it", impact="wrong-results", level="full", needs_gpu=False
+)
+def pattern(case: Case) -> Iterator[Finding]:
+    """Fail each rank with a byte that was read back changed."""
+    done = case.measurements.compute
+    yield from compute_gaps(case, "memory pattern", done)
+    sound = []
+    for each in done:
+        subject = rank_subject(case, each.rank)
+        covered, wrong = each.pattern_bytes, each.pattern_wrong_bytes
+        if isinstance(covered, Missing):
+            yield unread(subject, "memory pattern", covered)
+        elif isinstance(wrong, Missing):
+            yield unread(subject, "memory pattern", wrong)
+        elif wrong:
+            yield fail(
+                subject,
+                Found(f"{wrong} bytes of {short_size(covered)} came back changed", wrong, "bytes"),
+                "every byte as it was written",
+                Evidence("patterns", f"{each.pattern_passes} written to {covered} bytes"),
+                likely="defective memory of the GPU" if on_gpus(case) else "defective memory of the host",
+                advice=corruption_steps(case),
+            )
+        elif not covered or not each.pattern_passes:
+            yield unknown(subject, "memory pattern: nothing was compared")
+        else:
+            sound.append(each)
+    if sound and len(sound) == len(done) and not problems_of(case, "compute"):
+        least = min(known(each.pattern_bytes) or 0 for each in sound)
+        passes = min(each.pattern_passes for each in sound)
+        text = f"{ranks_in_words(case, len(sound))}: {passes} patterns over {short_size(least)} each, every byte right"
+        yield ok(NODE, Found(text, 0, "wrong bytes"))

@@ -63,7 +63,7 @@ class Fault(msgspec.Struct, frozen=True):
 
 
 def explain(results: Iterable[CheckResult]) -> tuple[tuple[CheckResult, ...], tuple[Fault, ...]]:
-    """Return the results with `explained_by` set, and the faults in the order of the results.
+    """Return the results with `explained_by` set anew, and the faults in the order of the results.
 
     A cause explains only what is no worse than itself: a warn never hides a fail.
     """
@@ -126,18 +126,17 @@ def _cause(
                 continue  # a value that was not read explains neither a certain finding nor a gap with another cause
             related = rule.explains.anywhere or _concerns(cause_id, cause, check_id, finding)
             severe = WORST_FIRST.index(cause.status) <= WORST_FIRST.index(finding.status)
-            if related and severe and not _leads_to(cause, finding, causes):
+            # `finding` must not already explain the cause, directly or through others
+            if related and severe and _root(cause, causes) is not finding:
                 return cause_id, cause
     return None
 
 
-def _leads_to(start: Finding, end: Finding, causes: dict[int, tuple[str, Finding]]) -> bool:
-    """Whether `end` already explains `start`, directly or through others: prevents circles."""
-    while id(start) in causes:
-        start = causes[id(start)][1]
-        if start is end:
-            return True
-    return False
+def _root(finding: Finding, causes: dict[int, tuple[str, Finding]]) -> Finding:
+    """The cause of the finding that nothing explains; the finding itself if it has no cause."""
+    while id(finding) in causes:
+        finding = causes[id(finding)][1]
+    return finding
 
 
 def _concerns(cause_id: str, cause: Finding, check_id: str, effect: Finding) -> bool:
@@ -168,18 +167,15 @@ def _same_gpu(one: Subject, other: Subject) -> bool:
 def _explains(
     finding: Finding, bad: list[tuple[str, Finding]], causes: dict[int, tuple[str, Finding]]
 ) -> tuple[str, ...]:
-    lines = []
-    for check_id, other in bad:
-        root = other
-        while id(root) in causes:
-            root = causes[id(root)][1]
-        if root is finding and other is not finding:
-            lines.append(f"{check_id} {other.status.value}: {headline(other)}")
-    return tuple(lines)
+    return tuple(
+        f"{check_id} {other.status.value}: {headline(other)}"
+        for check_id, other in bad
+        if other is not finding and _root(other, causes) is finding
+    )
 
 
 def _with_causes(result: CheckResult, causes: dict[int, tuple[str, Finding]]) -> CheckResult:
     findings = tuple(
-        msgspec.structs.replace(f, explained_by=causes[id(f)][0]) if id(f) in causes else f for f in result.findings
+        msgspec.structs.replace(f, explained_by=causes[id(f)][0] if id(f) in causes else None) for f in result.findings
     )
     return msgspec.structs.replace(result, findings=findings, status=worst(f.status for f in findings))

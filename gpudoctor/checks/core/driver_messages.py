@@ -1,4 +1,4 @@
-"""What the driver's kernel messages without an Xid mean, and which GPUs they report as not started."""
+"""What kernel messages without an Xid mean: those of the driver, with the GPUs not started, and those of the host."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import msgspec
 
 from gpudoctor.checks.core.case import Case
-from gpudoctor.checks.core.finding import Advice, Evidence, Finding, fail, warn
+from gpudoctor.checks.core.each_gpu import shown_by_driver
+from gpudoctor.checks.core.finding import Advice, Evidence, Finding, Status, fail, warn
 from gpudoctor.checks.core.subject import Subject, of_gpu
-from gpudoctor.checks.core.trust import shown_by_driver
 from gpudoctor.checks.gpu.xid_codes import OWN_ADVICE, Bucket
 from gpudoctor.facts.model.kernel_log import KernelEvent
 from gpudoctor.facts.model.missing import known
@@ -147,7 +147,18 @@ def follows(event: KernelEvent, other: KernelEvent) -> bool:
     return event.time_s is None or other.time_s is None or abs(event.time_s - other.time_s) <= _ATTEMPT_S
 
 
-# Age of kernel log events.
+# Kernel log events of the host: what a kind means, and their age.
+
+
+class EventMeaning(msgspec.Struct, frozen=True):
+    """What events of a kind mean. `lasting`: they count since boot, others only within the last day."""
+
+    words: str
+    likely: str
+    advice: tuple[Advice, ...]
+    lasting: bool = False
+    status: Status = Status.WARN
+
 
 DAY_S = 86_400.0
 

@@ -38,6 +38,8 @@ RECOVERY_ACTIONS = {
 }
 
 
+# checks of what the driver and the bus say of each GPU: a GPU that does not answer explains only their gaps
+READINGS = ("gpu.*", "pcie.*", "nvlink.*", "topology.*")
 # checks of what torch, TensorFlow and JAX see of the GPUs
 VIEWS = ("env.torch", "env.frameworks")
 # checks of what the probes measured
@@ -61,7 +63,7 @@ class Explains(msgspec.Struct, frozen=True):
 
     effects: tuple[str, ...]
     anywhere: bool = False
-    found: tuple[str | int, ...] = ()
+    found: tuple[str | int | None, ...] = ()
     because: tuple[str, ...] = ()
     gaps: bool = False
     after: tuple[str, ...] = ()

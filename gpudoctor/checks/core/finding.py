@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from enum import Enum
 from typing import Literal
 
 import msgspec
 
-from gpudoctor.checks.core.subject import NODE, Subject
+from gpudoctor.checks.core.subject import NODE, Subject, grouped_label
 from gpudoctor.facts.model.missing import Missing
 
 
@@ -129,6 +129,18 @@ def unread(subject: Subject, what: str, missing: Missing) -> Finding:
     """The finding for a fact that is Missing: unknown if reading it failed, else skip."""
     reason = f"{what}: {missing.reason}"
     return unknown(subject, reason) if missing.kind == "failed" else skip(subject, reason)
+
+
+def joint_evidence(findings: Sequence[Finding]) -> tuple[Evidence, ...]:
+    """The readings of findings on several subjects: first those of all, then the others with their subjects."""
+    read_of: dict[Evidence, list[Subject]] = {}
+    for finding in findings:
+        for evidence in dict.fromkeys(finding.evidence):
+            read_of.setdefault(evidence, []).append(finding.subject)
+    return tuple(
+        each if len(of) == len(findings) else Evidence(f"{grouped_label(of)}: {each.source}", each.value)
+        for each, of in sorted(read_of.items(), key=lambda item: len(item[1]) < len(findings))
+    )
 
 
 def _found(found: Found | str) -> Found:

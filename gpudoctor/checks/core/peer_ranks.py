@@ -1,17 +1,50 @@
-"""Comparing ranks whose GPUs are the same model: the others' figures are the reference for each of them."""
+"""Comparing a rank's rate with a reference: the figures of ranks whose GPUs are the same model, or a known rate."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Literal
 
-from gpudoctor.checks.core.case import Case
-from gpudoctor.checks.core.finding import Finding, unknown
-from gpudoctor.checks.core.gpu_use import use_of_gpu
+import msgspec
+
+from gpudoctor.checks.core.case import Case, Limit
+from gpudoctor.checks.core.finding import Expected, Finding, unknown
 from gpudoctor.checks.core.probe_outcome import on_gpus, problems_of, rank_gpu, rank_subject
 from gpudoctor.checks.core.under_load import load_of, median
+from gpudoctor.checks.gpu.in_use import use_of_gpu
 from gpudoctor.checks.train.straggler import causes
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import known
+
+
+class Yardstick(msgspec.Struct, frozen=True):
+    """A reference rate `of`, the share of it that was reached, and the limits of that share.
+
+    `what` continues "90 % of the 24.6 " in text. `fail` is None if it must not fail a GPU; `allowance` is a factor of
+    both limits; `by_peers`: the reference comes from other GPUs of this node.
+    """
+
+    share: float
+    of: float
+    warn: Limit
+    fail: Limit | None
+    what: str
+    allowance: float = 1.0
+    by_peers: bool = False
+
+    def verdict(self, case: Case, gpu: Gpu | None) -> Literal["warn", "fail"] | None:
+        """The status of a rate below a limit; None if it is not."""
+        if self.fail is not None and self.share < case.limit(self.fail, gpu) * self.allowance:
+            return "fail"
+        return "warn" if self.share < case.limit(self.warn, gpu) * self.allowance else None
+
+    def expected(self, case: Case, gpu: Gpu | None, kind: str, unit: str, digits: int = 3) -> Expected:
+        """The least rate that would not be of this `kind` (warn, fail)."""
+        limit = self.fail if kind == "fail" and self.fail is not None else self.warn
+        share = case.limit(limit, gpu) * self.allowance
+        floor = share * self.of
+        text = f"at least {floor:.{digits}g} {unit}: {share:.0%} of the {self.of:.{digits}g} {self.what}"
+        return Expected(text, ">=", round(floor, 2), unit, case.limit_source(limit, gpu))
 
 
 def ranks_without_figures(case: Case, probe: str, measured: Iterable[int], what: str) -> Iterator[Finding]:

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from gpudoctor.checks.core.case import Case
 from gpudoctor.checks.core.finding import Advice, Evidence, Finding, Found, fail, skip, unknown, unread
-from gpudoctor.checks.core.gpu_use import UNSEEN_MIB, use_of_gpu
 from gpudoctor.checks.core.subject import NODE, Subject, of_rank
+from gpudoctor.checks.gpu.in_use import UNSEEN_MIB, use_of_gpu
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.measurements import ProbeProblem, RankInfo
 from gpudoctor.facts.model.missing import Missing, known
@@ -57,9 +57,9 @@ def not_judged(case: Case, probe: str, what: str, reported_by: str) -> Iterator[
     """Findings for checks that lack figures because of the same problems: never a pass, details in `reported_by`."""
     for problem in problems_of(case, probe):
         if (mode := closed_by(case, problem)) is not None:
-            yield skip(_subject(case, problem), f"{what}: {problem.text}: {mode}")
+            yield skip(problem_subject(case, problem), f"{what}: {problem.text}: {mode}")
         else:
-            yield unknown(_subject(case, problem), f"{what}: not measured, {problem.text} (see {reported_by})")
+            yield unknown(problem_subject(case, problem), f"{what}: not measured, {problem.text} (see {reported_by})")
 
 
 def not_measured(case: Case, probe: str, what: str, reported_by: str) -> Iterator[Finding]:
@@ -113,12 +113,12 @@ def rank_subject(case: Case, rank: int) -> Subject:
     return of_rank(rank, gpu.index if gpu else None, info.uuid if info else None)
 
 
-def _subject(case: Case, problem: ProbeProblem) -> Subject:
+def problem_subject(case: Case, problem: ProbeProblem) -> Subject:
     return NODE if problem.rank is None else rank_subject(case, problem.rank)
 
 
 def _judged(case: Case, problem: ProbeProblem) -> Finding:
-    subject = _subject(case, problem)
+    subject = problem_subject(case, problem)
     who = "the launch" if problem.rank is None else f"rank {problem.rank}"
     text = problem.text
     evidence = tuple(Evidence(f"stderr of {who}", line) for line in problem.output)
@@ -154,7 +154,7 @@ def mode_that_closes(gpu: Gpu) -> str | None:
 
 
 def _refused(case: Case, problem: ProbeProblem, evidence: tuple[Evidence, ...]) -> Finding:
-    subject, gpu = _subject(case, problem), _gpu_of(case, problem)
+    subject, gpu = problem_subject(case, problem), _gpu_of(case, problem)
     if (mode := closed_by(case, problem)) is not None:
         return skip(subject, f"{problem.text}: {mode}")
     if gpu is None or isinstance(gpu.settings.compute_mode, Missing):
@@ -192,10 +192,10 @@ def _out_of_memory(case: Case, problem: ProbeProblem, evidence: tuple[Evidence, 
     on_gpu = on_gpus(case) and "the host" not in problem.text
     gpu = _gpu_of(case, problem) if on_gpu else None
     if gpu is not None and (use := _use_in_words(gpu)) is not None:  # a busy GPU, tested because of --force
-        return unknown(_subject(case, problem), f"{problem.text}; {use}", *evidence, advice=_LOOK_AT_GPUS)
+        return unknown(problem_subject(case, problem), f"{problem.text}; {use}", *evidence, advice=_LOOK_AT_GPUS)
     holder = "nvidia-smi --query-compute-apps=pid,used_memory --format=csv" if on_gpu else "ps aux --sort=-rss | head"
     return fail(
-        _subject(case, problem),
+        problem_subject(case, problem),
         Found(problem.text, problem.kind),
         "memory for a train that needs little of it",
         *evidence,

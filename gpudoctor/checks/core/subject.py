@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal
 
 import msgspec
 
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import Missing
+from gpudoctor.units import ranges
 
 
 class Subject(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -61,3 +63,12 @@ def of_nic(name: str) -> Subject:
 
 def of_path(name: str) -> Subject:
     return Subject(kind="path", name=name)
+
+
+def grouped_label(subjects: Iterable[Subject]) -> str:
+    """ "GPU 0-3, 5" for GPUs; other labels are listed, at most four of them."""
+    kept = list(subjects)
+    gpus = sorted({s.gpu for s in kept if s.kind == "gpu" and s.gpu is not None})
+    others = list(dict.fromkeys(s.label for s in kept if s.kind != "gpu" or s.gpu is None))
+    shown = others[:4] + ([f"{len(others) - 4} more"] if len(others) > 4 else [])
+    return ", ".join(([f"GPU {ranges(gpus)}"] if gpus else []) + shown)

@@ -65,8 +65,10 @@ def _applied(result: CheckResult, rules: list[Suppression]) -> CheckResult:
 def _set_aside(finding: Finding, rules: list[Suppression]) -> Finding:
     if finding.status in (Status.PASS, Status.SKIP):
         return finding
+    subject = finding.subject
+    names = {str(name).lower() for name in (subject.gpu, subject.uuid, subject.bus_id) if name is not None}
     for rule in rules:
-        if rule.gpu is None or _short(str(rule.gpu)) in _names(finding):
+        if rule.gpu is None or _short(str(rule.gpu)) in names:
             was = finding.found.text if finding.found else finding.reason
             reason = f"suppressed until {rule.until} ({rule.reason}); was {finding.status.value}: {was}"
             return msgspec.structs.replace(finding, status=Status.SKIP, reason=reason, suppressed=finding.status)
@@ -76,8 +78,3 @@ def _set_aside(finding: Finding, rules: list[Suppression]) -> Finding:
 def _short(gpu: str) -> str:
     """The name in lower case; a bus id of nvidia-smi (00000000:BB:00.0) or lspci (bb:00.0) in the form of findings."""
     return short_bus_id(gpu) if ":" in gpu else gpu.strip().lower()
-
-
-def _names(finding: Finding) -> set[str]:
-    subject = finding.subject
-    return {str(name).lower() for name in (subject.gpu, subject.uuid, subject.bus_id) if name is not None}

@@ -71,19 +71,17 @@ def causes_under_load(gpu: Gpu, peers: Sequence[Gpu], own: GpuUnderLoad, others:
 
 
 def _slowdowns(own: GpuUnderLoad, others: Sequence[GpuUnderLoad]) -> list[str]:
+    """Slowdowns active for clearly more of the time than on the others, as text."""
     shares = {reason: event_share(own, reason) for reason in _SLOWING}
     if any(shares[reason] >= shares["hw-slowdown"] / 2 for reason in _NARROWER if shares[reason] > 0):
         shares["hw-slowdown"] = 0.0
-    return [
-        f"{words} active {percent(shares[reason])} of the time{_beside(reason, others)}"
-        for reason, words in _SLOWING.items()
-        if shares[reason] - (median(event_share(other, reason) for other in others) or 0.0) >= _LEAST_SHARE
-    ]
-
-
-def _beside(reason: str, others: Sequence[GpuUnderLoad]) -> str:
-    usual = median(event_share(other, reason) for other in others)
-    return f" (the others {percent(usual)})" if usual else ""
+    found = []
+    for reason, words in _SLOWING.items():
+        usual = median(event_share(other, reason) for other in others) or 0.0
+        if shares[reason] - usual >= _LEAST_SHARE:
+            beside = f" (the others {percent(usual)})" if usual else ""
+            found.append(f"{words} active {percent(shares[reason])} of the time{beside}")
+    return found
 
 
 def _lone_settings(gpu: Gpu, peers: Sequence[Gpu], own: GpuUnderLoad, others: Sequence[GpuUnderLoad]) -> list[str]:

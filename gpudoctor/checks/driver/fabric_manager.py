@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from gpudoctor.checks.core.case import Case
-from gpudoctor.checks.core.explains import VIEWS, Explains
+from gpudoctor.checks.core.explains import ENDS, VIEWS, Explains
 from gpudoctor.checks.core.finding import (
     Advice,
     Evidence,
@@ -38,7 +38,13 @@ _OTHER_DRIVER = re.compile(r"interface version (\d[\d.]*).{0,40}match.{0,20}driv
     title="On an NVSwitch node the fabric manager runs, in the driver's version",
     impact="no-work",
     needs_gpu=False,
-    explains=(Explains(("nvlink.*", "link.peer", "collective.*", "train.*", *VIEWS), anywhere=True),),
+    explains=(
+        Explains(
+            ("nvlink.*", "link.peer", "collective.bandwidth", "collective.pairs", "train.scaling", *VIEWS),
+            anywhere=True,
+        ),
+        Explains(("collective.*", "train.*"), anywhere=True, found=ENDS),
+    ),
 )
 def fabric_manager(case: Case) -> Iterator[Finding]:
     """Judge service, version and log if NVSwitches connect the GPUs; nvlink.fabric judges what the GPUs report."""

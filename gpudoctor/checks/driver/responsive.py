@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from gpudoctor.checks.core.case import Case, Limit
-from gpudoctor.checks.core.explains import VIEWS
+from gpudoctor.checks.core.explains import READINGS, VIEWS, Explains
 from gpudoctor.checks.core.finding import (
     Advice,
     Evidence,
@@ -23,6 +23,7 @@ from gpudoctor.checks.core.finding import (
 )
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE, Subject, of_gpu
+from gpudoctor.checks.gpu.xid_codes import STOPPED_CODES
 from gpudoctor.facts.deadlines import START
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Driver, Unanswered
@@ -54,7 +55,11 @@ _HUNG_START_S = Limit(START.seconds, "s", START.source, name="hung_start_s")
     impact="no-work",
     needs_gpu=False,
     limits=(_INIT_S, _WAKE_S, _CALL_S, _HUNG_START_S),
-    explains=("driver.loaded", "gpu.*", "pcie.*", "nvlink.*", "topology.*", *VIEWS),
+    explains=(
+        *("driver.loaded", "gpu.lost", *VIEWS),
+        Explains(READINGS, gaps=True),
+        Explains(("gpu.xid",), found=STOPPED_CODES),
+    ),
 )
 def responsive(case: Case) -> Iterator[Finding]:
     """Fail for each call that did not return; warn if the driver is slow."""

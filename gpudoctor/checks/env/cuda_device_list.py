@@ -89,7 +89,8 @@ def resolve(value: str | None, gpus: Sequence[Gpu], device_order: str | None = N
         numbers = [_number(entry) for entry in entries]
         found = [n if isinstance(n, _Bad) else _by_index(n, ordered) for n in numbers]
         keys = list(numbers)
-        order_uncertain = _mixed(ordered) and device_order != "PCI_BUS_ID"
+        # fastest-first may differ from bus order unless the GPUs are known to be all of one model
+        order_uncertain = len({known(gpu.name) for gpu in ordered}) > 1 and device_order != "PCI_BUS_ID"
     return _read(Visible(value, order_uncertain=order_uncertain), entries, found, keys, ordered)
 
 
@@ -178,7 +179,8 @@ def _number(entry: str) -> int | _Bad:
 
 def _by_index(number: int, ordered: tuple[Gpu, ...]) -> _Device | _Bad:
     if number >= len(ordered):
-        return _Bad(f"{_shown(str(number))} does not exist on a node with {_range(len(ordered))}")
+        there = "GPU 0 only" if len(ordered) == 1 else f"GPUs 0-{len(ordered) - 1}"
+        return _Bad(f"{_shown(str(number))} does not exist on a node with {there}")
     return _open(ordered[number])
 
 
@@ -234,18 +236,9 @@ def _open(gpu: Gpu) -> _Device | _Bad:
     return _Device(gpu, instances[0])
 
 
-def _mixed(gpus: tuple[Gpu, ...]) -> bool:
-    """Whether fastest-first may differ from bus order: the GPUs are not all known to be one model."""
-    return len({known(gpu.name) for gpu in gpus}) > 1
-
-
 def bare_uuid(uuid: str) -> str:
     """The UUID without the prefix that only the driver uses, to compare torch's with the driver's."""
     return uuid.lower().removeprefix("gpu-")
-
-
-def _range(count: int) -> str:
-    return "GPU 0 only" if count == 1 else f"GPUs 0-{count - 1}"
 
 
 def _shown(entry: str) -> str:

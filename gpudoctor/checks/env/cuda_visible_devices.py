@@ -50,7 +50,7 @@ def visible_devices(case: Case) -> Iterator[Finding]:
         yield _broken(node, seen, found, evidence)
     elif seen.order_uncertain:
         yield _other_order(seen, found, evidence)
-    elif seen.hidden_by_mistake or (value is not None and _cut_by_mig(seen)):
+    elif seen.hidden_by_mistake or ("," in (value or "") and any("MIG" in note for note in seen.notes)):
         yield warn(
             NODE,
             found,
@@ -62,10 +62,6 @@ def visible_devices(case: Case) -> Iterator[Finding]:
     else:
         yield ok(NODE, found, None, *evidence)
     yield from _contradictions(node, seen)
-
-
-def _cut_by_mig(seen: Visible) -> bool:
-    return any("MIG" in note for note in seen.notes) and "," in (seen.value or "")
 
 
 def _in_words(node: Node, seen: Visible) -> str:

@@ -6,17 +6,14 @@ from collections.abc import Iterable, Iterator
 
 from gpudoctor.checks.core.case import Case
 from gpudoctor.checks.core.explains import ENDS, Explains
-from gpudoctor.checks.core.finding import Advice, Evidence, Finding, Status, fail, ok, unknown, unread, warn
+from gpudoctor.checks.core.finding import Advice, Finding, Status, fail, ok, unknown, unread, warn
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE
 from gpudoctor.checks.env.nccl_over_efa import OWN_NETWORKS, efa_findings
-from gpudoctor.checks.env.rendezvous import loopback_findings
-from gpudoctor.checks.env.settings import bad, shown, unset
+from gpudoctor.checks.env.settings import bad, launcher_findings, shown, unset
 from gpudoctor.checks.nvlink.link_state import links_up
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Environment, Variable
-
-_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 @check(
@@ -40,8 +37,7 @@ def nccl_settings(case: Case) -> Iterator[Finding]:
         *_interfaces(case),
         *_files(case),
         *_left_on(case),
-        *_launcher(environment),
-        *loopback_findings(case),
+        *launcher_findings(case),
         *efa_findings(case),
     ]
     yield from findings
@@ -198,42 +194,3 @@ def _uses_net_plugin(case: Case) -> bool:
     named = (case.node.environment.get("NCCL_NET") or "").strip().lower()
     efa = any(port.is_efa and port.is_active for port in known(case.node.network.rdma_ports) or ())
     return efa or named not in ("", *OWN_NETWORKS)
-
-
-def _launcher(environment: Environment) -> Iterator[Finding]:
-    """Check that torchrun's variables are consistent; an incomplete set is only a warning."""
-    given = {name: value for name in _TORCHRUN if (value := environment.get(name)) is not None}
-    evidence = tuple(Evidence("environment", f"{name}={value}") for name, value in given.items())
-    advice = (
-        Advice("Let the launcher set them,", "torchrun --nproc-per-node=gpu train.py"),
-        Advice("and clear what a former run left behind.", f"unset {' '.join(given)}" if given else None),
-    )
-
-    def wrong(text: str, expected: str) -> Finding:
-        return fail(
-            NODE, text, expected, *evidence, likely="init_process_group would fail or wait forever", advice=advice
-        )
-
-    for rank_name, size_name in (("RANK", "WORLD_SIZE"), ("LOCAL_RANK", "LOCAL_WORLD_SIZE")):
-        numbers: dict[str, int] = {}
-        for name in (rank_name, size_name):
-            value = given.get(name, "").strip()
-            if value.isascii() and value.isdigit() and len(value) < 10:
-                numbers[name] = int(value)
-            elif name in given:
-                yield wrong(f"{name}={given[name]} is not a number", "a number from 0")
-        if len(numbers) == 2 and numbers[rank_name] >= numbers[size_name]:
-            text = f"{rank_name}={numbers[rank_name]} with {size_name}={numbers[size_name]}"
-            yield wrong(text, f"{rank_name} below {size_name}")
-    rendezvous = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-    absent = [name for name in rendezvous if name not in given]
-    # MASTER_ADDR or WORLD_SIZE alone may be a site's default; RANK is only set by a launcher
-    if "RANK" in given and absent and given.get("WORLD_SIZE", "").strip() != "1":
-        yield warn(
-            NODE,
-            f"RANK is set, but not {', '.join(absent)}",
-            "all four of RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, or none",
-            *evidence,
-            likely="a launcher's variables came through in part: init_process_group needs all four",
-            advice=advice,
-        )

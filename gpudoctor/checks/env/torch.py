@@ -51,7 +51,8 @@ _SLOW_IMPORT_S = Limit(
 )
 def torch_build(case: Case) -> Iterator[Finding]:
     """Judge torch's build against the driver, and the GPUs that it saw against those it should see."""
-    view = _own_view(case)
+    # for a simulated node, what torch reports on this machine would be unrelated
+    view = case.measurements.torch_view if case.node.source.kind == "live" else None
     torch = view.torch if view else case.node.software.torch
     if isinstance(torch, Missing):
         if torch.kind == "absent" and case.node.source.kind != "capture":
@@ -81,11 +82,6 @@ def torch_build(case: Case) -> Iterator[Finding]:
             likely="which of them is loaded depends on the search path; two in one process crash or hang",
             advice=(Advice("Keep torch's own copy, and take the others off LD_LIBRARY_PATH.", "pip list | grep nccl"),),
         )
-
-
-def _own_view(case: Case) -> TorchView | None:
-    """What torch reported on this machine; None for a simulated node, where that would be unrelated."""
-    return case.measurements.torch_view if case.node.source.kind == "live" else None
 
 
 def _build(case: Case, torch: str, cuda: str | Missing | None, opens_gpus: bool) -> Iterator[Finding]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from gpudoctor.checks.core.case import Case
 from gpudoctor.checks.core.driver_messages import failed_starts
+from gpudoctor.checks.core.each_gpu import shown_by_driver
 from gpudoctor.checks.core.explains import VIEWS, Explains
 from gpudoctor.checks.core.finding import (
     Advice,
@@ -34,7 +35,6 @@ from gpudoctor.checks.core.sight import (
     unseen,
 )
 from gpudoctor.checks.core.subject import NODE, Subject
-from gpudoctor.checks.core.trust import shown_by_driver
 from gpudoctor.checks.driver.loaded import INIT_OK
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.profiles.peers import compute_gpus
@@ -86,8 +86,7 @@ def count(case: Case) -> Iterator[Finding]:
         return
     gpus, away = bus_gpus(node), unseen(node)
     on_bus = known(gpus)
-    limited = narrowed(case.node)
-    gone = {device.bus_id for device in away.gone}
+    limited, gone = narrowed(node), {device.bus_id for device in away.gone}
     dead = tuple(f for f in dead if f.subject.bus_id not in gone and not limited)
     problems = (*_gone(case, shown, away), *dead, *_expected(case, shown, limited), *_given_out(case))
     # a GPU that an operator took from use is no reason for another one to be missing
@@ -185,7 +184,7 @@ def _empty_sockets(case: Case, limited: str | None) -> Iterator[Finding]:
     virtual machine (which may have been given some of the GPUs) nor a container.
     """
     node = case.node
-    modules = [number for gpu in case.node.gpus if (number := known(gpu.module_id)) is not None]
+    modules = [number for gpu in node.gpus if (number := known(gpu.module_id)) is not None]
     # cards without sockets return 0 or 1 for every GPU, and have no NVLinks
     sockets = len(set(modules)) == shown_count(node) and all(known(gpu.nvlinks) for gpu in node.gpus)
     if limited or not sockets or node.host.is_guest:

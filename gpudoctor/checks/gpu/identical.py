@@ -7,11 +7,10 @@ from collections.abc import Callable, Hashable, Iterator
 import msgspec
 
 from gpudoctor.checks.core.case import Case, Limit
-from gpudoctor.checks.core.each_gpu import first_failed
+from gpudoctor.checks.core.each_gpu import first_failed, untrusted
 from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, fail, ok, skip, unknown, unread, warn
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE, of_gpu
-from gpudoctor.checks.core.trust import untrusted
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.profiles.peers import majority

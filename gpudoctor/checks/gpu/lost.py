@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator
 
 from gpudoctor.checks.core.case import Case
-from gpudoctor.checks.core.each_gpu import first_failed
-from gpudoctor.checks.core.explains import PROBES, RECOVERY_ACTIONS, VIEWS, RecoveryAction
+from gpudoctor.checks.core.each_gpu import first_failed, says_err, says_nothing, shown_by_driver, unreadable
+from gpudoctor.checks.core.explains import PROBES, READINGS, RECOVERY_ACTIONS, VIEWS, Explains, RecoveryAction
 from gpudoctor.checks.core.finding import (
     Advice,
     Evidence,
@@ -25,7 +25,7 @@ from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.runner import NO_GPU
 from gpudoctor.checks.core.sight import denied
 from gpudoctor.checks.core.subject import NODE, Subject, of_gpu
-from gpudoctor.checks.core.trust import says_err, says_nothing, shown_by_driver, unreadable
+from gpudoctor.checks.gpu.xid_codes import STOPPED_CODES
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.nvml.error_cost import LOST, condemning, no_handle_cost
@@ -60,7 +60,11 @@ _ERR_ADVICE = (
     title="No GPU is lost or needs a reset",
     impact="no-work",
     needs_gpu=False,
-    explains=("gpu.*", "pcie.*", "nvlink.*", "topology.*", *VIEWS, *PROBES),
+    explains=(
+        *("pcie.errors", "nvlink.*", *VIEWS, *PROBES),
+        Explains(READINGS, gaps=True),
+        Explains(("gpu.xid",), found=STOPPED_CODES),
+    ),
 )
 def lost(case: Case) -> Iterator[Finding]:
     """Judge each GPU's driver errors and requested recovery; a GPU that returned nothing never passes."""

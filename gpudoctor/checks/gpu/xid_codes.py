@@ -123,6 +123,8 @@ XIDS: dict[int, Xid] = _entries()
 LINK_CODES = (74, 136, *range(144, 151), 155)
 MEMORY_CODES = (48, 63, 64, 92, 94, 95, 140, 168, 171, 172)
 BUS_CODES = (79, 167)
+# the GPU or its processor (GSP) stopped; None: a line without a code, of a GPU that fell off the bus or did not start
+STOPPED_CODES = (46, 61, 62, *BUS_CODES, 109, 119, 120, 143, 158, 169, None)
 
 
 def xid(code: int) -> Xid:

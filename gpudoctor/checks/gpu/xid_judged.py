@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import msgspec
 
 from gpudoctor.checks.core.driver_messages import MessageMeaning, follows, meaning
-from gpudoctor.checks.core.trust import untrusted
+from gpudoctor.checks.core.each_gpu import untrusted
 from gpudoctor.checks.gpu.xid_codes import BUCKETS, LINK_CODES, Bucket, xid
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.kernel_log import KernelEvent

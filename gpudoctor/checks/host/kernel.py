@@ -4,26 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import msgspec
-
 from gpudoctor.checks.core.case import Case, Limit
-from gpudoctor.checks.core.driver_messages import DAY_S, age_s, count_a_day, is_recent
+from gpudoctor.checks.core.driver_messages import DAY_S, EventMeaning, age_s, count_a_day, is_recent
 from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, Status, ok, unknown, unread
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import HostEvent, HostEventKind, KernelLog
-
-
-class _Rule(msgspec.Struct, frozen=True):
-    """What events of a kind mean. `lasting`: they count since boot, others only within the last day."""
-
-    status: Status
-    words: str
-    likely: str
-    advice: tuple[Advice, ...]
-    lasting: bool = False
-
 
 _MEMORY = (
     Advice("See which DIMM it is.", "grep . /sys/devices/system/edac/mc/mc*/dimm*/dimm_[cu]e_count"),
@@ -39,31 +26,36 @@ _STORAGE = (
 )
 
 # Source of the kinds: the table of kernel lines (gpudoctor explain host.kernel); of the severities: this check's page
-_RULES: dict[HostEventKind, _Rule] = {
-    "machine-check-fatal": _Rule(
-        Status.FAIL, "a machine check that could not be corrected", "a CPU, memory or the board failed", _MEMORY, True
+_RULES: dict[HostEventKind, EventMeaning] = {
+    "machine-check-fatal": EventMeaning(
+        "a machine check that could not be corrected",
+        "a CPU, memory or the board failed",
+        _MEMORY,
+        lasting=True,
+        status=Status.FAIL,
     ),
-    "memory-uncorrected": _Rule(
-        Status.FAIL, "an uncorrectable error of the host's memory", "a DIMM, or a memory channel, failed", _MEMORY, True
+    "memory-uncorrected": EventMeaning(
+        "an uncorrectable error of the host's memory",
+        "a DIMM, or a memory channel, failed",
+        _MEMORY,
+        lasting=True,
+        status=Status.FAIL,
     ),
-    "machine-check": _Rule(
-        Status.WARN, "machine checks", "a CPU, memory or PCIe error that the machine survived", _MEMORY
+    "machine-check": EventMeaning("machine checks", "a CPU, memory or PCIe error that the machine survived", _MEMORY),
+    "memory-corrected": EventMeaning("corrected errors of the host's memory", "a DIMM that wears out", _MEMORY),
+    "soft-lockup": EventMeaning(
+        "a CPU was stuck in the kernel (soft lockup)", "a driver, a file system, or no CPU time", _STUCK
     ),
-    "memory-corrected": _Rule(Status.WARN, "corrected errors of the host's memory", "a DIMM that wears out", _MEMORY),
-    "soft-lockup": _Rule(
-        Status.WARN, "a CPU was stuck in the kernel (soft lockup)", "a driver, a file system, or no CPU time", _STUCK
+    "hard-lockup": EventMeaning(
+        "a CPU did not even take interrupts (hard lockup)", "firmware, hardware or a driver", _STUCK
     ),
-    "hard-lockup": _Rule(
-        Status.WARN, "a CPU did not even take interrupts (hard lockup)", "firmware, hardware or a driver", _STUCK
+    "rcu-stall": EventMeaning(
+        "a CPU did not come to a rest (RCU stall)", "a driver, a hypervisor, or no CPU time", _STUCK
     ),
-    "rcu-stall": _Rule(
-        Status.WARN, "a CPU did not come to a rest (RCU stall)", "a driver, a hypervisor, or no CPU time", _STUCK
+    "hung-task": EventMeaning(
+        "a process waited in the kernel for more than two minutes", "storage, NFS or a driver", _STUCK
     ),
-    "hung-task": _Rule(
-        Status.WARN, "a process waited in the kernel for more than two minutes", "storage, NFS or a driver", _STUCK
-    ),
-    "oom-kill": _Rule(
-        Status.WARN,
+    "oom-kill": EventMeaning(
         "the kernel ended processes for lack of memory",
         "data loaders or a checkpoint took more memory than the machine, or the job's limit, has: the job died of it",
         (
@@ -71,8 +63,7 @@ _RULES: dict[HostEventKind, _Rule] = {
             Advice("Fewer data-loader workers, less pinned memory, or a higher limit for the job."),
         ),
     ),
-    "nfs-timeout": _Rule(
-        Status.WARN,
+    "nfs-timeout": EventMeaning(
         "an NFS server did not answer",
         "every process that reads from it waits: data loaders stall, and the other ranks time out in a collective",
         (
@@ -80,11 +71,10 @@ _RULES: dict[HostEventKind, _Rule] = {
             Advice("Look at the server and the way to it; keep data sets and checkpoints on local storage meanwhile."),
         ),
     ),
-    "io-error": _Rule(
-        Status.WARN, "I/O errors", "a disk that fails: reads of data sets and checkpoints end in errors", _STORAGE
+    "io-error": EventMeaning(
+        "I/O errors", "a disk that fails: reads of data sets and checkpoints end in errors", _STORAGE
     ),
-    "read-only": _Rule(
-        Status.WARN,
+    "read-only": EventMeaning(
         "a file system is read-only since an error",
         "a disk that fails: logs and checkpoints can no longer be written",
         _STORAGE,
@@ -118,10 +108,11 @@ def kernel(case: Case) -> Iterator[Finding]:
     told = []
     for event in log.host_events:
         rule = _RULES.get(event.kind)
-        if rule is None or _harmless(event):
+        if rule is None or (event.kind == "io-error" and (event.device or "").startswith(_NO_DISKS)):
             continue
         if aside := _set_aside(case, event, rule, log.host_events):
-            passed.append(f"{_count(event)} {rule.words} {aside}")
+            often = f"{event.count} x" if event.count > 1 else "once"
+            passed.append(f"{often} {rule.words} {aside}")
         else:
             told.append(_finding(case, event, rule, log))
     yield from told
@@ -136,11 +127,7 @@ def kernel(case: Case) -> Iterator[Finding]:
     yield ok(NODE, text, None, Evidence("kernel log", known(log.source) or "read"))
 
 
-def _harmless(event: HostEvent) -> bool:
-    return event.kind == "io-error" and (event.device or "").startswith(_NO_DISKS)
-
-
-def _set_aside(case: Case, event: HostEvent, rule: _Rule, all_events: tuple[HostEvent, ...]) -> str | None:
+def _set_aside(case: Case, event: HostEvent, rule: EventMeaning, all_events: tuple[HostEvent, ...]) -> str | None:
     """Why this event does not matter today, as text; None if it does."""
     if not rule.lasting and not is_recent(case, event):
         return f"{(age_s(case, event) or 0) / DAY_S:.0f} days ago"
@@ -170,11 +157,7 @@ def _too_short(case: Case, log: KernelLog) -> bool:
     return up_s is None or log.starts_s is None or up_s - log.starts_s < DAY_S
 
 
-def _count(event: HostEvent) -> str:
-    return f"{event.count} x" if event.count > 1 else "once"
-
-
-def _finding(case: Case, event: HostEvent, rule: _Rule, log: KernelLog) -> Finding:
+def _finding(case: Case, event: HostEvent, rule: EventMeaning, log: KernelLog) -> Finding:
     of = f" ({event.device})" if event.device else ""
     often = f", {event.count} times" if event.count > 1 else ""
     notes: tuple[Evidence, ...] = ()

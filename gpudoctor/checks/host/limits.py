@@ -1,16 +1,81 @@
-"""host.limits: do the user limits leave room for training?"""
+"""host.cpu-per-gpu, host.limits: how many CPUs, files, processes and how much locked memory may this process use?"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from gpudoctor.checks.core.case import Case, Limit
-from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, ok, skip, unread, warn
+from gpudoctor.checks.core.explains import Explains
+from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, skip, unread, warn
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE
-from gpudoctor.checks.host.ram_per_gpu import OURS
+from gpudoctor.checks.host.memory import OURS, gpus_in_words, not_told
 from gpudoctor.checks.network.infiniband import carries_training
 from gpudoctor.facts.model.missing import Missing, known
+
+_FAIL_CPUS = Limit(1, "CPUs a GPU", f"{OURS}: one process a GPU, each with a launching thread", name="fail_cpus")
+_WARN_CPUS = Limit(
+    4, "CPUs a GPU", f"{OURS}: launching thread, NCCL proxy thread, two data loader workers", name="warn_cpus"
+)
+
+
+@check(
+    "host.cpu-per-gpu",
+    title="There are enough CPUs for each GPU",
+    needs_gpu=False,
+    limits=(_FAIL_CPUS, _WARN_CPUS),
+    explains=(Explains(("train.balance", "train.scaling"), anywhere=True),),
+)
+def cpu_per_gpu(case: Case) -> Iterator[Finding]:
+    """Judge the CPUs that this process may use: the smaller of affinity and cgroup quota."""
+    host = case.node.host
+    affinity_unread = None
+    if isinstance(host.cpus_usable, Missing):
+        if isinstance(host.cpus_total, Missing):
+            yield unread(NODE, "usable CPUs", host.cpus_usable)
+            return
+        usable, source = float(host.cpus_total), "CPUs of the machine; affinity not known"
+        affinity_unread = not_told(host.cpus_usable)
+    else:
+        usable, source = float(host.cpus_usable), "CPU affinity"
+        if host.cpus_usable == known(host.cpus_total):
+            source = "all CPUs of the machine"
+    evidence = [Evidence("host", f"{usable:g} CPUs ({source}) of {known(host.cpus_total) or '?'}")]
+    quota = known(host.cpu_quota)
+    if quota is not None:
+        quota_source = known(host.cpu_quota_source) or "cgroup CPU quota"
+        evidence.append(Evidence(quota_source, f"{quota:g} CPUs"))
+        if quota < usable:
+            usable, source = quota, quota_source
+    gpus = case.compute_gpus
+    if not gpus:
+        yield skip(NODE, f"no GPU to share them: {usable:g} CPUs ({source})")
+        return
+    each = usable / len(gpus)
+    shared = gpus_in_words(len(gpus))
+    found = Found(f"{each:.3g} CPUs a GPU ({usable:g} for {shared}; {source})", round(each, 2), "CPUs")
+    for limit, judge in ((_FAIL_CPUS, fail), (_WARN_CPUS, warn)):
+        least = case.limit(limit, gpus[0])
+        if each < least:
+            source_of_limit = case.limit_source(limit, gpus[0])
+            yield judge(
+                NODE,
+                found,
+                Expected(f"at least {least:g} CPUs a GPU", ">=", least, "CPUs", source_of_limit),
+                *evidence,
+                likely="the job or container was given few CPUs" if "affinity" in source or quota else None,
+                advice=(
+                    Advice("Ask the scheduler for more CPUs for each GPU.", "srun --cpus-per-gpu=8 ..."),
+                    Advice("In a container, raise the CPU limit.", "docker run --cpus=..."),
+                ),
+            )
+            return
+    for what, missing in (("CPU affinity", affinity_unread), ("CPU quota", not_told(host.cpu_quota))):
+        if missing:
+            yield unread(NODE, f"{found.text}, but the {what}", missing)
+            return
+    yield ok(NODE, found, Expected(f"at least {case.limit(_WARN_CPUS, gpus[0]):g} CPUs a GPU"), *evidence)
+
 
 _MEMLOCK_KIB = Limit(
     16 * 1024 * 1024, "KiB", "AWS asks at least 16 GiB of lockable memory for RDMA", name="memlock_kib"

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-import msgspec
-
 from gpudoctor.checks.core.case import Case, Limit
 from gpudoctor.checks.core.each_gpu import in_virtual_machine
 from gpudoctor.checks.core.explains import Explains
-from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, skip, unknown, warn
-from gpudoctor.checks.core.peer_ranks import against_others, by_model, other_processes, ranks_without_figures
+from gpudoctor.checks.core.finding import Advice, Evidence, Finding, Found, fail, ok, skip, unknown, warn
+from gpudoctor.checks.core.peer_ranks import Yardstick, against_others, by_model, other_processes, ranks_without_figures
 from gpudoctor.checks.core.probe_outcome import judged_outcome, rank_gpu, rank_subject
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.under_load import highest_of, load_of
@@ -22,17 +20,6 @@ from gpudoctor.facts.model.pcie_generations import link_gb_s
 
 HOST = "link.host"
 _UNPROVEN_GENERATION = 6  # no published figures for copies on Gen6: never more than a warn
-
-
-class _Bar(msgspec.Struct, frozen=True):
-    """One yardstick: the share reached, its limits, and what it is a share of."""
-
-    share: float
-    of_gb_s: float
-    warn: Limit
-    fail: Limit
-    what: str
-    may_fail: bool
 
 
 _WARN_SHARE = Limit(
@@ -95,20 +82,14 @@ def _judged(case: Case, link: HostLink, links: Sequence[HostLink]) -> Finding:
     bars = _bars(case, link, links, gpu, in_use)
     lower = _lower_generation(case, gpu, in_use, links)
     found = Found(text, round(_slower(link), 2), "GB/s")
-    bad = [(bar, kind) for bar in bars if (kind := _verdict(case, bar, gpu)) != "ok"]
+    bad = [(bar, kind) for bar in bars if (kind := bar.verdict(case, gpu)) is not None]
     if (bad or lower) and (others := other_processes(case, link.rank)):
         return unknown(subject, f"{text}: slow, but {others}: too disturbed to judge", *evidence)
     if bad:
         bar, kind = min(bad, key=lambda one: (one[1] != "fail", one[0].share))
+        expected, likely = bar.expected(case, gpu, kind, "GB/s"), _likely(case, link, gpu)
         judge = fail if kind == "fail" else warn
-        return judge(
-            subject,
-            found,
-            _expected(case, bar, gpu, kind),
-            *evidence,
-            likely=_likely(case, link, gpu),
-            advice=_steps(gpu),
-        )
+        return judge(subject, found, expected, *evidence, likely=likely, advice=_steps(gpu))
     if lower is not None:
         # if the visible bridges are not the real ones, the slot's reported capability is not either
         judge = fail if lower.startswith("the others") and hidden_bridges(case, gpu) is None else warn
@@ -117,7 +98,7 @@ def _judged(case: Case, link: HostLink, links: Sequence[HostLink]) -> Finding:
     if not bars:
         why = "neither the link nor a GPU of the same model beside it says what to expect"
         return skip(subject, f"{text}, not judged: {why}")
-    return ok(subject, found, _expected(case, bars[0], gpu, "warn"), *evidence)
+    return ok(subject, found, bars[0].expected(case, gpu, "warn", "GB/s"), *evidence)
 
 
 def _slower(link: HostLink) -> float:
@@ -146,15 +127,14 @@ def _link_in_use(case: Case, gpu: Gpu, link: HostLink) -> tuple[int, int] | None
 
 def _bars(
     case: Case, link: HostLink, links: Sequence[HostLink], gpu: Gpu, in_use: tuple[int, int] | None
-) -> list[_Bar]:
+) -> list[Yardstick]:
     bars = []
     # from another socket, the copy also measures the link between the sockets
-    may_fail = link.near_cpus is not False
-    carries = link_gb_s(*in_use) if in_use else None
-    if in_use and carries:
-        proven = in_use[0] < _UNPROVEN_GENERATION
-        fails, what = _fails_below(case, gpu), f"{describe(*in_use)} carries"
-        bars.append(_Bar(_slower(link) / carries, carries, _WARN_SHARE, fails, what, may_fail and proven))
+    may_fail, slower = link.near_cpus is not False, _slower(link)
+    if in_use and (carries := link_gb_s(*in_use)):
+        fails = _fails_below(case, gpu) if may_fail and in_use[0] < _UNPROVEN_GENERATION else None
+        what = f"GB/s that {describe(*in_use)} carries"
+        bars.append(Yardstick(slower / carries, carries, _WARN_SHARE, fails, what))
     group = next(ranks for ranks in by_model(case, [other.rank for other in links]) if link.rank in ranks)
     alike = {
         other.rank: _slower(other)
@@ -163,30 +143,15 @@ def _bars(
         and (peer := rank_gpu(case, other.rank)) is not None
         and _link_in_use(case, peer, other) == in_use
     }
-    ratio = against_others(link.rank, alike)
-    if ratio is not None:
-        what = "the others of this model reach"
-        bars.append(_Bar(ratio, _slower(link) / ratio, _PEER_WARN_SHARE, _PEER_FAIL_SHARE, what, may_fail))
+    if (ratio := against_others(link.rank, alike)) is not None:
+        fails, what = _PEER_FAIL_SHARE if may_fail else None, "GB/s that the others of this model reach"
+        bars.append(Yardstick(ratio, slower / ratio, _PEER_WARN_SHARE, fails, what))
     return bars
-
-
-def _verdict(case: Case, bar: _Bar, gpu: Gpu) -> str:
-    if bar.may_fail and bar.share < case.limit(bar.fail, gpu):
-        return "fail"
-    return "warn" if bar.share < case.limit(bar.warn, gpu) else "ok"
 
 
 def _fails_below(case: Case, gpu: Gpu) -> Limit:
     """The limit for a fail: in a virtual machine there is more than the link between guest memory and GPU."""
     return _VM_FAIL_SHARE if in_virtual_machine(case.node, [gpu]) else _FAIL_SHARE
-
-
-def _expected(case: Case, bar: _Bar, gpu: Gpu, kind: str) -> Expected:
-    limit = bar.fail if kind == "fail" else bar.warn
-    share = case.limit(limit, gpu)
-    floor = bar.of_gb_s * share
-    text = f"at least {floor:.3g} GB/s: {share:.0%} of the {bar.of_gb_s:.3g} GB/s that {bar.what}"
-    return Expected(text, ">=", round(floor, 2), "GB/s", case.limit_source(limit, gpu))
 
 
 def _lower_generation(case: Case, gpu: Gpu, in_use: tuple[int, int] | None, links: Sequence[HostLink]) -> str | None:

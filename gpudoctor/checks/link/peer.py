@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-
-import msgspec
+from typing import Literal, NamedTuple
 
 from gpudoctor.checks.core.case import Case, Limit
 from gpudoctor.checks.core.finding import (
@@ -13,7 +12,6 @@ from gpudoctor.checks.core.finding import (
     Expected,
     Finding,
     Found,
-    Status,
     fail,
     ok,
     skip,
@@ -22,7 +20,7 @@ from gpudoctor.checks.core.finding import (
     warn,
 )
 from gpudoctor.checks.core.peer_pairs import Joined, joined_pairs
-from gpudoctor.checks.core.peer_ranks import other_processes
+from gpudoctor.checks.core.peer_ranks import Yardstick, other_processes
 from gpudoctor.checks.core.probe_outcome import absent, not_judged, problems_of, rank_gpu, ranks_in_words
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE, Subject, of_gpu, of_pair
@@ -39,14 +37,12 @@ _STEPS = (
 )
 
 
-class _Slow(msgspec.Struct, frozen=True):
-    """A pair below a limit, and what the limit is a share of."""
+class _Slow(NamedTuple):
+    """A pair below a limit, the yardstick with that limit, and the status."""
 
     pair: Joined
-    kind: Status
-    limit: Limit
-    of_gb_s: float
-    what: str
+    bar: Yardstick
+    kind: Literal["warn", "fail"]
 
 
 _NVLINK_WARN_SHARE = Limit(
@@ -162,23 +158,17 @@ def _speeds(case: Case, pairs: Sequence[Joined]) -> Iterator[Finding]:
 
 
 def _slow(case: Case, pair: Joined, members: Sequence[Joined]) -> _Slow | None:
-    yardsticks = []
-    if pair.line_gb_s:
-        bounds = (_NVLINK_WARN_SHARE, _NVLINK_FAIL_SHARE)
-        yardsticks.append((bounds, pair.line_gb_s, f"their {pair.nvlinks} NVLinks carry", pair.certain))
+    bars = []
+    if line := pair.line_gb_s:
+        fails, what = _NVLINK_FAIL_SHARE if pair.certain else None, f"GB/s that their {pair.nvlinks} NVLinks carry"
+        bars.append(Yardstick(pair.gb_s / line, line, _NVLINK_WARN_SHARE, fails, what))
     usual = median(other.gb_s for other in members if other is not pair)
     if usual and len(members) >= _LEAST_TO_COMPARE:
         # through the CPUs' own fabric, pairs of one kind may differ because of the board's layout
-        bounds = (_CLASS_WARN_SHARE, _CLASS_FAIL_SHARE)
-        yardsticks.append((bounds, usual, f"the other pairs over {pair.kind} reach", pair.direct))
-    worst: _Slow | None = None
-    for (warns, fails), of_gb_s, what, may_fail in yardsticks:
-        share = pair.gb_s / of_gb_s
-        if may_fail and share < case.limit(fails):
-            return _Slow(pair, Status.FAIL, fails, of_gb_s, what)
-        if worst is None and share < case.limit(warns):
-            worst = _Slow(pair, Status.WARN, warns, of_gb_s, what)
-    return worst
+        fails, what = _CLASS_FAIL_SHARE if pair.direct else None, f"GB/s that the other pairs over {pair.kind} reach"
+        bars.append(Yardstick(pair.gb_s / usual, usual, _CLASS_WARN_SHARE, fails, what))
+    found = [_Slow(pair, bar, kind) for bar in bars if (kind := bar.verdict(case, None)) is not None]
+    return min(found, key=lambda slow: slow.kind != "fail", default=None)
 
 
 def _told(case: Case, slow: Sequence[_Slow], members: Sequence[Joined]) -> Iterator[Finding]:
@@ -188,7 +178,7 @@ def _told(case: Case, slow: Sequence[_Slow], members: Sequence[Joined]) -> Itera
         whole = sum(index in pair.gpus for pair in members) == len(slow)
         gpu = next((gpu for gpu in case.node.gpus if gpu.index == index), None)
         if whole and gpu is not None:
-            worst = min(slow, key=lambda found: (found.kind is not Status.FAIL, found.pair.gb_s))
+            worst = min(slow, key=lambda found: (found.kind != "fail", found.pair.gb_s))
             text = f"copies to and from all {len(slow)} others are slow: {worst.pair.gb_s:.3g} GB/s"
             yield _finding(case, of_gpu(gpu), worst, text, [e for found in slow for e in _figures(found.pair)], [gpu])
             return
@@ -206,22 +196,13 @@ def _finding(
     others = next((words for rank in ranks if (words := other_processes(case, rank))), None)
     if others:
         return unknown(subject, f"{text}: slow, but {others}: too disturbed to judge", *evidence)
-    share = case.limit(slow.limit)
-    floor = share * slow.of_gb_s
-    expected = Expected(
-        f"at least {floor:.3g} GB/s: {share:.0%} of the {slow.of_gb_s:.3g} GB/s that {slow.what}",
-        ">=",
-        round(floor, 2),
-        "GB/s",
-        case.limit_source(slow.limit),
-    )
-    judge = fail if slow.kind is Status.FAIL else warn
     likely = (
         "an NVLink is down or retries, or a bridge sits badly"
         if slow.pair.nvlinks
         else "a narrow or bad PCIe link of one of them, or traffic that goes up to the CPU (ACS, IOMMU)"
     )
-    found = Found(text, round(slow.pair.gb_s, 2), "GB/s")
+    found, expected = Found(text, round(slow.pair.gb_s, 2), "GB/s"), slow.bar.expected(case, None, slow.kind, "GB/s")
+    judge = fail if slow.kind == "fail" else warn
     return judge(subject, found, expected, *evidence, likely=likely, advice=_STEPS)
 
 
@@ -240,10 +221,6 @@ def _figures(pair: Joined) -> list[Evidence]:
     for link in pair.links:
         both = known(link.both_ways_gb_s)
         text = f"{link.gb_s:.2f} GB/s" + (f", both ways {both:.2f} GB/s" if both is not None else "")
-        p2p = (
-            {True: ", P2P on", False: ", P2P off"}.get(known(link.p2p) is True, "")
-            if known(link.p2p) is not None
-            else ""
-        )
+        p2p = {True: ", P2P on", False: ", P2P off", None: ""}[known(link.p2p)]
         shown.append(Evidence(f"copy from rank {link.source} to rank {link.target}", text + p2p))
     return shown

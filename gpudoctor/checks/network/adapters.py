@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import msgspec
 
 from gpudoctor.checks.core.case import Case, Limit
-from gpudoctor.checks.core.driver_messages import DAY_S, count_a_day, is_recent
+from gpudoctor.checks.core.driver_messages import DAY_S, EventMeaning, count_a_day, is_recent
 from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, ok, skip, unread, warn
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE, Subject, of_nic
@@ -24,17 +24,8 @@ _ERRORS_PER_HOUR = Limit(
 )
 
 
-class _Rule(msgspec.Struct, frozen=True):
-    """What events of a kind mean. `lasting`: they count since boot, others only within the last day."""
-
-    words: str
-    likely: str
-    advice: tuple[Advice, ...]
-    lasting: bool = False
-
-
-_RULES: dict[HostEventKind, _Rule] = {
-    "nic-power": _Rule(
+_RULES: dict[HostEventKind, EventMeaning] = {
+    "nic-power": EventMeaning(
         "the adapter finds insufficient power on its PCIe slot",
         "the slot gives less than the adapter and its transceivers draw: they may not come up, or run slower",
         (
@@ -44,7 +35,7 @@ _RULES: dict[HostEventKind, _Rule] = {
         ),
         lasting=True,
     ),
-    "nic-firmware": _Rule(
+    "nic-firmware": EventMeaning(
         "the adapter's firmware answers with errors",
         "firmware and driver do not fit, or the adapter is failing",
         (
@@ -52,12 +43,12 @@ _RULES: dict[HostEventKind, _Rule] = {
             Advice("Update and reset the adapter; it returns: hardware case.", "mlxfwreset -d BUS_ID reset"),
         ),
     ),
-    "nic-cable": _Rule(
+    "nic-cable": EventMeaning(
         "the adapter complains about its cable or transceiver",
         "a cable or transceiver that is not seated, not supported, or failing",
         (Advice("See what it says of the module.", "mlxlink -d BUS_ID -m"), Advice("Reseat or swap the cable.")),
     ),
-    "nic-temperature": _Rule(
+    "nic-temperature": EventMeaning(
         "the adapter or its transceiver is too hot",
         "airflow: the adapter switches the port off when it gets hotter",
         (Advice("See the temperatures.", "mget_temp -d BUS_ID; sensors"), Advice("Look at fans and blocked slots.")),

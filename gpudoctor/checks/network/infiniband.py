@@ -81,7 +81,8 @@ def carries_training(node: Node) -> bool:
 
 def _none_active(case: Case, ports: tuple[RdmaPort, ...]) -> Finding:
     """A warning if the node is built for multi-node training or a cable is plugged in; else a skip."""
-    text = f"none of the {len(ports)} RDMA ports is in use ({_states(ports)})"
+    states = ", ".join(sorted({known(port.state) or "state not known" for port in ports}))
+    text = f"none of the {len(ports)} RDMA ports is in use ({states})"
     cabled = [port for port in ports if (known(port.physical_state) or "").lower() == "linkup"]
     gpus, share = len(case.node.gpus), case.limit(_PORTS_PER_GPU)
     if not cabled and (gpus < case.limit(_CLUSTER_GPUS) or len(ports) < gpus * share):
@@ -103,10 +104,6 @@ def _none_active(case: Case, ports: tuple[RdmaPort, ...]) -> Finding:
 
 def _label(port: RdmaPort) -> str:
     return f"{port.device} port {port.port}"
-
-
-def _states(ports: tuple[RdmaPort, ...]) -> str:
-    return ", ".join(sorted({known(port.state) or "state not known" for port in ports}))
 
 
 def _evidence(port: RdmaPort) -> Evidence:

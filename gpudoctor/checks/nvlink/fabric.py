@@ -18,6 +18,7 @@ from gpudoctor.checks.core.finding import (
     Found,
     Status,
     fail,
+    joint_evidence,
     ok,
     skip,
     unknown,
@@ -49,10 +50,11 @@ _SETTLING_S = Limit(
         "nvlink.links",
         "nvlink.topology",
         "nvlink.errors",
-        "collective.*",
+        "collective.bandwidth",
+        "collective.pairs",
         "link.peer",
         "train.scaling",
-        Explains(("train.sync",), found=ENDS),
+        Explains(("collective.correct", "train.sync"), found=ENDS),
         Explains(("gpu.xid",), found=LINK_CODES),
         Explains(("strategy.*",), found=ENDS, after=("gpu.ecc", "gpu.xid")),
     ),
@@ -69,7 +71,7 @@ def fabric(case: Case) -> Iterator[Finding]:
     # the same on every GPU that answered: one finding for the node
     text = f"all {len(bad)} GPUs{' that answer' if rest else ''}: {texts.pop()[1]}"
     yield from rest
-    yield replace(bad[0], subject=NODE, found=Found(text))
+    yield replace(bad[0], subject=NODE, found=Found(text), evidence=joint_evidence(bad))
 
 
 @each_gpu

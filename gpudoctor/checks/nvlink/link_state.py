@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 
 from gpudoctor.checks.core.case import Case
-from gpudoctor.checks.core.each_gpu import first_failed
+from gpudoctor.checks.core.each_gpu import first_failed, untrusted
 from gpudoctor.checks.core.finding import Finding, skip, unknown, unread
 from gpudoctor.checks.core.subject import of_gpu
-from gpudoctor.checks.core.trust import untrusted
 from gpudoctor.facts.model.gpu import Gpu, NvLink
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.profiles.profile import GpuModel

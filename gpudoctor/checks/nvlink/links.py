@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from msgspec.structs import replace
 
 from gpudoctor.checks.core.case import Case, Limit
-from gpudoctor.checks.core.each_gpu import in_virtual_machine
+from gpudoctor.checks.core.each_gpu import in_virtual_machine, untrusted
 from gpudoctor.checks.core.explains import Explains
 from gpudoctor.checks.core.finding import (
     Advice,
@@ -17,6 +17,7 @@ from gpudoctor.checks.core.finding import (
     Found,
     Status,
     fail,
+    joint_evidence,
     ok,
     skip,
     unknown,
@@ -24,7 +25,6 @@ from gpudoctor.checks.core.finding import (
 )
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE, of_gpu
-from gpudoctor.checks.core.trust import untrusted
 from gpudoctor.checks.gpu.xid_codes import LINK_CODES
 from gpudoctor.checks.nvlink.link_state import UP, links_up, model_of, not_judged, real_links
 from gpudoctor.facts.model.gpu import Gpu, NvLink
@@ -72,7 +72,8 @@ def links(case: Case) -> Iterator[Finding]:
     if len(dead) > 1 and len(dead) == len(judged):
         failed = any(f.status is Status.FAIL for f in dead)
         found = Found(f"no NVLink is up on any of {len(dead)} GPUs", 0, "links")
-        yield replace(dead[0], status=Status.FAIL if failed else Status.WARN, subject=NODE, found=found)
+        status, evidence = Status.FAIL if failed else Status.WARN, joint_evidence(dead)
+        yield replace(dead[0], status=status, subject=NODE, found=found, evidence=evidence)
         findings = [f for f in findings if f not in dead]
     yield from findings
     total = sum(len(real_links(gpu)) for gpu in judged)
@@ -156,14 +157,9 @@ def _bridged(case: Case, gpu: Gpu, spec: NvlinkSpec) -> Finding:
         return ok(subject, _count(gpu, spec.links), expected)
     if up < joined or up % whole:
         return _down(gpu, spec.links, expected)
-    return warn(
-        subject,
-        _count(gpu, spec.links),
-        expected,
-        *_down_evidence(gpu),
-        likely=f"only {up // whole} of {spec.links // whole} bridges sit on this pair",
-        advice=("Power off and look: every slot for a bridge should carry one, seated flat on both cards.",),
-    )
+    likely = f"only {up // whole} of {spec.links // whole} bridges sit on this pair"
+    look = "Power off and look: every slot for a bridge should carry one, seated flat on both cards."
+    return warn(subject, _count(gpu, spec.links), expected, *_down_evidence(gpu), likely=likely, advice=(look,))
 
 
 def _without_bridge(case: Case, gpu: Gpu, spec: NvlinkSpec) -> Finding:
@@ -188,14 +184,10 @@ def _without_bridge(case: Case, gpu: Gpu, spec: NvlinkSpec) -> Finding:
         )
     if len(bare) == len(same) or len(bare) < 2:
         return ok(of_gpu(gpu), found, Expected("a bridge is optional on this model", source="profile"))
-    return warn(
-        of_gpu(gpu),
-        found,
-        Expected("a bridge like the other pairs have", source="peers"),
-        *_down_evidence(gpu),
-        likely="this pair was never bridged, or its bridge came loose",
-        advice=("Power off and look whether the bridge of this pair is there and seated on both cards.",),
-    )
+    expected = Expected("a bridge like the other pairs have", source="peers")
+    likely = "this pair was never bridged, or its bridge came loose"
+    look = "Power off and look whether the bridge of this pair is there and seated on both cards."
+    return warn(of_gpu(gpu), found, expected, *_down_evidence(gpu), likely=likely, advice=(look,))
 
 
 def _partners(case: Case, gpu: Gpu) -> list[Gpu]:
@@ -230,14 +222,9 @@ def _by_peers(case: Case, gpu: Gpu) -> Finding:
     if usual is None or up >= usual:
         if up == most or usual is not None:
             return ok(subject, found, Expected("as many as the peers of the same model", source="peers"))
-        return warn(
-            subject,
-            found,
-            Expected(f"{most}, as on another GPU of this model", ">=", most, "links", "peers"),
-            *_down_evidence(gpu),
-            likely="a link is down, or this machine wires its GPUs unevenly: no profile knows it",
-            advice=_ADVICE,
-        )
+        expected = Expected(f"{most}, as on another GPU of this model", ">=", most, "links", "peers")
+        likely = "a link is down, or this machine wires its GPUs unevenly: no profile knows it"
+        return warn(subject, found, expected, *_down_evidence(gpu), likely=likely, advice=_ADVICE)
     return _down(gpu, len(real_links(gpu)), Expected(f"{usual}, as on most GPUs here", ">=", usual, "links", "peers"))
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import msgspec
 
 from gpudoctor.checks.core.case import Case
+from gpudoctor.checks.core.each_gpu import untrusted
 from gpudoctor.checks.core.finding import (
     Advice,
     Evidence,
@@ -23,7 +24,6 @@ from gpudoctor.checks.core.finding import (
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.runner import NO_GPU
 from gpudoctor.checks.core.subject import NODE, Subject, of_gpu
-from gpudoctor.checks.core.trust import untrusted
 from gpudoctor.checks.pcie.link_state import bridges_not_judged, describe, names_of, on_c2c, rates_gb_s
 from gpudoctor.facts.model.gpu import Gpu, PcieHop
 from gpudoctor.facts.model.kernel_log import KernelEvent

@@ -81,7 +81,8 @@ def _judged(case: Case, each: StorageRead) -> Finding:
     # a rate measured in TMPDIR is not the data set's: it never fails a node, and is judged for one GPU only
     gpus = 1 if each.own_file else max(len(case.compute_gpus), 1)
     low, high = min(rate.gb_s for rate in rates), max(rate.gb_s for rate in rates)
-    found = Found(f"{_rates_text(best)}{_own(each)}", round(low, 4), "GB/s")
+    own = "; a file written for it just now, so that the disk's own cache may have held it" if each.own_file else ""
+    found = Found(f"{_rates_text(best)}{own}", round(low, 4), "GB/s")
     expected, wanted = _expected(case, gpus)
     advice = _OWN_ADVICE if each.own_file else _ADVICE
     if case.measurements.data_need_gb_s is not None and high < wanted and not each.own_file:
@@ -121,10 +122,6 @@ def _rates_text(best: dict[str, StorageRate | None]) -> str:
         for pattern, rate in best.items()
         if rate is not None
     )
-
-
-def _own(each: StorageRead) -> str:
-    return "; a file written for it just now, so that the disk's own cache may have held it" if each.own_file else ""
 
 
 def _evidence(each: StorageRead) -> tuple[Evidence, ...]:

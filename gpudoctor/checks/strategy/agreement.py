@@ -19,7 +19,6 @@ from gpudoctor.checks.core.probe_outcome import (
 )
 from gpudoctor.checks.core.registry import CheckFunction, check
 from gpudoctor.checks.core.subject import NODE
-from gpudoctor.checks.strategy.memory_shares import SHARE_EXCESS, judged_shares
 from gpudoctor.facts.model.measured_strategies import Strategies, StrategyRank, StrategyRun
 from gpudoctor.units import seconds_text, short_mib
 
@@ -59,21 +58,17 @@ def judged_strategy(
     likely: str,
     who: str | None = None,
     wrong: Sequence[Finding] = (),
-    divided: tuple[str, ...] = (),
 ) -> Iterator[Finding]:
     """The findings that every strategy has; one pass for each variant without any error.
 
     `what` is the strategy's name in text ("tensor parallelism"), `likely` the cause of a deviation, and `who` the
     text for what trained, if not torch's ranks. `wrong` are findings that blame a rank: its error makes every rank's
-    weights wrong, so other fails are then left out. `divided` are the parts of memory that are split between the
-    ranks. The limits used here must be among those of the calling check.
+    weights wrong, so other fails are then left out. The limits used here must be among those of the calling check.
     """
     yield from wrong
     for finding in _judged(case, strategy, what, likely, who):
         if not wrong or finding.status is not Status.FAIL:
             yield finding
-    for run in runs_of(case, strategy) if divided else ():
-        yield from judged_shares(case, SHARE_EXCESS, run, divided)
 
 
 def _judged(case: Case, strategy: str, what: str, likely: str, who: str | None) -> Iterator[Finding]:

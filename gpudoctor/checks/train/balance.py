@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 from gpudoctor.checks.core.case import Case, Limit
 from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, skip, unknown, warn
+from gpudoctor.checks.core.peer_ranks import slowness_causes
 from gpudoctor.checks.core.probe_outcome import rank_gpu, rank_subject, ranks_in_words
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE
-from gpudoctor.checks.core.under_load import load_of
-from gpudoctor.checks.train.straggler import Deviation, SlowData, Thresholds, causes, deviations, is_shared, slow_data
+from gpudoctor.checks.train.straggler import Deviation, SlowData, Thresholds, deviations, is_shared, slow_data
 from gpudoctor.checks.train.sync import judges_training
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.measurements import Training, TrainRank
@@ -90,7 +90,8 @@ def _evenness(case: Case, training: Training, even: list[Deviation]) -> Finding:
 def _late_data(case: Case, late: SlowData) -> Finding:
     rank, gpu = late.rank, rank_gpu(case, late.rank.rank)
     limit = _FAIL_RATIO if late.verdict == "fail" else _WARN_RATIO
-    most = case.limit(limit, gpu)
+    most, share = case.limit(limit, gpu), known(rank.slowest_data_share)
+    last_share = "an unknown share" if share is None else f"{share:.0%}"
     text = (
         f"waits {rank.data_ms:.1f} ms for each batch, the others {late.usual_ms:.1f} ms: {late.ratio:.2f} x their step"
     )
@@ -98,16 +99,11 @@ def _late_data(case: Case, late: SlowData) -> Finding:
         rank_subject(case, rank.rank),
         Found(text, round(late.ratio, 3), "ratio"),
         Expected(f"below {most:g} x", "<", most, "ratio", case.limit_source(limit, gpu)),
-        Evidence("data", f"{rank.data_ms:.2f} ms a batch, the last to have it in {_share(rank)} of the steps"),
+        Evidence("data", f"{rank.data_ms:.2f} ms a batch, the last to have it in {last_share} of the steps"),
         Evidence("compute", f"{rank.compute_ms:.2f} ms a step"),
         likely="slow data: its loader, the storage it reads from, or the CPUs that it may use",
         advice=_host_steps(),
     )
-
-
-def _share(rank: TrainRank) -> str:
-    share = known(rank.slowest_data_share)
-    return "an unknown share" if share is None else f"{share:.0%}"
 
 
 def _uneven(case: Case, training: Training, deviation: Deviation) -> Finding:
@@ -155,9 +151,7 @@ def _why(case: Case, training: Training, deviation: Deviation, gpu: Gpu | None) 
     number = deviation.rank.rank
     if gpu is None:
         return "the host is slow for this rank: few or busy CPUs, or a CPU quota", True
-    peers = [g for r in training.ranks if r.rank != number and (g := rank_gpu(case, r.rank)) is not None]
-    loads = [load for peer in peers if (load := load_of(case, peer, "train")) is not None]
-    reasons = causes(gpu, peers, load_of(case, gpu, "train"), loads)
+    reasons = slowness_causes(case, number, [each.rank for each in training.ranks], "train")
     swap = training.swap if training.swap is not None and training.swap.suspect == number else None
     if swap is not None and swap.suspect_on_partners_gpu_ms >= swap.suspect_ms * 0.95:
         return "it stays slow on another GPU: its process is slow on the host (few or busy CPUs, far NUMA node)", True

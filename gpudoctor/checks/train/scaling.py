@@ -1,4 +1,4 @@
-"""train.scaling: how much longer is a step when all ranks work together, and why?"""
+"""train.scaling, train.bucket: how much longer is a step when all ranks work together, and why?"""
 
 from __future__ import annotations
 
@@ -70,7 +70,9 @@ def scaling(case: Case, training: Training) -> Iterator[Finding]:
     if isinstance(training.solo_step_ms, Missing):
         yield unread(NODE, "the step on one rank alone", training.solo_step_ms)
         return
-    step_ms = _step_ms(training)
+    step_ms = known(training.steady_step_ms)
+    if step_ms is None:  # reports of older versions contain only the measured steps
+        step_ms = median(r.step_ms for r in training.ranks) or 0.0
     if step_ms <= 0:
         yield unknown(NODE, "scaling: the steps took no time, so nothing was measured")
         return
@@ -122,12 +124,6 @@ def _likely(factors: EfficiencyFactors | None) -> str:
     return "the GPUs wait for each other's gradients: a slow path between them"
 
 
-def _step_ms(training: Training) -> float:
-    """The time of the plain step; reports of older versions contain only the measured one."""
-    steady_ms = known(training.steady_step_ms)
-    return (median(r.step_ms for r in training.ranks) or 0.0) if steady_ms is None else steady_ms
-
-
 def _direct(case: Case, training: Training) -> bool:
     """Whether every two GPUs of the run can reach each other directly; true if that is not known."""
     gpus = {gpu.index for rank in training.ranks if (gpu := rank_gpu(case, rank.rank)) is not None}
@@ -143,3 +139,37 @@ def _good(case: Case, ranks: int) -> float:
     if ranks >= 4:
         return four + (eight - four) * (log2(ranks) - 2)
     return two + (four - two) * (log2(ranks) - 1)
+
+
+_DEFAULT_BUCKET_MB = 25
+_GAIN = Limit(0.05, "of the step", "gpudoctor's own choice: less is not worth a setting", name="gain")
+
+
+@check(
+    "train.bucket",
+    title="Whether the size of DDP's gradient buckets matters here",
+    level="full",
+    needs_gpu=False,
+    limits=(_GAIN,),
+)
+@judges_training("bucket size")
+def bucket(case: Case, training: Training) -> Iterator[Finding]:
+    """Report which bucket_cap_mb is fastest, and by how much: advice, never a fault."""
+    steps_ms = {step.bucket_cap_mb: step.step_ms for step in training.buckets}
+    if training.world_size < 2 or len(steps_ms) < 2 or _DEFAULT_BUCKET_MB not in steps_ms:
+        yield skip(NODE, "bucket sizes were not tried in this run")
+        return
+    gradient_mb = training.gradient_bytes / 1e6
+    tried = ", ".join(f"{size:g} MB {ms:.2f} ms" for size, ms in steps_ms.items())
+    text = f"{ranks_in_words(case, training.world_size)}: {tried} a step, gradients of {gradient_mb:.3g} MB"
+    if training.device == "cpu":
+        yield skip(NODE, f"{text}, not judged")
+        return
+    best = min(steps_ms, key=steps_ms.__getitem__)
+    gain = 1 - steps_ms[best] / steps_ms[_DEFAULT_BUCKET_MB]
+    if gain < case.limit(_GAIN):
+        yield ok(NODE, Found(f"{text}: it does not matter here", round(gain, 3), "ratio"))
+        return
+    yield ok(
+        NODE, Found(f"{text}: bucket_cap_mb={best:g} saves {gain:.0%} of a step of this model", round(gain, 3), "ratio")
+    )

@@ -8,8 +8,8 @@ from typing import Literal
 
 import msgspec
 
-from gpudoctor.checks.core.gpu_use import use_of_gpu
 from gpudoctor.checks.core.under_load import causes_under_load, median
+from gpudoctor.checks.gpu.in_use import use_of_gpu
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.measurements import Training, TrainRank
 from gpudoctor.facts.model.missing import known

@@ -97,20 +97,9 @@ def table(
     append(made, element("thead", element("tr", *(element("th", cell, scope="col") for cell in head))))
     body = element("tbody")
     for first, *rest in rows:
-        append(
-            body,
-            element(
-                "tr",
-                element("th", first, scope="row"),
-                *(cell if _is_cell(cell) else element("td", cell) for cell in rest),
-            ),
-        )
+        append(body, element("tr", element("th", first, scope="row"), *(element("td", cell) for cell in rest)))
     append(made, body)
     return scroll(made, caption or "table")
-
-
-def _is_cell(child: Child) -> bool:
-    return isinstance(child, Element) and child.tag == "td"
 
 
 def scroll(wide: Element, label: str) -> Element:

@@ -24,7 +24,8 @@ def facts_part(report: Report, raw_facts: bool) -> Iterator[Child]:
         return
     yield section("Host and software", _host(facts), id_="host")
     yield section("Processes on the GPUs", _processes(facts), id_="processes")
-    yield section("Kernel log", _kernel(facts), id_="kernel")
+    logged = "\n".join(event.text.replace("\n", " ") for event in known(facts.kernel_log.events) or ())
+    yield section("Kernel log", lines(logged) if logged else None, id_="kernel")
     if raw_facts:
         folded = element("details", element("summary", "All facts as JSON"), lines(_json(facts)), class_="raw")
         yield section("Facts", folded, id_="facts")
@@ -156,11 +157,6 @@ def _processes(facts: Node) -> Element | None:
         if rows
         else None
     )
-
-
-def _kernel(facts: Node) -> Element | None:
-    events = known(facts.kernel_log.events)
-    return lines("\n".join(event.text.replace("\n", " ") for event in events)) if events else None
 
 
 def _short(value: float | None) -> str:

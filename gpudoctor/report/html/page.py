@@ -7,7 +7,7 @@ from itertools import groupby
 from shlex import join
 from xml.etree.ElementTree import Element
 
-from gpudoctor.checks.core.finding import PROBLEMS, WORST_FIRST, Finding, Status, worst
+from gpudoctor.checks.core.finding import PROBLEMS, WORST_FIRST, Advice, Evidence, Finding, Status, worst
 from gpudoctor.checks.core.runner import CheckResult
 from gpudoctor.report.html.elements import Child, append, banner, chip, element, page, section, tally
 from gpudoctor.report.html.facts import facts_part
@@ -15,10 +15,11 @@ from gpudoctor.report.html.figures import figures_part
 from gpudoctor.report.html.matrices import topology
 from gpudoctor.report.model import Report, alarms, is_above, node_words, profile_words
 from gpudoctor.report.wording import (
+    block_parts,
     domain_words,
     expected_words,
     explained_by,
-    grouped_label,
+    label_of,
     problem_groups,
     verdict_words,
 )
@@ -32,34 +33,22 @@ def problem_cards(report: Report) -> Element | None:
 
 def _card(report: Report, result: CheckResult, findings: list[Finding]) -> Element:
     first = findings[0]
-    label = grouped_label(f.subject for f in findings) if len(findings) > 1 else first.subject.label
+    label = label_of(findings)
     title = element("h3", chip(first.status), " ", element("code", result.id), None if label == "node" else f" {label}")
     words = element("dl")
-    for name, value in _rows(first, explained_by(report, result.id, findings)):
-        append(words, element("dt", name), element("dd", value))
+    for name, part in block_parts(findings, explained_by(report, result.id, findings)):
+        steps = name == "do" and len(part) > 1
+        shown = part if isinstance(part, str) else element("ol" if steps else "ul", *map(_item, part))
+        append(words, element("dt", name), element("dd", shown))
     return element("div", title, element("p", result.title, class_="title"), words, class_=f"card {first.status.value}")
 
 
-def _rows(first: Finding, explains: list[str]) -> Iterator[tuple[str, Child]]:
-    if first.found:
-        yield "found", first.found.text
-    if first.reason:
-        yield "reason", first.reason
-    if first.expected:
-        yield "expected", expected_words(first.expected)
-    if first.evidence:
-        shown = (element("li", element("code", each.source), f" = {each.value}") for each in first.evidence)
-        yield "evidence", element("ul", *shown)
-    if first.likely:
-        yield "likely", first.likely
-    if first.advice:
-        steps = (
-            element("li", step.text, *((" ", element("code", step.command)) if step.command else ()))
-            for step in first.advice
-        )
-        yield "do", element("ol" if len(first.advice) > 1 else "ul", *steps)
-    if explains:
-        yield "explains", element("ul", *(element("li", line) for line in explains))
+def _item(item: Evidence | Advice | str) -> Element:
+    if isinstance(item, Evidence):
+        return element("li", element("code", item.source), f" = {item.value}")
+    if isinstance(item, str):
+        return element("li", item)
+    return element("li", item.text, *((" ", element("code", item.command)) if item.command else ()))
 
 
 def check_table(report: Report) -> Element | None:
@@ -106,8 +95,7 @@ def _said(result: CheckResult) -> Iterator[tuple[Status, str, str]]:
     for finding in sorted(result.findings, key=lambda f: WORST_FIRST.index(f.status)):
         groups.setdefault((finding.status, _words(finding)), []).append(finding)
     for (status, words), findings in groups.items():
-        label = grouped_label(f.subject for f in findings) if len(findings) > 1 else findings[0].subject.label
-        yield status, label, words
+        yield status, label_of(findings), words
 
 
 def _words(finding: Finding) -> str:

@@ -11,8 +11,8 @@ from itertools import groupby
 from gpudoctor.checks.core.finding import PROBLEMS, WORST_FIRST, Finding, Status
 from gpudoctor.checks.core.registry import DOMAINS, LEVELS, Level
 from gpudoctor.checks.core.runner import CheckResult
+from gpudoctor.checks.core.subject import grouped_label
 from gpudoctor.report.model import Report
-from gpudoctor.report.wording import grouped_label
 from gpudoctor.tui.labels import WORDS
 from gpudoctor.tui.state import Running
 

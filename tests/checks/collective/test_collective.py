@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gpudoctor.checks.collective.expected_busbw import size_factor
+from gpudoctor.checks.collective.bandwidth import size_factor
 from gpudoctor.checks.core.finding import Status
 from gpudoctor.facts.model.gpu import Gpu, GpuProcess, NvLink, PcieLink, Settings
 from gpudoctor.facts.model.measurements import Collective, Launch, Measurements, PairBandwidth, ProbeProblem, RankInfo

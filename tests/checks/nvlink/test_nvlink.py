@@ -76,6 +76,13 @@ def test_all_links_down_everywhere_is_one_finding_of_the_node() -> None:
     assert found(finding) == "no NVLink is up on any of 8 GPUs"
 
 
+def test_a_finding_of_all_gpus_has_the_readings_of_those_that_differ() -> None:
+    inactive = on_gpus(simulated("hgx-h100-8"), nvlinks=links(state="inactive"))
+    [finding] = judged(LINKS, on_gpus(inactive, 5, nvlinks=links(state="disabled"))).findings
+    sources = [each.source.partition(": ")[0] for each in finding.evidence]
+    assert sources == ["GPU 0-4, 6-7", "GPU 5"]
+
+
 def test_a_virtual_machine_without_its_switches_is_a_warning() -> None:
     [finding] = judged(LINKS, on_gpus(simulated("hgx-h100-vm-8"), nvlinks=links(state="inactive"))).findings
     assert finding.status is Status.WARN
