@@ -137,6 +137,14 @@ def write_output(text: str, args: argparse.Namespace) -> None:
         _print(text, args)
 
 
+def write_error_document(text: str, args: argparse.Namespace) -> None:
+    """Write a document with an error as `write_output` does; to stdout if that file cannot be written."""
+    try:
+        write_output(text, args)
+    except output_files.OutputError:
+        _print(text, args)
+
+
 def write_as_asked(report: _D, args: argparse.Namespace, render: Callable[[_D, bool], str]) -> bool:
     """Write to the file that `-o` names, else to stdout; return whether it was written where requested.
 
