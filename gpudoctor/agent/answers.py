@@ -15,7 +15,7 @@ from gpudoctor.report.model import render_json
 try:
     from aiohttp import web
 except ImportError:
-    raise UserError("agent wants aiohttp: pip install 'gpudoctor-cli[agent]'") from None
+    raise UserError("agent wants aiohttp: pip install 'prometheus-client>=0.20' 'aiohttp>=3.9,<4'") from None
 
 from gpudoctor.http.server import HEADERS, one_line
 

@@ -15,7 +15,7 @@ try:
     from prometheus_client.exposition import choose_encoder
     from prometheus_client.registry import Collector
 except ImportError:
-    raise UserError("agent wants prometheus-client: pip install 'gpudoctor-cli[agent]'") from None
+    raise UserError("agent wants prometheus-client: pip install 'prometheus-client>=0.20' 'aiohttp>=3.9,<4'") from None
 
 # the only metric of a stale report that is still exported
 _TIMESTAMP = "gpudoctor_run_timestamp_seconds"

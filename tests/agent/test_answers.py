@@ -355,7 +355,7 @@ def test_without_a_library_the_line_says_what_to_install(tmp_path: Path, library
     where = f"{tmp_path}:{Path(__file__).parents[2]}"
     done = refused(tmp_path, PYTHONPATH=where)
     assert (done.code, done.err.count("\n")) == (2, 1)
-    assert f"{library.replace('_', '-')}: pip install 'gpudoctor-cli[agent]'" in done.err
+    assert f"{library.replace('_', '-')}: pip install 'prometheus-client>=0.20' 'aiohttp>=3.9,<4'" in done.err
     once = refused(tmp_path, "--once", *HEALTHY, PYTHONPATH=where)  # which serves nothing
     assert (once.code, once.err) == (0, "")
 

@@ -20,7 +20,7 @@ try:
     import textual_serve
     from aiohttp import WSMsgType, web
 except ImportError:
-    raise UserError("tui --serve wants textual-serve: pip install 'gpudoctor-cli[serve]'") from None
+    raise UserError("tui --serve wants textual-serve: pip install 'textual-serve>=1.1.3,<2'") from None
 
 from gpudoctor.http.server import HEADERS, one_line, serving
 from gpudoctor.tui.web.page import index_page, open_page
