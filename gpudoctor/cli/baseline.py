@@ -80,8 +80,9 @@ def write_error(args: argparse.Namespace, message: str, code: int) -> int:
     """Write the error as a JSON document if JSON was requested; return the exit code."""
     if args.baseline_command == "compare" and args.format == "json":
         place, said = args.report or args.node or "", printable(message)
-        schema = "gpudoctor.comparison/1"
-        nothing = compare.Comparison(schema, __version__, "", False, 0, place, "unknown", code, error=said)
+        nothing = compare.Comparison(
+            "gpudoctor.comparison/1", __version__, "", False, 0, place, "unknown", code, error=said
+        )
         write_error_document(json_line(nothing), args)
     return code
 

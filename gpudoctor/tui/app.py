@@ -27,13 +27,13 @@ from gpudoctor.tui.bindings import (
 from gpudoctor.tui.feeds import Feed
 from gpudoctor.tui.feeds.check_runner import Checker
 from gpudoctor.tui.feeds.playback import STEP_S, PlaybackFeed
+from gpudoctor.tui.labels import THEMES, next_theme
 from gpudoctor.tui.panes.check_list import CheckList
 from gpudoctor.tui.panes.header import AlertLine, HeaderLine, Sought, TimeSlider
 from gpudoctor.tui.panes.overview import OverviewPane
 from gpudoctor.tui.panes.pane import TABS, GpuChosen, PageWanted, Pane, RunWanted, pane_class
 from gpudoctor.tui.run_control import RunControl
 from gpudoctor.tui.state import State
-from gpudoctor.tui.themes import THEMES, next_theme
 from gpudoctor.tui.widgets.lines import PrintableText
 
 

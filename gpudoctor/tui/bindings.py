@@ -13,8 +13,8 @@ from textual.dom import DOMNode
 from textual.screen import ModalScreen, Screen
 from textual.widgets import Footer, Static
 
+from gpudoctor.tui.labels import THEMES
 from gpudoctor.tui.panes.pane import TABS
-from gpudoctor.tui.themes import THEMES
 
 if TYPE_CHECKING:
     from gpudoctor.tui.app import Doctor

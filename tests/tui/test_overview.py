@@ -77,7 +77,9 @@ def test_a_steady_full_load_and_idling_do_not_look_alike() -> None:
 
 @pytest.mark.parametrize("problem", [False, True])
 @pytest.mark.parametrize("gpus", range(17))
-@pytest.mark.parametrize("size", [(40, 12), (40, 21), (60, 45), (80, 20), (80, 21), (100, 30), (120, 33), (160, 45), (200, 57)])
+@pytest.mark.parametrize(
+    "size", [(40, 12), (40, 21), (60, 45), (80, 20), (80, 21), (100, 30), (120, 33), (160, 45), (200, 57)]
+)
 def test_parts_fill_the_pane_without_overlap(size: tuple[int, int], gpus: int, problem: bool) -> None:
     width, height = size
     arranged = arrange(width, height, gpus, problem=problem)

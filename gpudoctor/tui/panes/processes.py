@@ -17,9 +17,8 @@ from gpudoctor.exits import printable
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.stream.messages import ProcessTick
 from gpudoctor.tui.labels import style_of
-from gpudoctor.tui.panes.pane import FILTER_KEYS, FilteredPane, put
+from gpudoctor.tui.panes.pane import FILTER_KEYS, FilteredPane, FilterLine, put
 from gpudoctor.tui.state import State
-from gpudoctor.tui.widgets.filter_line import FilterLine
 
 Column = Literal["gpu", "pid", "user", "job", "memory", "cpu", "command"]
 CYCLE: tuple[Column, ...] = ("gpu", "memory", "cpu", "user")
