@@ -31,7 +31,6 @@ _SHOW_EVERY_S = 0.2
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `gpudoctor cluster report`."""
     parser.add_argument(
         "sources",
         nargs="+",

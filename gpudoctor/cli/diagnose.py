@@ -33,7 +33,6 @@ _WIDEST = 140
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `gpudoctor diagnose`."""
     parser.epilog = (
         "exit codes: 0 nothing wrong found, 1 a cause found, 2 nothing could be read or recognised, "
         "3 something is wrong and the cause unknown"

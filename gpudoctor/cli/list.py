@@ -14,7 +14,6 @@ with lazy_imports():
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `gpudoctor list`."""
     parser.add_argument("--json", action="store_true", help="as JSON")
 
 

@@ -37,7 +37,7 @@ COMMANDS = {
 
 
 class CommandModule(Protocol):
-    """The functions that every command module has."""
+    """What every command module has: its options, and its work, which returns the exit code or raises UserError."""
 
     def add_options(self, parser: argparse.ArgumentParser) -> None: ...
 

@@ -60,7 +60,6 @@ def output_option(parser: argparse.ArgumentParser, text: str) -> None:
 
 
 def redact_option(parser: argparse.ArgumentParser) -> None:
-    """Add `--redact`."""
     text = "replace UUIDs, serials, addresses, paths, names of hosts, users and processes"
     parser.add_argument("--redact", action="store_true", help=text)
 
@@ -73,12 +72,10 @@ def format_options(parser: argparse.ArgumentParser, *formats: str, default: str 
 
 
 def color_option(parser: argparse.ArgumentParser) -> None:
-    """Add `--color`."""
     parser.add_argument("--color", choices=("auto", "always", "never"), default="auto")
 
 
 def node_option(parser: argparse.ArgumentParser, text: str) -> None:
-    """Add `--node SOURCE`; `text` is its help."""
     parser.add_argument("--node", metavar="SOURCE", help=text)
 
 
@@ -98,7 +95,6 @@ def source_options(parser: argparse.ArgumentParser, without: str = "; without it
 
 
 def facts_deadline_option(parser: argparse.ArgumentParser, text: str = "for reading the facts (60)") -> None:
-    """Add `--deadline SECONDS`."""
     parser.add_argument("--deadline", type=seconds, metavar="SECONDS", help=text)
 
 

@@ -33,7 +33,6 @@ MAX_NODES, MAX_SEQ, MAX_RANKS = 4096, 2**24, 64
 
 
 def add_options(plan: argparse.ArgumentParser) -> None:
-    """Add the options of `gpudoctor plan`."""
     plan.add_argument("model", metavar="MODEL_SIZE", help="350m, 7b, 1.5b ..., or a Hugging Face config.json")
     node_option(plan, "as for check; a report JSON brings its measurements along")
     fault_option(plan)
