@@ -15,11 +15,11 @@ from textual.screen import Screen
 from textual.widgets import Input, TabbedContent, TabPane
 
 from gpudoctor.checks.core.registry import Level
+from gpudoctor.lazy_import import lazy_imports
 from gpudoctor.tui.bindings import (
     KEYS,
     MAIN_ACTIONS,
     PLAYBACK_ACTIONS,
-    HelpScreen,
     KeyLine,
     groups_of,
     palette_commands,
@@ -35,6 +35,9 @@ from gpudoctor.tui.panes.pane import TABS, GpuChosen, PageWanted, Pane, RunWante
 from gpudoctor.tui.run_control import RunControl
 from gpudoctor.tui.state import State
 from gpudoctor.tui.widgets.lines import PrintableText
+
+with lazy_imports():
+    from gpudoctor.tui import screens
 
 
 class Doctor(App[int]):
@@ -137,8 +140,6 @@ class Doctor(App[int]):
         chain = (widget for widget in self.screen.focus_chain if pane in widget.ancestors)
         self.set_focus(next((widget for widget in chain if not isinstance(widget, Input)), None))
 
-    # ---- incoming data
-
     async def _listen(self) -> None:
         async for line in self._feed.lines():
             self.state.receive(line)
@@ -233,7 +234,7 @@ class Doctor(App[int]):
         self.query_one("#tabs", TabbedContent).active = name
 
     def action_help(self) -> None:
-        self.push_screen(HelpScreen(groups_of(self)))
+        self.push_screen(screens.HelpScreen(groups_of(self)))
 
     def action_run_one(self) -> None:
         self._in_checks(CheckList.action_run_one)
@@ -296,5 +297,4 @@ class Doctor(App[int]):
         action(pane.query(CheckList).first())
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
-        """The commands of the command palette."""
         return palette_commands(self)

@@ -82,17 +82,8 @@ class Checker:
 
     def command(self, words: Sequence[str], level: Level, *, force: bool = False) -> list[str]:
         """The child's argument vector."""
-        asked = [
-            "check",
-            *words,
-            "--level",
-            level,
-            "--json",
-            "--include-facts",
-            "--progress",
-            *self._node,
-            *self._options,
-        ]
+        asked = ["check", *words, "--level", level, "--json", "--include-facts", "--progress"]
+        asked += [*self._node, *self._options]
         if not self.loads_gpus and LEVELS.index(level) >= LEVELS.index("standard"):
             asked += ["--backend", "gloo"]
         if force:
