@@ -222,6 +222,7 @@ def test_the_faulty_gpu_is_marked_and_its_finding_explained_at_every_size() -> N
                 assert "1 FAULT" in text.splitlines()[0]
                 assert "SIMULATED" in text.splitlines()[0]
                 assert "PCIe Gen5 x8" in text
+                assert "do        1. Drain" in text
                 assert max(len(line) for line in text.splitlines()) <= width
 
     asyncio.run(body())
