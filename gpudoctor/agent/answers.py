@@ -15,17 +15,14 @@ from gpudoctor.report.prometheus import Family, Labels, Sample, families, verdic
 
 try:
     from aiohttp import web
-except ImportError:
-    raise UserError("agent needs aiohttp, which this Python lacks: pip install 'gpudoctor-cli[agent]'") from None
-
-try:
     from prometheus_client import CollectorRegistry, ProcessCollector
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
     from prometheus_client.exposition import choose_encoder
     from prometheus_client.registry import Collector
-except ImportError:
+except ImportError as error:
+    lacking = (error.name or str(error)).partition(".")[0].replace("_", "-")
     raise UserError(
-        "agent needs prometheus-client, which this Python lacks: pip install 'gpudoctor-cli[agent]'"
+        f"agent needs {lacking}, which this Python lacks: pip install 'prometheus-client>=0.20' 'aiohttp>=3.9,<4'"
     ) from None
 
 from gpudoctor.http.server import HEADERS, one_line

@@ -16,10 +16,10 @@ from gpudoctor.cli.options import (
     request_from,
     terminal_width,
     to_file,
+    write_error_document,
     write_output,
 )
-from gpudoctor.errors import UserError
-from gpudoctor.exits import COULD_NOT, OK, printable, write_stdout
+from gpudoctor.exits import OK, printable, write_stdout
 from gpudoctor.json_text import json_line
 from gpudoctor.lazy_import import lazy_imports
 
@@ -66,28 +66,25 @@ def _save(args: argparse.Namespace) -> int:
 
 
 def _compare(args: argparse.Namespace) -> int:
-    try:
-        comparison = runs.compare_run(_request(args), args.baseline)
-    except UserError as error:
-        if args.format == "json":
-            place, said = args.report or args.node or "", printable(str(error))
-            version, code = __version__, COULD_NOT
-            nothing = compare.Comparison(
-                "gpudoctor.comparison/1", version, "", False, 0, place, "unknown", code, error=said
-            )
-            _write(nothing, args)
-        raise
-    _write(comparison, args)
-    return comparison.exit_code
-
-
-def _request(args: argparse.Namespace) -> runs.BaselineRequest:
-    return request_from(args, runs.BaselineRequest, action=args.baseline_command, faults=args.fault)
-
-
-def _write(comparison: compare.Comparison, args: argparse.Namespace) -> None:
+    comparison = runs.compare_run(_request(args), args.baseline)
     if args.format == "json":
         write_output(json_line(comparison), args)
     else:
         color = output_color(args.color, to_file=to_file(args))
         write_output(compare.render_comparison(comparison, width=terminal_width(), color=color), args)
+    return comparison.exit_code
+
+
+def write_error(args: argparse.Namespace, message: str, code: int) -> int:
+    """Write the error as a JSON document if JSON was requested; return the exit code."""
+    if args.baseline_command == "compare" and args.format == "json":
+        place, said = args.report or args.node or "", printable(message)
+        nothing = compare.Comparison(
+            "gpudoctor.comparison/1", __version__, "", False, 0, place, "unknown", code, error=said
+        )
+        write_error_document(json_line(nothing), args)
+    return code
+
+
+def _request(args: argparse.Namespace) -> runs.BaselineRequest:
+    return request_from(args, runs.BaselineRequest, action=args.baseline_command, faults=args.fault)

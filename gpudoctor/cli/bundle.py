@@ -27,7 +27,6 @@ _LONGEST_HOST = 64
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `gpudoctor bundle`."""
     source_options(parser)
     redact_option(parser)
     output_option(parser, "default: gpudoctor-HOST-DATE.tar.gz here; never replaces one; - for stdout")

@@ -40,7 +40,6 @@ FORMATS = ("text", "json", "nagios", "prometheus", "junit", "html")
 
 
 def add_options(check: argparse.ArgumentParser) -> None:
-    """Add the options of `gpudoctor check`."""
     check.add_argument("ids", nargs="*", metavar="ID|DOMAIN", help="only these checks (globs too); all without")
     source_options(check)
     check.add_argument(

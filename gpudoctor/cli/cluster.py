@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -26,7 +27,7 @@ from gpudoctor.json_text import json_line
 from gpudoctor.lazy_import import lazy_imports
 
 with lazy_imports():
-    from gpudoctor.cluster.check import launch_members, report
+    from gpudoctor.cluster.check import coordinator, launch_members, launcher_commands, report
 
     # every rank imports this file, but only one of them renders a report
     from gpudoctor.cluster.check import text as cluster_text
@@ -162,6 +163,18 @@ def write_report(made: report.ClusterReport, args: argparse.Namespace) -> int:
         return cluster_text.render_cluster_text(made, width=terminal_width(), color=color, verbose=args.verbose)
 
     return made.exit_code if write_as_asked(made, args, rendered) else COULD_NOT
+
+
+def write_error(args: argparse.Namespace, message: str, code: int) -> int:
+    """Write an error that no coordinator has written as a JSON document if JSON was requested; return the exit code.
+
+    Not if an engine has started this process as one of several, which share a stdout.
+    """
+    if args.cluster_command == "report":
+        return cluster_report.write_error(args, message, code)
+    if args.cluster_command == "check" and args.format == "json" and not launcher_commands.in_engine(os.environ):
+        write_report(coordinator.error_report(args.level, args.launcher, args.nodes, args.argv, message, code), args)
+    return code
 
 
 def _show(text: str, args: argparse.Namespace) -> None:

@@ -17,8 +17,7 @@ from gpudoctor.cli.options import (
     terminal_width,
     write_as_asked,
 )
-from gpudoctor.errors import UserError
-from gpudoctor.exits import COULD_NOT, ClosedStdoutError, is_terminal, printable, say, write_stdout
+from gpudoctor.exits import COULD_NOT, is_terminal, printable, say, write_stdout
 from gpudoctor.json_text import json_line
 from gpudoctor.lazy_import import lazy_imports
 
@@ -32,7 +31,6 @@ _SHOW_EVERY_S = 0.2
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `gpudoctor cluster report`."""
     parser.add_argument(
         "sources",
         nargs="+",
@@ -66,17 +64,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Read, judge and write; return the exit code. Raise UserError if nothing could be read."""
-    try:
-        return _report(args)
-    except ClosedStdoutError:
-        raise
-    except UserError as error:
-        if args.format == "json" and not args.exclude_expr:
-            _write(judge.could_not(read_fleet.texts_of(args.sources), printable(str(error)), COULD_NOT), args)
-        raise
-
-
-def _report(args: argparse.Namespace) -> int:
     request = read_fleet.ClusterReportRequest(tuple(args.sources), tuple(args.against))
     fleet, signals = read_fleet.read_fleet(request, read_fleet.FleetProgress(_progress(), _say_bad))
     if not signals:
@@ -89,6 +76,13 @@ def _report(args: argparse.Namespace) -> int:
     if not signals:
         _write_expression(fleet)
     return fleet.exit_code
+
+
+def write_error(args: argparse.Namespace, message: str, code: int) -> int:
+    """Write the error as a JSON document if JSON was requested; return the exit code."""
+    if args.format == "json" and not args.exclude_expr:
+        _write(judge.could_not(read_fleet.texts_of(args.sources), printable(message), code), args)
+    return code
 
 
 def _say_bad(heard: records.ReportRecord | reading.Refused) -> None:

@@ -14,7 +14,6 @@ _PATHS = ("sources", "report", "against", "hostfile", "model")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `gpudoctor completion`."""
     parser.add_argument("shell", choices=_SHELLS)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = (

@@ -14,7 +14,6 @@ with lazy_imports():
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `gpudoctor config`."""
     parser.add_argument("--config", type=Path, metavar="FILE")
 
 

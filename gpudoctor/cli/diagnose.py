@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -17,18 +16,16 @@ from gpudoctor.cli.options import (
     seconds,
     terminal_width,
     to_file,
+    write_error_document,
     write_output,
 )
 from gpudoctor.errors import UserError
-from gpudoctor.exits import COULD_NOT, FAILED, OK, UNKNOWN, say
+from gpudoctor.exits import COULD_NOT, FAILED, OK, UNKNOWN, printable, say
 from gpudoctor.json_text import json_document
 from gpudoctor.lazy_import import lazy_imports
 
 with lazy_imports():
-    from gpudoctor.diagnose import build, follow, gather, html, node_reports, redacted, sources, text
-
-if TYPE_CHECKING:
-    from gpudoctor.diagnose.diagnosis import Diagnosis
+    from gpudoctor.diagnose import build, diagnosis, follow, gather, html, node_reports, redacted, sources, text
 
 _CODES = {"cause": FAILED, "unknown": UNKNOWN, "nothing": OK}
 _FILE_WIDTH = 110
@@ -36,7 +33,6 @@ _WIDEST = 140
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `gpudoctor diagnose`."""
     parser.epilog = (
         "exit codes: 0 nothing wrong found, 1 a cause found, 2 nothing could be read or recognised, "
         "3 something is wrong and the cause unknown"
@@ -87,6 +83,16 @@ def run(args: argparse.Namespace) -> int:
     return COULD_NOT if answer.not_recognised else _CODES[answer.verdict]
 
 
+def write_error(args: argparse.Namespace, message: str, code: int) -> int:
+    """Write the error as a document if JSON or HTML was requested; return the exit code."""
+    if args.format in ("json", "html"):
+        answer = diagnosis.Diagnosis(verdict="unknown", cause=None, reason=printable(message))
+        if args.redact:
+            answer = redacted.redacted_diagnosis(answer)
+        write_error_document(_rendered(args, msgspec.structs.replace(answer, error=answer.reason)), args)
+    return code
+
+
 def _refuse_nothing(gathered: gather.GatheredLogs) -> None:
     """Raise UserError if no file could be read: that must not look like "nothing wrong found"."""
     unread = {each.file for each in gathered.unread}
@@ -98,7 +104,7 @@ def _refuse_nothing(gathered: gather.GatheredLogs) -> None:
         raise UserError("no file in there")
 
 
-def _rendered(args: argparse.Namespace, answer: Diagnosis) -> str:
+def _rendered(args: argparse.Namespace, answer: diagnosis.Diagnosis) -> str:
     if args.format == "json":
         shown = answer if args.verbose else msgspec.structs.replace(answer, timeline=())
         return json_document(shown)

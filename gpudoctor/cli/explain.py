@@ -16,7 +16,6 @@ with lazy_imports():
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `gpudoctor explain`."""
     parser.add_argument("id", metavar="ID")
 
 

@@ -24,7 +24,6 @@ with lazy_imports():
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `gpudoctor facts`."""
     source_options(parser)
     redact_option(parser)
     output_option(parser, "write to FILE, atomically")

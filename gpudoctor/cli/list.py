@@ -6,7 +6,7 @@ import argparse
 
 import msgspec
 
-from gpudoctor.exits import OK, write_stdout
+from gpudoctor.exits import OK, printable, write_stdout
 from gpudoctor.lazy_import import lazy_imports
 
 with lazy_imports():
@@ -14,7 +14,6 @@ with lazy_imports():
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `gpudoctor list`."""
     parser.add_argument("--json", action="store_true", help="as JSON")
 
 
@@ -28,3 +27,10 @@ def run(args: argparse.Namespace) -> int:
     width = max(len(c.id) for c in checks)
     write_stdout("".join(f"{c.id:<{width}}  {c.level:<8}  {c.title}\n" for c in checks))
     return OK
+
+
+def write_error(args: argparse.Namespace, message: str, code: int) -> int:
+    """Write the error as a JSON object if JSON was requested; return the exit code."""
+    if args.json:
+        write_stdout(msgspec.json.encode({"error": printable(message)}).decode() + "\n")
+    return code

@@ -37,7 +37,7 @@ COMMANDS = {
 
 
 class CommandModule(Protocol):
-    """The functions that every command module has."""
+    """What every command module has: its options, and its work, which returns the exit code or raises UserError."""
 
     def add_options(self, parser: argparse.ArgumentParser) -> None: ...
 
@@ -154,8 +154,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return module_of(args.command).run(args)
 
     def on_error(message: str, code: int) -> int:
-        write_error = getattr(module_of(asked[0].command), "write_error", None) if asked else None
-        return code if write_error is None else int(write_error(asked[0], message, code))
+        if not asked or (write_error := getattr(module_of(asked[0].command), "write_error", None)) is None:
+            return code
+        return int(write_error(asked[0], message, code))
 
     return guarded(run, on_error)
 

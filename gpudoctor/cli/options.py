@@ -60,7 +60,6 @@ def output_option(parser: argparse.ArgumentParser, text: str) -> None:
 
 
 def redact_option(parser: argparse.ArgumentParser) -> None:
-    """Add `--redact`."""
     text = "replace UUIDs, serials, addresses, paths, names of hosts, users and processes"
     parser.add_argument("--redact", action="store_true", help=text)
 
@@ -73,12 +72,10 @@ def format_options(parser: argparse.ArgumentParser, *formats: str, default: str 
 
 
 def color_option(parser: argparse.ArgumentParser) -> None:
-    """Add `--color`."""
     parser.add_argument("--color", choices=("auto", "always", "never"), default="auto")
 
 
 def node_option(parser: argparse.ArgumentParser, text: str) -> None:
-    """Add `--node SOURCE`; `text` is its help."""
     parser.add_argument("--node", metavar="SOURCE", help=text)
 
 
@@ -98,7 +95,6 @@ def source_options(parser: argparse.ArgumentParser, without: str = "; without it
 
 
 def facts_deadline_option(parser: argparse.ArgumentParser, text: str = "for reading the facts (60)") -> None:
-    """Add `--deadline SECONDS`."""
     parser.add_argument("--deadline", type=seconds, metavar="SECONDS", help=text)
 
 
@@ -134,6 +130,14 @@ def write_output(text: str, args: argparse.Namespace) -> None:
     if to_file(args):
         output_files.write_file(args.output, text)
     else:
+        _print(text, args)
+
+
+def write_error_document(text: str, args: argparse.Namespace) -> None:
+    """Write a document with an error as `write_output` does; to stdout if that file cannot be written."""
+    try:
+        write_output(text, args)
+    except output_files.OutputError:
         _print(text, args)
 
 

@@ -16,6 +16,7 @@ from gpudoctor.cli.options import (
     request_from,
     terminal_width,
     up_to,
+    write_error_document,
     write_output,
 )
 from gpudoctor.exits import FAILED, OK, UNKNOWN, printable
@@ -32,7 +33,6 @@ MAX_NODES, MAX_SEQ, MAX_RANKS = 4096, 2**24, 64
 
 
 def add_options(plan: argparse.ArgumentParser) -> None:
-    """Add the options of `gpudoctor plan`."""
     plan.add_argument("model", metavar="MODEL_SIZE", help="350m, 7b, 1.5b ..., or a Hugging Face config.json")
     node_option(plan, "as for check; a report JSON brings its measurements along")
     fault_option(plan)
@@ -76,7 +76,8 @@ def run(args: argparse.Namespace) -> int:
     asked = request_from(args, model.PlanRequest)
     shape = make_plan.shape_of(asked.model)
     made = make_plan.planned(asked, shape, read_source(args))
-    _write(made, args)
+    is_json = args.format == "json"
+    write_output(json_line(made) if is_json else plan_text.render_text(made, width=terminal_width()), args)
     if made.trial is None or made.trial.error is None:
         return OK
     return UNKNOWN if made.trial.error_kind in ("timeout", "refused") else FAILED
@@ -85,12 +86,5 @@ def run(args: argparse.Namespace) -> int:
 def write_error(args: argparse.Namespace, message: str, code: int) -> int:
     """Write the error as a JSON document if JSON was requested; return the exit code."""
     if args.format == "json":
-        _write(model.Plan(error=printable(message)), args)
+        write_error_document(json_line(model.Plan(error=printable(message))), args)
     return code
-
-
-def _write(made: model.Plan, args: argparse.Namespace) -> None:
-    if args.format == "json":
-        write_output(json_line(made), args)
-    else:
-        write_output(plan_text.render_text(made, width=terminal_width()), args)

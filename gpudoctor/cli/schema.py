@@ -26,7 +26,6 @@ _TYPES = {
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `gpudoctor schema`."""
     parser.add_argument("of", nargs="?", choices=("report", *_TYPES), default="report")
 
 

@@ -10,7 +10,6 @@ from gpudoctor.slurm import HOOKS
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `gpudoctor slurm`."""
     parser.epilog = (
         "Reads SLURMD_NODENAME, SLURM_JOB_ID, SLURM_JOB_GPUS and the settings of /etc/default/gpudoctor from the "
         "environment, into which contrib/slurm/*.sh put them. Writes one line: `go on: ...` (exit 0) or "

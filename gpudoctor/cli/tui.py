@@ -16,7 +16,6 @@ with lazy_imports():
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `gpudoctor tui`."""
     node_option(parser, "as for check; also a recorded stream of gpudoctor watch, and ssh:HOST for another machine")
     fault_option(parser)
     interval_option(parser)

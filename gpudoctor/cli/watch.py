@@ -34,7 +34,6 @@ def interval_option(parser: argparse.ArgumentParser) -> None:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `gpudoctor watch`."""
     source_options(parser)
     interval_option(parser)
 

@@ -95,6 +95,7 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     """What happened first, where, and why. `others` are the hypotheses that remain.
 
     `unknown` without a cause: no line is known to come from a job.
+    `error` is set if there is no answer (exit 2, or ended by a signal), and then nothing else says anything.
     `unexplained`: if nothing is found, last lines that mention an error in words that no reader recognises.
     """
 
@@ -113,6 +114,7 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     clocks: tuple[ClockSkew, ...] = ()
     timeline: tuple[TimelineEntry, ...] = ()
     unexplained: tuple[EvidenceLine, ...] = ()
+    error: str | None = None
 
     @property
     def not_recognised(self) -> bool:

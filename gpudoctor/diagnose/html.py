@@ -34,6 +34,8 @@ def _head(answer: Diagnosis) -> Element:
 
 
 def _headline(answer: Diagnosis) -> str:
+    if answer.error is not None:
+        return "no answer"
     if answer.cause is None:
         return "not recognised" if answer.not_recognised else "nothing found"
     return f"{answer.cause.what}: {text_of_cause(answer.cause.what).title}"

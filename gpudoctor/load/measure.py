@@ -184,7 +184,7 @@ def not_run(why: Missing) -> Measurements:
 
 
 def _no_torch() -> Measurements:
-    return not_run(Missing("PyTorch is not installed: pip install 'gpudoctor-cli[torch]'"))
+    return not_run(Missing("PyTorch is not installed: pip install 'torch>=2.4' 'numpy>=1.26'"))
 
 
 def cut_short(partial: Measurements, why: str) -> Measurements:

@@ -15,11 +15,11 @@ from textual.screen import Screen
 from textual.widgets import Input, TabbedContent, TabPane
 
 from gpudoctor.checks.core.registry import Level
+from gpudoctor.lazy_import import lazy_imports
 from gpudoctor.tui.bindings import (
     KEYS,
     MAIN_ACTIONS,
     PLAYBACK_ACTIONS,
-    HelpScreen,
     KeyLine,
     groups_of,
     palette_commands,
@@ -27,14 +27,17 @@ from gpudoctor.tui.bindings import (
 from gpudoctor.tui.feeds import Feed
 from gpudoctor.tui.feeds.check_runner import Checker
 from gpudoctor.tui.feeds.playback import STEP_S, PlaybackFeed
+from gpudoctor.tui.labels import THEMES, next_theme
 from gpudoctor.tui.panes.check_list import CheckList
 from gpudoctor.tui.panes.header import AlertLine, HeaderLine, Sought, TimeSlider
 from gpudoctor.tui.panes.overview import OverviewPane
 from gpudoctor.tui.panes.pane import TABS, GpuChosen, PageWanted, Pane, RunWanted, pane_class
 from gpudoctor.tui.run_control import RunControl
 from gpudoctor.tui.state import State
-from gpudoctor.tui.themes import THEMES, next_theme
 from gpudoctor.tui.widgets.lines import PrintableText
+
+with lazy_imports():
+    from gpudoctor.tui import screens
 
 
 class Doctor(App[int]):
@@ -45,7 +48,6 @@ class Doctor(App[int]):
 
     CSS_PATH = "app.tcss"
     TITLE = "gpudoctor"
-    ENABLE_COMMAND_PALETTE = True
     BINDINGS: ClassVar[list[BindingType]] = [*KEYS]
 
     def __init__(
@@ -73,6 +75,7 @@ class Doctor(App[int]):
         self._clock = clock
         self._first_level = first_level
         self._panes: dict[str, Pane] = {}
+        self._overview = OverviewPane()
         self._draws = False
         self._drawn_s = 0.0
         self._offers_cancel = False
@@ -114,7 +117,7 @@ class Doctor(App[int]):
     async def _mount_pane(self, tab: str) -> Pane:
         """Create the pane of a tab when the tab is first shown."""
         if tab not in self._panes:
-            self._panes[tab] = pane = pane_class(tab)()
+            self._panes[tab] = pane = self._overview if tab == "overview" else pane_class(tab)()
             await self.query_one(f"#{tab}", TabPane).mount(pane)
         return self._panes[tab]
 
@@ -136,8 +139,6 @@ class Doctor(App[int]):
             return
         chain = (widget for widget in self.screen.focus_chain if pane in widget.ancestors)
         self.set_focus(next((widget for widget in chain if not isinstance(widget, Input)), None))
-
-    # ---- incoming data
 
     async def _listen(self) -> None:
         async for line in self._feed.lines():
@@ -178,10 +179,10 @@ class Doctor(App[int]):
 
     def _follow_report(self) -> None:
         """Select the first fault, unless the user has selected something."""
-        report, overview = self.state.report, self._panes.get("overview")
-        if self._user_chose or report is None or not report.faults or not isinstance(overview, OverviewPane):
+        report = self.state.report
+        if self._user_chose or report is None or not report.faults:
             return
-        fault = report.faults[0]
+        fault, overview = report.faults[0], self._overview
         if fault.subject.gpu is not None:
             self.state.selected_gpu = fault.subject.gpu
         self._user_chose = True
@@ -198,9 +199,7 @@ class Doctor(App[int]):
     def on_gpu_chosen(self, message: GpuChosen) -> None:
         self._user_chose = True
         self.state.selected_gpu = message.index
-        overview = self._panes.get("overview")
-        if isinstance(overview, OverviewPane):
-            overview.choose_gpu(self.state)
+        self._overview.choose_gpu(self.state)
         self.changed()
 
     def on_run_wanted(self, message: RunWanted) -> None:
@@ -208,9 +207,6 @@ class Doctor(App[int]):
 
     def on_page_wanted(self, message: PageWanted) -> None:
         self.runs.page(message.check_id)
-
-    def on_sought(self, message: Sought) -> None:
-        self._seek(message.at_s)
 
     # ---- keys
 
@@ -238,7 +234,7 @@ class Doctor(App[int]):
         self.query_one("#tabs", TabbedContent).active = name
 
     def action_help(self) -> None:
-        self.push_screen(HelpScreen(groups_of(self)))
+        self.push_screen(screens.HelpScreen(groups_of(self)))
 
     def action_run_one(self) -> None:
         self._in_checks(CheckList.action_run_one)
@@ -283,25 +279,22 @@ class Doctor(App[int]):
 
     def action_seek(self, steps: int) -> None:
         if self._recording is not None:
-            self._seek(self._recording.playback.at_s + steps * STEP_S)
+            self.on_sought(Sought(self._recording.playback.at_s + steps * STEP_S))
 
-    def _seek(self, at_s: float) -> None:
-        """Move a recording to this Unix time and rebuild the state from the ticks before it."""
+    def on_sought(self, message: Sought) -> None:
+        """Move a recording to this time and rebuild the state from the ticks before it."""
         if self._recording is not None:
-            self._recording.seek(at_s)
+            self._recording.seek(message.at_s)
             self.state.rebuild(*self._recording.before())
             self.changed()
 
     def _in_checks(self, action: Callable[[CheckList], None]) -> None:
         """Run `action` on this tab's check list; a tab without one switches to the overview's list."""
-        pane = self._panes.get(self._tab)
-        found = list(pane.query(CheckList)) if pane is not None else []
-        if not found:
+        pane = self._panes.get(self._tab, self._overview)
+        if not pane.query(CheckList):
             self.action_tab("overview")
-            found = list(self._panes["overview"].query(CheckList))
-        for checks in found[:1]:
-            action(checks)
+            pane = self._overview
+        action(pane.query(CheckList).first())
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
-        """The commands of the command palette."""
         return palette_commands(self)

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from textual.app import App, ComposeResult, SystemCommand
 from textual.binding import Binding, BindingType
-from textual.containers import VerticalScroll
-from textual.content import Content
 from textual.dom import DOMNode
-from textual.screen import ModalScreen, Screen
-from textual.widgets import Footer, Static
+from textual.screen import Screen
+from textual.widgets import Footer
 
+from gpudoctor.tui.labels import THEMES
 from gpudoctor.tui.panes.pane import TABS
-from gpudoctor.tui.themes import THEMES
 
 if TYPE_CHECKING:
     from gpudoctor.tui.app import Doctor
@@ -73,17 +71,6 @@ def palette_commands(app: Doctor) -> Iterable[SystemCommand]:
 
 # (heading, [(keys, description)])
 Group = tuple[str, list[tuple[str, str]]]
-_LEGEND: Group = (
-    "Words",
-    [
-        ("FAIL", "not fit"),
-        ("warn", "costs speed or will cause trouble"),
-        ("unknown", "tried, and got no answer"),
-        ("ok", "looked, judged, fine"),
-        ("-", "not judged or not read"),
-        ("LOST", "the driver no longer lists it"),
-    ],
-)
 # every widget of Textual that scrolls has these; the obvious keys
 _SCROLLING = ("scroll_", "page_")
 
@@ -106,48 +93,6 @@ class KeyLine(Footer):
 def _shown_keys(screen: Screen[Any]) -> list[tuple[Binding, bool, str]]:
     shown = (active for active in screen.active_bindings.values() if active.binding.show)
     return [(active.binding, active.enabled, active.tooltip) for active in shown]
-
-
-class HelpScreen(ModalScreen[None]):
-    """The keys, grouped by the widget they work in; escape, q or ? closes it."""
-
-    DEFAULT_CSS = """
-    HelpScreen {
-        align: center middle;
-        & > VerticalScroll {
-            width: 90%; max-width: 92; height: auto; max-height: 90%;
-            border: round $primary; background: $surface; padding: 0 1;
-            border-title-color: $text-primary; border-title-style: bold;
-        }
-        Static { height: auto; }
-    }
-    """
-    BINDINGS: ClassVar[list[BindingType]] = [("escape,q,question_mark", "back", "Back")]
-
-    def __init__(self, groups: list[Group]) -> None:
-        super().__init__()
-        self._groups = groups
-
-    def compose(self) -> ComposeResult:
-        with VerticalScroll() as box:
-            box.border_title = "Keys"
-            box.border_subtitle = "escape goes back"
-            yield Static(help_content(self._groups))
-
-    def action_back(self) -> None:
-        self.dismiss(None)
-
-
-def help_content(groups: list[Group]) -> Content:
-    """The groups as text, with a legend of the health words."""
-    groups = [*groups, _LEGEND]
-    width = max((len(keys) for _, rows in groups for keys, _ in rows), default=0)
-    parts: list[tuple[str, str] | str] = []
-    for heading, rows in groups:
-        parts.append((f"{heading}\n", "bold $text-primary"))
-        parts += [part for keys, text in rows for part in ((f"  {keys:<{width}}  ", "bold"), f"{text}\n")]
-        parts.append("\n")
-    return Content.assemble(*parts).rstrip()
 
 
 def groups_of(app: App[Any]) -> list[Group]:

@@ -22,8 +22,7 @@ from gpudoctor.progress import ProgressLine
 from gpudoctor.report.joined import joined
 from gpudoctor.report.model import Report
 from gpudoctor.report.output_files import write_file
-from gpudoctor.tui.busy import puts_load, users_of_gpus
-from gpudoctor.tui.feeds.check_runner import Checker
+from gpudoctor.tui.feeds.check_runner import Checker, puts_load, users_of_gpus
 from gpudoctor.tui.state import FinishedRun, LogLine, Running, State
 
 with lazy_imports():

@@ -1,4 +1,4 @@
-"""The modal screens: confirm, enter a path, save the report, choose a level, read the page of a check."""
+"""The modal screens: confirm, enter a path, save the report, choose a level, read a check's page or the keys."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from gpudoctor.plugins import all_checks
 from gpudoctor.report.check_docs import page_text
 from gpudoctor.report.model import Report, render_json
 from gpudoctor.report.output_files import write_file
+from gpudoctor.tui.bindings import Group
 
 with lazy_imports():
     from gpudoctor.report import html
@@ -33,11 +34,18 @@ LEVEL_COSTS: dict[Level, str] = {
     "full": "loads the GPUs: all collectives, every pair, copies, compute and memory",
     "burn": "loads the GPUs: repeats full for 10 minutes, for drift and errors under load",
 }
+_LEGEND: Group = (
+    "Words",
+    [
+        ("FAIL", "not fit"),
+        ("warn", "costs speed or will cause trouble"),
+        ("unknown", "tried, and got no answer"),
+        ("ok", "looked, judged, fine"),
+        ("-", "not judged or not read"),
+        ("LOST", "the driver no longer lists it"),
+    ],
+)
 _Answer = TypeVar("_Answer")
-
-
-class ModalBox(Vertical):
-    """The frame in the middle of the screen."""
 
 
 class BoxScreen(ModalScreen[_Answer]):
@@ -46,7 +54,7 @@ class BoxScreen(ModalScreen[_Answer]):
     DEFAULT_CSS = """
     BoxScreen {
         align: center middle;
-        & > ModalBox {
+        & > .box {
             width: 90%; max-width: 100; height: auto; max-height: 90%;
             border: round $primary; background: $surface; padding: 0 1;
             border-title-color: $text-primary; border-title-style: bold;
@@ -56,6 +64,7 @@ class BoxScreen(ModalScreen[_Answer]):
         Button { margin-right: 2; }
     }
     """
+    BINDINGS: ClassVar[list[BindingType]] = [("escape", "back", "Back")]
 
     def action_back(self) -> None:
         """Go back without an answer."""
@@ -79,7 +88,7 @@ class ConfirmScreen(BoxScreen[bool]):
         self._yes = yes
 
     def compose(self) -> ComposeResult:
-        with ModalBox() as box:
+        with Vertical(classes="box") as box:
             box.border_title = Content(printable(self._title))
             with VerticalScroll(can_focus=False):
                 yield Static(Content("\n".join(printable(line) for line in self._lines)))
@@ -103,14 +112,12 @@ class ConfirmScreen(BoxScreen[bool]):
 class PathScreen(BoxScreen[str]):
     """Prompts for a path; None if the user cancels."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [("escape", "back", "Back")]
-
     def __init__(self, title: str) -> None:
         super().__init__()
         self._title = title
 
     def compose(self) -> ComposeResult:
-        with ModalBox() as box:
+        with Vertical(classes="box") as box:
             box.border_title = Content("Path of a file")
             yield Static(Content(self._title))
             yield Input(placeholder="report.json", compact=True)
@@ -126,14 +133,13 @@ class SaveScreen(BoxScreen[str]):
     """
 
     DEFAULT_CSS = "SaveScreen RadioSet { height: auto; layout: horizontal; }"
-    BINDINGS: ClassVar[list[BindingType]] = [("escape", "back", "Back")]
 
     def __init__(self, report: Report) -> None:
         super().__init__()
         self._report = report
 
     def compose(self) -> ComposeResult:
-        with ModalBox() as box:
+        with Vertical(classes="box") as box:
             box.border_title = Content("Save the report")
             with RadioSet(compact=True):
                 yield RadioButton(Content("JSON, with all facts"), value=True, id="json")
@@ -200,7 +206,6 @@ class LevelScreen(BoxScreen[Level]):
     """Chooses a level; each is shown with its cost."""
 
     DEFAULT_CSS = "LevelScreen OptionList, LevelScreen OptionList:focus { height: auto; border: none; }"
-    BINDINGS: ClassVar[list[BindingType]] = [("escape", "back", "Back")]
 
     def __init__(self, level: Level, *, loads_gpus: bool = True) -> None:
         super().__init__()
@@ -208,7 +213,7 @@ class LevelScreen(BoxScreen[Level]):
         self._loads_gpus = loads_gpus
 
     def compose(self) -> ComposeResult:
-        with ModalBox() as box:
+        with Vertical(classes="box") as box:
             box.border_title = Content("How deep to check")
             options = []
             for level in LEVELS:
@@ -232,7 +237,7 @@ class LevelScreen(BoxScreen[Level]):
 class PageScreen(BoxScreen[None]):
     """The documentation page of a check: what, why, thresholds, false alarms, fix."""
 
-    DEFAULT_CSS = "PageScreen > ModalBox { height: 90%; }"
+    DEFAULT_CSS = "PageScreen > .box { height: 90%; }"
     BINDINGS: ClassVar[list[BindingType]] = [("escape,q,e,enter", "back", "Back")]
 
     def __init__(self, check_id: str) -> None:
@@ -240,7 +245,7 @@ class PageScreen(BoxScreen[None]):
         self._check_id = check_id
 
     def compose(self) -> ComposeResult:
-        with ModalBox() as box:
+        with Vertical(classes="box") as box:
             box.border_title = Content(printable(self._check_id))
             box.border_subtitle = Content("escape: back")
             with VerticalScroll():
@@ -251,3 +256,32 @@ def page_of(check_id: str) -> str:
     """The page as Markdown; a note if only the remote machine has the check."""
     check = next((check for check in all_checks() if check.id == check_id), None)
     return page_text(check) if check is not None else f"# {check_id}\n\nThis check is not part of this installation.\n"
+
+
+class HelpScreen(BoxScreen[None]):
+    """The keys, grouped by the widget they work in; escape, q or ? closes it."""
+
+    DEFAULT_CSS = "HelpScreen { & > .box { max-width: 92; } Static { height: auto; } }"
+    BINDINGS: ClassVar[list[BindingType]] = [("escape,q,question_mark", "back", "Back")]
+
+    def __init__(self, groups: list[Group]) -> None:
+        super().__init__()
+        self._groups = groups
+
+    def compose(self) -> ComposeResult:
+        with VerticalScroll(classes="box") as box:
+            box.border_title = "Keys"
+            box.border_subtitle = "escape goes back"
+            yield Static(help_content(self._groups))
+
+
+def help_content(groups: list[Group]) -> Content:
+    """The groups as text, with a legend of the health words."""
+    groups = [*groups, _LEGEND]
+    width = max((len(keys) for _, rows in groups for keys, _ in rows), default=0)
+    parts: list[tuple[str, str] | str] = []
+    for heading, rows in groups:
+        parts.append((f"{heading}\n", "bold $text-primary"))
+        parts += [part for keys, text in rows for part in ((f"  {keys:<{width}}  ", "bold"), f"{text}\n")]
+        parts.append("\n")
+    return Content.assemble(*parts).rstrip()

@@ -22,7 +22,7 @@ with lazy_imports():
     from gpudoctor import api, progress
     from gpudoctor.facts.stream import recording
     from gpudoctor.tui import app as screen
-    from gpudoctor.tui import themes
+    from gpudoctor.tui import labels
     from gpudoctor.tui.feeds import check_runner, child, playback
 
 if TYPE_CHECKING:
@@ -58,8 +58,8 @@ def start(request: TuiRequest) -> int:
         os.environ.setdefault("TEXTUAL_ANIMATIONS", "basic")
     feed, checker = opened(request)
     theme = request.theme or "dark"
-    if theme not in themes.THEMES:
-        raise UserError(f"--theme {printable(theme)}: there are {', '.join(themes.THEMES)}")
+    if theme not in labels.THEMES:
+        raise UserError(f"--theme {printable(theme)}: there are {', '.join(labels.THEMES)}")
     app = screen.Doctor(feed, checker, read_only=request.read_only, theme=theme)
     try:
         app.run()

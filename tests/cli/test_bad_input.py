@@ -112,6 +112,26 @@ def test_an_error_is_one_document_in_the_format_asked_for(form: str, gpudoctor: 
         assert "nothing-such" in outcome.out
 
 
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ("diagnose", "nothing-such"),
+        ("diagnose", "nothing-such", "-o", "/no/such/folder/answer.json"),
+        ("plan", "nothing-such", "-o", "/no/such/folder/plan.json"),
+        ("plan", "7b", "--node", "hgx-h100-8", "-o", "/no/such/folder/nothing-such.json"),
+        ("baseline", "compare", "nothing-such", "report.json"),
+        ("baseline", "compare", "nothing-such"),
+        ("cluster", "report", "nothing-such"),
+        ("cluster", "check", "--launcher", "mpi", "--hostfile", "nothing-such"),
+    ],
+)
+def test_an_error_of_every_command_is_one_json_document(argv: tuple[str, ...], gpudoctor: Gpudoctor) -> None:
+    outcome = gpudoctor(*argv, "--json")
+    assert outcome.code == 2
+    assert outcome.json["error"]
+    assert outcome.json["error"] in outcome.err
+
+
 @pytest.mark.parametrize("target", ["/proc/nothing/here.json", "/no/such/folder/r.json", "/"])
 def test_an_unwritable_output_still_gives_the_report_on_stdout(target: str, gpudoctor: Gpudoctor) -> None:
     outcome = gpudoctor(*QUICK, "hgx-h100-8", "--json", "-o", target)

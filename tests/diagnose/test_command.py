@@ -108,6 +108,22 @@ def test_json_has_the_shape_that_was_promised(log: Path, capsys: pytest.CaptureF
     assert answer["timeline"] == []
 
 
+def test_an_error_is_a_document_without_an_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["diagnose", str(tmp_path / "nothing-such.log")]
+    assert main([*argv, "--json"]) == 2
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["verdict"], answer["cause"]) == ("unknown", None)
+    assert "nothing-such.log: No such file" in answer["error"]
+    main([*argv, "--json", "--redact"])
+    assert str(tmp_path) not in capsys.readouterr().out
+    main([*argv, "--format", "html"])
+    page = capsys.readouterr().out
+    assert "no answer" in page
+    assert "No such file" in page
+    main(argv)
+    assert capsys.readouterr().out == ""
+
+
 def test_verbose_has_the_timeline(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main(["diagnose", str(log), "-v"])
     assert "Timeline" in capsys.readouterr().out

@@ -42,6 +42,15 @@ def test_every_mention_of_the_repository_is_the_one_of_the_project_file() -> Non
     assert mentions == {REPOSITORY}
 
 
+def test_messages_tell_to_install_what_the_project_file_names_and_not_what_has_no_release() -> None:
+    texts = [path.read_text() for path in files_of_the_project("gpudoctor") if path.suffix in (".py", ".md")]
+    hints = [hint for text in texts for hint in re.findall(r"pip install((?: '[^'\n]+')+)", text)]
+    asked = {word for hint in hints for word in re.findall(r"'(.+?)'", hint)}
+    assert {"torch>=2.4", "aiohttp>=3.9,<4", "textual-serve>=1.1.3,<2"} <= asked
+    # those with extras are the builds of other projects for GPUs
+    assert [word for word in asked if f'"{word}"' not in PYPROJECT and not re.match("(tensorflow|jax)\\[", word)] == []
+
+
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
 def test_every_action_of_a_workflow_is_pinned_by_its_hash(path: Path) -> None:
     used = re.findall(r"uses: (\S+)(.*)", path.read_text())

@@ -103,7 +103,7 @@ def test_ranks_that_bring_nothing_are_no_success(gpudoctor: Gpudoctor, monkeypat
 
 
 def test_without_torch_one_line_says_how_to_get_it(gpudoctor: Gpudoctor, monkeypatch: pytest.MonkeyPatch) -> None:
-    install = Missing("PyTorch is not installed: pip install 'gpudoctor-cli[torch]'")
+    install = Missing("PyTorch is not installed: pip install 'torch>=2.4' 'numpy>=1.26'")
     fake_ranks(monkeypatch, Measurements(not_run={"torch": install}))
     outcome = gpudoctor("plan", "350m", *CPU)
     assert (outcome.code, outcome.out) == (2, "")

@@ -12,9 +12,9 @@ from textual.pilot import Pilot
 from textual.widgets._footer import FooterKey
 
 from gpudoctor.tui.app import Doctor
+from gpudoctor.tui.labels import THEMES
 from gpudoctor.tui.panes.check_list import CheckList
 from gpudoctor.tui.panes.pane import TABS
-from gpudoctor.tui.themes import THEMES
 from tests.tui.doctor_app import (
     HandChecker,
     doctor,

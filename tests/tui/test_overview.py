@@ -75,11 +75,14 @@ def test_a_steady_full_load_and_idling_do_not_look_alike() -> None:
     assert graph([49.0], 0, 100, 4) == [" ", " ", "█", "█"]
 
 
+@pytest.mark.parametrize("problem", [False, True])
 @pytest.mark.parametrize("gpus", range(17))
-@pytest.mark.parametrize("size", [(40, 21), (60, 45), (80, 20), (80, 21), (100, 30), (120, 33), (160, 45), (200, 57)])
-def test_parts_fill_the_pane_without_overlap(size: tuple[int, int], gpus: int) -> None:
+@pytest.mark.parametrize(
+    "size", [(40, 12), (40, 21), (60, 45), (80, 20), (80, 21), (100, 30), (120, 33), (160, 45), (200, 57)]
+)
+def test_parts_fill_the_pane_without_overlap(size: tuple[int, int], gpus: int, problem: bool) -> None:
     width, height = size
-    arranged = arrange(width, height, gpus)
+    arranged = arrange(width, height, gpus, problem=problem)
     covered: set[tuple[int, int]] = set()
     places = (arranged.gpus, arranged.checks, arranged.history, arranged.finding, arranged.host)
     for place in places:
@@ -93,6 +96,14 @@ def test_sixteen_gpus_fit_the_smallest_screen() -> None:
     arranged = arrange(80, 21, 16)
     assert arranged.gpus.height >= 16 + 1 + 1
     assert arranged.history.height == arranged.finding.height == 0
+
+
+def test_a_problem_has_room_on_every_screen() -> None:
+    for width, height, gpus in ((80, 21, 16), (120, 21, 16), (40, 17, 8), (40, 17, 16)):
+        arranged = arrange(width, height, gpus, problem=True)
+        assert arranged.finding.height >= 8
+        assert arranged.finding.width == width
+        assert arranged.gpus.height >= 5
 
 
 def test_the_history_grows_where_there_is_room() -> None:
@@ -211,6 +222,7 @@ def test_the_faulty_gpu_is_marked_and_its_finding_explained_at_every_size() -> N
                 assert "1 FAULT" in text.splitlines()[0]
                 assert "SIMULATED" in text.splitlines()[0]
                 assert "PCIe Gen5 x8" in text
+                assert "do        1. Drain" in text
                 assert max(len(line) for line in text.splitlines()) <= width
 
     asyncio.run(body())
@@ -231,8 +243,24 @@ def test_sixteen_gpus_are_all_to_be_seen_at_80x24() -> None:
     asyncio.run(body())
 
 
-def sixteen() -> Node:
-    node = node_of()
+def test_what_is_wrong_with_one_of_sixteen_gpus_and_what_to_do_are_to_be_seen_at_80x24() -> None:
+    async def body() -> None:
+        broken = node_of("hgx-h100-8", "pcie-width-x8@5")
+        node = sixteen(broken)
+        app = doctor(node, opening_of(node), tick_of(node))
+        async with app.run_test(size=(80, 24)) as pilot:
+            await until(pilot, lambda: app.state.report is not None and "found" in screen_text(app))
+            text = screen_text(app)
+            assert "FAIL pcie.link-width on GPU 5" in text
+            assert "found     PCIe Gen5 x8" in text
+            assert "do        1. Drain the node" in text
+            assert ">  5" in text
+
+    asyncio.run(body())
+
+
+def sixteen(node: Node | None = None) -> Node:
+    node = node or node_of()
     more = tuple(
         msgspec.structs.replace(gpu, index=gpu.index + 8, bus_id=f"0001:{gpu.bus_id[5:]}", uuid=f"GPU-16-{gpu.index}")
         for gpu in node.gpus

@@ -287,7 +287,7 @@ def test_without_textual_serve_the_line_says_what_to_install(
     monkeypatch.delitem(sys.modules, "gpudoctor.tui.web.serve", raising=False)
     done = gpudoctor("tui", "--serve", "--node", "hgx-h100-8")
     assert (done.code, done.err.count("\n")) == (2, 1)
-    assert "pip install 'gpudoctor-cli[serve]'" in done.err
+    assert "pip install 'textual-serve>=1.1.3,<2'" in done.err
 
 
 def test_the_gate_compares_whole_tokens_and_secrets_only() -> None:

@@ -27,7 +27,7 @@ from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.measurements import TorchView
 from gpudoctor.facts.model.missing import Missing, known
 
-INSTALL = "pip install 'gpudoctor-cli[torch]'"
+INSTALL = "pip install 'torch>=2.4' 'numpy>=1.26'"
 _WHEELS = Advice("Install a build for your driver's CUDA: https://pytorch.org/get-started", "nvidia-smi | head -4")
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from gpudoctor.checks.core.registry import Level
 from gpudoctor.cluster.check.cluster_run import ClusterSession
 from gpudoctor.cluster.check.hub import Hub
 from gpudoctor.cluster.check.inter_node_findings import SLOW_SHARE
@@ -160,9 +161,15 @@ def silence_s(request: ClusterCheckRequest) -> float:
 def could_not(request: ClusterCheckRequest, launcher: str, message: str, output: ClusterOutput) -> int:
     """Print the error and write a report with it; return exit code 2."""
     say(f"error: {message}")
-    run = ClusterRun(str(uuid.uuid4()), now(), 0.0, request.level, launcher, request.nodes, request.argv)
-    report = ClusterReport(SCHEMA, Tool(), run, "unknown", COULD_NOT, COULD_NOT_REASON, error=printable(message))
-    return output.write(report)
+    return output.write(error_report(request.level, launcher, request.nodes, request.argv, message))
+
+
+def error_report(
+    level: Level, launcher: str, nodes: int | None, argv: tuple[str, ...], message: str, code: int = COULD_NOT
+) -> ClusterReport:
+    """A report in which nothing was judged, with the reason."""
+    run = ClusterRun(str(uuid.uuid4()), now(), 0.0, level, launcher, nodes, tuple(argv))
+    return ClusterReport(SCHEMA, Tool(), run, "unknown", code, COULD_NOT_REASON, error=printable(message))
 
 
 def now() -> str:

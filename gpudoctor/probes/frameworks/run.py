@@ -35,9 +35,9 @@ from gpudoctor.probes.runner.plan import ProbePlan, injections_of
 
 STEPS = 10
 INSTALL = {
-    "torch": "pip install 'gpudoctor-cli[torch]'",
-    "deepspeed": "pip install 'gpudoctor-cli[deepspeed]'",
-    "tensorflow": "pip install 'gpudoctor-cli[tensorflow]'",
+    "torch": "pip install 'torch>=2.4' 'numpy>=1.26'",
+    "deepspeed": "pip install 'deepspeed>=0.16'",
+    "tensorflow": "pip install 'tensorflow>=2.16'",
 }
 _NAMES = {"torch": "PyTorch", "deepspeed": "DeepSpeed", "tensorflow": "TensorFlow", "jax": "JAX"}
 # Keras, which TensorFlow imports, would create ~/.keras; under /dev/null it cannot, and goes on without it

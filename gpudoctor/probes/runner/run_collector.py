@@ -26,7 +26,7 @@ from gpudoctor.probes.runner.progress_board import ProgressBoard
 from gpudoctor.probes.runner.run_progress import RunProgress
 from gpudoctor.probes.runner.stalls import RankState, failure_problems, rank_list, slow_problem, timeout_problem
 
-INSTALL_TORCH = "PyTorch is not installed: pip install 'gpudoctor-cli[torch]'"
+INSTALL_TORCH = "PyTorch is not installed: pip install 'torch>=2.4' 'numpy>=1.26'"
 
 _TAIL_BYTES = 1 << 20  # if the user set NCCL_DEBUG=INFO, warnings may be far from the end
 _LAST_LINES = 5

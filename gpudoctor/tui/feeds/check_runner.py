@@ -1,4 +1,4 @@
-"""Runs `gpudoctor check` as a child process: reads its progress and its report, and always ends it."""
+"""Runs `gpudoctor check` as a child process and always ends it; tells before what a run would disturb."""
 
 from __future__ import annotations
 
@@ -10,22 +10,28 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from gpudoctor.checks.core.registry import LEVELS, Level
+from gpudoctor.checks.core.registry import LEVELS, Level, select
+from gpudoctor.checks.gpu.in_use import use_of
 from gpudoctor.errors import UserError
 from gpudoctor.exits import COULD_NOT, printable
+from gpudoctor.facts.model.gpu import GpuProcess
+from gpudoctor.facts.model.missing import NOT_READ, Missing, known
+from gpudoctor.load.measure import puts_load as checks_put_load
+from gpudoctor.plugins import all_checks
 from gpudoctor.process.async_child import AsyncChild
 from gpudoctor.process.ending import ending_words
 from gpudoctor.process.own_program import own_gpudoctor
 from gpudoctor.process.pipes import LineReader
 from gpudoctor.progress import ProgressLine
 from gpudoctor.report.model import Report
-from gpudoctor.tui.state import FinishedRun
+from gpudoctor.tui.state import FinishedRun, State
 
 # a full report of 16 GPUs with facts is smaller than 2 MiB
 REPORT_BYTES_MAX = 64 << 20
 LINE_BYTES_MAX = 1 << 16
 # SIGINT requests the partial report; ending ranks may take 13 s if the driver does not release one
 CANCEL_GRACE_S, TERM_GRACE_S = 15.0, 3.0
+_USERS_MAX = 8
 
 OnProgress = Callable[[ProgressLine], None]
 
@@ -76,17 +82,8 @@ class Checker:
 
     def command(self, words: Sequence[str], level: Level, *, force: bool = False) -> list[str]:
         """The child's argument vector."""
-        asked = [
-            "check",
-            *words,
-            "--level",
-            level,
-            "--json",
-            "--include-facts",
-            "--progress",
-            *self._node,
-            *self._options,
-        ]
+        asked = ["check", *words, "--level", level, "--json", "--include-facts", "--progress"]
+        asked += [*self._node, *self._options]
         if not self.loads_gpus and LEVELS.index(level) >= LEVELS.index("standard"):
             asked += ["--backend", "gloo"]
         if force:
@@ -208,3 +205,51 @@ def _outcome(child: _Child, remote: str | None) -> tuple[Report | None, str | No
     if report.error is not None or report.exit_code == COULD_NOT:
         return None, report.error or f"gpudoctor check could not do its work{said}"
     return report, None
+
+
+def puts_load(words: Sequence[str], level: Level) -> bool:
+    """Whether a run of these checks (empty: all) at this level starts ranks."""
+    if LEVELS.index(level) < LEVELS.index("standard"):
+        return False
+    try:
+        return checks_put_load(select(all_checks(), words), level)
+    except UserError:  # a check of a plugin that only the remote machine has
+        return True
+
+
+def users_of_gpus(state: State) -> tuple[str, ...]:
+    """One line for each current use of a GPU that load would disturb, by the same rule as on the command line."""
+    lines = []
+    for index in _gpus(state):
+        readings = state.latest[index].readings if index in state.latest else {}
+        use = use_of(_processes(state, index), readings.get("memory_used_mib"), readings.get("utilization_pct"))
+        for process in use.others:
+            by = f" of {printable(user)}" if (user := known(process.user)) else ""
+            lines.append(f"GPU {index}: {printable(known(process.name) or 'a process')}{by} (pid {process.pid})")
+        if use.unseen is not None:
+            lines.append(f"GPU {index}: {use.unseen}")
+    more = len(lines) - _USERS_MAX
+    return (*lines[:_USERS_MAX], f"and {more} more") if more > 0 else tuple(lines)
+
+
+def _gpus(state: State) -> list[int]:
+    of_facts = {gpu.index for gpu in state.node.gpus} if state.node is not None else set()
+    return sorted({*state.latest, *of_facts, *(p.gpu for p in state.processes or ())})
+
+
+def _processes(state: State, index: int) -> tuple[GpuProcess, ...] | Missing:
+    """The processes on this GPU: from the newest tick, else from the facts."""
+    if state.processes is not None:
+        return tuple(
+            GpuProcess(
+                pid=p.pid,
+                name=NOT_READ if p.name is None else p.name,
+                kind=p.kind,
+                memory_mib=NOT_READ if p.memory_mib is None else round(p.memory_mib),
+                user=NOT_READ if p.user is None else p.user,
+            )
+            for p in state.processes
+            if p.gpu == index
+        )
+    gpus = state.node.gpus if state.node is not None else ()
+    return next((gpu.processes for gpu in gpus if gpu.index == index), ())

@@ -15,10 +15,11 @@ from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
 from gpudoctor.exits import printable
+from gpudoctor.tui.labels import drawn_style
 from gpudoctor.tui.panes.check_rows import RUN, CheckRow
 
 _STATUS_WIDTH = 7
-_TONES = {"FAIL": "fail", "unknown": "unknown", "warn": "warn", "PASS": "pass", "skip": "skip", RUN: "run"}
+_TONES = {"FAIL": "fail", "unknown": "unknown", "warn": "warn", "PASS": "pass", "skip": "skip", RUN: "title"}
 _DETAIL_MIN = 6
 
 
@@ -26,37 +27,7 @@ class CheckLines(ScrollView, can_focus=True):
     """One line for each row. The detail at the right is dropped first if there is no room."""
 
     ALLOW_SELECT = False
-    COMPONENT_CLASSES: ClassVar[set[str]] = {
-        *("check-lines--fail", "check-lines--unknown", "check-lines--warn", "check-lines--pass"),
-        *("check-lines--skip", "check-lines--run", "check-lines--domain", "check-lines--detail"),
-        *("check-lines--cursor", "check-lines--cursor-focused"),
-    }
-    DEFAULT_CSS = """
-    CheckLines {
-        height: 1fr;
-        overflow-x: hidden;
-        scrollbar-size-vertical: 1;
-        & > .check-lines--fail { color: $text-error; text-style: bold; }
-        & > .check-lines--unknown { color: $text-secondary; text-style: bold; }
-        & > .check-lines--warn { color: $text-warning; }
-        & > .check-lines--pass { color: $text-success; }
-        & > .check-lines--skip { color: $foreground 65%; }
-        & > .check-lines--run { color: $text-primary; text-style: bold; }
-        & > .check-lines--domain { text-style: bold; }
-        & > .check-lines--detail { color: $foreground 75%; }
-        & > .check-lines--cursor { background: $primary-muted; }
-        & > .check-lines--cursor-focused { background: $block-cursor-background; color: $block-cursor-foreground; }
-    }
-    CheckLines:nocolor {
-        & > .check-lines--fail { text-style: bold reverse; }
-        & > .check-lines--unknown { text-style: bold underline; }
-        & > .check-lines--warn { text-style: bold; }
-        & > .check-lines--skip { color: $foreground; }
-        & > .check-lines--detail { color: $foreground; }
-        & > .check-lines--cursor { text-style: underline; }
-        & > .check-lines--cursor-focused { text-style: reverse; }
-    }
-    """
+    DEFAULT_CSS = "CheckLines { height: 1fr; overflow-x: hidden; scrollbar-size-vertical: 1; }"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("up,k", "move(-1)", "Up", show=False),
         Binding("down,j", "move(1)", "Down", show=False),
@@ -169,13 +140,12 @@ class CheckLines(ScrollView, can_focus=True):
         row = self.rows[place]
         under: tuple[str, ...] = ()
         if place == self._at:
-            under = ("check-lines--cursor-focused" if self.has_focus else "check-lines--cursor",)
+            under = ("cursor-focused" if self.has_focus else "cursor",)
         segments = [
-            Segment(text, self.get_visual_style(*([f"check-lines--{tone}"] if tone else []), *under).rich_style)
+            Segment(text, drawn_style(self, tone, *under))
             for text, tone in _pieces(row, width, self._name_width, cursor=place == self._at)
         ]
-        end = self.get_visual_style(*under).rich_style
-        return Strip(segments).adjust_cell_length(width, end)
+        return Strip(segments).adjust_cell_length(width, drawn_style(self, *under))
 
 
 def _pieces(row: CheckRow, width: int, name_width: int, *, cursor: bool) -> list[tuple[str, str]]:
@@ -197,6 +167,6 @@ def _pieces(row: CheckRow, width: int, name_width: int, *, cursor: bool) -> list
     return [
         (mark, ""),
         (f"{row.word:<{_STATUS_WIDTH}} ", tone),
-        (f"{name[:name_room]:<{name_room}}  ", "domain" if row.check_id is None else ""),
+        (f"{name[:name_room]:<{name_room}}  ", "head" if row.check_id is None else ""),
         (shown, "detail"),
     ]

@@ -25,10 +25,13 @@ from gpudoctor.tui.state import FinishedRun, State
 
 _LABEL_WIDTH = 10
 _NARROWEST = 24
+_SMALL = (60, 8)  # columns and lines: with less, only the first words of a finding are seen
 
 
-def finding_content(state: State, check_id: str, gpu: int | None, width: int, no_color: bool) -> Content:
-    """All findings of the check in `state.report`, wrapped to `width` cells.
+def finding_content(
+    state: State, check_id: str, gpu: int | None, width: int, no_color: bool, *, small: bool = False
+) -> Content:
+    """All findings of the check in `state.report`, wrapped to `width` cells; `small`: little of it is seen at once.
 
     Findings of `gpu` (NVML index) come first, then the worst. Problems are shown in full; passes and
     skips with the same text share a line.
@@ -42,7 +45,7 @@ def finding_content(state: State, check_id: str, gpu: int | None, width: int, no
     for finding in findings:
         if finding.status in PROBLEMS:
             lines += [Content("")] if lines else []
-            lines += _problem(state, state.report, result, finding, width, no_color)
+            lines += _problem(state, state.report, result, finding, width, no_color, small)
     quiet = [finding for finding in findings if finding.status not in PROBLEMS]
     if quiet:
         lines += [Content("")] if lines else [Content(_cut(f"{result.id}: {result.title}", width)).stylize("bold")]
@@ -76,7 +79,7 @@ def _is_of(subject: Subject, gpu: int | None) -> bool:
 
 
 def _problem(
-    state: State, report: Report, result: CheckResult, finding: Finding, width: int, no_color: bool
+    state: State, report: Report, result: CheckResult, finding: Finding, width: int, no_color: bool, small: bool
 ) -> Iterator[Content]:
     label = "" if finding.subject.label == "node" else f" on {printable(finding.subject.label)}"
     word = WORDS[finding.status]
@@ -86,7 +89,7 @@ def _problem(
         head = Content.assemble(head, " " * (width - head.cell_length - len(since)), since)
         since = ""
     yield from head.wrap(width)
-    for name, words in _evidence_last(block_rows(finding, explained_by(report, result.id, [finding]))):
+    for name, words in _urgent_first(block_rows(finding, explained_by(report, result.id, [finding])), small):
         yield from _labelled(name, words, width, no_color)
     if finding.explained_by is not None:
         yield from _labelled("cause", f"explained by {finding.explained_by}", width, no_color)
@@ -94,15 +97,15 @@ def _problem(
         yield from _labelled("seen", since, width, no_color)
 
 
-def _evidence_last(rows: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    """The rows of a block, its evidence at the end: the pane is low, and what to do must be seen without scrolling."""
-    first: list[tuple[str, str]] = []
-    evidence: list[tuple[str, str]] = []
+def _urgent_first(rows: list[tuple[str, str]], small: bool) -> list[tuple[str, str]]:
+    """The rows of a block, evidence last: what to do must be seen without scrolling; in a small pane it is second."""
+    places = {"evidence": 3, **({"found": 0, "reason": 0, "do": 1} if small else {})}
+    placed: list[tuple[int, tuple[str, str]]] = []
     label = ""
-    for name, words in rows:
-        label = name or label
-        (evidence if label == "evidence" else first).append((name, words))
-    return [*first, *evidence]
+    for row in rows:
+        label = row[0] or label
+        placed.append((places.get(label, 2), row))
+    return [row for _, row in sorted(placed, key=lambda each: each[0])]
 
 
 def _since(runs: Sequence[FinishedRun], check_id: str, finding: Finding) -> str:
@@ -190,15 +193,15 @@ class FindingPane(VerticalScroll, can_focus=True):
             return
         # always leave the column of the scrollbar free, or lines would wrap differently when it appears
         width = self.scrollable_content_region.width
-        no_color = self.app.no_color
-        key = (id(self._state.report), len(self._state.runs), self._check_id, self._gpu, width, no_color)
+        no_color, small = self.app.no_color, width < _SMALL[0] and self.size.height < _SMALL[1]
+        key = (id(self._state.report), len(self._state.runs), self._check_id, self._gpu, width, no_color, small)
         if key == self._drawn or width < 1:
             return
         self._drawn = key
         if self._check_id is None:
             self._text.update(_verdict(self._state.report, no_color))
         else:
-            self._text.update(finding_content(self._state, self._check_id, self._gpu, width, no_color))
+            self._text.update(finding_content(self._state, self._check_id, self._gpu, width, no_color, small=small))
 
     def on_resize(self, event: events.Resize) -> None:
         self._draw()

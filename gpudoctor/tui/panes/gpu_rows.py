@@ -20,36 +20,23 @@ from gpudoctor.units import MIB, gib_number
 # utilisation bar, power. Index, utilisation, memory, temperature and health always stay. Remaining width makes the
 # bars longer, up to 24 characters.
 
-_WIDTHS = {
-    "gpu": 4,
-    "util_bar": 4,
-    "util": 5,
-    "memory_bar": 4,
-    "memory": 7,
-    "temperature": 3,
-    "power": 4,
-    "clock": 4,
-    "pcie": 9,
-    "nvlink": 8,
-    "held": 9,
-    "health": 7,
+# name: (width, alignment, title, reading that is shown as a whole number)
+_COLUMNS = {
+    "gpu": (4, "<", " GPU", ""),
+    "util_bar": (4, "<", "util", ""),
+    "util": (5, ">", "util%", "utilization_pct"),
+    "memory_bar": (4, "<", "mem", ""),
+    "memory": (7, ">", "mem GiB", ""),
+    "temperature": (3, ">", "°C", "temperature_c"),
+    "power": (4, ">", "W", "power_w"),
+    "clock": (4, ">", "MHz", "sm_mhz"),
+    "pcie": (9, ">", "PCIe GB/s", ""),
+    "nvlink": (8, ">", "NVL GB/s", ""),
+    "held": (9, "<", "clocks", ""),
+    "health": (7, "<", "health", ""),
 }
-_BESIDE_BAR = {"util": 3, "memory": 5}
-_TITLES = {
-    "gpu": " GPU",
-    "util_bar": "util",
-    "util": "util%",
-    "memory_bar": "mem",
-    "memory": "mem GiB",
-    "temperature": "°C",
-    "power": "W",
-    "clock": "MHz",
-    "pcie": "PCIe GB/s",
-    "nvlink": "NVL GB/s",
-    "held": "clocks",
-    "health": "health",
-}
-_LEFT = ("gpu", "util_bar", "memory_bar", "held", "health")
+# the bar beside it has the name
+_BESIDE_BAR = {"util": (3, "%"), "memory": (5, "GiB")}
 _DROPPED_FIRST = ("held", "nvlink", "pcie", "clock", "memory_bar", "util_bar", "power")
 _BARS = ("util_bar", "memory_bar")
 _LONGEST_BAR = 24
@@ -58,14 +45,19 @@ _WIDE = 130
 
 @dataclass(frozen=True)
 class Columns:
-    """The columns from left to right with their widths, and the number of blanks between them."""
+    """The columns from left to right: their titles and widths, and the number of blanks between them."""
 
-    widths: tuple[tuple[str, int], ...]
+    titles: dict[str, str]
+    widths: dict[str, int]
     gap: int
 
     @property
     def names(self) -> tuple[str, ...]:
-        return tuple(name for name, _ in self.widths)
+        return tuple(self.widths)
+
+    def cell(self, name: str, text: str) -> str:
+        """The text in the width and alignment of this column."""
+        return f"{text:{_COLUMNS[name][1]}{self.widths[name]}}"
 
 
 def columns_for(width: int, *, nvlink: bool = True) -> Columns:
@@ -74,28 +66,27 @@ def columns_for(width: int, *, nvlink: bool = True) -> Columns:
     `nvlink`: whether any GPU has NVLinks.
     """
     gap = 2 if width >= _WIDE else 1
-    names = [name for name in _WIDTHS if nvlink or name != "nvlink"]
+    names = [name for name in _COLUMNS if nvlink or name != "nvlink"]
     for name in ("", *_DROPPED_FIRST):
         if name in names:
             names.remove(name)
-        # a figure beside its bar has a shorter title
-        widths = {each: _BESIDE_BAR[each] if f"{each}_bar" in names else _WIDTHS[each] for each in names}
+        titles = {each: _COLUMNS[each][2] for each in names}
+        widths = {each: _COLUMNS[each][0] for each in names}
+        for each, (narrower, unit) in _BESIDE_BAR.items():
+            if f"{each}_bar" in names:
+                titles[each], widths[each] = unit, narrower
         taken = sum(widths.values()) + gap * (len(names) - 1)
         if taken <= width:
             break
     bars = [name for name in _BARS if name in names]
-    longer = min((width - taken) // len(bars), _LONGEST_BAR - 4) if bars and width > taken else 0
-    return Columns(tuple((name, widths[name] + (longer if name in bars else 0)) for name in names), gap)
+    for name in bars:
+        widths[name] += max(0, min((width - taken) // len(bars), _LONGEST_BAR - 4))
+    return Columns(titles, widths, gap)
 
 
 def heading(columns: Columns) -> Row:
     """The titles, each with its unit."""
-    cells = []
-    for name, width in columns.widths:
-        title = _TITLES[name]
-        if f"{name}_bar" in columns.names:
-            title = {"util": "%", "memory": "GiB"}[name]  # the bar beside it has the name
-        cells.append(title.ljust(width) if name in _LEFT else title.rjust(width))
+    cells = [columns.cell(name, title) for name, title in columns.titles.items()]
     return row(((" " * columns.gap).join(cells), "title"))
 
 
@@ -104,38 +95,31 @@ def gpu_row(columns: Columns, gpu: Gpu, tick: GpuTick | None, health: str, chose
     readings = tick.readings if tick is not None and health != "LOST" else {}
     used, total = readings.get("memory_used_mib"), known(gpu.memory_total_mib)
     util = readings.get("utilization_pct")
+    shares = {
+        "util_bar": None if util is None else util / 100,
+        "memory_bar": None if used is None or not total else used / total,
+    }
+    texts = {
+        "memory": "-" if used is None else gib_number(used * MIB),
+        "pcie": both(readings.get("pcie_rx_gb_s"), readings.get("pcie_tx_gb_s")),
+        "nvlink": both(readings.get("nvlink_rx_gb_s"), readings.get("nvlink_tx_gb_s")),
+        "held": held(tick.events if tick is not None and readings else None),
+    }
     runs: list[Run] = []
-    for name, width in columns.widths:
+    for name, width in columns.widths.items():
         if runs:
             runs.append((" " * columns.gap, ""))
         if name == "gpu":
             runs.append((f"{'>' if chosen else ' '}{gpu.index:>3}", "strong" if chosen else ""))
-        elif name in _BARS:
-            share = util if name == "util_bar" else None if used is None or not total else 100 * used / total
-            full, empty = bar(None if share is None else share / 100, width)
+        elif name in shares:
+            full, empty = bar(shares[name], width)
             runs += [(full, "bar"), (empty, "rest")]
         elif name == "health":
-            runs.append((health.ljust(width), STYLE_OF.get(health, "")))
+            runs.append((columns.cell(name, health), STYLE_OF.get(health, "")))
         else:
-            text = _cell(name, readings, tick if readings else None, health)
-            runs.append((text.ljust(width) if name in _LEFT else text.rjust(width), "dim" if text == "-" else ""))
+            text = texts[name] if name in texts else whole(readings.get(_COLUMNS[name][3]))
+            runs.append((columns.cell(name, text), "dim" if text == "-" else ""))
     return Row(tuple(runs), chosen)
-
-
-def _cell(name: str, readings: dict[str, float], tick: GpuTick | None, health: str) -> str:
-    get = readings.get
-    if name == "util":
-        return whole(get("utilization_pct"))
-    if name == "memory":
-        used = get("memory_used_mib")
-        return "-" if used is None else gib_number(used * MIB)
-    if name == "pcie":
-        return both(get("pcie_rx_gb_s"), get("pcie_tx_gb_s"))
-    if name == "nvlink":
-        return both(get("nvlink_rx_gb_s"), get("nvlink_tx_gb_s"))
-    if name == "held":
-        return held(tick.events if tick else None)
-    return whole(get({"temperature": "temperature_c", "power": "power_w", "clock": "sm_mhz"}[name]))
 
 
 class GpuRows(DrawnLines, can_focus=True):

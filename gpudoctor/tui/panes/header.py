@@ -126,16 +126,10 @@ def driver_of(node: Node) -> str | None:
 
 def verdict_runs(state: State, *, with_skip: bool) -> list[Run]:
     """Whether a check is running, and the counts of the newest report."""
-    runs: list[Run] = []
-    if state.running is not None:
-        runs.append(("running", "warn"))
-    if state.report is not None:
-        runs += (
-            [(" ", ""), *report_runs(state.report, with_skip=with_skip)]
-            if runs
-            else report_runs(state.report, with_skip=with_skip)
-        )
-    return runs or [("not checked yet", "dim")]
+    running: list[Run] = [("running", "warn")] if state.running is not None else []
+    if state.report is None:
+        return running or [("not checked yet", "dim")]
+    return [*running, *([(" ", "")] if running else []), *report_runs(state.report, with_skip=with_skip)]
 
 
 def report_runs(report: Report, *, with_skip: bool) -> list[Run]:

@@ -111,9 +111,12 @@ def _utilization(state: State, gpus: list[int]) -> Run | None:
         return "utilisation not read on every GPU", "dim"
     low, high = min(read.values()), max(read.values())
     if high - low <= APART_PCT:
-        return f"utilisation alike ({_range(low, high, '%')})", "ok"
-    odd = _odd_one(read)
-    return f"utilisation uneven (GPU {odd} {read[odd]:.0f} %, others to {_others(read, odd):.0f} %)", "warn"
+        between = f"{low:.0f}" if round(low) == round(high) else f"{low:.0f}-{high:.0f}"
+        return f"utilisation alike ({between} %)", "ok"
+    odd = max(read, key=lambda gpu: abs(read[gpu] - _middle(read)))
+    rest = [value for gpu, value in read.items() if gpu != odd]
+    others = max(rest) if read[odd] < max(rest) else min(rest)
+    return f"utilisation uneven (GPU {odd} {read[odd]:.0f} %, others to {others:.0f} %)", "warn"
 
 
 def _memory(state: State, gpus: list[int]) -> Run | None:
@@ -148,20 +151,6 @@ def _steadiness(state: State, gpus: list[int]) -> Run | None:
     return f"fluctuates by {swings[most]:.0f} % (GPU {most}) over {rounded_duration_text(seen_s)}", "warn"
 
 
-def _odd_one(read: dict[int, float]) -> int:
-    middle = _middle(read)
-    return max(read, key=lambda gpu: abs(read[gpu] - middle))
-
-
-def _others(read: dict[int, float], odd: int) -> float:
-    rest = [value for gpu, value in read.items() if gpu != odd]
-    return max(rest) if read[odd] < max(rest) else min(rest)
-
-
 def _middle(read: dict[int, float]) -> float:
     values = sorted(read.values())
     return values[len(values) // 2]
-
-
-def _range(low: float, high: float, unit: str) -> str:
-    return f"{low:.0f} {unit}" if round(low) == round(high) else f"{low:.0f}-{high:.0f} {unit}"

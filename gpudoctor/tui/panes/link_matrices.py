@@ -211,7 +211,4 @@ def _tones(findings: tuple[Finding, ...]) -> dict[frozenset[int], Tone]:
 def _tone_of(tones: dict[frozenset[int], Tone], a: int | None, b: int | None) -> Tone | None:
     if a is None or b is None:
         return None
-    for gpus in (frozenset((a, b)), frozenset((a,)), frozenset((b,))):
-        if gpus in tones:
-            return tones[gpus]
-    return None
+    return tones.get(frozenset((a, b))) or tones.get(frozenset((a,))) or tones.get(frozenset((b,)))

@@ -17,35 +17,18 @@ from textual.widgets import Static
 
 from gpudoctor.exits import printable
 from gpudoctor.facts.model.missing import Missing
-from gpudoctor.tui.labels import clock, style_of
-from gpudoctor.tui.panes.pane import FILTER_KEYS, FilteredPane, put
-from gpudoctor.tui.state import LogLine
-from gpudoctor.tui.widgets.filter_line import FilterLine
+from gpudoctor.tui.labels import clock, drawn_style, style_of
+from gpudoctor.tui.panes.pane import FILTER_KEYS, FilteredPane, FilterLine, put
+from gpudoctor.tui.state import LogKind, LogLine
+from gpudoctor.tui.widgets.lines import Run
 
-Run = tuple[str, str]  # text, and the name of a component class ("" for plain text)
+_TONES: dict[LogKind, str] = {"kernel": "kernel", "driver": "fail", "run": "event", "note": "quiet"}
 
 
 class LogView(ScrollView, can_focus=True):
     """Rows of runs that follow the end unless scrolled up. Draws visible rows only; text is never parsed for markup."""
 
-    COMPONENT_CLASSES = {"log--time", "log--kernel", "log--driver", "log--run", "log--note"}
-    DEFAULT_CSS = """
-    LogView {
-        height: 1fr;
-        & > .log--time { color: $foreground 65%; }
-        & > .log--kernel { color: $text-warning; text-style: bold; }
-        & > .log--driver { color: $text-error; text-style: bold; }
-        & > .log--run { color: $text-accent; }
-        & > .log--note { color: $foreground 65%; }
-    }
-    LogView:nocolor {
-        & > .log--time { color: $foreground; }
-        & > .log--kernel { color: $foreground; text-style: bold; }
-        & > .log--driver { color: $foreground; text-style: bold reverse; }
-        & > .log--run { color: $foreground; }
-        & > .log--note { color: $foreground; }
-    }
-    """
+    DEFAULT_CSS = "LogView { height: 1fr; }"
 
     def __init__(self) -> None:
         super().__init__()
@@ -100,9 +83,7 @@ class LogView(ScrollView, can_focus=True):
         plain = self.rich_style
         if not 0 <= y + down < len(self._rows):
             return Strip.blank(width, plain)
-        segments = [
-            Segment(text, self.get_component_rich_style(name) if name else plain) for text, name in self._rows[y + down]
-        ]
+        segments = [Segment(text, drawn_style(self, name)) for text, name in self._rows[y + down]]
         return Strip(segments).crop_extend(across, across + width, plain)
 
     def _add(self, rows: Sequence[tuple[Run, ...]]) -> None:
@@ -230,5 +211,5 @@ def _row(line: LogLine) -> tuple[Run, ...]:
     return _runs(clock(line.at_s), line.kind, line.text)
 
 
-def _runs(when: str, kind: str, text: str) -> tuple[Run, ...]:
-    return ((f"{when:<9}", "log--time"), (f"{kind:<7}", f"log--{kind}"), (f" {printable(text)}", ""))
+def _runs(when: str, kind: LogKind, text: str) -> tuple[Run, ...]:
+    return ((f"{when:<9}", "quiet"), (f"{kind:<7}", _TONES[kind]), (f" {printable(text)}", ""))

@@ -8,6 +8,7 @@ from textual import on
 from textual.app import ComposeResult
 from textual.widget import Widget
 
+from gpudoctor.checks.core.finding import PROBLEMS
 from gpudoctor.tui.panes.check_list import CheckChosen, CheckList
 from gpudoctor.tui.panes.finding_text import FindingPane
 from gpudoctor.tui.panes.gpu_rows import GpuRows
@@ -19,11 +20,13 @@ from gpudoctor.tui.state import State
 # The layout of the overview: pure arithmetic, for 80x24 and larger and 1 to 16 GPUs.
 #
 # When space is short the parts give way in this order: the history (it needs 6 lines), the finding and the
-# check list beside it (both are also on the Checks tab), the job's line, at last GPU rows (they scroll).
+# check list beside it (both are also on the Checks tab), the job's line, at last GPU rows (they scroll). If there is a
+# problem, the finding stays: GPU rows give way before it, and on a narrow screen the check list.
 # Extra space goes first to the history, in multiples of its height up to four, then to the finding.
 
 NARROW_BELOW, STACKED_BELOW = 110, 64
 HISTORY_LINES = 6
+_GPUS_LEAST = 4  # the headings and three rows
 _FINDING_LEAST, _FINDING_TIGHT, _FINDING_GOOD, _FINDING_MOST = 5, 8, 10, 18
 _CHECKS_LEAST, _CHECKS_MOST = 42, 72
 
@@ -50,66 +53,59 @@ class Arrangement:
     host: Rectangle
 
 
-def arrange(width: int, height: int, gpus: int) -> Arrangement:
-    """The layout of `width` x `height` cells for a number of GPUs."""
-    return _narrow(width, height, gpus) if width < NARROW_BELOW else _wide(width, height, gpus)
-
-
-def _narrow(width: int, height: int, gpus: int) -> Arrangement:
-    rule = 1
-    table = max(gpus, 1) + 1 + rule
-    host = 2 + rule
-    if height < table + host:
-        host = 1 + rule
-    table = min(table, max(height - host, 2 + rule))
+def arrange(width: int, height: int, gpus: int, *, problem: bool = False) -> Arrangement:
+    """The layout of `width` x `height` cells for a number of GPUs; `problem`: whether a check has found one."""
+    narrow = width < NARROW_BELOW
+    edges = 1 if narrow else 2  # a rule above, or a box around
+    table = max(gpus, 1) + 1 + edges
+    host = (2 if height >= table + 2 + edges else 1) + edges
+    table = min(table, max(height - host, 2 + edges))
     left = height - table - host
-    history = HISTORY_LINES + rule if left >= HISTORY_LINES + rule + _FINDING_GOOD - 1 else 0
-    below = left - history
-    if below < _FINDING_LEAST - 1:
-        table, below = table + below, 0
-    list_width, list_height = min(40, width // 2), below
-    finding = Rectangle(list_width, table + history, width - list_width, below)
-    y = table + history
-    if width < STACKED_BELOW:  # side by side, neither could be read
-        list_width, list_height = width, below * 2 // 5
-        finding = Rectangle(0, y + list_height, width, below - list_height)
-    return Arrangement(
-        narrow=True,
-        gpus=Rectangle(0, 0, width, table),
-        history=Rectangle(0, table, width, history),
-        checks=Rectangle(0, y, list_width, list_height),
-        finding=finding,
-        host=Rectangle(0, y + below, width, host),
-    )
-
-
-def _wide(width: int, height: int, gpus: int) -> Arrangement:
-    box = 2
-    table = max(gpus, 1) + 1 + box
-    host = 2 + box
-    if height < table + host:
-        host = 1 + box
-    table = min(table, max(height - host, 2 + box))
-    left = height - table - host
-    finding = max(_FINDING_GOOD, min(_FINDING_MOST, left * 2 // 5))
-    taller = min(4, (left - finding - box) // HISTORY_LINES)
-    # an alert or a time slider takes a line or two and must not hide the history
-    if taller < 1 and left >= HISTORY_LINES + box + _FINDING_TIGHT:
-        taller = 1
-    history = taller * HISTORY_LINES + box if taller > 0 else 0
+    history = (_narrow_history if narrow else _wide_history)(left)
     finding = left - history
-    if finding < _FINDING_LEAST:
+    alone = problem and finding < _FINDING_TIGHT - 1
+    if alone:
+        host, history = 1 + edges, 0
+        finding = max(min(_FINDING_TIGHT, height - host - _GPUS_LEAST - edges), 0)
+        table = height - host - finding
+    if finding < _FINDING_LEAST - narrow:
         table, finding = table + finding, 0
+    y = table + history
     list_width = min(_CHECKS_MOST, max(_CHECKS_LEAST, width * 35 // 100))
-    side = width - list_width
+    side = width if narrow else width - list_width
+    checks = Rectangle(side, 0, list_width, y)
+    below = Rectangle(0, y, width, finding)
+    if narrow:
+        list_width = min(40, width // 2)
+        if alone or not finding:
+            checks = Rectangle()
+        elif width < STACKED_BELOW:  # side by side, neither could be read
+            checks = Rectangle(0, y, width, finding * 2 // 5)
+            below = Rectangle(0, y + checks.height, width, finding - checks.height)
+        else:
+            checks = Rectangle(0, y, list_width, finding)
+            below = Rectangle(list_width, y, width - list_width, finding)
     return Arrangement(
-        narrow=False,
+        narrow=narrow,
         gpus=Rectangle(0, 0, side, table),
         history=Rectangle(0, table, side, history),
-        checks=Rectangle(side, 0, list_width, table + history),
-        finding=Rectangle(0, table + history, width, finding),
-        host=Rectangle(0, table + history + finding, width, host),
+        checks=checks,
+        finding=below,
+        host=Rectangle(0, y + finding, width, host),
     )
+
+
+def _narrow_history(left: int) -> int:
+    return HISTORY_LINES + 1 if left >= HISTORY_LINES + _FINDING_GOOD else 0
+
+
+def _wide_history(left: int) -> int:
+    finding = max(_FINDING_GOOD, min(_FINDING_MOST, left * 2 // 5))
+    taller = min(4, (left - finding - 2) // HISTORY_LINES)
+    # an alert or a time slider takes a line or two and must not hide the history
+    if taller < 1 and left >= HISTORY_LINES + 2 + _FINDING_TIGHT:
+        taller = 1
+    return taller * HISTORY_LINES + 2 if taller > 0 else 0
 
 
 class OverviewPane(Pane):
@@ -149,8 +145,7 @@ class OverviewPane(Pane):
         if not self._arrange(state):
             return
         self._gpus.show(state)
-        if self._checks.display:
-            self._checks.show(state)
+        self._checks.show(state)  # hidden too: it chooses the check of the finding
         if self._finding.display:
             self._show_finding(state)
         self._host.show(state)
@@ -194,7 +189,9 @@ class OverviewPane(Pane):
         if not width or not height:
             return False
         count = len(state.node.gpus) if state.node is not None else 0
-        arranged = arrange(width, height, count)
+        checks = state.report.checks if state.report is not None else ()
+        problem = any(check.status in PROBLEMS for check in checks)
+        arranged = arrange(width, height, count, problem=problem)
         if arranged != self._arranged:
             self._arranged = arranged
             self.set_class(arranged.narrow, "-narrow")

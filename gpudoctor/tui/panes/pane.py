@@ -11,11 +11,10 @@ from textual.binding import Binding
 from textual.content import Content
 from textual.message import Message
 from textual.widget import Widget
-from textual.widgets import Static
+from textual.widgets import Input, Static
 
 from gpudoctor.checks.core.registry import Level
 from gpudoctor.tui.state import State
-from gpudoctor.tui.widgets.filter_line import FilterLine
 from gpudoctor.tui.widgets.lines import Lines
 
 
@@ -69,6 +68,58 @@ class DrawnPane(Pane):
 
     def _draw(self) -> None:
         raise NotImplementedError
+
+
+class FilterLine(Input):
+    """The line for a filter, hidden until `open`: Esc clears and closes it, Enter keeps it."""
+
+    DEFAULT_CSS = """
+    FilterLine { display: none; height: 1; border: none; padding: 0; }
+    FilterLine.-open { display: block; }
+    FilterLine:focus { border: none; }
+    """
+    BINDINGS = [Binding("escape", "drop", "Clear filter")]
+
+    @dataclass
+    class Filtered(Message):
+        """The filter changed; `done`: the focus should return to the filtered widget."""
+
+        done: bool
+
+    def __init__(self) -> None:
+        super().__init__(placeholder="filter: a part of any column", compact=True)
+        self.can_focus = False  # while hidden
+
+    @property
+    def words(self) -> str:
+        return self.value.strip().lower()
+
+    def open(self) -> None:
+        self.can_focus = True
+        self.add_class("-open")
+        self.focus()
+
+    def action_drop(self) -> None:
+        """Clear the filter and close the line."""
+        self.value = ""
+        self._close()
+        self.post_message(self.Filtered(done=True))
+
+    @on(Input.Changed)
+    def _typed(self, event: Input.Changed) -> None:
+        event.stop()
+        self.post_message(self.Filtered(done=False))
+
+    @on(Input.Submitted)
+    def _entered(self, event: Input.Submitted) -> None:
+        event.stop()
+        if not self.words:
+            self._close()
+        self.post_message(self.Filtered(done=True))
+
+    def _close(self) -> None:
+        self.remove_class("-open")
+        self.can_focus = False
 
 
 FILTER_KEYS = (

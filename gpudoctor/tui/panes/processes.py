@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Literal
 
 from rich.text import Text
@@ -17,31 +16,22 @@ from gpudoctor.exits import printable
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.stream.messages import ProcessTick
 from gpudoctor.tui.labels import style_of
-from gpudoctor.tui.panes.pane import FILTER_KEYS, FilteredPane, put
+from gpudoctor.tui.panes.pane import FILTER_KEYS, FilteredPane, FilterLine, put
 from gpudoctor.tui.state import State
-from gpudoctor.tui.widgets.filter_line import FilterLine
 
 Column = Literal["gpu", "pid", "user", "job", "memory", "cpu", "command"]
 CYCLE: tuple[Column, ...] = ("gpu", "memory", "cpu", "user")
 
 
-@dataclass(frozen=True)
-class Heading:
-    """A column: its title with the unit, its width (0: the rest), and whether it is right-aligned."""
-
-    title: str
-    width: int
-    right: bool = False
-
-
-HEADINGS: dict[Column, Heading] = {
-    "gpu": Heading("GPU", 4, right=True),
-    "pid": Heading("PID", 8, right=True),
-    "user": Heading("user", 9),
-    "job": Heading("job", 15),
-    "memory": Heading("MiB", 8, right=True),
-    "cpu": Heading("CPU %", 7, right=True),
-    "command": Heading("command", 0),
+# name: (title with the unit, alignment, width; 0: the rest)
+HEADINGS: dict[Column, tuple[str, Literal["left", "right"], int]] = {
+    "gpu": ("GPU", "right", 4),
+    "pid": ("PID", "right", 8),
+    "user": ("user", "left", 9),
+    "job": ("job", "left", 15),
+    "memory": ("MiB", "right", 8),
+    "cpu": ("CPU %", "right", 7),
+    "command": ("command", "left", 0),
 }
 TITLES: dict[Column, str] = {"gpu": "GPU", "pid": "PID", "memory": "GPU memory", "cpu": "CPU"}
 
@@ -253,15 +243,13 @@ class ProcessesPane(FilteredPane):
         put(self.query_one("#processes-command", Static), Content(text))
 
     def _add_columns(self) -> None:
-        taken = sum(heading.width + 2 * _PADDING for heading in HEADINGS.values())
+        taken = sum(width + 2 * _PADDING for _, _, width in HEADINGS.values())
         rest = max(self.size.width - taken - 2, _COMMAND_WIDTH_MIN)
-        for name, heading in HEADINGS.items():
-            width = heading.width or rest
-            self._listed.add_column(
-                Text(heading.title.rjust(width) if heading.right else heading.title), width=width, key=name
-            )
+        for name, (title, side, width) in HEADINGS.items():
+            width = width or rest
+            self._listed.add_column(Text(title.rjust(width) if side == "right" else title), width=width, key=name)
 
 
 def _cell(column: Column, text: str) -> Text:
     """A Text, because untrusted names must not be parsed for markup."""
-    return Text(text, justify="right" if HEADINGS[column].right else "left", no_wrap=True, overflow="ellipsis")
+    return Text(text, justify=HEADINGS[column][1], no_wrap=True, overflow="ellipsis")

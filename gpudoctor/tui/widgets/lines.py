@@ -17,8 +17,9 @@ from textual.strip import Strip
 from textual.widget import Widget
 
 from gpudoctor.exits import printable
+from gpudoctor.tui.labels import drawn_style
 
-Run = tuple[str, str]  # text, and the name of a component class of `Lines` ("" for plain text)
+Run = tuple[str, str]  # text, and its tone ("" for plain text)
 
 
 class Row(NamedTuple):
@@ -39,38 +40,10 @@ def length(runs: Sequence[Run]) -> int:
 
 
 class Lines(Widget):
-    """Draws rows; an update redraws only those that changed.
-
-    Text is never parsed for markup. Styles are the component classes below; each also has a form
-    without colour, so that emphasis remains under NO_COLOR.
-    """
+    """Draws rows; an update redraws only those that changed. Text is never parsed for markup."""
 
     ALLOW_SELECT = False
-    COMPONENT_CLASSES = {
-        *("lines--fail", "lines--warn", "lines--ok", "lines--unknown", "lines--dim", "lines--title"),
-        *("lines--strong", "lines--bar", "lines--rest", "lines--tag", "lines--cursor"),
-    }
-    DEFAULT_CSS = """
-    Lines {
-        height: auto;
-        & > .lines--fail { color: $text-error; text-style: bold; }
-        & > .lines--warn { color: $text-warning; }
-        & > .lines--unknown { color: $text-secondary; text-style: bold; }
-        & > .lines--ok { color: $text-success; }
-        & > .lines--dim { color: $foreground 65%; }
-        & > .lines--title { color: $text-primary; text-style: bold; }
-        & > .lines--strong { text-style: bold; }
-        & > .lines--bar { color: $primary; }
-        & > .lines--rest { color: $foreground 25%; }
-        & > .lines--tag { color: $text-warning; text-style: bold reverse; }
-        & > .lines--cursor { background: $primary-muted; }
-    }
-    Lines:nocolor > .lines--fail { text-style: bold reverse; }
-    Lines:nocolor > .lines--warn { text-style: bold; }
-    Lines:nocolor > .lines--dim { color: $foreground; }
-    Lines:nocolor > .lines--rest { color: $foreground; }
-    Lines:nocolor > .lines--bar { color: $foreground; }
-    """
+    DEFAULT_CSS = "Lines { height: auto; }"
 
     def __init__(self, *, id: str | None = None, classes: str | None = None) -> None:
         super().__init__(id=id, classes=classes)
@@ -119,19 +92,10 @@ class Lines(Widget):
         return Strip(segments).adjust_cell_length(width, self._style("", each.cursor))
 
     def _style(self, name: str, cursor: bool) -> Style:
-        style = self._styles.get((name, cursor))
-        if style is None:
-            style = self._styles[name, cursor] = self._computed(name, cursor)
-        return style
-
-    def _computed(self, name: str, cursor: bool) -> Style:
-        names = (*(["lines--cursor"] if cursor else []), *([f"lines--{name}"] if name else []))
-        if not names:
-            return self.rich_style
-        style = self.get_visual_style(*names).rich_style
-        # Textual 8.2 leaves reverse out of a visual style
-        is_reverse = any(self.get_component_styles(name).text_style.reverse for name in names)
-        return style + Style(reverse=True) if is_reverse else style
+        key = (name, cursor)
+        if key not in self._styles:
+            self._styles[key] = drawn_style(self, *(["cursor"] if cursor else []), name)
+        return self._styles[key]
 
 
 _TEXT_WIDTH_MIN = 20

@@ -377,7 +377,7 @@ def test_an_old_torch_and_a_second_nccl_warn() -> None:
 def test_without_torch_the_install_line_is_given_but_not_for_a_capture() -> None:
     absent = Software(torch=Missing("torch is not installed"))
     live = judge(TORCH, Node(source=LIVE, gpus=gpus(2), software=absent))
-    assert (live.status, "pip install 'gpudoctor-cli[torch]'" in words(live)) == (Status.SKIP, True)
+    assert (live.status, "pip install 'torch>=2.4' 'numpy>=1.26'" in words(live)) == (Status.SKIP, True)
     capture = judge(TORCH, Node(source=Source(kind="capture"), gpus=gpus(2), software=absent))
     assert (capture.status, "pip" in words(capture)) == (Status.SKIP, False)
     broken = Software(torch=Missing("cannot be read", "failed"))

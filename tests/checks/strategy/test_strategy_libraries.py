@@ -146,7 +146,7 @@ def test_the_processes_of_tensorflow_have_no_gloo_between_them() -> None:
     ("why", "expected"),
     [
         (None, Status.SKIP),
-        (Missing("DeepSpeed is not installed: pip install 'gpudoctor-cli[deepspeed]'"), Status.SKIP),
+        (Missing("DeepSpeed is not installed: pip install 'deepspeed>=0.16'"), Status.SKIP),
         (Missing("rank 0 did not leave import deepspeed within 240 s", "failed"), Status.UNKNOWN),
     ],
 )
@@ -157,6 +157,6 @@ def test_no_figures_are_never_a_pass(part: str, why: Missing | None, expected: S
 
 
 def test_the_install_line_says_the_name_of_the_library_once() -> None:
-    reason = "DeepSpeed is not installed: pip install 'gpudoctor-cli[deepspeed]'"
+    reason = "DeepSpeed is not installed: pip install 'deepspeed>=0.16'"
     [finding] = judge("strategy.deepspeed", CPU_NODE, Measurements(not_run={"deepspeed": Missing(reason)})).findings
     assert finding.reason == reason
