@@ -7,6 +7,7 @@ import os
 import signal
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -115,6 +116,13 @@ def test_a_full_disk_is_said_and_leaves_the_other_probes_alone(tmp_path: Path, m
     assert isinstance(why, Missing)
     assert why.reason == "files to load could not be made in TMPDIR: No space left on device"
     assert not (tmp_path / "data").exists(), "the last inodes are left to the ranks"
+
+
+def test_a_tmpdir_without_a_limit_has_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """tmpfs with size=0 reports 0 blocks, of which 0 are free."""
+    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_frsize=4096, f_blocks=0, f_bavail=0, f_bfree=0))
+    assert isinstance(made_files(tmp_path / "data"), DataFiles)
+    assert why_no_batch(OSError(errno.ENOSPC, "No space left on device")) == "[Errno 28] No space left on device"
 
 
 def test_made_files_come_whole_and_bytes_are_counted(tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ def made_files(folder: Path) -> DataFiles | Missing:
     made = []
     try:
         space = os.statvfs(folder.parent)
-        if space.f_bavail * space.f_frsize < needed:
+        if space.f_blocks and space.f_bavail * space.f_frsize < needed:  # 0 blocks: tmpfs without a limit
             return Missing(f"files to load want {short_size(needed)} in TMPDIR, and there is less", "denied")
         folder.mkdir()
         for number in range(_MADE_FILES):

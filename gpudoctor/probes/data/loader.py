@@ -56,7 +56,7 @@ class LoaderRate(NamedTuple):
     samples_per_s: float
     bytes_per_s: float
     first_batch_s: float
-    shm_bytes: int | None
+    shm_bytes: int | Missing
 
 
 class Seen:
@@ -186,7 +186,7 @@ def loader_rate(
 
     `use` is called with the bytes of each batch (a copy to the GPU); every batch is counted in `seen`.
     """
-    shm_before, shm_most = shm_used_bytes(), 0
+    shm_before, shm_most = _shm_used_bytes(), 0
     began_s = monotonic()
     samples = size = taken = 0
     try:
@@ -203,11 +203,14 @@ def loader_rate(
                 use(batch.data)
                 seen.take(batch)
                 taken, samples, size = taken + 1, samples + batch.samples, size + batch.data.numel()
-                shm_most = max(shm_most, (shm_used_bytes() or 0) - (shm_before or 0))
+                shm_now = _shm_used_bytes()
+                if isinstance(shm_before, int) and isinstance(shm_now, int):
+                    shm_most = max(shm_most, shm_now - shm_before)
             passed_s = monotonic() - counted_from_s
     except (RuntimeError, OSError) as error:
         return Missing(why_no_batch(error), "failed")
-    return LoaderRate(samples / passed_s, size / passed_s, first_batch_s, None if shm_before is None else shm_most)
+    shm = shm_before if isinstance(shm_before, Missing) else shm_most
+    return LoaderRate(samples / passed_s, size / passed_s, first_batch_s, shm)
 
 
 def why_no_batch(error: RuntimeError | OSError) -> str:
@@ -215,17 +218,23 @@ def why_no_batch(error: RuntimeError | OSError) -> str:
     text = _PIDS.sub("", in_one_line(error))
     if not isinstance(error, OSError) or error.errno != errno.ENOSPC or error.filename is not None:
         return text
-    try:
-        space = os.statvfs(SHM)
-    except OSError:
+    space = shm_space()
+    if isinstance(space, Missing):
         return text
     return f"{text} (free in {SHM}: {short_size(space.f_bavail * space.f_frsize)})"
 
 
-def shm_used_bytes() -> int | None:
-    """Bytes of /dev/shm in use by all processes; None if they cannot be read."""
+def shm_space() -> os.statvfs_result | Missing:
+    """The file system at /dev/shm; Missing if it cannot be read, or has no size of its own."""
     try:
         space = os.statvfs(SHM)
-    except OSError:
-        return None
-    return (space.f_blocks - space.f_bfree) * space.f_frsize
+    except OSError as error:
+        return Missing(f"{SHM}: {error.strerror}", "failed")
+    # tmpfs with size=0 reports 0 blocks, and 0 used ones
+    return space if space.f_blocks else Missing(f"{SHM} has no size: RAM is its limit", "unsupported")
+
+
+def _shm_used_bytes() -> int | Missing:
+    """Bytes of /dev/shm in use by all processes."""
+    space = shm_space()
+    return space if isinstance(space, Missing) else (space.f_blocks - space.f_bfree) * space.f_frsize

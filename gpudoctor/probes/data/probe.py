@@ -19,11 +19,11 @@ from gpudoctor.probes.data.files import DataFiles, chosen_files, made_files
 from gpudoctor.probes.data.loader import (
     BATCH,
     PREFETCH,
-    SHM,
     Seen,
     batches,
     counted,
     loader_rate,
+    shm_space,
     short_sockets,
     socket_name_bytes,
     why_no_batch,
@@ -67,7 +67,9 @@ def run_data(rank: Rank) -> None:
 
 
 def _loading(rank: Rank, files: DataFiles, perhaps_in_ram: Missing | None) -> DataLoading | Missing:
-    shm_bytes, shm_free_bytes = _shm()
+    shm = shm_space()
+    shm_bytes = shm if isinstance(shm, Missing) else shm.f_blocks * shm.f_frsize
+    shm_free_bytes = shm if isinstance(shm, Missing) else shm.f_bavail * shm.f_frsize
     seen = Seen()
     for_s = _FOR_S_GPU if rank.on_gpu else _FOR_S_CPU
     if (why := _first_batch(rank, files)) is not None:
@@ -190,12 +192,8 @@ def _step(files: DataFiles, rank: Rank, workers: int, for_s: float, seen: Seen, 
     if isinstance(rate, Missing):
         return LoaderStep(workers, None, rate, needed)
     gb_s = rate.bytes_per_s / 1e9
-    shm = Missing("/dev/shm cannot be read", "failed") if rate.shm_bytes is None else rate.shm_bytes
-    return LoaderStep(
-        workers,
-        LoaderRates(rate.samples_per_s, gb_s, gb_s, rate.first_batch_s, shm),
-        shm_needed_bytes=needed,
-    )
+    rates = LoaderRates(rate.samples_per_s, gb_s, gb_s, rate.first_batch_s, rate.shm_bytes)
+    return LoaderStep(workers, rates, shm_needed_bytes=needed)
 
 
 def _copies(rank: Rank, files: DataFiles, steps: list[LoaderStep], for_s: float, seen: Seen) -> LoaderCopies | Missing:
@@ -221,12 +219,3 @@ def _unused(data: torch.Tensor) -> None:
 
 def _to_device(rank: Rank, data: torch.Tensor) -> None:
     data.to(rank.device, non_blocking=True)  # from pageable memory it blocks anyway
-
-
-def _shm() -> tuple[int | Missing, int | Missing]:
-    try:
-        space = os.statvfs(SHM)
-    except OSError as error:
-        why = Missing(f"/dev/shm: {error.strerror}", "failed")
-        return why, why
-    return space.f_blocks * space.f_frsize, space.f_bavail * space.f_frsize
