@@ -85,7 +85,12 @@ class GpuRank(rank.Rank):
 
 
 def install(
-    monkeypatch: pytest.MonkeyPatch, *, gpus: int = 1, free_bytes: int = 64 << 20, capability: Any = (9, 0)
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    gpus: int = 1,
+    free_bytes: int = 64 << 20,
+    capability: Any = (9, 0),
+    integrated: bool = False,
 ) -> None:
     """Put the played torch.cuda in the place of the real one, and let pinned and GPU tensors be plain ones."""
     assert threading.current_thread() is threading.main_thread()
@@ -102,7 +107,7 @@ def install(
         "device_count": lambda: gpus,
         "can_device_access_peer": lambda *_: True,
         "get_device_capability": lambda *_: capability,
-        "get_device_properties": lambda *_: SimpleNamespace(multi_processor_count=132),
+        "get_device_properties": lambda *_: SimpleNamespace(multi_processor_count=132, is_integrated=int(integrated)),
     }
     for name, value in played.items():
         monkeypatch.setattr(cuda, name, value)

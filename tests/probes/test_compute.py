@@ -150,6 +150,11 @@ def test_most_of_a_gpus_free_memory_is_covered_and_less_where_another_takes_it(
         memory_pattern.check_memory(one)
 
 
+def test_a_gpu_that_shares_the_hosts_memory_leaves_half_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, free_bytes=256 * MIB, integrated=True)
+    assert memory_pattern.check_memory(GpuRank(tmp_path)).covered_bytes == 128 * MIB
+
+
 @pytest.mark.parametrize(
     ("capability", "names"),
     [

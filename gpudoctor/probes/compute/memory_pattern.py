@@ -13,6 +13,7 @@ from gpudoctor.probes.runner.rank import Rank
 from gpudoctor.units import MIB
 
 _SHARE_OF_FREE = 0.85
+_SHARE_IF_HOSTS = 0.5  # an integrated GPU (GB10): what this takes, the host's programs and page cache lack
 _TIME_BOX_S = 6.0
 _CPU_BYTES, _CPU_CHUNK = 64 * MIB, 16 * MIB
 _LARGEST_CHUNK = 512 * MIB
@@ -56,7 +57,8 @@ def _chunks(rank: Rank) -> list[torch.Tensor]:
     else:
         free = free_bytes(rank)
         size = max(MIB, min(_LARGEST_CHUNK, free // 32 // MIB * MIB))
-        count = max(1, int(free * _SHARE_OF_FREE) // size)
+        share = _SHARE_IF_HOSTS if torch.cuda.get_device_properties(0).is_integrated else _SHARE_OF_FREE
+        count = max(1, int(free * share) // size)
     chunks: list[torch.Tensor] = []
     for _ in range(count):
         try:
