@@ -33,7 +33,7 @@ _MOST_DESCRIPTORS = 32
 _LONGEST_ORDER = 1 << 20
 _LESS_WORK = (
     # no test judges whether CPU ranks are equally fast; on a busy machine the comparison would take three rounds
-    ("gpudoctor.probes.train.core_turns", "_ROUNDS_MAX", 1),
+    ("gpudoctor.probes.train.probe", "_ROUNDS_MAX", 1),
     # one more than the step in which faults are injected
     ("gpudoctor.probes.strategies.model", "STEPS", 6),
 )

@@ -15,10 +15,19 @@ from pathlib import Path
 import msgspec
 
 from gpudoctor.acceptance.archive import packed
+from gpudoctor.acceptance.children import Guardian
 from gpudoctor.acceptance.driver_step import read_cold
-from gpudoctor.acceptance.guardian import Guardian
-from gpudoctor.acceptance.result import Acceptance, Item, StepResult, could_not, differs, result_of
-from gpudoctor.acceptance.run import AcceptanceRequest, AcceptanceRun, Step
+from gpudoctor.acceptance.run import (
+    Acceptance,
+    AcceptanceRequest,
+    AcceptanceRun,
+    Item,
+    Step,
+    StepResult,
+    could_not,
+    differs,
+    result_of,
+)
 from gpudoctor.acceptance.steps import wanted_steps
 from gpudoctor.errors import UserError
 from gpudoctor.exits import (

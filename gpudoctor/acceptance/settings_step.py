@@ -10,10 +10,9 @@ import os
 import shutil
 from collections.abc import Iterator
 
-from gpudoctor.acceptance.guardian import Guardian
+from gpudoctor.acceptance.children import Guardian
 from gpudoctor.acceptance.quick_steps import loaded_gpus
-from gpudoctor.acceptance.result import Item, agreed, could_not, differs
-from gpudoctor.acceptance.run import AcceptanceRun
+from gpudoctor.acceptance.run import AcceptanceRun, Item, agreed, could_not, differs
 from gpudoctor.acceptance.smi_step import SMI
 from gpudoctor.errors import UserError
 from gpudoctor.facts.model.gpu import Gpu

@@ -14,14 +14,22 @@ from gpudoctor.acceptance.children import MARK
 from gpudoctor.acceptance.driver_step import driver
 from gpudoctor.acceptance.quick_steps import quick, under_load, verdicts
 from gpudoctor.acceptance.rate_steps import all_reduce, rates
-from gpudoctor.acceptance.result import Item, agreed, could_not, differs, found_none
-from gpudoctor.acceptance.run import AcceptanceRequest, AcceptanceRun, Step
+from gpudoctor.acceptance.run import (
+    AcceptanceRequest,
+    AcceptanceRun,
+    Item,
+    Step,
+    agreed,
+    could_not,
+    differs,
+    found_none,
+)
 from gpudoctor.acceptance.settings_step import settings
 from gpudoctor.acceptance.smi_step import facts
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import known
 from gpudoctor.facts.model.node import Node
-from gpudoctor.process.leftovers import marked_processes
+from gpudoctor.process.ending import marked_processes
 from gpudoctor.process.own_program import own_gpudoctor
 from gpudoctor.report.model import Report
 

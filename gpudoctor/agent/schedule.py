@@ -13,7 +13,7 @@ from gpudoctor.agent.node_status import Last, Moment, NodeStatus, ScrapeFigures,
 from gpudoctor.agent.quick_run import QuickRun
 from gpudoctor.agent.state import StateDirectory, now
 from gpudoctor.exits import say
-from gpudoctor.process.leftovers import end_leftovers
+from gpudoctor.process.ending import end_leftovers
 from gpudoctor.report.model import Report, SourceSummary
 
 _LOOK_S = 0.05

@@ -26,7 +26,6 @@ from gpudoctor.load.frameworks import DESYNCED, PARTS, parts_wanted, with_parts,
 
 with lazy_imports():
     from gpudoctor import progress as progress_lines
-    from gpudoctor.probes.runner import deadlines as rank_deadlines
     from gpudoctor.probes.runner import launch, messages, telemetry
     from gpudoctor.probes.runner import plan as probe_plan
 
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
     from gpudoctor.probes.runner.local_workers import LocalWorkers
     from gpudoctor.probes.runner.plan import ProbePlan
 
-# Counted from the rendezvous of the ranks (before that: probes/runner/deadlines.py). A healthy standard run takes about
+# Counted from the rendezvous of the ranks (before that: probes/runner/plan.py). A healthy standard run takes about
 # half a minute, a full one about one minute, so several times as long means that something hangs. A burn adds its
 # duration, since the last repetition may begin at its end.
 RUN_DEADLINE_S: dict[Level, float] = {"standard": 120.0, "full": 300.0, "burn": 300.0}
@@ -49,7 +48,7 @@ def run_limit_s(level: Level) -> float:
         return 0.0
     probes = ("collective", "train") if level == "standard" else PROBES
     plan = probe_plan.ProbePlan("nccl", 8, probes=probes, level=level)
-    return rank_deadlines.Limits(plan, RUN_DEADLINE_S[level], PROBE_DEADLINE_S[level]).whole_s
+    return probe_plan.Limits(plan, RUN_DEADLINE_S[level], PROBE_DEADLINE_S[level]).whole_s
 
 
 def measure(

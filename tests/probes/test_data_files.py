@@ -17,8 +17,19 @@ from gpudoctor.facts.model.measured_data import DataLoading, LoaderCopies, Loade
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.system.cgroups import read_cpuset
 from gpudoctor.probes.data import probe
-from gpudoctor.probes.data.files import PIECE_BYTES, DataFiles, chosen_files, made_files
-from gpudoctor.probes.data.loader import BATCH, LoaderRate, Seen, batches, loader_rate, short_sockets, why_no_batch
+from gpudoctor.probes.data.loader import (
+    BATCH,
+    PIECE_BYTES,
+    DataFiles,
+    LoaderRate,
+    Seen,
+    batches,
+    chosen_files,
+    loader_rate,
+    made_files,
+    short_sockets,
+    why_no_batch,
+)
 from gpudoctor.probes.runner.merge import merged_loading
 from gpudoctor.probes.storage import listing, page_cache
 from tests.probes.test_storage_slow import fuse_mount

@@ -21,12 +21,12 @@ from gpudoctor.facts.model.measured_data import StorageRead
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.system.mounts import Mount
 from gpudoctor.probes.storage import page_cache
-from gpudoctor.probes.storage.cold import cold, may_stay_in_ram
 from gpudoctor.probes.storage.listing import DataFile, listed, mostly_holes
 from gpudoctor.probes.storage.measure import PathToRead, read_paths
+from gpudoctor.probes.storage.page_cache import cold, may_stay_in_ram
 from gpudoctor.probes.storage.read_child import NothingToReadError, made_in
 from gpudoctor.probes.storage.readers import ReadersStuckError, pieces_of, read_at_once
-from gpudoctor.process.leftovers import marked_processes
+from gpudoctor.process.ending import marked_processes
 
 MIB = 1 << 20
 
@@ -277,7 +277,7 @@ def test_what_lies_on_a_file_system_that_is_not_known_is_never_called_cold(
     file = tmp_path / "file"
     file.write_bytes(bytes(MIB))
     # a chroot whose root is no mount: it may be on ZFS, whose cache no read reveals
-    monkeypatch.setattr("gpudoctor.probes.storage.cold.read_mounts", lambda: ())
+    monkeypatch.setattr("gpudoctor.probes.storage.page_cache.read_mounts", lambda: ())
     for found in (cold(None, "direct", True, []), cold(None, "dropped", None, [0.0]), may_stay_in_ram(str(file))):
         assert isinstance(found, Missing)
         assert (found.kind, "mount table" in found.reason) == ("failed", True)

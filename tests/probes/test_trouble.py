@@ -12,8 +12,8 @@ torch = pytest.importorskip("torch")
 from gpudoctor.facts.model.measurements import TorchView  # noqa: E402
 from gpudoctor.probes.runner import messages, torch_errors  # noqa: E402
 from gpudoctor.probes.runner.messages import RankFailure, RankJob  # noqa: E402
-from gpudoctor.probes.runner.progress_board import ProgressBoard  # noqa: E402
 from gpudoctor.probes.runner.rank import Rank  # noqa: E402
+from gpudoctor.probes.runner.stalls import ProgressBoard  # noqa: E402
 from gpudoctor.probes.runner.torch_errors import rank_failure  # noqa: E402
 
 _NCCL_SHM = """NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:77, unhandled system error

@@ -15,14 +15,16 @@ import torch
 from gpudoctor.facts.model.measured_data import DataLoading, LoaderCopies, LoaderRates, LoaderStep
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.system.cgroups import read_cpuset
-from gpudoctor.probes.data.files import DataFiles, chosen_files, made_files
 from gpudoctor.probes.data.loader import (
     BATCH,
     PREFETCH,
+    DataFiles,
     Seen,
     batches,
+    chosen_files,
     counted,
     loader_rate,
+    made_files,
     shm_space,
     short_sockets,
     socket_name_bytes,
@@ -30,7 +32,7 @@ from gpudoctor.probes.data.loader import (
 )
 from gpudoctor.probes.runner.messages import LoaderLeftOut, LoaderSample
 from gpudoctor.probes.runner.rank import Rank
-from gpudoctor.probes.storage.cold import may_stay_in_ram
+from gpudoctor.probes.storage.page_cache import may_stay_in_ram
 from gpudoctor.process.die_with_parent import die_with_parent
 from gpudoctor.process.ending import kill_all
 from gpudoctor.process.forked import ForkedProcess

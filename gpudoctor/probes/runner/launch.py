@@ -20,13 +20,12 @@ import msgspec
 from gpudoctor.facts.model.measurements import PROBES, Measurements, ProbeProblem
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.system.path_status import ask_paths
-from gpudoctor.probes.runner.deadlines import Limits
 from gpudoctor.probes.runner.local_workers import LocalWorkers
 from gpudoctor.probes.runner.messages import AnyMessage, RankJob
-from gpudoctor.probes.runner.plan import Injection, ProbePlan, checked
-from gpudoctor.probes.runner.progress_board import ProgressBoard
+from gpudoctor.probes.runner.plan import Injection, Limits, ProbePlan, checked
 from gpudoctor.probes.runner.rank_starter_client import end, order_for, start
 from gpudoctor.probes.runner.run_collector import RunCollector
+from gpudoctor.probes.runner.stalls import ProgressBoard
 from gpudoctor.process.pipes import LineReader, ready
 from gpudoctor.process.spawn import Child
 
@@ -64,7 +63,7 @@ def run_probes(
     ended and the private directory is removed before it propagates.
 
     `deadline_s` bounds the run from the rendezvous of the ranks on, `probe_deadline_s` each probe. The import of
-    torch and the rendezvous have separate limits (deadlines.py): a cold disk or sleeping GPUs may take minutes.
+    torch and the rendezvous have separate limits (plan.py): a cold disk or sleeping GPUs may take minutes.
     Ending ranks that ignore SIGTERM may take 2 s more, or 11 s if the driver does not release one.
     `progress` is called with each phase that begins, `on_wait` about every 10 s with what the run is waiting for.
     `python`: an interpreter for the ranks other than ours.

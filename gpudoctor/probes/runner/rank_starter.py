@@ -23,9 +23,8 @@ from contextlib import suppress
 from typing import Any
 
 from gpudoctor.process.die_with_parent import dependent_python, die_with_parent
-from gpudoctor.process.ending import ENDING_SIGNALS, RunningProcess, leave, send_signal
-from gpudoctor.process.forked import ForkedProcess, reap
-from gpudoctor.process.leftovers import send_signals
+from gpudoctor.process.ending import ENDING_SIGNALS, RunningProcess, leave, reap, send_signal, send_signals
+from gpudoctor.process.forked import ForkedProcess
 from gpudoctor.process.pipes import write_all
 from gpudoctor.process.spawn import Child
 

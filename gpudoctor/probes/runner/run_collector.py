@@ -19,12 +19,17 @@ from gpudoctor.facts.model.measurements import (
 )
 from gpudoctor.facts.model.missing import NOT_READ, Missing
 from gpudoctor.probes.runner import messages
-from gpudoctor.probes.runner.deadlines import Stage
 from gpudoctor.probes.runner.merge import merged_torch_view
-from gpudoctor.probes.runner.plan import ProbePlan
-from gpudoctor.probes.runner.progress_board import ProgressBoard
+from gpudoctor.probes.runner.plan import ProbePlan, Stage
 from gpudoctor.probes.runner.run_progress import RunProgress
-from gpudoctor.probes.runner.stalls import RankState, failure_problems, rank_list, slow_problem, timeout_problem
+from gpudoctor.probes.runner.stalls import (
+    ProgressBoard,
+    RankState,
+    failure_problems,
+    rank_list,
+    slow_problem,
+    timeout_problem,
+)
 
 INSTALL_TORCH = "PyTorch is not installed: pip install 'gpudoctor-cli[torch]'"
 

@@ -10,7 +10,7 @@ import msgspec
 
 from gpudoctor.facts.model.measured_data import StorageRead
 from gpudoctor.facts.model.missing import NOT_READ, Missing
-from gpudoctor.probes.storage.messages import (
+from gpudoctor.probes.storage.read_child import (
     FilesFound,
     RateMeasured,
     ReadAnswer,

@@ -1,6 +1,6 @@
 """The process that reads one path: it lists or creates files, starts readers, and reports each result.
 
-A path that hangs blocks only this process; the parent ends it with its readers.
+A path that hangs blocks only this process; the parent ends it with its readers. Orders and answers are JSON lines.
 """
 
 from __future__ import annotations
@@ -14,26 +14,70 @@ from time import monotonic
 
 import msgspec
 
-from gpudoctor.facts.model.measured_data import ReadMethod, ReadPattern
+from gpudoctor.facts.model.measured_data import ReadMethod, ReadPattern, StorageRate
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.probes.storage import page_cache
-from gpudoctor.probes.storage.cold import cold, held_in_ram, mount_below
 from gpudoctor.probes.storage.listing import DataFile, listed
-from gpudoctor.probes.storage.messages import (
-    SEQUENTIAL_BYTES,
-    FilesFound,
-    RateMeasured,
-    ReadAnswer,
-    ReadEnd,
-    ReadFailure,
-    ReadLeftOut,
-    ReadOrder,
-    ReadStep,
-)
-from gpudoctor.probes.storage.readers import ReadersStuckError, pieces_of, read_at_once
+from gpudoctor.probes.storage.page_cache import cold, held_in_ram, mount_below
+from gpudoctor.probes.storage.readers import SEQUENTIAL_BYTES, ReadersStuckError, pieces_of, read_at_once
 from gpudoctor.process.ending import leave
 from gpudoctor.process.pipes import write_all
 from gpudoctor.units import short_size
+
+
+class ReadOrder(msgspec.Struct, frozen=True):
+    """What to read: a path of the user, or (`own_file`) a folder in which an unnamed file may be created.
+
+    The path is encoded as hexadecimal bytes, since it need not be UTF-8 as JSON requires.
+    `readers`: numbers of concurrent readers, one measurement each, which ends after `seconds` or `most_bytes`.
+    """
+
+    path_hex: str
+    own_file: bool
+    readers: tuple[int, ...]
+    seconds: float = 1.0
+    most_bytes: int = 16 << 30
+
+
+class ReadStep(msgspec.Struct, frozen=True, tag="doing"):
+    """A step begins."""
+
+    text: str
+
+
+class FilesFound(msgspec.Struct, frozen=True, tag="found"):
+    """The files to read, and how they are read."""
+
+    files: int
+    bytes_found: int
+    method: ReadMethod
+
+
+class RateMeasured(msgspec.Struct, frozen=True, tag="rate"):
+    rate: StorageRate
+
+
+class ReadLeftOut(msgspec.Struct, frozen=True, tag="left-out"):
+    text: str
+
+
+class ReadEnd(msgspec.Struct, frozen=True, tag="rest"):
+    """The results at the end."""
+
+    cold: bool | Missing
+    cached_gb_s: float | Missing
+    opens_per_s: float | Missing
+    open_p99_us: float | Missing
+
+
+class ReadFailure(msgspec.Struct, frozen=True, tag="failure"):
+    """Why reading ended early; no more answers follow."""
+
+    why: Missing
+
+
+ReadAnswer = ReadStep | FilesFound | RateMeasured | ReadLeftOut | ReadEnd | ReadFailure
+
 
 _PATTERNS: tuple[ReadPattern, ...] = ("sequential", "random")
 _MOST_WAIT_S = 3.0  # estimate for one read by each reader, if they share the bandwidth that one reader got

@@ -15,12 +15,13 @@ import msgspec
 
 from gpudoctor.facts.model.measured_data import ReadMethod, ReadPattern, StorageRate
 from gpudoctor.probes.storage.listing import DataFile
-from gpudoctor.probes.storage.messages import RANDOM_BYTES, SEQUENTIAL_BYTES
 from gpudoctor.process.die_with_parent import die_with_parent
 from gpudoctor.process.ending import kill_all
 from gpudoctor.process.forked import ForkedProcess
 from gpudoctor.process.pipes import Bounded, pipe_with_child, read_to_end, write_all
 
+SEQUENTIAL_BYTES = 1 << 20
+RANDOM_BYTES = 128 << 10
 _SLACK_S = 8.0  # one read of a slow source may take seconds
 _MOST_ANSWER_BYTES = 8 << 20
 _MOST_TIMES = 20_000  # kept of one reader; more would not change the percentiles

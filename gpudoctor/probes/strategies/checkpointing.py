@@ -11,7 +11,7 @@ import torch
 
 from gpudoctor.probes.runner.rank import Rank
 from gpudoctor.probes.strategies.bench import Bench, Variant
-from gpudoctor.probes.strategies.ddp import ddp_model
+from gpudoctor.probes.strategies.data_parallel import ddp_model
 from gpudoctor.probes.strategies.memory import KeptForBackward
 from gpudoctor.probes.strategies.model import build_optimizer, train_step
 from gpudoctor.probes.strategies.transformer import Transformer, loss_of

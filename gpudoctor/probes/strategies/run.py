@@ -18,9 +18,8 @@ from gpudoctor.probes.runner.rank import Rank
 from gpudoctor.probes.runner.torch_errors import in_one_line
 from gpudoctor.probes.strategies.bench import Bench
 from gpudoctor.probes.strategies.checkpointing import run_checkpointing
-from gpudoctor.probes.strategies.ddp import run_ddp, run_zero1
+from gpudoctor.probes.strategies.data_parallel import run_ddp, run_dp, run_zero1
 from gpudoctor.probes.strategies.deepspeed import run_deepspeed
-from gpudoctor.probes.strategies.dp import run_dp
 from gpudoctor.probes.strategies.fsdp import run_fsdp, run_fsdp1
 from gpudoctor.probes.strategies.model import STEPS, shape_for
 from gpudoctor.probes.strategies.pipeline import run_pipeline

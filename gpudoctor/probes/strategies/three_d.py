@@ -11,8 +11,7 @@ from torch import nn
 from gpudoctor.probes.runner.rank import Rank
 from gpudoctor.probes.strategies.bench import Bench, Variant
 from gpudoctor.probes.strategies.model import build_optimizer
-from gpudoctor.probes.strategies.pipeline_schedule import bubble_share, layers_of_stage
-from gpudoctor.probes.strategies.pipeline_steps import SendRecvPipeline, Stages
+from gpudoctor.probes.strategies.pipeline_steps import SendRecvPipeline, Stages, bubble_share, layers_of_stage
 from gpudoctor.probes.strategies.tensor import split_and_whole, split_blocks, split_head
 from gpudoctor.probes.strategies.transformer import loss_of
 
