@@ -63,7 +63,7 @@ class ImportedTorch:
         self._orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         command = dependent_python(__name__, "serve", str(theirs.fileno()))
         # torch reads some of these variables when it is imported
-        environment = _environment(RankJob("gloo", 1, (), tempfile.gettempdir(), 10.0))
+        environment = _environment(RankJob("gloo", 1, folder=tempfile.gettempdir(), group_timeout_s=10.0))
         self._process = subprocess.Popen(command, env=environment, pass_fds=[theirs.fileno()])
         theirs.close()
         _pids.add(self._process.pid)

@@ -57,8 +57,8 @@ class GpuRank(rank.Rank):
     """A rank that believes it is on one of several GPUs, alone in its process; it keeps what it would send."""
 
     def __init__(self, folder: Path, world_size: int = 1, number: int = 0) -> None:
-        uuids = tuple(f"GPU-{n}" for n in range(world_size))
-        job = RankJob("nccl", world_size, ("link", "compute"), str(folder), 10.0, gpu_uuids=uuids, gpu_bus_ids=uuids)
+        gpus = tuple((n, f"GPU-{n}", f"GPU-{n}") for n in range(world_size))
+        job = RankJob("nccl", world_size, gpus, ("link", "compute"), folder=str(folder), group_timeout_s=10.0)
         ProgressBoard(folder / "board", world_size).close()
         super().__init__(number, job, fd=-1)
         self.device = torch.device("cpu")

@@ -266,5 +266,9 @@ def test_cublas_is_told_a_fixed_workspace_where_bits_are_compared() -> None:
     from gpudoctor.probes.runner.rank_starter_client import _environment
 
     variable = "CUBLAS_WORKSPACE_CONFIG"
-    assert _environment(RankJob("nccl", 1, ("compute",), "/nowhere", 10.0))[variable] == ":4096:8"
-    assert variable not in _environment(RankJob("nccl", 1, ("train",), "/nowhere", 10.0))
+
+    def environment(probe: Any) -> dict[str, str]:
+        return _environment(RankJob("nccl", 1, probes=(probe,), folder="/nowhere", group_timeout_s=10.0))
+
+    assert environment("compute")[variable] == ":4096:8"
+    assert variable not in environment("train")

@@ -261,7 +261,7 @@ RANKS = """
         strategies.ProbeStrategy(each.__name__, each) for each in (SEQUENCE)
     )
     strategies._OTHERS_WAIT_S = float(sys.argv[3])
-    rank = Rank(number, RankJob("gloo", 2, (), folder, 60.0), 1)
+    rank = Rank(number, RankJob("gloo", 2, folder=folder, group_timeout_s=60.0), 1)
     try:
         strategies.run_strategies(rank)
     except RuntimeError as error:

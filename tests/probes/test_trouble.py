@@ -147,7 +147,7 @@ class _OneGpu(Rank):
     """A rank that believes it is on a GPU and keeps what it would have sent."""
 
     def __init__(self, folder: Path) -> None:
-        job = RankJob("nccl", 1, ("train",), str(folder), 10.0, gpu_uuids=("GPU-aa",))
+        job = RankJob("nccl", 1, ((0, "GPU-aa", "bus"),), ("train",), folder=str(folder), group_timeout_s=10.0)
         ProgressBoard(folder / "board", 1).close()
         super().__init__(0, job, fd=-1)
         self.sent: list[messages.RankMessage] = []

@@ -160,7 +160,7 @@ def tensorflow_strategies(
         return Measurements(not_run={"tensorflow": why})
     on_gpu = plan.backend == "nccl"
     shape = shape_for(plan.ranks)
-    uuids = [uuid for _, uuid, _ in plan.gpus]
+    uuids = plan.gpu_uuids
     desync = next((each.rank for each in injections_of(plan) if each.kind == "desync"), None)
     report = progress or (lambda text: None)
     run = functools.partial(

@@ -151,10 +151,8 @@ def _near_its_gpu(rank: Rank) -> Iterator[bool | Missing]:
 
 
 def _near_cpus(rank: Rank) -> frozenset[int] | Missing:
-    bus_ids = rank.job.gpu_bus_ids
-    if rank.number >= len(bus_ids):
-        return Missing("the GPU's bus id is not known")
-    path = _DEVICES / bus_ids[rank.number] / "local_cpulist"
+    _, _, bus_id = rank.job.gpus[rank.number]
+    path = _DEVICES / bus_id / "local_cpulist"
     try:
         cpus = parse_cpu_list(path.read_text())
     except OSError as error:

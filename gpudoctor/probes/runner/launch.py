@@ -22,7 +22,7 @@ from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.system.path_status import ask_paths
 from gpudoctor.probes.runner.local_workers import LocalWorkers
 from gpudoctor.probes.runner.messages import AnyMessage, RankJob
-from gpudoctor.probes.runner.plan import Injection, Limits, ProbePlan, checked
+from gpudoctor.probes.runner.plan import Limits, ProbePlan, checked
 from gpudoctor.probes.runner.rank_starter_client import end, order_for, start
 from gpudoctor.probes.runner.run_collector import RunCollector
 from gpudoctor.probes.runner.stalls import ProgressBoard
@@ -79,7 +79,12 @@ def run_probes(
             raise _CannotStartError(f"{workers.engine} started {workers.ranks} processes here, and {who} did not come")
         limits = Limits(plan, deadline_s, probe_deadline_s)
         with _private_folder() as (folder, life):
-            job = _job_of(plan, folder, limits, injections)
+            job = RankJob(
+                **msgspec.structs.asdict(plan),
+                folder=str(folder),
+                group_timeout_s=limits.whole_s + 10.0,
+                injections=injections,
+            )
             with _needed():
                 board = ProgressBoard(folder / "board", plan.ranks)
             collector = RunCollector(plan, folder, board, progress)
@@ -95,24 +100,6 @@ def run_probes(
             return collector.measurements()
     except _CannotStartError as error:
         return _nothing_started(plan, str(error))
-
-
-def _job_of(plan: ProbePlan, folder: Path, limits: Limits, injections: tuple[Injection, ...]) -> RankJob:
-    return RankJob(
-        backend=plan.backend,
-        world_size=plan.ranks,
-        probes=plan.probes,
-        folder=str(folder),
-        group_timeout_s=limits.whole_s + 10.0,
-        gpu_uuids=tuple(uuid for _, uuid, _ in plan.gpus),
-        gpu_bus_ids=tuple(bus_id for _, _, bus_id in plan.gpus),
-        level=plan.level,
-        duration_s=plan.duration_s,
-        injections=injections,
-        verification=plan.verification,
-        strategies=plan.strategies,
-        data=plan.data,
-    )
 
 
 @contextmanager
@@ -203,7 +190,7 @@ class _Children:
 @contextmanager
 def _started(job: RankJob, life: int, python: str | None, workers: LocalWorkers | None) -> Iterator[_Children]:
     """Start the children; all of them have been ended when the block is left, however that happens."""
-    everyone = list(range(job.world_size))
+    everyone = list(range(job.ranks))
     worker_ranks = everyone[1:] if workers is not None else []
     # CUDA must not be in use when a process forks, which only a CPU run guarantees. Under an engine each starter
     # has one rank, for which forking gains nothing.

@@ -100,6 +100,10 @@ class ProbePlan(msgspec.Struct, frozen=True):
     def device(self) -> Device:
         return "cuda" if self.backend == "nccl" else "cpu"
 
+    @property
+    def gpu_uuids(self) -> tuple[str, ...]:
+        return tuple(uuid for _, uuid, _ in self.gpus)
+
 
 class Injection(msgspec.Struct, frozen=True):
     """One deliberate fault in one rank; `phase` is a key of `_PHASES`."""

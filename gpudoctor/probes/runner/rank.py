@@ -43,7 +43,7 @@ class Rank:
     def __init__(self, number: int, job: RankJob, fd: int) -> None:
         self.number = number
         self.job = job
-        self.world_size = job.world_size
+        self.world_size = job.ranks
         self.on_gpu = job.backend == "nccl"
         self.device = torch.device("cuda", 0) if self.on_gpu else torch.device("cpu")
         self.waiting = False
@@ -51,7 +51,7 @@ class Rank:
         self.batch: int | None = None
         self._fd = fd
         self._probe: Where = "launch"
-        self._board = ProgressBoard(Path(job.folder) / "board", job.world_size)
+        self._board = ProgressBoard(Path(job.folder) / "board", job.ranks)
         self._token = torch.zeros(1)
 
     def send(self, message: messages.RankMessage) -> None:
@@ -149,7 +149,7 @@ def run_rank(order: dict[str, Any]) -> NoReturn:
     number: int = order["rank"]
     _own_output(Path(job.folder) / f"rank-{number}.stderr")
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGCHLD})
-    os.environ.update(RANK=str(number), LOCAL_RANK=str(number), WORLD_SIZE=str(job.world_size))
+    os.environ.update(RANK=str(number), LOCAL_RANK=str(number), WORLD_SIZE=str(job.ranks))
     torch.set_num_threads(1)
     rank = Rank(number, job, order["fd"])
     try:
