@@ -21,7 +21,6 @@ from gpudoctor.probes.data.loader import (
     BATCH,
     PIECE_BYTES,
     DataFiles,
-    LoaderRate,
     Seen,
     batches,
     chosen_files,
@@ -144,7 +143,7 @@ def test_made_files_come_whole_and_bytes_are_counted(tmp_path: Path) -> None:
     rate = loader_rate(made, 0, 0, 0.0, seen, use=lambda data: used.append(data.numel()))
     assert not isinstance(rate, Missing)
     assert used == [BATCH * 110_000] * 2
-    assert rate.bytes_per_s == pytest.approx(rate.samples_per_s * 110_000)
+    assert rate.gb_s == pytest.approx(rate.samples_per_s * 110_000 / 1e9)
     assert (seen.samples, seen.unreadable) == (3 * BATCH, 0)
 
 
@@ -254,10 +253,10 @@ def test_the_way_to_the_gpu_is_taken_with_and_without_pinning_by_the_best_number
     assert isinstance(made, DataFiles)
     asked: list[tuple[int, bool]] = []
 
-    def rate(files: DataFiles, rank: int, workers: int, for_s: float, seen: Seen, **options: Any) -> LoaderRate:
+    def rate(files: DataFiles, rank: int, workers: int, for_s: float, seen: Seen, **options: Any) -> LoaderRates:
         asked.append((workers, options["pin"]))
         options["use"](torch.zeros(8, dtype=torch.uint8))
-        return LoaderRate(10.0, 3e9 if options["pin"] else 2e9, 0.1, 0)
+        return rates(3.0 if options["pin"] else 2.0)
 
     monkeypatch.setattr(probe, "loader_rate", rate)
     steps = [LoaderStep(0, rates(1.0)), LoaderStep(4, rates(2.0)), LoaderStep(8, None, Missing("no room", "denied"))]

@@ -23,6 +23,7 @@ import msgspec
 import torch
 from torch.utils import data as torchs
 
+from gpudoctor.facts.model.measured_data import LoaderRates
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.probes.runner.torch_errors import in_one_line
 from gpudoctor.probes.storage import page_cache
@@ -115,15 +116,6 @@ class LoadedBatch(NamedTuple):
     unreadable: int
     why: str | None
     cpus: int
-
-
-class LoaderRate(NamedTuple):
-    """The rate of one rank's loader; `shm_bytes`: the largest growth in the use of /dev/shm meanwhile."""
-
-    samples_per_s: float
-    bytes_per_s: float
-    first_batch_s: float
-    shm_bytes: int | Missing
 
 
 class Seen:
@@ -248,8 +240,8 @@ def loader_rate(
     *,
     pin: bool = False,
     use: Callable[[torch.Tensor], object],
-) -> LoaderRate | Missing:
-    """Measure a loader for `for_s` seconds, after its prefetched batches are used up; Missing: why it failed.
+) -> LoaderRates | Missing:
+    """Measure one rank's loader for `for_s` seconds, after its prefetched batches are used up; Missing: why it failed.
 
     `use` is called with the bytes of each batch (a copy to the GPU); every batch is counted in `seen`.
     """
@@ -276,8 +268,9 @@ def loader_rate(
             passed_s = monotonic() - counted_from_s
     except (RuntimeError, OSError) as error:
         return Missing(why_no_batch(error), "failed")
+    gb_s = size / passed_s / 1e9
     shm = shm_before if isinstance(shm_before, Missing) else shm_most
-    return LoaderRate(samples / passed_s, size / passed_s, first_batch_s, shm)
+    return LoaderRates(samples / passed_s, gb_s, gb_s, first_batch_s, shm)
 
 
 def why_no_batch(error: RuntimeError | OSError) -> str:

@@ -12,7 +12,7 @@ from time import monotonic
 import msgspec
 import torch
 
-from gpudoctor.facts.model.measured_data import DataLoading, LoaderCopies, LoaderRates, LoaderStep
+from gpudoctor.facts.model.measured_data import DataLoading, LoaderCopies, LoaderStep
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.system.cgroups import read_cpuset
 from gpudoctor.probes.data.loader import (
@@ -85,7 +85,10 @@ def _loading(rank: Rank, files: DataFiles, perhaps_in_ram: Missing | None) -> Da
             held = f"its batches hold {short_size(needed)} of /dev/shm, of which {short_size(shm_free_bytes)} are free"
             steps.append(LoaderStep(workers, None, Missing(held, "denied"), needed))
         else:
-            steps.append(_step(files, rank, workers, for_s, seen, needed))
+            use = partial(_use_on_cpu, rank, workers)
+            found = loader_rate(files, rank.number, workers, for_s, seen, use=use)
+            why_not = found if isinstance(found, Missing) else None
+            steps.append(LoaderStep(workers, None if isinstance(found, Missing) else found, why_not, needed))
         rank.barrier()
     copies = _copies(rank, files, steps, for_s, seen) if rank.on_gpu else _CPU_RANKS
     return DataLoading(
@@ -188,16 +191,6 @@ def _worker_counts(rank: Rank) -> Iterator[int]:
         workers *= 2
 
 
-def _step(files: DataFiles, rank: Rank, workers: int, for_s: float, seen: Seen, needed: int) -> LoaderStep:
-    use = (lambda data: rank.fail_if_injected("data")) if workers else _unused
-    rate = loader_rate(files, rank.number, workers, for_s, seen, use=use)
-    if isinstance(rate, Missing):
-        return LoaderStep(workers, None, rate, needed)
-    gb_s = rate.bytes_per_s / 1e9
-    rates = LoaderRates(rate.samples_per_s, gb_s, gb_s, rate.first_batch_s, rate.shm_bytes)
-    return LoaderStep(workers, rates, shm_needed_bytes=needed)
-
-
 def _copies(rank: Rank, files: DataFiles, steps: list[LoaderStep], for_s: float, seen: Seen) -> LoaderCopies | Missing:
     """Rates of loading and copying to the GPU, pageable and pinned, with the fastest number of workers on rank 0."""
     rates = {step.workers: step.rates.gb_s for step in steps if step.rates is not None}
@@ -211,12 +204,14 @@ def _copies(rank: Rank, files: DataFiles, steps: list[LoaderStep], for_s: float,
         if isinstance(rate, Missing):
             why = rate
         else:
-            found.append(rate.bytes_per_s / 1e9)
+            found.append(rate.gb_s)
     return LoaderCopies(workers, *found) if why is None else why
 
 
-def _unused(data: torch.Tensor) -> None:
+def _use_on_cpu(rank: Rank, workers: int, data: torch.Tensor) -> None:
     """A step without copies does nothing with a batch."""
+    if workers:
+        rank.fail_if_injected("data")
 
 
 def _to_device(rank: Rank, data: torch.Tensor) -> None:
