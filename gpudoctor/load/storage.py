@@ -127,14 +127,14 @@ def with_storage(
     if node.source.kind != "live" and request.backend != "gloo":
         why = Missing("the storage of this machine says nothing of another node; --backend gloo measures here")
         return msgspec.structs.replace(measured, not_run=measured.not_run | {"storage": why})
-    from gpudoctor.probes.storage.measure import PathToRead, read_paths
+    from gpudoctor.probes.storage.measure import read_paths
 
     silent = _silent_paths(node)
-    wanted = [PathToRead(path) for path in request.data]
+    wanted = [StorageRead(path) for path in request.data]
     if not request.data:
-        wanted = [PathToRead(os.path.abspath(environ.get("TMPDIR") or "/tmp"), own_file=True)]  # noqa: PTH100
+        wanted = [StorageRead(os.path.abspath(environ.get("TMPDIR") or "/tmp"), own_file=True)]  # noqa: PTH100
     reads = read_paths([each for each in wanted if each.path not in silent], _readers(node), progress)
-    lost = (StorageRead(each.path, each.own_file, failure=silent[each.path]) for each in wanted if each.path in silent)
+    lost = (msgspec.structs.replace(each, failure=silent[each.path]) for each in wanted if each.path in silent)
     if progress is not None:
         progress("")
     return msgspec.structs.replace(measured, storage=(*reads, *lost))

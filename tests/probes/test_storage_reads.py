@@ -22,7 +22,7 @@ from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.system.mounts import Mount
 from gpudoctor.probes.storage import page_cache
 from gpudoctor.probes.storage.listing import DataFile, listed, mostly_holes
-from gpudoctor.probes.storage.measure import PathToRead, read_paths
+from gpudoctor.probes.storage.measure import read_paths
 from gpudoctor.probes.storage.page_cache import cold, may_stay_in_ram
 from gpudoctor.probes.storage.read_child import NothingToReadError, made_in
 from gpudoctor.probes.storage.readers import ReadersStuckError, pieces_of, read_at_once
@@ -48,7 +48,7 @@ def data(tmp_path: Path) -> Path:
 def read_one(
     path: Path, *, own_file: bool = False, readers: tuple[int, ...] = (1, 2), seconds: float = 0.05
 ) -> StorageRead:
-    [read] = read_paths([PathToRead(str(path), own_file)], readers, seconds=seconds)
+    [read] = read_paths([StorageRead(str(path), own_file)], readers, seconds=seconds)
     return read
 
 
