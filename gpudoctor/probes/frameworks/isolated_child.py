@@ -13,7 +13,7 @@ import sys
 import traceback
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, Literal, NoReturn
+from typing import Any, NoReturn
 
 import msgspec
 
@@ -62,50 +62,21 @@ class IsolatedOrder(msgspec.Struct, frozen=True):
     task: Task
 
 
-class IsolatedAnswer(msgspec.Struct, frozen=True, tag=True):
-    """One line of an isolated process."""
+class IsolatedAnswer(msgspec.Struct, frozen=True):
+    """One line of an isolated process: the step that it is in, and everything that it has found so far.
 
+    `view`: the devices that a framework sees. `reference`: the same steps without a strategy; `version`: the library's.
+    `ranks`: each replica of this process under the strategy. `failure`: why it cannot go on; `unsupported`: this
+    library's version lacks a feature, nothing is wrong with the node. `done`: how it ends afterwards is irrelevant.
+    """
 
-class Doing(IsolatedAnswer, frozen=True):
-    """The process begins this step."""
-
-    text: str
-
-
-class FrameworkDevices(IsolatedAnswer, frozen=True):
-    """The devices that a framework sees."""
-
-    view: FrameworkView
-
-
-class Reference(IsolatedAnswer, frozen=True):
-    """The same steps without a strategy, and the library's version."""
-
-    version: str
-    reference: StrategyReference
-
-
-class Trained(IsolatedAnswer, frozen=True):
-    """One replica or rank under one strategy; `missing_weights`: tensors that it lacks."""
-
-    variant: str
-    rank: StrategyRank
-    figures: dict[str, float] = {}
-    missing_weights: tuple[str, ...] = ()
-
-
-class IsolatedFailure(IsolatedAnswer, frozen=True):
-    """The process cannot go on. `unsupported`: this library version lacks a feature; nothing is wrong with the node."""
-
-    text: str
-    kind: Literal["unsupported", "failed"] = "failed"
-
-
-class Done(IsolatedAnswer, frozen=True):
-    """The process has sent everything; how it ends afterwards is irrelevant."""
-
-
-AnyAnswer = Doing | FrameworkDevices | Reference | Trained | IsolatedFailure | Done
+    doing: str = "start"
+    view: FrameworkView | None = None
+    version: str = ""
+    reference: StrategyReference | None = None
+    ranks: tuple[StrategyRank, ...] = ()
+    failure: Missing | None = None
+    done: bool = False
 
 
 class AnswerWriter:
@@ -113,15 +84,18 @@ class AnswerWriter:
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
+        self._answer = IsolatedAnswer()
 
-    def send(self, answer: IsolatedAnswer) -> None:
+    def found(self, **fields: Any) -> None:
+        """Set these fields of the answer, and send it."""
+        self._answer = msgspec.structs.replace(self._answer, **fields)
         try:
-            write_all(self._fd, msgspec.json.encode(answer) + b"\n")
+            write_all(self._fd, msgspec.json.encode(self._answer) + b"\n")
         except BrokenPipeError:
             leave(1)  # the parent has ended
 
     def doing(self, text: str) -> None:
-        self.send(Doing(text))
+        self.found(doing=text)
 
 
 def begin(argument: str) -> NoReturn:
@@ -132,7 +106,7 @@ def begin(argument: str) -> NoReturn:
     # A hook instead of `except`: it gets every exception once. Send first, since the library may have closed stderr.
     def send_and_leave(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         unsupported = issubclass(kind, NotImplementedError)
-        answers.send(IsolatedFailure(_in_words(error), "unsupported" if unsupported else "failed"))
+        answers.found(failure=Missing(_in_words(error), "unsupported" if unsupported else "failed"))
         traceback.print_exception(kind, error, trace)
         leave(1)
 
@@ -150,7 +124,7 @@ def begin(argument: str) -> NoReturn:
             from gpudoctor.probes.frameworks.tensorflow_steps import train
 
             train(order.task, answers)
-    answers.send(Done())
+    answers.found(done=True)
     leave()
 
 
@@ -169,7 +143,7 @@ def view_of(framework: Framework, answers: AnswerWriter) -> None:
     """Query the framework and send its view; exceptions are the caller's to report."""
     answers.doing(f"import {framework}")
     view = {"torch": _torch, "tensorflow": _tensorflow, "jax": _jax}[framework](answers)
-    answers.send(FrameworkDevices(view))
+    answers.found(view=view)
 
 
 def _torch(answers: AnswerWriter) -> FrameworkView:

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from gpudoctor.facts.model.measured_strategies import StrategyMemory, StrategyRank, StrategyReference, StrategyShape
 from gpudoctor.facts.model.missing import Missing
-from gpudoctor.probes.frameworks.isolated_child import AnswerWriter, Reference, TensorflowTask, Trained
+from gpudoctor.probes.frameworks.isolated_child import AnswerWriter, TensorflowTask
 from gpudoctor.probes.runner.merge import finite
 
 DRIFT = 0.01  # added to a weight of one replica by --inject desync
@@ -44,10 +44,9 @@ def train(task: TensorflowTask, answers: AnswerWriter) -> None:
     answers.doing("train alone")
     expected, reference = _alone(task)
     if task.worker == 0:
-        answers.send(Reference(str(tf.__version__), reference))
+        answers.found(version=str(tf.__version__), reference=reference)
     answers.doing(f"train under {variant}")
-    for rank in _under(task, strategy, replicas, expected):
-        answers.send(Trained(variant, rank))
+    answers.found(ranks=tuple(_under(task, strategy, replicas, expected)))
 
 
 def _mirrored(task: TensorflowTask) -> Any:
