@@ -120,6 +120,14 @@ def test_a_wrong_sum_of_any_round_stays_wrong(run: Run, bad: int) -> None:
     assert "without the part of rank 0" in run.burn.wrong[0].text
 
 
+def test_why_nothing_was_loaded_in_the_first_round_is_not_lost_in_the_next(run: Run) -> None:
+    why = Missing("what --data names holds nothing to load: there is no file", "failed")
+    run.outcome.take(0, messages.LeftOut("data", why))
+    run.round(0, 10.0)
+    run.round(1, 20.0)
+    assert run.measured.not_run["data"] == why
+
+
 def test_wrong_ranks_of_several_rounds_add_up(run: Run) -> None:
     run.round(0, 10.0, collective=(collective(wrong=1), collective()))
     run.round(1, 20.0, collective=(collective(), collective(wrong=1)))

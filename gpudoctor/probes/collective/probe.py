@@ -9,6 +9,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 
+from gpudoctor.facts.model.missing import Missing
 from gpudoctor.probes.collective.merge import Pair, rounds_of
 from gpudoctor.probes.collective.operations import (
     FLOAT_BYTES,
@@ -21,7 +22,7 @@ from gpudoctor.probes.collective.operations import (
     ReduceScatter,
     SendRecv,
 )
-from gpudoctor.probes.runner.messages import CollectiveSample, NotOffered, PairSample
+from gpudoctor.probes.runner.messages import CollectiveSample, LeftOut, PairSample
 from gpudoctor.probes.runner.plan import FULL_LEVELS
 from gpudoctor.probes.runner.rank import Rank
 from gpudoctor.units import GIB, MIB, size_text
@@ -108,7 +109,7 @@ def _run_others(rank: Rank, largest: int) -> None:
         try:
             _run_sweep(rank, operation, _GPU_OTHER if rank.on_gpu else _CPU_OTHER, largest)
         except NotOfferedError as error:
-            rank.send(NotOffered(operation.name, str(error)))
+            rank.send(LeftOut(operation.name, Missing(str(error), "unsupported")))
     _run_pairs(rank, _GPU_PAIRS if rank.on_gpu else _CPU_PAIRS, largest)
 
 

@@ -30,7 +30,7 @@ from gpudoctor.probes.data.loader import (
     socket_name_bytes,
     why_no_batch,
 )
-from gpudoctor.probes.runner.messages import LoaderLeftOut, LoaderSample
+from gpudoctor.probes.runner.messages import LeftOut, LoaderSample
 from gpudoctor.probes.runner.rank import Rank
 from gpudoctor.probes.storage.page_cache import may_stay_in_ram
 from gpudoctor.process.die_with_parent import die_with_parent
@@ -65,7 +65,7 @@ def run_data(rank: Rank) -> None:
     if not isinstance(found, Missing):
         rank.send(LoaderSample(found))
     elif rank.number == 0:
-        rank.send(LoaderLeftOut(found))
+        rank.send(LeftOut("data", found))
 
 
 def _loading(rank: Rank, files: DataFiles, perhaps_in_ram: Missing | None) -> DataLoading | Missing:

@@ -110,11 +110,11 @@ class PairSample(ProbeSample, frozen=True):
     wrong_elements: int
 
 
-class NotOffered(RankMessage, frozen=True):
-    """The backend of this torch lacks one collective."""
+class LeftOut(RankMessage, frozen=True):
+    """Why a rank left out one part of a probe, or the whole: its name in `not_run`."""
 
-    op: str
-    text: str
+    part: str
+    why: Missing
 
 
 class StepBlock(msgspec.Struct, frozen=True):
@@ -198,12 +198,6 @@ class LoaderSample(ProbeSample, frozen=True):
     loading: DataLoading
 
 
-class LoaderLeftOut(ProbeSample, frozen=True):
-    """Why nothing was loaded."""
-
-    why: Missing
-
-
 class VerificationSample(RankMessage, frozen=True):
     """One rank's figures from a plan verification."""
 
@@ -231,7 +225,7 @@ AnyMessage = (
     | RankFailure
     | CollectiveSample
     | PairSample
-    | NotOffered
+    | LeftOut
     | LinkSample
     | ComputeSample
     | TrainSample
@@ -239,7 +233,6 @@ AnyMessage = (
     | StrategySample
     | StrategyLeftOut
     | LoaderSample
-    | LoaderLeftOut
     | VerificationSample
     | Finished
     | Left

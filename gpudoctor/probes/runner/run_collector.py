@@ -58,7 +58,7 @@ class RunCollector:
         self._states = [RankState(number) for number in range(plan.ranks)]
         self._views: dict[int, TorchView] = {}
         self._run_progress = RunProgress(plan, clock)
-        self._not_offered: dict[str, Missing] = {}
+        self._left_out: dict[str, Missing] = {}
         self._joined: set[int] = set()
         self._start_s: float | Missing = NOT_READ
         self._import_s: float | Missing = NOT_READ
@@ -115,8 +115,8 @@ class RunCollector:
                 self._views[rank] = view
             case messages.ProbeSample():
                 self._run_progress.take(rank, message)
-            case messages.NotOffered(op=op, text=text):
-                self._not_offered[op] = Missing(text, "unsupported")
+            case messages.LeftOut(part=part, why=why):
+                self._left_out[part] = why
             case messages.Finished(probe=finished):
                 self._run_progress.finish(rank, finished)
             case messages.Left():
@@ -213,7 +213,7 @@ class RunCollector:
             launch=self._launch(),
             torch_view=merged_torch_view(self._views, self._plan.backend),
             problems=tuple(self._problems),
-            not_run=self._not_run(have) | found.not_run | self._not_offered,
+            not_run=self._not_run(have) | found.not_run | self._left_out,
             injected=self._plan.inject,
         )
 
