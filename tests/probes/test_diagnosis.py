@@ -9,7 +9,7 @@ from gpudoctor.probes.runner.stalls import BoardEntry, RankState, failure_proble
 
 
 def _state(number: int, moves: int, phase: str = "all_reduce of 64 MiB", step: int = 0) -> RankState:
-    return RankState(number, "collective", phase, BoardEntry(moves, step, blocked=True))
+    return RankState(number, "collective", phase, BoardEntry(moves, step))
 
 
 def test_the_rank_behind_all_others_hangs_and_the_others_wait() -> None:

@@ -15,7 +15,7 @@ from gpudoctor.probes.runner.error_texts import telling_line
 from gpudoctor.probes.runner.messages import RankFailure, Where
 from gpudoctor.process.ending import signal_name
 
-_FIELDS = 3  # moves, step, blocked
+_FIELDS = 2  # moves, step
 _BYTES_PER_FIELD = 8
 
 
@@ -26,9 +26,8 @@ class BoardEntry(msgspec.Struct, frozen=True):
     ranks. All ranks make the same moves, so the rank with the fewest is the one that is behind.
     """
 
-    moves: int
-    step: int
-    blocked: bool
+    moves: int = 0
+    step: int = 0
 
 
 class ProgressBoard:
@@ -46,13 +45,10 @@ class ProgressBoard:
         self._cells = memoryview(self._memory).cast("q")
 
     def entry(self, rank: int) -> BoardEntry:
-        moves, step, blocked = self._cells[rank * _FIELDS : (rank + 1) * _FIELDS]
-        return BoardEntry(moves, step, bool(blocked))
+        return BoardEntry(*self._cells[rank * _FIELDS : (rank + 1) * _FIELDS])
 
-    def move(self, rank: int, *, blocked: bool) -> None:
-        at = rank * _FIELDS
-        self._cells[at] += 1
-        self._cells[at + 2] = blocked
+    def move(self, rank: int) -> None:
+        self._cells[rank * _FIELDS] += 1
 
     def level(self, rank: int, moves: int) -> None:
         """Set the count to the value that all ranks agreed on, because one of them may have skipped some moves."""
@@ -77,7 +73,7 @@ class RankState(msgspec.Struct):
     number: int
     probe: Where = "launch"
     phase: str = "start"
-    progress: BoardEntry = BoardEntry(0, 0, False)
+    progress: BoardEntry = BoardEntry()
     failure: RankFailure | None = None
     left: bool = False
     stopped: bool = False

@@ -7,8 +7,9 @@ import mmap
 import os
 import random
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
+from itertools import cycle
 from time import monotonic
 
 import msgspec
@@ -105,7 +106,11 @@ def read_at_once(
         kill_all(processes, 1.0, group=False)
         for descriptor in (go, begin, *answers):
             os.close(descriptor)
-    return _summed([_decoded(bytes(answer)) for answer in answers.values()], pattern, readers)
+    try:
+        results = [msgspec.json.decode(answer, type=_ReaderResult) for answer in answers.values()]
+    except msgspec.DecodeError:
+        raise ReadersStuckError("a reader ended without an answer") from None
+    return _summed(results, pattern, readers)
 
 
 def _run_of(pieces: Sequence[Piece], place: int, readers: int) -> Sequence[Piece]:
@@ -121,13 +126,6 @@ class _ReaderResult(msgspec.Struct, frozen=True):
     reads: int = 0
     lost: int = 0
     error: str | None = None
-
-
-def _decoded(answer: bytes) -> _ReaderResult:
-    try:
-        return msgspec.json.decode(answer, type=_ReaderResult)
-    except msgspec.DecodeError:
-        return _ReaderResult(error="a reader ended without an answer")
 
 
 def _summed(results: Sequence[_ReaderResult], pattern: ReadPattern, readers: int) -> StorageRate:
@@ -164,7 +162,7 @@ def _be_reader(pipe: int, go: int, task: _Task, pieces: Sequence[Piece]) -> None
     begin_s = now_s = monotonic()
     error = None
     try:
-        for piece in _again(pieces) if task.method == "direct" else pieces:
+        for piece in cycle(pieces) if task.method == "direct" else pieces:
             was_s = now_s
             try:
                 got = opened.read(piece, buffer)
@@ -188,11 +186,6 @@ def _be_reader(pipe: int, go: int, task: _Task, pieces: Sequence[Piece]) -> None
     }  # fmt: skip
     # json: a path that is not UTF-8 has lone surrogates, which msgspec cannot encode
     write_all(pipe, json.dumps(result).encode())
-
-
-def _again(pieces: Sequence[Piece]) -> Iterator[Piece]:
-    while True:
-        yield from pieces
 
 
 class OpenFiles:
