@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import signal
 import sys
 import traceback
 from contextlib import suppress
@@ -125,6 +126,9 @@ def begin(argument: str) -> NoReturn:
 
             train(order.task, answers)
     answers.found(done=True)
+    if isinstance(order.task, TensorflowTask) and order.task.ports:
+        while True:  # until the parent ends all workers: a slower one may still fetch from this one for the last step
+            signal.pause()
     leave()
 
 
