@@ -31,6 +31,14 @@ from gpudoctor.probes.runner.stalls import (
     timeout_problem,
 )
 
+FIGURES_OF_PROBE: dict[Probe, str] = {  # the field of Measurements that is empty if the probe brought nothing
+    "collective": "collectives",
+    "link": "host_links",
+    "compute": "compute",
+    "train": "training",
+    "strategy": "strategies",
+    "data": "data_loading",
+}
 INSTALL_TORCH = "PyTorch is not installed: pip install 'gpudoctor-cli[torch]'"
 
 _TAIL_BYTES = 1 << 20  # if the user set NCCL_DEBUG=INFO, warnings may be far from the end
@@ -200,20 +208,12 @@ class RunCollector:
     def measurements(self) -> Measurements:
         """All measurements so far, with the problems and the reasons for what is missing."""
         found = self._run_progress.measured()
-        have: dict[Probe, bool] = {
-            "collective": bool(found.collectives),
-            "link": bool(found.host_links),
-            "compute": bool(found.compute),
-            "train": found.training is not None,
-            "strategy": found.strategies is not None,
-            "data": found.data_loading is not None,
-        }
         return msgspec.structs.replace(
             found,
             launch=self._launch(),
             torch_view=merged_torch_view(self._views, self._plan.backend),
             problems=tuple(self._problems),
-            not_run=self._not_run(have) | found.not_run | self._left_out,
+            not_run=self._not_run(found) | found.not_run | self._left_out,
             injected=self._plan.inject,
         )
 
@@ -251,8 +251,9 @@ class RunCollector:
         total_s = time.monotonic() - self._began
         return Launch(self._plan.backend, self._plan.ranks, ranks, self._method, self._start_s, total_s, self._import_s)
 
-    def _not_run(self, have: dict[Probe, bool]) -> dict[str, Missing]:
-        reasons: dict[str, Missing] = {probe: self._reason(probe) for probe, done in have.items() if not done}
+    def _not_run(self, found: Measurements) -> dict[str, Missing]:
+        lacking = [probe for probe, field in FIGURES_OF_PROBE.items() if not getattr(found, field)]
+        reasons: dict[str, Missing] = {probe: self._reason(probe) for probe in lacking}
         if self._no_torch is not None:
             return {"torch": self._lack_of_torch(self._no_torch), **reasons}
         if not self._views:
