@@ -230,7 +230,6 @@ RANKS = """
     from gpudoctor.probes.strategies import run as strategies
     from gpudoctor.probes.runner.messages import RankJob
     from gpudoctor.probes.runner.rank import Rank
-    from gpudoctor.probes.strategies.bench import Variant
 
     number, folder = int(sys.argv[1]), sys.argv[2]
     dist.init_process_group("gloo", store=dist.FileStore(folder + "/store", 2), rank=number, world_size=2)
@@ -249,7 +248,7 @@ RANKS = """
 
     def sound(rank, bench):
         model = bench.model()
-        bench.train(Variant("sound"), lambda step: None, model, None, weights=lambda: {})
+        bench.train("sound", lambda step: None, model, None, weights=lambda: {})
 
     def leaving_one_behind(rank, bench):
         if rank.number == 1:

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.probes.runner.messages import StrategyLeftOut
 from gpudoctor.probes.runner.rank import Rank
-from gpudoctor.probes.strategies.bench import Bench, Variant
+from gpudoctor.probes.strategies.bench import Bench
 from gpudoctor.probes.strategies.model import MICRO_BATCHES, OPTIMIZER_OPTIONS, build_optimizer, train_step
 from gpudoctor.probes.strategies.transformer import loss_of
 
@@ -50,7 +50,7 @@ def _train(rank: Rank, bench: Bench, name: str, micro_batches: int) -> None:
         optimizer.step()
         return loss
 
-    bench.train(Variant(name, figures={"micro_batches": float(micro_batches)}, own_part=True), step, model, optimizer)
+    bench.train(name, step, model, optimizer, figures={"micro_batches": float(micro_batches)}, own_part=True)
 
 
 def run_zero1(rank: Rank, bench: Bench) -> None:
@@ -63,10 +63,11 @@ def run_zero1(rank: Rank, bench: Bench) -> None:
         optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, **OPTIMIZER_OPTIONS)
 
     bench.train(
-        Variant("zero1", own_part=True),
+        "zero1",
         lambda number: train_step(ddp, optimizer, bench.own_part(number)),
         model,
         optimizer.optim,
+        own_part=True,
     )
 
 
@@ -108,4 +109,4 @@ def _train_dp(rank: Rank, bench: Bench, devices: list[int]) -> None:
         figures["first_gpu_extra_bytes"] = float(peaks[0] - bench.at_first_bytes - max(peaks[1:]))
         return loss
 
-    bench.train(Variant("dp", figures=figures), step, model, optimizer, alone=True)
+    bench.train("dp", step, model, optimizer, figures=figures, alone=True)

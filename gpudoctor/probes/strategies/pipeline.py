@@ -11,7 +11,7 @@ from torch import nn
 
 from gpudoctor.probes.runner.device import ms_since, timing_event
 from gpudoctor.probes.runner.rank import Rank
-from gpudoctor.probes.strategies.bench import Bench, Variant
+from gpudoctor.probes.strategies.bench import Bench
 from gpudoctor.probes.strategies.model import build_optimizer
 from gpudoctor.probes.strategies.pipeline_steps import (
     SCHEDULES,
@@ -65,7 +65,7 @@ def _train(rank: Rank, bench: Bench, stages: Stages, schedule: ScheduleName, *, 
         optimizer.step()
         return loss
 
-    bench.train(Variant(schedule, figures=figures), step, module, optimizer)
+    bench.train(schedule, step, module, optimizer, figures=figures)
 
 
 def _measured_bubble(
