@@ -31,7 +31,11 @@ class BoardEntry(msgspec.Struct, frozen=True):
 
 
 class ProgressBoard:
-    """One row of counters per rank; only that rank writes it. Raises OSError if there is no disk space for it."""
+    """One row of counters per rank, in memory shared with the parent; only that rank writes it.
+
+    A line on a pipe would wake the parent and disturb the measurement on a small machine; a store does not, and can
+    still be read after the rank has died. Raises OSError if there is no disk space for it.
+    """
 
     def __init__(self, path: Path, ranks: int) -> None:
         size = ranks * _FIELDS * _BYTES_PER_FIELD

@@ -9,11 +9,10 @@ import os
 import statistics
 import time
 import zlib
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
-import msgspec
 import torch
 from torch import nn
 
@@ -58,14 +57,17 @@ def run_training(rank: Rank) -> None:
     # Read before rank 0 works alone, which would raise its peak above the others'.
     memory_peak_mib = torch.cuda.max_memory_allocated() / 2**20 if rank.on_gpu else None
     train.inject_desync()
-    turns = _turns(rank, train, [statistics.median(block.compute_ms) for block in blocks])
+    cycles_ms, rotated = tuple(statistics.median(block.compute_ms) for block in blocks), False
+    if not rank.on_gpu and rank.world_size > 1:  # a GPU rank's cycles are its measured blocks
+        rank.phase("compare ranks")
+        cycles_ms, rotated = take_turns(rank, train)
     rank.phase("train alone")
     solo_compute_ms = train.solo_compute_ms(_SOLO_STEPS)
     alone_step_ms = solo_step_ms(rank, shape, copy.deepcopy(alone), data, _STEADY_STEPS)
     swap: Swap | None = None
     buckets: tuple[BucketStep, ...] = ()
     if rank.job.level in ("full", "burn"):
-        swap = swap_suspect(rank, shape, alone, batch, statistics.median(turns.cycles_ms))
+        swap = swap_suspect(rank, shape, alone, batch, statistics.median(cycles_ms))
         buckets = _bucket_steps(rank, shape, alone, data)
     parameters = list(model.parameters())
     rank.send(
@@ -74,8 +76,8 @@ def run_training(rank: Rank) -> None:
             parameters=sum(p.numel() for p in parameters),
             gradient_bytes=sum(p.numel() * p.element_size() for p in parameters),
             blocks=blocks,
-            cycles_ms=turns.cycles_ms,
-            rotated=turns.rotated,
+            cycles_ms=cycles_ms,
+            rotated=rotated,
             losses=tuple(finite(float(loss)) for loss in train.losses),
             weights_sha256=_sha256(parameters),
             contribution_ok=None if contributions is None else contributions.ok,
@@ -88,14 +90,6 @@ def run_training(rank: Rank) -> None:
             memory_peak_mib=memory_peak_mib,
         )
     )
-
-
-def _turns(rank: Rank, train: Train, block_medians_ms: list[float]) -> CoreTurns:
-    """A GPU rank's cycles are its measured blocks; CPU ranks take turns on the cores."""
-    if rank.on_gpu or rank.world_size == 1:
-        return CoreTurns(tuple(block_medians_ms), rotated=False)
-    rank.phase("compare ranks")
-    return take_turns(rank, train)
 
 
 def swap_suspect(rank: Rank, shape: Shape, model: nn.Module, batch: int, own_ms: float) -> Swap | None:
@@ -182,27 +176,28 @@ _BUDGET_S = 4.0
 _PRECISION = 0.012  # one standard error, relative: small against the 10 % that are judged
 
 
-class CoreTurns(msgspec.Struct, frozen=True):
-    """This rank's time in each cycle, in ms; `rotated`: every rank ran on every core once per cycle."""
+def take_turns(rank: Rank, train: Train) -> tuple[tuple[float, ...], bool]:
+    """This rank's time in each cycle in ms, and whether every rank ran on every core once per cycle.
 
-    cycles_ms: tuple[float, ...]
-    rotated: bool
-
-
-def take_turns(rank: Rank, train: Train) -> CoreTurns:
-    """Measure cycles until they are precise enough, or the time is up."""
+    Two cores of one machine are not equally fast: turbo clocks, the core's other hardware thread, other virtual
+    machines. A rank that happens to run on the slower one is not slow. So the ranks take turns: in each cycle every
+    rank computes once on every core, all at the same time, and the cycle's figure is the geometric mean over the cores.
+    This does for cores what the swap does for GPUs. It ends when it is precise enough, or the time is up.
+    """
     cores = _common_cores(rank)
     layouts = max(1, len(cores))
     cycles: list[float] = []
     began = time.monotonic()
-    with _own_affinity():
+    affinity = os.sched_getaffinity(0)
+    try:
         for _ in range(_ROUNDS_MAX):
-            for _ in range(max(6, _BLOCKS // layouts)):
-                cycles.append(_cycle(rank, train, cores))
+            cycles += [_cycle(rank, train, cores) for _ in range(max(6, _BLOCKS // layouts))]
             late = rank.from_rank_zero(int(time.monotonic() - began > _BUDGET_S))
             if late or precise_enough(rank.gathered(cycles)):
                 break
-    return CoreTurns(tuple(cycles), rotated=bool(cores))
+    finally:
+        os.sched_setaffinity(0, affinity)
+    return tuple(cycles), bool(cores)
 
 
 def precise_enough(cycles_ms: Sequence[Sequence[float]]) -> bool:
@@ -241,13 +236,3 @@ def _common_cores(rank: Rank) -> list[int]:
         return []
     wanted = min(rank.world_size, len(usable))
     return [usable[place * len(usable) // wanted] for place in range(wanted)]
-
-
-@contextmanager
-def _own_affinity() -> Iterator[None]:
-    """Restore this thread's CPU affinity afterwards."""
-    before = os.sched_getaffinity(0)
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)
