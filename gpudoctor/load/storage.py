@@ -53,25 +53,21 @@ def absolute_paths(paths: Sequence[str]) -> tuple[str, ...]:
 
 
 def refuse_data(request: LoadRequest, *, elsewhere: bool) -> None:
-    """Raise UserError for `--data` if the check is of another node (`elsewhere`), or if it cannot be read here."""
-    if request.data and elsewhere and request.backend != "gloo":
-        raise UserError(
-            f"--data {request.data[0]}: that is a path of this machine, and --node names another; "
-            "--backend gloo measures here"
-        )
-    if request.data:
-        _refuse_unreadable(request.data)
-
-
-def _refuse_unreadable(paths: Sequence[str]) -> None:
-    """Raise UserError, one line, for a path that no data can be read from.
+    """Raise UserError, one line, for `--data` if the check is of another node (`elsewhere`), or if no data can be read.
 
     That is a path that does not exist, may not be read by this user, or is neither file nor folder; a kernel file
     (/proc, /sys); a file of 0 bytes. A mount that is broken or does not answer is not refused: that is a finding.
     """
-    answers = ask_paths(paths)
+    if not request.data:
+        return
+    if elsewhere and request.backend != "gloo":
+        raise UserError(
+            f"--data {request.data[0]}: that is a path of this machine, and --node names another; "
+            "--backend gloo measures here"
+        )
+    answers = ask_paths(request.data)
     mounts = read_mounts()  # afterwards: the query may have triggered automounts
-    for path, status in zip(paths, answers, strict=True):
+    for path, status in zip(request.data, answers, strict=True):
         if isinstance(status, PathStatus) and (why := _why_not(status, mounts)) is not None:
             raise UserError(f"--data {path}: {why}")
 

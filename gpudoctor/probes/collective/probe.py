@@ -94,10 +94,8 @@ def run_collectives(rank: Rank) -> None:
     # two buffers, the expected result, and room for NCCL's own buffers
     largest = rank.smallest(int(torch.cuda.mem_get_info()[0]) // 4) if rank.on_gpu else GIB
     everything = rank.job.level in FULL_LEVELS
-    if rank.on_gpu:
-        _run_sweep(rank, AllReduce, _GPU_SUM_FULL if everything else _GPU_SUM, largest)
-    else:
-        _run_sweep(rank, AllReduce, _CPU_SUM, largest)
+    gpu_sum = _GPU_SUM_FULL if everything else _GPU_SUM
+    _run_sweep(rank, AllReduce, gpu_sum if rank.on_gpu else _CPU_SUM, largest)
     if everything:
         _run_others(rank, largest)
     if rank.on_gpu:
