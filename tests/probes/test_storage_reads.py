@@ -25,7 +25,7 @@ from gpudoctor.probes.storage.listing import DataFile, listed, mostly_holes
 from gpudoctor.probes.storage.measure import read_paths
 from gpudoctor.probes.storage.page_cache import cold, may_stay_in_ram
 from gpudoctor.probes.storage.read_child import NothingToReadError, made_in
-from gpudoctor.probes.storage.readers import ReadersStuckError, pieces_of, read_at_once
+from gpudoctor.probes.storage.readers import Piece, ReadersStuckError, pieces_of, read_at_once
 from gpudoctor.process.ending import marked_processes
 
 MIB = 1 << 20
@@ -138,6 +138,13 @@ def test_too_little_to_measure_is_no_rate(size: int, word: str, tmp_path: Path) 
         assert read.failure is not None
         assert word in read.failure.reason
         assert read.rates == ()
+
+
+def test_what_cannot_be_read_is_named_though_its_name_is_not_utf_8(tmp_path: Path) -> None:
+    unreadable = tmp_path / os.fsdecode(b"donn\xe9es")
+    unreadable.mkdir()
+    with pytest.raises(ReadersStuckError, match=r"^reading .*/donn\?es: Is a directory$"):
+        read_at_once([DataFile(str(unreadable), MIB)], [Piece(0, 0, 4096)], "sequential", 1, "dropped", 0.1, MIB)
 
 
 def test_files_that_vanish_or_are_cut_short_are_no_reads_and_no_end(tmp_path: Path) -> None:

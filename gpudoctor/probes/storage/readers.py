@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import mmap
 import os
 import random
@@ -91,8 +90,9 @@ def read_at_once(
     answers: dict[int, Bounded] = {}
     go, begin = os.pipe()
     try:
+        each = -(-len(pieces) // readers)
         for place in range(readers):
-            mine = pieces[place::readers] if pattern == "random" else _run_of(pieces, place, readers)
+            mine = pieces[place::readers] if pattern == "random" else pieces[place * each : (place + 1) * each]
             if method == "direct":
                 mine = mine or pieces[-1:]
             with pipe_with_child("writes") as (ours, theirs):
@@ -113,16 +113,11 @@ def read_at_once(
     return _summed(results, pattern, readers)
 
 
-def _run_of(pieces: Sequence[Piece], place: int, readers: int) -> Sequence[Piece]:
-    each = -(-len(pieces) // readers)
-    return pieces[place * each : (place + 1) * each]
-
-
-class _ReaderResult(msgspec.Struct, frozen=True):
+class _ReaderResult(msgspec.Struct):
     begin_s: float = 0.0
     end_s: float = 0.0
     read_bytes: int = 0
-    times_us: tuple[float, ...] = ()
+    times_us: list[float] = []
     reads: int = 0
     lost: int = 0
     error: str | None = None
@@ -157,35 +152,29 @@ def _be_reader(pipe: int, go: int, task: _Task, pieces: Sequence[Piece]) -> None
     opened = OpenFiles(task.files, task.method, task.pattern)
     buffer = mmap.mmap(-1, SEQUENTIAL_BYTES)  # O_DIRECT requires page alignment
     os.read(go, 1)
-    times: list[float] = []
-    read_bytes = reads = lost = 0
-    begin_s = now_s = monotonic()
-    error = None
+    did = _ReaderResult()
+    did.begin_s = did.end_s = monotonic()
     try:
         for piece in cycle(pieces) if task.method == "direct" else pieces:
-            was_s = now_s
+            was_s = did.end_s
             try:
                 got = opened.read(piece, buffer)
             except FileNotFoundError:
                 got = 0
-            now_s = monotonic()
+            did.end_s = monotonic()
             if got:
-                read_bytes += got
-                reads += 1
-                if len(times) < _MOST_TIMES:
-                    times.append(round((now_s - was_s) * 1e6, 1))
+                did.read_bytes += got
+                did.reads += 1
+                if len(did.times_us) < _MOST_TIMES:
+                    did.times_us.append(round((did.end_s - was_s) * 1e6, 1))
             else:
-                lost += 1
-            if now_s - begin_s >= task.seconds or read_bytes >= task.most_bytes:
+                did.lost += 1
+            if did.end_s - did.begin_s >= task.seconds or did.read_bytes >= task.most_bytes:
                 break
     except OSError as failed:
-        error = f"reading {task.files[piece.file].path}: {failed.strerror or failed}"
-    result = {
-        "begin_s": begin_s, "end_s": now_s, "read_bytes": read_bytes, "times_us": times, "reads": reads, "lost": lost,
-        "error": error,
-    }  # fmt: skip
-    # json: a path that is not UTF-8 has lone surrogates, which msgspec cannot encode
-    write_all(pipe, json.dumps(result).encode())
+        path = task.files[piece.file].path.encode("utf-8", "replace").decode()  # as JSON can represent it
+        did.error = f"reading {path}: {failed.strerror or failed}"
+    write_all(pipe, msgspec.json.encode(did))
 
 
 class OpenFiles:
