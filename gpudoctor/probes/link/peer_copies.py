@@ -152,26 +152,21 @@ def _both_ways(rank: Rank, pair: _Pair, there: torch.device, copies: int) -> flo
         back_to = torch.empty_like(pair.here)
     except torch.cuda.OutOfMemoryError:
         return Missing("no memory for a second pair of buffers")
-    out = (_cuda.Stream(rank.device), _cuda.Stream(there))
-    back = (_cuda.Stream(rank.device), _cuda.Stream(there))
+    ways: list[tuple[torch.Tensor, torch.Tensor, Any, Any, list[Any]]] = [
+        (target, source, _cuda.Stream(rank.device), _cuda.Stream(there), [])
+        for target, source in ((pair.there, pair.here), (back_to, back_from))
+    ]
     _wait(rank, there)
-    events: dict[str, list[Any]] = {"out": [], "back": []}
-
-    def copy(way: str, marked: bool) -> None:
-        target, source = (pair.there, pair.here) if way == "out" else (back_to, back_from)
-        here, other = out if way == "out" else back
-        with _cuda.stream(here), _cuda.stream(other), torch.cuda.device(source.device):
-            if marked and not events[way]:
-                events[way].append(_mark())
-            target.copy_(source, non_blocking=True)
-            if marked:
-                events[way].append(_mark())
-
-    for number in range(copies + 1):
-        for way in ("out", "back"):
-            copy(way, marked=number > 0)
+    for number in range(copies + 1):  # the first copies are not timed
+        for target, source, here, other, marks in ways:
+            with _cuda.stream(here), _cuda.stream(other), torch.cuda.device(source.device):
+                if number == 1:
+                    marks.append(_mark())
+                target.copy_(source, non_blocking=True)
+                if number:
+                    marks.append(_mark())
     _wait(rank, there)
-    slower_ms = max(float(marks[0].elapsed_time(marks[-1])) for marks in events.values())
+    slower_ms = max(float(marks[0].elapsed_time(marks[-1])) for *_, marks in ways)
     return 2 * pair.here.nbytes * copies / slower_ms / 1e6
 
 

@@ -236,7 +236,8 @@ def _watch(
         limit, limit_s = limits.at(now, collector.stage, collector.running)
         if give_up_at is None and collector.broken:
             give_up_at = now + _FAILURE_GRACE_S
-        if now >= (limit if give_up_at is None else give_up_at):
+        until = limit if give_up_at is None else give_up_at
+        if now >= until:
             if give_up_at is None:
                 collector.time_out(limit_s)
             return
@@ -245,7 +246,7 @@ def _watch(
             if on_wait is not None:
                 on_wait(collector.waited_for())
         # in short turns: a signal that arrives just before the wait does not interrupt it
-        for rank, line in children.lines(min((limit if give_up_at is None else give_up_at) - now, _TURN_S)):
+        for rank, line in children.lines(min(until - now, _TURN_S)):
             if line is None:
                 collector.pipe_ended(rank)
             else:

@@ -19,7 +19,7 @@ from torch import nn
 from gpudoctor.facts.model.measurements import BucketStep, Swap
 from gpudoctor.probes.collective.probe import contributions_to_the_sum
 from gpudoctor.probes.link.peer_copies import device_of
-from gpudoctor.probes.runner.device import add_bytes, timing_event
+from gpudoctor.probes.runner.device import Stopwatch, add_bytes
 from gpudoctor.probes.runner.merge import finite, median_deviation
 from gpudoctor.probes.runner.messages import TrainSample
 from gpudoctor.probes.runner.rank import Rank
@@ -135,12 +135,9 @@ def _compute_ms(rank: Rank, shape: Shape, model: nn.Module, batch: int, device: 
         data = Data(shape, batch, rank.world_size, device).first_batch_of(rank.number)
         work, times_ms = Work(rank, shape), []
         for _ in range(_SWAP_WARM_UP + _SWAP_STEPS):
-            start, end = timing_event(), timing_event()
-            start.record()
+            clock = Stopwatch(rank)
             work(there, data)
-            end.record()
-            end.synchronize()
-            times_ms.append(float(start.elapsed_time(end)))
+            times_ms.append(clock.stop().worked_ms)
             there.zero_grad()
         del there, data
         torch.cuda.empty_cache()
