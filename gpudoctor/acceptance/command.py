@@ -109,10 +109,20 @@ def accept(request: AcceptanceRequest, output: Path | None) -> int:
     try:
         guardian = Guardian(mark=mark, folder=folder)
         run = AcceptanceRun(request, folder, mark, show)
-        began_s, started = time.monotonic(), _now()
+        began_s, started = time.monotonic(), datetime.datetime.now(datetime.timezone.utc)
         results, interrupted = run_steps(run, steps)
         show("")
-        acceptance = _acceptance(run, results, interrupted, started, time.monotonic() - began_s)
+        code = FAILED if any(step.outcome == "did not agree" for step in results) else OK
+        acceptance = Acceptance(
+            node=known(run.node.host.hostname) or run.node.source.name or "this node",
+            simulated=run.simulated,
+            backend=request.backend,
+            started_at=started.isoformat(timespec="seconds"),
+            duration_s=round(time.monotonic() - began_s, 1),
+            exit_code=code if interrupted is None else interrupted.exit_code,
+            steps=tuple(results),
+            interrupted=None if interrupted is None else str(interrupted),
+        )
         try:
             write_new_file(path, packed(run, acceptance, int(time.time())))
         finally:  # print the summary also if the archive cannot be written
@@ -167,26 +177,6 @@ def first_look(run: AcceptanceRun) -> None:
         )
 
 
-def _acceptance(
-    run: AcceptanceRun,
-    results: list[StepResult],
-    interrupted: InterruptedBySignal | None,
-    started: str,
-    duration_s: float,
-) -> Acceptance:
-    code = FAILED if any(step.outcome == "did not agree" for step in results) else OK
-    return Acceptance(
-        node=known(run.node.host.hostname) or run.node.source.name or "this node",
-        simulated=run.simulated,
-        backend=run.request.backend,
-        started_at=started,
-        duration_s=round(duration_s, 1),
-        exit_code=code if interrupted is None else interrupted.exit_code,
-        steps=tuple(results),
-        interrupted=None if interrupted is None else str(interrupted),
-    )
-
-
 def _writable(path: Path) -> Path:
     """The path. Raise OutputError if no file can be created there: better now than after 20 minutes."""
     if str(path) == "-":
@@ -220,7 +210,3 @@ def _progress() -> Callable[[str], None]:
             sys.stderr.flush()
 
     return show
-
-
-def _now() -> str:
-    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")

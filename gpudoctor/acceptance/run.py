@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from time import monotonic
@@ -107,11 +108,20 @@ class StepError(UserError):
     """A step cannot continue and counts as "did not agree"; the text gives the reason."""
 
 
+def shm_entries() -> frozenset[str]:
+    """The names of this user's entries in /dev/shm."""
+    try:
+        entries = [entry for entry in os.scandir("/dev/shm") if entry.stat(follow_symlinks=False).st_uid == os.getuid()]
+    except OSError:
+        return frozenset()
+    return frozenset(entry.name for entry in entries)
+
+
 class AcceptanceRun:
     """One acceptance run. `folder` is private and empty; `mark` is in the environment of every child.
 
-    `node`: the facts from before the first step. `raw`: files for the archive, by name. `reports`: the
-    reports of the checks, by step or given name.
+    `node`: the facts from before the first step; `shm_before`: what this user had in /dev/shm. `raw`: files for the
+    archive, by name. `reports`: the reports of the checks, by step or given name.
     """
 
     def __init__(self, request: AcceptanceRequest, folder: Path, mark: str, show: Callable[[str], None]) -> None:
@@ -121,6 +131,7 @@ class AcceptanceRun:
         self.node = Node()
         self.raw: dict[str, bytes] = {}
         self.reports: dict[str, Report] = {}
+        self.shm_before = shm_entries()
         self._show = show
         self._step = ""
         self._ends_s = monotonic()
