@@ -30,14 +30,7 @@ from gpudoctor.acceptance.run import (
 )
 from gpudoctor.acceptance.steps import wanted_steps
 from gpudoctor.errors import UserError
-from gpudoctor.exits import (
-    FAILED,
-    OK,
-    InterruptedBySignal,
-    hold_signals,
-    printable,
-    write_stdout,
-)
+from gpudoctor.exits import FAILED, OK, InterruptedBySignal, hold_signals, printable, write_stdout
 from gpudoctor.facts.model.missing import known
 from gpudoctor.report.output_files import OutputError, write_new_file
 

@@ -9,14 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from gpudoctor.facts.model.measurements import (
-    Launch,
-    Measurements,
-    Probe,
-    ProbeProblem,
-    RankInfo,
-    TorchView,
-)
+from gpudoctor.facts.model.measurements import Launch, Measurements, Probe, ProbeProblem, RankInfo, TorchView
 from gpudoctor.facts.model.missing import NOT_READ, Missing
 from gpudoctor.probes.runner import messages
 from gpudoctor.probes.runner.merge import merged_torch_view
@@ -72,7 +65,7 @@ class RunCollector:
         self._import_s: float | Missing = NOT_READ
         self._phases: set[tuple[int, str]] = set()
         self._method: str | None = None
-        self._no_torch: messages.NoTorch | None = None
+        self._lack_of_torch: Missing | None = None
         self._cannot_run: str | None = None
         self._cannot_start: str | None = None
         self._pids: dict[int, int] = {}
@@ -108,7 +101,7 @@ class RunCollector:
         return (
             self._starter_ended
             or self._cannot_start is not None
-            or self._no_torch is not None
+            or self._lack_of_torch is not None
             or self._cannot_run is not None
             or all(state.left for state in self._states)
             or any(state.died or state.failure is not None for state in self._states)
@@ -143,8 +136,8 @@ class RunCollector:
                 if method == "fresh-interpreters":
                     for state in self._states:
                         state.phase = "import torch" if state.phase == "start" else state.phase
-            case messages.NoTorch():
-                self._no_torch = message
+            case messages.NoTorch(text=text, kind=kind):
+                self._lack_of_torch = Missing(INSTALL_TORCH if kind == "absent" else text, kind)
 
     def garbled(self, rank: int) -> None:
         """Note that a line could not be parsed: this process's figures are lost, whatever it does next."""
@@ -185,7 +178,7 @@ class RunCollector:
     def conclude(self) -> None:
         """Note why the run ended early, if it did; to be called before any rank is ended."""
         self._look()
-        if self._problems or self._no_torch is not None or self._cannot_run is not None:
+        if self._problems or self._lack_of_torch is not None or self._cannot_run is not None:
             return
         failures = failure_problems(self._states)
         if self._cannot_start is not None:
@@ -254,20 +247,15 @@ class RunCollector:
     def _not_run(self, found: Measurements) -> dict[str, Missing]:
         lacking = [probe for probe, field in FIGURES_OF_PROBE.items() if not getattr(found, field)]
         reasons: dict[str, Missing] = {probe: self._reason(probe) for probe in lacking}
-        if self._no_torch is not None:
-            return {"torch": self._lack_of_torch(self._no_torch), **reasons}
-        if not self._views:
-            return {"torch": Missing(self._why(None), "failed"), **reasons}
-        return reasons
-
-    def _lack_of_torch(self, said: messages.NoTorch) -> Missing:
-        return Missing(INSTALL_TORCH if said.kind == "absent" else said.text, said.kind)
+        if self._lack_of_torch is not None:
+            return {"torch": self._lack_of_torch, **reasons}
+        return reasons if self._views else {"torch": Missing(self._why(None), "failed"), **reasons}
 
     def _reason(self, probe: Probe) -> Missing:
         if probe not in self._plan.probes:
             return Missing("not asked for")
-        if self._no_torch is not None:
-            return self._lack_of_torch(self._no_torch)
+        if self._lack_of_torch is not None:
+            return self._lack_of_torch
         if self._cannot_run is not None:
             return Missing(self._cannot_run)
         if probe == "collective" and self._plan.ranks == 1 and not self._problems:
