@@ -33,7 +33,7 @@ _MOST_DESCRIPTORS = 32
 _LONGEST_ORDER = 1 << 20
 _LESS_WORK = (
     # no test judges whether CPU ranks are equally fast; on a busy machine the comparison would take three rounds
-    ("gpudoctor.probes.train.core_turns", "_ROUNDS_MAX", 1),
+    ("gpudoctor.probes.train.probe", "_ROUNDS_MAX", 1),
     # one more than the step in which faults are injected
     ("gpudoctor.probes.strategies.model", "STEPS", 6),
 )
@@ -63,7 +63,7 @@ class ImportedTorch:
         self._orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         command = dependent_python(__name__, "serve", str(theirs.fileno()))
         # torch reads some of these variables when it is imported
-        environment = _environment(RankJob("gloo", 1, (), tempfile.gettempdir(), 10.0))
+        environment = _environment(RankJob("gloo", 1, folder=tempfile.gettempdir(), group_timeout_s=10.0))
         self._process = subprocess.Popen(command, env=environment, pass_fds=[theirs.fileno()])
         theirs.close()
         _pids.add(self._process.pid)

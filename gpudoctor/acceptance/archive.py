@@ -8,8 +8,7 @@ from typing import TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from gpudoctor.acceptance.result import Acceptance
-from gpudoctor.acceptance.run import AcceptanceRun
+from gpudoctor.acceptance.run import Acceptance, AcceptanceRun
 from gpudoctor.acceptance.smi_step import DUMP
 from gpudoctor.facts.captures.archives import ACCEPTANCE, FACTS, KERNEL, MEASURED, REPORT, VERSIONS, pack
 from gpudoctor.facts.model.gpu import system_program

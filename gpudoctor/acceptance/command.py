@@ -15,20 +15,22 @@ from pathlib import Path
 import msgspec
 
 from gpudoctor.acceptance.archive import packed
+from gpudoctor.acceptance.children import Guardian
 from gpudoctor.acceptance.driver_step import read_cold
-from gpudoctor.acceptance.guardian import Guardian
-from gpudoctor.acceptance.result import Acceptance, Item, StepResult, could_not, differs, result_of
-from gpudoctor.acceptance.run import AcceptanceRequest, AcceptanceRun, Step
+from gpudoctor.acceptance.run import (
+    Acceptance,
+    AcceptanceRequest,
+    AcceptanceRun,
+    Item,
+    Step,
+    StepResult,
+    could_not,
+    differs,
+    result_of,
+)
 from gpudoctor.acceptance.steps import wanted_steps
 from gpudoctor.errors import UserError
-from gpudoctor.exits import (
-    FAILED,
-    OK,
-    InterruptedBySignal,
-    hold_signals,
-    printable,
-    write_stdout,
-)
+from gpudoctor.exits import FAILED, OK, InterruptedBySignal, hold_signals, printable, write_stdout
 from gpudoctor.facts.model.missing import known
 from gpudoctor.report.output_files import OutputError, write_new_file
 
@@ -100,10 +102,20 @@ def accept(request: AcceptanceRequest, output: Path | None) -> int:
     try:
         guardian = Guardian(mark=mark, folder=folder)
         run = AcceptanceRun(request, folder, mark, show)
-        began_s, started = time.monotonic(), _now()
+        began_s, started = time.monotonic(), datetime.datetime.now(datetime.timezone.utc)
         results, interrupted = run_steps(run, steps)
         show("")
-        acceptance = _acceptance(run, results, interrupted, started, time.monotonic() - began_s)
+        code = FAILED if any(step.outcome == "did not agree" for step in results) else OK
+        acceptance = Acceptance(
+            node=known(run.node.host.hostname) or run.node.source.name or "this node",
+            simulated=run.simulated,
+            backend=request.backend,
+            started_at=started.isoformat(timespec="seconds"),
+            duration_s=round(time.monotonic() - began_s, 1),
+            exit_code=code if interrupted is None else interrupted.exit_code,
+            steps=tuple(results),
+            interrupted=None if interrupted is None else str(interrupted),
+        )
         try:
             write_new_file(path, packed(run, acceptance, int(time.time())))
         finally:  # print the summary also if the archive cannot be written
@@ -158,26 +170,6 @@ def first_look(run: AcceptanceRun) -> None:
         )
 
 
-def _acceptance(
-    run: AcceptanceRun,
-    results: list[StepResult],
-    interrupted: InterruptedBySignal | None,
-    started: str,
-    duration_s: float,
-) -> Acceptance:
-    code = FAILED if any(step.outcome == "did not agree" for step in results) else OK
-    return Acceptance(
-        node=known(run.node.host.hostname) or run.node.source.name or "this node",
-        simulated=run.simulated,
-        backend=run.request.backend,
-        started_at=started,
-        duration_s=round(duration_s, 1),
-        exit_code=code if interrupted is None else interrupted.exit_code,
-        steps=tuple(results),
-        interrupted=None if interrupted is None else str(interrupted),
-    )
-
-
 def _writable(path: Path) -> Path:
     """The path. Raise OutputError if no file can be created there: better now than after 20 minutes."""
     if str(path) == "-":
@@ -211,7 +203,3 @@ def _progress() -> Callable[[str], None]:
             sys.stderr.flush()
 
     return show
-
-
-def _now() -> str:
-    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")

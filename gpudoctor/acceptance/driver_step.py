@@ -8,8 +8,7 @@ from collections.abc import Iterator
 import msgspec
 
 from gpudoctor.acceptance.driver_child import Call, DriverReading, where
-from gpudoctor.acceptance.result import Item, agreed, could_not, differs
-from gpudoctor.acceptance.run import AcceptanceRun, StepError
+from gpudoctor.acceptance.run import AcceptanceRun, Item, StepError, agreed, could_not, differs
 from gpudoctor.facts.model.missing import known
 
 HANGS_S = 60.0  # limit of one call: without persistence mode 16 GPUs wake one after the other in 48 s

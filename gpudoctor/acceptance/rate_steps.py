@@ -8,8 +8,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from gpudoctor.acceptance.quick_steps import loaded_gpus
-from gpudoctor.acceptance.result import Item, agreed, could_not, differs
-from gpudoctor.acceptance.run import AcceptanceRun, StepError
+from gpudoctor.acceptance.run import AcceptanceRun, Item, StepError, agreed, could_not, differs
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.system.sysfs import parse_cpu_list

@@ -10,10 +10,9 @@ import os
 import shutil
 from collections.abc import Iterator
 
-from gpudoctor.acceptance.guardian import Guardian
+from gpudoctor.acceptance.children import Guardian
 from gpudoctor.acceptance.quick_steps import loaded_gpus
-from gpudoctor.acceptance.result import Item, agreed, could_not, differs
-from gpudoctor.acceptance.run import AcceptanceRun
+from gpudoctor.acceptance.run import AcceptanceRun, Item, agreed, could_not, differs
 from gpudoctor.acceptance.smi_step import SMI
 from gpudoctor.errors import UserError
 from gpudoctor.facts.model.gpu import Gpu
@@ -152,17 +151,13 @@ def judged(before: Report, after: Report, gpu: Gpu, what: str, may_say: frozense
 
 def _said(report: Report) -> Said:
     """Each warning, fail and unknown: check, status, and the GPU by bus id."""
-    by_index = {gpu.index: gpu.bus_id for gpu in report.gpus}
+    by_index: dict[int | None, str] = {gpu.index: gpu.bus_id for gpu in report.gpus}
     return {
-        (check.id, finding.status.value, finding.subject.bus_id or by_index.get(_index(finding.subject.gpu)))
+        (check.id, finding.status.value, finding.subject.bus_id or by_index.get(finding.subject.gpu))
         for check in report.checks
         for finding in check.findings
         if finding.status.value in ("warn", "fail", "unknown")
     }
-
-
-def _index(gpu: int | None) -> int:
-    return -1 if gpu is None else gpu
 
 
 def _limit(run: AcceptanceRun, gpu: Gpu) -> float | None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Iterator
-from pathlib import Path
 from time import monotonic, sleep
 
 import msgspec
@@ -14,21 +12,29 @@ from gpudoctor.acceptance.children import MARK
 from gpudoctor.acceptance.driver_step import driver
 from gpudoctor.acceptance.quick_steps import quick, under_load, verdicts
 from gpudoctor.acceptance.rate_steps import all_reduce, rates
-from gpudoctor.acceptance.result import Item, agreed, could_not, differs, found_none
-from gpudoctor.acceptance.run import AcceptanceRequest, AcceptanceRun, Step
+from gpudoctor.acceptance.run import (
+    AcceptanceRequest,
+    AcceptanceRun,
+    Item,
+    Step,
+    agreed,
+    could_not,
+    differs,
+    found_none,
+    shm_entries,
+)
 from gpudoctor.acceptance.settings_step import settings
 from gpudoctor.acceptance.smi_step import facts
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import known
 from gpudoctor.facts.model.node import Node
-from gpudoctor.process.leftovers import marked_processes
+from gpudoctor.process.ending import marked_processes
 from gpudoctor.process.own_program import own_gpudoctor
 from gpudoctor.report.model import Report
 
 # Steps `interrupt` and `left-behind`: Ctrl-C during a check, and what remains after the whole run.
 
 _LETTING_GO_S = 10.0  # a driver may take this long to release a process
-_SHM = Path("/dev/shm")
 
 
 class _Line(msgspec.Struct):
@@ -70,21 +76,12 @@ def interrupt(run: AcceptanceRun) -> Iterator[Item]:
     yield found_none(f"{at_work} processes", _left(run.mark), f"{at_work} no process")
 
 
-def shm_entries() -> frozenset[str]:
-    """The names of this user's entries in /dev/shm."""
-    try:
-        entries = [entry for entry in os.scandir(_SHM) if entry.stat(follow_symlinks=False).st_uid == os.getuid()]
-    except OSError:
-        return frozenset()
-    return frozenset(entry.name for entry in entries)
-
-
-def left_behind(run: AcceptanceRun, shm_before: frozenset[str]) -> Iterator[Item]:
+def left_behind(run: AcceptanceRun) -> Iterator[Item]:
     """No process of the run and no file in its TMPDIR may remain, nothing new in /dev/shm, no changed setting."""
     yield found_none("processes are left", _left(run.mark), "no process is left")
     files = sorted(path.relative_to(run.folder).as_posix() for path in run.folder.rglob("*") if not path.is_dir())
     yield found_none(f"{len(files)} files are left in TMPDIR", files, "no file is left in TMPDIR")
-    new = sorted(shm_entries() - shm_before)
+    new = sorted(shm_entries() - run.shm_before)
     if new:
         yield differs(f"new in /dev/shm: {', '.join(new[:5])} (another program of this user may have made it)")
     else:
@@ -168,36 +165,31 @@ def _skipped(report: Report) -> list[str]:
     return [f"{name}: {gap.reason}" for name, gap in report.measurements.not_run.items() if gap.reason != _NOT_ASKED]
 
 
-NAMES = (
-    *("driver", "quick", "facts", "standard", "full", "rates", "all-reduce", "under-load", "burn"),
-    *("settings", "interrupt", "left-behind"),
-)
-# many times the time on a healthy node: a step that reaches its deadline hangs
+# many times the time on a healthy node: a step that reaches its deadline hangs. More below for some of them
 _QUICK_S = 10.0
-_BURN_MORE_S = 900.0  # for its start, the round that is running at the end, and its report
+STEPS = (
+    Step("driver", "every driver call and field id, timed", 180.0, driver),
+    Step("quick", "quick check, twice", 180.0, quick),
+    Step("facts", "facts against nvidia-smi -q -x", 300.0, facts),
+    Step("standard", "level standard", 600.0, standard),
+    Step("full", "level full", 1200.0, full),
+    Step("rates", "GEMM, memory, host link against loops", 900.0, rates),
+    Step("all-reduce", "all_reduce against nccl-tests", 300.0, all_reduce),
+    Step("under-load", "quick checks beside a load", 300.0, under_load),
+    # for its start, the round that is running at the end, and its report
+    Step("burn", "level burn", 900.0, burn),
+    Step("settings", "a power cap, a locked clock", 900.0, settings),
+    Step("interrupt", "Ctrl-C in the middle of a check", 180.0, interrupt),
+    Step("left-behind", "what the run left behind", 180.0, left_behind),
+)
+NAMES = tuple(step.name for step in STEPS)
 
 
 def wanted_steps(request: AcceptanceRequest) -> tuple[Step, ...]:
-    """The requested steps, in order; takes the snapshot of /dev/shm for `left-behind`."""
-    shm = shm_entries()
-
-    def nothing_left(run: AcceptanceRun) -> Iterator[Item]:
-        return left_behind(run, shm)
-
-    steps = (
-        Step("driver", "every driver call and field id, timed", 180.0, driver),
-        Step("quick", "quick check, twice", 180.0, quick),
-        Step("facts", "facts against nvidia-smi -q -x", 300.0, facts),
-        Step("standard", "level standard", 600.0, standard),
-        Step("full", "level full", 1200.0, full),
-        Step("rates", "GEMM, memory, host link against loops", 900.0, rates),
-        Step("all-reduce", "all_reduce against nccl-tests", 300.0, all_reduce),
-        Step("under-load", "quick checks beside a load", 300.0 + _QUICK_S * request.repeats, under_load),
-        Step("burn", "level burn", (request.burn_s or 0.0) + _BURN_MORE_S, burn),
-        Step("settings", "a power cap, a locked clock", 900.0, settings),
-        Step("interrupt", "Ctrl-C in the middle of a check", 180.0, interrupt),
-        Step("left-behind", "what the run left behind", 180.0, nothing_left),
-    )
+    """The requested steps, in order."""
+    more_s = {"under-load": _QUICK_S * request.repeats, "burn": request.burn_s or 0.0}
     return tuple(
-        step for step in steps if step.name not in request.skip and (not request.only or step.name in request.only)
+        msgspec.structs.replace(step, deadline_s=step.deadline_s + more_s.get(step.name, 0.0))
+        for step in STEPS
+        if step.name not in request.skip and (not request.only or step.name in request.only)
     )

@@ -61,7 +61,7 @@ def new_events(before: KernelLog, after: KernelLog, read_s: float | None = None)
         return before.events
     if after.truncated and after.starts_s is not None and read_s is not None and after.starts_s > read_s:
         return Missing("the kernel's ring buffer was overwritten during the load", "failed")
-    if before.source != after.source and not _all_timed(before.events, after.events):
+    if before.source != after.source and any(event.time_s is None for event in (*before.events, *after.events)):
         return Missing("read from another place after the load", "failed")
     reported = Counter(_identity(event) for event in before.events)
     fresh = []
@@ -70,10 +70,6 @@ def new_events(before: KernelLog, after: KernelLog, read_s: float | None = None)
         if reported[_identity(event)] < 0:
             fresh.append(event)
     return tuple(fresh)
-
-
-def _all_timed(*logs: tuple[KernelEvent, ...]) -> bool:
-    return all(event.time_s is not None for events in logs for event in events)
 
 
 def _identity(event: KernelEvent) -> tuple[float | None, str]:

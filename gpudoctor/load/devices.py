@@ -79,12 +79,15 @@ def why_no_devices(node: Node) -> str:
 
 def gpus_to_load(node: Node, request: LoadRequest, workers: LocalWorkers | None) -> tuple[Gpu, ...] | Missing:
     """The GPU of each rank, in rank order, or why no GPU may be put under load."""
-    in_scope = _in_scope(node, request)
+    scope, _ = scope_of(node, request.gpu)
+    in_scope = compute_gpus(tuple(gpu for gpu in node.gpus if scope is None or gpu.index in scope))
     fit = tuple(gpu for gpu in in_scope if _unfit(gpu) is None)
     if not fit:
         return Missing(_unfit(in_scope[0]) or "", "unsupported")
     if workers is None or workers.missing:
-        gpus = _as_many_as_asked(fit, request)
+        gpus = fit[: request.ranks]
+        if request.ranks is not None and request.ranks > len(fit):
+            raise UserError(f"--ranks {request.ranks}: one GPU a rank, and there are {len(fit)}")
     else:
         found = gpus_of_ranks(node, workers.visible)
         why = found if isinstance(found, str) else next(filter(None, map(_unfit, found)), None)
@@ -127,23 +130,12 @@ def refused_frameworks(node: Node, loaded: tuple[Gpu, ...], *, force: bool) -> d
     return {"frameworks": Missing(f"{why}, and a framework opens every GPU", "denied")} if why else {}
 
 
-def _in_scope(node: Node, request: LoadRequest) -> tuple[Gpu, ...]:
-    scope, _ = scope_of(node, request.gpu)
-    return compute_gpus(tuple(gpu for gpu in node.gpus if scope is None or gpu.index in scope))
-
-
 def _unfit(gpu: Gpu) -> str | None:
     """Why no rank can run on this GPU; what is wrong with the GPU is reported by other checks."""
     if known(gpu.settings.mig_enabled) is True:
         return f"GPU {gpu.index} is divided by MIG: NCCL and DDP want whole GPUs"
     # a rank's GPU is selected by UUID (CUDA_VISIBLE_DEVICES)
     return None if known(gpu.uuid) else f"GPU {gpu.index} tells no UUID"
-
-
-def _as_many_as_asked(gpus: tuple[Gpu, ...], request: LoadRequest) -> tuple[Gpu, ...]:
-    if request.ranks is not None and request.ranks > len(gpus):
-        raise UserError(f"--ranks {request.ranks}: one GPU a rank, and there are {len(gpus)}")
-    return gpus[: request.ranks]
 
 
 def _danger(node: Node, gpus: tuple[Gpu, ...]) -> str | None:

@@ -26,15 +26,14 @@ from gpudoctor.load.frameworks import DESYNCED, PARTS, parts_wanted, with_parts,
 
 with lazy_imports():
     from gpudoctor import progress as progress_lines
-    from gpudoctor.probes.runner import deadlines as rank_deadlines
-    from gpudoctor.probes.runner import launch, messages, telemetry
+    from gpudoctor.probes.runner import launch, messages, run_collector, telemetry
     from gpudoctor.probes.runner import plan as probe_plan
 
 if TYPE_CHECKING:
     from gpudoctor.probes.runner.local_workers import LocalWorkers
     from gpudoctor.probes.runner.plan import ProbePlan
 
-# Counted from the rendezvous of the ranks (before that: probes/runner/deadlines.py). A healthy standard run takes about
+# Counted from the rendezvous of the ranks (before that: probes/runner/plan.py). A healthy standard run takes about
 # half a minute, a full one about one minute, so several times as long means that something hangs. A burn adds its
 # duration, since the last repetition may begin at its end.
 RUN_DEADLINE_S: dict[Level, float] = {"standard": 120.0, "full": 300.0, "burn": 300.0}
@@ -49,7 +48,7 @@ def run_limit_s(level: Level) -> float:
         return 0.0
     probes = ("collective", "train") if level == "standard" else PROBES
     plan = probe_plan.ProbePlan("nccl", 8, probes=probes, level=level)
-    return rank_deadlines.Limits(plan, RUN_DEADLINE_S[level], PROBE_DEADLINE_S[level]).whole_s
+    return probe_plan.Limits(plan, RUN_DEADLINE_S[level], PROBE_DEADLINE_S[level]).whole_s
 
 
 def measure(
@@ -105,7 +104,7 @@ def measure(
         probe_plan.checked(plan)
         measured = not_run(Missing("not asked for"))
     elif backend == "nccl" and isinstance(node.software.torch, Missing):
-        measured = _no_torch()
+        measured = not_run(Missing(run_collector.INSTALL_TORCH))
     else:
         measured = _probed(plan, level, progress, on_interrupt, workers)
     refused = refused_frameworks(node, gpus, force=request.force) if backend == "nccl" and "frameworks" in parts else {}
@@ -183,26 +182,11 @@ def not_run(why: Missing) -> Measurements:
     return without_parts(Measurements(not_run=dict.fromkeys((*PROBES, "torch"), why)), why)
 
 
-def _no_torch() -> Measurements:
-    return not_run(Missing("PyTorch is not installed: pip install 'torch>=2.4' 'numpy>=1.26'"))
-
-
 def cut_short(partial: Measurements, why: str) -> Measurements:
     """Mark each probe without figures as failed: what was interrupted must not pass."""
-    have = {
-        "collective": bool(partial.collectives),
-        "link": bool(partial.host_links),
-        "compute": bool(partial.compute),
-        "train": partial.training is not None,
-        "strategy": partial.strategies is not None,
-        "data": partial.data_loading is not None,
-        "deepspeed": partial.deepspeed is not None,
-        "tensorflow": partial.tensorflow is not None,
-        "frameworks": bool(partial.frameworks),
-        "storage": bool(partial.storage),
-        "torch": partial.torch_view,
-    }
-    lost = {probe: Missing(why, "failed") for probe, done in have.items() if not done}
+    named = ("deepspeed", "tensorflow", "frameworks", "storage")  # like their fields
+    fields = [*run_collector.FIGURES_OF_PROBE.items(), *((name, name) for name in named), ("torch", "torch_view")]
+    lost: dict[str, Missing] = {name: Missing(why, "failed") for name, field in fields if not getattr(partial, field)}
     # a framework that did not answer stays unknown even if others did
     lost |= {name: gap for name, gap in partial.not_run.items() if name.startswith("frameworks.")}
     problem = ProbeProblem("launch", "error", why)

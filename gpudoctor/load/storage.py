@@ -53,25 +53,21 @@ def absolute_paths(paths: Sequence[str]) -> tuple[str, ...]:
 
 
 def refuse_data(request: LoadRequest, *, elsewhere: bool) -> None:
-    """Raise UserError for `--data` if the check is of another node (`elsewhere`), or if it cannot be read here."""
-    if request.data and elsewhere and request.backend != "gloo":
-        raise UserError(
-            f"--data {request.data[0]}: that is a path of this machine, and --node names another; "
-            "--backend gloo measures here"
-        )
-    if request.data:
-        _refuse_unreadable(request.data)
-
-
-def _refuse_unreadable(paths: Sequence[str]) -> None:
-    """Raise UserError, one line, for a path that no data can be read from.
+    """Raise UserError, one line, for `--data` if the check is of another node (`elsewhere`), or if no data can be read.
 
     That is a path that does not exist, may not be read by this user, or is neither file nor folder; a kernel file
     (/proc, /sys); a file of 0 bytes. A mount that is broken or does not answer is not refused: that is a finding.
     """
-    answers = ask_paths(paths)
+    if not request.data:
+        return
+    if elsewhere and request.backend != "gloo":
+        raise UserError(
+            f"--data {request.data[0]}: that is a path of this machine, and --node names another; "
+            "--backend gloo measures here"
+        )
+    answers = ask_paths(request.data)
     mounts = read_mounts()  # afterwards: the query may have triggered automounts
-    for path, status in zip(paths, answers, strict=True):
+    for path, status in zip(request.data, answers, strict=True):
         if isinstance(status, PathStatus) and (why := _why_not(status, mounts)) is not None:
             raise UserError(f"--data {path}: {why}")
 
@@ -127,14 +123,14 @@ def with_storage(
     if node.source.kind != "live" and request.backend != "gloo":
         why = Missing("the storage of this machine says nothing of another node; --backend gloo measures here")
         return msgspec.structs.replace(measured, not_run=measured.not_run | {"storage": why})
-    from gpudoctor.probes.storage.measure import PathToRead, read_paths
+    from gpudoctor.probes.storage.measure import read_paths
 
     silent = _silent_paths(node)
-    wanted = [PathToRead(path) for path in request.data]
+    wanted = [StorageRead(path) for path in request.data]
     if not request.data:
-        wanted = [PathToRead(os.path.abspath(environ.get("TMPDIR") or "/tmp"), own_file=True)]  # noqa: PTH100
+        wanted = [StorageRead(os.path.abspath(environ.get("TMPDIR") or "/tmp"), own_file=True)]  # noqa: PTH100
     reads = read_paths([each for each in wanted if each.path not in silent], _readers(node), progress)
-    lost = (StorageRead(each.path, each.own_file, failure=silent[each.path]) for each in wanted if each.path in silent)
+    lost = (msgspec.structs.replace(each, failure=silent[each.path]) for each in wanted if each.path in silent)
     if progress is not None:
         progress("")
     return msgspec.structs.replace(measured, storage=(*reads, *lost))

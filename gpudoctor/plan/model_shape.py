@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from gpudoctor.errors import UserError
-from gpudoctor.probes.strategies.transformer_shape import TransformerShape
+from gpudoctor.probes.plan_verification.messages import TransformerShape
 
 DEFAULT_SEQ = 4096
 

@@ -1,4 +1,4 @@
-"""Ending processes that were started here, and describing how they ended."""
+"""Ending processes that were started here or left behind by others, and describing how they ended."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import os
 import signal
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from time import monotonic
+from pathlib import Path
+from time import monotonic, sleep
 from typing import NoReturn
 
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # sent by users and service managers
@@ -81,6 +82,18 @@ def leave(status: int = 0) -> NoReturn:
         os._exit(status)
 
 
+def reap(pid: int = -1) -> tuple[int, int] | None:
+    """The pid and exit status of a child that has ended, or of any child; None if it is still running. Never waits.
+
+    The status is 0 if it is no longer our child, as when this process was started with SIGCHLD ignored.
+    """
+    try:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+    except ChildProcessError:
+        return None if pid == -1 else (pid, 0)
+    return (ended, os.waitstatus_to_exitcode(status)) if ended else None
+
+
 def signal_name(number: int) -> str:
     """SIGSEGV for 11; "signal 40" if it has no name."""
     try:
@@ -94,3 +107,59 @@ def ending_words(status: int | None) -> str:
     if status is None:
         return "it did not end"
     return f"exit code {status}" if status >= 0 else f"killed by {signal_name(-status)}"
+
+
+_OBEY_S = 1.0
+_PAUSE_S = 0.2
+
+
+def end_leftovers() -> tuple[int, ...]:
+    """Kill and reap all children; return those that have not ended (yet).
+
+    Call it after `adopt_orphans`, and only while this process waits for no child. A process that is
+    stuck in the driver cannot be killed, and each run would add one.
+    """
+    children = _children()
+    send_signals(children, signal.SIGKILL)
+    while reap() is not None:
+        pass
+    return tuple(pid for pid in _children() if pid in children)
+
+
+def marked_processes(variable: str, value: str) -> dict[int, str]:
+    """The processes of this machine that were started with this environment variable: pid -> name."""
+    found: dict[int, str] = {}
+    wanted = f"{variable}={value}".encode()
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdecimal() or int(folder.name) == os.getpid():
+            continue
+        with suppress(OSError):  # it has ended, or belongs to another user
+            if wanted in (folder / "environ").read_bytes().split(b"\0"):
+                found[int(folder.name)] = (folder / "comm").read_text(encoding="utf-8", errors="replace").strip()
+    return found
+
+
+def end_marked(variable: str, value: str, limit_s: float) -> None:
+    """End all `marked_processes`: first by SIGTERM, then by SIGKILL, until none is left or the limit is reached."""
+    began_s = monotonic()
+    number = signal.SIGTERM
+    while (left := marked_processes(variable, value)) and monotonic() - began_s < limit_s:
+        send_signals(left, number)
+        sleep(_PAUSE_S)
+        number = signal.SIGKILL if monotonic() - began_s > _OBEY_S else signal.SIGTERM
+
+
+def send_signals(pids: Iterable[int], number: int) -> None:
+    """Send a signal to all of them; ignore those that have ended."""
+    for pid in pids:
+        send_signal(pid, number)
+
+
+def _children() -> tuple[int, ...]:
+    found = []
+    try:
+        for task in Path("/proc/self/task").iterdir():
+            found += [int(pid) for pid in (task / "children").read_text(encoding="ascii").split()]
+    except (OSError, ValueError):
+        return ()
+    return tuple(found)

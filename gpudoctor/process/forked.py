@@ -8,7 +8,7 @@ from collections.abc import Callable
 from time import monotonic, sleep
 from typing import NoReturn
 
-from gpudoctor.process.ending import RunningProcess, leave
+from gpudoctor.process.ending import RunningProcess, leave, reap
 
 
 class ForkedProcess(RunningProcess):
@@ -44,18 +44,6 @@ class ForkedProcess(RunningProcess):
 
     def abandon(self) -> None:
         self._returncode = -signal.SIGKILL
-
-
-def reap(pid: int = -1) -> tuple[int, int] | None:
-    """The pid and exit status of a child that has ended, or of any child; None if it is still running. Never waits.
-
-    The status is 0 if it is no longer our child, as when this process was started with SIGCHLD ignored.
-    """
-    try:
-        ended, status = os.waitpid(pid, os.WNOHANG)
-    except ChildProcessError:
-        return None if pid == -1 else (pid, 0)
-    return (ended, os.waitstatus_to_exitcode(status)) if ended else None
 
 
 def _be_child(run: Callable[[], object], new_session: bool) -> NoReturn:

@@ -11,8 +11,7 @@ import pytest
 
 from gpudoctor.acceptance.archive import packed
 from gpudoctor.acceptance.command import summary
-from gpudoctor.acceptance.result import Acceptance, Item, result_of
-from gpudoctor.acceptance.run import AcceptanceRequest, AcceptanceRun
+from gpudoctor.acceptance.run import Acceptance, AcceptanceRequest, AcceptanceRun, Item, result_of
 from gpudoctor.facts.captures import SourceError
 from gpudoctor.facts.captures.archives import ACCEPTANCE, FACTS, MEASURED, members, pack
 from gpudoctor.facts.captures.opened import read_file

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gpudoctor.agent import schedule
 from gpudoctor.agent.state import StateDirectory, WatchedSubject
-from gpudoctor.process import die_with_parent, leftovers
+from gpudoctor.process import die_with_parent, ending
 from gpudoctor.report.model import SourceSummary
 
 
@@ -32,7 +32,7 @@ def main() -> None:
     if not die_with_parent.adopt_orphans():
         sys.exit(77)
     if "unkillable" in how:  # as in the kernel's D state
-        leftovers.os.kill = lambda pid, number: None  # type: ignore[attr-defined]
+        ending.os.kill = lambda pid, number: None  # type: ignore[attr-defined]
         schedule.HARD_S = 0.2
     schedule.SOFT_S = 0.1
     plan = schedule.SchedulePlan(

@@ -87,8 +87,8 @@ def test_files_are_loaded_by_workers_and_a_core_that_they_all_share_is_named_wit
     assert list(temporary.iterdir()) == []
 
 
-def _own_shm(command: str) -> list[str]:
-    return ["unshare", "-m", "sh", "-c", f"mount -t tmpfs -o size=1m tmpfs /dev/shm && {command}"]
+def _own_shm(command: str, size: str = "1m") -> list[str]:
+    return ["unshare", "-m", "sh", "-c", f"mount -t tmpfs -o size={size} tmpfs /dev/shm && {command}"]
 
 
 def _can_mount() -> bool:
@@ -105,6 +105,16 @@ def test_a_tiny_dev_shm_is_named_and_never_filled(temporary: Path) -> None:
     assert loading["shm_bytes"] == 1 << 20
     assert [step.get("rates") is None for step in loading["steps"]] == [False, True]
     assert list(temporary.iterdir()) == []
+
+
+@pytest.mark.skipif(not _can_mount(), reason="needs root, to mount a /dev/shm without a limit")
+def test_a_dev_shm_without_a_limit_is_not_a_full_one(temporary: Path) -> None:
+    code, check, measured = checked(*_own_shm(" ".join((*CHECK, "--ranks", "1")), size="0"))
+    assert code == 0
+    assert not [each for each in of_status(check, "warn") if "was not tried" in each["found"]["text"]]
+    loading = measured["data_loading"]
+    assert loading["shm_bytes"] == {"missing": "/dev/shm has no size: RAM is its limit", "kind": "unsupported"}
+    assert [step["rates"]["shm_bytes"]["kind"] for step in loading["steps"]] == ["unsupported", "unsupported"]
 
 
 def test_data_in_which_there_is_nothing_to_read_is_no_pass(

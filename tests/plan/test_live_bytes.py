@@ -13,9 +13,9 @@ from gpudoctor.plan.activations import Kernels, Recompute, kept_bytes  # noqa: E
 from gpudoctor.plan.memory import PlanJob, memory_of  # noqa: E402
 from gpudoctor.plan.model_shape import ModelShape  # noqa: E402
 from gpudoctor.plan.split import RankSplit  # noqa: E402
+from gpudoctor.probes.plan_verification.messages import TransformerShape  # noqa: E402
 from gpudoctor.probes.strategies.memory import LiveBytes  # noqa: E402
 from gpudoctor.probes.strategies.transformer import Norm, Transformer, TransformerBlock, loss_of  # noqa: E402
-from gpudoctor.probes.strategies.transformer_shape import TransformerShape  # noqa: E402
 
 KIB = 1024
 

@@ -16,7 +16,7 @@ import torch
 
 from gpudoctor.probes.runner import messages, rank
 from gpudoctor.probes.runner.messages import RankJob
-from gpudoctor.probes.runner.progress_board import ProgressBoard
+from gpudoctor.probes.runner.stalls import ProgressBoard
 
 COPY_MS = 1.0
 
@@ -57,8 +57,8 @@ class GpuRank(rank.Rank):
     """A rank that believes it is on one of several GPUs, alone in its process; it keeps what it would send."""
 
     def __init__(self, folder: Path, world_size: int = 1, number: int = 0) -> None:
-        uuids = tuple(f"GPU-{n}" for n in range(world_size))
-        job = RankJob("nccl", world_size, ("link", "compute"), str(folder), 10.0, gpu_uuids=uuids, gpu_bus_ids=uuids)
+        gpus = tuple((n, f"GPU-{n}", f"GPU-{n}") for n in range(world_size))
+        job = RankJob("nccl", world_size, gpus, ("link", "compute"), folder=str(folder), group_timeout_s=10.0)
         ProgressBoard(folder / "board", world_size).close()
         super().__init__(number, job, fd=-1)
         self.device = torch.device("cpu")
@@ -85,7 +85,12 @@ class GpuRank(rank.Rank):
 
 
 def install(
-    monkeypatch: pytest.MonkeyPatch, *, gpus: int = 1, free_bytes: int = 64 << 20, capability: Any = (9, 0)
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    gpus: int = 1,
+    free_bytes: int = 64 << 20,
+    capability: Any = (9, 0),
+    integrated: bool = False,
 ) -> None:
     """Put the played torch.cuda in the place of the real one, and let pinned and GPU tensors be plain ones."""
     assert threading.current_thread() is threading.main_thread()
@@ -102,7 +107,7 @@ def install(
         "device_count": lambda: gpus,
         "can_device_access_peer": lambda *_: True,
         "get_device_capability": lambda *_: capability,
-        "get_device_properties": lambda *_: SimpleNamespace(multi_processor_count=132),
+        "get_device_properties": lambda *_: SimpleNamespace(multi_processor_count=132, is_integrated=int(integrated)),
     }
     for name, value in played.items():
         monkeypatch.setattr(cuda, name, value)

@@ -14,8 +14,8 @@ from gpudoctor.facts.model.telemetry import NOT_READ_AGAIN, Burn, Series
 from gpudoctor.probes.runner import messages
 from gpudoctor.probes.runner.launch import ProbePlan
 from gpudoctor.probes.runner.messages import CollectiveSample, Finished, PairSample, Phase, StepBlock, TrainSample
-from gpudoctor.probes.runner.progress_board import ProgressBoard
 from gpudoctor.probes.runner.run_collector import RunCollector
+from gpudoctor.probes.runner.stalls import ProgressBoard
 
 PROBES: tuple[Probe, ...] = ("collective", "link", "compute", "train")
 RIGHT = "aa" * 32
@@ -118,6 +118,14 @@ def test_a_wrong_sum_of_any_round_stays_wrong(run: Run, bad: int) -> None:
     assert [(c.wrong_ranks, c.missing_ranks) for c in found.collectives] == [((1,), (0,))]
     assert run.burn.wrong[0].round == bad
     assert "without the part of rank 0" in run.burn.wrong[0].text
+
+
+def test_why_nothing_was_loaded_in_the_first_round_is_not_lost_in_the_next(run: Run) -> None:
+    why = Missing("what --data names holds nothing to load: there is no file", "failed")
+    run.outcome.take(0, messages.LeftOut("data", why))
+    run.round(0, 10.0)
+    run.round(1, 20.0)
+    assert run.measured.not_run["data"] == why
 
 
 def test_wrong_ranks_of_several_rounds_add_up(run: Run) -> None:

@@ -21,7 +21,7 @@ class FakeRank:
     """Replaces a Rank in the loop of rounds: records what it sends, and receives what rank 0 would decide."""
 
     def __init__(self, duration_s: float | None, probes: tuple[Probe, ...], decisions: Iterator[int]) -> None:
-        self.job = messages.RankJob("gloo", 1, probes, "", 10.0, duration_s=duration_s)
+        self.job = messages.RankJob("gloo", 1, probes=probes, duration_s=duration_s, folder="", group_timeout_s=10.0)
         self.on_gpu = False
         self.sent: list[Finished] = []
         self.asked: list[int] = []

@@ -14,7 +14,7 @@ from gpudoctor.errors import UserError  # noqa: E402
 from gpudoctor.facts.model.measured_devices import ComputeRank  # noqa: E402
 from gpudoctor.facts.model.measurements import Measurements  # noqa: E402
 from gpudoctor.facts.model.missing import Missing  # noqa: E402
-from gpudoctor.probes.compute import exactness, memory_pattern  # noqa: E402
+from gpudoctor.probes.compute import correctness  # noqa: E402
 from gpudoctor.probes.compute import probe as compute  # noqa: E402
 from gpudoctor.probes.runner import device, messages  # noqa: E402
 from gpudoctor.probes.runner.launch import ProbePlan  # noqa: E402
@@ -68,16 +68,16 @@ def cpu_rank(tmp_path: Path) -> GpuRank:
 
 def test_without_an_injection_a_repeat_gives_the_same_bits_and_one_flipped_bit_others(tmp_path: Path) -> None:
     one = cpu_rank(tmp_path)
-    first, *others = exactness.fingerprints(one)
+    first, *others = correctness.fingerprints(one)
     assert set(others) == {first}
-    task = exactness._task(one)
+    task = correctness._task(one)
     shape = (task.inputs, task.width)
     start = [torch.ones(shape) / 9, torch.ones(task.width, task.width) / 99, torch.ones(shape[::-1]) / 99]
     data = torch.ones(task.batch, task.inputs)
-    honest = exactness._train_once(one, task, start, data)
-    assert exactness._train_once(one, task, start, data) == honest, "the weights it starts from stay as they are"
+    honest = correctness._train_once(one, task, start, data)
+    assert correctness._train_once(one, task, start, data) == honest, "the weights it starts from stay as they are"
     data[3, 3] += 0.01
-    assert exactness._train_once(one, task, start, data) != honest
+    assert correctness._train_once(one, task, start, data) != honest
 
 
 def test_the_deterministic_mode_is_put_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,8 +87,8 @@ def test_the_deterministic_mode_is_put_back(tmp_path: Path, monkeypatch: pytest.
         modes.append(torch.get_deterministic_debug_mode())
         return "x"
 
-    monkeypatch.setattr(exactness, "_train_once", train)
-    assert exactness.fingerprints(cpu_rank(tmp_path)) == ("x",) * 5
+    monkeypatch.setattr(correctness, "_train_once", train)
+    assert correctness.fingerprints(cpu_rank(tmp_path)) == ("x",) * 5
     assert (set(modes), torch.get_deterministic_debug_mode()) == ({2}, 0)
 
 
@@ -98,8 +98,8 @@ def test_a_byte_that_memory_loses_is_counted(
 ) -> None:
     one = cpu_rank(tmp_path)
     spoilt: list[Any] = []
-    chunks = memory_pattern._chunks(one)
-    monkeypatch.setattr(memory_pattern, "_chunks", lambda _rank: chunks)
+    chunks = correctness._chunks(one)
+    monkeypatch.setattr(correctness, "_chunks", lambda _rank: chunks)
 
     def synchronize() -> None:
         if not spoilt:  # after the first pattern was written
@@ -107,7 +107,7 @@ def test_a_byte_that_memory_loses_is_counted(
             spoilt.append(True)
 
     monkeypatch.setattr(one, "synchronize", synchronize)
-    found = memory_pattern.check_memory(one)
+    found = correctness.check_memory(one)
     assert (found.wrong_bytes, found.passes, found.covered_bytes) == (wrong, 3, 64 * MIB)
 
 
@@ -116,13 +116,13 @@ def test_a_cell_that_two_addresses_write_to_shows_by_its_number(
 ) -> None:
     one = cpu_rank(tmp_path)
     shared = torch.empty(MIB, dtype=torch.int64)
-    monkeypatch.setattr(memory_pattern, "_chunks", lambda _rank: [shared, shared])
-    assert memory_pattern.check_memory(one).wrong_bytes >= MIB, "constants look right, numbers do not"
+    monkeypatch.setattr(correctness, "_chunks", lambda _rank: [shared, shared])
+    assert correctness.check_memory(one).wrong_bytes >= MIB, "constants look right, numbers do not"
 
 
 def test_after_the_time_box_no_further_pattern_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory_pattern, "_TIME_BOX_S", -1.0)
-    assert memory_pattern.check_memory(cpu_rank(tmp_path)).passes == 1
+    monkeypatch.setattr(correctness, "_TIME_BOX_S", -1.0)
+    assert correctness.check_memory(cpu_rank(tmp_path)).passes == 1
 
 
 def test_most_of_a_gpus_free_memory_is_covered_and_less_where_another_takes_it(
@@ -130,7 +130,7 @@ def test_most_of_a_gpus_free_memory_is_covered_and_less_where_another_takes_it(
 ) -> None:
     install(monkeypatch, free_bytes=256 * MIB)
     one = GpuRank(tmp_path)
-    found = memory_pattern.check_memory(one)
+    found = correctness.check_memory(one)
     assert 0.8 * 256 * MIB <= found.covered_bytes <= 0.85 * 256 * MIB
     honest, given = torch.empty, iter(range(99))
 
@@ -140,14 +140,19 @@ def test_most_of_a_gpus_free_memory_is_covered_and_less_where_another_takes_it(
         return honest(*args, **options)
 
     monkeypatch.setattr(torch, "empty", scarce)
-    assert memory_pattern.check_memory(one).covered_bytes == 2 * 8 * MIB
+    assert correctness.check_memory(one).covered_bytes == 2 * 8 * MIB
 
     def none(*_: Any, **__: Any) -> Any:
         raise torch.cuda.OutOfMemoryError("CUDA out of memory.")
 
     monkeypatch.setattr(torch, "empty", none)
     with pytest.raises(torch.cuda.OutOfMemoryError):
-        memory_pattern.check_memory(one)
+        correctness.check_memory(one)
+
+
+def test_a_gpu_that_shares_the_hosts_memory_leaves_half_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, free_bytes=256 * MIB, integrated=True)
+    assert correctness.check_memory(GpuRank(tmp_path)).covered_bytes == 128 * MIB
 
 
 @pytest.mark.parametrize(
@@ -231,7 +236,7 @@ def test_on_a_played_gpu_the_whole_probe_runs_and_gives_all_memory_back(
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: given_back.append(None))
     monkeypatch.setattr(compute, "_gemm_size", lambda *_: 16)
     monkeypatch.setattr(compute, "_laps_ms", lambda _rank, work, _seconds: [float(bool(work() is not None))])
-    monkeypatch.setattr(exactness, "_task", lambda _rank: exactness._Task(4, 4, 4, torch.bfloat16))
+    monkeypatch.setattr(correctness, "_task", lambda _rank: correctness._Task(4, 4, 4, torch.bfloat16))
     one = GpuRank(tmp_path)
     compute.run_compute(one)
     found: ComputeRank = one.one(messages.ComputeSample).compute
@@ -246,9 +251,9 @@ def test_the_step_that_is_compared_fits_the_smallest_gpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, width: int
 ) -> None:
     install(monkeypatch, free_bytes=free)
-    assert exactness._task(GpuRank(tmp_path)).width == width
+    assert correctness._task(GpuRank(tmp_path)).width == width
     install(monkeypatch, free_bytes=free, capability=(7, 0))
-    assert exactness._task(GpuRank(tmp_path)).dtype is torch.float16
+    assert correctness._task(GpuRank(tmp_path)).dtype is torch.float16
 
 
 def test_memory_that_runs_out_is_known_by_its_class_or_words() -> None:
@@ -261,5 +266,9 @@ def test_cublas_is_told_a_fixed_workspace_where_bits_are_compared() -> None:
     from gpudoctor.probes.runner.rank_starter_client import _environment
 
     variable = "CUBLAS_WORKSPACE_CONFIG"
-    assert _environment(RankJob("nccl", 1, ("compute",), "/nowhere", 10.0))[variable] == ":4096:8"
-    assert variable not in _environment(RankJob("nccl", 1, ("train",), "/nowhere", 10.0))
+
+    def environment(probe: Any) -> dict[str, str]:
+        return _environment(RankJob("nccl", 1, probes=(probe,), folder="/nowhere", group_timeout_s=10.0))
+
+    assert environment("compute")[variable] == ":4096:8"
+    assert variable not in environment("train")

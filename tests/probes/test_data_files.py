@@ -7,6 +7,7 @@ import os
 import signal
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -16,8 +17,18 @@ from gpudoctor.facts.model.measured_data import DataLoading, LoaderCopies, Loade
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.system.cgroups import read_cpuset
 from gpudoctor.probes.data import probe
-from gpudoctor.probes.data.files import PIECE_BYTES, DataFiles, chosen_files, made_files
-from gpudoctor.probes.data.loader import BATCH, LoaderRate, Seen, batches, loader_rate, short_sockets, why_no_batch
+from gpudoctor.probes.data.loader import (
+    BATCH,
+    PIECE_BYTES,
+    DataFiles,
+    Seen,
+    batches,
+    chosen_files,
+    loader_rate,
+    made_files,
+    short_sockets,
+    why_no_batch,
+)
 from gpudoctor.probes.runner.merge import merged_loading
 from gpudoctor.probes.storage import listing, page_cache
 from tests.probes.test_storage_slow import fuse_mount
@@ -117,6 +128,13 @@ def test_a_full_disk_is_said_and_leaves_the_other_probes_alone(tmp_path: Path, m
     assert not (tmp_path / "data").exists(), "the last inodes are left to the ranks"
 
 
+def test_a_tmpdir_without_a_limit_has_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """tmpfs with size=0 reports 0 blocks, of which 0 are free."""
+    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_frsize=4096, f_blocks=0, f_bavail=0, f_bfree=0))
+    assert isinstance(made_files(tmp_path / "data"), DataFiles)
+    assert why_no_batch(OSError(errno.ENOSPC, "No space left on device")) == "[Errno 28] No space left on device"
+
+
 def test_made_files_come_whole_and_bytes_are_counted(tmp_path: Path) -> None:
     made = made_files(tmp_path / "data")
     assert isinstance(made, DataFiles)
@@ -125,7 +143,7 @@ def test_made_files_come_whole_and_bytes_are_counted(tmp_path: Path) -> None:
     rate = loader_rate(made, 0, 0, 0.0, seen, use=lambda data: used.append(data.numel()))
     assert not isinstance(rate, Missing)
     assert used == [BATCH * 110_000] * 2
-    assert rate.bytes_per_s == pytest.approx(rate.samples_per_s * 110_000)
+    assert rate.gb_s == pytest.approx(rate.samples_per_s * 110_000 / 1e9)
     assert (seen.samples, seen.unreadable) == (3 * BATCH, 0)
 
 
@@ -235,10 +253,10 @@ def test_the_way_to_the_gpu_is_taken_with_and_without_pinning_by_the_best_number
     assert isinstance(made, DataFiles)
     asked: list[tuple[int, bool]] = []
 
-    def rate(files: DataFiles, rank: int, workers: int, for_s: float, seen: Seen, **options: Any) -> LoaderRate:
+    def rate(files: DataFiles, rank: int, workers: int, for_s: float, seen: Seen, **options: Any) -> LoaderRates:
         asked.append((workers, options["pin"]))
         options["use"](torch.zeros(8, dtype=torch.uint8))
-        return LoaderRate(10.0, 3e9 if options["pin"] else 2e9, 0.1, 0)
+        return rates(3.0 if options["pin"] else 2.0)
 
     monkeypatch.setattr(probe, "loader_rate", rate)
     steps = [LoaderStep(0, rates(1.0)), LoaderStep(4, rates(2.0)), LoaderStep(8, None, Missing("no room", "denied"))]

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from gpudoctor.probes.runner.messages import StrategySample
-from gpudoctor.probes.strategies import dp as strategy_dp
+from gpudoctor.probes.strategies import data_parallel
 from gpudoctor.probes.strategies.bench import Bench
 from gpudoctor.probes.strategies.model import shape_for, train_step
 
@@ -39,10 +39,10 @@ def test_a_rank_that_waits_for_data_parallel_makes_the_moves_of_the_one_that_tra
     visible: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
-    monkeypatch.setattr(strategy_dp, "_train", lambda rank, bench, devices: rank.phase("dp step"))
+    monkeypatch.setattr(data_parallel, "_train_dp", lambda rank, bench, devices: rank.phase("dp step"))
     ranks = [Moves(0), Moves(1)]
     for rank in ranks:
-        strategy_dp.run_dp(cast(Any, rank), cast(Any, None))
+        data_parallel.run_dp(cast(Any, rank), cast(Any, None))
     # the rank with the fewest moves would be reported as the one that hangs
     assert ranks[0].made == ranks[1].made == ["barrier", "dp step"]
     reasons = [message.why.reason for message in ranks[0].left_out]
@@ -67,7 +67,7 @@ class CpuRank(Moves):
         return nullcontext()
 
 
-def data_parallel(monkeypatch: pytest.MonkeyPatch, peaks: list[int]) -> tuple[Bench, StrategySample]:
+def trained_by_dp(monkeypatch: pytest.MonkeyPatch, peaks: list[int]) -> tuple[Bench, StrategySample]:
     """The real train under torch.nn.DataParallel, which without a GPU calls the model itself; only peaks are played."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
@@ -75,7 +75,7 @@ def data_parallel(monkeypatch: pytest.MonkeyPatch, peaks: list[int]) -> tuple[Be
     rank = CpuRank(0)
     bench = Bench(cast(Any, rank), shape_for(2, on_gpu=False))
     bench.at_first_bytes = 100
-    strategy_dp.run_dp(cast(Any, rank), bench)
+    data_parallel.run_dp(cast(Any, rank), bench)
     [sample] = [message for message in rank.left_out if isinstance(message, StrategySample)]
     return bench, sample
 
@@ -83,7 +83,7 @@ def data_parallel(monkeypatch: pytest.MonkeyPatch, peaks: list[int]) -> tuple[Be
 def test_data_parallel_takes_the_whole_batch_in_one_process_and_trains_what_one_device_trains(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    bench, sample = data_parallel(monkeypatch, [1000, 300])
+    bench, sample = trained_by_dp(monkeypatch, [1000, 300])
     reference = bench.reference()
     assert sample.result.losses == pytest.approx(reference.losses, rel=1e-6)
     assert sample.result.weights_error == pytest.approx(0.0, abs=1e-6)
@@ -102,7 +102,7 @@ def test_weights_that_data_parallel_leaves_wrong_are_seen(monkeypatch: pytest.Mo
             next(model.parameters()).view(-1)[0] += 1e-2
         return loss
 
-    monkeypatch.setattr(strategy_dp, "train_step", changed)
-    _, sample = data_parallel(monkeypatch, [1000, 300])
+    monkeypatch.setattr(data_parallel, "train_step", changed)
+    _, sample = trained_by_dp(monkeypatch, [1000, 300])
     assert sample.result.weights_error is not None
     assert sample.result.weights_error > 1e-3

@@ -11,14 +11,13 @@ from gpudoctor.checks.core.finding import Status
 from gpudoctor.facts.model.measurements import Launch, Measurements, RankInfo, TorchView
 from gpudoctor.facts.model.node import Driver, Node, Source
 from gpudoctor.load.measure import PROBE_DEADLINE_S, RUN_DEADLINE_S
-from gpudoctor.probes.plan_verification.messages import VerificationOrder
-from gpudoctor.probes.runner import deadlines, launch
-from gpudoctor.probes.runner.deadlines import Limits
+from gpudoctor.probes.plan_verification.messages import TransformerShape, VerificationOrder
+from gpudoctor.probes.runner import launch
+from gpudoctor.probes.runner import plan as probe_plan
 from gpudoctor.probes.runner.messages import Phase, Started
-from gpudoctor.probes.runner.plan import ProbePlan
-from gpudoctor.probes.runner.progress_board import ProgressBoard
+from gpudoctor.probes.runner.plan import Limits, ProbePlan
 from gpudoctor.probes.runner.run_collector import RunCollector
-from gpudoctor.probes.strategies.transformer_shape import TransformerShape
+from gpudoctor.probes.runner.stalls import ProgressBoard
 from tests.checks.one_check import gpus, judge, uuid_of, words
 from tests.probes.conftest import measure
 
@@ -139,4 +138,4 @@ def test_a_slow_import_is_told_and_not_judged(import_s: float, said: bool) -> No
 
 
 def test_the_sources_of_the_limits_are_told() -> None:
-    assert all(each.source and each.seconds > 0 for each in (deadlines.STRATEGY_IMPORT, deadlines.PEER_CONTEXT))
+    assert all(each.source and each.seconds > 0 for each in (probe_plan.STRATEGY_IMPORT, probe_plan.PEER_CONTEXT))

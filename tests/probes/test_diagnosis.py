@@ -5,12 +5,11 @@ from __future__ import annotations
 import signal
 
 from gpudoctor.probes.runner.messages import RankFailure
-from gpudoctor.probes.runner.progress_board import BoardEntry
-from gpudoctor.probes.runner.stalls import RankState, failure_problems, slow_problem, timeout_problem
+from gpudoctor.probes.runner.stalls import BoardEntry, RankState, failure_problems, slow_problem, timeout_problem
 
 
 def _state(number: int, moves: int, phase: str = "all_reduce of 64 MiB", step: int = 0) -> RankState:
-    return RankState(number, "collective", phase, BoardEntry(moves, step, blocked=True))
+    return RankState(number, "collective", phase, BoardEntry(moves, step))
 
 
 def test_the_rank_behind_all_others_hangs_and_the_others_wait() -> None:

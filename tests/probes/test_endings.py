@@ -17,7 +17,8 @@ import pytest
 from gpudoctor.facts.deadlines import Deadline
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.missing import Missing
-from gpudoctor.probes.runner import deadlines, launch
+from gpudoctor.probes.runner import launch
+from gpudoctor.probes.runner import plan as probe_plan
 from gpudoctor.probes.runner.launch import ProbePlan, run_probes
 from gpudoctor.probes.runner.run_collector import INSTALL_TORCH
 from tests.imported_torch import ImportedTorch, own_children
@@ -371,7 +372,7 @@ def test_an_import_that_does_not_end_has_a_limit_of_its_own(
 ) -> None:
     (tmp_path / "torch.py").write_text("import signal\nsignal.pause()\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr(deadlines, "TORCH_IMPORT", Deadline(2.0, "for the test"))
+    monkeypatch.setattr(probe_plan, "TORCH_IMPORT", Deadline(2.0, "for the test"))
     gpus = ((0, "GPU-aa", "a"), (1, "GPU-bb", "b")) if method == "nccl" else ()
     [problem] = measure(ProbePlan(method, 2, gpus=gpus)).problems
     assert (problem.probe, problem.kind, problem.phase) == ("launch", "timeout", "import torch")

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 
 from gpudoctor.checks.core.registry import registry
@@ -32,7 +33,7 @@ from gpudoctor.load.frameworks import PARTS, parts_wanted, with_parts, without_p
 from gpudoctor.load.measure import measure
 from gpudoctor.probes.frameworks import run as frameworks
 from gpudoctor.probes.frameworks.isolated import IsolatedProcess, IsolatedResult
-from gpudoctor.probes.frameworks.isolated_child import Reference, TensorflowTask, Trained
+from gpudoctor.probes.frameworks.isolated_child import IsolatedAnswer, TensorflowTask
 from gpudoctor.probes.runner import launch
 from gpudoctor.probes.runner.plan import ProbePlan
 from tests.checks.one_check import env, gpu
@@ -41,15 +42,16 @@ ALL = tuple(PARTS.values())
 CPU_PLAN = ProbePlan("gloo", 2)
 GPU_PLAN = ProbePlan("nccl", 2, ((0, "GPU-a", "0000:01:00.0"), (1, "GPU-b", "0000:02:00.0")))
 MEMORY = StrategyMemory(4, 4, 8)
-REFERENCE = Reference("2.21.0", StrategyReference(1, (4.0,), (), 1.0, MEMORY))
+ALONE = StrategyReference(1, (4.0,), (), 1.0, MEMORY)
+REFERENCE = IsolatedAnswer(version="2.21.0", reference=ALONE)
 
 
 def nothing(_: Measurements) -> None:
     raise AssertionError("it was not cut short")
 
 
-def trained(number: int, variant: str) -> Trained:
-    return Trained(variant, StrategyRank(number, (4.0,), 0.0, 1, MEMORY, 1.0))
+def trained(*numbers: int) -> tuple[StrategyRank, ...]:
+    return tuple(StrategyRank(number, (4.0,), 0.0, 1, MEMORY, 1.0) for number in numbers)
 
 
 @pytest.fixture
@@ -64,17 +66,17 @@ def started(monkeypatch: pytest.MonkeyPatch, installed: None) -> list[IsolatedPr
 
     def run(asked: list[IsolatedProcess], **_: Any) -> list[IsolatedResult]:
         starts.extend(asked)
-        return [IsolatedResult(answers(start.task)) for start in asked]
+        return [IsolatedResult(answer(start.task)) for start in asked]
 
     monkeypatch.setattr(frameworks, "run_isolated", run)
     return starts
 
 
-def answers(task: Any) -> list[Any]:
+def answer(task: Any) -> IsolatedAnswer:
     assert isinstance(task, TensorflowTask)
     if task.ports:
-        return [trained(task.worker, "multi-worker")]
-    return [REFERENCE, *(trained(number, "mirrored") for number in range(task.replicas))]
+        return IsolatedAnswer(ranks=trained(task.worker))
+    return msgspec.structs.replace(REFERENCE, ranks=trained(*range(task.replicas)))
 
 
 def test_each_part_is_wanted_by_its_own_check_at_its_own_level() -> None:
@@ -122,8 +124,8 @@ def test_a_worker_that_broke_costs_its_own_strategy_only_and_tells_why(
 
     def run(starts: list[IsolatedProcess], **_: Any) -> list[IsolatedResult]:
         if len(starts) == 1:
-            return [IsolatedResult(answers(starts[0].task))]
-        return [IsolatedResult([REFERENCE], late), IsolatedResult([], broken)]
+            return [IsolatedResult(answer(starts[0].task))]
+        return [IsolatedResult(REFERENCE, late), IsolatedResult(failure=broken)]
 
     monkeypatch.setattr(frameworks, "run_isolated", run)
     measured = with_parts(("tensorflow",), CPU_PLAN, Measurements(), None, nothing)
@@ -133,7 +135,7 @@ def test_a_worker_that_broke_costs_its_own_strategy_only_and_tells_why(
 
 
 def test_a_strategy_that_lacks_a_replica_is_no_figure(monkeypatch: pytest.MonkeyPatch, installed: None) -> None:
-    monkeypatch.setattr(frameworks, "run_isolated", lambda starts, **_: [IsolatedResult([REFERENCE]) for _ in starts])
+    monkeypatch.setattr(frameworks, "run_isolated", lambda starts, **_: [IsolatedResult(REFERENCE) for _ in starts])
     measured = with_parts(("tensorflow",), CPU_PLAN, Measurements(), None, nothing)
     assert measured.tensorflow is None
     assert measured.not_run["tensorflow"].kind == "failed"
@@ -143,8 +145,8 @@ def test_a_rank_that_hangs_in_a_later_stage_of_zero_is_told_beside_the_earlier_o
     monkeypatch: pytest.MonkeyPatch, installed: None
 ) -> None:
     shape = StrategyShape(2, 32, 4, 64, 16, 8)
-    run = StrategyRun("deepspeed", "zero-1", "fp32", (trained(0, "zero-1").rank, trained(1, "zero-1").rank))
-    found = Strategies("cpu", 2, shape, 10, REFERENCE.reference, (run,))
+    run = StrategyRun("deepspeed", "zero-1", "fp32", trained(0, 1))
+    found = Strategies("cpu", 2, shape, 10, ALONE, (run,))
     problem = ProbeProblem("strategy", "timeout", "rank 1 did not leave strategy zero-2 within 240 s", 1)
     asked: list[ProbePlan] = []
 
@@ -293,7 +295,7 @@ def test_a_library_that_does_not_load_is_not_started_again_as_workers(
     def run(starts: list[IsolatedProcess], **limits: Any) -> list[IsolatedResult]:
         assert limits["import_deadline_s"] < limits["deadline_s"]
         asked.append(len(starts))
-        return [IsolatedResult([], why, loaded=False)]
+        return [IsolatedResult(failure=why, loaded=False)]
 
     monkeypatch.setattr(frameworks, "run_isolated", run)
     measured = with_parts(("tensorflow",), CPU_PLAN, Measurements(), None, nothing)

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from gpudoctor.facts.model.measured_strategies import FrameworkView
+from gpudoctor.facts.model.measured_strategies import FrameworkView, StrategyShape
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.probes.frameworks import run as frameworks
 from gpudoctor.probes.frameworks.isolated import IsolatedProcess, run_isolated
-from gpudoctor.probes.frameworks.isolated_child import ViewTask
+from gpudoctor.probes.frameworks.isolated_child import TensorflowTask, ViewTask
 from gpudoctor.probes.frameworks.run import framework_views
 from tests.probes.fake_frameworks import install, jax, tensorflow, torch
 
@@ -139,6 +139,34 @@ def test_one_that_waited_for_another_is_not_told_as_the_one_that_hung(
     waited, hung = run_isolated(starts, deadline_s=600.0, import_deadline_s=10.0, together=True)
     assert waited.failure == Missing("torch was ended with the others, in 'count the GPUs'", "failed")
     assert hung.failure == Missing("JAX did not leave 'import jax' within 10 s", "failed")
+
+
+# Worker 0 is done first, and says whether it stays; worker 1 needs it until then.
+WORKERS = """
+import os, signal, sys, types
+from pathlib import Path
+steps, pipe = types.ModuleType("steps"), Path({pipe!r})
+def told(word, act):
+    return lambda *given: (pipe.write_text(word), act(*given))
+def train(task, answers):
+    if not task.worker:
+        os._exit, signal.pause = told("left", os._exit), told("stays", signal.pause)
+    elif pipe.read_text() != "stays":
+        raise RuntimeError("worker 0 is gone")
+steps.train = train
+sys.modules["gpudoctor.probes.frameworks.tensorflow_steps"] = steps
+"""
+
+
+def test_a_worker_stays_until_the_others_are_done_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """TensorFlow's workers fetch from each other what the last step has summed: if one leaves first, another fails."""
+    pytest.importorskip("numpy")
+    os.mkfifo(tmp_path / "pipe")
+    install(tmp_path, monkeypatch, {"tensorflow": WORKERS.format(pipe=str(tmp_path / "pipe"))})
+    shape = StrategyShape(1, 8, 1, 8, 4, 2)
+    tasks = [TensorflowTask(shape, 1, on_gpu=False, worker=number, ports=(1, 2)) for number in range(2)]
+    starts = [IsolatedProcess(f"worker {task.worker}", task) for task in tasks]
+    assert [each.failure for each in run_isolated(starts, deadline_s=DEADLINE_S, together=True)] == [None, None]
 
 
 @pytest.mark.parametrize(

@@ -17,9 +17,9 @@ from gpudoctor.probes.link import probe as links  # noqa: E402
 from gpudoctor.probes.runner import messages  # noqa: E402
 from gpudoctor.probes.runner.device import numbered, power_of_two  # noqa: E402
 from gpudoctor.probes.runner.plan import ProbePlan  # noqa: E402
-from gpudoctor.probes.runner.progress_board import ProgressBoard  # noqa: E402
 from gpudoctor.probes.runner.rank_starter import visible_gpus  # noqa: E402
 from gpudoctor.probes.runner.run_collector import RunCollector  # noqa: E402
+from gpudoctor.probes.runner.stalls import ProgressBoard  # noqa: E402
 from gpudoctor.probes.runner.torch_errors import require_usable  # noqa: E402
 from tests.probes.conftest import measure  # noqa: E402
 from tests.probes.fake_gpus import GpuRank, install  # noqa: E402

@@ -9,7 +9,7 @@ from gpudoctor.facts.model.measurements import BucketStep, Device
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.probes.runner.merge import merged_training
 from gpudoctor.probes.runner.messages import StepBlock, TrainSample
-from gpudoctor.probes.train.core_turns import precise_enough
+from gpudoctor.probes.train.probe import precise_enough
 
 _MS = 1_000_000
 _DEVICES: tuple[Device, ...] = ("cpu", "cuda")

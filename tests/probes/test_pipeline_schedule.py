@@ -6,7 +6,7 @@ from fractions import Fraction
 
 import pytest
 
-from gpudoctor.probes.strategies.pipeline_schedule import (
+from gpudoctor.probes.strategies.pipeline_steps import (
     SCHEDULES,
     Action,
     ScheduleName,

@@ -21,12 +21,12 @@ from gpudoctor.facts.model.measured_data import StorageRead
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.system.mounts import Mount
 from gpudoctor.probes.storage import page_cache
-from gpudoctor.probes.storage.cold import cold, may_stay_in_ram
 from gpudoctor.probes.storage.listing import DataFile, listed, mostly_holes
-from gpudoctor.probes.storage.measure import PathToRead, read_paths
+from gpudoctor.probes.storage.measure import read_paths
+from gpudoctor.probes.storage.page_cache import cold, may_stay_in_ram
 from gpudoctor.probes.storage.read_child import NothingToReadError, made_in
-from gpudoctor.probes.storage.readers import ReadersStuckError, pieces_of, read_at_once
-from gpudoctor.process.leftovers import marked_processes
+from gpudoctor.probes.storage.readers import Piece, ReadersStuckError, pieces_of, read_at_once
+from gpudoctor.process.ending import marked_processes
 
 MIB = 1 << 20
 
@@ -48,7 +48,7 @@ def data(tmp_path: Path) -> Path:
 def read_one(
     path: Path, *, own_file: bool = False, readers: tuple[int, ...] = (1, 2), seconds: float = 0.05
 ) -> StorageRead:
-    [read] = read_paths([PathToRead(str(path), own_file)], readers, seconds=seconds)
+    [read] = read_paths([StorageRead(str(path), own_file)], readers, seconds=seconds)
     return read
 
 
@@ -138,6 +138,13 @@ def test_too_little_to_measure_is_no_rate(size: int, word: str, tmp_path: Path) 
         assert read.failure is not None
         assert word in read.failure.reason
         assert read.rates == ()
+
+
+def test_what_cannot_be_read_is_named_though_its_name_is_not_utf_8(tmp_path: Path) -> None:
+    unreadable = tmp_path / os.fsdecode(b"donn\xe9es")
+    unreadable.mkdir()
+    with pytest.raises(ReadersStuckError, match=r"^reading .*/donn\?es: Is a directory$"):
+        read_at_once([DataFile(str(unreadable), MIB)], [Piece(0, 0, 4096)], "sequential", 1, "dropped", 0.1, MIB)
 
 
 def test_files_that_vanish_or_are_cut_short_are_no_reads_and_no_end(tmp_path: Path) -> None:
@@ -277,7 +284,7 @@ def test_what_lies_on_a_file_system_that_is_not_known_is_never_called_cold(
     file = tmp_path / "file"
     file.write_bytes(bytes(MIB))
     # a chroot whose root is no mount: it may be on ZFS, whose cache no read reveals
-    monkeypatch.setattr("gpudoctor.probes.storage.cold.read_mounts", lambda: ())
+    monkeypatch.setattr("gpudoctor.probes.storage.page_cache.read_mounts", lambda: ())
     for found in (cold(None, "direct", True, []), cold(None, "dropped", None, [0.0]), may_stay_in_ram(str(file))):
         assert isinstance(found, Missing)
         assert (found.kind, "mount table" in found.reason) == ("failed", True)

@@ -32,7 +32,7 @@ from gpudoctor.facts.system.mounts import Mount, may_hang, read_mounts
 from gpudoctor.load.devices import LoadRequest
 from gpudoctor.load.storage import with_storage
 from gpudoctor.probes.runner.launch import _refuse_silent_tmpdir
-from gpudoctor.probes.storage.measure import PathToRead, read_paths
+from gpudoctor.probes.storage.measure import read_paths
 from tests.checks.one_check import judge, words
 
 MIB = 1 << 20
@@ -65,7 +65,7 @@ def fuse_mount(point: Path, delay_s: float) -> Iterator[subprocess.Popen[bytes]]
 
 def test_a_slow_file_system_is_named(tmp_path: Path) -> None:
     with fuse_mount(tmp_path / "slow", 0.02):
-        [read] = read_paths([PathToRead(str(tmp_path / "slow"))], (1,), seconds=0.2)
+        [read] = read_paths([StorageRead(str(tmp_path / "slow"))], (1,), seconds=0.2)
     assert read.failure is None
     result = judge("storage.read", Node(), Measurements(storage=(read,)))
     assert result.status is Status.WARN
@@ -83,7 +83,7 @@ def test_a_mount_that_hangs_costs_its_own_findings_and_no_others(
     with fuse_mount(silent, 0.0) as server:
         server.send_signal(signal.SIGSTOP)
         report = gpudoctor.check(only=["storage.mount"], level="quick", data=[silent, sound], include_facts=True)
-        broken, whole = read_paths([PathToRead(str(p)) for p in (silent, sound)], (1,), silence_s=2.0, seconds=0.05)
+        broken, whole = read_paths([StorageRead(str(p)) for p in (silent, sound)], (1,), silence_s=2.0, seconds=0.05)
     [check] = report.checks
     assert {f.subject.name: f.status for f in check.findings if f.subject.name == str(silent)} == {
         str(silent): Status.UNKNOWN
@@ -231,7 +231,7 @@ def test_a_mount_that_falls_silent_while_it_is_read_keeps_what_was_measured(tmp_
             if "random" in text:
                 server.send_signal(signal.SIGSTOP)
 
-        [read] = read_paths([PathToRead(str(tmp_path / "later"))], (1,), stop, silence_s=2.0, seconds=0.1)
+        [read] = read_paths([StorageRead(str(tmp_path / "later"))], (1,), stop, silence_s=2.0, seconds=0.1)
     assert [rate.pattern for rate in read.rates] == ["sequential"]
     result = judge("storage.read", Node(), Measurements(storage=(read,)))
     assert result.status is Status.UNKNOWN
@@ -268,7 +268,7 @@ def read_in_group(group: Path, file: Path, seconds: float) -> StorageRead:
     """What gpudoctor reads of the file there, by one reader; skips if the file system has no O_DIRECT."""
     code = (
         "import sys, msgspec; from gpudoctor.probes.storage.measure import *; "
-        f"print(msgspec.json.encode(read_paths([PathToRead(sys.argv[1])], (1,), seconds={seconds})).decode())"
+        f"print(msgspec.json.encode(read_paths([StorageRead(sys.argv[1])], (1,), seconds={seconds})).decode())"
     )
     told = in_group(group, sys.executable, "-c", code, str(file))
     [read] = msgspec.json.decode(told, type=tuple[StorageRead, ...])

@@ -24,7 +24,7 @@ from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Node
 from gpudoctor.probes.runner.launch import ProbePlan
-from gpudoctor.probes.runner.progress_board import ProgressBoard
+from gpudoctor.probes.runner.stalls import ProgressBoard
 from gpudoctor.probes.strategies.bench import Bench
 from gpudoctor.probes.strategies.fsdp import why_not_fsdp
 from gpudoctor.probes.strategies.memory import TrafficCounter
@@ -230,7 +230,6 @@ RANKS = """
     from gpudoctor.probes.strategies import run as strategies
     from gpudoctor.probes.runner.messages import RankJob
     from gpudoctor.probes.runner.rank import Rank
-    from gpudoctor.probes.strategies.bench import Variant
 
     number, folder = int(sys.argv[1]), sys.argv[2]
     dist.init_process_group("gloo", store=dist.FileStore(folder + "/store", 2), rank=number, world_size=2)
@@ -249,7 +248,7 @@ RANKS = """
 
     def sound(rank, bench):
         model = bench.model()
-        bench.train(Variant("sound"), lambda step: None, model, None, weights=lambda: {})
+        bench.train("sound", lambda step: None, model, None, weights=lambda: {})
 
     def leaving_one_behind(rank, bench):
         if rank.number == 1:
@@ -261,7 +260,7 @@ RANKS = """
         strategies.ProbeStrategy(each.__name__, each) for each in (SEQUENCE)
     )
     strategies._OTHERS_WAIT_S = float(sys.argv[3])
-    rank = Rank(number, RankJob("gloo", 2, (), folder, 60.0), 1)
+    rank = Rank(number, RankJob("gloo", 2, folder=folder, group_timeout_s=60.0), 1)
     try:
         strategies.run_strategies(rank)
     except RuntimeError as error:

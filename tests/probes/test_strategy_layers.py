@@ -150,7 +150,7 @@ def test_eight_ranks_train_with_data_tensor_and_pipeline_parallelism() -> None:
 # If torch's own schedules do not run: both stages of a small model, by hand-written transfers, against the whole.
 TWO_STAGES = """
 import sys, torch, torch.distributed as dist
-from gpudoctor.probes.strategies.pipeline_schedule import SCHEDULES, layers_of_stage
+from gpudoctor.probes.strategies.pipeline_steps import SCHEDULES, layers_of_stage
 from gpudoctor.probes.strategies.pipeline_steps import SendRecvPipeline, Stages
 from gpudoctor.probes.strategies.model import StrategyShape, batch_of, build_transformer
 from gpudoctor.probes.strategies.transformer import loss_of

@@ -12,8 +12,8 @@ torch = pytest.importorskip("torch")
 from gpudoctor.facts.model.measurements import TorchView  # noqa: E402
 from gpudoctor.probes.runner import messages, torch_errors  # noqa: E402
 from gpudoctor.probes.runner.messages import RankFailure, RankJob  # noqa: E402
-from gpudoctor.probes.runner.progress_board import ProgressBoard  # noqa: E402
 from gpudoctor.probes.runner.rank import Rank  # noqa: E402
+from gpudoctor.probes.runner.stalls import ProgressBoard  # noqa: E402
 from gpudoctor.probes.runner.torch_errors import rank_failure  # noqa: E402
 
 _NCCL_SHM = """NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:77, unhandled system error
@@ -147,7 +147,7 @@ class _OneGpu(Rank):
     """A rank that believes it is on a GPU and keeps what it would have sent."""
 
     def __init__(self, folder: Path) -> None:
-        job = RankJob("nccl", 1, ("train",), str(folder), 10.0, gpu_uuids=("GPU-aa",))
+        job = RankJob("nccl", 1, ((0, "GPU-aa", "bus"),), ("train",), folder=str(folder), group_timeout_s=10.0)
         ProgressBoard(folder / "board", 1).close()
         super().__init__(0, job, fd=-1)
         self.sent: list[messages.RankMessage] = []

@@ -12,8 +12,8 @@ import psutil
 import pytest
 
 from gpudoctor.process.die_with_parent import dependent_program, dependent_python
-from gpudoctor.process.ending import RunningProcess, ending_words, kill_all, signal_name
-from gpudoctor.process.forked import ForkedProcess, reap
+from gpudoctor.process.ending import RunningProcess, ending_words, kill_all, reap, signal_name
+from gpudoctor.process.forked import ForkedProcess
 from gpudoctor.process.pipes import LineReader
 from gpudoctor.process.spawn import PIPE, Child
 

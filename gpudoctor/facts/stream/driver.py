@@ -12,7 +12,7 @@ import msgspec
 from gpudoctor.facts.deadlines import CALL, PATIENCE, START, START_CALLS
 from gpudoctor.facts.nvml.spawn import MAX_WORDS, DriverProcess
 from gpudoctor.facts.stream.messages import ReaderAnswer, Silence
-from gpudoctor.process.forked import reap
+from gpudoctor.process.ending import reap
 from gpudoctor.process.pipes import LineReader, LongLineError, pipe_with_child, write_all
 
 LONGEST_BACKOFF_S = 60.0

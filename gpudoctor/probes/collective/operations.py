@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -29,27 +29,33 @@ class NotOfferedError(Exception):
 
 
 class Operation:
-    """One collective in float32 on buffers of one size.
+    """One collective in float32 on buffers of one size; in place if the result is where the rank's share was.
 
-    `size_bytes` is nccl-tests' size column (for all_gather, reduce_scatter and all_to_all the buffer of
-    all ranks together), rounded down to a multiple of the number of ranks; a rank's part has at least one
-    number. `enqueue` raises NotOfferedError if the backend lacks the operation.
+    `size_bytes` is nccl-tests' size column. `enqueue` raises NotOfferedError if the backend lacks the operation.
     """
 
     name = ""
+    in_place = False
 
     def __init__(self, rank: Rank, size_bytes: int) -> None:
         self._rank = rank
-        self._count = max(1, size_bytes // FLOAT_BYTES // rank.world_size)  # elements of one rank's part
-        self._total = self._count * rank.world_size
+        self._total = max(1, size_bytes // FLOAT_BYTES)
+        self._make_buffers(self._total, self._total)
+
+    def _make_buffers(self, sent: int, received: int) -> None:
+        self._mine = self._share(self._rank.number, sent)
+        self._result = torch.full((received,), _NEVER_SENT, device=self._rank.device)
 
     @property
     def size_bytes(self) -> int:
         return self._total * FLOAT_BYTES
 
     def refresh(self) -> None:
-        """Reset the buffers to their state before the first call."""
-        raise NotImplementedError
+        """Reset the buffers to their state before the first call: sums in place would grow until they are infinite."""
+        if self.in_place:
+            self._result.copy_(self._mine)
+        else:
+            self._result.fill_(_NEVER_SENT)
 
     def enqueue(self) -> None:
         """Start the operation once; on a GPU it may still run on return."""
@@ -66,166 +72,60 @@ class Operation:
 
     def wrong_elements(self) -> int:
         """Run it once on fresh buffers; the number of elements of this rank's result that are not exactly right."""
-        return self._run_once()
-
-    def _run_once(self) -> int:
         self.refresh()
         with self._rank.blocked():
             self.enqueue()
             self._rank.synchronize()
-        return self._count_wrong()
+        wrong, begin = 0, 0
+        for right in self._expected():
+            wrong += int((self._result[begin : begin + len(right)] != right).sum().item())
+            begin += len(right)
+        return wrong
 
-    def _count_wrong(self) -> int:
+    def _expected(self) -> Iterable[torch.Tensor]:
+        """The right result, in one piece or several."""
         raise NotImplementedError
 
     def _share(self, rank_number: int, count: int, start: int = 0) -> torch.Tensor:
         return share(rank_number, count, self._rank.device, start)
 
-    def _unsent(self, count: int) -> torch.Tensor:
-        return torch.full((count,), _NEVER_SENT, device=self._rank.device)
-
 
 class AllReduce(Operation):
-    """Every rank gets the sum over all ranks; in place."""
+    """Every rank gets the sum over all ranks."""
 
     name = "all_reduce"
-
-    def __init__(self, rank: Rank, size_bytes: int) -> None:
-        super().__init__(rank, size_bytes)
-        self._count = self._total = max(1, size_bytes // FLOAT_BYTES)
-        self._mine = self._share(rank.number, self._count)
-        self._buffer = torch.empty_like(self._mine)
-
-    def refresh(self) -> None:
-        # Summing in place makes the numbers grow, so they are reset for every batch to stay finite.
-        self._buffer.copy_(self._mine)
+    in_place = True
 
     def enqueue(self) -> None:
-        dist.all_reduce(self._buffer)
+        dist.all_reduce(self._result)
 
-    def _count_wrong(self) -> int:
+    def _expected(self) -> Iterable[torch.Tensor]:
         if self._rank.injected("wrong-sum"):
-            self._buffer[self._count // 2] += 1.0
-        return _differing(self._buffer, exact_sum(self._rank.world_size, self._count, self._rank.device))
-
-
-class AllGather(Operation):
-    """Every rank gets the parts of all ranks, in rank order."""
-
-    name = "all_gather"
-
-    def __init__(self, rank: Rank, size_bytes: int) -> None:
-        super().__init__(rank, size_bytes)
-        self._mine = self._share(rank.number, self._count)
-        self._gathered = self._unsent(self._total)
-        self._forms = [self._as_tensor, self._as_list]
-
-    def refresh(self) -> None:
-        self._gathered.fill_(_NEVER_SENT)
-
-    def enqueue(self) -> None:
-        _first_offered(self._forms)
-
-    def _as_tensor(self) -> None:
-        _all_gather(self._gathered, self._mine)
-
-    def _as_list(self) -> None:
-        dist.all_gather(list(self._gathered.chunk(self._rank.world_size)), self._mine)
-
-    def _count_wrong(self) -> int:
-        parts = enumerate(self._gathered.chunk(self._rank.world_size))
-        return sum(_differing(part, self._share(sender, self._count)) for sender, part in parts)
-
-
-class ReduceScatter(Operation):
-    """Every rank gets its own part of the sum over all ranks."""
-
-    name = "reduce_scatter"
-
-    def __init__(self, rank: Rank, size_bytes: int) -> None:
-        super().__init__(rank, size_bytes)
-        self._mine = self._share(rank.number, self._total)
-        self._sum = self._unsent(self._count)
-        self._forms = [self._as_tensor, self._as_list]
-
-    def refresh(self) -> None:
-        self._sum.fill_(_NEVER_SENT)
-
-    def enqueue(self) -> None:
-        _first_offered(self._forms)
-
-    def _as_tensor(self) -> None:
-        _reduce_scatter(self._sum, self._mine)
-
-    def _as_list(self) -> None:
-        _dist.reduce_scatter(self._sum, list(self._mine.chunk(self._rank.world_size)))
-
-    def _count_wrong(self) -> int:
-        start = self._rank.number * self._count
-        return _differing(self._sum, exact_sum(self._rank.world_size, self._count, self._rank.device, start))
+            self._result[self._total // 2] += 1.0
+        yield exact_sum(self._rank.world_size, self._total, self._rank.device)
 
 
 class Broadcast(Operation):
     """Every rank gets rank 0's buffer; verified with other senders too, small messages with every sender."""
 
     name = "broadcast"
-
-    def __init__(self, rank: Rank, size_bytes: int) -> None:
-        super().__init__(rank, size_bytes)
-        self._count = self._total = max(1, size_bytes // FLOAT_BYTES)
-        self._mine = self._share(rank.number, self._count)
-        self._buffer = torch.empty_like(self._mine)
-        self._sender = 0
-
-    def refresh(self) -> None:
-        self._buffer.copy_(self._mine)
+    in_place = True
+    _sender = 0  # the one that is timed
 
     def enqueue(self) -> None:
-        dist.broadcast(self._buffer, src=self._sender)
+        dist.broadcast(self._result, src=self._sender)
 
     def wrong_elements(self) -> int:
         everybody = range(self._rank.world_size)
-        senders = everybody if self.size_bytes <= _EVERY_SENDER_BYTES else (everybody[-1], 0)
-        return sum(self._run_once_from(sender) for sender in senders)
-
-    def _run_once_from(self, sender: int) -> int:
-        self._sender = sender
-        wrong = self._run_once()
-        self._sender = 0  # the sender that is timed
+        wrong = 0
+        for sender in everybody if self.size_bytes <= _EVERY_SENDER_BYTES else (everybody[-1], 0):
+            self._sender = sender
+            wrong += super().wrong_elements()
+        self._sender = 0
         return wrong
 
-    def _count_wrong(self) -> int:
-        return _differing(self._buffer, self._share(self._sender, self._count))
-
-
-class AllToAll(Operation):
-    """Every rank sends a different part of its buffer to each rank."""
-
-    name = "all_to_all"
-
-    def __init__(self, rank: Rank, size_bytes: int) -> None:
-        super().__init__(rank, size_bytes)
-        self._mine = self._share(rank.number, self._total)
-        self._received = self._unsent(self._total)
-        self._forms = [self._as_tensor, self._as_list]
-
-    def refresh(self) -> None:
-        self._received.fill_(_NEVER_SENT)
-
-    def enqueue(self) -> None:
-        _first_offered(self._forms)
-
-    def _as_tensor(self) -> None:
-        _dist.all_to_all_single(self._received, self._mine)
-
-    def _as_list(self) -> None:
-        ranks = self._rank.world_size
-        _dist.all_to_all(list(self._received.chunk(ranks)), list(self._mine.chunk(ranks)))
-
-    def _count_wrong(self) -> int:
-        start = self._rank.number * self._count
-        parts = enumerate(self._received.chunk(self._rank.world_size))
-        return sum(_differing(part, self._share(sender, self._count, start)) for sender, part in parts)
+    def _expected(self) -> Iterable[torch.Tensor]:
+        yield self._share(self._sender, self._total)
 
 
 class SendRecv(Operation):
@@ -238,25 +138,109 @@ class SendRecv(Operation):
 
     def __init__(self, rank: Rank, size_bytes: int, *, target: int | None = None, source: int | None = None) -> None:
         super().__init__(rank, size_bytes)
-        self._count = self._total = max(1, size_bytes // FLOAT_BYTES)
         self._target = (rank.number + 1) % rank.world_size if target is None else target
         self._source = (rank.number - 1) % rank.world_size if source is None else source
-        self._mine = self._share(rank.number, self._count)
-        self._received = self._unsent(self._count)
-
-    def refresh(self) -> None:
-        self._received.fill_(_NEVER_SENT)
 
     def enqueue(self) -> None:
         both = [
             _dist.P2POp(dist.isend, self._mine, self._target),
-            _dist.P2POp(dist.irecv, self._received, self._source),
+            _dist.P2POp(dist.irecv, self._result, self._source),
         ]
         for work in _dist.batch_isend_irecv(both):
             work.wait()
 
-    def _count_wrong(self) -> int:
-        return _differing(self._received, self._share(self._source, self._count))
+    def _expected(self) -> Iterable[torch.Tensor]:
+        yield self._share(self._source, self._total)
+
+
+class _OfParts(Operation):
+    """An operation whose size is that of all ranks' parts together, rounded down to a multiple of the number of ranks.
+
+    A part has at least one number. Of its forms the first that the backend has is taken: gloo lacks some, and which
+    ones depends on the torch version.
+    """
+
+    sends_part = gets_part = False
+
+    def __init__(self, rank: Rank, size_bytes: int) -> None:
+        self._rank = rank
+        self._count = max(1, size_bytes // FLOAT_BYTES // rank.world_size)  # elements of a part
+        self._total = self._count * rank.world_size
+        self._make_buffers(
+            self._count if self.sends_part else self._total, self._count if self.gets_part else self._total
+        )
+        self._forms = [self._with_tensors, self._with_lists]
+
+    def enqueue(self) -> None:
+        while True:
+            try:
+                self._forms[0]()
+            except RuntimeError as error:  # refused before anything is sent, and so by all ranks alike
+                if "support" not in str(error):
+                    raise
+                if len(self._forms) == 1:
+                    raise NotOfferedError(str(error).splitlines()[0]) from error
+                self._forms.pop(0)
+            else:
+                return
+
+    def _with_tensors(self) -> None:
+        raise NotImplementedError
+
+    def _with_lists(self) -> None:
+        raise NotImplementedError
+
+    def _parts(self, whole: torch.Tensor) -> list[torch.Tensor]:
+        return list(whole.chunk(self._rank.world_size))
+
+
+class AllGather(_OfParts):
+    """Every rank gets the parts of all ranks, in rank order."""
+
+    name = "all_gather"
+    sends_part = True
+
+    def _with_tensors(self) -> None:
+        _all_gather(self._result, self._mine)
+
+    def _with_lists(self) -> None:
+        dist.all_gather(self._parts(self._result), self._mine)
+
+    def _expected(self) -> Iterable[torch.Tensor]:
+        return (self._share(sender, self._count) for sender in range(self._rank.world_size))
+
+
+class ReduceScatter(_OfParts):
+    """Every rank gets its own part of the sum over all ranks."""
+
+    name = "reduce_scatter"
+    gets_part = True
+
+    def _with_tensors(self) -> None:
+        _reduce_scatter(self._result, self._mine)
+
+    def _with_lists(self) -> None:
+        _dist.reduce_scatter(self._result, self._parts(self._mine))
+
+    def _expected(self) -> Iterable[torch.Tensor]:
+        start = self._rank.number * self._count
+        yield exact_sum(self._rank.world_size, self._count, self._rank.device, start)
+
+
+class AllToAll(_OfParts):
+    """Every rank sends a different part of its buffer to each rank."""
+
+    name = "all_to_all"
+
+    def _with_tensors(self) -> None:
+        _dist.all_to_all_single(self._result, self._mine)
+
+    def _with_lists(self) -> None:
+        _dist.all_to_all(self._parts(self._result), self._parts(self._mine))
+
+    def _expected(self) -> Iterable[torch.Tensor]:
+        start = self._rank.number * self._count
+        return (self._share(sender, self._count, start) for sender in range(self._rank.world_size))
 
 
 def share(rank_number: int, count: int, device: torch.device, start: int = 0) -> torch.Tensor:
@@ -277,22 +261,3 @@ def _period_of(rank_number: int, device: torch.device) -> torch.Tensor:
 
 def _repeated(period: torch.Tensor, count: int, start: int) -> torch.Tensor:
     return period.roll(-start).repeat(count // _PERIOD + 1)[:count].contiguous()
-
-
-def _differing(found: torch.Tensor, right: torch.Tensor) -> int:
-    return int((found != right).sum().item())
-
-
-def _first_offered(forms: list[Callable[[], None]]) -> None:
-    """Call the first form that the backend has; gloo lacks some, and which ones depends on the torch version."""
-    while True:
-        try:
-            forms[0]()
-        except RuntimeError as error:  # refused before anything is sent, and so by all ranks alike
-            if "support" not in str(error):
-                raise
-            if len(forms) == 1:
-                raise NotOfferedError(str(error).splitlines()[0]) from error
-            forms.pop(0)
-        else:
-            return

@@ -9,6 +9,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 
+from gpudoctor.facts.model.missing import Missing
 from gpudoctor.probes.collective.merge import Pair, rounds_of
 from gpudoctor.probes.collective.operations import (
     FLOAT_BYTES,
@@ -21,7 +22,7 @@ from gpudoctor.probes.collective.operations import (
     ReduceScatter,
     SendRecv,
 )
-from gpudoctor.probes.runner.messages import CollectiveSample, NotOffered, PairSample
+from gpudoctor.probes.runner.messages import CollectiveSample, LeftOut, PairSample
 from gpudoctor.probes.runner.plan import FULL_LEVELS
 from gpudoctor.probes.runner.rank import Rank
 from gpudoctor.units import GIB, MIB, size_text
@@ -93,10 +94,8 @@ def run_collectives(rank: Rank) -> None:
     # two buffers, the expected result, and room for NCCL's own buffers
     largest = rank.smallest(int(torch.cuda.mem_get_info()[0]) // 4) if rank.on_gpu else GIB
     everything = rank.job.level in FULL_LEVELS
-    if rank.on_gpu:
-        _run_sweep(rank, AllReduce, _GPU_SUM_FULL if everything else _GPU_SUM, largest)
-    else:
-        _run_sweep(rank, AllReduce, _CPU_SUM, largest)
+    gpu_sum = _GPU_SUM_FULL if everything else _GPU_SUM
+    _run_sweep(rank, AllReduce, gpu_sum if rank.on_gpu else _CPU_SUM, largest)
     if everything:
         _run_others(rank, largest)
     if rank.on_gpu:
@@ -108,7 +107,7 @@ def _run_others(rank: Rank, largest: int) -> None:
         try:
             _run_sweep(rank, operation, _GPU_OTHER if rank.on_gpu else _CPU_OTHER, largest)
         except NotOfferedError as error:
-            rank.send(NotOffered(operation.name, str(error)))
+            rank.send(LeftOut(operation.name, Missing(str(error), "unsupported")))
     _run_pairs(rank, _GPU_PAIRS if rank.on_gpu else _CPU_PAIRS, largest)
 
 

@@ -1,4 +1,7 @@
-"""A torch DataLoader over files: its data set, its workers, and the rate at which it delivers batches."""
+"""A torch DataLoader over files: the files, its data set, its workers, and the rate at which it delivers batches.
+
+The files are a selection of the user's, or generated ones. Nothing is written elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -7,23 +10,88 @@ import functools
 import os
 import random
 import re
+import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic
 from typing import Any, NamedTuple
 
+import msgspec
 import torch
 from torch.utils import data as torchs
 
+from gpudoctor.facts.model.measured_data import LoaderRates
 from gpudoctor.facts.model.missing import Missing
-from gpudoctor.probes.data.files import DataFiles, sample_bytes
 from gpudoctor.probes.runner.torch_errors import in_one_line
 from gpudoctor.probes.storage import page_cache
+from gpudoctor.probes.storage.listing import listed
 from gpudoctor.process.die_with_parent import die_with_parent
 from gpudoctor.units import short_size
+
+WHOLE_FILE_BYTES = 1 << 20  # a file up to this size is one sample, like an image
+PIECE_BYTES = 128 << 10  # sample size in a larger file, like a shard
+_MADE_FILES, _MADE_BYTES = 256, 110_000  # the mean size of ImageNet's JPEGs
+_SEED = 19
+
+
+class DataFiles(msgspec.Struct, frozen=True):
+    """Files with their sizes in bytes; `made`: gpudoctor wrote them; `empty`: number of files of 0 bytes left out."""
+
+    files: tuple[tuple[str, int], ...]
+    made: bool = False
+    empty: int = 0
+
+    @property
+    def mean_sample_bytes(self) -> float:
+        """The mean size of a sample if all files are equally likely."""
+        return sum(sample_bytes(size) for _, size in self.files) / len(self.files)
+
+
+def sample_bytes(file_bytes: int) -> int:
+    """The size of one sample of a file."""
+    return file_bytes if file_bytes <= WHOLE_FILE_BYTES else PIECE_BYTES
+
+
+def chosen_files(paths: Iterable[str]) -> DataFiles | Missing:
+    """An even selection of the regular files at and below these paths; Missing if there is nothing to read."""
+    try:
+        found = listed(paths)
+    except OSError as error:
+        return Missing(f"what --data names cannot be read: {error.strerror or error}", "failed")
+    chosen = tuple((file.path, file.size_bytes) for file in found.files if _is_text(file.path))
+    if chosen:
+        return DataFiles(chosen, empty=found.empty)
+    why = "names of files there are not UTF-8" if found.files else found.why_none(1)
+    return Missing(f"what --data names holds nothing to load: {why}", "failed")
+
+
+def made_files(folder: Path) -> DataFiles | Missing:
+    """Write files of random bytes to `folder`, in the run's directory, which is removed however the run ends."""
+    needed = 2 * _MADE_FILES * _MADE_BYTES
+    draw = random.Random(_SEED)
+    made = []
+    try:
+        space = os.statvfs(folder.parent)
+        if space.f_blocks and space.f_bavail * space.f_frsize < needed:  # 0 blocks: tmpfs without a limit
+            return Missing(f"files to load want {short_size(needed)} in TMPDIR, and there is less", "denied")
+        folder.mkdir()
+        for number in range(_MADE_FILES):
+            path = folder / f"{number}.bin"
+            path.write_bytes(draw.randbytes(_MADE_BYTES))
+            made.append((str(path), _MADE_BYTES))
+    except OSError as error:
+        shutil.rmtree(folder, ignore_errors=True)  # leave room for other files of the ranks
+        return Missing(f"files to load could not be made in TMPDIR: {error.strerror or error}", "failed")
+    return DataFiles(tuple(made), made=True)
+
+
+def _is_text(path: str) -> bool:
+    """Whether a name is UTF-8, so that it can be sent to other ranks as JSON."""
+    return not any("\ud800" <= sign <= "\udfff" for sign in path)
+
 
 BATCH = 32
 PREFETCH = 2  # batches a worker prepares ahead: torch's own default
@@ -48,15 +116,6 @@ class LoadedBatch(NamedTuple):
     unreadable: int
     why: str | None
     cpus: int
-
-
-class LoaderRate(NamedTuple):
-    """The rate of one rank's loader; `shm_bytes`: the largest growth in the use of /dev/shm meanwhile."""
-
-    samples_per_s: float
-    bytes_per_s: float
-    first_batch_s: float
-    shm_bytes: int | None
 
 
 class Seen:
@@ -181,12 +240,12 @@ def loader_rate(
     *,
     pin: bool = False,
     use: Callable[[torch.Tensor], object],
-) -> LoaderRate | Missing:
-    """Measure a loader for `for_s` seconds, after its prefetched batches are used up; Missing: why it failed.
+) -> LoaderRates | Missing:
+    """Measure one rank's loader for `for_s` seconds, after its prefetched batches are used up; Missing: why it failed.
 
     `use` is called with the bytes of each batch (a copy to the GPU); every batch is counted in `seen`.
     """
-    shm_before, shm_most = shm_used_bytes(), 0
+    shm_before, shm_most = _shm_used_bytes(), 0
     began_s = monotonic()
     samples = size = taken = 0
     try:
@@ -203,11 +262,15 @@ def loader_rate(
                 use(batch.data)
                 seen.take(batch)
                 taken, samples, size = taken + 1, samples + batch.samples, size + batch.data.numel()
-                shm_most = max(shm_most, (shm_used_bytes() or 0) - (shm_before or 0))
+                shm_now = _shm_used_bytes()
+                if isinstance(shm_before, int) and isinstance(shm_now, int):
+                    shm_most = max(shm_most, shm_now - shm_before)
             passed_s = monotonic() - counted_from_s
     except (RuntimeError, OSError) as error:
         return Missing(why_no_batch(error), "failed")
-    return LoaderRate(samples / passed_s, size / passed_s, first_batch_s, None if shm_before is None else shm_most)
+    gb_s = size / passed_s / 1e9
+    shm = shm_before if isinstance(shm_before, Missing) else shm_most
+    return LoaderRates(samples / passed_s, gb_s, gb_s, first_batch_s, shm)
 
 
 def why_no_batch(error: RuntimeError | OSError) -> str:
@@ -215,17 +278,23 @@ def why_no_batch(error: RuntimeError | OSError) -> str:
     text = _PIDS.sub("", in_one_line(error))
     if not isinstance(error, OSError) or error.errno != errno.ENOSPC or error.filename is not None:
         return text
-    try:
-        space = os.statvfs(SHM)
-    except OSError:
+    space = shm_space()
+    if isinstance(space, Missing):
         return text
     return f"{text} (free in {SHM}: {short_size(space.f_bavail * space.f_frsize)})"
 
 
-def shm_used_bytes() -> int | None:
-    """Bytes of /dev/shm in use by all processes; None if they cannot be read."""
+def shm_space() -> os.statvfs_result | Missing:
+    """The file system at /dev/shm; Missing if it cannot be read, or has no size of its own."""
     try:
         space = os.statvfs(SHM)
-    except OSError:
-        return None
-    return (space.f_blocks - space.f_bfree) * space.f_frsize
+    except OSError as error:
+        return Missing(f"{SHM}: {error.strerror}", "failed")
+    # tmpfs with size=0 reports 0 blocks, and 0 used ones
+    return space if space.f_blocks else Missing(f"{SHM} has no size: RAM is its limit", "unsupported")
+
+
+def _shm_used_bytes() -> int | Missing:
+    """Bytes of /dev/shm in use by all processes."""
+    space = shm_space()
+    return space if isinstance(space, Missing) else (space.f_blocks - space.f_bfree) * space.f_frsize

@@ -12,25 +12,27 @@ from time import monotonic
 import msgspec
 import torch
 
-from gpudoctor.facts.model.measured_data import DataLoading, LoaderCopies, LoaderRates, LoaderStep
+from gpudoctor.facts.model.measured_data import DataLoading, LoaderCopies, LoaderStep
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.system.cgroups import read_cpuset
-from gpudoctor.probes.data.files import DataFiles, chosen_files, made_files
 from gpudoctor.probes.data.loader import (
     BATCH,
     PREFETCH,
-    SHM,
+    DataFiles,
     Seen,
     batches,
+    chosen_files,
     counted,
     loader_rate,
+    made_files,
+    shm_space,
     short_sockets,
     socket_name_bytes,
     why_no_batch,
 )
-from gpudoctor.probes.runner.messages import LoaderLeftOut, LoaderSample
+from gpudoctor.probes.runner.messages import LeftOut, LoaderSample
 from gpudoctor.probes.runner.rank import Rank
-from gpudoctor.probes.storage.cold import may_stay_in_ram
+from gpudoctor.probes.storage.page_cache import may_stay_in_ram
 from gpudoctor.process.die_with_parent import die_with_parent
 from gpudoctor.process.ending import kill_all
 from gpudoctor.process.forked import ForkedProcess
@@ -63,11 +65,13 @@ def run_data(rank: Rank) -> None:
     if not isinstance(found, Missing):
         rank.send(LoaderSample(found))
     elif rank.number == 0:
-        rank.send(LoaderLeftOut(found))
+        rank.send(LeftOut("data", found))
 
 
 def _loading(rank: Rank, files: DataFiles, perhaps_in_ram: Missing | None) -> DataLoading | Missing:
-    shm_bytes, shm_free_bytes = _shm()
+    shm = shm_space()
+    shm_bytes = shm if isinstance(shm, Missing) else shm.f_blocks * shm.f_frsize
+    shm_free_bytes = shm if isinstance(shm, Missing) else shm.f_bavail * shm.f_frsize
     seen = Seen()
     for_s = _FOR_S_GPU if rank.on_gpu else _FOR_S_CPU
     if (why := _first_batch(rank, files)) is not None:
@@ -81,7 +85,10 @@ def _loading(rank: Rank, files: DataFiles, perhaps_in_ram: Missing | None) -> Da
             held = f"its batches hold {short_size(needed)} of /dev/shm, of which {short_size(shm_free_bytes)} are free"
             steps.append(LoaderStep(workers, None, Missing(held, "denied"), needed))
         else:
-            steps.append(_step(files, rank, workers, for_s, seen, needed))
+            use = partial(_use_on_cpu, rank, workers)
+            found = loader_rate(files, rank.number, workers, for_s, seen, use=use)
+            why_not = found if isinstance(found, Missing) else None
+            steps.append(LoaderStep(workers, None if isinstance(found, Missing) else found, why_not, needed))
         rank.barrier()
     copies = _copies(rank, files, steps, for_s, seen) if rank.on_gpu else _CPU_RANKS
     return DataLoading(
@@ -184,20 +191,6 @@ def _worker_counts(rank: Rank) -> Iterator[int]:
         workers *= 2
 
 
-def _step(files: DataFiles, rank: Rank, workers: int, for_s: float, seen: Seen, needed: int) -> LoaderStep:
-    use = (lambda data: rank.fail_if_injected("data")) if workers else _unused
-    rate = loader_rate(files, rank.number, workers, for_s, seen, use=use)
-    if isinstance(rate, Missing):
-        return LoaderStep(workers, None, rate, needed)
-    gb_s = rate.bytes_per_s / 1e9
-    shm = Missing("/dev/shm cannot be read", "failed") if rate.shm_bytes is None else rate.shm_bytes
-    return LoaderStep(
-        workers,
-        LoaderRates(rate.samples_per_s, gb_s, gb_s, rate.first_batch_s, shm),
-        shm_needed_bytes=needed,
-    )
-
-
 def _copies(rank: Rank, files: DataFiles, steps: list[LoaderStep], for_s: float, seen: Seen) -> LoaderCopies | Missing:
     """Rates of loading and copying to the GPU, pageable and pinned, with the fastest number of workers on rank 0."""
     rates = {step.workers: step.rates.gb_s for step in steps if step.rates is not None}
@@ -211,22 +204,15 @@ def _copies(rank: Rank, files: DataFiles, steps: list[LoaderStep], for_s: float,
         if isinstance(rate, Missing):
             why = rate
         else:
-            found.append(rate.bytes_per_s / 1e9)
+            found.append(rate.gb_s)
     return LoaderCopies(workers, *found) if why is None else why
 
 
-def _unused(data: torch.Tensor) -> None:
+def _use_on_cpu(rank: Rank, workers: int, data: torch.Tensor) -> None:
     """A step without copies does nothing with a batch."""
+    if workers:
+        rank.fail_if_injected("data")
 
 
 def _to_device(rank: Rank, data: torch.Tensor) -> None:
     data.to(rank.device, non_blocking=True)  # from pageable memory it blocks anyway
-
-
-def _shm() -> tuple[int | Missing, int | Missing]:
-    try:
-        space = os.statvfs(SHM)
-    except OSError as error:
-        why = Missing(f"/dev/shm: {error.strerror}", "failed")
-        return why, why
-    return space.f_blocks * space.f_frsize, space.f_bavail * space.f_frsize

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from gpudoctor.facts.model.missing import Missing
-from gpudoctor.probes.frameworks.isolated_child import AnyAnswer, Doing, Done, IsolatedFailure, IsolatedOrder, Task
+from gpudoctor.probes.frameworks.isolated_child import IsolatedAnswer, IsolatedOrder, Task
 from gpudoctor.process.die_with_parent import dependent_python
 from gpudoctor.process.ending import kill_all, send_signal, signal_name
 from gpudoctor.process.pipes import TURN_S, LineReader, anonymous_file, pipe_with_child, ready, tail
@@ -30,12 +30,12 @@ class IsolatedProcess(msgspec.Struct, frozen=True):
 
 
 class IsolatedResult(msgspec.Struct):
-    """The answers of one process; `failure` is None if it completed.
+    """The last answer of one process; `failure` is None if it completed.
 
     `output`: its last lines on stderr. `loaded`: it was not in the middle of an import when it ended.
     """
 
-    answers: list[AnyAnswer] = []
+    answer: IsolatedAnswer = IsolatedAnswer()
     failure: Missing | None = None
     output: tuple[str, ...] = ()
     loaded: bool = True
@@ -44,13 +44,8 @@ class IsolatedResult(msgspec.Struct):
 class _Process:
     def __init__(self, start: IsolatedProcess, python: str | None) -> None:
         self.start = start
-        self.doing = "start"
-        self.done = False
-        self.broken: IsolatedFailure | None = None
-        self.ended = False
-        self.killed = False
-        self.late = False
-        self.answers: list[AnyAnswer] = []
+        self.answer = IsolatedAnswer()
+        self.ended = self.killed = self.late = False
         self.errors = anonymous_file()
         environ = {**os.environ, **start.environ}
         try:
@@ -70,25 +65,18 @@ class _Process:
 
     @property
     def loading(self) -> bool:
-        return self.doing.startswith("import ")
+        return self.answer.doing.startswith("import ")
 
     def read(self) -> None:
         lines = self.pipe.read()
         self.ended = lines is None
         for line in lines or ():
             try:
-                answer = msgspec.json.decode(line, type=AnyAnswer)
+                self.answer = msgspec.json.decode(line, type=IsolatedAnswer)
             except msgspec.DecodeError:
-                self.broken = IsolatedFailure("its answer could not be read")
+                why = Missing("its answer could not be read", "failed")
+                self.answer = msgspec.structs.replace(self.answer, failure=why)
                 return
-            if isinstance(answer, Doing):
-                self.doing = answer.text
-            elif isinstance(answer, Done):
-                self.done = True
-            elif isinstance(answer, IsolatedFailure):
-                self.broken = answer
-            else:
-                self.answers.append(answer)
 
     def kill(self) -> None:
         """Kill its process group, once."""
@@ -98,23 +86,23 @@ class _Process:
 
     def result(self, limit_s: float) -> IsolatedResult:
         """The result; valid after the process has ended."""
-        output = _last_lines(self.errors)
-        failure: Missing | None = None
-        if self.broken is not None:
-            failure = Missing(f"{self.start.name}: {self.broken.text}", self.broken.kind)
-        elif not self.done:
+        output, answer = _last_lines(self.errors), self.answer
+        failure = answer.failure
+        if failure is not None:
+            failure = Missing(f"{self.start.name}: {failure.reason}", failure.kind)
+        elif not answer.done:
             last = f": {output[-1]}" if output else ""
             status = self.process.returncode
             if not (self.ended or self.late):
-                what = f"{ENDED_WITH_OTHERS}, in {self.doing!r}"
+                what = f"{ENDED_WITH_OTHERS}, in {answer.doing!r}"
             elif not self.ended:
-                what = f"did not leave {self.doing!r} within {limit_s:g} s"
+                what = f"did not leave {answer.doing!r} within {limit_s:g} s"
             elif status is not None and status < 0:
-                what = f"was ended by {signal_name(-status)} in {self.doing!r}{last}"
+                what = f"was ended by {signal_name(-status)} in {answer.doing!r}{last}"
             else:
-                what = f"ended with {status} in {self.doing!r}{last}"
+                what = f"ended with {status} in {answer.doing!r}{last}"
             failure = Missing(f"{self.start.name} {what}", "failed")
-        return IsolatedResult(self.answers, failure, output, loaded=not self.loading)
+        return IsolatedResult(answer, failure, output, loaded=not self.loading)
 
     def close(self) -> None:
         os.close(self.pipe.descriptor)
@@ -173,9 +161,10 @@ def _listen(processes: Sequence[_Process], deadline_s: float, import_s: float, t
         for descriptor in ready(open_pipes, min(left_s, TURN_S)):
             process = open_pipes[descriptor]
             process.read()
-            if process.ended or process.done or process.broken:
+            done, broken = process.answer.done, process.answer.failure is not None
+            if process.ended or done or broken:
                 del open_pipes[descriptor]
-            if together and (process.broken or (process.ended and not process.done)):
+            if together and (broken or (process.ended and not done)):
                 give_up_s, failed = min(give_up_s, time.monotonic() + _GRACE_S), True
 
 

@@ -21,15 +21,13 @@ from gpudoctor.facts.model.measured_strategies import (
     FrameworkView,
     LibraryStrategies,
     Strategies,
-    StrategyRank,
-    StrategyReference,
     StrategyRun,
     StrategyShape,
 )
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.probes.frameworks.isolated import ENDED_WITH_OTHERS, IsolatedProcess, IsolatedResult, run_isolated
-from gpudoctor.probes.frameworks.isolated_child import FrameworkDevices, Reference, TensorflowTask, Trained, ViewTask
+from gpudoctor.probes.frameworks.isolated_child import IsolatedAnswer, TensorflowTask, ViewTask
 from gpudoctor.probes.runner.launch import run_probes
 from gpudoctor.probes.runner.plan import ProbePlan, injections_of
 
@@ -96,11 +94,10 @@ def framework_views(deadline_s: float, python: str | None = None) -> Measurement
     views: list[FrameworkView] = []
     not_run: dict[str, Missing] = {}
     for name, each in zip(installed, results, strict=True):
-        found = [answer.view for answer in each.answers if isinstance(answer, FrameworkDevices)]
-        if each.failure is not None or not found:
+        if each.failure is not None or each.answer.view is None:
             not_run[f"frameworks.{name}"] = each.failure or Missing("it gave no answer", "failed")
         else:
-            views.append(_with_complaints(found[0], each.output))
+            views.append(_with_complaints(each.answer.view, each.output))
     return Measurements(frameworks=tuple(views), not_run=not_run)
 
 
@@ -160,7 +157,7 @@ def tensorflow_strategies(
         return Measurements(not_run={"tensorflow": why})
     on_gpu = plan.backend == "nccl"
     shape = shape_for(plan.ranks)
-    uuids = [uuid for _, uuid, _ in plan.gpus]
+    uuids = plan.gpu_uuids
     desync = next((each.rank for each in injections_of(plan) if each.kind == "desync"), None)
     report = progress or (lambda text: None)
     run = functools.partial(
@@ -212,13 +209,10 @@ def _port(held: ExitStack) -> int:
 def _merged(plan: ProbePlan, shape: StrategyShape, results: Mapping[str, Sequence[IsolatedResult]]) -> Measurements:
     runs: list[StrategyRun] = []
     not_run: dict[str, Missing] = {}
-    references: list[Reference] = []
+    told: list[IsolatedAnswer] = []
     for variant, processes in results.items():
-        answers = [answer for each in processes for answer in each.answers]
-        ranks: list[StrategyRank] = sorted(
-            (answer.rank for answer in answers if isinstance(answer, Trained)), key=lambda rank: rank.rank
-        )
-        references += [answer for answer in answers if isinstance(answer, Reference)]
+        ranks = sorted((rank for each in processes for rank in each.answer.ranks), key=lambda rank: rank.rank)
+        told += [each.answer for each in processes if each.answer.reference is not None]
         failures = [each.failure for each in processes if each.failure is not None]
         if failures or len(ranks) != plan.ranks:
             # best the reason of a process that failed, then of one that hung, last of one that waited for another
@@ -226,8 +220,8 @@ def _merged(plan: ProbePlan, shape: StrategyShape, results: Mapping[str, Sequenc
             not_run[variant] = (failures or [Missing("not every replica answered", "failed")])[0]
         else:
             runs.append(StrategyRun("tensorflow", variant, "fp32", tuple(ranks)))
-    if not runs or not references:
+    reference = told[0].reference if told else None
+    if not runs or reference is None:
         return Measurements(not_run={"tensorflow": next(iter(not_run.values()))})
-    reference: StrategyReference = references[0].reference
     found = Strategies(plan.device, plan.ranks, shape, STEPS, reference, tuple(runs), not_run)
-    return Measurements(tensorflow=LibraryStrategies("TensorFlow", references[0].version, found))
+    return Measurements(tensorflow=LibraryStrategies("TensorFlow", told[0].version, found))

@@ -1,58 +1,55 @@
 """Ten steps under MirroredStrategy (devices of this process) or MultiWorkerMirroredStrategy (several processes).
 
-Runs in a separate process that has imported nothing else before.
+The small transformer and its optimizer are in plain TensorFlow: Keras 3 does not support several workers. Runs in a
+separate process, with TF_CONFIG set before this module is imported.
 """
 
 from __future__ import annotations
 
-import gc
-import json
 import math
-import os
 import statistics
 import time
 from typing import Any
 
-from gpudoctor.facts.model.measured_strategies import StrategyMemory, StrategyRank, StrategyReference
+import numpy as np
+import tensorflow as tf
+
+from gpudoctor.facts.model.measured_strategies import StrategyMemory, StrategyRank, StrategyReference, StrategyShape
 from gpudoctor.facts.model.missing import Missing
-from gpudoctor.probes.frameworks.isolated_child import AnswerWriter, Reference, TensorflowTask, Trained
+from gpudoctor.probes.frameworks.isolated_child import AnswerWriter, TensorflowTask
 from gpudoctor.probes.runner.merge import finite
 
-MIRRORED, MULTI_WORKER = "mirrored", "multi-worker"
 DRIFT = 0.01  # added to a weight of one replica by --inject desync
 _CPU_PEAK = Missing("CPU ranks have no memory of their own")
 _NO_ACTIVATIONS = Missing("TensorFlow does not tell it", "unsupported")
+LEARNING_RATE = 1e-3
+# With Adam's default of 1e-8 a gradient of mere rounding errors makes a step of full length: a false alarm
+EPSILON = 1e-3
+_BETA_1, _BETA_2 = 0.9, 0.999
+_SEED = 31
+
+Weights = dict[str, Any]  # name to tf.Variable
 
 
 def train(task: TensorflowTask, answers: AnswerWriter) -> None:
     """Run the steps alone and under the strategy, and send the results of each replica of this process."""
-    several = bool(task.ports)
-    if several:
-        workers = [f"127.0.0.1:{port}" for port in task.ports]
-        place = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": task.worker}}
-        os.environ["TF_CONFIG"] = json.dumps(place)
-    answers.doing("import tensorflow")
-    gc.disable()  # a third of the import time is garbage collection that finds nothing; this process lives for seconds
-    import tensorflow as tf
-
     # TensorFlow enables TF32 by default, which would exceed the tolerances for fp32
     tf.config.experimental.enable_tensor_float_32_execution(False)
-    variant = MULTI_WORKER if several else MIRRORED
+    variant = "multi-worker" if task.ports else "mirrored"
     answers.doing(f"set up {variant}")
-    strategy = _multi_worker(tf, task) if several else _mirrored(tf, task)
+    strategy = _multi_worker(task) if task.ports else _mirrored(task)
     replicas = len(task.ports) or task.replicas
     if strategy.num_replicas_in_sync != replicas:
         raise RuntimeError(f"the strategy has {strategy.num_replicas_in_sync} replicas where {replicas} were asked for")
     answers.doing("train alone")
-    expected, reference = _alone(tf, task)
+    expected, reference = _alone(task)
     if task.worker == 0:
-        answers.send(Reference(str(tf.__version__), reference))
+        answers.found(version=str(tf.__version__), reference=reference)
     answers.doing(f"train under {variant}")
-    for rank in _under(tf, task, strategy, replicas, expected):
-        answers.send(Trained(variant, rank))
+    answers.found(ranks=tuple(_under(task, strategy, replicas, expected)))
 
 
-def _mirrored(tf: Any, task: TensorflowTask) -> Any:
+def _mirrored(task: TensorflowTask) -> Any:
     if task.on_gpu:
         found = len(tf.config.list_physical_devices("GPU"))
         if found < task.replicas:
@@ -63,7 +60,7 @@ def _mirrored(tf: Any, task: TensorflowTask) -> Any:
     return tf.distribute.MirroredStrategy([f"/cpu:{number}" for number in range(task.replicas)])
 
 
-def _multi_worker(tf: Any, task: TensorflowTask) -> Any:
+def _multi_worker(task: TensorflowTask) -> Any:
     if task.on_gpu and not tf.config.list_physical_devices("GPU"):
         raise NotImplementedError("TensorFlow opens no GPU: env.frameworks says more")
     kinds = tf.distribute.experimental.CommunicationImplementation
@@ -71,13 +68,11 @@ def _multi_worker(tf: Any, task: TensorflowTask) -> Any:
     return tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
 
 
-def _alone(tf: Any, task: TensorflowTask) -> tuple[dict[str, Any], StrategyReference]:
+def _alone(task: TensorflowTask) -> tuple[dict[str, Any], StrategyReference]:
     """The same steps on the whole batch in this process: final weights by name, and figures."""
-    from gpudoctor.probes.frameworks.tensorflow_model import Adam, batch_of, initial_weights, loss_of
-
     with tf.device("/gpu:0" if task.on_gpu else "/cpu:0"):
-        weights = {name: tf.Variable(value) for name, value in initial_weights(task.shape).items()}
-        adam = Adam(weights, tf.Variable)
+        weights = initial_weights(task.shape)
+        adam = Adam(weights)
 
         @tf.function(autograph=False)  # type: ignore[untyped-decorator]
         def step(tokens: Any, targets: Any, number: Any) -> Any:
@@ -105,13 +100,11 @@ def _alone(tf: Any, task: TensorflowTask) -> tuple[dict[str, Any], StrategyRefer
     return {name: weight.numpy() for name, weight in weights.items()}, reference
 
 
-def _under(tf: Any, task: TensorflowTask, strategy: Any, replicas: int, expected: dict[str, Any]) -> list[StrategyRank]:
+def _under(task: TensorflowTask, strategy: Any, replicas: int, expected: dict[str, Any]) -> list[StrategyRank]:
     """Train under the strategy: the result of each replica of this process."""
-    from gpudoctor.probes.frameworks.tensorflow_model import Adam, batch_of, initial_weights, loss_of
-
     with strategy.scope():
-        weights = {name: tf.Variable(value) for name, value in initial_weights(task.shape).items()}
-        adam = Adam(weights, tf.Variable)
+        weights = initial_weights(task.shape)
+        adam = Adam(weights)
 
     def apply(strategy: Any, gradients: dict[str, Any], number: Any) -> None:
         for name, weight in weights.items():
@@ -187,3 +180,79 @@ def _weights_error(found: dict[str, Any], expected: dict[str, Any]) -> tuple[flo
 
 def _bytes(tensors: dict[str, Any]) -> int:
     return sum(4 * math.prod(tensor.shape) for tensor in tensors.values())
+
+
+def initial_weights(shape: StrategyShape) -> Weights:
+    """New variables by name, fp32, in the current scope; equal in every process."""
+    random = np.random.RandomState(_SEED)
+    width = shape.width
+
+    def normal(*size: int) -> Any:
+        return tf.Variable((random.standard_normal(size) / math.sqrt(size[0])).astype(np.float32))
+
+    weights = {"embed": normal(shape.vocabulary, width), "place": normal(shape.sequence, width)}
+    for layer in range(shape.layers):
+        for name in ("query", "key", "value", "out"):
+            weights[f"{layer}.{name}"] = normal(width, width)
+        weights[f"{layer}.up"], weights[f"{layer}.down"] = normal(width, 4 * width), normal(4 * width, width)
+    return weights | {"head": normal(width, shape.vocabulary)}
+
+
+def batch_of(shape: StrategyShape, step: int, part: int = 0, parts: int = 1) -> tuple[Any, Any]:
+    """Tokens and targets, (batch / parts, sequence) int32 each: part `part` of the batch of a step (from 0).
+
+    The target is a fixed function of the token, so that even ten steps begin to learn it.
+    """
+    random = np.random.RandomState(_SEED + 1 + step)
+    tokens = random.randint(shape.vocabulary, size=(shape.batch, shape.sequence)).astype(np.int32)
+    size = shape.batch // parts
+    own = tokens[part * size : (part + 1) * size]
+    return own, (3 * own + 1) % shape.vocabulary
+
+
+def loss_of(shape: StrategyShape, weights: Weights, tokens: Any, targets: Any) -> Any:
+    """The mean cross entropy over all tokens of (batch, sequence): a scalar."""
+    # products with one-hot rows instead of lookups keep gradients dense, so that every strategy reduces them alike
+    hidden = tf.matmul(tf.one_hot(tokens, shape.vocabulary), weights["embed"]) + weights["place"]
+    for layer in range(shape.layers):
+        hidden += _attention(shape, {n: weights[f"{layer}.{n}"] for n in ("query", "key", "value", "out")}, hidden)
+        hidden += tf.matmul(tf.nn.gelu(tf.matmul(_norm(hidden), weights[f"{layer}.up"])), weights[f"{layer}.down"])
+    logits = tf.matmul(_norm(hidden), weights["head"])
+    return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(targets, logits))
+
+
+def _norm(hidden: Any) -> Any:
+    mean, variance = tf.nn.moments(hidden, axes=[-1], keepdims=True)
+    return (hidden - mean) * tf.math.rsqrt(variance + 1e-5)
+
+
+def _attention(shape: StrategyShape, weights: Weights, hidden: Any) -> Any:
+    """Causal attention on (batch, sequence, width), without biases: the gradient of the key's is mere rounding."""
+    normed, head_width = _norm(hidden), shape.width // shape.heads
+
+    def heads(name: str) -> Any:
+        apart = tf.reshape(tf.matmul(normed, weights[name]), (-1, shape.sequence, shape.heads, head_width))
+        return tf.transpose(apart, (0, 2, 1, 3))
+
+    scores = tf.matmul(heads("query"), heads("key"), transpose_b=True) / math.sqrt(head_width)
+    causal = np.triu(np.full((shape.sequence, shape.sequence), -1e9, np.float32), 1)
+    mixed = tf.matmul(tf.nn.softmax(scores + causal), heads("value"))
+    return tf.matmul(tf.reshape(tf.transpose(mixed, (0, 2, 1, 3)), (-1, shape.sequence, shape.width)), weights["out"])
+
+
+class Adam:
+    """Adam with bias correction (arXiv:1412.6980, algorithm 1); its state is created in the current scope."""
+
+    def __init__(self, weights: Weights) -> None:
+        self.first, self.second = (
+            {name: tf.Variable(np.zeros(weight.shape, np.float32)) for name, weight in weights.items()}
+            for _ in range(2)
+        )
+
+    @staticmethod
+    def update(weight: Any, gradient: Any, first: Any, second: Any, step: Any) -> None:
+        """Update one tensor in step `step`, counted from 1."""
+        first.assign(_BETA_1 * first + (1 - _BETA_1) * gradient)
+        second.assign(_BETA_2 * second + (1 - _BETA_2) * tf.square(gradient))
+        mean, square = first / (1 - tf.pow(_BETA_1, step)), second / (1 - tf.pow(_BETA_2, step))
+        weight.assign_sub(LEARNING_RATE * mean / (tf.sqrt(square) + EPSILON))

@@ -45,15 +45,12 @@ class InterNodeRank:
                 torch.cuda.set_device(0)
                 float(torch.ones(1, device=self._device).add(1))
             listener = _listening(self._address)
-        except OSError as error:
-            return InterNodeFailure(f"its address {self._address} cannot be listened on: {error.strerror or error}")
-        except Exception as error:  # noqa: BLE001 - see above
-            return InterNodeFailure(in_one_line(error))
-        try:
             port = listener.getsockname()[1]
             self._store = _dist.TCPStore(
                 self._address, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
             )
+        except OSError as error:
+            return InterNodeFailure(f"its address {self._address} cannot be listened on: {error.strerror or error}")
         except Exception as error:  # noqa: BLE001 - see above
             return InterNodeFailure(in_one_line(error))
         return Opened(int(self._store.port), str(torch.__version__))

@@ -7,9 +7,8 @@ needs a context of every rank on every GPU, some hundred MiB each, which stay un
 from __future__ import annotations
 
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
-import msgspec
 import torch
 
 from gpudoctor.facts.model.measured_devices import PeerLink
@@ -28,12 +27,11 @@ _SMALLEST = MIB
 _cuda: Any = torch.cuda  # not annotated everywhere
 
 
-class _Pair(msgspec.Struct, frozen=True):
+class _Pair(NamedTuple):
     """Equal buffers on this rank's GPU and on another."""
 
     here: torch.Tensor
     there: torch.Tensor
-    size_bytes: int
 
 
 def measure_peers(rank: Rank) -> tuple[tuple[PeerLink, ...], Missing | None]:
@@ -112,7 +110,7 @@ def _link(rank: Rank, target: int, free: int, give_s: float) -> PeerLink:
         both: float | Missing = _both_ways(rank, pair, there, copies)
     else:
         both = Missing("measured from the other end")
-    link = PeerLink(rank.number, target, pair.size_bytes, gb_s, both, p2p, wrong)
+    link = PeerLink(rank.number, target, pair.here.nbytes, gb_s, both, p2p, wrong)
     del pair
     torch.cuda.empty_cache()  # on both GPUs, for the next rank
     return link
@@ -124,7 +122,7 @@ def _pair(rank: Rank, there: torch.device, size: int) -> _Pair:
         here: torch.Tensor | None = None  # releases the buffer of a failed attempt first
         try:
             here = torch.empty(count, dtype=torch.int32, device=rank.device)
-            return _Pair(here, torch.empty(count, dtype=torch.int32, device=there), size)
+            return _Pair(here, torch.empty(count, dtype=torch.int32, device=there))
         except torch.cuda.OutOfMemoryError:
             if size <= _SMALLEST:
                 raise
@@ -140,7 +138,7 @@ def _one_way(pair: _Pair, give_s: float) -> tuple[float, int]:
     """GB/s (the median of the copies) and their number; torch copies on the source's current stream."""
     trial_ms = copies_ms(pair.there, pair.here, _WARM_UP)
     copies = max(_FEWEST, min(_MOST, int(give_s * 1e3 / max(trial_ms[-1], 1e-3))))
-    return float(pair.size_bytes / median(copies_ms(pair.there, pair.here, copies)) / 1e6), copies
+    return float(pair.here.nbytes / median(copies_ms(pair.there, pair.here, copies)) / 1e6), copies
 
 
 def _both_ways(rank: Rank, pair: _Pair, there: torch.device, copies: int) -> float | Missing:
@@ -154,27 +152,22 @@ def _both_ways(rank: Rank, pair: _Pair, there: torch.device, copies: int) -> flo
         back_to = torch.empty_like(pair.here)
     except torch.cuda.OutOfMemoryError:
         return Missing("no memory for a second pair of buffers")
-    out = (_cuda.Stream(rank.device), _cuda.Stream(there))
-    back = (_cuda.Stream(rank.device), _cuda.Stream(there))
+    ways: list[tuple[torch.Tensor, torch.Tensor, Any, Any, list[Any]]] = [
+        (target, source, _cuda.Stream(rank.device), _cuda.Stream(there), [])
+        for target, source in ((pair.there, pair.here), (back_to, back_from))
+    ]
     _wait(rank, there)
-    events: dict[str, list[Any]] = {"out": [], "back": []}
-
-    def copy(way: str, marked: bool) -> None:
-        target, source = (pair.there, pair.here) if way == "out" else (back_to, back_from)
-        here, other = out if way == "out" else back
-        with _cuda.stream(here), _cuda.stream(other), torch.cuda.device(source.device):
-            if marked and not events[way]:
-                events[way].append(_mark())
-            target.copy_(source, non_blocking=True)
-            if marked:
-                events[way].append(_mark())
-
-    for number in range(copies + 1):
-        for way in ("out", "back"):
-            copy(way, marked=number > 0)
+    for number in range(copies + 1):  # the first copies are not timed
+        for target, source, here, other, marks in ways:
+            with _cuda.stream(here), _cuda.stream(other), torch.cuda.device(source.device):
+                if number == 1:
+                    marks.append(_mark())
+                target.copy_(source, non_blocking=True)
+                if number:
+                    marks.append(_mark())
     _wait(rank, there)
-    slower_ms = max(float(marks[0].elapsed_time(marks[-1])) for marks in events.values())
-    return 2 * pair.size_bytes * copies / slower_ms / 1e6
+    slower_ms = max(float(marks[0].elapsed_time(marks[-1])) for *_, marks in ways)
+    return 2 * pair.here.nbytes * copies / slower_ms / 1e6
 
 
 def _mark() -> Any:

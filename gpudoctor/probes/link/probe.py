@@ -49,21 +49,15 @@ class _Buffers(msgspec.Struct, frozen=True):
     returned: torch.Tensor
 
 
-class _Rates(msgspec.Struct, frozen=True):
-    h2d_gb_s: float
-    d2h_gb_s: float
-
-
 def _host_link(rank: Rank, near: bool | Missing) -> HostLink:
     buffers = _buffers(rank)
     rank.phase("copies between host and GPU, one GPU at a time")
-    alone: _Rates | None = None
     for turn in range(rank.world_size):
         if turn == rank.number:
             alone = _rates(buffers)
         rank.barrier()  # on the CPU, so that the other GPUs are idle meanwhile
-    assert alone is not None
-    together: _Rates | None = None
+    one = Missing("one GPU: there are no others to copy at the same time")
+    together: tuple[float | Missing, float | Missing] = one, one
     if rank.world_size > 1:
         rank.phase("copies between host and GPU, all at once")
         rank.barrier()
@@ -76,14 +70,13 @@ def _host_link(rank: Rank, near: bool | Missing) -> HostLink:
     buffers.returned.copy_(buffers.device)
     rank.synchronize()
     wrong = int((buffers.returned.view(torch.uint8) != buffers.sent.view(torch.uint8)).sum())
-    one = Missing("one GPU: there are no others to copy at the same time")
     return HostLink(
         rank=rank.number,
         size_bytes=buffers.sent.nbytes,
-        h2d_alone_gb_s=alone.h2d_gb_s,
-        d2h_alone_gb_s=alone.d2h_gb_s,
-        h2d_together_gb_s=together.h2d_gb_s if together else one,
-        d2h_together_gb_s=together.d2h_gb_s if together else one,
+        h2d_alone_gb_s=alone[0],
+        d2h_alone_gb_s=alone[1],
+        h2d_together_gb_s=together[0],
+        d2h_together_gb_s=together[1],
         wrong_bytes=wrong,
         near_cpus=near,
     )
@@ -118,8 +111,9 @@ def _allocated(rank: Rank, size: int) -> _Buffers | None:
     return _Buffers(sent, device, returned)
 
 
-def _rates(buffers: _Buffers) -> _Rates:
-    return _Rates(_copy_gb_s(buffers.device, buffers.sent), _copy_gb_s(buffers.returned, buffers.device))
+def _rates(buffers: _Buffers) -> tuple[float, float]:
+    """GB/s to the GPU, and back."""
+    return _copy_gb_s(buffers.device, buffers.sent), _copy_gb_s(buffers.returned, buffers.device)
 
 
 def _copy_gb_s(target: torch.Tensor, source: torch.Tensor) -> float:
@@ -151,10 +145,8 @@ def _near_its_gpu(rank: Rank) -> Iterator[bool | Missing]:
 
 
 def _near_cpus(rank: Rank) -> frozenset[int] | Missing:
-    bus_ids = rank.job.gpu_bus_ids
-    if rank.number >= len(bus_ids):
-        return Missing("the GPU's bus id is not known")
-    path = _DEVICES / bus_ids[rank.number] / "local_cpulist"
+    _, _, bus_id = rank.job.gpus[rank.number]
+    path = _DEVICES / bus_id / "local_cpulist"
     try:
         cpus = parse_cpu_list(path.read_text())
     except OSError as error:

@@ -20,13 +20,12 @@ import msgspec
 from gpudoctor.facts.model.measurements import PROBES, Measurements, ProbeProblem
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.system.path_status import ask_paths
-from gpudoctor.probes.runner.deadlines import Limits
 from gpudoctor.probes.runner.local_workers import LocalWorkers
 from gpudoctor.probes.runner.messages import AnyMessage, RankJob
-from gpudoctor.probes.runner.plan import Injection, ProbePlan, checked
-from gpudoctor.probes.runner.progress_board import ProgressBoard
+from gpudoctor.probes.runner.plan import Limits, ProbePlan, checked
 from gpudoctor.probes.runner.rank_starter_client import end, order_for, start
 from gpudoctor.probes.runner.run_collector import RunCollector
+from gpudoctor.probes.runner.stalls import ProgressBoard
 from gpudoctor.process.pipes import LineReader, ready
 from gpudoctor.process.spawn import Child
 
@@ -64,7 +63,7 @@ def run_probes(
     ended and the private directory is removed before it propagates.
 
     `deadline_s` bounds the run from the rendezvous of the ranks on, `probe_deadline_s` each probe. The import of
-    torch and the rendezvous have separate limits (deadlines.py): a cold disk or sleeping GPUs may take minutes.
+    torch and the rendezvous have separate limits (plan.py): a cold disk or sleeping GPUs may take minutes.
     Ending ranks that ignore SIGTERM may take 2 s more, or 11 s if the driver does not release one.
     `progress` is called with each phase that begins, `on_wait` about every 10 s with what the run is waiting for.
     `python`: an interpreter for the ranks other than ours.
@@ -80,7 +79,12 @@ def run_probes(
             raise _CannotStartError(f"{workers.engine} started {workers.ranks} processes here, and {who} did not come")
         limits = Limits(plan, deadline_s, probe_deadline_s)
         with _private_folder() as (folder, life):
-            job = _job_of(plan, folder, limits, injections)
+            job = RankJob(
+                **msgspec.structs.asdict(plan),
+                folder=str(folder),
+                group_timeout_s=limits.whole_s + 10.0,
+                injections=injections,
+            )
             with _needed():
                 board = ProgressBoard(folder / "board", plan.ranks)
             collector = RunCollector(plan, folder, board, progress)
@@ -96,24 +100,6 @@ def run_probes(
             return collector.measurements()
     except _CannotStartError as error:
         return _nothing_started(plan, str(error))
-
-
-def _job_of(plan: ProbePlan, folder: Path, limits: Limits, injections: tuple[Injection, ...]) -> RankJob:
-    return RankJob(
-        backend=plan.backend,
-        world_size=plan.ranks,
-        probes=plan.probes,
-        folder=str(folder),
-        group_timeout_s=limits.whole_s + 10.0,
-        gpu_uuids=tuple(uuid for _, uuid, _ in plan.gpus),
-        gpu_bus_ids=tuple(bus_id for _, _, bus_id in plan.gpus),
-        level=plan.level,
-        duration_s=plan.duration_s,
-        injections=injections,
-        verification=plan.verification,
-        strategies=plan.strategies,
-        data=plan.data,
-    )
 
 
 @contextmanager
@@ -204,7 +190,7 @@ class _Children:
 @contextmanager
 def _started(job: RankJob, life: int, python: str | None, workers: LocalWorkers | None) -> Iterator[_Children]:
     """Start the children; all of them have been ended when the block is left, however that happens."""
-    everyone = list(range(job.world_size))
+    everyone = list(range(job.ranks))
     worker_ranks = everyone[1:] if workers is not None else []
     # CUDA must not be in use when a process forks, which only a CPU run guarantees. Under an engine each starter
     # has one rank, for which forking gains nothing.
@@ -250,7 +236,8 @@ def _watch(
         limit, limit_s = limits.at(now, collector.stage, collector.running)
         if give_up_at is None and collector.broken:
             give_up_at = now + _FAILURE_GRACE_S
-        if now >= (limit if give_up_at is None else give_up_at):
+        until = limit if give_up_at is None else give_up_at
+        if now >= until:
             if give_up_at is None:
                 collector.time_out(limit_s)
             return
@@ -259,7 +246,7 @@ def _watch(
             if on_wait is not None:
                 on_wait(collector.waited_for())
         # in short turns: a signal that arrives just before the wait does not interrupt it
-        for rank, line in children.lines(min((limit if give_up_at is None else give_up_at) - now, _TURN_S)):
+        for rank, line in children.lines(min(until - now, _TURN_S)):
             if line is None:
                 collector.pipe_ended(rank)
             else:

@@ -11,31 +11,18 @@ from gpudoctor.facts.model.measured_devices import ComputeRank, HostLink, PeerLi
 from gpudoctor.facts.model.measured_strategies import StrategyRank, StrategyReference, StrategyShape
 from gpudoctor.facts.model.measurements import BucketStep, Probe, Swap, TorchView
 from gpudoctor.facts.model.missing import Missing
-from gpudoctor.probes.plan_verification.messages import VerificationFigures, VerificationOrder
-from gpudoctor.probes.runner.plan import Injection
+from gpudoctor.probes.plan_verification.messages import VerificationFigures
+from gpudoctor.probes.runner.plan import Injection, ProbePlan
 
 Where = Literal["launch", "collective", "link", "compute", "train", "strategy", "data"]
 
 
-class RankJob(msgspec.Struct, frozen=True):
-    """Everything a rank is given at its start.
+class RankJob(ProbePlan, frozen=True, kw_only=True):
+    """Everything a rank is given at its start: the plan, with its faults parsed, and the run's private directory."""
 
-    `folder`: the run's private directory. `gpu_uuids`, `gpu_bus_ids`: each rank's GPU, in rank order.
-    """
-
-    backend: Literal["nccl", "gloo"]
-    world_size: int
-    probes: tuple[Probe, ...]
     folder: str
     group_timeout_s: float
-    gpu_uuids: tuple[str, ...] = ()
-    gpu_bus_ids: tuple[str, ...] = ()
-    level: str = "standard"
-    duration_s: float | None = None
     injections: tuple[Injection, ...] = ()
-    verification: VerificationOrder | None = None
-    strategies: tuple[str, ...] = ()
-    data: tuple[str, ...] = ()
 
 
 class RankMessage(msgspec.Struct, frozen=True, tag=True):
@@ -123,11 +110,11 @@ class PairSample(ProbeSample, frozen=True):
     wrong_elements: int
 
 
-class NotOffered(RankMessage, frozen=True):
-    """The backend of this torch lacks one collective."""
+class LeftOut(RankMessage, frozen=True):
+    """Why a rank left out one part of a probe, or the whole: its name in `not_run`."""
 
-    op: str
-    text: str
+    part: str
+    why: Missing
 
 
 class StepBlock(msgspec.Struct, frozen=True):
@@ -211,12 +198,6 @@ class LoaderSample(ProbeSample, frozen=True):
     loading: DataLoading
 
 
-class LoaderLeftOut(ProbeSample, frozen=True):
-    """Why nothing was loaded."""
-
-    why: Missing
-
-
 class VerificationSample(RankMessage, frozen=True):
     """One rank's figures from a plan verification."""
 
@@ -244,7 +225,7 @@ AnyMessage = (
     | RankFailure
     | CollectiveSample
     | PairSample
-    | NotOffered
+    | LeftOut
     | LinkSample
     | ComputeSample
     | TrainSample
@@ -252,7 +233,6 @@ AnyMessage = (
     | StrategySample
     | StrategyLeftOut
     | LoaderSample
-    | LoaderLeftOut
     | VerificationSample
     | Finished
     | Left

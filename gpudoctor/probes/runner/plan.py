@@ -1,13 +1,15 @@
-"""The plan of a probe run: which probes on which ranks, and the faults to inject."""
+"""The plan of a probe run: which probes on which ranks, the faults to inject, and how long the ranks may take."""
 
 from __future__ import annotations
 
 import math
-from typing import Literal
+from collections.abc import Iterable
+from typing import Literal, NamedTuple
 
 import msgspec
 
 from gpudoctor.errors import UserError
+from gpudoctor.facts.deadlines import CUDA_CONTEXT, NCCL_INIT, TORCH_IMPORT, Deadline
 from gpudoctor.facts.model.measurements import Device, Probe
 from gpudoctor.probes.plan_verification.messages import VerificationOrder
 from gpudoctor.probes.runner.launch_engine import Engine, number_of
@@ -27,39 +29,29 @@ InjectionKind = Literal[
     "wrong-recompute",
 ]
 
-# What follows the rank in --inject, by kind. None: nothing. In brackets: optional.
-_SHAPES: dict[str, str | None] = {
-    "hang-rank": "PHASE",
-    "die-rank": "PHASE",
-    "slow-rank": "FACTOR",
-    "wrong-sum": None,
-    "nan": "train",
-    "desync": None,
-    "slow-data": "[FACTOR]",
-    "oom": None,
-    "wrong-bits": None,
-    "skip-all-gather": None,
-    "wrong-shard": None,
-    "wrong-recompute": None,
-}
-# Kinds that have a fixed phase, and the strategies that can simulate them.
-_PHASE_OF_KIND: dict[str, str] = {
-    "oom": "train",
-    "skip-all-gather": "strategy",
-    "wrong-shard": "strategy",
-    "wrong-recompute": "strategy",
-}
-_STRATEGIES: dict[str, tuple[str, ...]] = {
-    "skip-all-gather": ("fsdp", "fsdp1"),
-    "wrong-shard": ("tensor",),
-    "wrong-recompute": ("checkpointing",),
-}
-# Kinds without a phase, and the probe that simulates them.
-_PROBE_OF_KIND: dict[str, Probe] = {
-    "wrong-sum": "collective",
-    "wrong-bits": "compute",
-    "slow-rank": "train",
-    "slow-data": "train",
+
+class _Case(NamedTuple):
+    """What follows the rank in --inject (in brackets: optional), the phase or the probe, and the strategies."""
+
+    detail: Literal["", "PHASE", "FACTOR", "[FACTOR]", "train"] = ""
+    phase: str | None = None
+    probe: Probe | None = None
+    strategies: tuple[str, ...] = ()
+
+
+_CASES: dict[InjectionKind, _Case] = {
+    "hang-rank": _Case("PHASE"),
+    "die-rank": _Case("PHASE"),
+    "slow-rank": _Case("FACTOR", probe="train"),
+    "wrong-sum": _Case(probe="collective"),
+    "nan": _Case("train"),
+    "desync": _Case(),
+    "slow-data": _Case("[FACTOR]", probe="train"),
+    "oom": _Case(phase="train"),
+    "wrong-bits": _Case(probe="compute"),
+    "skip-all-gather": _Case(phase="strategy", strategies=("fsdp", "fsdp1")),
+    "wrong-shard": _Case(phase="strategy", strategies=("tensor",)),
+    "wrong-recompute": _Case(phase="strategy", strategies=("checkpointing",)),
 }
 FULL_LEVELS = ("full", "burn")  # levels that measure every collective and every pair of ranks
 # Phases in which a rank can hang or die, and the probe that runs them. None: part of every run.
@@ -108,6 +100,10 @@ class ProbePlan(msgspec.Struct, frozen=True):
     def device(self) -> Device:
         return "cuda" if self.backend == "nccl" else "cpu"
 
+    @property
+    def gpu_uuids(self) -> tuple[str, ...]:
+        return tuple(uuid for _, uuid, _ in self.gpus)
+
 
 class Injection(msgspec.Struct, frozen=True):
     """One deliberate fault in one rank; `phase` is a key of `_PHASES`."""
@@ -125,31 +121,24 @@ def injections_of(plan: ProbePlan) -> tuple[Injection, ...]:
 
 def parse_injection(text: str, ranks: int) -> Injection:
     """Parse KIND=RANK[:DETAIL], for example slow-rank=1:1.3; raises UserError."""
-    kind, equals, rest = text.partition("=")
-    if kind not in _SHAPES:
-        raise UserError(f"--inject {text}: no such case; known: {', '.join(_spelling(k) for k in _SHAPES)}")
+    name, equals, rest = text.partition("=")
+    kind = next((kind for kind in _CASES if kind == name), None)
+    if kind is None:
+        raise UserError(f"--inject {text}: no such case; known: {', '.join(map(_spelling, _CASES))}")
     number, colon, detail = rest.partition(":")
-    shape = _SHAPES[kind]
-    well_formed = shape == "[FACTOR]" or bool(colon) == (shape is not None)
-    rank = number_of(number)
+    case, rank = _CASES[kind], number_of(number)
+    well_formed = case.detail == "[FACTOR]" or bool(colon) == bool(case.detail)
     if not equals or rank is None or not well_formed:
         raise UserError(f"--inject {text}: write it as {_spelling(kind)}")
     if rank >= ranks:
         raise UserError(f"--inject {text}: there is no rank {rank}; this run has ranks 0 to {ranks - 1}")
-    if shape == "PHASE" and detail not in _PHASES:
+    if case.detail == "PHASE" and detail not in _PHASES:
         raise UserError(f"--inject {text}: no phase {detail!r}; known: {', '.join(_PHASES)}")
-    if shape == "train" and detail != "train":
+    if case.detail == "train" and detail != "train":
         raise UserError(f"--inject {text}: write it as {_spelling(kind)}")
-    phase = detail if shape in ("PHASE", "train") else None
-    return msgspec.convert(
-        {
-            "kind": kind,
-            "rank": rank,
-            "phase": _PHASE_OF_KIND.get(kind, phase),
-            "factor": _factor(text, detail) if shape == "FACTOR" or (shape == "[FACTOR]" and colon) else None,
-        },
-        Injection,
-    )
+    if "FACTOR" in case.detail:
+        return Injection(kind, rank, factor=_factor(text, detail) if colon else None)
+    return Injection(kind, rank, detail or case.phase)
 
 
 def _factor(text: str, detail: str) -> float:
@@ -162,11 +151,11 @@ def _factor(text: str, detail: str) -> float:
     return factor
 
 
-def _spelling(kind: str) -> str:
-    shape = _SHAPES[kind]
-    if shape is None:
+def _spelling(kind: InjectionKind) -> str:
+    detail = _CASES[kind].detail
+    if not detail:
         return f"{kind}=RANK"
-    return f"{kind}=RANK[:{shape[1:]}" if shape.startswith("[") else f"{kind}=RANK:{shape}"
+    return f"{kind}=RANK[:{detail[1:]}" if detail.startswith("[") else f"{kind}=RANK:{detail}"
 
 
 def checked(plan: ProbePlan) -> tuple[Injection, ...]:
@@ -179,7 +168,7 @@ def checked(plan: ProbePlan) -> tuple[Injection, ...]:
     for text, injection in zip(plan.inject, injections, strict=True):
         why = _not_come_by(plan, injection)
         if why is not None:
-            place = injection.phase or _PROBE_OF_KIND[injection.kind]
+            place = injection.phase or _CASES[injection.kind].probe
             raise UserError(f"--inject {text}: no rank comes by {place}: {why}")
     return injections
 
@@ -192,8 +181,8 @@ def desyncs(plan: ProbePlan) -> bool:
 
 def _not_come_by(plan: ProbePlan, injection: Injection) -> str | None:
     """Why this run would never reach the fault; None if it does."""
-    phase, strategies = injection.phase, _STRATEGIES.get(injection.kind, ())
-    probe = _PHASES[phase] if phase else _PROBE_OF_KIND.get(injection.kind)
+    phase, strategies = injection.phase, _CASES[injection.kind].strategies
+    probe = _PHASES[phase] if phase else _CASES[injection.kind].probe
     if probe is not None and probe not in plan.probes:
         return f"the {probe} probe is not run"
     if strategies and plan.strategies and not set(strategies) & set(plan.strategies):
@@ -203,3 +192,51 @@ def _not_come_by(plan: ProbePlan, injection: Injection) -> str | None:
     if phase in _FULL_PHASES and plan.level not in FULL_LEVELS:
         return f"it is measured at --level full, and this is {plan.level}"
     return None
+
+
+Stage = Literal["import", "join", "run"]
+
+STRATEGY_IMPORT = Deadline(
+    90.0, "the modules of the strategies beside torch itself: half as many files again, from the same disk"
+)
+PEER_CONTEXT = Deadline(
+    2.0,
+    "a context that a rank opens on another's GPU for link copies, all of them behind one lock of the driver: below a "
+    "second each, some 0.5 s on nodes with much memory to map",
+)
+
+
+class Limits:
+    """When to give up on a run: on the import of torch, the rendezvous of the ranks, each probe, and the whole.
+
+    `run_s` counts from the end of the rendezvous, `probe_s` from when the first rank begins a probe. The rendezvous
+    of CPU ranks takes a moment, and is bounded by `run_s` too.
+    """
+
+    def __init__(self, plan: ProbePlan, run_s: float, probe_s: float) -> None:
+        on_gpus = plan.backend == "nccl"
+        strategies = "strategy" in plan.probes or plan.verification is not None
+        import_s = TORCH_IMPORT.seconds + (STRATEGY_IMPORT.seconds if strategies else 0.0)
+        # every rank opens every other GPU: 56 contexts on 8 GPUs
+        contexts = plan.ranks * (plan.ranks - 1) if on_gpus and "link" in plan.probes else 0
+        self._contexts_s = PEER_CONTEXT.seconds * contexts
+        self._probe_s = probe_s
+        self._stages_s: dict[Stage, float] = {
+            "import": import_s,
+            "join": CUDA_CONTEXT.seconds + NCCL_INIT.seconds if on_gpus else run_s,
+            "run": run_s + self._contexts_s,
+        }
+        self._ends: dict[str, float] = {}
+
+    @property
+    def whole_s(self) -> float:
+        """The longest a run can take."""
+        return sum(self._stages_s.values())
+
+    def at(self, now_s: float, stage: Stage, running: Iterable[str]) -> tuple[float, float]:
+        """The next deadline on the clock of `now_s`, and the limit in seconds that it comes from."""
+        limits = [(self._ends.setdefault(stage, now_s + self._stages_s[stage]), self._stages_s[stage])]
+        for probe in running:
+            probe_s = self._probe_s + (self._contexts_s if probe.partition(",")[0] == "link" else 0.0)
+            limits.append((self._ends.setdefault(f"probe {probe}", now_s + probe_s), probe_s))
+        return min(limits)

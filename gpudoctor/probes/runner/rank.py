@@ -23,7 +23,7 @@ from gpudoctor.facts.model.measurements import ONCE
 from gpudoctor.probes.runner import messages
 from gpudoctor.probes.runner.messages import RankJob, Where
 from gpudoctor.probes.runner.plan import Injection, InjectionKind
-from gpudoctor.probes.runner.progress_board import ProgressBoard
+from gpudoctor.probes.runner.stalls import ProgressBoard
 from gpudoctor.probes.runner.torch_errors import UnusableTorchError, rank_failure, require_usable, torch_view
 from gpudoctor.process.ending import leave, send_signal
 from gpudoctor.process.pipes import write_all
@@ -43,7 +43,7 @@ class Rank:
     def __init__(self, number: int, job: RankJob, fd: int) -> None:
         self.number = number
         self.job = job
-        self.world_size = job.world_size
+        self.world_size = job.ranks
         self.on_gpu = job.backend == "nccl"
         self.device = torch.device("cuda", 0) if self.on_gpu else torch.device("cpu")
         self.waiting = False
@@ -51,7 +51,7 @@ class Rank:
         self.batch: int | None = None
         self._fd = fd
         self._probe: Where = "launch"
-        self._board = ProgressBoard(Path(job.folder) / "board", job.world_size)
+        self.board = ProgressBoard(Path(job.folder) / "board", job.ranks)
         self._token = torch.zeros(1)
 
     def send(self, message: messages.RankMessage) -> None:
@@ -61,31 +61,22 @@ class Rank:
     def phase(self, text: str, probe: Where | None = None) -> None:
         """Report that a phase begins; without `probe`, it belongs to the current one."""
         self._probe = probe or self._probe
-        self._board.begin_step(self.number, 0)
-        self._board.move(self.number, blocked=False)
+        self.board.begin_step(self.number, 0)
+        self.board.move(self.number)
         self.send(messages.Phase(self._probe, text))
 
     def step(self, step: int) -> None:
         """Report that a step of the phase begins, counted from 1."""
-        self._board.begin_step(self.number, step)
+        self.board.begin_step(self.number, step)
 
     @contextmanager
     def blocked(self) -> Iterator[None]:
         """Around a call that returns only after other ranks have made theirs."""
-        self._board.move(self.number, blocked=True)
+        self.board.move(self.number)
         self.waiting = True
         yield  # after an exception `waiting` stays True: it happened while waiting for others
         self.waiting = False
-        self._board.move(self.number, blocked=False)
-
-    @property
-    def moves(self) -> int:
-        """This rank's count of moves on the progress board."""
-        return self._board.entry(self.number).moves
-
-    def level(self, moves: int) -> None:
-        """Set the count of moves to the value that all ranks agreed on, because one of them may have skipped some."""
-        self._board.level(self.number, moves)
+        self.board.move(self.number)
 
     def barrier(self) -> None:
         """Wait on the CPU for every rank; the GPU of a waiting rank stays idle."""
@@ -149,7 +140,7 @@ def run_rank(order: dict[str, Any]) -> NoReturn:
     number: int = order["rank"]
     _own_output(Path(job.folder) / f"rank-{number}.stderr")
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGCHLD})
-    os.environ.update(RANK=str(number), LOCAL_RANK=str(number), WORLD_SIZE=str(job.world_size))
+    os.environ.update(RANK=str(number), LOCAL_RANK=str(number), WORLD_SIZE=str(job.ranks))
     torch.set_num_threads(1)
     rank = Rank(number, job, order["fd"])
     try:

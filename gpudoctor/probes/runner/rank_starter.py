@@ -23,9 +23,8 @@ from contextlib import suppress
 from typing import Any
 
 from gpudoctor.process.die_with_parent import dependent_python, die_with_parent
-from gpudoctor.process.ending import ENDING_SIGNALS, RunningProcess, leave, send_signal
-from gpudoctor.process.forked import ForkedProcess, reap
-from gpudoctor.process.leftovers import send_signals
+from gpudoctor.process.ending import ENDING_SIGNALS, RunningProcess, leave, reap, send_signal, send_signals
+from gpudoctor.process.forked import ForkedProcess
 from gpudoctor.process.pipes import write_all
 from gpudoctor.process.spawn import Child
 
@@ -175,8 +174,9 @@ def _fork_rank(rank_job: dict[str, Any], not_mine: list[int]) -> RunningProcess:
 
 def _spawn_rank(rank_job: dict[str, Any], _not_mine: list[int]) -> RunningProcess:
     environment = dict(os.environ)
-    if rank_job["job"]["gpu_uuids"]:  # by UUID: a torch ordinal is not an NVML index
-        visible = visible_gpus(rank_job["rank"], rank_job["job"]["gpu_uuids"], rank_job["job"]["probes"])
+    if rank_job["job"]["gpus"]:  # by UUID: a torch ordinal is not an NVML index
+        uuids = [uuid for _, uuid, _ in rank_job["job"]["gpus"]]
+        visible = visible_gpus(rank_job["rank"], uuids, rank_job["job"]["probes"])
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(visible)
     command = dependent_python("gpudoctor.probes.runner.rank_starter", "rank_main", json.dumps(rank_job))
     return Child(command, stdout=None, stderr=None, env=environment, pass_fds=[rank_job["fd"]], new_session=False)

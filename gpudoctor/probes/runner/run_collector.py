@@ -9,23 +9,29 @@ from pathlib import Path
 
 import msgspec
 
-from gpudoctor.facts.model.measurements import (
-    Launch,
-    Measurements,
-    Probe,
-    ProbeProblem,
-    RankInfo,
-    TorchView,
-)
+from gpudoctor.facts.model.measurements import Launch, Measurements, Probe, ProbeProblem, RankInfo, TorchView
 from gpudoctor.facts.model.missing import NOT_READ, Missing
 from gpudoctor.probes.runner import messages
-from gpudoctor.probes.runner.deadlines import Stage
 from gpudoctor.probes.runner.merge import merged_torch_view
-from gpudoctor.probes.runner.plan import ProbePlan
-from gpudoctor.probes.runner.progress_board import ProgressBoard
+from gpudoctor.probes.runner.plan import ProbePlan, Stage
 from gpudoctor.probes.runner.run_progress import RunProgress
-from gpudoctor.probes.runner.stalls import RankState, failure_problems, rank_list, slow_problem, timeout_problem
+from gpudoctor.probes.runner.stalls import (
+    ProgressBoard,
+    RankState,
+    failure_problems,
+    rank_list,
+    slow_problem,
+    timeout_problem,
+)
 
+FIGURES_OF_PROBE: dict[Probe, str] = {  # the field of Measurements that is empty if the probe brought nothing
+    "collective": "collectives",
+    "link": "host_links",
+    "compute": "compute",
+    "train": "training",
+    "strategy": "strategies",
+    "data": "data_loading",
+}
 INSTALL_TORCH = "PyTorch is not installed: pip install 'torch>=2.4' 'numpy>=1.26'"
 
 _TAIL_BYTES = 1 << 20  # if the user set NCCL_DEBUG=INFO, warnings may be far from the end
@@ -53,13 +59,13 @@ class RunCollector:
         self._states = [RankState(number) for number in range(plan.ranks)]
         self._views: dict[int, TorchView] = {}
         self._run_progress = RunProgress(plan, clock)
-        self._not_offered: dict[str, Missing] = {}
+        self._left_out: dict[str, Missing] = {}
         self._joined: set[int] = set()
         self._start_s: float | Missing = NOT_READ
         self._import_s: float | Missing = NOT_READ
         self._phases: set[tuple[int, str]] = set()
         self._method: str | None = None
-        self._no_torch: messages.NoTorch | None = None
+        self._lack_of_torch: Missing | None = None
         self._cannot_run: str | None = None
         self._cannot_start: str | None = None
         self._pids: dict[int, int] = {}
@@ -95,7 +101,7 @@ class RunCollector:
         return (
             self._starter_ended
             or self._cannot_start is not None
-            or self._no_torch is not None
+            or self._lack_of_torch is not None
             or self._cannot_run is not None
             or all(state.left for state in self._states)
             or any(state.died or state.failure is not None for state in self._states)
@@ -110,8 +116,8 @@ class RunCollector:
                 self._views[rank] = view
             case messages.ProbeSample():
                 self._run_progress.take(rank, message)
-            case messages.NotOffered(op=op, text=text):
-                self._not_offered[op] = Missing(text, "unsupported")
+            case messages.LeftOut(part=part, why=why):
+                self._left_out[part] = why
             case messages.Finished(probe=finished):
                 self._run_progress.finish(rank, finished)
             case messages.Left():
@@ -130,8 +136,8 @@ class RunCollector:
                 if method == "fresh-interpreters":
                     for state in self._states:
                         state.phase = "import torch" if state.phase == "start" else state.phase
-            case messages.NoTorch():
-                self._no_torch = message
+            case messages.NoTorch(text=text, kind=kind):
+                self._lack_of_torch = Missing(INSTALL_TORCH if kind == "absent" else text, kind)
 
     def garbled(self, rank: int) -> None:
         """Note that a line could not be parsed: this process's figures are lost, whatever it does next."""
@@ -172,7 +178,7 @@ class RunCollector:
     def conclude(self) -> None:
         """Note why the run ended early, if it did; to be called before any rank is ended."""
         self._look()
-        if self._problems or self._no_torch is not None or self._cannot_run is not None:
+        if self._problems or self._lack_of_torch is not None or self._cannot_run is not None:
             return
         failures = failure_problems(self._states)
         if self._cannot_start is not None:
@@ -195,20 +201,12 @@ class RunCollector:
     def measurements(self) -> Measurements:
         """All measurements so far, with the problems and the reasons for what is missing."""
         found = self._run_progress.measured()
-        have: dict[Probe, bool] = {
-            "collective": bool(found.collectives),
-            "link": bool(found.host_links),
-            "compute": bool(found.compute),
-            "train": found.training is not None,
-            "strategy": found.strategies is not None,
-            "data": found.data_loading is not None,
-        }
         return msgspec.structs.replace(
             found,
             launch=self._launch(),
             torch_view=merged_torch_view(self._views, self._plan.backend),
             problems=tuple(self._problems),
-            not_run=self._not_run(have) | found.not_run | self._not_offered,
+            not_run=self._not_run(found) | found.not_run | self._left_out,
             injected=self._plan.inject,
         )
 
@@ -246,22 +244,18 @@ class RunCollector:
         total_s = time.monotonic() - self._began
         return Launch(self._plan.backend, self._plan.ranks, ranks, self._method, self._start_s, total_s, self._import_s)
 
-    def _not_run(self, have: dict[Probe, bool]) -> dict[str, Missing]:
-        reasons: dict[str, Missing] = {probe: self._reason(probe) for probe, done in have.items() if not done}
-        if self._no_torch is not None:
-            return {"torch": self._lack_of_torch(self._no_torch), **reasons}
-        if not self._views:
-            return {"torch": Missing(self._why(None), "failed"), **reasons}
-        return reasons
-
-    def _lack_of_torch(self, said: messages.NoTorch) -> Missing:
-        return Missing(INSTALL_TORCH if said.kind == "absent" else said.text, said.kind)
+    def _not_run(self, found: Measurements) -> dict[str, Missing]:
+        lacking = [probe for probe, field in FIGURES_OF_PROBE.items() if not getattr(found, field)]
+        reasons: dict[str, Missing] = {probe: self._reason(probe) for probe in lacking}
+        if self._lack_of_torch is not None:
+            return {"torch": self._lack_of_torch, **reasons}
+        return reasons if self._views else {"torch": Missing(self._why(None), "failed"), **reasons}
 
     def _reason(self, probe: Probe) -> Missing:
         if probe not in self._plan.probes:
             return Missing("not asked for")
-        if self._no_torch is not None:
-            return self._lack_of_torch(self._no_torch)
+        if self._lack_of_torch is not None:
+            return self._lack_of_torch
         if self._cannot_run is not None:
             return Missing(self._cannot_run)
         if probe == "collective" and self._plan.ranks == 1 and not self._problems:

@@ -137,7 +137,6 @@ class RunProgress:
         ranks, device = self._plan.ranks, self._plan.device
         links = list(samples.last(messages.LinkSample).values())
         no_peers = [link.no_peers for link in links if link.no_peers is not None]
-        no_data = [left_out.why for left_out in samples.last(messages.LoaderLeftOut).values()]
         loadings = {rank: sample.loading for rank, sample in samples.last(messages.LoaderSample).items()}
         measured = Measurements(
             collectives=merged_collectives(samples.by_rank(messages.CollectiveSample), ranks),
@@ -148,6 +147,6 @@ class RunProgress:
             training=merged_training(samples.last(messages.TrainSample), ranks, device),
             strategies=merged_strategies(samples.taken, ranks, device),
             data_loading=merged_loading(loadings, ranks),
-            not_run=({"peer": no_peers[0]} if no_peers else {}) | ({"data": no_data[-1]} if no_data else {}),
+            not_run={"peer": no_peers[0]} if no_peers else {},
         )
         return Repetition(measured, samples.ended_s)

@@ -1,17 +1,71 @@
-"""Which ranks keep the others waiting: pure functions over the state of each rank."""
+"""The progress of each rank, and which ranks keep the others waiting."""
 
 from __future__ import annotations
 
+import mmap
+import os
 import signal
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 import msgspec
 
 from gpudoctor.facts.model.measurements import ProbeProblem
 from gpudoctor.probes.runner.error_texts import telling_line
 from gpudoctor.probes.runner.messages import RankFailure, Where
-from gpudoctor.probes.runner.progress_board import BoardEntry
 from gpudoctor.process.ending import signal_name
+
+_FIELDS = 2  # moves, step
+_BYTES_PER_FIELD = 8
+
+
+class BoardEntry(msgspec.Struct, frozen=True):
+    """The progress of one rank.
+
+    `moves` counts every start of a phase and every entry into and return from a wait for other
+    ranks. All ranks make the same moves, so the rank with the fewest is the one that is behind.
+    """
+
+    moves: int = 0
+    step: int = 0
+
+
+class ProgressBoard:
+    """One row of counters per rank, in memory shared with the parent; only that rank writes it.
+
+    A line on a pipe would wake the parent and disturb the measurement on a small machine; a store does not, and can
+    still be read after the rank has died. Raises OSError if there is no disk space for it.
+    """
+
+    def __init__(self, path: Path, ranks: int) -> None:
+        size = ranks * _FIELDS * _BYTES_PER_FIELD
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            # not ftruncate: on a full disk the first store into a hole would kill the rank with SIGBUS
+            os.posix_fallocate(descriptor, 0, size)
+            self._memory = mmap.mmap(descriptor, size)
+        finally:
+            os.close(descriptor)
+        self._cells = memoryview(self._memory).cast("q")
+
+    def entry(self, rank: int) -> BoardEntry:
+        return BoardEntry(*self._cells[rank * _FIELDS : (rank + 1) * _FIELDS])
+
+    def move(self, rank: int) -> None:
+        self._cells[rank * _FIELDS] += 1
+
+    def level(self, rank: int, moves: int) -> None:
+        """Set the count to the value that all ranks agreed on, because one of them may have skipped some moves."""
+        self._cells[rank * _FIELDS] = moves
+
+    def begin_step(self, rank: int, step: int) -> None:
+        """Set the step of the phase, counted from 1; 0: the phase has no steps."""
+        self._cells[rank * _FIELDS + 1] = step
+
+    def close(self) -> None:
+        self._cells.release()
+        self._memory.close()
+
 
 # what other processes and the kernel send; neither a GPU nor its driver ends a program by these
 _SENT_BY_OTHERS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -23,7 +77,7 @@ class RankState(msgspec.Struct):
     number: int
     probe: Where = "launch"
     phase: str = "start"
-    progress: BoardEntry = BoardEntry(0, 0, False)
+    progress: BoardEntry = BoardEntry()
     failure: RankFailure | None = None
     left: bool = False
     stopped: bool = False

@@ -10,15 +10,7 @@ import msgspec
 
 from gpudoctor.facts.model.measured_data import StorageRead
 from gpudoctor.facts.model.missing import NOT_READ, Missing
-from gpudoctor.probes.storage.messages import (
-    FilesFound,
-    RateMeasured,
-    ReadAnswer,
-    ReadFailure,
-    ReadLeftOut,
-    ReadOrder,
-    ReadStep,
-)
+from gpudoctor.probes.storage.read_child import ReadAnswer, ReadOrder
 from gpudoctor.process.die_with_parent import dependent_python
 from gpudoctor.process.ending import ending_words, kill_all
 from gpudoctor.process.pipes import TURN_S, LineReader, pipe_with_child
@@ -30,34 +22,34 @@ SILENCE_S = 15.0
 WHOLE_S = 60.0
 _KILL_GRACE_S = 1.0
 
-
-class PathToRead(msgspec.Struct, frozen=True):
-    """A path to read files from, or (`own_file`) a folder to create a file in."""
-
-    path: str
-    own_file: bool = False
+Progress = Callable[[str], None] | None
 
 
 def read_paths(
-    paths: Sequence[PathToRead],
+    reads: Sequence[StorageRead],
     readers: tuple[int, ...],
-    progress: Callable[[str], None] | None = None,
+    progress: Progress = None,
     *,
     silence_s: float = SILENCE_S,
     seconds: float = 1.0,
 ) -> tuple[StorageRead, ...]:
-    """Read the paths one after another, since concurrent reads would compete. Never raises for a path.
+    """Fill in the figures, one path after another, since concurrent reads would compete. Never raises for a path.
 
     `readers`: numbers of concurrent readers, one measurement each. `silence_s`: how long a path may report nothing.
     """
-    return tuple(_read_path(path, readers, progress, silence_s, seconds) for path in paths)
+    return tuple(_read_path(read, readers, progress, silence_s, seconds) for read in reads)
 
 
 def _read_path(
-    path: PathToRead, readers: tuple[int, ...], progress: Callable[[str], None] | None, silence_s: float, seconds: float
+    read: StorageRead,
+    readers: tuple[int, ...],
+    progress: Progress,
+    silence_s: float,
+    seconds: float,
 ) -> StorageRead:
-    read = StorageRead(path.path.encode("utf-8", "replace").decode(), own_file=path.own_file)
-    order = ReadOrder(os.fsencode(path.path).hex(), path.own_file, readers, seconds)
+    path_hex = os.fsencode(read.path).hex()
+    read = msgspec.structs.replace(read, path=read.path.encode("utf-8", "replace").decode())
+    order = ReadOrder(read, path_hex, readers, seconds)
     try:
         with pipe_with_child("writes") as (ours, theirs):
             argv = dependent_python(
@@ -75,7 +67,7 @@ def _read_path(
 
 
 def _collect_answers(
-    read: StorageRead, pipe: LineReader, process: Child, progress: Callable[[str], None] | None, silence_s: float
+    read: StorageRead, pipe: LineReader, process: Child, progress: Progress, silence_s: float
 ) -> StorageRead:
     doing, give_up_s = "start", monotonic() + WHOLE_S
     silent_s = monotonic() + silence_s
@@ -86,37 +78,14 @@ def _collect_answers(
         for line in lines:
             answer = msgspec.json.decode(line, type=ReadAnswer)
             silent_s = monotonic() + silence_s
-            if isinstance(answer, ReadStep):
-                doing = answer.text
-                if progress is not None:
-                    progress(f"read {read.path}: {doing}")
-            read = _with_answer(read, answer)
+            if progress is not None and answer.doing != doing:
+                progress(f"read {read.path}: {answer.doing}")
+            doing, read = answer.doing, answer.read
     else:
         return _failed(read, f"did not come back from {doing!r} within {silence_s:g} s")
     if read.failure is None and read.cold == NOT_READ:
         return _failed(read, f"ended in {doing!r}: {ending_words(process.ends_within(_KILL_GRACE_S))}")
     return read
-
-
-def _with_answer(read: StorageRead, answer: ReadAnswer) -> StorageRead:
-    replace = msgspec.structs.replace
-    if isinstance(answer, ReadStep):
-        return read
-    if isinstance(answer, FilesFound):
-        return replace(read, files=answer.files, bytes_found=answer.bytes_found, method=answer.method)
-    if isinstance(answer, RateMeasured):
-        return replace(read, rates=(*read.rates, answer.rate))
-    if isinstance(answer, ReadLeftOut):
-        return replace(read, left_out=(*read.left_out, answer.text))
-    if isinstance(answer, ReadFailure):
-        return replace(read, failure=answer.why)
-    return replace(
-        read,
-        cold=answer.cold,
-        cached_gb_s=answer.cached_gb_s,
-        opens_per_s=answer.opens_per_s,
-        open_p99_us=answer.open_p99_us,
-    )
 
 
 def _failed(read: StorageRead, why: str) -> StorageRead:

@@ -1,6 +1,6 @@
 """The process that reads one path: it lists or creates files, starts readers, and reports each result.
 
-A path that hangs blocks only this process; the parent ends it with its readers.
+A path that hangs blocks only this process; the parent ends it with its readers. Orders and answers are JSON lines.
 """
 
 from __future__ import annotations
@@ -8,32 +8,43 @@ from __future__ import annotations
 import mmap
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from time import monotonic
+from typing import Any
 
 import msgspec
 
-from gpudoctor.facts.model.measured_data import ReadMethod, ReadPattern
+from gpudoctor.facts.model.measured_data import ReadMethod, ReadPattern, StorageRate, StorageRead
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.probes.storage import page_cache
-from gpudoctor.probes.storage.cold import cold, held_in_ram, mount_below
 from gpudoctor.probes.storage.listing import DataFile, listed
-from gpudoctor.probes.storage.messages import (
-    SEQUENTIAL_BYTES,
-    FilesFound,
-    RateMeasured,
-    ReadAnswer,
-    ReadEnd,
-    ReadFailure,
-    ReadLeftOut,
-    ReadOrder,
-    ReadStep,
-)
-from gpudoctor.probes.storage.readers import ReadersStuckError, pieces_of, read_at_once
+from gpudoctor.probes.storage.page_cache import cold, held_in_ram, mount_below
+from gpudoctor.probes.storage.readers import SEQUENTIAL_BYTES, ReadersStuckError, pieces_of, read_at_once
 from gpudoctor.process.ending import leave
 from gpudoctor.process.pipes import write_all
 from gpudoctor.units import short_size
+
+
+class ReadOrder(msgspec.Struct, frozen=True):
+    """What to read: `read` without figures, and its path in hexadecimal, since it need not be UTF-8 as JSON requires.
+
+    `readers`: numbers of concurrent readers, one measurement each, which ends after `seconds` or `most_bytes`.
+    """
+
+    read: StorageRead
+    path_hex: str
+    readers: tuple[int, ...]
+    seconds: float = 1.0
+    most_bytes: int = 16 << 30
+
+
+class ReadAnswer(msgspec.Struct, frozen=True):
+    """The step that the process is in, and what it has measured so far."""
+
+    doing: str
+    read: StorageRead
+
 
 _PATTERNS: tuple[ReadPattern, ...] = ("sequential", "random")
 _MOST_WAIT_S = 3.0  # estimate for one read by each reader, if they share the bandwidth that one reader got
@@ -56,44 +67,67 @@ class NothingToReadError(Exception):
         self.tried = tried
 
 
-def begin(descriptor: str, order: str) -> None:
-    """Execute the order (JSON) and answer on the pipe. Ends the process."""
-    asked = msgspec.json.decode(order, type=ReadOrder)
+class _Report:
+    """What has been measured so far; sent to the parent after each change."""
 
-    def say(answer: ReadAnswer) -> None:
+    def __init__(self, descriptor: int, read: StorageRead) -> None:
+        self._descriptor = descriptor
+        self._answer = ReadAnswer("start", read)
+
+    def doing(self, text: str) -> None:
+        """A step begins."""
+        self._send(ReadAnswer(text, self._answer.read))
+
+    def found(self, **fields: Any) -> None:
+        """Some fields of the result are known."""
+        self._send(ReadAnswer(self._answer.doing, msgspec.structs.replace(self._answer.read, **fields)))
+
+    def rate(self, rate: StorageRate) -> None:
+        self.found(rates=(*self._answer.read.rates, rate))
+
+    def left_out(self, *words: str) -> None:
+        self.found(left_out=(*self._answer.read.left_out, *words))
+
+    def _send(self, answer: ReadAnswer) -> None:
+        self._answer = answer
         try:
-            write_all(int(descriptor), msgspec.json.encode(answer) + b"\n")
+            write_all(self._descriptor, msgspec.json.encode(answer) + b"\n")
         except BrokenPipeError:
             leave(1)
 
+
+def begin(descriptor: str, order: str) -> None:
+    """Execute the order (JSON) and answer on the pipe. Ends the process."""
+    asked = msgspec.json.decode(order, type=ReadOrder)
+    report = _Report(int(descriptor), asked.read)
     try:
-        _read(asked, say)
+        _read(asked, report)
     except (NothingToReadError, ReadersStuckError) as error:
         # a name that is not UTF-8 has lone surrogates, which JSON cannot represent
         words = str(error).encode("utf-8", "replace").decode()
         untried = isinstance(error, NothingToReadError) and not error.tried
-        say(ReadFailure(Missing(words, "absent" if untried else "failed")))
+        report.found(failure=Missing(words, "absent" if untried else "failed"))
     except OSError as error:
         denied = isinstance(error, PermissionError)
-        say(ReadFailure(Missing(f"it answers {error.strerror or error}", "denied" if denied else "failed")))
+        report.found(failure=Missing(f"it answers {error.strerror or error}", "denied" if denied else "failed"))
     leave()
 
 
-def _read(order: ReadOrder, say: Callable[[ReadAnswer], None]) -> None:
-    path = os.fsdecode(bytes.fromhex(order.path_hex))
-    say(ReadStep("look the path up"))
+def _read(order: ReadOrder, report: _Report) -> None:
+    path, own_file = os.fsdecode(bytes.fromhex(order.path_hex)), order.read.own_file
+    report.doing("look the path up")
     mount = mount_below(path)
-    if order.own_file:
+    if own_file:
         why = None if mount is None else held_in_ram(mount)
         if why is not None and why.kind == "unsupported":
             raise NothingToReadError(f"{path}: {why.reason}, no storage to measure; name data by --data")
-        say(ReadStep("write a file to read"))
+        report.doing("write a file to read")
         files = [made_in(path)]
     else:
-        say(ReadStep("list files"))
-        files = _to_read(path, say)
+        report.doing("list files")
+        files = _to_read(path, report)
     method = _method(files[0])
-    say(FilesFound(len(files), sum(file.size_bytes for file in files), method))
+    report.found(files=len(files), bytes_found=sum(file.size_bytes for file in files), method=method)
     witness = max(files, key=lambda file: file.size_bytes).path
     stayed: list[float | None] = []
     for turn, pattern in enumerate(_PATTERNS):
@@ -102,9 +136,9 @@ def _read(order: ReadOrder, say: Callable[[ReadAnswer], None]) -> None:
         for step, readers in enumerate(order.readers):
             waits_s = readers * pieces[0].length / (alone_gb_s * 1e9) if alone_gb_s else 0.0
             if waits_s > _MOST_WAIT_S:
-                say(ReadLeftOut(f"{pattern}, {readers} readers: one read of each would take {waits_s:.0f} s"))
+                report.left_out(f"{pattern}, {readers} readers: one read of each would take {waits_s:.0f} s")
                 continue
-            say(ReadStep(f"{pattern}, {readers} reader{'s' * (readers > 1)}"))
+            report.doing(f"{pattern}, {readers} reader{'s' * (readers > 1)}")
             if method == "dropped":
                 page_cache.drop(file.path for file in files)
                 stayed.append(page_cache.resident_share(witness))
@@ -113,11 +147,11 @@ def _read(order: ReadOrder, say: Callable[[ReadAnswer], None]) -> None:
             shifted = [*pieces[at:], *pieces[:at]]
             rate = read_at_once(files, shifted, pattern, readers, method, order.seconds, order.most_bytes)
             alone_gb_s = alone_gb_s or rate.gb_s
-            say(RateMeasured(rate))
+            report.rate(rate)
     is_cold = cold(mount, method, page_cache.goes_past(witness) if method == "direct" else None, stayed)
-    say(ReadStep("open files, read from the page cache"))
-    opens_per_s, p99_us = _opens(files, own_file=order.own_file)
-    say(ReadEnd(is_cold, _cached_gb_s(witness), opens_per_s, p99_us))
+    report.doing("open files, read from the page cache")
+    opens_per_s, p99_us = _opens(files, own_file=own_file)
+    report.found(cold=is_cold, cached_gb_s=_cached_gb_s(witness), opens_per_s=opens_per_s, open_p99_us=p99_us)
 
 
 def made_in(folder: str) -> DataFile:
@@ -167,15 +201,14 @@ def _fill(descriptor: int, size_bytes: int) -> int:
     return written
 
 
-def _to_read(path: str, say: Callable[[ReadAnswer], None]) -> list[DataFile]:
+def _to_read(path: str, report: _Report) -> list[DataFile]:
     found = listed([path], _LEAST_FILE_BYTES)
     if not found.files:
         raise NothingToReadError(found.why_none(_LEAST_FILE_BYTES))
     whole = sum(file.size_bytes for file in found.files)
     if whole < SEQUENTIAL_BYTES:
         raise NothingToReadError(f"{short_size(whole)} of files in all: too little to measure; 1 MiB or more is wanted")
-    for words in found.left_out(_LEAST_FILE_BYTES):
-        say(ReadLeftOut(words))
+    report.left_out(*found.left_out(_LEAST_FILE_BYTES))
     return found.files
 
 

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-import json
 import mmap
 import os
 import random
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
+from itertools import cycle
 from time import monotonic
 
 import msgspec
 
 from gpudoctor.facts.model.measured_data import ReadMethod, ReadPattern, StorageRate
 from gpudoctor.probes.storage.listing import DataFile
-from gpudoctor.probes.storage.messages import RANDOM_BYTES, SEQUENTIAL_BYTES
 from gpudoctor.process.die_with_parent import die_with_parent
 from gpudoctor.process.ending import kill_all
 from gpudoctor.process.forked import ForkedProcess
 from gpudoctor.process.pipes import Bounded, pipe_with_child, read_to_end, write_all
 
+SEQUENTIAL_BYTES = 1 << 20
+RANDOM_BYTES = 128 << 10
 _SLACK_S = 8.0  # one read of a slow source may take seconds
 _MOST_ANSWER_BYTES = 8 << 20
 _MOST_TIMES = 20_000  # kept of one reader; more would not change the percentiles
@@ -89,8 +90,9 @@ def read_at_once(
     answers: dict[int, Bounded] = {}
     go, begin = os.pipe()
     try:
+        each = -(-len(pieces) // readers)
         for place in range(readers):
-            mine = pieces[place::readers] if pattern == "random" else _run_of(pieces, place, readers)
+            mine = pieces[place::readers] if pattern == "random" else pieces[place * each : (place + 1) * each]
             if method == "direct":
                 mine = mine or pieces[-1:]
             with pipe_with_child("writes") as (ours, theirs):
@@ -104,29 +106,21 @@ def read_at_once(
         kill_all(processes, 1.0, group=False)
         for descriptor in (go, begin, *answers):
             os.close(descriptor)
-    return _summed([_decoded(bytes(answer)) for answer in answers.values()], pattern, readers)
+    try:
+        results = [msgspec.json.decode(answer, type=_ReaderResult) for answer in answers.values()]
+    except msgspec.DecodeError:
+        raise ReadersStuckError("a reader ended without an answer") from None
+    return _summed(results, pattern, readers)
 
 
-def _run_of(pieces: Sequence[Piece], place: int, readers: int) -> Sequence[Piece]:
-    each = -(-len(pieces) // readers)
-    return pieces[place * each : (place + 1) * each]
-
-
-class _ReaderResult(msgspec.Struct, frozen=True):
+class _ReaderResult(msgspec.Struct):
     begin_s: float = 0.0
     end_s: float = 0.0
     read_bytes: int = 0
-    times_us: tuple[float, ...] = ()
+    times_us: list[float] = []
     reads: int = 0
     lost: int = 0
     error: str | None = None
-
-
-def _decoded(answer: bytes) -> _ReaderResult:
-    try:
-        return msgspec.json.decode(answer, type=_ReaderResult)
-    except msgspec.DecodeError:
-        return _ReaderResult(error="a reader ended without an answer")
 
 
 def _summed(results: Sequence[_ReaderResult], pattern: ReadPattern, readers: int) -> StorageRate:
@@ -158,40 +152,29 @@ def _be_reader(pipe: int, go: int, task: _Task, pieces: Sequence[Piece]) -> None
     opened = OpenFiles(task.files, task.method, task.pattern)
     buffer = mmap.mmap(-1, SEQUENTIAL_BYTES)  # O_DIRECT requires page alignment
     os.read(go, 1)
-    times: list[float] = []
-    read_bytes = reads = lost = 0
-    begin_s = now_s = monotonic()
-    error = None
+    did = _ReaderResult()
+    did.begin_s = did.end_s = monotonic()
     try:
-        for piece in _again(pieces) if task.method == "direct" else pieces:
-            was_s = now_s
+        for piece in cycle(pieces) if task.method == "direct" else pieces:
+            was_s = did.end_s
             try:
                 got = opened.read(piece, buffer)
             except FileNotFoundError:
                 got = 0
-            now_s = monotonic()
+            did.end_s = monotonic()
             if got:
-                read_bytes += got
-                reads += 1
-                if len(times) < _MOST_TIMES:
-                    times.append(round((now_s - was_s) * 1e6, 1))
+                did.read_bytes += got
+                did.reads += 1
+                if len(did.times_us) < _MOST_TIMES:
+                    did.times_us.append(round((did.end_s - was_s) * 1e6, 1))
             else:
-                lost += 1
-            if now_s - begin_s >= task.seconds or read_bytes >= task.most_bytes:
+                did.lost += 1
+            if did.end_s - did.begin_s >= task.seconds or did.read_bytes >= task.most_bytes:
                 break
     except OSError as failed:
-        error = f"reading {task.files[piece.file].path}: {failed.strerror or failed}"
-    result = {
-        "begin_s": begin_s, "end_s": now_s, "read_bytes": read_bytes, "times_us": times, "reads": reads, "lost": lost,
-        "error": error,
-    }  # fmt: skip
-    # json: a path that is not UTF-8 has lone surrogates, which msgspec cannot encode
-    write_all(pipe, json.dumps(result).encode())
-
-
-def _again(pieces: Sequence[Piece]) -> Iterator[Piece]:
-    while True:
-        yield from pieces
+        path = task.files[piece.file].path.encode("utf-8", "replace").decode()  # as JSON can represent it
+        did.error = f"reading {path}: {failed.strerror or failed}"
+    write_all(pipe, msgspec.json.encode(did))
 
 
 class OpenFiles:

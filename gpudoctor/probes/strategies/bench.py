@@ -33,18 +33,6 @@ _OF_THREADS = Missing("DataParallel computes in threads, in which nothing is cou
 _KEPT_COUNTED_AT, _TRAFFIC_COUNTED_AT = STEPS - 2, STEPS - 1  # counting takes time, so these steps are not timed
 
 
-class Variant(msgspec.Struct, frozen=True):
-    """One variant of a strategy; `figures` may be filled while it runs, and are read at its end.
-
-    `own_part`: each rank computes the loss of its own 1/n of the batch, n being the number of ranks.
-    """
-
-    name: str
-    dtype: Literal["fp32", "bf16"] = "fp32"
-    figures: dict[str, float] = {}
-    own_part: bool = False
-
-
 class Bench:
     """The model, its data, and the same steps on this rank alone; `strategy`: name of the one that is running.
 
@@ -96,24 +84,28 @@ class Bench:
 
     def train(
         self,
-        variant: Variant,
+        variant: str,
         step: Step,
         model: nn.Module,
         optimizer: Any,
         *,
+        dtype: Literal["fp32", "bf16"] = "fp32",
+        figures: Mapping[str, float] | None = None,
+        own_part: bool = False,
         parameters: Callable[[], Iterable[torch.Tensor]] | None = None,
         weights: Callable[[], Mapping[str, torch.Tensor]] | None = None,
         alone: bool = False,
     ) -> StrategyRank:
-        """Take the steps, compare the results with the reference, send them to the parent, and return them.
+        """Take the steps of a variant, compare the results with the reference, send them to the parent, return them.
 
         `step`: starts with zero_grad, ends with the optimizer's step, and returns the loss of its part of the batch.
+        `figures` may be filled by the steps. `own_part`: each rank computes the loss of its own 1/n of the batch.
         `optimizer`: anything with a `state`, or None. `parameters`: those this rank holds, if not those of `model`.
         `weights`: full tensors that this rank has, by the model's names, if `whole_weights` cannot provide them.
         `alone`: no other rank takes part.
         """
         rank, parameters = self._rank, parameters or model.parameters
-        rank.phase(f"{variant.name} step", "strategy")
+        rank.phase(f"{variant} step", "strategy")
         losses, times_ms = [], []
         kept, traffic = KeptForBackward(parameters()), TrafficCounter()
         if rank.on_gpu:
@@ -133,10 +125,11 @@ class Bench:
                 losses.append(step(number))
                 rank.synchronize()
             times_ms.append((time.monotonic_ns() - began_ns) / 1e6)
-        memory = self._memory(memory_of(parameters(), optimizer, _OF_THREADS if alone else kept.most_bytes))
+        memory = memory_of(parameters(), optimizer, _OF_THREADS if alone else kept.most_bytes)
+        memory = _with_peak(memory, rank.device, self.at_first_bytes)
         with nullcontext() if alone else rank.blocked():
             found = dict((weights or partial(whole_weights, model))())
-        error, worst, compared = self._compared(found, variant.dtype)
+        error, worst, compared = self._compared(found, dtype)
         result = StrategyRank(
             rank=rank.number,
             losses=tuple(finite(float(loss)) for loss in losses if loss is not None),
@@ -146,22 +139,13 @@ class Bench:
             step_ms=statistics.median(times_ms[1:_KEPT_COUNTED_AT]),
             worst_weight=worst,
             communicated_bytes=_ONE_PROCESS if alone else traffic.sent_bytes,
-            expected_losses=self._expected_losses(variant),
+            expected_losses=tuple(finite(losses[rank.number]) for losses in self._alone[dtype].part_losses)
+            if own_part
+            else (),
         )
         missing = self._missing(found, alone=alone)
-        rank.send(StrategySample(self.strategy, variant.name, variant.dtype, result, missing, dict(variant.figures)))
+        rank.send(StrategySample(self.strategy, variant, dtype, result, missing, dict(figures or {})))
         return result
-
-    def _expected_losses(self, variant: Variant) -> tuple[float | None, ...]:
-        if not variant.own_part:
-            return ()
-        return tuple(finite(losses[self._rank.number]) for losses in self._alone[variant.dtype].part_losses)
-
-    def _memory(self, counted: StrategyMemory) -> StrategyMemory:
-        if not self._rank.on_gpu:
-            return counted
-        peak_bytes = torch.cuda.max_memory_allocated() - self.at_first_bytes
-        return msgspec.structs.replace(counted, peak_bytes=peak_bytes)
 
     def _compared(self, found: Mapping[str, torch.Tensor], dtype: str) -> tuple[float | None, str | None, int]:
         """The worst error (None if not finite), its tensor, and the number of elements compared."""
@@ -226,10 +210,7 @@ class Alone:
         self.weights = {name: weight.detach().cpu() for name, weight in model.named_parameters()}
         self.parameters = sum(weight.numel() for weight in model.parameters())
         self.step_ms = statistics.median(times_ms[1:-1])
-        self.memory = memory_of(model.parameters(), optimizer, kept.most_bytes)
-        if device.type == "cuda":
-            peak_bytes = torch.cuda.max_memory_allocated() - at_first_bytes
-            self.memory = msgspec.structs.replace(self.memory, peak_bytes=peak_bytes)
+        self.memory = _with_peak(memory_of(model.parameters(), optimizer, kept.most_bytes), device, at_first_bytes)
 
 
 def _begin_peak(device: torch.device) -> int:
@@ -238,6 +219,12 @@ def _begin_peak(device: torch.device) -> int:
         return 0
     torch.cuda.reset_peak_memory_stats()
     return torch.cuda.memory_allocated()
+
+
+def _with_peak(memory: StrategyMemory, device: torch.device, at_first_bytes: int) -> StrategyMemory:
+    if device.type != "cuda":
+        return memory
+    return msgspec.structs.replace(memory, peak_bytes=torch.cuda.max_memory_allocated() - at_first_bytes)
 
 
 def _gradients(

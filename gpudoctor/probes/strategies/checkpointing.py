@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from gpudoctor.probes.runner.rank import Rank
-from gpudoctor.probes.strategies.bench import Bench, Variant
-from gpudoctor.probes.strategies.ddp import ddp_model
+from gpudoctor.probes.strategies.bench import Bench
+from gpudoctor.probes.strategies.data_parallel import ddp_model
 from gpudoctor.probes.strategies.memory import KeptForBackward
 from gpudoctor.probes.strategies.model import build_optimizer, train_step
 from gpudoctor.probes.strategies.transformer import Transformer, loss_of
@@ -27,10 +27,12 @@ def run_checkpointing(rank: Rank, bench: Bench) -> None:
         ddp = ddp_model(rank, model)
     optimizer = build_optimizer(model.parameters())
     bench.train(
-        Variant("checkpointing", figures=figures, own_part=True),
+        "checkpointing",
         lambda number: train_step(ddp, optimizer, bench.own_part(number)),
         model,
         optimizer,
+        figures=figures,
+        own_part=True,
     )
 
 

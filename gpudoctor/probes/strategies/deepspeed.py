@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from gpudoctor.probes.runner.rank import Rank
-from gpudoctor.probes.strategies.bench import Bench, Variant
+from gpudoctor.probes.strategies.bench import Bench
 from gpudoctor.probes.strategies.model import build_optimizer
 from gpudoctor.probes.strategies.transformer import loss_of
 
@@ -31,10 +31,11 @@ def run_deepspeed(rank: Rank, bench: Bench) -> None:
             dist_init_required=False,
         )
         bench.train(
-            Variant(f"zero-{stage}", own_part=True),
+            f"zero-{stage}",
             functools.partial(_step, rank, bench, engine, stage),
             engine.module,
             engine.optimizer.optimizer,
+            own_part=True,
             parameters=functools.partial(_held, engine, stage),
             weights=functools.partial(_whole_weights, deepspeed, engine, stage),
         )

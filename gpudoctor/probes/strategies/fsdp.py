@@ -16,7 +16,7 @@ import torch.distributed as dist
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.probes.runner.messages import StrategyLeftOut
 from gpudoctor.probes.runner.rank import Rank
-from gpudoctor.probes.strategies.bench import Bench, Variant
+from gpudoctor.probes.strategies.bench import Bench
 from gpudoctor.probes.strategies.memory import whole_weights
 from gpudoctor.probes.strategies.model import build_optimizer, train_step
 from gpudoctor.probes.strategies.transformer import TransformerBlock
@@ -115,7 +115,7 @@ def _train(rank: Rank, bench: Bench, name: str, dtype: _Dtype, shard: _Shard) ->
         with _one_gather_skipped() if skips and number == _SKIPS_AT else nullcontext():
             return train_step(model, optimizer, bench.own_part(number))
 
-    bench.train(Variant(name, dtype, own_part=True), step, model, optimizer, weights=weights)
+    bench.train(name, step, model, optimizer, dtype=dtype, own_part=True, weights=weights)
 
 
 @contextmanager

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from gpudoctor.facts.model.measured_strategies import StrategyShape
+from gpudoctor.probes.plan_verification.messages import TransformerShape
 from gpudoctor.probes.strategies.transformer import Transformer, loss_of
-from gpudoctor.probes.strategies.transformer_shape import TransformerShape
 
 Batch = tuple[torch.Tensor, torch.Tensor]  # tokens and targets
 

@@ -11,17 +11,19 @@ from torch import nn
 
 from gpudoctor.probes.runner.device import ms_since, timing_event
 from gpudoctor.probes.runner.rank import Rank
-from gpudoctor.probes.strategies.bench import Bench, Variant
+from gpudoctor.probes.strategies.bench import Bench
 from gpudoctor.probes.strategies.model import build_optimizer
-from gpudoctor.probes.strategies.pipeline_schedule import (
+from gpudoctor.probes.strategies.pipeline_steps import (
     SCHEDULES,
     ScheduleName,
+    Stages,
     actions_of,
     bubble_share,
     layers_of_stage,
     most_held,
+    pipeline_step,
+    torch_runs_schedules,
 )
-from gpudoctor.probes.strategies.pipeline_steps import Stages, pipeline_step, torch_runs_schedules
 from gpudoctor.probes.strategies.transformer import loss_of
 
 _MICROBATCHES_A_STAGE = 2
@@ -63,7 +65,7 @@ def _train(rank: Rank, bench: Bench, stages: Stages, schedule: ScheduleName, *, 
         optimizer.step()
         return loss
 
-    bench.train(Variant(schedule, figures=figures), step, module, optimizer)
+    bench.train(schedule, step, module, optimizer, figures=figures)
 
 
 def _measured_bubble(

@@ -18,9 +18,8 @@ from gpudoctor.probes.runner.rank import Rank
 from gpudoctor.probes.runner.torch_errors import in_one_line
 from gpudoctor.probes.strategies.bench import Bench
 from gpudoctor.probes.strategies.checkpointing import run_checkpointing
-from gpudoctor.probes.strategies.ddp import run_ddp, run_zero1
+from gpudoctor.probes.strategies.data_parallel import run_ddp, run_dp, run_zero1
 from gpudoctor.probes.strategies.deepspeed import run_deepspeed
-from gpudoctor.probes.strategies.dp import run_dp
 from gpudoctor.probes.strategies.fsdp import run_fsdp, run_fsdp1
 from gpudoctor.probes.strategies.model import STEPS, shape_for
 from gpudoctor.probes.strategies.pipeline import run_pipeline
@@ -60,7 +59,8 @@ def run_strategies(rank: Rank) -> None:
         bench = Bench(rank, shape_for(rank.world_size, on_gpu=rank.on_gpu))
         if rank.number == 0:
             rank.send(StrategyShared(bench.shape, STEPS, bench.reference()))
-        for strategy in _asked_for(rank.job.strategies):
+        names = rank.job.strategies
+        for strategy in [each for each in STRATEGIES if (each.name in names if names else each.of_torch)]:
             why_not = strategy.why_not(rank.world_size, rank.on_gpu)
             if why_not is not None:
                 rank.send(StrategyLeftOut(strategy.name, Missing(why_not)))
@@ -77,10 +77,6 @@ def run_strategies(rank: Rank) -> None:
             _rendezvous(rank, in_step, error)
             if lacking is not None:  # sent only now: for a rank that lost the others this was not the reason
                 rank.send(StrategyLeftOut(strategy.name, lacking))
-
-
-def _asked_for(names: tuple[str, ...]) -> tuple[ProbeStrategy, ...]:
-    return tuple(each for each in STRATEGIES if (each.name in names if names else each.of_torch))
 
 
 def _begin(rank: Rank, bench: Bench, name: str) -> None:
@@ -113,7 +109,7 @@ def _rendezvous(rank: Rank, group: dist.ProcessGroup | None, error: Exception | 
     """
     waited = rank.waiting
     with rank.blocked():
-        most_moves = torch.tensor([rank.moves])
+        most_moves = torch.tensor([rank.board.entry(rank.number).moves])
         work = dist.all_reduce(most_moves, dist.ReduceOp.MAX, group=group, async_op=True)
         assert work is not None
         try:
@@ -126,7 +122,7 @@ def _rendezvous(rank: Rank, group: dist.ProcessGroup | None, error: Exception | 
                 raise
             rank.waiting = waited and work.is_completed()
             raise error from None
-        rank.level(int(most_moves))  # a rank that failed has made fewer moves than the others
+        rank.board.level(rank.number, int(most_moves))  # a rank that failed has made fewer moves than the others
 
 
 @contextmanager

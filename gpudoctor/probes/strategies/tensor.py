@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from gpudoctor.probes.runner.rank import Rank
-from gpudoctor.probes.strategies.bench import Bench, Variant
+from gpudoctor.probes.strategies.bench import Bench
 from gpudoctor.probes.strategies.memory import local_part
 from gpudoctor.probes.strategies.model import build_optimizer, train_step
 from gpudoctor.probes.strategies.transformer import Transformer
@@ -35,12 +35,11 @@ def run_tensor(rank: Rank, bench: Bench) -> None:
     wrong = wrong_shards(model, bench.model(), rank.number, rank.world_size)
     if wrong:
         figures[f"wrong_shards_rank_{rank.number}"] = float(wrong)
-    bench.train(
-        Variant("tensor", figures=figures),
-        lambda number: train_step(model, optimizer, bench.batch(number)),
-        model,
-        optimizer,
-    )
+
+    def step(number: int) -> torch.Tensor:
+        return train_step(model, optimizer, bench.batch(number))
+
+    bench.train("tensor", step, model, optimizer, figures=figures)
 
 
 def split_blocks(model: Transformer, mesh: Any) -> None:

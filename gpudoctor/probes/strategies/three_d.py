@@ -9,10 +9,9 @@ import torch.distributed as dist
 from torch import nn
 
 from gpudoctor.probes.runner.rank import Rank
-from gpudoctor.probes.strategies.bench import Bench, Variant
+from gpudoctor.probes.strategies.bench import Bench
 from gpudoctor.probes.strategies.model import build_optimizer
-from gpudoctor.probes.strategies.pipeline_schedule import bubble_share, layers_of_stage
-from gpudoctor.probes.strategies.pipeline_steps import SendRecvPipeline, Stages
+from gpudoctor.probes.strategies.pipeline_steps import SendRecvPipeline, Stages, bubble_share, layers_of_stage
 from gpudoctor.probes.strategies.tensor import split_and_whole, split_blocks, split_head
 from gpudoctor.probes.strategies.transformer import loss_of
 
@@ -64,7 +63,7 @@ def run_3d(rank: Rank, bench: Bench) -> None:
         "microbatches": float(_MICROBATCHES),
         "bubble_share_expected": bubble_share(_STAGES, _MICROBATCHES),
     }
-    bench.train(Variant("3d", figures=figures), step, model, optimizer)
+    bench.train("3d", step, model, optimizer, figures=figures)
 
 
 def _average(model: nn.Module, group: Any, copies: int) -> None:

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from gpudoctor.probes.plan_verification.messages import TransformerShape
 from gpudoctor.probes.strategies.tensor_matmuls import TensorParallelRanks, vocabulary_loss
-from gpudoctor.probes.strategies.transformer_shape import TransformerShape
 
 _EPSILON = 1e-5
 _ROTARY_BASE = 10000.0

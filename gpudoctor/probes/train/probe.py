@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import math
+import os
 import statistics
+import time
+import zlib
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -14,11 +19,10 @@ from torch import nn
 from gpudoctor.facts.model.measurements import BucketStep, Swap
 from gpudoctor.probes.collective.probe import contributions_to_the_sum
 from gpudoctor.probes.link.peer_copies import device_of
-from gpudoctor.probes.runner.device import add_bytes, timing_event
-from gpudoctor.probes.runner.merge import finite
+from gpudoctor.probes.runner.device import Stopwatch, add_bytes
+from gpudoctor.probes.runner.merge import finite, median_deviation
 from gpudoctor.probes.runner.messages import TrainSample
 from gpudoctor.probes.runner.rank import Rank
-from gpudoctor.probes.train.core_turns import CoreTurns, take_turns
 from gpudoctor.probes.train.sanity_model import Data, Shape, Work, build_model, calibrated_batch, shape_for
 from gpudoctor.probes.train.steps import BLOCKS, DEFAULT_BUCKET_MB, STEPS_PER_BLOCK, Train, solo_step_ms
 
@@ -53,14 +57,17 @@ def run_training(rank: Rank) -> None:
     # Read before rank 0 works alone, which would raise its peak above the others'.
     memory_peak_mib = torch.cuda.max_memory_allocated() / 2**20 if rank.on_gpu else None
     train.inject_desync()
-    turns = _turns(rank, train, [statistics.median(block.compute_ms) for block in blocks])
+    cycles_ms, rotated = tuple(statistics.median(block.compute_ms) for block in blocks), False
+    if not rank.on_gpu and rank.world_size > 1:  # a GPU rank's cycles are its measured blocks
+        rank.phase("compare ranks")
+        cycles_ms, rotated = take_turns(rank, train)
     rank.phase("train alone")
     solo_compute_ms = train.solo_compute_ms(_SOLO_STEPS)
     alone_step_ms = solo_step_ms(rank, shape, copy.deepcopy(alone), data, _STEADY_STEPS)
     swap: Swap | None = None
     buckets: tuple[BucketStep, ...] = ()
     if rank.job.level in ("full", "burn"):
-        swap = swap_suspect(rank, shape, alone, batch, statistics.median(turns.cycles_ms))
+        swap = swap_suspect(rank, shape, alone, batch, statistics.median(cycles_ms))
         buckets = _bucket_steps(rank, shape, alone, data)
     parameters = list(model.parameters())
     rank.send(
@@ -69,8 +76,8 @@ def run_training(rank: Rank) -> None:
             parameters=sum(p.numel() for p in parameters),
             gradient_bytes=sum(p.numel() * p.element_size() for p in parameters),
             blocks=blocks,
-            cycles_ms=turns.cycles_ms,
-            rotated=turns.rotated,
+            cycles_ms=cycles_ms,
+            rotated=rotated,
             losses=tuple(finite(float(loss)) for loss in train.losses),
             weights_sha256=_sha256(parameters),
             contribution_ok=None if contributions is None else contributions.ok,
@@ -83,14 +90,6 @@ def run_training(rank: Rank) -> None:
             memory_peak_mib=memory_peak_mib,
         )
     )
-
-
-def _turns(rank: Rank, train: Train, block_medians_ms: list[float]) -> CoreTurns:
-    """A GPU rank's cycles are its measured blocks; CPU ranks take turns on the cores."""
-    if rank.on_gpu or rank.world_size == 1:
-        return CoreTurns(tuple(block_medians_ms), rotated=False)
-    rank.phase("compare ranks")
-    return take_turns(rank, train)
 
 
 def swap_suspect(rank: Rank, shape: Shape, model: nn.Module, batch: int, own_ms: float) -> Swap | None:
@@ -136,12 +135,9 @@ def _compute_ms(rank: Rank, shape: Shape, model: nn.Module, batch: int, device: 
         data = Data(shape, batch, rank.world_size, device).first_batch_of(rank.number)
         work, times_ms = Work(rank, shape), []
         for _ in range(_SWAP_WARM_UP + _SWAP_STEPS):
-            start, end = timing_event(), timing_event()
-            start.record()
+            clock = Stopwatch(rank)
             work(there, data)
-            end.record()
-            end.synchronize()
-            times_ms.append(float(start.elapsed_time(end)))
+            times_ms.append(clock.stop().worked_ms)
             there.zero_grad()
         del there, data
         torch.cuda.empty_cache()
@@ -167,3 +163,73 @@ def _sha256(parameters: list[nn.Parameter]) -> str:
     for parameter in parameters:
         add_bytes(digest, parameter.detach())
     return digest.hexdigest()
+
+
+_STEPS = 8
+_SETTLING = 2  # steps discarded after a move to another core, whose caches are cold
+_BLOCKS = 24
+_ROUNDS_MAX = 3
+_BUDGET_S = 4.0
+_PRECISION = 0.012  # one standard error, relative: small against the 10 % that are judged
+
+
+def take_turns(rank: Rank, train: Train) -> tuple[tuple[float, ...], bool]:
+    """This rank's time in each cycle in ms, and whether every rank ran on every core once per cycle.
+
+    Two cores of one machine are not equally fast: turbo clocks, the core's other hardware thread, other virtual
+    machines. A rank that happens to run on the slower one is not slow. So the ranks take turns: in each cycle every
+    rank computes once on every core, all at the same time, and the cycle's figure is the geometric mean over the cores.
+    This does for cores what the swap does for GPUs. It ends when it is precise enough, or the time is up.
+    """
+    cores = _common_cores(rank)
+    layouts = max(1, len(cores))
+    cycles: list[float] = []
+    began = time.monotonic()
+    affinity = os.sched_getaffinity(0)
+    try:
+        for _ in range(_ROUNDS_MAX):
+            cycles += [_cycle(rank, train, cores) for _ in range(max(6, _BLOCKS // layouts))]
+            late = rank.from_rank_zero(int(time.monotonic() - began > _BUDGET_S))
+            if late or precise_enough(rank.gathered(cycles)):
+                break
+    finally:
+        os.sched_setaffinity(0, affinity)
+    return tuple(cycles), bool(cores)
+
+
+def precise_enough(cycles_ms: Sequence[Sequence[float]]) -> bool:
+    """Whether each rank's ratio to the others' median is known to about 1 %; `cycles_ms` by rank."""
+    for number, mine in enumerate(cycles_ms):
+        others = [cycles for other, cycles in enumerate(cycles_ms) if other != number]
+        if not others:
+            return True
+        ratios = [math.log(own / statistics.median(usual)) for own, *usual in zip(mine, *others, strict=True)]
+        # MAD x 1.4826 estimates the standard deviation, and that of a median of n is 1.25 x as large / sqrt(n)
+        if 1.4826 * median_deviation(ratios) * 1.25 / math.sqrt(len(ratios)) > _PRECISION:
+            return False
+    return True
+
+
+def _cycle(rank: Rank, train: Train, cores: list[int]) -> float:
+    logs = []
+    for turn in range(max(1, len(cores))):
+        if cores:
+            os.sched_setaffinity(0, {cores[(rank.number + turn) % len(cores)]})
+        times_ms = sorted(train.compute_ms(_STEPS)[_SETTLING:])
+        # the lower quartile, since a disturbance only ever makes a step longer
+        logs.append(math.log(max(times_ms[len(times_ms) // 4], 1e-6)))
+    return math.exp(statistics.fmean(logs))
+
+
+def _common_cores(rank: Rank) -> list[int]:
+    """As many cores as ranks, or all there are; empty if the ranks may not all use the same cores."""
+    try:
+        usable = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, usable)  # allowed at all?
+    except OSError:
+        usable = []
+    known = zlib.crc32(repr(usable).encode())
+    if rank.smallest(known) != -rank.smallest(-known) or not usable:
+        return []
+    wanted = min(rank.world_size, len(usable))
+    return [usable[place * len(usable) // wanted] for place in range(wanted)]

@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from gpudoctor.probes.runner.device import Stopwatch, ms_since
 from gpudoctor.probes.runner.messages import StepBlock
 from gpudoctor.probes.runner.rank import Rank
-from gpudoctor.probes.train.sanity_model import Batch, Data, Shape, Work, flat_gradient
+from gpudoctor.probes.train.sanity_model import Data, Shape, Work, flat_gradient
 
 BLOCKS = 2
 STEPS_PER_BLOCK = 15
@@ -138,17 +138,13 @@ class Train:
             with torch.no_grad():
                 next(self._model.parameters()).view(-1)[0] += 1e-3
 
-    def _fetch(self) -> Batch:
-        batch = next(self._batches)
-        self._work.delay_data()
-        return batch
-
     def _measured_step(self) -> tuple[float, float, float, int, int, float]:
         rank = self._rank
         if self._step == _FAULT_STEP:
             rank.fail_if_injected("train")
         fetched = time.monotonic_ns()
-        batch = self._fetch()
+        batch = next(self._batches)
+        self._work.delay_data()
         rank.synchronize()
         data_ms = ms_since(fetched)
 
