@@ -16,8 +16,7 @@ from msgspec.structs import replace
 from gpudoctor.facts.model.gpu import EVENT_REASONS, Clocks, Gpu, PcieLink, Power, Thermal, ThrottleTimes, Utilization
 from gpudoctor.facts.model.missing import NOT_READ, UNSUPPORTED, Missing
 from gpudoctor.facts.nvml.client import MAX_COUNT, MAX_MHZ, MAX_MW, Fields, NvmlClient, in_range, prefer
-from gpudoctor.facts.nvml.fabric import read_fabric
-from gpudoctor.facts.nvml.links import read_links
+from gpudoctor.facts.nvml.links import read_fabric, read_links
 from gpudoctor.facts.nvml.memory_health import read_ecc, read_inforom, read_memory_repair, read_recovery_action
 from gpudoctor.facts.nvml.settings import (
     read_cpu_affinity,

@@ -13,7 +13,7 @@ import psutil
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Host
 from gpudoctor.facts.stream.messages import HostTick, OnGpu, ProcessTick
-from gpudoctor.facts.system.numa import gpu_memory_free_mib
+from gpudoctor.facts.system.host import gpu_memory_free_mib
 from gpudoctor.facts.system.sysfs import read_int, read_text
 
 _MIB = 1 << 20
