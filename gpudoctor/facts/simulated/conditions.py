@@ -9,7 +9,7 @@ from gpudoctor.facts.model.gpu import Gpu, GpuPair
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node, StorageMount
 from gpudoctor.facts.simulated.edits import Target, struck_gpu
-from gpudoctor.facts.simulated.host_faults import has_wide_nvme, is_local, is_remote
+from gpudoctor.facts.simulated.node_faults import has_wide_nvme, is_local, is_remote
 
 Condition = Callable[[Node, Target], bool]
 

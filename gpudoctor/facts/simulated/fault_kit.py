@@ -23,11 +23,10 @@ from gpudoctor.facts.model.node import Environment, HostEvent, KernelEvent, Node
 from gpudoctor.facts.simulated.conditions import why_not
 from gpudoctor.facts.simulated.edits import Target, each, each_pair, on_slot, put_all
 from gpudoctor.facts.simulated.gpu_faults import GPU_PATTERNS
-from gpudoctor.facts.simulated.host_faults import HOST_PATTERNS, STORAGE_PATTERNS
-from gpudoctor.facts.simulated.link_faults import LINK_PATTERNS
+from gpudoctor.facts.simulated.node_faults import NODE_PATTERNS
 
 FAULTS_FILE = Path(__file__).parent / "faults.yaml"
-_PATTERNS = {**GPU_PATTERNS, **HOST_PATTERNS, **LINK_PATTERNS, **STORAGE_PATTERNS}
+_PATTERNS = {**GPU_PATTERNS, **NODE_PATTERNS}
 
 
 class SimulatedFault(msgspec.Struct, frozen=True):

@@ -1,77 +1,155 @@
-"""Faults in the driver, host, network, software and file systems that a list in faults.yaml cannot express."""
+"""Faults of links, driver, host, network, software and file systems that a list in faults.yaml cannot express."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container, Mapping
 from typing import Any
 
 from msgspec.structs import replace
 
-from gpudoctor.facts.model.missing import Missing, known
+from gpudoctor.facts.model.gpu import Gpu, GpuPair, NvLink
+from gpudoctor.facts.model.missing import UNSUPPORTED, Missing, known
 from gpudoctor.facts.model.node import Node, StorageDevice, StorageMount
-from gpudoctor.facts.simulated.edits import Pattern, Target, struck_gpu
+from gpudoctor.facts.simulated.edits import (
+    Pattern,
+    Target,
+    change,
+    each,
+    each_hop,
+    each_pair,
+    put_all,
+    struck_gpu,
+    without_struck,
+)
 from gpudoctor.facts.simulated.wiring import put
+from gpudoctor.facts.system.sysfs import parse_cpu_list
+
+
+def _links_down(node: Node, target: Target) -> Node:
+    return _with_links_down(node, struck_gpu(node, target), range(99))
+
+
+def _link_down(node: Node, target: Target) -> Node:
+    return _with_links_down(node, struck_gpu(node, target), (target.link or 0,))
+
+
+def _with_links_down(node: Node, gpu: Gpu, which: Container[int]) -> Node:
+    """Links that are inactive on this GPU, and on the remote end if that is a GPU; pairs lose them too."""
+    links = known(gpu.nvlinks) or ()
+    down = [link for link in links if link.link in which]
+    node = change(node, Target(gpu.index), {"nvlinks": _with_inactive(links, down)}) if links else node
+    switched = any(link.remote_kind == "switch" for link in down)
+    lost: dict[int, int] = {}
+    for peer in node.gpus:
+        ends = sum(link.remote_bus_id == peer.bus_id for link in down)
+        lost[peer.index] = len(down) if switched else ends
+        if ends and not isinstance(peer.nvlinks, Missing):
+            back = [link for link in peer.nvlinks if link.remote_bus_id == gpu.bus_id][:ends]
+            node = change(node, Target(peer.index), {"nvlinks": _with_inactive(peer.nvlinks, back)})
+
+    def fewer(pair: GpuPair) -> GpuPair:
+        if gpu.index not in (pair.a, pair.b) or not known(pair.nvlinks):
+            return pair
+        left = max((known(pair.nvlinks) or 0) - lost[pair.b if pair.a == gpu.index else pair.a], 0)
+        pair = replace(pair, nvlinks=left)
+        return pair if left else replace(pair, p2p_read="TNS", p2p_write="TNS")
+
+    return each_pair(node, fewer)
+
+
+def _with_inactive(links: tuple[NvLink, ...], down: Container[NvLink]) -> tuple[NvLink, ...]:
+    return tuple(replace(link, state="inactive", speed_gb_s=UNSUPPORTED) if link in down else link for link in links)
+
+
+def _slow_link(node: Node, target: Target) -> Node:
+    return _change_link(node, target, lambda link: {"speed_gb_s": (known(link.speed_gb_s) or 25.0) / 2})
+
+
+def _noisy_link(node: Node, target: Target) -> Node:
+    return _change_link(
+        node, target, lambda link: {"crc_errors": 481_220, "replay_errors": 9_412, "recovery_errors": 64}
+    )
+
+
+def _change_link(node: Node, target: Target, leaves: Callable[[NvLink], Mapping[str, Any]]) -> Node:
+    links = known(struck_gpu(node, target).nvlinks) or ()
+    changed = tuple(replace(link, **leaves(link)) if link.link == target.link else link for link in links)
+    return change(node, target, {"nvlinks": changed})
+
+
+def _fewer_pair_links(node: Node, target: Target) -> Node:
+    """Every link of both GPUs is up, but the driver reports fewer links between them."""
+
+    def thinner(pair: GpuPair) -> GpuPair:
+        links = known(pair.nvlinks) or 0
+        struck = (pair.a, pair.b) == (target.gpu, target.other)
+        return replace(pair, nvlinks=max(links - max(links // 3, 1), 0)) if struck else pair
+
+    return each_pair(node, thinner)
+
+
+def _slow_uplink(node: Node, target: Target) -> Node:
+    """The switch's link to the root port trained one generation lower, which affects every GPU behind it."""
+    upper = (known(struck_gpu(node, target).pcie.path) or ())[-2:]
+    slow = {hop.bus_id for hop in upper}
+    half = min(known(hop.max_speed_gt_s) or 32.0 for hop in upper) / 2
+    return each(
+        node, lambda gpu: each_hop(gpu, lambda _, hop: replace(hop, speed_gt_s=half) if hop.bus_id in slow else hop)
+    )
+
+
+def _redirected(node: Node, target: Target) -> Node:
+    """Every bridge redirects traffic to the root; the GPU itself is not a bridge."""
+    return each(node, lambda gpu: each_hop(gpu, lambda place, hop: replace(hop, acs_redirect=True) if place else hop))
+
+
+# Driver, host, network and software.
 
 
 def _no_gpus(node: Node, target: Target) -> Node:
     gone = Missing("the driver did not start")
-    driver = replace(node.driver, device_count=gone, cuda_version=gone, slowest_call=gone, slowest_call_s=gone)
-    return replace(node, gpus=(), pairs=gone, driver=replace(driver, calls=0))
+    unread = (f"driver.{leaf}" for leaf in ("device_count", "cuda_version", "slowest_call", "slowest_call_s"))
+    return put_all(node, {**dict.fromkeys(unread, gone), "driver.calls": 0, "gpus": (), "pairs": gone})
 
 
 def _no_driver(node: Node, target: Target) -> Node:
-    devices = node.pci.nvidia_devices
-    if not isinstance(devices, Missing):
-        driver = "nouveau" if node.driver.nouveau_loaded is True else None
-        devices = tuple(replace(device, driver=driver) for device in devices)
-        node = put(node, "pci.nvidia_devices", devices)
+    driver = "nouveau" if node.driver.nouveau_loaded is True else None
+    if devices := known(node.pci.nvidia_devices):
+        node = put(node, "pci.nvidia_devices", tuple(replace(device, driver=driver) for device in devices))
     return _no_gpus(node, target)
 
 
 def _handle_denied(node: Node, target: Target) -> Node:
     """The driver counts the GPU but returns no handle: the device file may not be opened."""
     error = f"GPU {target.gpu}: nvmlDeviceGetHandleByIndex: insufficient permissions (4)"
-    node = replace(node, gpus=tuple(gpu for gpu in node.gpus if gpu.index != target.gpu))
-    if not isinstance(node.pairs, Missing):
-        node = replace(node, pairs=tuple(pair for pair in node.pairs if target.gpu not in (pair.a, pair.b)))
-    return replace(node, driver=replace(node.driver, handle_errors=(*node.driver.handle_errors, error)))
+    return put(without_struck(node, target), "driver.handle_errors", (*node.driver.handle_errors, error))
 
 
 def _far_cpus(node: Node, target: Target) -> Node:
     """The process may only run on the CPUs of the other socket."""
-    numa = node.host.numa_nodes
     near = known(struck_gpu(node, target).numa_node)
-    if isinstance(numa, Missing):
-        return node
-    far = [entry for entry in numa if entry.node != near and not entry.is_gpu_memory][-1]
-    count = sum(_span(part) for part in far.cpus.split(","))
-    return replace(node, host=replace(node.host, cpus_usable_list=far.cpus, cpus_usable=count))
-
-
-def _span(part: str) -> int:
-    first, _, last = part.partition("-")
-    return int(last or first) - int(first) + 1
+    numa = known(node.host.numa_nodes) or ()
+    cpus = [entry.cpus for entry in numa if entry.node != near and not entry.is_gpu_memory][-1]
+    count = len(parse_cpu_list(cpus) or ())
+    return put_all(node, {"host.cpus_usable_list": cpus, "host.cpus_usable": count})
 
 
 def _small_ram(node: Node, target: Target) -> Node:
     """A quarter of the 16 GiB per GPU that multi-GPU training needs: less than half the memory of any GPU here."""
     ram = 4 * 1024 * max(len(node.gpus), 1)
-    return replace(node, host=replace(node.host, ram_mib=ram, ram_available_mib=ram - 2_048))
+    return put_all(node, {"host.ram_mib": ram, "host.ram_available_mib": ram - 2_048})
 
 
 def _small_cgroup(node: Node, target: Target) -> Node:
     limit = 4 * 1024 * max(len(node.gpus), 1)
     source = "/sys/fs/cgroup/memory.max"
-    return replace(node, host=replace(node.host, memory_limit_mib=limit, memory_limit_source=source))
+    return put_all(node, {"host.memory_limit_mib": limit, "host.memory_limit_source": source})
 
 
 def _port(node: Node, **leaves: Any) -> Node:
     """Change the last RDMA port."""
-    ports = node.network.rdma_ports
-    if isinstance(ports, Missing):
-        return node
-    changed = (*ports[:-1], replace(ports[-1], **leaves))
-    return replace(node, network=replace(node.network, rdma_ports=changed))
+    *others, last = known(node.network.rdma_ports) or ()
+    return put(node, "network.rdma_ports", (*others, replace(last, **leaves)))
 
 
 def _port_down(node: Node, target: Target) -> Node:
@@ -91,29 +169,13 @@ def _days_up(node: Node) -> int:
 
 
 def _port_slow(node: Node, target: Target) -> Node:
-    ports = node.network.rdma_ports
-    full = 400.0 if isinstance(ports, Missing) else known(ports[-1].max_rate_gbit_s) or 400.0
-    return _port(node, rate_gbit_s=full / 4)
+    ports = known(node.network.rdma_ports) or ()
+    return _port(node, rate_gbit_s=(known(ports[-1].max_rate_gbit_s) or 400.0) / 4)
 
 
 def _two_copies(node: Node, target: Target) -> Node:
     copies = (*node.software.nccl_copies, "/usr/lib/x86_64-linux-gnu/libnccl.so.2.19.3")
-    return replace(node, software=replace(node.software, nccl_copies=copies))
-
-
-HOST_PATTERNS: dict[str, Pattern] = {
-    "no-gpus": _no_gpus,
-    "no-driver": _no_driver,
-    "handle-denied": _handle_denied,
-    "far-cpus": _far_cpus,
-    "small-ram": _small_ram,
-    "small-cgroup": _small_cgroup,
-    "port-down": _port_down,
-    "port-slow": _port_slow,
-    "port-flaps": _port_flaps,
-    "port-errors": _port_errors,
-    "two-nccl-copies": _two_copies,
-}
+    return put(node, "software.nccl_copies", copies)
 
 
 # File systems and their disks.
@@ -140,7 +202,7 @@ def _of_mounts(strikes: Callable[[StorageMount], bool], **leaves: Any) -> Patter
     def struck(node: Node, target: Target) -> Node:
         mounts = known(node.storage.mounts) or ()
         made = tuple(replace(mount, **leaves) if strikes(mount) else mount for mount in mounts)
-        return replace(node, storage=replace(node.storage, mounts=made))
+        return put(node, "storage.mounts", made)
 
     return struck
 
@@ -150,7 +212,7 @@ def _narrow_nvme(node: Node, target: Target) -> Node:
     for mount in known(node.storage.mounts) or ():
         disks = tuple(replace(disk, width=1) if _is_wide(disk) else disk for disk in known(mount.devices) or ())
         mounts.append(replace(mount, devices=disks or mount.devices))
-    return replace(node, storage=replace(node.storage, mounts=tuple(mounts)))
+    return put(node, "storage.mounts", tuple(mounts))
 
 
 def _no_answer(**leaves: Any) -> dict[str, Any]:
@@ -172,10 +234,28 @@ def _not_mounted(node: Node, target: Target) -> Node:
         for mount in mounts
         if not is_remote(mount)
     )
-    return replace(node, storage=replace(node.storage, mounts=kept))
+    return put(node, "storage.mounts", kept)
 
 
-STORAGE_PATTERNS: dict[str, Pattern] = {
+NODE_PATTERNS: dict[str, Pattern] = {
+    "links-down": _links_down,
+    "link-down": _link_down,
+    "slow-link": _slow_link,
+    "noisy-link": _noisy_link,
+    "fewer-pair-links": _fewer_pair_links,
+    "slow-uplink": _slow_uplink,
+    "redirected": _redirected,
+    "no-gpus": _no_gpus,
+    "no-driver": _no_driver,
+    "handle-denied": _handle_denied,
+    "far-cpus": _far_cpus,
+    "small-ram": _small_ram,
+    "small-cgroup": _small_cgroup,
+    "port-down": _port_down,
+    "port-slow": _port_slow,
+    "port-flaps": _port_flaps,
+    "port-errors": _port_errors,
+    "two-nccl-copies": _two_copies,
     "storage-full": _of_mounts(is_local, free_bytes=0),
     "storage-nearly-full": _of_mounts(is_local, free_bytes=3 << 30),
     "inodes-used-up": _of_mounts(is_local, inodes_free=0),
