@@ -14,7 +14,7 @@ import msgspec
 from msgspec.structs import replace
 
 from gpudoctor.facts.model.gpu import Gpu, GpuPair, NvLink, P2pStatus, PathKind, PcieHop
-from gpudoctor.facts.model.missing import NOT_READ, UNSUPPORTED, Missing, known
+from gpudoctor.facts.model.missing import UNSUPPORTED, Missing, fill, known
 from gpudoctor.facts.model.pcie_generations import GT_S
 
 _NOT_A_BRIDGE = Missing("not a bridge", "unsupported")
@@ -42,7 +42,7 @@ def wire(groups: list[Row], pairs: Row, name: str, read: Callable[[str], Row]) -
         links = {**template.pop("nvlinks", {}), **group.get("nvlinks", {})}
         has_serial = template.pop("has_serial", False)
         model = msgspec.convert({"index": 0, "bus_id": "", **template}, Gpu, strict=False)
-        model = with_unsupported(model)
+        model = fill(model, UNSUPPORTED)
         for place, bus_id in enumerate(group["each"]["bus_id"]):
             gpu = _identified(model, len(gpus), bus_id, name, has_serial)
             for leaf, column in group["each"].items():
@@ -72,18 +72,6 @@ def put(struct: S, path: str, value: Any) -> S:
         value = msgspec.convert(value, types[head])
     getattr(struct, head)
     return replace(struct, **{head: value})
-
-
-def with_unsupported(struct: S) -> S:
-    """A copy with `UNSUPPORTED` in place of every leaf that was not read."""
-    changed: dict[str, Any] = {}
-    for name in struct.__struct_fields__:
-        value = getattr(struct, name)
-        if value is NOT_READ:
-            changed[name] = UNSUPPORTED
-        elif isinstance(value, msgspec.Struct) and not isinstance(value, Missing):
-            changed[name] = with_unsupported(value)
-    return replace(struct, **changed) if changed else struct
 
 
 def _identified(model: Gpu, index: int, bus_id: str, name: str, has_serial: bool) -> Gpu:
