@@ -1,10 +1,11 @@
 # ruff: noqa: N802, N815 - the names are NVML's own
-"""The answers of pynvml's functions about a `Node`: the table's rows as pynvml's types."""
+"""The answers of pynvml's functions about a `Node`: rows of the table as pynvml's types; and how they replace them."""
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from inspect import isfunction, unwrap
 from types import SimpleNamespace
 from typing import Any
 
@@ -253,3 +254,37 @@ def _code_of(leaf: Missing) -> int:
     if code in words.ERROR_WORDS and code and words.missing_for(code, "").kind == "failed":
         return code
     return _CODES[leaf.kind]
+
+
+# pynvml's functions that look up a function of the library, and load the library
+_POINTER, _LIBRARY = "_nvmlGetFunctionPointer", "_LoadNvmlLibrary"
+
+
+def replace_functions(
+    replacement: Callable[[str, Callable[..., Any]], Callable[..., Any]], unknown: set[str]
+) -> Callable[[], None]:
+    """Put `replacement(name, real)` in place of pynvml's functions; return a function that restores them.
+
+    Replaces every function that calls the library directly. Those that only call others
+    (nvmlDeviceGetPciInfo) are left and so call the replaced ones. `unknown` gets the names that are looked up in the
+    library by anything else, which sees an old one without that function.
+    """
+    # collected before anything is replaced: an older binding may lack a name
+    own = {name: real for name, real in vars(pynvml).items() if _calls_library(name, real)}
+    fakes: dict[str, Any] = {name: replacement(name, real) for name, real in own.items()}
+
+    def pointer(name: str) -> Any:
+        unknown.add(name)
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+
+    fakes |= {_POINTER: pointer, _LIBRARY: lambda: None}
+    before = {name: getattr(pynvml, name) for name in fakes}
+    vars(pynvml).update(fakes)
+    return lambda: vars(pynvml).update(before)
+
+
+def _calls_library(name: str, real: Any) -> bool:
+    if not name.startswith("nvml") or not isfunction(real):
+        return False
+    # nvmlInit calls another function, but faults and call counts use this name
+    return name == "nvmlInit" or _POINTER in unwrap(real).__code__.co_names

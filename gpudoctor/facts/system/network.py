@@ -88,6 +88,7 @@ def _rdma_ports(root: Path) -> tuple[RdmaPort, ...] | Missing:
 def _rdma_port(device: Path, number: int) -> RdmaPort:
     port = device / "ports" / str(number)
     behind = Path(os.path.realpath(device / "device"))
+    rate, driver = read_match(port / "rate", _RATE), link_name(device / "device/driver")
     on_pci = BUS_ID.fullmatch(behind.name) is not None
     return RdmaPort(
         device=device.name,
@@ -95,7 +96,7 @@ def _rdma_port(device: Path, number: int) -> RdmaPort:
         state=read_match(port / "state", _NUMBERED),
         physical_state=read_match(port / "phys_state", _NUMBERED),
         link_layer=read_text(port / "link_layer"),
-        rate_gbit_s=_rate(port / "rate"),
+        rate_gbit_s=rate if isinstance(rate, Missing) else float(rate),
         max_rate_gbit_s=Missing("sysfs does not tell the port's highest rate", "absent"),
         bus_id=behind.name if on_pci else Missing("not a PCI device", "absent"),
         numa_node=read_numa_node(behind) if on_pci else Missing("not a PCI device", "absent"),
@@ -106,19 +107,9 @@ def _rdma_port(device: Path, number: int) -> RdmaPort:
         link_recoveries=read_int(port / "counters/link_error_recovery"),
         symbol_errors=read_int(port / "counters/symbol_error"),
         receive_errors=read_int(port / "counters/port_rcv_errors"),
-        driver=_driver(device),
+        driver=Missing("no driver is bound to the device", "absent") if driver is None else driver,
         virtual_function=present(device / "device/physfn"),
     )
-
-
-def _driver(device: Path) -> str | Missing:
-    name = link_name(device / "device/driver")
-    return Missing("no driver is bound to the device", "absent") if name is None else name
-
-
-def _rate(path: Path) -> float | Missing:
-    rate = read_match(path, _RATE)
-    return rate if isinstance(rate, Missing) else float(rate)
 
 
 def _interface_of(behind: Path, port: Path) -> str | Missing:

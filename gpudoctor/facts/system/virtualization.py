@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Literal
-
-import msgspec
 
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.system.sysfs import present, read_text
@@ -29,6 +26,7 @@ _DMI_NAMES = (
     ("alibaba cloud", "alibaba"),
     ("qemu", "qemu"),
 )
+_TRACES = {"run/.containerenv": "podman", ".dockerenv": "docker", ".singularity.d": "singularity"}
 _CGROUP_HINTS = (
     ("kubepods", "kubernetes"),
     ("libpod", "podman"),
@@ -41,30 +39,19 @@ _CGROUP_HINTS = (
 _FLAGS = re.compile(r"^flags\s*:(.*)$", re.MULTILINE)
 
 
-class Virtualization(msgspec.Struct, frozen=True):
-    """`kind` is container also for one inside a virtual machine, whose `hypervisor` is still set."""
+def read_virtualization(root: Path) -> dict[str, str | Missing]:
+    """The leaves of `Host` for virtualisation: "container" also for one inside a virtual machine.
 
-    kind: Literal["none", "vm", "container"] | Missing
-    hypervisor: str | Missing
-    container: str | Missing
-
-
-def read_virtualization(root: Path) -> Virtualization:
-    """Look for the traces of a container, then of a hypervisor. A hypervisor without a name is "unnamed"."""
+    Looks for the traces of a container, then of a hypervisor. A hypervisor without a name is "unnamed".
+    """
     container = container_engine(root)
     hypervisor = _hypervisor(root)
-    kind: Literal["none", "vm", "container"] | Missing
-    if container is not None:
-        kind = "container"
-    elif isinstance(hypervisor, Missing):
-        kind = hypervisor
-    else:
-        kind = "none" if hypervisor is None else "vm"
-    return Virtualization(
-        kind=kind,
-        hypervisor=Missing("not a virtual machine", "absent") if hypervisor is None else hypervisor,
-        container=Missing("not a container", "absent") if container is None else container,
-    )
+    machine = hypervisor if isinstance(hypervisor, Missing) else "none" if hypervisor is None else "vm"
+    return {
+        "virtualization": machine if container is None else "container",
+        "hypervisor": hypervisor or Missing("not a virtual machine", "absent"),
+        "container": container or Missing("not a container", "absent"),
+    }
 
 
 def container_engine(root: Path) -> str | None:
@@ -72,12 +59,9 @@ def container_engine(root: Path) -> str | None:
     variables = {**_variables(root / "proc/1/environ"), **_variables(root / "proc/self/environ")}
     if "KUBERNETES_SERVICE_HOST" in variables or present(root / "var/run/secrets/kubernetes.io"):
         return "kubernetes"
-    if present(root / "run/.containerenv"):
-        return "podman"
-    if present(root / ".dockerenv"):
-        return "docker"
-    if present(root / ".singularity.d"):
-        return "singularity"
+    for trace, engine in _TRACES.items():
+        if present(root / trace):
+            return engine
     named = variables.get("container") or read_text(root / "run/systemd/container")
     if isinstance(named, str) and named:
         return named[:40]
