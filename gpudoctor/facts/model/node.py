@@ -4,24 +4,17 @@ from typing import Literal
 
 import msgspec
 
-from gpudoctor.facts.model.driver import DkmsBuild as DkmsBuild
 from gpudoctor.facts.model.driver import Driver as Driver
 from gpudoctor.facts.model.driver import FabricManager as FabricManager
-from gpudoctor.facts.model.driver import LoadFailure as LoadFailure
 from gpudoctor.facts.model.driver import Unanswered as Unanswered
 from gpudoctor.facts.model.gpu import Gpu, GpuPair
-from gpudoctor.facts.model.kernel_log import ApiMismatch as ApiMismatch
 from gpudoctor.facts.model.kernel_log import HostEvent as HostEvent
 from gpudoctor.facts.model.kernel_log import HostEventKind as HostEventKind
 from gpudoctor.facts.model.kernel_log import KernelEvent as KernelEvent
-from gpudoctor.facts.model.kernel_log import KernelEventKind as KernelEventKind
 from gpudoctor.facts.model.kernel_log import KernelLog as KernelLog
-from gpudoctor.facts.model.kernel_log import PcieLimit as PcieLimit
 from gpudoctor.facts.model.missing import NOT_READ, Fact, Missing
 from gpudoctor.facts.model.storage import Storage as Storage
-from gpudoctor.facts.model.storage import StorageDevice as StorageDevice
 from gpudoctor.facts.model.storage import StorageMount as StorageMount
-from gpudoctor.facts.model.storage import StoragePath as StoragePath
 
 SourceKind = Literal["live", "facts", "capture", "simulated"]
 
@@ -82,13 +75,11 @@ class NumaNode(Fact, frozen=True):
 class Host(Fact, frozen=True):
     """The machine around the GPUs.
 
-    `ram_mib` is RAM without GPU memory; `memory_limit_mib`, `cpu_quota` and the ulimits are
-    None if there is no limit. `virtualization` is none, vm (with the hypervisor in
-    `hypervisor`) or container (`container` names the engine, and `hypervisor` that of the virtual
-    machine that it runs in, if it does). `cpus_usable` are those that
-    this process may run on (affinity), before the quota. `cpu_governor` "powersave" is slow
-    under acpi-cpufreq but the normal, dynamic one under `cpu_scaling_driver` intel_pstate and
-    amd-pstate-epp. If CPUs differ, their values are joined by commas.
+    `ram_mib` is RAM without GPU memory; `memory_limit_mib`, `cpu_quota` and the ulimits are None if there is no limit.
+    `virtualization` is none, vm (with the hypervisor in `hypervisor`) or container (`container` names the engine, and
+    `hypervisor` that of the virtual machine that it runs in, if it does). `cpus_usable` are those that this process may
+    run on (affinity), before the quota. `cpu_governor` "powersave" is slow under acpi-cpufreq but the normal, dynamic
+    one under `cpu_scaling_driver` intel_pstate and amd-pstate-epp. If CPUs differ, their values are joined by commas.
     """
 
     hostname: str | Missing = NOT_READ

@@ -216,7 +216,7 @@ class NvmlClient:
         code = int(value.nvmlReturn)
         if code:
             if code != UNKNOWN:
-                self._note(name, code)
+                self.note(DriverError(name, code, error_word(code)))
             return missing_for(3 if code == _UNKNOWN_FIELD else code, name)
         kind = int(value.valueType)
         member = _MEMBERS[kind] if kind < len(_MEMBERS) else ""
@@ -229,13 +229,10 @@ class NvmlClient:
 
     def note(self, error: DriverError) -> None:
         """Keep an error that may condemn the GPU; others are left to the caller."""
-        self._note(error.call, error.code)
-
-    def _note(self, name: str, code: int | None) -> None:
-        if code is None or not is_kept(code):
+        if error.code is None or not is_kept(error.code):
             return
-        if not any(e.call == name and e.code == code for e in self.errors):
-            self.errors.append(CallError(call=name, code=code, name=error_word(code)))
+        if not any(e.call == error.call and e.code == error.code for e in self.errors):
+            self.errors.append(CallError(call=error.call, code=error.code, name=error_word(error.code)))
 
 
 def in_range(value: Any, low: float, high: float, source: str) -> Any:

@@ -9,7 +9,8 @@ from msgspec.structs import replace
 
 from gpudoctor.facts.model.gpu import Gpu, GpuPair, NvLink
 from gpudoctor.facts.model.missing import UNSUPPORTED, Missing, known
-from gpudoctor.facts.model.node import Node, StorageDevice, StorageMount
+from gpudoctor.facts.model.node import Node, StorageMount
+from gpudoctor.facts.model.storage import StorageDevice
 from gpudoctor.facts.simulated.edits import (
     Pattern,
     Target,

@@ -12,8 +12,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from gpudoctor.facts.model.missing import Missing, known
-from gpudoctor.facts.model.node import Storage, StorageMount, StoragePath
-from gpudoctor.facts.model.storage import StorageClass, StorageDevice
+from gpudoctor.facts.model.storage import Storage, StorageClass, StorageDevice, StorageMount, StoragePath
 from gpudoctor.facts.system.mounts import RAM_DISK, Mount, mount_of, read_devices, read_mounts, without_escapes
 from gpudoctor.facts.system.path_status import PathQuestion, PathStatus
 from gpudoctor.facts.system.sysfs import key_values, present, read_text
