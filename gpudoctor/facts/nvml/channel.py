@@ -49,6 +49,11 @@ class InFlight(msgspec.Struct, frozen=True):
     started_s: float
     thread: int
 
+    @property
+    def where(self) -> str:
+        """The call and its GPU, for a message."""
+        return self.call if self.gpu is None else f"{self.call} on GPU {self.gpu}"
+
 
 class Slot:
     """The call that one thread is in; satisfies `client.CallTrace`."""

@@ -192,11 +192,9 @@ class Collector:
         starting = (call for call in calls if call.call in START_CALLS and now - call.started_s > patience.call_s)
         told = sorted({*hung, *starting}, key=lambda call: call.slot)
         collected.unanswered = _unanswered(told, now)
-        if not collected.unanswered:
-            # no call is to blame: a slow disk, an overloaded machine, a short deadline
-            collected.failure = f"the collector did not finish in {patience.whole_s:g} s{_busy(calls)}"
-            return
-        collected.failure = collected.unanswered[0].words
+        # if no call is to blame: a slow disk, an overloaded machine, a short deadline
+        late = f"the collector did not finish in {patience.whole_s:g} s{_busy(calls)}"
+        collected.failure = collected.unanswered[0].words if collected.unanswered else late
 
 
 def _most_starved_s(deadline_s: float) -> float:
@@ -211,8 +209,7 @@ def _busy(calls: tuple[InFlight, ...]) -> str:
     """The call that has been running longest, for a message."""
     if not calls:
         return ""
-    first = min(calls, key=lambda call: call.started_s)
-    return f" (it is in {first.call}{'' if first.gpu is None else f' on GPU {first.gpu}'})"
+    return f" (it is in {min(calls, key=lambda call: call.started_s).where})"
 
 
 def _progress(collected: CollectorResult, calls: tuple[InFlight, ...], now: float) -> str:

@@ -100,7 +100,7 @@ class DriverProcess:
         waited_s = round(now - last.started_s, 3)
         if len(guilty) == 1:
             return (Unanswered(last.call, last.gpu, waited_s, f"{how} in {last.call}"),)
-        where = ", ".join(call.call if call.gpu is None else f"{call.call} on GPU {call.gpu}" for call in guilty)
+        where = ", ".join(call.where for call in guilty)
         return (Unanswered(last.call, None, waited_s, f"{how} in one of {where}"[:MAX_WORDS]),)
 
     def starved_s(self, meant_s: float | None = None) -> float:

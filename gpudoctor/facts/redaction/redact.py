@@ -96,7 +96,7 @@ class Redaction:
         if uuid is None:
             return ""
         if _WHOLE.fullmatch(uuid):
-            return _UUID.sub(lambda match: self._uuid(match.group()), uuid)
+            return self._uuids_taken_out(uuid)
         if uuid not in self._stand_ins:
             head = uuid[:4] if uuid.startswith(("GPU-", "MIG-")) else ""
             self._stand_ins[uuid] = f"{head}{self._next()}"
@@ -105,11 +105,7 @@ class Redaction:
 
     def _uuid(self, uuid: str) -> str:
         uuid = uuid.lower()
-        if set(uuid) <= {"0", "-"}:
-            return uuid
-        if uuid not in self._stand_ins:
-            self._stand_ins[uuid] = self._next()
-        return self._stand_ins[uuid]
+        return uuid if set(uuid) <= {"0", "-"} else self._stand_ins.setdefault(uuid, self._next())
 
     def _next(self) -> str:
         return f"{len(self._stand_ins) + 1:08x}-0000-0000-0000-000000000000"

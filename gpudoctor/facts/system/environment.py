@@ -65,15 +65,12 @@ def parse_env_text(text: str) -> Environment:
 
 
 def _kept(items: Iterable[tuple[str, str]], root: Path | None) -> tuple[Variable, ...]:
-    kept = [(name, value) for name, value in sorted(items) if _is_of_interest(name)]
+    wanted = ((name, value) for name, value in sorted(items) if name in _NAMES or name.startswith(_PREFIXES))
+    kept = [(name, value) for name, value in wanted if not _SECRET.search(name)]
     exist = {} if root is None else _paths_exist([value for name, value in kept if _names_file(name, value)], root)
     return tuple(
         Variable(name, _clean(value), exist.get(value) if _names_file(name, value) else None) for name, value in kept
     )
-
-
-def _is_of_interest(name: str) -> bool:
-    return (name in _NAMES or name.startswith(_PREFIXES)) and not _SECRET.search(name)
 
 
 def _clean(value: str) -> str:

@@ -250,10 +250,6 @@ def read_meminfo_mib(path: Path, key: str) -> int | Missing:
 
 def _nodes_named_by_driver(root: Path) -> frozenset[int]:
     folder = root / "proc/driver/nvidia/gpus"
-    names = list_names(folder)
-    found: set[int] = set()
-    for name in known(names) or ():
-        status = read_text(folder / name / "numa_status")
-        if isinstance(status, str) and (match := _NUMA_STATUS.search(status)):
-            found.add(int(match[1]))
-    return frozenset(found)
+    names = known(list_names(folder)) or ()
+    told = (_NUMA_STATUS.search(known(read_text(folder / name / "numa_status")) or "") for name in names)
+    return frozenset(int(match[1]) for match in told if match)

@@ -95,7 +95,7 @@ class StorageReader:
     def _of_paths(
         self, mounts: tuple[Mount, ...], answers: tuple[PathStatus | Missing, ...]
     ) -> tuple[StorageMount, ...]:
-        declared = _declared_mounts(self._root)
+        declared = tuple(_declared_mounts(self._root))
         points = {mount.point for mount in mounts}
         found: dict[object, StorageMount] = {}
         for (path, roles), status in zip(self._roles.items(), answers, strict=True):
@@ -203,14 +203,9 @@ def _options(mount: Mount) -> tuple[str, ...]:
     return tuple(kept[:_MAX_OPTIONS])
 
 
-def _declared_mounts(root: Path) -> tuple[str, ...]:
-    """The mount points in /etc/fstab that are mounted at boot, without the root."""
-    text = read_text(root / "etc/fstab")
-    return tuple(_declared("" if isinstance(text, Missing) else text))
-
-
-def _declared(text: str) -> Iterator[str]:
-    for line in text.splitlines():
+def _declared_mounts(root: Path) -> Iterator[str]:
+    """Yield the mount points in /etc/fstab that are mounted at boot, without the root."""
+    for line in (known(read_text(root / "etc/fstab")) or "").splitlines():
         fields = line.split()
         if len(fields) < 4 or line.lstrip().startswith("#") or fields[2] == "swap":
             continue

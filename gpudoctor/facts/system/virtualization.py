@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.system.sysfs import present, read_text
 
 _NO_NAME = "unnamed"
@@ -65,8 +65,7 @@ def container_engine(root: Path) -> str | None:
     named = variables.get("container") or read_text(root / "run/systemd/container")
     if isinstance(named, str) and named:
         return named[:40]
-    groups = read_text(root / "proc/1/cgroup")
-    return engine_of(groups) if isinstance(groups, str) else None
+    return engine_of(known(read_text(root / "proc/1/cgroup")) or "")
 
 
 def engine_of(cgroups: str) -> str | None:
@@ -75,17 +74,13 @@ def engine_of(cgroups: str) -> str | None:
 
 
 def _variables(path: Path) -> dict[str, str]:
-    text = read_text(path)
-    if isinstance(text, Missing):
-        return {}
-    pairs = (entry.partition("=") for entry in text.split("\0"))
+    pairs = (entry.partition("=") for entry in (known(read_text(path)) or "").split("\0"))
     return {name: value for name, equals, value in pairs if equals}
 
 
 def _hypervisor(root: Path) -> str | Missing | None:
     """The hypervisor's name; None on bare metal. On x86 the CPU flags decide, elsewhere only firmware strings can."""
-    capabilities = read_text(root / "proc/xen/capabilities")
-    if isinstance(capabilities, str) and "control_d" in capabilities:
+    if "control_d" in (known(read_text(root / "proc/xen/capabilities")) or ""):
         return None  # Xen's control domain (dom0)
     # the first CPU is enough, and the kernel takes a while to write hundreds of them
     cpuinfo = read_text(root / "proc/cpuinfo", max_bytes=1 << 14)
@@ -95,19 +90,17 @@ def _hypervisor(root: Path) -> str | Missing | None:
     flags = _FLAGS.search(cpuinfo)
     if flags is not None:
         return (name or _NO_NAME) if "hypervisor" in flags[1].split() else None
-    product = read_text(root / "sys/class/dmi/id/product_name")
+    product = known(read_text(root / "sys/class/dmi/id/product_name")) or ""
     # clouds put their names into the firmware of bare metal too (m7g.metal)
-    return None if isinstance(product, str) and ".metal" in product else name
+    return None if ".metal" in product else name
 
 
 def _firmware_name(root: Path) -> str | None:
-    kind = read_text(root / "sys/hypervisor/type")
-    if isinstance(kind, str) and kind:
+    if kind := known(read_text(root / "sys/hypervisor/type")):
         return kind
-    release = read_text(root / "proc/sys/kernel/osrelease")
-    if isinstance(release, str) and "wsl" in release.lower():
+    if "wsl" in (known(read_text(root / "proc/sys/kernel/osrelease")) or "").lower():
         return "wsl"
     dmi = root / "sys/class/dmi/id"
-    words = [read_text(dmi / name) for name in ("product_name", "sys_vendor", "bios_vendor")]
-    text = "\n".join(word.lower() for word in words if isinstance(word, str))
+    words = (known(read_text(dmi / name)) or "" for name in ("product_name", "sys_vendor", "bios_vendor"))
+    text = "\n".join(words).lower()
     return next((name for mark, name in _DMI_NAMES if mark in text), None)
