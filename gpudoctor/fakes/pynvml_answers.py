@@ -188,20 +188,16 @@ class NvmlAnswers:
     nvmlDeviceGetHandleByPciBusId_v2 = nvmlDeviceGetHandleByPciBusId
 
     def _named(self, function: str, name: str | bytes) -> FakeHandle:
-        text = name.decode() if isinstance(name, bytes) else name
-        return self._handle(self._row(function, handle_name(text)).values[0])
+        return self._handle(self._row(function, handle_name(_text(name))).values[0])
 
     def nvmlDeviceGetHandleBySerial(self, serial: str | bytes) -> FakeHandle:
-        text = serial.decode() if isinstance(serial, bytes) else serial
-        found = next((gpu for gpu in self.node.gpus if gpu.serial == text), None)
+        found = next((gpu for gpu in self.node.gpus if gpu.serial == _text(serial)), None)
         if found is None:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
         return FakeHandle(found.index)
 
     def nvmlDeviceQueryDrainState(self, place: Any) -> int:
-        # text or bytes, depending on the version of the binding
-        bus_id = place.busId if isinstance(place.busId, str) else place.busId.decode()
-        return int(short_bus_id(bus_id) in (known(self.node.driver.drained_gpus) or ()))
+        return int(short_bus_id(_text(place.busId)) in (known(self.node.driver.drained_gpus) or ()))
 
     def nvmlDeviceGetMemoryInfo(self, handle: FakeHandle, version: int | None = None) -> Any:
         return self._answer("nvmlDeviceGetMemoryInfo_v2" if version else "nvmlDeviceGetMemoryInfo", handle)
@@ -242,6 +238,11 @@ class NvmlAnswers:
     def _mask(self, function: str, handle: FakeHandle, size: int) -> list[int]:
         bits = self._row(function, handle).values[0]
         return [int.from_bytes(bits[at : at + 8], "little") for at in range(0, 8 * size, 8)]
+
+
+def _text(text: str | bytes) -> str:
+    """Text as such or as bytes: callers pass both, and structs differ between versions of the binding."""
+    return text.decode() if isinstance(text, bytes) else text
 
 
 def _plain(value: Any) -> int | str:

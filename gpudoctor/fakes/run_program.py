@@ -72,7 +72,9 @@ def run_program(request: FakeDriverRequest) -> int:
         libraries = library_folder(branch_of(node), private, os.environ)
         struck = f" with {', '.join(node.source.faults)}" if node.source.faults else ""
         say(f"SIMULATED: {request.program[0]} sees the driver of {node.source.name}{struck}, not this machine's")
-        return _run(request.program, _environment(os.environ, libraries, private))
+        path = os.environ.get("LD_LIBRARY_PATH")
+        libraries_path = f"{libraries}:{path}" if path else str(libraries)
+        return _run(request.program, {**os.environ, "LD_LIBRARY_PATH": libraries_path, VARIABLE: str(private)})
 
 
 def _call_latency_ms(asked: str | None) -> float:
@@ -87,15 +89,6 @@ def _call_latency_ms(asked: str | None) -> float:
             f"--call-latency {asked[:40]}: a number of milliseconds from 0 to {LONGEST_CALL_LATENCY_MS} is wanted"
         )
     return milliseconds
-
-
-def _environment(environ: Mapping[str, str], libraries: Path, private: Path) -> dict[str, str]:
-    path = environ.get("LD_LIBRARY_PATH")
-    return {
-        **environ,
-        "LD_LIBRARY_PATH": f"{libraries}:{path}" if path else str(libraries),
-        VARIABLE: str(private),
-    }
 
 
 def _run(program: Sequence[str], environ: dict[str, str]) -> int:

@@ -22,11 +22,11 @@ from gpudoctor.facts.model.node import (
     Node,
     Storage,
     StorageMount,
-    StoragePath,
     Variable,
     from_json,
     to_json,
 )
+from gpudoctor.facts.model.storage import StoragePath
 from gpudoctor.facts.redaction.private_shapes import shapes_taken_out
 from gpudoctor.facts.redaction.public_settings import is_public
 from gpudoctor.facts.redaction.redact import Redaction, redacted

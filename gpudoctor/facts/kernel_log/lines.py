@@ -168,8 +168,7 @@ def _event_of(record: LogRecord) -> KernelEvent | Literal["quoted"] | None:
     the line is an event of kind "unclear": it could be an Xid after an unknown prefix. The same applies to a complete
     driver message after a program's tag, in a text without syslog facilities.
     """
-    message = record.message
-    head = record.continued
+    message, head = record.message, record.continued
     if record.origin in ("kernel", "text") and (head is None or may_go_on(head.message)):
         event = parse_message(message)
         if event is not None:
@@ -177,13 +176,14 @@ def _event_of(record: LogRecord) -> KernelEvent | Literal["quoted"] | None:
         if not HARD_WORDS.search(message) or is_sxid(message):
             return None
         unclear = begins_coded(message) or (record.origin == "text" and not holds_a_name(message))
-        return KernelEvent("unclear", record.line, time_s=record.time_s) if unclear else "quoted"
-    if not HARD_WORDS.search(message):
-        return None
-    if record.origin == "program" and head is None and (event := parse_message(message)) is not None:
-        # a program tag directly before the driver's message may be an unusual tag of the kernel
-        return msgspec.structs.replace(event, kind="unclear", text=record.line, time_s=record.time_s)
-    unclear = record.origin == "text" or (record.origin == "program" and head is None and begins_coded(message))
+    else:
+        if not HARD_WORDS.search(message):
+            return None
+        tagged = record.origin == "program" and head is None
+        if tagged and (event := parse_message(message)) is not None:
+            # a program tag directly before the driver's message may be an unusual tag of the kernel
+            return msgspec.structs.replace(event, kind="unclear", text=record.line, time_s=record.time_s)
+        unclear = record.origin == "text" or (tagged and begins_coded(message))
     return KernelEvent("unclear", record.line, time_s=record.time_s) if unclear else "quoted"
 
 

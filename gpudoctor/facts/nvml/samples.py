@@ -116,8 +116,7 @@ class SampleRecording:
                 break
             for name in (*sample.readings, *sample.counters, *((EVENTS,) if sample.events is not None else ())):
                 unread.pop(name, None)
-            lasting = {n: m for n, m in sample.unread.items() if m.kind != "failed" or sample.at_s >= begin_s}
-            unread.update(lasting)
+            unread |= {n: m for n, m in sample.unread.items() if m.kind != "failed" or sample.at_s >= begin_s}
         why = Missing("not sampled while it ran") if self.failure is None else Missing(self.failure, "failed")
         return {name: unread.get(name, why) for name in NAMES if name in unread or name not in seen}
 
