@@ -212,15 +212,6 @@ def test_a_library_that_does_not_start_is_a_reason() -> None:
     assert "driver not loaded" in str(rest[0].failure)
 
 
-def test_the_slowest_call_is_told_at_the_end() -> None:
-    node = make_node(1)
-    # longer than a busy machine stalls any other
-    _, _, [end] = sample(FakeNvml(node, (ScriptedFault("nvmlDeviceGetTemperature", delay_s=0.5),)), node, ticks=1)
-    assert (end.end, end.slowest_call) == (True, "nvmlDeviceGetTemperature")
-    assert end.slowest_s >= 0.5
-    assert end.calls > 10
-
-
 # what many samples amount to
 
 

@@ -40,14 +40,11 @@ class Sample(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class SamplerLine(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One line of the sampler: a sample, or why there will be none, or the end with the slowest call."""
+    """One line of the sampler: a sample, or why there will be none, or the end."""
 
     sample: Sample | None = None
     failure: str | None = None
     end: bool = False
-    calls: int = 0
-    slowest_call: str = ""
-    slowest_s: float = 0.0
 
 
 class SampleRecording:

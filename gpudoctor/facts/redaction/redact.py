@@ -126,15 +126,15 @@ class Redaction:
         return self._stand_in_of(value) if key == "uuid" else self.text(value)
 
     def _mapping(self, raw: dict[str, Any], key: str) -> dict[str, Any]:
-        made = {name: self._value(value, name) for name, value in raw.items()}
         if "missing" in raw:
-            made = {name: self.text(value) if name == "missing" else value for name, value in raw.items()}
-        elif key == "host_events" and raw["kind"].startswith("nfs"):
+            return {**raw, "missing": self.text(raw["missing"])}
+        if key == "variables":
+            return self._variable(raw)
+        made = {name: self._value(value, name) for name, value in raw.items()}
+        if key == "host_events" and raw["kind"].startswith("nfs"):
             made["device"] = REDACTED if raw.get("device") else None
         elif key == "mounts" and not is_public_source(raw.get("source", ""), raw.get("fs_type", "")):
             made["source"] = REDACTED
-        elif key == "variables":
-            made = self._variable(raw)
         elif self._names_someone(raw, key) and isinstance(raw.get("name"), str):
             # a desktop program's name is judged (it is not a stray job) and identifies nobody
             made["name"] = (key == "processes" and system_program(raw["name"])) or REDACTED

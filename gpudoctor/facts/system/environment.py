@@ -101,15 +101,15 @@ def _paths_exist(paths: list[str], root: Path) -> dict[str, bool | None]:
 NODE_NAME_VARIABLE = "GPUDOCTOR_NODE_NAME"
 
 
-def node_name(environment: Mapping[str, str] | None = None) -> str:
+def node_name() -> str:
     """The name of this node in reports and metrics: GPUDOCTOR_NODE_NAME, else the hostname.
 
     The hostname of a pod without the host's network is not the node's; its manifest sets the variable
     (Kubernetes' downward API, spec.nodeName).
     """
-    return given_node_name(os.environ if environment is None else environment) or socket.gethostname()
+    return given_node_name() or socket.gethostname()
 
 
-def given_node_name(environment: Mapping[str, str]) -> str | None:
+def given_node_name() -> str | None:
     """The value of GPUDOCTOR_NODE_NAME; None if it is unset or empty. Bytes that are not UTF-8 become `?`."""
-    return environment.get(NODE_NAME_VARIABLE, "").strip().encode("utf-8", "replace").decode() or None
+    return os.environ.get(NODE_NAME_VARIABLE, "").strip().encode("utf-8", "replace").decode() or None

@@ -75,7 +75,7 @@ def _is_this_machine(root: Path) -> bool:
 
 def _hostname(root: Path) -> str | Missing:
     """GPUDOCTOR_NODE_NAME if set, because the kernel's name in a pod is the pod's."""
-    given = given_node_name(os.environ) if _is_this_machine(root) else None
+    given = given_node_name() if _is_this_machine(root) else None
     return given or read_text(root / "proc/sys/kernel/hostname")
 
 
