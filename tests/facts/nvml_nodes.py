@@ -24,7 +24,7 @@ from gpudoctor.facts.model.gpu import (
 )
 from gpudoctor.facts.model.missing import UNSUPPORTED, Missing
 from gpudoctor.facts.model.node import Driver, Node
-from gpudoctor.facts.nvml.client import CallTrace, NoCallTrace
+from gpudoctor.facts.nvml.channel import CallTrace
 from gpudoctor.facts.nvml.read_node import read_nvml
 from gpudoctor.fakes.fake_nvml import FakeNvml, ScriptedFault
 
@@ -196,7 +196,7 @@ class Heard:
         self.handle_errors[index] = words
 
     def trace(self, slot: int) -> CallTrace:
-        return NoCallTrace()
+        return CallTrace()
 
 
 def read(root: Path, node: Node, *faults: ScriptedFault, **fake: Any) -> tuple[Driver, Heard, FakeNvml]:

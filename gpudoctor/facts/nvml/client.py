@@ -8,11 +8,12 @@ from importlib.machinery import PathFinder
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any
 
 from gpudoctor.facts.deadlines import START_CALLS
 from gpudoctor.facts.model.gpu import CallError
 from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.nvml.channel import CallTrace
 from gpudoctor.facts.nvml.error_cost import UNKNOWN, is_kept
 from gpudoctor.facts.nvml.labels import FUNCTION_NOT_FOUND, error_word, missing_for
 from gpudoctor.lazy_import import lazy_imports
@@ -33,29 +34,6 @@ MAX_MHZ = 20_000
 MAX_MW = 10_000_000
 
 Fields = Mapping[tuple[int, int], int | Missing]
-
-
-class CallTrace(Protocol):
-    """Records the driver call that a thread is in, so that another process can name a call that never returns."""
-
-    def enter(self, call: str, gpu: int | None) -> None: ...
-
-    def leave(self) -> None: ...
-
-    def finish(self) -> None: ...
-
-
-class NoCallTrace:
-    """Records nothing: for callers that are not watched."""
-
-    def enter(self, call: str, gpu: int | None) -> None:
-        pass
-
-    def leave(self) -> None:
-        pass
-
-    def finish(self) -> None:
-        pass
 
 
 class _Start:
@@ -124,7 +102,7 @@ class NvmlClient:
         self.calls = 0
         self.slowest_call = ""
         self.slowest_s = 0.0
-        self._trace: CallTrace = trace or NoCallTrace()
+        self._trace = trace or CallTrace()
         self._absent: set[tuple[str, int]] = set()
         self._starts: list[_Start] = []
 

@@ -15,7 +15,8 @@ from msgspec.structs import replace
 from gpudoctor.facts.model.gpu import Gpu, GpuPair
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Driver, short_bus_id
-from gpudoctor.facts.nvml.client import CallTrace, DriverError, NvmlClient, in_range, load_pynvml
+from gpudoctor.facts.nvml.channel import CallTrace
+from gpudoctor.facts.nvml.client import DriverError, NvmlClient, in_range, load_pynvml
 from gpudoctor.facts.nvml.gpu import System, read_gpu
 from gpudoctor.facts.nvml.kernel_module import read_kernel_module
 from gpudoctor.facts.nvml.links import read_pair

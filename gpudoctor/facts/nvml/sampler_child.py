@@ -13,17 +13,8 @@ from typing import Any, cast
 import msgspec
 
 from gpudoctor.facts.model.missing import Missing
-from gpudoctor.facts.nvml.channel import SharedCallTrace
-from gpudoctor.facts.nvml.client import (
-    MAX_COUNT,
-    MAX_MHZ,
-    MAX_MW,
-    CallTrace,
-    DriverError,
-    NvmlClient,
-    in_range,
-    prefer,
-)
+from gpudoctor.facts.nvml.channel import CallTrace, SharedCallTrace
+from gpudoctor.facts.nvml.client import MAX_COUNT, MAX_MHZ, MAX_MW, DriverError, NvmlClient, in_range, prefer
 from gpudoctor.facts.nvml.collector_child import line_writer, load, serve_and_exit
 from gpudoctor.facts.nvml.gpu import (
     PCIE_REPLAY,

@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 
 from gpudoctor.facts.model.missing import UNSUPPORTED, Missing, known
-from gpudoctor.facts.nvml.channel import SharedCallTrace
-from gpudoctor.facts.nvml.client import MAX_COUNT, CallTrace, DriverError, NvmlClient, in_range
+from gpudoctor.facts.nvml.channel import CallTrace, SharedCallTrace
+from gpudoctor.facts.nvml.client import MAX_COUNT, DriverError, NvmlClient, in_range
 from gpudoctor.facts.nvml.collector_child import line_writer, load, serve_and_exit
 from gpudoctor.facts.nvml.gpu import LINK_COUNT, POWER_INSTANT, SWITCH_LINK_COUNT
 from gpudoctor.facts.nvml.links import read_links
