@@ -28,6 +28,22 @@ from gpudoctor.facts.nvml.channel import CallTrace
 from gpudoctor.facts.nvml.read_node import read_nvml
 from gpudoctor.fakes.fake_nvml import FakeNvml, ScriptedFault
 
+# functions that a driver of the 470 branch does not have
+ABSENT_IN_470 = (
+    "nvmlDeviceGetMemoryInfo_v2",
+    "nvmlDeviceGetGpuFabricInfo*",
+    "nvmlDeviceGetMarginTemperature",
+    "nvmlDeviceGetModuleId",
+    "nvmlDeviceGetRepairStatus",
+    "nvmlDeviceGetUnrepairableMemoryFlag*",
+    "nvmlDeviceGetSramEccErrorStatus",
+    "nvmlDeviceGetCurrentClocksEventReasons",
+    "nvmlDeviceGetAddressingMode",
+    "nvmlDeviceGetGpuMaxPcieLinkGeneration",
+    "nvmlDeviceGet*RunningProcesses_v3",
+    "nvmlSystemGetConfComputeState",
+)
+LAST_FIELD_IN_470 = 160
 ASKED_NOT = Missing("not asked: the link leads to a switch")
 
 

@@ -23,8 +23,6 @@ from gpudoctor.facts.nvml.sampler import Sampler, interval_for
 from gpudoctor.facts.nvml.sampler_child import SampleOrder, sample_until, serve
 from gpudoctor.facts.nvml.samples import NAMES, Sample, SampleRecording, SamplerLine
 from gpudoctor.fakes.fake_nvml import (
-    ABSENT_IN_470,
-    LAST_FIELD_IN_470,
     FakeNvml,
     Script,
     ScriptedFault,
@@ -33,7 +31,7 @@ from gpudoctor.fakes.fake_nvml import (
 )
 from gpudoctor.process.pipes import anonymous_file
 from tests.conftest import ROOT
-from tests.facts.nvml_nodes import make_gpu, make_node, with_gpu
+from tests.facts.nvml_nodes import ABSENT_IN_470, LAST_FIELD_IN_470, make_gpu, make_node, with_gpu
 
 pytestmark = pytest.mark.usefixtures("no_process_stays")
 PATIENT_S = 60.0  # how long a test waits for another process on a busy machine

@@ -50,8 +50,8 @@ def _interest_in(text: str) -> Callable[[str], bool]:
     return lambda line: any(word in line for word in words) if words else False
 
 
-def parse_kernel_lines(lines: Iterable[str]) -> tuple[KernelEvent, ...]:
-    """The events in kernel log lines, in their order.
+def read_kernel_text(text: str, source: str) -> KernelLog:
+    """A captured kernel log as facts; `truncated` is set if events were left out.
 
     Accepts dmesg (`[  123.456]`, `-T`, `-x`, `-r`, `--time-format=iso`), syslog and journalctl lines, raw /dev/kmsg
     records, and ignores anything else. Bus ids are in sysfs' form (function 0 if the line has none). `time_s` is in
@@ -59,13 +59,6 @@ def parse_kernel_lines(lines: Iterable[str]) -> tuple[KernelEvent, ...]:
     kind, code and device: the first ones, and the last.
 
     An Xid after an unknown prefix is an event of kind "unclear", without a code: a user's text can look like that.
-    """
-    return collect(text_records(lines, is_of_interest)).events
-
-
-def read_kernel_text(text: str, source: str) -> KernelLog:
-    """A captured kernel log as facts; `truncated` is set if events were left out.
-
     The events of an empty text, or of one that contains only dmesg's error message, are Missing.
     """
     if not text.strip():
