@@ -12,7 +12,7 @@ from gpudoctor.facts.model.kernel_log import HostEvent as HostEvent
 from gpudoctor.facts.model.kernel_log import HostEventKind as HostEventKind
 from gpudoctor.facts.model.kernel_log import KernelEvent as KernelEvent
 from gpudoctor.facts.model.kernel_log import KernelLog as KernelLog
-from gpudoctor.facts.model.missing import NOT_READ, Fact, Missing
+from gpudoctor.facts.model.missing import NOT_READ, Fact, Missing, known
 from gpudoctor.facts.model.storage import Storage as Storage
 from gpudoctor.facts.model.storage import StorageMount as StorageMount
 
@@ -75,11 +75,13 @@ class NumaNode(Fact, frozen=True):
 class Host(Fact, frozen=True):
     """The machine around the GPUs.
 
-    `ram_mib` is RAM without GPU memory; `memory_limit_mib`, `cpu_quota` and the ulimits are None if there is no limit.
-    `virtualization` is none, vm (with the hypervisor in `hypervisor`) or container (`container` names the engine, and
-    `hypervisor` that of the virtual machine that it runs in, if it does). `cpus_usable` are those that this process may
-    run on (affinity), before the quota. `cpu_governor` "powersave" is slow under acpi-cpufreq but the normal, dynamic
-    one under `cpu_scaling_driver` intel_pstate and amd-pstate-epp. If CPUs differ, their values are joined by commas.
+    `ram_mib` is RAM without GPU memory; `memory_limit_mib`, `cpu_quota` and the ulimits are
+    None if there is no limit. `virtualization` is none, vm (with the hypervisor in
+    `hypervisor`) or container (`container` names the engine, and `hypervisor` that of the virtual
+    machine that it runs in, if it does). `cpus_usable` are those that
+    this process may run on (affinity), before the quota. `cpu_governor` "powersave" is slow
+    under acpi-cpufreq but the normal, dynamic one under `cpu_scaling_driver` intel_pstate and
+    amd-pstate-epp. If CPUs differ, their values are joined by commas.
     """
 
     hostname: str | Missing = NOT_READ
@@ -137,14 +139,10 @@ class Environment(Fact, frozen=True):
         return found.value if found else None
 
     def variable(self, name: str) -> Variable | None:
-        if isinstance(self.variables, Missing):
-            return None
-        return next((v for v in self.variables if v.name == name), None)
+        return next((v for v in known(self.variables) or () if v.name == name), None)
 
     def starting(self, prefix: str) -> tuple[Variable, ...]:
-        if isinstance(self.variables, Missing):
-            return ()
-        return tuple(v for v in self.variables if v.name.startswith(prefix))
+        return tuple(v for v in known(self.variables) or () if v.name.startswith(prefix))
 
 
 class NcclNetPlugin(Fact, frozen=True):
