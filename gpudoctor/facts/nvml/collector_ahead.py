@@ -87,10 +87,10 @@ def start_ahead() -> None:
         return
 
 
-def order_ahead(root: Path) -> None:
+def order_ahead(root: Path, nvml: str | None = None) -> None:
     """Let the process, if there is one, start to read the driver now. Later orders are ignored."""
     if _waiting is not None and _waiting.ordered is None:
-        _waiting.send(root, None)
+        _waiting.send(root, nvml)
 
 
 def take_ahead(root: Path, nvml: str | None) -> ForkedCollector | None:
