@@ -16,7 +16,8 @@ import msgspec
 
 from gpudoctor.facts.model.gpu import Gpu, GpuPair
 from gpudoctor.facts.model.node import Driver
-from gpudoctor.facts.nvml.client import CallTrace, NoCallTrace, load_pynvml
+from gpudoctor.facts.nvml.channel import CallTrace
+from gpudoctor.facts.nvml.client import load_pynvml
 from gpudoctor.facts.nvml.fake_driver_context import read_fake_driver_context
 from gpudoctor.facts.nvml.read_node import read_nvml
 from gpudoctor.process.ending import leave
@@ -150,7 +151,7 @@ class _Ears:
         return
 
     def trace(self, slot: int) -> CallTrace:
-        return NoCallTrace()
+        return CallTrace()
 
 
 def main(call_limit: str) -> None:

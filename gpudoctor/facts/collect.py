@@ -7,13 +7,13 @@ import time
 from collections.abc import Callable, Sequence
 from itertools import combinations
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
 from gpudoctor.facts.deadlines import CALL, COLLECTION, START, Patience
 from gpudoctor.facts.model.gpu import Gpu, GpuPair
-from gpudoctor.facts.model.missing import NOT_READ, Fact, Missing
+from gpudoctor.facts.model.missing import Missing, fill
 from gpudoctor.facts.model.node import Driver, Node, Source
 from gpudoctor.facts.nvml.collector_ahead import dismiss_ahead
 from gpudoctor.facts.nvml.fake_driver_context import AROUND, read_fake_driver_context
@@ -29,11 +29,14 @@ with lazy_imports():
 if TYPE_CHECKING:
     from gpudoctor.facts.nvml.collector import CollectorResult
 
-F = TypeVar("F", bound=Fact)
 _DriverFacts = tuple[Driver, tuple[Gpu, ...], "tuple[GpuPair, ...] | Missing"]
 
 # how long the parent waits for its own listener thread beyond the deadline
 _SLACK_S = 1.0
+_HIDDEN_BINDING = (
+    "other Python programs get {} instead of NVIDIA's own binding, nvidia-ml-py, and misread this driver: "
+    "pip uninstall pynvml"
+)
 
 
 def collect_live(
@@ -120,24 +123,15 @@ def _read_host(root: Path, deadline_s: float, into: dict[str, Any], data: Sequen
 def _merge(
     root: Path, driver: Driver, gpus: tuple[Gpu, ...], pairs: tuple[GpuPair, ...] | Missing, host: dict[str, Any]
 ) -> Node:
-    placed = []
-    for gpu in sorted(gpus, key=lambda gpu: gpu.bus_id):
-        placed.append(replace(gpu, pcie=replace(gpu.pcie, path=pci.read_path(root, gpu.bus_id))))
+    placed = (replace(gpu, pcie=replace(gpu.pcie, path=pci.read_path(root, gpu.bus_id))) for gpu in gpus)
     source = Source(
         kind="live",
         name=os.uname().nodename,
         collected_at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        notes=_notes(driver),
+        notes=() if driver.binding_hidden_by is None else (_HIDDEN_BINDING.format(driver.binding_hidden_by),),
     )
-    return Node(source=source, driver=driver, gpus=tuple(placed), pairs=pairs, **host)
-
-
-def _notes(driver: Driver) -> tuple[str, ...]:
-    if driver.binding_hidden_by is None:
-        return ()
-    return (
-        f"other Python programs get {driver.binding_hidden_by} instead of NVIDIA's own binding, nvidia-ml-py, "
-        "and misread this driver: pip uninstall pynvml",
+    return Node(
+        source=source, driver=driver, gpus=tuple(sorted(placed, key=lambda gpu: gpu.bus_id)), pairs=pairs, **host
     )
 
 
@@ -169,15 +163,3 @@ def _complete(collected: CollectorResult, read_before: Driver) -> _DriverFacts:
         reason = Missing(why.get(a) or why.get(b) or failure, "failed")
         pairs.append(by_ends.get((a, b)) or fill(GpuPair(a, b), reason))
     return driver, tuple(gpus.values()), tuple(pairs)
-
-
-def fill(fact: F, reason: Missing) -> F:
-    """A copy in which every leaf that was not read holds the reason."""
-    changed: dict[str, Any] = {}
-    for name in fact.__struct_fields__:
-        value = getattr(fact, name)
-        if value == NOT_READ:
-            changed[name] = reason
-        elif isinstance(value, Fact):
-            changed[name] = fill(value, reason)
-    return replace(fact, **changed)

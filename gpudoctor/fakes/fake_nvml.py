@@ -22,25 +22,8 @@ from gpudoctor.facts.captures.source import load_source
 from gpudoctor.facts.model.missing import known
 from gpudoctor.facts.model.node import Node
 from gpudoctor.facts.simulated.load import apply_faults
-from gpudoctor.fakes.installed import replace_functions
-from gpudoctor.fakes.pynvml_answers import FakeHandle, NvmlAnswers
+from gpudoctor.fakes.pynvml_answers import FakeHandle, NvmlAnswers, replace_functions
 
-# functions that a driver of the 470 branch does not have
-ABSENT_IN_470 = (
-    "nvmlDeviceGetMemoryInfo_v2",
-    "nvmlDeviceGetGpuFabricInfo*",
-    "nvmlDeviceGetMarginTemperature",
-    "nvmlDeviceGetModuleId",
-    "nvmlDeviceGetRepairStatus",
-    "nvmlDeviceGetUnrepairableMemoryFlag*",
-    "nvmlDeviceGetSramEccErrorStatus",
-    "nvmlDeviceGetCurrentClocksEventReasons",
-    "nvmlDeviceGetAddressingMode",
-    "nvmlDeviceGetGpuMaxPcieLinkGeneration",
-    "nvmlDeviceGet*RunningProcesses_v3",
-    "nvmlSystemGetConfComputeState",
-)
-LAST_FIELD_IN_470 = 160
 # functions that the library answers before nvmlInit, and after an nvmlInit that failed
 _BEFORE_INIT = ("nvmlInit", "nvmlInitWithFlags", "nvmlErrorString", "nvmlSystemGetNVMLVersion")
 _VERSION = re.compile(r"_v\d+$")
@@ -135,7 +118,7 @@ class FakeNvml:
         """
         if self._restore is None:
             self._sessions = 0
-            self._restore = replace_functions(self)
+            self._restore = replace_functions(self.function, self.unknown)
         return self
 
     def uninstall(self) -> None:

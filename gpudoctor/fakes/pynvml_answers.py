@@ -1,10 +1,11 @@
 # ruff: noqa: N802, N815 - the names are NVML's own
-"""The answers of pynvml's functions about a `Node`: the table's rows as pynvml's types."""
+"""The answers of pynvml's functions about a `Node`: rows of the table as pynvml's types; and how they replace them."""
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from inspect import isfunction, unwrap
 from types import SimpleNamespace
 from typing import Any
 
@@ -187,20 +188,16 @@ class NvmlAnswers:
     nvmlDeviceGetHandleByPciBusId_v2 = nvmlDeviceGetHandleByPciBusId
 
     def _named(self, function: str, name: str | bytes) -> FakeHandle:
-        text = name.decode() if isinstance(name, bytes) else name
-        return self._handle(self._row(function, handle_name(text)).values[0])
+        return self._handle(self._row(function, handle_name(_text(name))).values[0])
 
     def nvmlDeviceGetHandleBySerial(self, serial: str | bytes) -> FakeHandle:
-        text = serial.decode() if isinstance(serial, bytes) else serial
-        found = next((gpu for gpu in self.node.gpus if gpu.serial == text), None)
+        found = next((gpu for gpu in self.node.gpus if gpu.serial == _text(serial)), None)
         if found is None:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
         return FakeHandle(found.index)
 
     def nvmlDeviceQueryDrainState(self, place: Any) -> int:
-        # text or bytes, depending on the version of the binding
-        bus_id = place.busId if isinstance(place.busId, str) else place.busId.decode()
-        return int(short_bus_id(bus_id) in (known(self.node.driver.drained_gpus) or ()))
+        return int(short_bus_id(_text(place.busId)) in (known(self.node.driver.drained_gpus) or ()))
 
     def nvmlDeviceGetMemoryInfo(self, handle: FakeHandle, version: int | None = None) -> Any:
         return self._answer("nvmlDeviceGetMemoryInfo_v2" if version else "nvmlDeviceGetMemoryInfo", handle)
@@ -243,6 +240,11 @@ class NvmlAnswers:
         return [int.from_bytes(bits[at : at + 8], "little") for at in range(0, 8 * size, 8)]
 
 
+def _text(text: str | bytes) -> str:
+    """Text as such or as bytes: callers pass both, and structs differ between versions of the binding."""
+    return text.decode() if isinstance(text, bytes) else text
+
+
 def _plain(value: Any) -> int | str:
     return value.rstrip(b"\0").decode() if isinstance(value, bytes) else int(value)
 
@@ -253,3 +255,37 @@ def _code_of(leaf: Missing) -> int:
     if code in words.ERROR_WORDS and code and words.missing_for(code, "").kind == "failed":
         return code
     return _CODES[leaf.kind]
+
+
+# pynvml's functions that look up a function of the library, and load the library
+_POINTER, _LIBRARY = "_nvmlGetFunctionPointer", "_LoadNvmlLibrary"
+
+
+def replace_functions(
+    replacement: Callable[[str, Callable[..., Any]], Callable[..., Any]], unknown: set[str]
+) -> Callable[[], None]:
+    """Put `replacement(name, real)` in place of pynvml's functions; return a function that restores them.
+
+    Replaces every function that calls the library directly. Those that only call others
+    (nvmlDeviceGetPciInfo) are left and so call the replaced ones. `unknown` gets the names that are looked up in the
+    library by anything else, which sees an old one without that function.
+    """
+    # collected before anything is replaced: an older binding may lack a name
+    own = {name: real for name, real in vars(pynvml).items() if _calls_library(name, real)}
+    fakes: dict[str, Any] = {name: replacement(name, real) for name, real in own.items()}
+
+    def pointer(name: str) -> Any:
+        unknown.add(name)
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+
+    fakes |= {_POINTER: pointer, _LIBRARY: lambda: None}
+    before = {name: getattr(pynvml, name) for name in fakes}
+    vars(pynvml).update(fakes)
+    return lambda: vars(pynvml).update(before)
+
+
+def _calls_library(name: str, real: Any) -> bool:
+    if not name.startswith("nvml") or not isfunction(real):
+        return False
+    # nvmlInit calls another function, but faults and call counts use this name
+    return name == "nvmlInit" or _POINTER in unwrap(real).__code__.co_names

@@ -150,13 +150,13 @@ def _add_health(table: NvmlTable, gpu: Gpu) -> None:
 
 def _add_clocks(table: NvmlTable, gpu: Gpu) -> None:
     clocks = gpu.clocks
-    rising = {
+    by_clock = {
         "ClockInfo": (clocks.graphics_mhz, clocks.sm_mhz, clocks.memory_mhz),
         "MaxClockInfo": (clocks.graphics_max_mhz, clocks.sm_max_mhz, clocks.memory_max_mhz),
         "ApplicationsClock": (clocks.application_graphics_mhz,) * 2 + (clocks.application_memory_mhz,),
         "DefaultApplicationsClock": (clocks.default_graphics_mhz,) * 2 + (clocks.default_memory_mhz,),
     }
-    for name, values in rising.items():
+    for name, values in by_clock.items():
         for clock, mhz in enumerate(values):
             table.put(f"nvmlDeviceGet{name}", gpu.index, "I", mhz, args=(clock,))
     reasons: Any = clocks.event_reasons

@@ -67,15 +67,12 @@ def add_fields(table: NvmlTable, gpu: Gpu, driver: tuple[int, ...]) -> None:
     links = known(gpu.nvlinks) or ()
     for field, value in _device_fields(gpu, driver).items():
         _add_field(table, gpu, field, 0, value)
+    # traffic (138, 139) is not in the facts: none
     for link in links:
-        for field, value in _link_fields(link).items():
+        for field, value in {**_link_fields(link), 138: 0, 139: 0}.items():
             _add_field(table, gpu, field, link.link, value)
-        for field in (138, 139):
-            _add_field(table, gpu, field, link.link, 0)
-    if links:
-        # traffic is not in the facts: none
-        for field in (138, 139):
-            _add_field(table, gpu, field, ALL_LINKS, 0)
+    for field in (138, 139) if links else ():
+        _add_field(table, gpu, field, ALL_LINKS, 0)
 
 
 def _add_field(table: NvmlTable, gpu: Gpu, field: int, scope: int, value: Any) -> None:
@@ -138,12 +135,10 @@ def add_links(table: NvmlTable, gpu: Gpu) -> None:
 def _add_fabric(table: NvmlTable, gpu: Gpu) -> None:
     me, fabric = gpu.index, gpu.fabric
     state: Any = number_of(fabric.state, words.FABRIC_STATES)
-    done = state == _COMPLETED
     common: tuple[Any, ...] = (bytes(16), 0, 0, state)
-    if done:
+    if state == _COMPLETED:
         status = number_of(fabric.status, words.ERROR_WORDS)
-        clique = fabric.clique_id
-        common = (_uuid(fabric.cluster_uuid), status, clique, state)
+        common = (_uuid(fabric.cluster_uuid), status, fabric.clique_id, state)
     mask = _mask(fabric)
     health = number_of(known(fabric.health_summary) or "value 0", words.FABRIC_HEALTH)
     table.put("nvmlDeviceGetGpuFabricInfo", me, "16sIIB3x", *common)

@@ -85,9 +85,7 @@ def _version(driver: Driver) -> tuple[int, ...]:
 
 def _add_driver(table: NvmlTable, driver: Driver, node: Node) -> None:
     code: Any = known(driver.init_code)
-    if code is None:
-        code = 0 if node.gpus else _NOT_LOADED
-    if driver.module_loaded is False:
+    if driver.module_loaded is False or (code is None and not node.gpus):
         code = _NOT_LOADED
     if code:
         table.refuse("nvmlInit", SYSTEM, code)
@@ -98,14 +96,9 @@ def _add_driver(table: NvmlTable, driver: Driver, node: Node) -> None:
     version = driver.library_version
     table.put_text("nvmlSystemGetDriverVersion", SYSTEM, version)
     table.put_text("nvmlSystemGetNVMLVersion", SYSTEM, version if isinstance(version, Missing) else f"12.{version}")
-    cuda = str(known(driver.cuda_version) or "")
-    numbers = re.fullmatch(r"([0-9]{1,3})\.([0-9]{1,2})", cuda)
-    table.put(
-        "nvmlSystemGetCudaDriverVersion",
-        SYSTEM,
-        "i",
-        int(numbers[1]) * 1000 + int(numbers[2]) * 10 if numbers else UNSUPPORTED,
-    )
+    numbers = re.fullmatch(r"([0-9]{1,3})\.([0-9]{1,2})", str(known(driver.cuda_version) or ""))
+    cuda = int(numbers[1]) * 1000 + int(numbers[2]) * 10 if numbers else UNSUPPORTED
+    table.put("nvmlSystemGetCudaDriverVersion", SYSTEM, "i", cuda)
     count = known(driver.device_count)
     table.put("nvmlDeviceGetCount", SYSTEM, "I", len(node.gpus) if count is None else count)
     secret = node.gpus[0].settings.confidential_compute if node.gpus else False

@@ -16,7 +16,7 @@ from gpudoctor.lazy_import import lazy_imports
 
 with lazy_imports():
     from gpudoctor.facts.captures.host import module
-    from gpudoctor.facts.kernel_log import driver_messages, host_messages
+    from gpudoctor.facts.kernel_log import message_tables
 
 
 COLUMNS = 80
@@ -59,14 +59,14 @@ def _rows(check_id: str) -> Iterator[Row]:
 
 
 def _driver_messages(only_not_started: bool = False) -> Iterator[Row]:
-    for row in driver_messages.DRIVER_MESSAGES:
+    for row in message_tables.DRIVER_MESSAGES:
         meaning = MEANINGS.get(row.name)
         if meaning is not None and (meaning.not_started or not only_not_started):
             yield row.pattern, meaning.words, f"NVIDIA kernel module: {row.source}"
 
 
 def _host_messages(wanted: Callable[[str], bool]) -> Iterator[Row]:
-    for row in host_messages.HOST_MESSAGES:
+    for row in message_tables.HOST_MESSAGES:
         if wanted(row.kind):
             yield row.pattern, row.kind, f"Linux: {row.source}" if not row.source.startswith("NVIDIA") else row.source
 

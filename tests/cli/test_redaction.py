@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from gpudoctor.checks.core.finding import Status
 from gpudoctor.checks.storage.mount import mount_evidence
-from gpudoctor.facts.kernel_log.lines import parse_kernel_lines
 from gpudoctor.facts.model.gpu import GpuProcess
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import (
@@ -22,11 +21,11 @@ from gpudoctor.facts.model.node import (
     Node,
     Storage,
     StorageMount,
-    StoragePath,
     Variable,
     from_json,
     to_json,
 )
+from gpudoctor.facts.model.storage import StoragePath
 from gpudoctor.facts.redaction.private_shapes import shapes_taken_out
 from gpudoctor.facts.redaction.public_settings import is_public
 from gpudoctor.facts.redaction.redact import Redaction, redacted
@@ -34,7 +33,7 @@ from gpudoctor.facts.simulated.load import load_node
 from gpudoctor.facts.simulated.wiring import put
 from gpudoctor.report.judge import judge
 from tests.cli.conftest import Gpudoctor
-from tests.facts.kernel_words import LOST, STAMPS
+from tests.facts.kernel_words import LOST, STAMPS, parse_kernel_lines
 from tests.planted_secrets import SECRETS
 
 # variable -> value: no name hints at a secret, and still no value may be shown

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from gpudoctor.facts.model.driver import DkmsBuild
 from gpudoctor.facts.model.missing import known
-from gpudoctor.facts.model.node import DkmsBuild, Host, RdmaPort
+from gpudoctor.facts.model.node import Host, RdmaPort
 
 PORTS = (
     RdmaPort("mlx5_0", 1, "ACTIVE", "LinkUp", "InfiniBand", 400.0, adapter="MT4129", firmware="28.39.2048"),

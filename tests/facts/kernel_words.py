@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from hypothesis import strategies as st
+
+from gpudoctor.facts.kernel_log.lines import collect, is_of_interest
+from gpudoctor.facts.kernel_log.records import text_records
+from gpudoctor.facts.model.kernel_log import KernelEvent
 
 LOST = "NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
 NONE = "NVRM: Xid (PCI:0000:3b:00): 154, GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)"
@@ -153,3 +159,8 @@ def kmsg(message: str, sequence: int = 1, seconds: float = 1.5, priority: int = 
         for byte in message.encode("utf-8", "replace")
     )
     return f"{priority},{sequence},{round(seconds * 1e6)},-;{escaped}\n SUBSYSTEM=pci\n DEVICE=+pci:0000:3b:00.0\n"
+
+
+def parse_kernel_lines(lines: Iterable[str]) -> tuple[KernelEvent, ...]:
+    """The events in the lines of a kernel log."""
+    return collect(text_records(lines, is_of_interest)).events

@@ -24,10 +24,26 @@ from gpudoctor.facts.model.gpu import (
 )
 from gpudoctor.facts.model.missing import UNSUPPORTED, Missing
 from gpudoctor.facts.model.node import Driver, Node
-from gpudoctor.facts.nvml.client import CallTrace, NoCallTrace
+from gpudoctor.facts.nvml.channel import CallTrace
 from gpudoctor.facts.nvml.read_node import read_nvml
 from gpudoctor.fakes.fake_nvml import FakeNvml, ScriptedFault
 
+# functions that a driver of the 470 branch does not have
+ABSENT_IN_470 = (
+    "nvmlDeviceGetMemoryInfo_v2",
+    "nvmlDeviceGetGpuFabricInfo*",
+    "nvmlDeviceGetMarginTemperature",
+    "nvmlDeviceGetModuleId",
+    "nvmlDeviceGetRepairStatus",
+    "nvmlDeviceGetUnrepairableMemoryFlag*",
+    "nvmlDeviceGetSramEccErrorStatus",
+    "nvmlDeviceGetCurrentClocksEventReasons",
+    "nvmlDeviceGetAddressingMode",
+    "nvmlDeviceGetGpuMaxPcieLinkGeneration",
+    "nvmlDeviceGet*RunningProcesses_v3",
+    "nvmlSystemGetConfComputeState",
+)
+LAST_FIELD_IN_470 = 160
 ASKED_NOT = Missing("not asked: the link leads to a switch")
 
 
@@ -196,7 +212,7 @@ class Heard:
         self.handle_errors[index] = words
 
     def trace(self, slot: int) -> CallTrace:
-        return NoCallTrace()
+        return CallTrace()
 
 
 def read(root: Path, node: Node, *faults: ScriptedFault, **fake: Any) -> tuple[Driver, Heard, FakeNvml]:

@@ -13,9 +13,9 @@ import pytest
 from msgspec.structs import replace
 
 from gpudoctor.checks.core.registry import registry
-from gpudoctor.facts.collect import collect_live, fill
+from gpudoctor.facts.collect import collect_live
 from gpudoctor.facts.model.gpu import Gpu
-from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.model.missing import Missing, fill
 from gpudoctor.facts.model.node import Node
 from gpudoctor.facts.system import path_status
 from gpudoctor.fakes.fake_nvml import FakeNvml, Script, ScriptedFault, from_file, write_script

@@ -19,7 +19,7 @@ import pytest
 from gpudoctor.errors import UserError
 from gpudoctor.facts.nvml.fake_driver_context import write_fake_driver_context
 from gpudoctor.fakes.fake_nvml import Script, ScriptedFault, write_script
-from gpudoctor.fakes.library_build import find_compiler
+from gpudoctor.fakes.run_program import find_compiler
 from tests.conftest import ROOT
 from tests.facts.nvml_nodes import make_node, make_root
 

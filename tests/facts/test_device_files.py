@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Container
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from gpudoctor.facts.model.missing import Missing
-from gpudoctor.facts.nvml.read_node import read_denied_gpus, read_excluded_gpus
+from gpudoctor.facts.nvml.read_node import is_denied, is_excluded, read_hidden_gpus
 from tests.facts.nvml_nodes import make_node, make_root, read
 
 BUS_IDS = ("0000:1b:00.0", "0000:2b:00.0", "0000:3b:00.0", "0000:4b:00.0")
@@ -43,14 +44,26 @@ def denied_minors(monkeypatch: pytest.MonkeyPatch) -> set[int]:
     return minors
 
 
+def denied_gpus(root: Path, shown: Container[str] = ()) -> tuple[str, ...]:
+    hidden = read_hidden_gpus(root, shown)
+    assert not isinstance(hidden, Missing)
+    return tuple(bus_id for bus_id, information in hidden.items() if is_denied(root, information))
+
+
+def excluded_gpus(root: Path, shown: Container[str]) -> tuple[str, ...]:
+    hidden = read_hidden_gpus(root, shown)
+    assert not isinstance(hidden, Missing)
+    return tuple(bus_id for bus_id, information in hidden.items() if is_excluded(information))
+
+
 def test_a_gpu_whose_device_file_is_refused_is_denied_by_its_minor_number(
     tmp_path: Path, denied_minors: set[int]
 ) -> None:
     # the kernel module does not number its GPUs by bus id
     kernel_module_drives(tmp_path, dict(zip(BUS_IDS, (2, 3, 0, 1), strict=True)))
     denied_minors |= {2, 1}
-    assert read_denied_gpus(tmp_path, shown=()) == (BUS_IDS[0], BUS_IDS[3])
-    assert read_denied_gpus(tmp_path, shown={BUS_IDS[0]}) == (BUS_IDS[3],)
+    assert denied_gpus(tmp_path) == (BUS_IDS[0], BUS_IDS[3])
+    assert denied_gpus(tmp_path, shown={BUS_IDS[0]}) == (BUS_IDS[3],)
 
 
 def test_a_gpu_without_a_device_file_or_a_minor_number_is_not_called_denied(
@@ -62,28 +75,28 @@ def test_a_gpu_without_a_device_file_or_a_minor_number_is_not_called_denied(
         "Device Minor: ?\n", encoding="utf-8"
     )
     denied_minors |= {0, 1, 2, 3}
-    assert read_denied_gpus(tmp_path, shown=()) == BUS_IDS[:2]
+    assert denied_gpus(tmp_path) == BUS_IDS[:2]
     kernel_module_drives(tmp_path, {"not-a-gpu": 0})
-    assert read_denied_gpus(tmp_path, shown=()) == BUS_IDS[:2]
+    assert denied_gpus(tmp_path) == BUS_IDS[:2]
 
 
 def test_a_gpu_that_an_option_keeps_from_use_is_excluded(tmp_path: Path) -> None:
     kernel_module_drives(tmp_path, dict(zip(BUS_IDS, range(4), strict=True)))
     file = tmp_path / "proc/driver/nvidia/gpus" / BUS_IDS[2] / "information"
     file.write_text(file.read_text(encoding="utf-8").replace("Excluded:\t No", "Excluded:\t Yes"), encoding="utf-8")
-    assert read_excluded_gpus(tmp_path, shown=BUS_IDS[:2]) == (BUS_IDS[2],)
-    assert read_excluded_gpus(tmp_path, shown=BUS_IDS) == ()
+    assert excluded_gpus(tmp_path, shown=BUS_IDS[:2]) == (BUS_IDS[2],)
+    assert excluded_gpus(tmp_path, shown=BUS_IDS) == ()
 
 
 def test_without_the_kernel_modules_folder_nothing_is_known(tmp_path: Path) -> None:
-    denied = read_denied_gpus(tmp_path, shown=())
-    assert isinstance(denied, Missing)
-    assert denied.kind == "absent"
+    hidden = read_hidden_gpus(tmp_path, shown=())
+    assert isinstance(hidden, Missing)
+    assert hidden.kind == "absent"
 
 
 def test_device_files_that_may_be_opened_deny_nothing(tmp_path: Path) -> None:
     kernel_module_drives(tmp_path, dict(zip(BUS_IDS, range(4), strict=True)))
-    assert read_denied_gpus(tmp_path, shown=()) == ()
+    assert denied_gpus(tmp_path) == ()
 
 
 def test_of_a_job_with_two_of_four_gpus_the_other_two_are_denied(tmp_path: Path, denied_minors: set[int]) -> None:

@@ -8,13 +8,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpudoctor.facts.kernel_log.driver_messages import driver_message
-from gpudoctor.facts.kernel_log.host_messages import HOST_MESSAGES, HOST_WORDS, MAX_SUBJECTS, host_message
-from gpudoctor.facts.kernel_log.lines import parse_kernel_lines, read_kernel_text
+from gpudoctor.facts.kernel_log.lines import MAX_SUBJECTS, read_kernel_text
+from gpudoctor.facts.kernel_log.message_tables import HOST_MESSAGES, HOST_WORDS, driver_message, host_message
 from gpudoctor.facts.model.kernel_log import ApiMismatch, HostEvent, KernelEvent, KernelLog, PcieLimit
 from gpudoctor.facts.model.missing import known
 from tests.facts.kernel_words import BUS_9B as BUS
-from tests.facts.kernel_words import DRIVER_LINES, HOST_LINES, LOST, STAMPS, WITH_USERS_WORDS, WRAPPINGS, message, names
+from tests.facts.kernel_words import (
+    DRIVER_LINES,
+    HOST_LINES,
+    LOST,
+    STAMPS,
+    WITH_USERS_WORDS,
+    WRAPPINGS,
+    message,
+    names,
+    parse_kernel_lines,
+)
 
 
 def only(text: str) -> KernelEvent:

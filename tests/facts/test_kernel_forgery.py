@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from gpudoctor.facts.kernel_log.lines import parse_kernel_lines, read_kernel_text
+from gpudoctor.facts.kernel_log.lines import read_kernel_text
 from gpudoctor.facts.kernel_log.live import KernelTail, read_kernel_log
 from gpudoctor.facts.model.missing import known
 from gpudoctor.facts.model.node import KernelLog
@@ -30,6 +30,7 @@ from tests.facts.kernel_words import (
     kmsg,
     message,
     names,
+    parse_kernel_lines,
 )
 from tests.sysfs_tree import write
 

@@ -11,11 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpudoctor.facts.kernel_log.lines import MAX_EVENTS, MAX_REPEATS, parse_kernel_lines, read_kernel_text
+from gpudoctor.facts.kernel_log.lines import MAX_EVENTS, MAX_REPEATS, read_kernel_text
 from gpudoctor.facts.kernel_log.live import read_kernel_log
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import KernelEvent, KernelLog
 from gpudoctor.process.command import Completed
+from tests.facts.kernel_words import parse_kernel_lines
 from tests.sysfs_tree import write
 
 LOST = "NVRM: Xid (PCI:0000:05:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."

@@ -14,8 +14,8 @@ from gpudoctor.facts.model.gpu import CallError, Gpu, PcieLink, Thermal
 from gpudoctor.facts.model.missing import UNSUPPORTED, Missing
 from gpudoctor.facts.nvml.read_node import read_nvml
 from gpudoctor.facts.simulated.load import load_node
-from gpudoctor.fakes.fake_nvml import ABSENT_IN_470, LAST_FIELD_IN_470, FakeNvml, ScriptedFault
-from tests.facts.nvml_nodes import ASKED_NOT, Heard, make_node, make_root, read
+from gpudoctor.fakes.fake_nvml import FakeNvml, ScriptedFault
+from tests.facts.nvml_nodes import ABSENT_IN_470, ASKED_NOT, LAST_FIELD_IN_470, Heard, make_node, make_root, read
 
 CARRIED = (
     "a100-mig-8",

@@ -11,7 +11,7 @@ import pytest
 
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import UNSUPPORTED, Missing
-from gpudoctor.facts.nvml import fabric as nvml_fabric
+from gpudoctor.facts.nvml import links as nvml_fabric
 from gpudoctor.facts.nvml.read_node import read_nvml
 from gpudoctor.facts.simulated.load import load_node
 from gpudoctor.fakes.fake_nvml import FakeNvml, ScriptedFault

@@ -23,8 +23,6 @@ from gpudoctor.facts.nvml.sampler import Sampler, interval_for
 from gpudoctor.facts.nvml.sampler_child import SampleOrder, sample_until, serve
 from gpudoctor.facts.nvml.samples import NAMES, Sample, SampleRecording, SamplerLine
 from gpudoctor.fakes.fake_nvml import (
-    ABSENT_IN_470,
-    LAST_FIELD_IN_470,
     FakeNvml,
     Script,
     ScriptedFault,
@@ -33,7 +31,7 @@ from gpudoctor.fakes.fake_nvml import (
 )
 from gpudoctor.process.pipes import anonymous_file
 from tests.conftest import ROOT
-from tests.facts.nvml_nodes import make_gpu, make_node, with_gpu
+from tests.facts.nvml_nodes import ABSENT_IN_470, LAST_FIELD_IN_470, make_gpu, make_node, with_gpu
 
 pytestmark = pytest.mark.usefixtures("no_process_stays")
 PATIENT_S = 60.0  # how long a test waits for another process on a busy machine
@@ -210,15 +208,6 @@ def test_a_library_that_does_not_start_is_a_reason() -> None:
     samples, _, rest = sample(FakeNvml(node, (ScriptedFault("nvmlInit", code=9),)), node, ticks=1)
     assert samples == []
     assert "driver not loaded" in str(rest[0].failure)
-
-
-def test_the_slowest_call_is_told_at_the_end() -> None:
-    node = make_node(1)
-    # longer than a busy machine stalls any other
-    _, _, [end] = sample(FakeNvml(node, (ScriptedFault("nvmlDeviceGetTemperature", delay_s=0.5),)), node, ticks=1)
-    assert (end.end, end.slowest_call) == (True, "nvmlDeviceGetTemperature")
-    assert end.slowest_s >= 0.5
-    assert end.calls > 10
 
 
 # what many samples amount to

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -160,6 +161,19 @@ def test_gpudirect_storage_is_told(root: Path, config: str, expected: bool | Non
     storage = read(root)
     assert (storage.nvidia_fs_loaded, storage.cufile_config) == (True, "/etc/cufile.json")
     assert (None if isinstance(storage.cufile_compat_mode, Missing) else storage.cufile_compat_mode) is expected
+
+
+def test_a_cufile_configuration_that_cannot_be_read_keeps_nobody_waiting(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.mkfifo(root / "pipe")
+    piped = read(root, CUFILE_ENV_PATH_JSON="/pipe")
+    assert piped.cufile_config == "/pipe"
+    assert piped.cufile_compat_mode == Missing("/pipe is a FIFO, not a file", "failed")
+    silent = Missing("did not answer within 5 s", "failed")
+    monkeypatch.setattr(PathQuestion, "answers", lambda question: (silent,) * len(question._paths))
+    dead = read(root, CUFILE_ENV_PATH_JSON="/pipe")
+    assert (dead.cufile_config, dead.cufile_compat_mode) == (silent, silent)
 
 
 def test_the_last_mount_on_the_way_to_a_path_wins(root: Path) -> None:

@@ -11,8 +11,8 @@ from gpudoctor.facts.model.node import Node
 from gpudoctor.facts.stream import driver_child as nvml_watcher
 from gpudoctor.facts.stream.driver_child import Watcher
 from gpudoctor.facts.stream.messages import GpuTick, OnGpu, ReaderAnswer
-from gpudoctor.fakes.fake_nvml import ABSENT_IN_470, LAST_FIELD_IN_470, FakeNvml, ScriptedFault
-from tests.facts.nvml_nodes import make_node, with_gpu
+from gpudoctor.fakes.fake_nvml import FakeNvml, ScriptedFault
+from tests.facts.nvml_nodes import ABSENT_IN_470, LAST_FIELD_IN_470, make_node, with_gpu
 
 
 def named(node: Node) -> tuple[tuple[int, str | None], ...]:

@@ -10,8 +10,9 @@ import msgspec
 
 from gpudoctor.checks.core.registry import registry
 from gpudoctor.facts.captures.archives import pack
+from gpudoctor.facts.model.driver import DkmsBuild
 from gpudoctor.facts.model.missing import known
-from gpudoctor.facts.model.node import DkmsBuild, Host, Node, to_json
+from gpudoctor.facts.model.node import Host, Node, to_json
 from gpudoctor.facts.simulated.load import apply_faults, load_node
 from gpudoctor.facts.stream.messages import GpuTick, HostTick, Opening, ProcessTick, Tick
 from gpudoctor.report.bundle_files import files_of

@@ -27,7 +27,8 @@ from gpudoctor.facts.deadlines import Deadline
 from gpudoctor.facts.model.measured_data import StorageRead
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.missing import Missing
-from gpudoctor.facts.model.node import Node, Source, Storage, StorageMount, StoragePath
+from gpudoctor.facts.model.node import Node, Source
+from gpudoctor.facts.model.storage import Storage, StorageMount, StoragePath
 from gpudoctor.facts.system.mounts import Mount, may_hang, read_mounts
 from gpudoctor.load.devices import LoadRequest
 from gpudoctor.load.storage import with_storage

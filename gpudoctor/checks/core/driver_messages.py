@@ -18,8 +18,8 @@ from gpudoctor.facts.model.node import HostEvent, Node
 from gpudoctor.lazy_import import lazy_imports
 
 with lazy_imports():
-    from gpudoctor.facts.kernel_log import driver_messages as driver_log
     from gpudoctor.facts.kernel_log import lines as kernel_lines
+    from gpudoctor.facts.kernel_log import message_tables as driver_log
 
 _BOARD = "the board, its power, its slot, or a state that only a reset ends"
 _OTHER_DRIVER = "the installed driver is not one for this GPU; the GPU may be sound"
@@ -45,7 +45,7 @@ class MessageMeaning(msgspec.Struct, frozen=True):
 
 
 _ATTEMPT_S = 60.0
-# keyed by the names in `facts.kernel_log.driver_messages.DRIVER_MESSAGES`
+# keyed by the names in `facts.kernel_log.message_tables.DRIVER_MESSAGES`
 MEANINGS: dict[str, MessageMeaning] = {
     "off-bus": MessageMeaning("hardware", "GPU has fallen off the bus", OWN_ADVICE[79], True),
     "wants-open-module": MessageMeaning(

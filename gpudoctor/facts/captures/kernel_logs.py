@@ -11,8 +11,8 @@ import msgspec
 
 from gpudoctor.facts.captures.reader import Block, Part, TextReader
 from gpudoctor.facts.captures.recognise import is_kernel_line
-from gpudoctor.facts.kernel_log.host_messages import HOST_WORDS, host_message
 from gpudoctor.facts.kernel_log.lines import MAX_EVENTS, read_kernel_text
+from gpudoctor.facts.kernel_log.message_tables import HOST_WORDS, host_message
 from gpudoctor.facts.kernel_log.messages import HARD_WORDS, MARK
 from gpudoctor.facts.kernel_log.records import read_line, unwrapped
 from gpudoctor.facts.model.missing import Missing, known

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Literal
 
 import msgspec
 
-from gpudoctor.facts.kernel_log.driver_messages import MismatchLines
-from gpudoctor.facts.kernel_log.host_messages import HOST_WORDS, HostEvents
+from gpudoctor.facts.kernel_log.message_tables import HOST_WORDS, host_message
 from gpudoctor.facts.kernel_log.messages import (
+    API_MISMATCH,
     HARD_WORDS,
     INSTALLED_FAULT,
     LOADING,
@@ -24,12 +26,15 @@ from gpudoctor.facts.kernel_log.messages import (
     words_of_xid,
 )
 from gpudoctor.facts.kernel_log.records import LogRecord, kmsg_records, read_line, text_records
-from gpudoctor.facts.model.kernel_log import ApiMismatch, HostEvent, KernelEvent, KernelLog
+from gpudoctor.facts.model.driver import DRIVER_VERSION
+from gpudoctor.facts.model.kernel_log import ApiMismatch, HostEvent, HostEventKind, KernelEvent, KernelLog
 from gpudoctor.facts.model.missing import Missing
 
 MAX_EVENTS = 10_000
 # A flood of one message must not push out the one that matters: this many are kept of each kind, code and device
 MAX_REPEATS = 100
+MAX_SUBJECTS = 1000  # distinct kinds and devices of host events
+_DAY_S = 86_400.0
 _WORDS = (*WORDS, *HOST_WORDS)
 
 
@@ -45,8 +50,8 @@ def _interest_in(text: str) -> Callable[[str], bool]:
     return lambda line: any(word in line for word in words) if words else False
 
 
-def parse_kernel_lines(lines: Iterable[str]) -> tuple[KernelEvent, ...]:
-    """The events in kernel log lines, in their order.
+def read_kernel_text(text: str, source: str) -> KernelLog:
+    """A captured kernel log as facts; `truncated` is set if events were left out.
 
     Accepts dmesg (`[  123.456]`, `-T`, `-x`, `-r`, `--time-format=iso`), syslog and journalctl lines, raw /dev/kmsg
     records, and ignores anything else. Bus ids are in sysfs' form (function 0 if the line has none). `time_s` is in
@@ -54,13 +59,6 @@ def parse_kernel_lines(lines: Iterable[str]) -> tuple[KernelEvent, ...]:
     kind, code and device: the first ones, and the last.
 
     An Xid after an unknown prefix is an event of kind "unclear", without a code: a user's text can look like that.
-    """
-    return collect(text_records(lines, is_of_interest)).events
-
-
-def read_kernel_text(text: str, source: str) -> KernelLog:
-    """A captured kernel log as facts; `truncated` is set if events were left out.
-
     The events of an empty text, or of one that contains only dmesg's error message, are Missing.
     """
     if not text.strip():
@@ -163,8 +161,7 @@ def _event_of(record: LogRecord) -> KernelEvent | Literal["quoted"] | None:
     the line is an event of kind "unclear": it could be an Xid after an unknown prefix. The same applies to a complete
     driver message after a program's tag, in a text without syslog facilities.
     """
-    message = record.message
-    head = record.continued
+    message, head = record.message, record.continued
     if record.origin in ("kernel", "text") and (head is None or may_go_on(head.message)):
         event = parse_message(message)
         if event is not None:
@@ -172,11 +169,72 @@ def _event_of(record: LogRecord) -> KernelEvent | Literal["quoted"] | None:
         if not HARD_WORDS.search(message) or is_sxid(message):
             return None
         unclear = begins_coded(message) or (record.origin == "text" and not holds_a_name(message))
-        return KernelEvent("unclear", record.line, time_s=record.time_s) if unclear else "quoted"
-    if not HARD_WORDS.search(message):
-        return None
-    if record.origin == "program" and head is None and (event := parse_message(message)) is not None:
-        # a program tag directly before the driver's message may be an unusual tag of the kernel
-        return msgspec.structs.replace(event, kind="unclear", text=record.line, time_s=record.time_s)
-    unclear = record.origin == "text" or (record.origin == "program" and head is None and begins_coded(message))
+    else:
+        if not HARD_WORDS.search(message):
+            return None
+        tagged = record.origin == "program" and head is None
+        if tagged and (event := parse_message(message)) is not None:
+            # a program tag directly before the driver's message may be an unusual tag of the kernel
+            return msgspec.structs.replace(event, kind="unclear", text=record.line, time_s=record.time_s)
+        unclear = record.origin == "text" or (tagged and begins_coded(message))
     return KernelEvent("unclear", record.line, time_s=record.time_s) if unclear else "quoted"
+
+
+class HostEvents:
+    """Counts the events of one log by kind and device."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[HostEventKind, str | None], HostEvent] = {}
+        self._last_day: dict[tuple[HostEventKind, str | None], deque[float]] = {}
+
+    def add(self, message: str, time_s: float | None) -> None:
+        """Count the message if it is in the table."""
+        told = host_message(message)
+        if told is None:
+            return
+        before = self._found.get(told)
+        if before is None and len(self._found) >= MAX_SUBJECTS:
+            return
+        count, first_s = (1, time_s) if before is None else (before.count + 1, before.first_s)
+        in_day = None if time_s is None else self._in_last_day(told, time_s)
+        self._found[told] = HostEvent(told[0], message, told[1], count, first_s, time_s, in_day)
+
+    def _in_last_day(self, told: tuple[HostEventKind, str | None], time_s: float) -> int:
+        times = self._last_day.setdefault(told, deque())
+        times.append(time_s)
+        while times[0] < time_s - _DAY_S:
+            times.popleft()
+        return len(times)
+
+    @property
+    def events(self) -> tuple[HostEvent, ...]:
+        return tuple(self._found.values())
+
+
+_MISMATCH = re.compile(
+    rf"has the version ({DRIVER_VERSION}),? but this kernel module has the version ({DRIVER_VERSION})"
+)
+_MISMATCH_LINES = 4
+_LINE_BEGIN = re.compile(r"(?:\\x0a|\n)? *NVRM: +")
+
+
+class MismatchLines:
+    """Assembles the driver's multi-line message about a library of another version."""
+
+    def __init__(self) -> None:
+        self._lines: list[str] = []
+        self.found: ApiMismatch | None = None
+
+    def add(self, message: str) -> None:
+        """Add the log's next message."""
+        if message.startswith(API_MISMATCH):
+            self._lines = [message]
+        elif self._lines and message.startswith("NVRM: ") and len(self._lines) < _MISMATCH_LINES:
+            self._lines.append(message)
+        else:
+            self._lines = []
+            return
+        whole = " ".join(_LINE_BEGIN.sub(" ", " " + line).strip() for line in self._lines)
+        if versions := _MISMATCH.search(" ".join(whole.split())):
+            self.found = ApiMismatch(versions[1], versions[2])
+            self._lines = []

@@ -9,15 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from gpudoctor.facts.kernel_log.lines import (
-    MAX_EVENTS,
-    KernelEvents,
-    collect,
-    is_of_interest,
-    kmsg_events,
-    parse_kernel_lines,
-    read_kernel_text,
-)
+from gpudoctor.facts.kernel_log.lines import KernelEvents, collect, is_of_interest, kmsg_events
 from gpudoctor.facts.kernel_log.records import LogRecord, first_of_kmsg, kmsg_records, text_records
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import KernelEvent, KernelLog
@@ -27,8 +19,6 @@ from gpudoctor.lazy_import import lazy_imports
 with lazy_imports():
     from gpudoctor.facts.system import command
     from gpudoctor.process import ending
-
-__all__ = ["MAX_EVENTS", "parse_kernel_lines", "read_kernel_log", "read_kernel_text"]
 
 _RING_BUFFER = "/dev/kmsg"
 _MAX_BYTES = 64 << 20
@@ -149,7 +139,7 @@ def _read_ring_buffer(path: Path) -> _Ring | Missing:
     overtaken = False
     lost = 0
     try:
-        while size < _MAX_BYTES:
+        while size < _MAX_BYTES and lost < _MAX_OVERTAKEN:
             try:
                 part = os.read(device, 1 << 16)
             except BlockingIOError:
@@ -158,11 +148,7 @@ def _read_ring_buffer(path: Path) -> _Ring | Missing:
                 # the kernel overwrote the next record; continue with the oldest one left
                 overtaken = overtaken or size > 0
                 lost += 1
-                if lost < _MAX_OVERTAKEN:
-                    continue
-                if not parts:
-                    return Missing(f"{_RING_BUFFER}: overwritten faster than it can be read", "failed")
-                break
+                continue
             if not part:
                 break
             lost = 0
@@ -172,6 +158,8 @@ def _read_ring_buffer(path: Path) -> _Ring | Missing:
         return missing_from(error, _RING_BUFFER)
     finally:
         os.close(device)
+    if lost == _MAX_OVERTAKEN and not parts:
+        return Missing(f"{_RING_BUFFER}: overwritten faster than it can be read", "failed")
     return _Ring(b"".join(parts).decode("utf-8", "replace"), overtaken)
 
 

@@ -11,7 +11,7 @@ import re
 
 import msgspec
 
-from gpudoctor.facts.kernel_log.driver_messages import API_MISMATCH, driver_message
+from gpudoctor.facts.kernel_log.message_tables import driver_message
 from gpudoctor.facts.model.kernel_log import KernelEvent, KernelEventKind, PcieLimit
 from gpudoctor.facts.model.node import short_bus_id
 
@@ -25,6 +25,7 @@ MARK = re.compile("|".join(map(re.escape, WORDS)))
 # Must not be lost, wherever it is in a line
 HARD_WORDS = re.compile(r"NVRM: Xid \(|^NVRM: Xid|SXid \(|NVRM: .{0,200}fallen off the bus")
 LOADING = "NVRM: loading NVIDIA UNIX"
+API_MISMATCH = "NVRM: API mismatch: "
 # The driver's two or three lines at boot; the first contains the GPU, and one of the next the fault
 INSTALLED_FAULT = re.compile(
     "fallen off the bus and is not responding|not supported by|requires use of the NVIDIA open"

@@ -1,8 +1,9 @@
 """The base of every fact, and the placeholder for a value that could not be read."""
 
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 T = TypeVar("T")
 
@@ -11,6 +12,9 @@ MissingKind = Literal["absent", "unsupported", "denied", "failed"]
 
 class Fact(msgspec.Struct, frozen=True, omit_defaults=True):
     """Base of every fact: immutable; JSON leaves out the fields that were not read."""
+
+
+F = TypeVar("F", bound=Fact)
 
 
 class Missing(msgspec.Struct, frozen=True):
@@ -37,3 +41,15 @@ UNSUPPORTED = Missing("not supported by this GPU or driver", "unsupported")
 def known(value: T | Missing) -> T | None:
     """The value, or None if it is Missing: for callers that do not need the reason."""
     return None if isinstance(value, Missing) else value
+
+
+def fill(fact: F, reason: Missing) -> F:
+    """A copy in which every leaf that was not read holds the reason."""
+    changed: dict[str, Any] = {}
+    for name in fact.__struct_fields__:
+        value = getattr(fact, name)
+        if value == NOT_READ:
+            changed[name] = reason
+        elif isinstance(value, Fact):
+            changed[name] = fill(value, reason)
+    return replace(fact, **changed)

@@ -4,24 +4,17 @@ from typing import Literal
 
 import msgspec
 
-from gpudoctor.facts.model.driver import DkmsBuild as DkmsBuild
 from gpudoctor.facts.model.driver import Driver as Driver
 from gpudoctor.facts.model.driver import FabricManager as FabricManager
-from gpudoctor.facts.model.driver import LoadFailure as LoadFailure
 from gpudoctor.facts.model.driver import Unanswered as Unanswered
 from gpudoctor.facts.model.gpu import Gpu, GpuPair
-from gpudoctor.facts.model.kernel_log import ApiMismatch as ApiMismatch
 from gpudoctor.facts.model.kernel_log import HostEvent as HostEvent
 from gpudoctor.facts.model.kernel_log import HostEventKind as HostEventKind
 from gpudoctor.facts.model.kernel_log import KernelEvent as KernelEvent
-from gpudoctor.facts.model.kernel_log import KernelEventKind as KernelEventKind
 from gpudoctor.facts.model.kernel_log import KernelLog as KernelLog
-from gpudoctor.facts.model.kernel_log import PcieLimit as PcieLimit
-from gpudoctor.facts.model.missing import NOT_READ, Fact, Missing
+from gpudoctor.facts.model.missing import NOT_READ, Fact, Missing, known
 from gpudoctor.facts.model.storage import Storage as Storage
-from gpudoctor.facts.model.storage import StorageDevice as StorageDevice
 from gpudoctor.facts.model.storage import StorageMount as StorageMount
-from gpudoctor.facts.model.storage import StoragePath as StoragePath
 
 SourceKind = Literal["live", "facts", "capture", "simulated"]
 
@@ -146,14 +139,10 @@ class Environment(Fact, frozen=True):
         return found.value if found else None
 
     def variable(self, name: str) -> Variable | None:
-        if isinstance(self.variables, Missing):
-            return None
-        return next((v for v in self.variables if v.name == name), None)
+        return next((v for v in known(self.variables) or () if v.name == name), None)
 
     def starting(self, prefix: str) -> tuple[Variable, ...]:
-        if isinstance(self.variables, Missing):
-            return ()
-        return tuple(v for v in self.variables if v.name.startswith(prefix))
+        return tuple(v for v in known(self.variables) or () if v.name.startswith(prefix))
 
 
 class NcclNetPlugin(Fact, frozen=True):

@@ -49,9 +49,30 @@ class InFlight(msgspec.Struct, frozen=True):
     started_s: float
     thread: int
 
+    @property
+    def where(self) -> str:
+        """The call and its GPU, for a message."""
+        return self.call if self.gpu is None else f"{self.call} on GPU {self.gpu}"
 
-class Slot:
-    """The call that one thread is in; satisfies `client.CallTrace`."""
+
+class CallTrace:
+    """Records the driver call that a thread is in, so that another process can name a call that never returns.
+
+    This class records nothing: it is for callers that nobody watches.
+    """
+
+    def enter(self, call: str, gpu: int | None) -> None:
+        pass
+
+    def leave(self) -> None:
+        pass
+
+    def finish(self) -> None:
+        pass
+
+
+class Slot(CallTrace):
+    """The call that one thread is in, in shared memory."""
 
     def __init__(self, memory: mmap.mmap, slot: int) -> None:
         self._memory = memory

@@ -8,11 +8,12 @@ from importlib.machinery import PathFinder
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any
 
 from gpudoctor.facts.deadlines import START_CALLS
 from gpudoctor.facts.model.gpu import CallError
 from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.nvml.channel import CallTrace
 from gpudoctor.facts.nvml.error_cost import UNKNOWN, is_kept
 from gpudoctor.facts.nvml.labels import FUNCTION_NOT_FOUND, error_word, missing_for
 from gpudoctor.lazy_import import lazy_imports
@@ -33,29 +34,6 @@ MAX_MHZ = 20_000
 MAX_MW = 10_000_000
 
 Fields = Mapping[tuple[int, int], int | Missing]
-
-
-class CallTrace(Protocol):
-    """Records the driver call that a thread is in, so that another process can name a call that never returns."""
-
-    def enter(self, call: str, gpu: int | None) -> None: ...
-
-    def leave(self) -> None: ...
-
-    def finish(self) -> None: ...
-
-
-class NoCallTrace:
-    """Records nothing: for callers that are not watched."""
-
-    def enter(self, call: str, gpu: int | None) -> None:
-        pass
-
-    def leave(self) -> None:
-        pass
-
-    def finish(self) -> None:
-        pass
 
 
 class _Start:
@@ -124,7 +102,7 @@ class NvmlClient:
         self.calls = 0
         self.slowest_call = ""
         self.slowest_s = 0.0
-        self._trace: CallTrace = trace or NoCallTrace()
+        self._trace = trace or CallTrace()
         self._absent: set[tuple[str, int]] = set()
         self._starts: list[_Start] = []
 
@@ -216,7 +194,7 @@ class NvmlClient:
         code = int(value.nvmlReturn)
         if code:
             if code != UNKNOWN:
-                self._note(name, code)
+                self.note(DriverError(name, code, error_word(code)))
             return missing_for(3 if code == _UNKNOWN_FIELD else code, name)
         kind = int(value.valueType)
         member = _MEMBERS[kind] if kind < len(_MEMBERS) else ""
@@ -229,13 +207,10 @@ class NvmlClient:
 
     def note(self, error: DriverError) -> None:
         """Keep an error that may condemn the GPU; others are left to the caller."""
-        self._note(error.call, error.code)
-
-    def _note(self, name: str, code: int | None) -> None:
-        if code is None or not is_kept(code):
+        if error.code is None or not is_kept(error.code):
             return
-        if not any(e.call == name and e.code == code for e in self.errors):
-            self.errors.append(CallError(call=name, code=code, name=error_word(code)))
+        if not any(e.call == error.call and e.code == error.code for e in self.errors):
+            self.errors.append(CallError(call=error.call, code=error.code, name=error_word(error.code)))
 
 
 def in_range(value: Any, low: float, high: float, source: str) -> Any:

@@ -139,16 +139,16 @@ class Collector:
             if over or (not between and calls and len(hung) == len(calls)):
                 # take what was written so far
                 with suppress(*_UNREADABLE):
-                    while monotonic() < now + _SLACK_S and self._take(collected, _MOMENT_S):
+                    while monotonic() < now + _SLACK_S and self._take(_MOMENT_S):
                         pass
                 if not collected.ended:
-                    self._give_up(collected, calls, hung, now, patience)
+                    self._give_up(calls, hung, now, patience)
                 return
             if progress is not None and (words := _progress(collected, calls, now)) != said:
                 progress(words)
                 said = words
             try:
-                open_still = self._take(collected, _TICK_S) is not None
+                open_still = self._take(_TICK_S) is not None
             except _UNREADABLE as error:
                 # whatever wrote it (a library may print): nothing that follows can be trusted
                 collected.failure = f"the collector sent something that is no message: {error}"[:MAX_WORDS]
@@ -173,30 +173,21 @@ class Collector:
             )
         )
 
-    def _take(self, collected: CollectorResult, wait_s: float) -> bool | None:
+    def _take(self, wait_s: float) -> bool | None:
         """Take what is in the pipe; False if nothing came in time, None at its end."""
         lines = self._pipe.lines(wait_s)
         for line in lines or ():
-            collected.take(msgspec.json.decode(line, type=CollectorMessage))
+            self._collected.take(msgspec.json.decode(line, type=CollectorMessage))
         return None if lines is None else bool(lines)
 
-    def _give_up(
-        self,
-        collected: CollectorResult,
-        calls: tuple[InFlight, ...],
-        hung: tuple[InFlight, ...],
-        now: float,
-        patience: Patience,
-    ) -> None:
+    def _give_up(self, calls: tuple[InFlight, ...], hung: tuple[InFlight, ...], now: float, patience: Patience) -> None:
         # also report starts that are within their own deadline: the checks know how long a start may take
         starting = (call for call in calls if call.call in START_CALLS and now - call.started_s > patience.call_s)
         told = sorted({*hung, *starting}, key=lambda call: call.slot)
-        collected.unanswered = _unanswered(told, now)
-        if not collected.unanswered:
-            # no call is to blame: a slow disk, an overloaded machine, a short deadline
-            collected.failure = f"the collector did not finish in {patience.whole_s:g} s{_busy(calls)}"
-            return
-        collected.failure = collected.unanswered[0].words
+        unanswered = self._collected.unanswered = _unanswered(told, now)
+        # if no call is to blame: a slow disk, an overloaded machine, a short deadline
+        late = f"the collector did not finish in {patience.whole_s:g} s{_busy(calls)}"
+        self._collected.failure = unanswered[0].words if unanswered else late
 
 
 def _most_starved_s(deadline_s: float) -> float:
@@ -211,8 +202,7 @@ def _busy(calls: tuple[InFlight, ...]) -> str:
     """The call that has been running longest, for a message."""
     if not calls:
         return ""
-    first = min(calls, key=lambda call: call.started_s)
-    return f" (it is in {first.call}{'' if first.gpu is None else f' on GPU {first.gpu}'})"
+    return f" (it is in {min(calls, key=lambda call: call.started_s).where})"
 
 
 def _progress(collected: CollectorResult, calls: tuple[InFlight, ...], now: float) -> str:

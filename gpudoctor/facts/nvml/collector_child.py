@@ -15,8 +15,8 @@ import msgspec
 
 from gpudoctor.facts.model.gpu import Gpu, GpuPair
 from gpudoctor.facts.model.node import Driver
-from gpudoctor.facts.nvml.channel import CollectorMessage, SharedCallTrace
-from gpudoctor.facts.nvml.client import CallTrace, load_pynvml
+from gpudoctor.facts.nvml.channel import CallTrace, CollectorMessage, SharedCallTrace
+from gpudoctor.facts.nvml.client import load_pynvml
 from gpudoctor.facts.nvml.read_node import read_nvml
 from gpudoctor.process.die_with_parent import die_with_parent
 from gpudoctor.process.ending import leave

@@ -42,13 +42,8 @@ class FakeDriverContext(msgspec.Struct, frozen=True):
         own = self.node.source
         notes = (*read.source.notes, *own.notes, _NOTE)
         source = replace(read.source, kind="simulated", name=own.name, faults=own.faults, notes=notes)
-        hidden = self.node.driver
-        driver = replace(
-            read.driver,
-            denied_gpus=hidden.denied_gpus,
-            drained_gpus=hidden.drained_gpus,
-            excluded_gpus=hidden.excluded_gpus,
-        )
+        hidden = {name: getattr(self.node.driver, name) for name in ("denied_gpus", "drained_gpus", "excluded_gpus")}
+        driver = replace(read.driver, **hidden)
         return replace(read, driver=driver, gpus=gpus, source=source)
 
 
@@ -60,13 +55,9 @@ def _completed(gpu: Gpu, simulated: Gpu | None) -> Gpu:
     if isinstance(gpu.processes, Missing):
         return replace(gpu, pcie=slot)
     by_pid = {process.pid: process for process in known(simulated.processes) or ()}
-    processes = []
-    for process in gpu.processes:
-        known_as = by_pid.get(process.pid)
-        if known_as is not None:
-            process = replace(process, name=known_as.name, user=known_as.user)
-        processes.append(process)
-    return replace(gpu, pcie=slot, processes=tuple(processes))
+    named = ((process, by_pid.get(process.pid, process)) for process in gpu.processes)
+    processes = tuple(replace(process, name=one.name, user=one.user) for process, one in named)
+    return replace(gpu, pcie=slot, processes=processes)
 
 
 def root_of(environ: Mapping[str, str]) -> Path:
@@ -115,7 +106,5 @@ def write_fake_driver_context(folder: Path, node: Node) -> None:
         return
     (modules / "nvidia").mkdir()
     (modules / "nvidia" / "initstate").write_text("live\n", encoding="utf-8")
-    if isinstance(node.driver.module_version, str):
-        (modules / "nvidia" / "version").write_text(
-            f"{node.driver.module_version}\n", encoding="utf-8", errors="replace"
-        )
+    if version := known(node.driver.module_version):
+        (modules / "nvidia" / "version").write_text(f"{version}\n", encoding="utf-8", errors="replace")

@@ -16,8 +16,7 @@ from msgspec.structs import replace
 from gpudoctor.facts.model.gpu import EVENT_REASONS, Clocks, Gpu, PcieLink, Power, Thermal, ThrottleTimes, Utilization
 from gpudoctor.facts.model.missing import NOT_READ, UNSUPPORTED, Missing
 from gpudoctor.facts.nvml.client import MAX_COUNT, MAX_MHZ, MAX_MW, Fields, NvmlClient, in_range, prefer
-from gpudoctor.facts.nvml.fabric import read_fabric
-from gpudoctor.facts.nvml.links import read_links
+from gpudoctor.facts.nvml.links import read_fabric, read_links
 from gpudoctor.facts.nvml.memory_health import read_ecc, read_inforom, read_memory_repair, read_recovery_action
 from gpudoctor.facts.nvml.settings import (
     read_cpu_affinity,
@@ -30,23 +29,17 @@ from gpudoctor.facts.nvml.settings import (
 MIB_SHIFT = 20
 
 # NVML field ids (nvml.h); all but those of `throttle_fields` have never changed
-ECC_CURRENT, ECC_PENDING = 1, 2
-RETIRED_SBE, RETIRED_DBE, RETIRED_PENDING = 29, 30, 31
 POLICY_POWER, POLICY_THERMAL, POLICY_SYNC_BOOST = 74, 75, 76
 MEMORY_TEMP = 82
 LINK_COUNT, SWITCH_LINK_COUNT = 91, 147
 PCIE_REPLAY, PCIE_REPLAY_ROLLOVER = 94, 95
 POWER_INSTANT, POWER_MIN, POWER_MAX, POWER_DEFAULT, POWER_CURRENT, POWER_REQUESTED = 186, 187, 188, 189, 190, 192
-MARGIN_SHUTDOWN, MARGIN_SLOWDOWN, MARGIN_MEMORY, MARGIN_GPU_MAX = 193, 194, 195, 196
-RECOVERY_ACTION = 230
+MARGIN_SHUTDOWN, MARGIN_SLOWDOWN, MARGIN_GPU_MAX = 193, 194, 196
 _DEVICE_FIELDS = (
-    *range(ECC_CURRENT, 7),
-    *(RETIRED_SBE, RETIRED_DBE, RETIRED_PENDING),
-    *(POLICY_POWER, POLICY_THERMAL, POLICY_SYNC_BOOST, MEMORY_TEMP, LINK_COUNT),
-    *(PCIE_REPLAY, PCIE_REPLAY_ROLLOVER),
-    *(142, 143, 144, 145, SWITCH_LINK_COUNT),
+    *(1, 2, 3, 4, 5, 6, 29, 30, 31, 142, 143, 144, 145, 230),  # see `memory_health`
+    *(POLICY_POWER, POLICY_THERMAL, POLICY_SYNC_BOOST, MEMORY_TEMP, LINK_COUNT, SWITCH_LINK_COUNT),
+    *(PCIE_REPLAY, PCIE_REPLAY_ROLLOVER, MARGIN_SHUTDOWN, MARGIN_SLOWDOWN, MARGIN_GPU_MAX),
     *(POWER_INSTANT, POWER_MIN, POWER_MAX, POWER_DEFAULT, POWER_CURRENT, POWER_REQUESTED),
-    *(MARGIN_SHUTDOWN, MARGIN_SLOWDOWN, MARGIN_MEMORY, MARGIN_GPU_MAX, RECOVERY_ACTION),
 )
 
 
@@ -64,8 +57,7 @@ def read_gpu(client: NvmlClient, gpu: Gpu, system: System, on_part: Callable[[Gp
 
     A getter that fails costs only its own leaf.
     """
-    gpu = replace(gpu, **read_identity(client, system.root, gpu.bus_id))
-    gpu = replace(gpu, errors=tuple(client.errors))
+    gpu = replace(gpu, **read_identity(client, system.root, gpu.bus_id), errors=tuple(client.errors))
     on_part(gpu)
     wanted = [(field, 0) for field in (*_DEVICE_FIELDS, *throttle_fields(system.driver_version))]
     fields = client.fields(wanted)
@@ -73,7 +65,11 @@ def read_gpu(client: NvmlClient, gpu: Gpu, system: System, on_part: Callable[[Gp
     sections: tuple[Callable[[], dict[str, Any]], ...] = (
         lambda: {"recovery_action": read_recovery_action(fields), **read_memory(client)},
         lambda: {"pcie": _pcie(client, fields)},
-        lambda: _health(client, fields),
+        lambda: {
+            "ecc": read_ecc(client, fields),
+            "memory_repair": read_memory_repair(client, fields),
+            "inforom_corrupted": read_inforom(client),
+        },
         lambda: {"clocks": _clocks(client), "throttle_times": throttle_times(fields, system.driver_version)},
         lambda: {"thermal": _thermal(client, fields), "power": _power(client, fields)},
         lambda: {"settings": read_settings(client, system.confidential)},
@@ -86,8 +82,8 @@ def read_gpu(client: NvmlClient, gpu: Gpu, system: System, on_part: Callable[[Gp
         lambda: {"numa_node": read_numa_node(client, device), "cpu_affinity": read_cpu_affinity(client, device)},
     )
     for section in sections:
-        gpu = replace(gpu, **section())
-        gpu = replace(gpu, errors=tuple(client.errors))
+        leaves = section()
+        gpu = replace(gpu, **leaves, errors=tuple(client.errors))
         on_part(gpu)
     return gpu
 
@@ -106,19 +102,14 @@ def read_memory(client: NvmlClient) -> dict[str, Any]:
         return size if isinstance(size, Missing) else int(size) >> MIB_SHIFT
 
     total = mib("total", 1 << MIB_SHIFT)
-
-    def part(name: str) -> int | Missing:
+    leaves: dict[str, Any] = {"memory_total_mib": total}
+    for name in ("reserved", "used", "free"):
         size = mib(name, 0)
-        if isinstance(size, Missing) or isinstance(total, Missing) or size <= total:
-            return size
-        return Missing(f"nvmlDeviceGetMemoryInfo.{name} said {size} MiB of {total}, which cannot be", "failed")
-
-    return {
-        "memory_total_mib": total,
-        "memory_reserved_mib": part("reserved"),
-        "memory_used_mib": part("used"),
-        "memory_free_mib": part("free"),
-    }
+        if not isinstance(size, Missing) and not isinstance(total, Missing) and size > total:
+            why = f"nvmlDeviceGetMemoryInfo.{name} said {size} MiB of {total}, which cannot be"
+            size = Missing(why, "failed")
+        leaves[f"memory_{name}_mib"] = size
+    return leaves
 
 
 def _pcie(client: NvmlClient, fields: Fields) -> PcieLink:
@@ -136,12 +127,6 @@ def _pcie(client: NvmlClient, fields: Fields) -> PcieLink:
         replays=replays,
         replay_rollovers=in_range(fields[PCIE_REPLAY_ROLLOVER, 0], 0, MAX_COUNT, "PCIe replay rollover counter"),
     )
-
-
-def _health(client: NvmlClient, fields: Fields) -> dict[str, Any]:
-    ecc = read_ecc(client, fields)
-    repair = read_memory_repair(client, fields)
-    return {"ecc": ecc, "memory_repair": repair, "inforom_corrupted": read_inforom(client)}
 
 
 def _clocks(client: NvmlClient) -> Clocks:

@@ -105,16 +105,10 @@ def _library(root: Path) -> Path | None:
     cached = [found.decode() for found in re.findall(rb"/[!-~]*/libnvidia-ml\.so\.1(?=\0)", cache)]
     usual = [f"{folder}{_LIBRARY}" for folder in _OWN_FOLDERS]
     for path in (*named, *cached, *usual):
-        if path.startswith("/") and "i386" not in path and _is_file(root, path):
+        # not Path.is_file, which raises if a folder may not be entered
+        if path.startswith("/") and "i386" not in path and os.path.isfile(root / path.lstrip("/")):  # noqa: PTH113
             return Path(path)
     return None
-
-
-def _is_file(root: Path, path: str) -> bool:
-    try:
-        return (root / path.lstrip("/")).is_file()
-    except OSError:
-        return False
 
 
 def _nouveau(root: Path) -> bool | Missing:

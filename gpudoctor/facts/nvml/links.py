@@ -1,34 +1,39 @@
-"""NVLinks, and how two GPUs reach each other, read from NVML."""
+"""NVLinks, the NVSwitch fabric, and how two GPUs reach each other, read from NVML."""
 
 from __future__ import annotations
 
 import platform
 from collections import Counter
-from typing import Any, Literal, cast
+from collections.abc import Mapping
+from ctypes import Structure, byref, c_uint, c_uint8, c_uint32, sizeof
+from typing import Any, cast
 
-from gpudoctor.facts.model.gpu import Gpu, GpuPair, LinkState, NvLink, P2pStatus, PathKind
+from gpudoctor.facts.model.gpu import Fabric, Gpu, GpuPair, LinkState, NvLink
 from gpudoctor.facts.model.missing import UNSUPPORTED, Missing, known
 from gpudoctor.facts.model.node import short_bus_id
 from gpudoctor.facts.nvml.client import MAX_COUNT, DriverError, Fields, NvmlClient, in_range, prefer
 from gpudoctor.facts.nvml.labels import (
+    FABRIC_CONFIGURATION,
+    FABRIC_HEALTH,
+    FABRIC_STATES,
+    FUNCTION_NOT_FOUND,
     LINK_ENDS,
     LINK_STATES,
     LINK_VERSIONS,
     P2P_STATUS,
     PATHS,
+    error_word,
     known_word,
     word,
 )
 
-LinkEnd = Literal["gpu", "switch", "cpu"]
-
 _MAX_LINKS = 36
 # field ids with the link as scope (driver 525 and newer)
 _REPLAY, _RECOVERY, _CRC, _SPEED, _STATE, _VERSION = 161, 162, 163, 164, 165, 166
-# Blackwell counts these instead
-_RECEIVE_ERRORS, _RECOVERY_EVENTS = 208, 215
+# Blackwell counts these instead: receive errors, recovery events
+_NEWER = {_CRC: 208, _RECOVERY: 215}
 # older drivers: one id per link; first id of links 0-5 and of links 6-11
-_OLD_SPEED, _OLD_CRC, _OLD_REPLAY, _OLD_RECOVERY = (84, 132), (32, 96), (46, 108), (53, 114)
+_OLDER = {_SPEED: (84, 132), _CRC: (32, 96), _REPLAY: (46, 108), _RECOVERY: (53, 114)}
 _INVALID_ARGUMENT = 2
 _HIDDEN = "ffffffff"
 _UP = ("active", "sleep")
@@ -51,30 +56,33 @@ def read_links(client: NvmlClient, count: Any, switch_links: Any) -> tuple[NvLin
     states = [_state(client, fields[_STATE, link], link) for link in numbers]
     if all(isinstance(state, Missing) and state.kind == "unsupported" for state in states):
         return UNSUPPORTED  # MIG is on, or a board whose links are fused off
-    older = _older_fields(client, fields, numbers)
+    fields = _with_other_ids(client, fields, numbers)
     up = [link for link in numbers if states[link] in _UP]
-    version: Any = UNSUPPORTED
+    common: Any = UNSUPPORTED
     if up and isinstance(fields[_VERSION, up[0]], Missing):
         # older drivers: all links of a GPU have the same version, so one call is enough
-        version = client.ask("nvmlDeviceGetNvLinkVersion", up[0])
+        common = client.ask("nvmlDeviceGetNvLinkVersion", up[0])
     ends = _remote_ends(client, up, switch_links)
     links = []
-    for link in numbers:
-        state = states[link]
+    for link, state in enumerate(states):
+        version, speed = prefer(fields[_VERSION, link], common), fields[_SPEED, link]
         if link not in up:
-            ends[link] = (_not_up(state),) * 2
-        speed = prefer(fields[_SPEED, link], older[_SPEED, link])
+            why = state if isinstance(state, Missing) else Missing(f"the link is {state}")
+            ends[link] = (why, why)
+            version, speed = (why if isinstance(v, Missing) or v == 0 else v for v in (version, speed))
+        speed_mb_s = in_range(speed, 1, 1_000_000, "NVLink speed")
         links.append(
             NvLink(
                 link=link,
                 state=state,
-                version=_link_version(prefer(fields[_VERSION, link], version), link in up, state),
-                speed_gb_s=_speed(speed, link in up, state),
+                version=word(version, LINK_VERSIONS),
+                # as nvidia-smi prints it
+                speed_gb_s=speed_mb_s if isinstance(speed_mb_s, Missing) else round(speed_mb_s / 1000, 3),
                 remote_kind=ends[link][0],
                 remote_bus_id=ends[link][1],
-                crc_errors=_errors(fields, older, _CRC, link),
-                replay_errors=_errors(fields, older, _REPLAY, link),
-                recovery_errors=_errors(fields, older, _RECOVERY, link),
+                crc_errors=_errors(fields, _CRC, link),
+                replay_errors=_errors(fields, _REPLAY, link),
+                recovery_errors=_errors(fields, _RECOVERY, link),
             )
         )
     return tuple(links)
@@ -106,49 +114,26 @@ def _state(client: NvmlClient, value: Any, link: int) -> LinkState | Missing:
     return cast("LinkState | Missing", known_word(value, LINK_STATES, call))
 
 
-def _older_fields(client: NvmlClient, fields: Fields, numbers: range) -> Fields:
-    """Values that older drivers and Blackwell have under other ids, by the usual ids; unsupported for all others."""
-    elsewhere: dict[tuple[int, int], list[tuple[int, int]]] = {}
-    for kind, places in ((_SPEED, _OLD_SPEED), (_CRC, _OLD_CRC), (_REPLAY, _OLD_REPLAY), (_RECOVERY, _OLD_RECOVERY)):
+def _with_other_ids(client: NvmlClient, fields: Fields, numbers: range) -> Fields:
+    """The fields, with those that are unsupported read under the ids of older drivers and of Blackwell."""
+    others: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    for kind, first in _OLDER.items():
         for link in numbers:
             value = fields[kind, link]
             if isinstance(value, Missing) and value.kind == "unsupported":
-                elsewhere[kind, link] = [(places[link // 6] + link % 6, 0)] if link < 12 else []
-    for kind, newer in ((_CRC, _RECEIVE_ERRORS), (_RECOVERY, _RECOVERY_EVENTS)):
-        for link in numbers:
-            if (kind, link) in elsewhere:
-                elsewhere[kind, link].append((newer, link))
-    wanted = [place for others in elsewhere.values() for place in others]
+                others[kind, link] = [(first[link // 6] + link % 6, 0)] if link < 12 else []
+                others[kind, link] += [(_NEWER[kind], link)] if kind in _NEWER else []
+    wanted = [place for places in others.values() for place in places]
     answers = client.fields(wanted) if wanted else {}
-    found: dict[tuple[int, int], int | Missing] = {
-        (kind, link): UNSUPPORTED for kind in (_SPEED, _CRC, _REPLAY, _RECOVERY) for link in numbers
-    }
-    for key, others in elsewhere.items():
-        for place in others:
+    found = dict(fields)
+    for key, places in others.items():
+        for place in places:
             found[key] = prefer(found[key], answers[place])
     return found
 
 
-def _not_up(state: LinkState | Missing) -> Missing:
-    return state if isinstance(state, Missing) else Missing(f"the link is {state}")
-
-
-def _link_version(value: Any, is_up: bool, state: LinkState | Missing) -> str | Missing:
-    if not is_up and (isinstance(value, Missing) or value == 0):
-        return _not_up(state)
-    return word(value, LINK_VERSIONS)
-
-
-def _speed(value: Any, is_up: bool, state: LinkState | Missing) -> float | Missing:
-    """The speed in GB/s, as nvidia-smi prints it; NVML has MB/s."""
-    if not is_up and (isinstance(value, Missing) or value == 0):
-        return _not_up(state)
-    value = in_range(value, 1, 1_000_000, "NVLink speed")
-    return value if isinstance(value, Missing) else round(value / 1000, 3)
-
-
-def _errors(fields: Fields, older: Fields, kind: int, link: int) -> int | Missing:
-    value = in_range(prefer(fields[kind, link], older[kind, link]), 0, MAX_COUNT, f"NVLink errors (field {kind})")
+def _errors(fields: Fields, kind: int, link: int) -> int | Missing:
+    value = in_range(fields[kind, link], 0, MAX_COUNT, f"NVLink errors (field {kind})")
     return value if isinstance(value, Missing) else int(value)
 
 
@@ -162,44 +147,41 @@ def _remote_ends(client: NvmlClient, up: list[int], switch_links: Any) -> dict[i
     return {link: _remote_end(client, link, direct) for link in up}
 
 
-def _remote_end(client: NvmlClient, link: int, direct: bool) -> tuple[LinkEnd | Missing, str | Missing | None]:
+def _remote_end(client: NvmlClient, link: int, direct: bool) -> tuple[Any, str | Missing | None]:
     info = client.ask("nvmlDeviceGetNvLinkRemotePciInfo", link)
-    bus_id = info if isinstance(info, Missing) else str(info.busId)
-    if isinstance(bus_id, str) and bus_id.lower().startswith(_HIDDEN):
+    if not isinstance(info, Missing) and str(info.busId).lower().startswith(_HIDDEN):
         return "switch", None
-    where = bus_id if isinstance(bus_id, Missing) else short_bus_id(bus_id)
+    where = info if isinstance(info, Missing) else short_bus_id(str(info.busId))
     if direct:
         return "gpu", where
     call = "nvmlDeviceGetNvLinkRemoteDeviceType"
     kind = client.ask(call, link)
     if kind == 0xFF:  # NVML's own "unknown"
         kind = UNSUPPORTED
-    return cast("LinkEnd | Missing", known_word(kind, LINK_ENDS, call)), where
+    return known_word(kind, LINK_ENDS, call), where
 
 
 def read_pair(client: NvmlClient, one: Gpu, other: Gpu, handles: tuple[Any, Any]) -> GpuPair:
     """How two GPUs reach each other, in three calls; `handles` are those of `one` and `other`."""
     if other.index < one.index:
         one, other, handles = other, one, handles[::-1]
-    ancestor = _pair_call(client, "nvmlDeviceGetTopologyCommonAncestor", *handles)
-    # pynvml's NVML_P2P_CAPS_INDEX_READ is a tuple by mistake: 0 is read, 1 is write
-    read, write = (_pair_call(client, "nvmlDeviceGetP2PStatus", *handles, index) for index in (0, 1))
+
+    def ask(call: str, words: Mapping[int, str], *args: int) -> Any:
+        # not `client.ask`: an error of a pair must not count against the GPU whose thread makes the call
+        try:
+            return known_word(client.call(call, *handles, *args), words, call)
+        except DriverError as error:
+            return error.missing
+
     return GpuPair(
         a=one.index,
         b=other.index,
-        path=cast("PathKind | Missing", known_word(ancestor, PATHS, "nvmlDeviceGetTopologyCommonAncestor")),
+        path=ask("nvmlDeviceGetTopologyCommonAncestor", PATHS),
         nvlinks=count_links(one, other),
-        p2p_read=cast("P2pStatus | Missing", known_word(read, P2P_STATUS, "nvmlDeviceGetP2PStatus")),
-        p2p_write=cast("P2pStatus | Missing", known_word(write, P2P_STATUS, "nvmlDeviceGetP2PStatus")),
+        # pynvml's NVML_P2P_CAPS_INDEX_READ is a tuple by mistake: 0 is read, 1 is write
+        p2p_read=ask("nvmlDeviceGetP2PStatus", P2P_STATUS, 0),
+        p2p_write=ask("nvmlDeviceGetP2PStatus", P2P_STATUS, 1),
     )
-
-
-def _pair_call(client: NvmlClient, name: str, *args: Any) -> Any:
-    # not `ask`: an error of a pair must not count against the GPU whose thread makes the call
-    try:
-        return client.call(name, *args)
-    except DriverError as error:
-        return error.missing
 
 
 def count_links(one: Gpu, other: Gpu) -> int | Missing:
@@ -207,27 +189,91 @@ def count_links(one: Gpu, other: Gpu) -> int | Missing:
     ways = []
     for gpu, far in ((one, other), (other, one)):
         if isinstance(gpu.nvlinks, Missing):
-            if gpu.nvlinks.kind == "unsupported":
-                return 0
-            return gpu.nvlinks
+            return 0 if gpu.nvlinks.kind == "unsupported" else gpu.nvlinks
         ends: Counter[str | None] = Counter()
         for link in gpu.nvlinks:
-            unread = _unread_end(link)
-            if unread is not None:
-                return unread
-            if link.is_up:
-                ends["switch" if link.remote_kind == "switch" else known(link.remote_bus_id)] += 1
+            if isinstance(link.state, Missing) and link.state.kind != "unsupported":
+                return link.state
+            if link.is_up and link.remote_kind == "switch":
+                ends["switch"] += 1
+            elif link.is_up:
+                if isinstance(link.remote_bus_id, Missing):
+                    return link.remote_bus_id
+                ends[link.remote_bus_id] += 1
         ways.append((ends["switch"], ends[far.bus_id]))
     (switch_a, direct_a), (switch_b, direct_b) = ways
     return min(direct_a, direct_b) or min(switch_a, switch_b)
 
 
-def _unread_end(link: NvLink) -> Missing | None:
-    """Why this link cannot be counted; None if it can be counted, or is not up."""
-    if isinstance(link.state, Missing):
-        return None if link.state.kind == "unsupported" else link.state
-    if not link.is_up or link.remote_kind == "switch":
-        return None
-    if isinstance(link.remote_bus_id, Missing):
-        return link.remote_bus_id
-    return None
+# The NVSwitch fabric. The structs of nvml.h are declared here: those of pynvml before 12.570 have a wrong size, and
+# their names differ between releases
+
+_VERSION_MISMATCH = 25
+_UUID_BYTES = 16
+_COMMON: list[tuple[str, Any]] = [
+    ("clusterUuid", c_uint8 * _UUID_BYTES),
+    ("status", c_uint),
+    ("cliqueId", c_uint32),
+    ("state", c_uint8),  # one byte and padding; pynvml declares 32 bits
+]
+
+
+class _FabricInfo(Structure):
+    _fields_ = _COMMON
+
+
+class _FabricInfoV2(Structure):
+    _fields_ = [("version", c_uint), *_COMMON, ("healthMask", c_uint32)]
+
+
+class _FabricInfoV3(Structure):
+    _fields_ = [("version", c_uint), *_COMMON, ("healthMask", c_uint32), ("healthSummary", c_uint8)]
+
+
+_FORMS: tuple[tuple[str, type[Structure], int], ...] = (
+    ("nvmlDeviceGetGpuFabricInfoV", _FabricInfoV3, sizeof(_FabricInfoV3) | 3 << 24),
+    ("nvmlDeviceGetGpuFabricInfoV", _FabricInfoV2, sizeof(_FabricInfoV2) | 2 << 24),
+    ("nvmlDeviceGetGpuFabricInfo", _FabricInfo, 0),
+)
+
+
+def read_fabric(client: NvmlClient) -> Fabric:
+    """The fabric, by the newest struct that the driver knows; every leaf is unsupported if there is no fabric."""
+    missing = UNSUPPORTED
+    for call, made, version in _FORMS:
+        info = made(version=version) if version else made()
+        try:
+            client.call(call, client.handle, byref(info))
+        except DriverError as error:
+            missing = error.missing
+            if error.code in (FUNCTION_NOT_FOUND, _VERSION_MISMATCH):
+                continue
+            client.note(error)
+            break
+        return _fabric(info)
+    return Fabric(*[missing] * len(Fabric.__struct_fields__))
+
+
+def _fabric(info: Any) -> Fabric:
+    if info.state == 0:
+        return Fabric(*[UNSUPPORTED] * len(Fabric.__struct_fields__))
+    done = info.state == 3
+    mask = getattr(info, "healthMask", 0)
+    not_done = Missing("the fabric is not completed")
+    flags = {1: True, 2: False}
+    return Fabric(
+        state=word(info.state, FABRIC_STATES),
+        # the status is valid only once the state is completed
+        status=error_word(info.status) if done else not_done,
+        clique_id=info.cliqueId if done else not_done,
+        cluster_uuid=_dashed(bytes(info.clusterUuid).hex()) if done else not_done,
+        health_summary=word(getattr(info, "healthSummary", 0) or UNSUPPORTED, FABRIC_HEALTH),
+        health_bandwidth={1: "degraded", 2: "full"}.get(mask & 3, UNSUPPORTED),
+        route_unhealthy=flags.get(mask >> 4 & 3, UNSUPPORTED),
+        access_timeout_recovery=flags.get(mask >> 6 & 3, UNSUPPORTED),
+        incorrect_configuration=word(mask >> 8 & 0xF or UNSUPPORTED, FABRIC_CONFIGURATION),
+    )
+
+
+def _dashed(uuid: str) -> str:
+    return "-".join((uuid[:8], uuid[8:12], uuid[12:16], uuid[16:20], uuid[20:]))

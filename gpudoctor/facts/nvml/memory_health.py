@@ -75,9 +75,7 @@ def read_memory_repair(client: NvmlClient, fields: Fields) -> MemoryRepair:
         return told
 
     remapped = count(142)
-    histogram: Any = UNSUPPORTED
-    repair: Any = UNSUPPORTED
-    unrepairable: Any = UNSUPPORTED
+    histogram = repair = unrepairable = UNSUPPORTED
     # GPUs without row remapping retire pages, and have none of the rest
     if not isinstance(remapped, Missing) or remapped.kind != "unsupported":
         histogram = client.ask("nvmlDeviceGetRowRemapperHistogram")

@@ -13,9 +13,10 @@ from typing import Any, Protocol
 from msgspec.structs import replace
 
 from gpudoctor.facts.model.gpu import Gpu, GpuPair
-from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Driver, short_bus_id
-from gpudoctor.facts.nvml.client import CallTrace, DriverError, NvmlClient, in_range, load_pynvml
+from gpudoctor.facts.nvml.channel import CallTrace
+from gpudoctor.facts.nvml.client import DriverError, NvmlClient, in_range, load_pynvml
 from gpudoctor.facts.nvml.gpu import System, read_gpu
 from gpudoctor.facts.nvml.kernel_module import read_kernel_module
 from gpudoctor.facts.nvml.links import read_pair
@@ -23,58 +24,42 @@ from gpudoctor.facts.system.pci import BUS_ID
 from gpudoctor.facts.system.sysfs import key_values, list_names, present, read_text
 
 _GPUS = "proc/driver/nvidia/gpus"
-
-
-def _driven_gpus(root: Path) -> dict[str, Path] | Missing:
-    """The kernel module's folder of each GPU that it drives, by bus id, whether NVML shows the GPU or not."""
-    names = list_names(root / _GPUS)
-    if isinstance(names, Missing):
-        return names
-    return {short_bus_id(name): root / _GPUS / name for name in names if BUS_ID.fullmatch(name.lower())}
-
-
-def read_denied_gpus(root: Path, shown: Container[str]) -> tuple[str, ...] | Missing:
-    """Bus ids of GPUs that the kernel module drives, that NVML does not show, and whose /dev/nvidiaN may not be opened.
-
-    access(2) checks only the permission, including the device cgroup, and never opens the file: that would
-    wake the GPU, or hang on a broken one. The kernel module may take its locks to produce `information`, so
-    this must run in the collector process.
-    """
-    driven = _driven_gpus(root)
-    if isinstance(driven, Missing):
-        return driven
-    denied = []
-    for bus_id, folder in driven.items():
-        if bus_id in shown:
-            continue
-        minor = _information(folder).get("Device Minor", "")
-        file = root / "dev" / f"nvidia{minor}"
-        # the driver's library opens it for reading and writing
-        if minor.isdecimal() and present(file) and not os.access(file, os.R_OK | os.W_OK):
-            denied.append(bus_id)
-    return tuple(denied)
-
-
-def read_excluded_gpus(root: Path, shown: Container[str]) -> tuple[str, ...] | Missing:
-    """Bus ids of GPUs that the kernel module holds without using them (NVreg_ExcludedGpus), and NVML does not show."""
-    driven = _driven_gpus(root)
-    if isinstance(driven, Missing):
-        return driven
-    held = {bus_id: _information(folder) for bus_id, folder in driven.items() if bus_id not in shown}
-    # its name up to driver 455: Blacklisted
-    return tuple(
-        bus_id for bus_id, told in held.items() if "Yes" in (told.get("GPU Excluded"), told.get("Blacklisted"))
-    )
-
-
-def _information(folder: Path) -> dict[str, str]:
-    text = read_text(folder / "information")
-    return {} if isinstance(text, Missing) else key_values(text)
-
-
 _LIBRARY_NOT_FOUND = 12
 _MOST_GPUS = 1024  # more than any machine has
 _INIT, _COUNT, _HANDLE = "nvmlInit", "nvmlDeviceGetCount", "nvmlDeviceGetHandleByIndex"
+
+
+def read_hidden_gpus(root: Path, shown: Container[str]) -> dict[str, dict[str, str]] | Missing:
+    """`information` of each GPU that the kernel module drives and NVML does not show, by bus id.
+
+    The kernel module may take its locks to produce it, so this must run in the collector process.
+    """
+    names = list_names(root / _GPUS)
+    if isinstance(names, Missing):
+        return names
+    hidden = {}
+    for name in names:
+        bus_id = short_bus_id(name)
+        if BUS_ID.fullmatch(name.lower()) and bus_id not in shown:
+            hidden[bus_id] = key_values(known(read_text(root / _GPUS / name / "information")) or "")
+    return hidden
+
+
+def is_denied(root: Path, information: dict[str, str]) -> bool:
+    """Whether the GPU's /dev/nvidiaN may not be opened.
+
+    access(2) checks only the permission, including the device cgroup, and never opens the file: that would
+    wake the GPU, or hang on a broken one.
+    """
+    minor = information.get("Device Minor", "")
+    file = root / "dev" / f"nvidia{minor}"
+    # the driver's library opens it for reading and writing
+    return minor.isdecimal() and present(file) and not os.access(file, os.R_OK | os.W_OK)
+
+
+def is_excluded(information: dict[str, str]) -> bool:
+    """Whether the kernel module holds the GPU without using it (NVreg_ExcludedGpus; up to driver 455: Blacklisted)."""
+    return "Yes" in (information.get("GPU Excluded"), information.get("Blacklisted"))
 
 
 class ReadingListener(Protocol):
@@ -126,38 +111,32 @@ def read_nvml(
     driver = replace(driver, start_s=node.started_s - began_s, **_statistics(node.clients))
     # sent before each step that may hang in the kernel module, so that the rest is not lost
     listener.driver(driver)
+    hidden = read_hidden_gpus(root, node.bus_ids)
+    if isinstance(hidden, Missing):
+        return replace(driver, denied_gpus=hidden, excluded_gpus=hidden, drained_gpus=hidden)
     driver = replace(
         driver,
-        denied_gpus=read_denied_gpus(root, node.bus_ids),
-        excluded_gpus=read_excluded_gpus(root, node.bus_ids),
+        denied_gpus=tuple(bus_id for bus_id, told in hidden.items() if is_denied(root, told)),
+        excluded_gpus=tuple(bus_id for bus_id, told in hidden.items() if is_excluded(told)),
     )
     listener.driver(driver)
-    return replace(driver, drained_gpus=_drained(client, root, node.bus_ids))
+    return replace(driver, drained_gpus=tuple(bus_id for bus_id in hidden if _is_drained(client, bus_id)))
 
 
-def _drained(client: NvmlClient, root: Path, shown: Container[str]) -> tuple[str, ...] | Missing:
-    """GPUs that an operator drained: the driver hides them from every process that starts later.
+def _is_drained(client: NvmlClient, bus_id: str) -> bool:
+    """Whether an operator drained it, so that the driver hides it from every process that starts later.
 
     A GPU whose query fails counts as not drained: it is missing for another reason.
     """
-    driven = _driven_gpus(root)
-    if isinstance(driven, Missing):
-        return driven
-    drained = []
-    for bus_id in driven:
-        if bus_id in shown:
-            continue
-        domain, bus, device = bus_id.partition(".")[0].split(":")
-        place = client.nvml.nvmlPciInfo_t()
-        place.domain, place.bus, place.device = int(domain, 16), int(bus, 16), int(device, 16)
-        place.busId = f"{domain:0>8}:{bus}:{device}.0".upper().encode()
-        place.busIdLegacy = f"{domain[-4:]}:{bus}:{device}.0".upper().encode()
-        try:
-            if client.call("nvmlDeviceQueryDrainState", place) == 1:
-                drained.append(bus_id)
-        except DriverError:
-            continue
-    return tuple(drained)
+    domain, bus, device = bus_id.partition(".")[0].split(":")
+    place = client.nvml.nvmlPciInfo_t()
+    place.domain, place.bus, place.device = int(domain, 16), int(bus, 16), int(device, 16)
+    place.busId = f"{domain:0>8}:{bus}:{device}.0".upper().encode()
+    place.busIdLegacy = f"{domain[-4:]}:{bus}:{device}.0".upper().encode()
+    try:
+        return bool(client.call("nvmlDeviceQueryDrainState", place) == 1)
+    except DriverError:
+        return False
 
 
 def _initialise(client: NvmlClient, driver: Driver) -> Driver:
@@ -165,14 +144,17 @@ def _initialise(client: NvmlClient, driver: Driver) -> Driver:
     try:
         client.call(_INIT)
     except DriverError as error:
+        took_s = monotonic() - started
         code = error.code if error.code is not None else Missing(str(error), "failed")
         words = error.words
         version: str | Missing = Missing("the library could not be loaded")
         if code == _LIBRARY_NOT_FOUND:
             words += _why_not_loadable()
         else:
-            version = _nvml_version(client)
-        return replace(driver, init_code=code, init_error=words, init_s=monotonic() - started, library_version=version)
+            version = client.ask_of(None, "nvmlSystemGetNVMLVersion")
+            # NVML 12.535.104.05 belongs to driver 535.104.05
+            version = version if isinstance(version, Missing) else str(version).partition(".")[2]
+        return replace(driver, init_code=code, init_error=words, init_s=took_s, library_version=version)
     return replace(driver, init_code=0, init_s=monotonic() - started)
 
 
@@ -183,12 +165,6 @@ def _why_not_loadable() -> str:
     except OSError as error:
         return f": {error}"
     return ""
-
-
-def _nvml_version(client: NvmlClient) -> str | Missing:
-    """The library's version after a failed nvmlInit: NVML 12.535.104.05 belongs to driver 535.104.05."""
-    version = client.ask_of(None, "nvmlSystemGetNVMLVersion")
-    return version if isinstance(version, Missing) else str(version).partition(".")[2]
 
 
 def _system(client: NvmlClient, driver: Driver) -> tuple[Driver, int]:
@@ -218,10 +194,11 @@ def version_numbers(version: Any) -> tuple[int, ...]:
 def _statistics(clients: list[NvmlClient]) -> dict[str, Any]:
     slowest = max(clients, key=lambda client: client.slowest_s)
     where = "" if slowest.gpu is None else f" on GPU {slowest.gpu}"
+    none = None if slowest.slowest_call else Missing("no call was made")
     return {
         "calls": sum(client.calls for client in clients),
-        "slowest_call": slowest.slowest_call + where if slowest.slowest_call else Missing("no call was made"),
-        "slowest_call_s": slowest.slowest_s if slowest.slowest_call else Missing("no call was made"),
+        "slowest_call": none or slowest.slowest_call + where,
+        "slowest_call_s": none or slowest.slowest_s,
     }
 
 
@@ -242,24 +219,22 @@ class _Readers:
         self._lock = threading.Lock()
 
     def run(self, count: int) -> None:
-        threads = []
-        for index in range(count):
-            client = self.clients[0].for_gpu(index, self.listener.trace(index + 1))
-            self.clients.append(client)
+        first = self.clients[0]
+        self.clients += [first.for_gpu(index, self.listener.trace(index + 1)) for index in range(count)]
+        started, left = [], []
+        for index, client in enumerate(self.clients[1:]):
             # daemon: a thread inside a hung call must not keep the process alive
-            threads.append(threading.Thread(target=self._read, args=(client, index), name=f"GPU {index}", daemon=True))
-        left = []
-        for index, thread in enumerate(threads):
+            thread = threading.Thread(target=self._read, args=(client, index), name=f"GPU {index}", daemon=True)
             try:
                 thread.start()
+                started.append(thread)
             except RuntimeError:  # can't start new thread: a limit on this container's processes
                 left.append(index)
-        self.clients[0].close()
+        first.close()
         for index in left:
             self._read(self.clients[index + 1], index)
-        for index, thread in enumerate(threads):
-            if index not in left:
-                thread.join()
+        for thread in started:
+            thread.join()
 
     def _read(self, client: NvmlClient, index: int) -> None:
         try:

@@ -71,16 +71,13 @@ class Sampler:
         """
         if self._final is not None:
             return
-        if patience_s is None:
-            patience_s = self._call_deadline_s + _SLACK_S
         unanswered: tuple[Unanswered, ...] = ()
         failure: str | None = "the sampler was ended early"
         os.close(self._stop)
         try:
-            unanswered, failure = self._wait(patience_s)
+            unanswered, failure = self._wait(self._call_deadline_s + _SLACK_S if patience_s is None else patience_s)
         finally:
-            ended = self._process.end()
-            if not ended and failure is None:
+            if not self._process.end() and failure is None:
                 failure = "the sampler could not be ended: it is stuck in the kernel"
             self._final = self._recorded(unanswered, failure)
             os.close(self._lines)

@@ -13,17 +13,8 @@ from typing import Any, cast
 import msgspec
 
 from gpudoctor.facts.model.missing import Missing
-from gpudoctor.facts.nvml.channel import SharedCallTrace
-from gpudoctor.facts.nvml.client import (
-    MAX_COUNT,
-    MAX_MHZ,
-    MAX_MW,
-    CallTrace,
-    DriverError,
-    NvmlClient,
-    in_range,
-    prefer,
-)
+from gpudoctor.facts.nvml.channel import CallTrace, SharedCallTrace
+from gpudoctor.facts.nvml.client import MAX_COUNT, MAX_MHZ, MAX_MW, DriverError, NvmlClient, in_range, prefer
 from gpudoctor.facts.nvml.collector_child import line_writer, load, serve_and_exit
 from gpudoctor.facts.nvml.gpu import (
     PCIE_REPLAY,
@@ -188,7 +179,6 @@ def sample_until(
         send(SamplerLine(failure=f"the sampler could not start the driver's library: {error}"))
         return
     driver = version_numbers(client.ask_of(None, "nvmlSystemGetDriverVersion"))
-    clients = [client]
     samplers = []
     for index, uuid in gpus:
         own = client.for_gpu(index, trace)
@@ -197,7 +187,6 @@ def sample_until(
         except DriverError as error:
             send(SamplerLine(sample=Sample(monotonic(), index, unread=dict.fromkeys(NAMES, error.missing))))
             continue
-        clients.append(own)
         samplers.append(GpuSampler(own, driver))
     first, over = True, False
     while not over:
@@ -208,15 +197,7 @@ def sample_until(
         first = False
     for sampler in samplers:
         send(SamplerLine(sample=sampler.sample(whole=True)))
-    slowest = max(clients, key=lambda one: one.slowest_s)
-    send(
-        SamplerLine(
-            end=True,
-            calls=sum(one.calls for one in clients),
-            slowest_call=slowest.slowest_call,
-            slowest_s=slowest.slowest_s,
-        )
-    )
+    send(SamplerLine(end=True))
     client.close()
 
 

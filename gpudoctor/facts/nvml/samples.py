@@ -40,14 +40,11 @@ class Sample(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class SamplerLine(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One line of the sampler: a sample, or why there will be none, or the end with the slowest call."""
+    """One line of the sampler: a sample, or why there will be none, or the end."""
 
     sample: Sample | None = None
     failure: str | None = None
     end: bool = False
-    calls: int = 0
-    slowest_call: str = ""
-    slowest_s: float = 0.0
 
 
 class SampleRecording:
@@ -116,8 +113,7 @@ class SampleRecording:
                 break
             for name in (*sample.readings, *sample.counters, *((EVENTS,) if sample.events is not None else ())):
                 unread.pop(name, None)
-            lasting = {n: m for n, m in sample.unread.items() if m.kind != "failed" or sample.at_s >= begin_s}
-            unread.update(lasting)
+            unread |= {n: m for n, m in sample.unread.items() if m.kind != "failed" or sample.at_s >= begin_s}
         why = Missing("not sampled while it ran") if self.failure is None else Missing(self.failure, "failed")
         return {name: unread.get(name, why) for name in NAMES if name in unread or name not in seen}
 

@@ -8,9 +8,9 @@ import re
 from collections.abc import Mapping
 from ctypes import byref, c_uint
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from gpudoctor.facts.model.gpu import ComputeMode, GpuProcess, MigInstance, Settings, Virtualization
+from gpudoctor.facts.model.gpu import GpuProcess, MigInstance, Settings
 from gpudoctor.facts.model.missing import UNSUPPORTED, Missing
 from gpudoctor.facts.nvml.client import DriverError, NvmlClient, in_range
 from gpudoctor.facts.nvml.labels import (
@@ -84,20 +84,23 @@ def read_settings(client: NvmlClient, confidential: bool | Missing) -> Settings:
     instances: tuple[MigInstance, ...] | Missing = enabled if isinstance(enabled, Missing) else ()
     if enabled is True:
         instances = _mig_instances(client)
-    compute = known_word(client.ask("nvmlDeviceGetComputeMode"), COMPUTE_MODES, "nvmlDeviceGetComputeMode")
-    virtual = known_word(
-        client.ask("nvmlDeviceGetVirtualizationMode"), VIRTUALIZATION, "nvmlDeviceGetVirtualizationMode"
-    )
+
+    def mode(call: str, words: Mapping[int, str]) -> Any:
+        return known_word(client.ask(call), words, call)
+
+    def is_on(call: str) -> bool | Missing:
+        return flag(client.ask(call), call)
+
     return Settings(
-        persistence=flag(client.ask("nvmlDeviceGetPersistenceMode"), "nvmlDeviceGetPersistenceMode"),
-        compute_mode=cast("ComputeMode | Missing", compute),
+        persistence=is_on("nvmlDeviceGetPersistenceMode"),
+        compute_mode=mode("nvmlDeviceGetComputeMode", COMPUTE_MODES),
         mig_enabled=enabled,
         mig_pending=flag(later, "nvmlDeviceGetMigMode"),
         mig_instances=instances,
-        display_attached=flag(client.ask("nvmlDeviceGetDisplayMode"), "nvmlDeviceGetDisplayMode"),
-        display_active=flag(client.ask("nvmlDeviceGetDisplayActive"), "nvmlDeviceGetDisplayActive"),
+        display_attached=is_on("nvmlDeviceGetDisplayMode"),
+        display_active=is_on("nvmlDeviceGetDisplayActive"),
         addressing_mode=word(client.ask("nvmlDeviceGetAddressingMode"), ADDRESSING),
-        virtualization=cast("Virtualization | Missing", virtual),
+        virtualization=mode("nvmlDeviceGetVirtualizationMode", VIRTUALIZATION),
         confidential_compute=confidential,
     )
 
@@ -123,14 +126,13 @@ def _mig_instances(client: NvmlClient) -> tuple[MigInstance, ...] | Missing:
 def _mig_instance(client: NvmlClient, handle: Any) -> MigInstance:
     name = client.ask_of(handle, "nvmlDeviceGetName")
     attributes = client.ask_of(handle, "nvmlDeviceGetAttributes_v2")
-    memory = attributes if isinstance(attributes, Missing) else int(attributes.memorySizeMB)
     return MigInstance(
         uuid=client.ask_of(handle, "nvmlDeviceGetUUID"),
         # "NVIDIA A100-SXM4-40GB MIG 1g.5gb"
         profile=name if isinstance(name, Missing) else name.rpartition("MIG ")[2],
         gpu_instance=client.ask_of(handle, "nvmlDeviceGetGpuInstanceId"),
         compute_instance=client.ask_of(handle, "nvmlDeviceGetComputeInstanceId"),
-        memory_mib=memory,
+        memory_mib=attributes if isinstance(attributes, Missing) else int(attributes.memorySizeMB),
     )
 
 
@@ -191,14 +193,18 @@ def process_name(root: Path, pid: int) -> str | Missing:
         full = os.path.basename(command)  # noqa: PTH119 - a command line, not a path
         return full if full.startswith(comm) else comm
     except OSError:
-        return Missing(f"no process {pid} is seen here: it ended, or lives in another PID namespace")
+        return _no_process(pid)
+
+
+def _no_process(pid: int) -> Missing:
+    return Missing(f"no process {pid} is seen here: it ended, or lives in another PID namespace")
 
 
 def _user(root: Path, pid: int) -> str | Missing:
     try:
         uid = (root / "proc" / str(pid)).stat().st_uid
     except OSError:
-        return Missing(f"no process {pid} is seen here: it ended, or lives in another PID namespace")
+        return _no_process(pid)
     try:
         return pwd.getpwuid(uid).pw_name.encode("utf-8", "replace").decode()
     except KeyError:

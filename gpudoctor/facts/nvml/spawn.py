@@ -70,14 +70,14 @@ class DriverProcess:
         """The exit status, or None if it is still running after `wait_s`."""
         return self._process.ends_within(wait_s)
 
-    def post_mortem(self, wait_s: float = GRACE_S) -> tuple[tuple[Unanswered, ...], str]:
+    def post_mortem(self) -> tuple[tuple[Unanswered, ...], str]:
         """Why it ended before it had finished: the calls it died in, and a message.
 
         Only crashes are blamed on driver calls, and SIGKILL during one: the kernel kills the caller that way
         when the driver's module faults (Linux, page_fault_oops). A process that is
-        still exiting after `wait_s` (writing a core, or inside the driver) counts as crashed.
+        still exiting after `GRACE_S` (writing a core, or inside the driver) counts as crashed.
         """
-        status = self.ends_within(wait_s)
+        status = self.ends_within(GRACE_S)
         if self._told_to_end:
             return (), f"the {self.name} was ended"
         calls, _ = self.trace.read()
@@ -100,7 +100,7 @@ class DriverProcess:
         waited_s = round(now - last.started_s, 3)
         if len(guilty) == 1:
             return (Unanswered(last.call, last.gpu, waited_s, f"{how} in {last.call}"),)
-        where = ", ".join(call.call if call.gpu is None else f"{call.call} on GPU {call.gpu}" for call in guilty)
+        where = ", ".join(call.where for call in guilty)
         return (Unanswered(last.call, None, waited_s, f"{how} in one of {where}"[:MAX_WORDS]),)
 
     def starved_s(self, meant_s: float | None = None) -> float:

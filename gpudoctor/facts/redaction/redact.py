@@ -96,7 +96,7 @@ class Redaction:
         if uuid is None:
             return ""
         if _WHOLE.fullmatch(uuid):
-            return _UUID.sub(lambda match: self._uuid(match.group()), uuid)
+            return self._uuids_taken_out(uuid)
         if uuid not in self._stand_ins:
             head = uuid[:4] if uuid.startswith(("GPU-", "MIG-")) else ""
             self._stand_ins[uuid] = f"{head}{self._next()}"
@@ -105,11 +105,7 @@ class Redaction:
 
     def _uuid(self, uuid: str) -> str:
         uuid = uuid.lower()
-        if set(uuid) <= {"0", "-"}:
-            return uuid
-        if uuid not in self._stand_ins:
-            self._stand_ins[uuid] = self._next()
-        return self._stand_ins[uuid]
+        return uuid if set(uuid) <= {"0", "-"} else self._stand_ins.setdefault(uuid, self._next())
 
     def _next(self) -> str:
         return f"{len(self._stand_ins) + 1:08x}-0000-0000-0000-000000000000"
@@ -130,15 +126,15 @@ class Redaction:
         return self._stand_in_of(value) if key == "uuid" else self.text(value)
 
     def _mapping(self, raw: dict[str, Any], key: str) -> dict[str, Any]:
-        made = {name: self._value(value, name) for name, value in raw.items()}
         if "missing" in raw:
-            made = {name: self.text(value) if name == "missing" else value for name, value in raw.items()}
-        elif key == "host_events" and raw["kind"].startswith("nfs"):
+            return {**raw, "missing": self.text(raw["missing"])}
+        if key == "variables":
+            return self._variable(raw)
+        made = {name: self._value(value, name) for name, value in raw.items()}
+        if key == "host_events" and raw["kind"].startswith("nfs"):
             made["device"] = REDACTED if raw.get("device") else None
         elif key == "mounts" and not is_public_source(raw.get("source", ""), raw.get("fs_type", "")):
             made["source"] = REDACTED
-        elif key == "variables":
-            made = self._variable(raw)
         elif self._names_someone(raw, key) and isinstance(raw.get("name"), str):
             # a desktop program's name is judged (it is not a stray job) and identifies nobody
             made["name"] = (key == "processes" and system_program(raw["name"])) or REDACTED

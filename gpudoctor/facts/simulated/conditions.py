@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from operator import attrgetter
 
-from gpudoctor.facts.model.gpu import Gpu, GpuPair
+from gpudoctor.facts.model.gpu import Gpu, GpuPair, PcieHop
 from gpudoctor.facts.model.missing import Missing, known
-from gpudoctor.facts.model.node import Node, StorageMount
+from gpudoctor.facts.model.node import Node, RdmaPort, StorageMount
 from gpudoctor.facts.simulated.edits import Target, struck_gpu
-from gpudoctor.facts.simulated.host_faults import has_wide_nvme, is_local, is_remote
+from gpudoctor.facts.simulated.node_faults import has_wide_nvme, is_local, is_remote
 
 Condition = Callable[[Node, Target], bool]
+_GRACE = re.compile("GH200|GB200|GB300|GB10")
 
 
 def why_not(needs: Iterable[str], node: Node, target: Target) -> str | None:
@@ -48,47 +50,20 @@ def _far_ends(gpu: Gpu) -> set[str | None]:
     return {known(link.remote_bus_id) for link in known(gpu.nvlinks) or ()}
 
 
-def _redirects_nothing(gpu: Gpu) -> bool:
-    return any(hop.acs_redirect is False for hop in known(gpu.pcie.path) or ())
-
-
-def _is_grace(gpu: Gpu) -> bool:
-    name = known(gpu.name) or ""
-    return any(word in name for word in ("GH200", "GB200", "GB300", "GB10"))
+def _hops(gpu: Gpu) -> tuple[PcieHop, ...]:
+    return known(gpu.pcie.path) or ()
 
 
 def _pairs(node: Node) -> tuple[GpuPair, ...]:
     return known(node.pairs) or ()
 
 
-def _hops(gpu: Gpu) -> int:
-    return len(known(gpu.pcie.path) or ())
-
-
 def _pair(node: Node, target: Target) -> GpuPair | None:
     return next((pair for pair in _pairs(node) if (pair.a, pair.b) == (target.gpu, target.other)), None)
 
 
-def _same_model(node: Node, target: Target) -> bool:
-    return len({known(gpu.name) for gpu in node.gpus}) == 1
-
-
-def _ram_nodes(node: Node) -> int:
-    return sum(not numa.is_gpu_memory for numa in known(node.host.numa_nodes) or ())
-
-
-def _ports(node: Node) -> int:
-    return len(known(node.network.rdma_ports) or ())
-
-
-def _active_ports(node: Node, target: Target) -> bool:
-    ports = known(node.network.rdma_ports) or ()
-    return bool(ports) and all(port.is_active and not port.is_efa for port in ports)
-
-
-def _active_efa(node: Node, target: Target) -> bool:
-    ports = known(node.network.rdma_ports) or ()
-    return any(port.is_active and port.is_efa for port in ports)
+def _ports(node: Node) -> tuple[RdmaPort, ...]:
+    return known(node.network.rdma_ports) or ()
 
 
 def _is_virtual(node: Node) -> bool:
@@ -120,7 +95,7 @@ CONDITIONS: dict[str, tuple[Condition, str]] = {
     "gpus": (lambda n, t: bool(n.gpus), "it shows no GPU"),
     "two-gpus": (lambda n, t: len(n.gpus) >= 2, "it has fewer than two GPUs"),
     "three-alike": (
-        lambda n, t: len(n.gpus) >= 3 and _same_model(n, t),
+        lambda n, t: len(n.gpus) >= 3 and len({known(gpu.name) for gpu in n.gpus}) == 1,
         "it takes three GPUs of one model to tell the odd one",
     ),
     "bare-metal": (
@@ -138,16 +113,19 @@ CONDITIONS: dict[str, tuple[Condition, str]] = {
         "the link of this GPU is slow by design",
     ),
     "slot": (
-        _of_gpu(lambda g: isinstance(g.pcie.path, Missing) or _hops(g) >= 2),
+        _of_gpu(lambda g: isinstance(g.pcie.path, Missing) or len(_hops(g)) >= 2),
         "the bridges above the GPU are hidden",
     ),
-    "pcie-switch": (_of_gpu(lambda g: _hops(g) >= 4), "there is no PCIe switch above the GPU"),
+    "pcie-switch": (_of_gpu(lambda g: len(_hops(g)) >= 4), "there is no PCIe switch above the GPU"),
     "acs-known": (
-        _of_gpu(_redirects_nothing),
+        _of_gpu(lambda g: any(hop.acs_redirect is False for hop in _hops(g))),
         "its bridges hide whether they redirect, or do so by design",
     ),
     "iommu-known": (lambda n, t: n.pci.iommu in ("off", "passthrough"), "its IOMMU is translated by design, or hidden"),
-    "pcie-host": (_of_gpu(lambda g: not _is_grace(g)), "the host link of this GPU is NVLink-C2C, not PCIe"),
+    "pcie-host": (
+        _of_gpu(lambda g: not _GRACE.search(known(g.name) or "")),
+        "the host link of this GPU is NVLink-C2C, not PCIe",
+    ),
     "any-p2p": (
         lambda n, t: any(p.p2p_read == "OK" for p in _pairs(n)),
         "no two of its GPUs reach each other directly anyway",
@@ -194,16 +172,22 @@ CONDITIONS: dict[str, tuple[Condition, str]] = {
     "not-mig": (_of_gpu(lambda g: g.settings.mig_enabled is not True), "MIG is on"),
     "idle": (_of_gpu(lambda g: g.processes == ()), "the GPU is in use already, or processes are not told"),
     "numa": (
-        lambda n, t: _ram_nodes(n) >= 2 and known(struck_gpu(n, t).numa_node) is not None,
+        lambda n, t: (
+            sum(not numa.is_gpu_memory for numa in known(n.host.numa_nodes) or ()) >= 2
+            and known(struck_gpu(n, t).numa_node) is not None
+        ),
         "it has one NUMA node, or hides them",
     ),
     "log": (
         lambda n, t: not (isinstance(n.kernel_log.events, Missing) and n.kernel_log.events.kind == "denied"),
         "its kernel log may not be read",
     ),
-    "efa": (_active_efa, "it has no EFA adapter"),
-    "ib": (_active_ports, "it has no active InfiniBand or RoCE ports"),
-    "two-ports": (lambda n, t: _ports(n) >= 2, "it has fewer than two InfiniBand or RoCE ports"),
+    "efa": (lambda n, t: any(p.is_active and p.is_efa for p in _ports(n)), "it has no EFA adapter"),
+    "ib": (
+        lambda n, t: bool(_ports(n)) and all(p.is_active and not p.is_efa for p in _ports(n)),
+        "it has no active InfiniBand or RoCE ports",
+    ),
+    "two-ports": (lambda n, t: len(_ports(n)) >= 2, "it has fewer than two InfiniBand or RoCE ports"),
     # NCCL maps about 10 MB per rank in /dev/shm, and all traffic if there is no peer-to-peer (NCCL issue 342)
     "shm-needed": (
         lambda n, t: (

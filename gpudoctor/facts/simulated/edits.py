@@ -40,6 +40,14 @@ def struck_gpu(node: Node, target: Target) -> Gpu:
     return next(gpu for gpu in node.gpus if gpu.index == target.gpu)
 
 
+def without_struck(node: Node, target: Target) -> Node:
+    """The node without this GPU and its pairs."""
+    node = replace(node, gpus=tuple(gpu for gpu in node.gpus if gpu.index != target.gpu))
+    if isinstance(node.pairs, Missing):
+        return node
+    return replace(node, pairs=tuple(pair for pair in node.pairs if target.gpu not in (pair.a, pair.b)))
+
+
 def put_all(struct: S, leaves: Mapping[str, Any]) -> S:
     """A copy with several leaves set, by dotted path; see `put`."""
     for leaf, value in leaves.items():

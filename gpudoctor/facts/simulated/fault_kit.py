@@ -21,13 +21,12 @@ from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Environment, HostEvent, KernelEvent, Node, Variable
 from gpudoctor.facts.simulated.conditions import why_not
-from gpudoctor.facts.simulated.edits import Target, each, each_pair, on_slot, put_all
+from gpudoctor.facts.simulated.edits import Target, each, each_pair, on_slot, put_all, struck_gpu
 from gpudoctor.facts.simulated.gpu_faults import GPU_PATTERNS
-from gpudoctor.facts.simulated.host_faults import HOST_PATTERNS, STORAGE_PATTERNS
-from gpudoctor.facts.simulated.link_faults import LINK_PATTERNS
+from gpudoctor.facts.simulated.node_faults import NODE_PATTERNS
 
 FAULTS_FILE = Path(__file__).parent / "faults.yaml"
-_PATTERNS = {**GPU_PATTERNS, **HOST_PATTERNS, **LINK_PATTERNS, **STORAGE_PATTERNS}
+_PATTERNS = {**GPU_PATTERNS, **NODE_PATTERNS}
 
 
 class SimulatedFault(msgspec.Struct, frozen=True):
@@ -66,11 +65,9 @@ def faults() -> tuple[SimulatedFault, ...]:
     made = []
     for name, row in rows.items():
         check, status = row.pop("trips").split()
-        head: dict[str, Any] = {
-            key: row.pop(key) for key in ("title", "kind", "level", "needs", "given", "of") if key in row
-        }
-        fault: dict[str, Any] = {"name": name, "check": check, "status": status, **head, "patch": row}
-        made.append(msgspec.convert(fault, SimulatedFault))
+        fault: dict[str, Any] = {"name": name, "check": check, "status": status}
+        fault |= {key: row.pop(key) for key in ("title", "kind", "level", "needs", "given", "of") if key in row}
+        made.append(msgspec.convert({**fault, "patch": row}, SimulatedFault))
     return tuple(made)
 
 
@@ -103,46 +100,47 @@ def _applied(node: Node, spec: str) -> Node:
 
 
 def _target(fault: SimulatedFault, node: Node, spec: str | None) -> Target:
-    _, at, where = spec.partition("@") if spec else ("", "", "")
+    _, at, where = (spec or "").partition("@")
     if at and not where:
         raise UserError(f"no GPU stands after the @ of {spec!r}")
     if fault.kind == "node":
         if where:
             raise UserError(f"{fault.name} strikes the whole node: write it without @{where}")
         return Target()
-    if not node.gpus:
-        raise UserError(f"{fault.name} cannot happen on {node.source.name or 'this node'}: it shows no GPU")
-    last = max(gpu.index for gpu in node.gpus)
+    indices = sorted(gpu.index for gpu in node.gpus)
+    if len(indices) < (2 if fault.kind == "pair" and not where else 1):
+        shown = "it has one GPU" if indices else "it shows no GPU"
+        raise UserError(f"{fault.name} cannot happen on {node.source.name or 'this node'}: {shown}")
     if fault.kind == "pair":
         a, dash, b = where.partition("-")
         if where and not dash:
             raise UserError(f"{fault.name} strikes two GPUs: write {fault.name}@A-B, for example {fault.name}@0-1")
-        if not where and len(node.gpus) < 2:
-            raise UserError(f"{fault.name} cannot happen on {node.source.name or 'this node'}: it has one GPU")
-        first, second = (_gpu(node, a, spec), _gpu(node, b, spec)) if where else _last_two(node)
-        if first.index == second.index:
-            raise UserError(f"{fault.name} strikes two GPUs, not GPU {first.index} twice")
-        return Target(gpu=min(first.index, second.index), other=max(first.index, second.index))
-    index, colon, link = where.partition(":")
-    gpu = _gpu(node, index, spec) if where else _gpu(node, str(last), spec)
+        first, second = sorted((_gpu(node, a, spec), _gpu(node, b, spec))) if where else indices[-2:]
+        if first == second:
+            raise UserError(f"{fault.name} strikes two GPUs, not GPU {first} twice")
+        return Target(gpu=first, other=second)
+    word, colon, detail = where.partition(":")
+    index = _gpu(node, word, spec) if where else indices[-1]
     if fault.of == "seconds":
-        return Target(gpu=gpu.index, seconds=_seconds(spec, link) if colon else None)
+        return Target(gpu=index, seconds=_seconds(spec, detail) if colon else None)
     if fault.kind != "link":
         if colon:
-            raise UserError(f"{spec}: there is no link to strike: write {fault.name}@{gpu.index}")
-        return Target(gpu=gpu.index)
-    links = gpu.nvlinks if isinstance(gpu.nvlinks, tuple) else ()
-    if colon and (not link.isdecimal() or int(link) >= max(len(links), 1)):
-        raise UserError(f"{spec}: GPU {gpu.index} has the links 0 to {max(len(links), 1) - 1}, not {link!r}")
-    return Target(gpu=gpu.index, link=int(link) if colon else 0)
+            raise UserError(f"{spec}: there is no link to strike: write {fault.name}@{index}")
+        return Target(gpu=index)
+    links = known(struck_gpu(node, Target(index)).nvlinks) or ()
+    last = max(len(links), 1) - 1
+    if colon and (not detail.isdecimal() or int(detail) > last):
+        raise UserError(f"{spec}: GPU {index} has the links 0 to {last}, not {detail!r}")
+    return Target(gpu=index, link=int(detail) if colon else 0)
 
 
-def _gpu(node: Node, word: str, spec: str | None) -> Gpu:
-    known_ones = ", ".join(str(index) for index in sorted(gpu.index for gpu in node.gpus))
-    for gpu in node.gpus:
-        if word == str(gpu.index):
-            return gpu
-    raise UserError(f"{spec}: there is no GPU {word!r}; this node has GPU {known_ones}")
+def _gpu(node: Node, word: str, spec: str | None) -> int:
+    indices = sorted(gpu.index for gpu in node.gpus)
+    found = next((index for index in indices if word == str(index)), None)
+    if found is None:
+        shown = ", ".join(map(str, indices))
+        raise UserError(f"{spec}: there is no GPU {word!r}; this node has GPU {shown}")
+    return found
 
 
 def _seconds(spec: str | None, word: str) -> float:
@@ -150,11 +148,6 @@ def _seconds(spec: str | None, word: str) -> float:
     if found is None or float(found[1]) <= 0:
         raise UserError(f"{spec}: behind the colon stand seconds, as in driver-stall@3:2.6s, not {word!r}")
     return float(found[1])
-
-
-def _last_two(node: Node) -> tuple[Gpu, Gpu]:
-    ordered = sorted(node.gpus, key=lambda gpu: gpu.index)
-    return ordered[-2], ordered[-1]
 
 
 def nearest(word: str, names: tuple[str, ...], where: str) -> str:
@@ -174,18 +167,19 @@ def _patched(node: Node, target: Target, patch: Mapping[str, Any]) -> Node:
     node = put_all(node, patch.get("node", {}))
     struck = {target.gpu, target.other} - {None}
 
-    def struck_gpu(gpu: Gpu) -> Gpu:
+    def patched(gpu: Gpu) -> Gpu:
+        gpu = put_all(gpu, patch.get("all", {}))
         if gpu.index not in struck:
             return gpu
-        if_known = {leaf: value for leaf, value in patch.get("gpu_if_told", {}).items() if _is_known(gpu, leaf)}
-        return on_slot(put_all(gpu, {**patch.get("gpu", {}), **if_known}), patch.get("slot", {}))
+        told = {leaf: value for leaf, value in patch.get("gpu_if_told", {}).items() if _is_known(gpu, leaf)}
+        return on_slot(put_all(gpu, {**patch.get("gpu", {}), **told}), patch.get("slot", {}))
 
-    node = each(each(node, lambda gpu: put_all(gpu, patch.get("all", {}))), struck_gpu)
+    node = each(node, patched)
     node = each_pair(node, lambda pair: put_all(pair, patch.get("pair", {})) if {pair.a, pair.b} == struck else pair)
     if "env" in patch:
         node = _with_variables(node, patch["env"])
-    events = patch.get("log", ())  # before the patterns, which may remove the GPU and its bus id
-    node = _with_log(node, target, events)
+    # before the patterns, which may remove the GPU and its bus id
+    node = _with_log(node, target, patch.get("log", ()))
     node = _with_host_log(node, patch.get("host_log", ()))
     for name in patch.get("apply", ()):
         node = _PATTERNS[name](node, target)
@@ -197,8 +191,7 @@ def _is_known(gpu: Gpu, leaf: str) -> bool:
 
 
 def _with_variables(node: Node, values: Mapping[str, Any]) -> Node:
-    held = node.environment.variables
-    variables = {} if isinstance(held, Missing) else {variable.name: variable for variable in held}
+    variables = {variable.name: variable for variable in known(node.environment.variables) or ()}
     for name, value in values.items():
         # a value that contains a path is written as {value, path_exists}
         given = value if isinstance(value, dict) else {"value": str(value)}

@@ -11,7 +11,18 @@ from gpudoctor.facts.model.gpu import CallError, GpuProcess
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node, Unanswered
 from gpudoctor.facts.model.pcie_generations import GT_S
-from gpudoctor.facts.simulated.edits import Pattern, Target, change, each, each_hop, on_slot, struck_gpu
+from gpudoctor.facts.simulated.edits import (
+    Pattern,
+    Target,
+    change,
+    each,
+    each_hop,
+    each_pair,
+    on_slot,
+    put_all,
+    struck_gpu,
+    without_struck,
+)
 from gpudoctor.facts.simulated.wiring import put
 
 _STALL_S = 7.0
@@ -19,32 +30,28 @@ _STALL_S = 7.0
 
 def _without_gpu(node: Node, target: Target) -> Node:
     """The driver no longer counts the GPU; NVML renumbers the GPUs after it."""
-    left = tuple(gpu for gpu in node.gpus if gpu.index != target.gpu)
-    order = {gpu.index: new for new, gpu in enumerate(sorted(left, key=lambda gpu: gpu.index))}
-    gpus = tuple(replace(gpu, index=order[gpu.index]) for gpu in left)
-    if not isinstance(node.pairs, Missing):
-        pairs = (pair for pair in node.pairs if target.gpu not in (pair.a, pair.b))
-        node = replace(node, pairs=tuple(replace(pair, a=order[pair.a], b=order[pair.b]) for pair in pairs))
-    return replace(node, gpus=gpus, driver=replace(node.driver, device_count=len(gpus)))
+    node = without_struck(node, target)
+    order = {index: new for new, index in enumerate(sorted(gpu.index for gpu in node.gpus))}
+    node = each(node, lambda gpu: replace(gpu, index=order[gpu.index]))
+    node = each_pair(node, lambda pair: replace(pair, a=order[pair.a], b=order[pair.b]))
+    return put(node, "driver.device_count", len(node.gpus))
 
 
 def _drained(node: Node, target: Target) -> Node:
     bus_id = struck_gpu(node, target).bus_id
-    node = _without_gpu(node, target)
-    return replace(node, driver=replace(node.driver, drained_gpus=(*(known(node.driver.drained_gpus) or ()), bus_id)))
+    drained = (*(known(node.driver.drained_gpus) or ()), bus_id)
+    return put(_without_gpu(node, target), "driver.drained_gpus", drained)
 
 
 def _off_pci(node: Node, target: Target) -> Node:
     gone = struck_gpu(node, target).bus_id
-    if not isinstance(node.pci.nvidia_devices, Missing):
-        devices = tuple(device for device in node.pci.nvidia_devices if device.bus_id != gone)
-        node = put(node, "pci.nvidia_devices", devices)
+    if devices := known(node.pci.nvidia_devices):
+        node = put(node, "pci.nvidia_devices", tuple(device for device in devices if device.bus_id != gone))
     return _without_gpu(node, target)
 
 
 def _lost(node: Node, target: Target) -> Node:
     """About 25 getters fail with 15; identity, PCIe, NVLink and throttle reasons keep returning old values."""
-    gone = Missing("GPU is lost (15)", "failed")
     calls = tuple(f"nvmlDeviceGet{what}" for what in ("Temperature", "PowerUsage", "MemoryInfo_v2", "EccMode"))
     hop = {
         "width": Missing("current_link_width reads '63'", "failed"),
@@ -57,8 +64,7 @@ def _lost(node: Node, target: Target) -> Node:
         *("memory_used_mib", "memory_free_mib", "ecc.enabled", "ecc.pending", "ecc.uncorrected_volatile"),
         *("utilization.gpu_pct", "utilization.memory_pct", "processes"),
     )
-    failed = {"missing": gone.missing, "kind": gone.kind}
-    node = change(node, target, dict.fromkeys(leaves, failed))
+    node = change(node, target, dict.fromkeys(leaves, Missing("GPU is lost (15)", "failed")))
     return change(node, target, {"errors": tuple(CallError(call, 15, "GPU is lost") for call in calls)})
 
 
@@ -68,14 +74,14 @@ def _stall(node: Node, target: Target) -> Node:
     if took_s > CALL.seconds:
         return _hang(node, target)
     slowest = f"nvmlDeviceGetFieldValues on GPU {target.gpu}"
-    return replace(node, driver=replace(node.driver, slowest_call=slowest, slowest_call_s=took_s))
+    return put_all(node, {"driver.slowest_call": slowest, "driver.slowest_call_s": took_s})
 
 
 def _hang(node: Node, target: Target) -> Node:
     """One call never returns, so the calls after it were not made."""
     call = Unanswered("nvmlDeviceGetFieldValues", target.gpu, CALL.seconds)
-    node = replace(node, driver=replace(node.driver, unanswered=(*node.driver.unanswered, call)))
-    silent = {"missing": f"nvmlDeviceGetFieldValues did not return within {CALL.seconds:g} s", "kind": "failed"}
+    node = put(node, "driver.unanswered", (*node.driver.unanswered, call))
+    silent = Missing(f"nvmlDeviceGetFieldValues did not return within {CALL.seconds:g} s", "failed")
     leaves = (
         *("recovery_action", "processes", "utilization.gpu_pct", "utilization.memory_pct"),
         *("thermal.memory_c", "nvlinks"),
@@ -98,39 +104,36 @@ def _hot(node: Node, target: Target) -> Node:
 
 def _overheated(node: Node, target: Target) -> Node:
     """At the slowdown temperature: the hardware halves the clocks, and the counters increase."""
-    gpu = struck_gpu(node, target)
-    thermal = gpu.thermal
+    thermal = struck_gpu(node, target).thermal
     slowdown = known(thermal.slowdown_c)
     start = known(thermal.slowdown_margin_c)
-    leaves: dict[str, Any] = {"thermal.gpu_c": slowdown + 1 if slowdown is not None else 90}
+    leaves = {
+        "thermal.gpu_c": slowdown + 1 if slowdown is not None else 90,
+        "throttle_times.hw_thermal_us": 93_551_200,
+        "throttle_times.sw_thermal_us": 412_903_118,
+    }
     if start is not None:
-        leaves |= {"thermal.margin_c": start - 1}
+        leaves["thermal.margin_c"] = start - 1
     if known(thermal.memory_c) is not None:
-        leaves |= {"thermal.memory_c": 98}
-    node = change(
-        node,
-        target,
-        {**leaves, "throttle_times.hw_thermal_us": 93_551_200, "throttle_times.sw_thermal_us": 412_903_118},
-    )
-    return _slowed(node, target)
+        leaves["thermal.memory_c"] = 98
+    return _slowed(change(node, target, leaves), target)
 
 
 def _slowed(node: Node, target: Target) -> Node:
     """Busy at half the clock, as in a hardware slowdown."""
     half = (known(struck_gpu(node, target).clocks.sm_max_mhz) or 1980) // 2
-    busy = {"clocks.sm_mhz": half, "clocks.graphics_mhz": half, "clocks.performance_state": 0}
-    return change(node, target, busy)
+    return change(_at_clock(node, target, half), target, {"clocks.performance_state": 0})
+
+
+def _at_clock(node: Node, target: Target, mhz: int) -> Node:
+    return change(node, target, {"clocks.sm_mhz": mhz, "clocks.graphics_mhz": mhz})
 
 
 def _locked(node: Node, target: Target) -> Node:
     """All GPUs run at full clocks except this one, whose clock is locked at a fifth."""
     for gpu in node.gpus:
-        most = known(gpu.clocks.sm_max_mhz) or 1980
-        clock = most // 5 if gpu.index == target.gpu else most
-        node = change(
-            _awake(node, Target(gpu.index)), Target(gpu.index), {"clocks.sm_mhz": clock, "clocks.graphics_mhz": clock}
-        )
-    return node
+        node = _awake(node, Target(gpu.index))
+    return _at_clock(node, target, (known(struck_gpu(node, target).clocks.sm_max_mhz) or 1980) // 5)
 
 
 def _awake(node: Node, target: Target) -> Node:
@@ -148,12 +151,12 @@ def _awake(node: Node, target: Target) -> Node:
     if gpu.processes == ():
         owner = GpuProcess(pid=70_000 + gpu.index, name="python3", memory_mib=4_096, user="ada", is_own=True)
         busy["processes"] = (owner,)
-    return _at_generation(change(node, target, busy), target, known(gpu.pcie.generation_max))
+    node = change(node, target, busy)
+    generation = known(gpu.pcie.generation_max)
+    return node if generation is None else _at_generation(node, target, generation)
 
 
-def _at_generation(node: Node, target: Target, generation: int | None) -> Node:
-    if generation is None:
-        return node
+def _at_generation(node: Node, target: Target, generation: int) -> Node:
     node = change(node, target, {"pcie.generation": generation})
     return each(node, lambda g: on_slot(g, {"speed_gt_s": GT_S[generation]}) if g.index == target.gpu else g)
 
@@ -175,42 +178,35 @@ def _busy_slow_link(node: Node, target: Target) -> Node:
 def _other_model(node: Node, target: Target) -> Node:
     """A smaller, similar model in one slot: name, memory, PCI ids, clocks and power differ."""
     gpu = struck_gpu(node, target)
-    memory = known(gpu.memory_total_mib) or 24_576
-    limit = known(gpu.power.default_limit_w) or 300.0
-    clock = known(gpu.clocks.sm_max_mhz) or 1_980
+    limits = (f"power.{name}_w" for name in ("limit", "requested_limit", "default_limit", "max_limit"))
+    clocks = ("clocks.sm_max_mhz", "clocks.graphics_max_mhz")
     leaves: dict[str, Any] = {
         "name": "NVIDIA RTX A6000",
         "pci_device_id": "0x223010de",
         "pci_subsystem_id": "0x145910de",
         "vbios": "94.02.5C.00.02",
-        "memory_total_mib": memory // 2,
-        "power.limit_w": limit * 0.75,
-        "power.requested_limit_w": limit * 0.75,
-        "power.default_limit_w": limit * 0.75,
-        "power.max_limit_w": limit * 0.75,
-        "clocks.sm_max_mhz": clock - 200,
-        "clocks.graphics_max_mhz": clock - 200,
+        "memory_total_mib": (known(gpu.memory_total_mib) or 24_576) // 2,
+        **dict.fromkeys(limits, (known(gpu.power.default_limit_w) or 300.0) * 0.75),
+        **dict.fromkeys(clocks, (known(gpu.clocks.sm_max_mhz) or 1_980) - 200),
     }
     return change(node, target, leaves)
 
 
 def _leak(node: Node, target: Target) -> Node:
     """Memory in use without an owner, as left by a zombie or an invisible process."""
-    gpu = struck_gpu(node, target)
-    total = known(gpu.memory_total_mib) or 24_576
-    used = total // 2
-    return change(node, target, {"memory_used_mib": used, "memory_free_mib": total - used, "processes": ()})
+    return change(_with_share_used(node, target, 2), target, {"processes": ()})
 
 
 def _stranger(node: Node, target: Target) -> Node:
-    gpu = struck_gpu(node, target)
-    total = known(gpu.memory_total_mib) or 24_576
-    used = total // 3
-    process = GpuProcess(pid=31_337, name="/opt/miner/bin/xmr", memory_mib=used - 40, user="nobody")
-    busy = {"utilization.gpu_pct": 99, "utilization.memory_pct": 60}
-    return change(
-        node, target, {"memory_used_mib": used, "memory_free_mib": total - used, "processes": (process,), **busy}
-    )
+    node = _with_share_used(node, target, 3)
+    memory_mib = (known(struck_gpu(node, target).memory_used_mib) or 0) - 40
+    process = GpuProcess(pid=31_337, name="/opt/miner/bin/xmr", memory_mib=memory_mib, user="nobody")
+    return change(node, target, {"processes": (process,), "utilization.gpu_pct": 99, "utilization.memory_pct": 60})
+
+
+def _with_share_used(node: Node, target: Target, parts: int) -> Node:
+    total = known(struck_gpu(node, target).memory_total_mib) or 24_576
+    return change(node, target, {"memory_used_mib": total // parts, "memory_free_mib": total - total // parts})
 
 
 GPU_PATTERNS: dict[str, Pattern] = {

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
-from gpudoctor.facts.model.gpu import Gpu, GpuProcess
+from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node
 from gpudoctor.facts.model.telemetry import counters_of
@@ -41,9 +41,9 @@ def ticks_of(node: Node, number: int, at_s: float, interval_s: float = 1.0) -> T
     if silence is not None:
         return Tick(at_s=at_s, host=host, silence=silence)
     gpus = [gpu for gpu in node.gpus if not is_lost(gpu)] if _answers(node) else []
-    ticks = []
-    for place, gpu in enumerate(gpus):
-        ticks.append(_gpu(gpu, job, due(number, interval_s, place), number, interval_s, plays))
+    ticks = (
+        _gpu(gpu, job, due(number, interval_s, place), number, interval_s, plays) for place, gpu in enumerate(gpus)
+    )
     processes = None
     has_processes = bool(job.ranks) or any(not isinstance(gpu.processes, Missing) for gpu in gpus)
     if has_processes and due(number, interval_s).slow:
@@ -118,25 +118,19 @@ def _readings_in_facts(gpu: Gpu, plays: bool) -> dict[str, float | Missing]:
     }
 
 
-def _processes_in_facts(gpus: list[Gpu], job: SimulatedJob) -> tuple[ProcessTick, ...]:
-    """The processes in the facts, without the user's own, which the job's ranks replace."""
-    found = []
+def _processes_in_facts(gpus: list[Gpu], job: SimulatedJob) -> Iterator[ProcessTick]:
+    """Yield the processes in the facts, without the user's own, which the job's ranks replace."""
     for gpu in gpus:
         for process in known(gpu.processes) or ():
             if not (process.is_own and gpu.index in job.ranks):
-                found.append(_process(gpu, process))
-    return tuple(found)
-
-
-def _process(gpu: Gpu, process: GpuProcess) -> ProcessTick:
-    return ProcessTick(
-        gpu=gpu.index,
-        pid=process.pid,
-        name=known(process.name),
-        kind=process.kind,
-        user=known(process.user),
-        memory_mib=known(process.memory_mib),
-    )
+                yield ProcessTick(
+                    gpu=gpu.index,
+                    pid=process.pid,
+                    name=known(process.name),
+                    kind=process.kind,
+                    user=known(process.user),
+                    memory_mib=known(process.memory_mib),
+                )
 
 
 def _host(node: Node) -> HostTick:

@@ -11,7 +11,7 @@ import yaml
 
 from gpudoctor.errors import UserError
 from gpudoctor.facts.model.missing import Missing, known
-from gpudoctor.facts.model.node import Environment, Node, Source, Variable
+from gpudoctor.facts.model.node import Environment, Node, Source
 from gpudoctor.facts.simulated.wiring import Wired, wire
 from gpudoctor.lazy_import import lazy_imports
 
@@ -95,12 +95,10 @@ def apply_faults(node: Node, specs: Iterable[str]) -> Node:
 
 def _with_callers(own: Environment, environ: Mapping[str, str] | None) -> Environment:
     taken = {key: value for key, value in (environ or {}).items() if key.startswith(CALLER_PREFIXES)}
-    variables = {} if isinstance(own.variables, Missing) else {variable.name: variable for variable in own.variables}
-    if taken:
-        read = environment.read_environment(taken, Path("/")).variables
-        variables |= {variable.name: variable for variable in (known(read) or ())}
-    ordered: tuple[Variable, ...] = tuple(variables[key] for key in sorted(variables))
-    return Environment(variables=ordered)
+    read = environment.read_environment(taken, Path("/")) if taken else Environment()
+    both = (*(known(own.variables) or ()), *(known(read.variables) or ()))
+    variables = {variable.name: variable for variable in both}
+    return Environment(variables=tuple(variables[name] for name in sorted(variables)))
 
 
 def _read(name: str) -> dict[str, Any]:

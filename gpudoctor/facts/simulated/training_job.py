@@ -128,13 +128,9 @@ def readings_at(gpu: Gpu, job: SimulatedJob, seconds: float) -> dict[str, float]
         "memory_mhz": known(clocks.memory_mhz) or 0,
         "pcie_generation": known(gpu.pcie.generation) or 0,
         "pcie_width": known(gpu.pcie.width) or 0,
-        "pcie_rx_gb_s": 0.0,
-        "pcie_tx_gb_s": 0.0,
-        "nvlink_rx_gb_s": 0.0,
-        "nvlink_tx_gb_s": 0.0,
+        **dict.fromkeys(("pcie_rx_gb_s", "pcie_tx_gb_s", "nvlink_rx_gb_s", "nvlink_tx_gb_s"), 0.0),
     }
-    limit_w = known(power.limit_w)
-    if limit_w:
+    if limit_w := known(power.limit_w):
         shown["power_w"] = min(shown["power_w"], round(limit_w * 1.01, 1))
     if not in_job:
         return shown

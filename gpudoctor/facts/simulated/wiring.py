@@ -14,7 +14,7 @@ import msgspec
 from msgspec.structs import replace
 
 from gpudoctor.facts.model.gpu import Gpu, GpuPair, NvLink, P2pStatus, PathKind, PcieHop
-from gpudoctor.facts.model.missing import NOT_READ, UNSUPPORTED, Missing, known
+from gpudoctor.facts.model.missing import UNSUPPORTED, Missing, fill, known
 from gpudoctor.facts.model.pcie_generations import GT_S
 
 _NOT_A_BRIDGE = Missing("not a bridge", "unsupported")
@@ -42,7 +42,7 @@ def wire(groups: list[Row], pairs: Row, name: str, read: Callable[[str], Row]) -
         links = {**template.pop("nvlinks", {}), **group.get("nvlinks", {})}
         has_serial = template.pop("has_serial", False)
         model = msgspec.convert({"index": 0, "bus_id": "", **template}, Gpu, strict=False)
-        model = with_unsupported(model)
+        model = fill(model, UNSUPPORTED)
         for place, bus_id in enumerate(group["each"]["bus_id"]):
             gpu = _identified(model, len(gpus), bus_id, name, has_serial)
             for leaf, column in group["each"].items():
@@ -74,18 +74,6 @@ def put(struct: S, path: str, value: Any) -> S:
     return replace(struct, **{head: value})
 
 
-def with_unsupported(struct: S) -> S:
-    """A copy with `UNSUPPORTED` in place of every leaf that was not read."""
-    changed: dict[str, Any] = {}
-    for name in struct.__struct_fields__:
-        value = getattr(struct, name)
-        if value is NOT_READ:
-            changed[name] = UNSUPPORTED
-        elif isinstance(value, msgspec.Struct) and not isinstance(value, Missing):
-            changed[name] = with_unsupported(value)
-    return replace(struct, **changed) if changed else struct
-
-
 def _identified(model: Gpu, index: int, bus_id: str, name: str, has_serial: bool) -> Gpu:
     # "fa4e" and a hash of the node's name: unique, usable with UUID prefixes, and not mistaken for a real UUID
     uuid = f"GPU-{index:02x}fa4e00-{crc32(name.encode()) & 0xFFFF:04x}-4000-8000-{index:012x}"
@@ -104,9 +92,7 @@ def _with_path(gpu: Gpu, rows: list[Row] | None, place: int, pci_class: str) -> 
     link = {"speed_gt_s": GT_S[now], "max_speed_gt_s": GT_S[most], "width": width, "max_width": max_width, **counters}
     device_most = known(pcie.device_generation_max) or most
     own: Row = {"vendor_id": "0x10de", "device_id": _device_id(gpu), "pci_class": pci_class, **link}
-    hops = [
-        PcieHop(gpu.bus_id, acs_redirect=_NOT_A_BRIDGE, **{**own, "max_speed_gt_s": GT_S[device_most]}),
-    ]
+    hops = [PcieHop(gpu.bus_id, acs_redirect=_NOT_A_BRIDGE, **{**own, "max_speed_gt_s": GT_S[device_most]})]
     for row in rows:
         bus_id = row["bus_id"][place] if isinstance(row["bus_id"], list) else row["bus_id"]
         hop = {"pci_class": "0x060400", "acs_redirect": False, **link, **row, "bus_id": bus_id}
@@ -121,14 +107,9 @@ def _device_id(gpu: Gpu) -> str:
 
 
 def _pci_device(gpu: Gpu, pci_class: str) -> Row:
-    numa = gpu.numa_node
-    return {
-        "bus_id": gpu.bus_id,
-        "pci_class": pci_class,
-        "device_id": _device_id(gpu),
-        "driver": "nvidia",
-        "numa_node": {"missing": numa.missing, "kind": numa.kind} if isinstance(numa, Missing) else numa,
-    }
+    numa = msgspec.to_builtins(gpu.numa_node)
+    names = {"bus_id": gpu.bus_id, "pci_class": pci_class, "device_id": _device_id(gpu)}
+    return {**names, "driver": "nvidia", "numa_node": numa}
 
 
 def _matrix(given: int | str, count: int) -> list[list[int]]:
@@ -147,18 +128,8 @@ def _with_links(gpu: Gpu, spec: Row, row: list[int], gpus: list[Gpu]) -> Gpu:
     else:
         ends = [gpus[peer].bus_id for peer, count in enumerate(row) for _ in range(count)]
     errors = {"crc_errors": 0, "replay_errors": 0, "recovery_errors": 0, **spec.get("errors", {})}
-    made = (
-        NvLink(
-            link=link,
-            state=spec.get("state", "active"),
-            version=spec["version"],
-            speed_gb_s=spec["speed_gb_s"],
-            remote_kind=spec["remote_kind"],
-            remote_bus_id=end,
-            **errors,
-        )
-        for link, end in enumerate(ends)
-    )
+    state, version, speed, kind = spec.get("state", "active"), spec["version"], spec["speed_gb_s"], spec["remote_kind"]
+    made = (NvLink(link, state, version, speed, kind, end, **errors) for link, end in enumerate(ends))
     return replace(gpu, nvlinks=tuple(made))
 
 
@@ -178,11 +149,7 @@ def _pair(a: Gpu, b: Gpu, nvlinks: int, spec: Row) -> GpuPair:
 
 
 def _path_kind(a: Gpu, b: Gpu, same_numa: PathKind) -> PathKind:
-    paths = (a.pcie.path, b.pcie.path)
-    bridges = [() if isinstance(path, Missing) else path[1:] for path in paths]
-    shared = {hop.bus_id for hop in bridges[0]} & {hop.bus_id for hop in bridges[1]}
-    if shared:
-        return "PIX" if len(bridges[0]) <= 3 else "PXB"
-    if a.numa_node != b.numa_node:
-        return "SYS"
-    return same_numa
+    above, above_b = ((known(gpu.pcie.path) or ())[1:] for gpu in (a, b))
+    if {hop.bus_id for hop in above} & {hop.bus_id for hop in above_b}:
+        return "PIX" if len(above) <= 3 else "PXB"
+    return same_numa if a.numa_node == b.numa_node else "SYS"

@@ -18,7 +18,6 @@ from gpudoctor.process.pipes import LineReader, LongLineError, pipe_with_child, 
 LONGEST_BACKOFF_S = 60.0
 _MAX_LINE_BYTES = 16 << 20
 _MAX_STUCK = 3  # readers that are stuck in the kernel and cannot be killed; no more are started after that
-_POLL_S = 0.02
 
 
 class DriverWatch:
@@ -62,10 +61,9 @@ class DriverWatch:
 
     def read(self) -> tuple[ReaderAnswer | None, Silence | None]:
         """The current answer; or, after at most `patience_s`, a Silence with the reason why there is none."""
-        if self._reader is None and not self._start():
+        reader = self._reader = self._reader or self._start()
+        if reader is None:
             return None, self._silence()
-        reader = self._reader
-        assert reader is not None
         try:
             # while the driver is silent, ticks must not be delayed
             patience_s = self._patience_s if self._silent_since_s is None else min(self._interval_s / 2, 1.0)
@@ -91,26 +89,24 @@ class DriverWatch:
         # a process that was only slow to exit has ended by now
         self._stuck = [pid for pid in self._stuck if reap(pid) is None]
 
-    def _start(self) -> bool:
+    def _start(self) -> _Reader | None:
         if monotonic() < self._next_start_s:
-            return False
+            return None
         self._stuck = [pid for pid in self._stuck if reap(pid) is None]
         if len(self._stuck) >= _MAX_STUCK:
-            return False
+            return None
         try:
-            self._reader = _Reader(self._order)
+            return _Reader(self._order)
         except OSError as error:
             self._failed(f"the reader of the driver could not be started: {error.strerror or error}", monotonic())
-            return False
-        return True
+            return None
 
     def _check_calls(self, reader: _Reader) -> None:
         """Record why there is no answer yet, and kill the process if a call is overdue."""
         now = monotonic()
-        calls = [*reader.process.late_calls(0.0)]
-        late = max(calls, key=lambda call: call.waited_s, default=None)
+        took_s = now - reader.asked_s
+        late = max(reader.process.late_calls(0.0), key=lambda call: call.waited_s, default=None)
         if late is None:
-            took_s = now - reader.asked_s
             self._silent(f"the reader of the driver has not answered for {took_s:.0f} s", reader.asked_s)
             if took_s > self._start_deadline_s:
                 self._give_up(reader, f"the reader of the driver did not answer in {took_s:.0f} s")
@@ -119,7 +115,6 @@ class DriverWatch:
         limit_s = self._start_deadline_s if late.call in START_CALLS else self._call_deadline_s
         if late.waited_s < min(limit_s, self._call_deadline_s):
             # many slow calls, or one that has only just begun
-            took_s = now - reader.asked_s
             self._silent(f"the driver has not told all for {took_s:.0f} s (now in {where})", reader.asked_s)
             return
         self._hung = (where, self._hung[1]) if self._hung and self._hung[0] == where else (where, now - late.waited_s)
@@ -129,9 +124,8 @@ class DriverWatch:
             self._delay_start()
 
     def _give_up(self, reader: _Reader, words: str) -> None:
-        started_s = reader.asked_s
         self._end(reader)
-        self._failed(words, started_s)
+        self._failed(words, reader.asked_s)
 
     def _failed(self, words: str, since_s: float) -> None:
         self._hung = None

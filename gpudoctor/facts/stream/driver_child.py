@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 
 from gpudoctor.facts.model.missing import UNSUPPORTED, Missing, known
-from gpudoctor.facts.nvml.channel import SharedCallTrace
-from gpudoctor.facts.nvml.client import MAX_COUNT, CallTrace, DriverError, NvmlClient, in_range
+from gpudoctor.facts.nvml.channel import CallTrace, SharedCallTrace
+from gpudoctor.facts.nvml.client import MAX_COUNT, DriverError, NvmlClient, in_range
 from gpudoctor.facts.nvml.collector_child import line_writer, load, serve_and_exit
 from gpudoctor.facts.nvml.gpu import LINK_COUNT, POWER_INSTANT, SWITCH_LINK_COUNT
 from gpudoctor.facts.nvml.links import read_links
@@ -61,10 +61,9 @@ class GpuWatcher(GpuSampler):
             self._take("memory_mhz")
         counters = self._counters() if due.slow else {}
         processes = self._processes() if due.slow else None
-        links = self._links() if due.links else None
+        up, count = (self._links() if due.links else None) or (None, None)
         if not self._readings and any(why.kind == "failed" for why in self._unread.values()):
             return None, None
-        up, count = links or (None, None)
         tick = GpuTick(client.gpu or 0, self._readings, events, counters, up, count, self._unread)
         return tick, processes
 
@@ -92,14 +91,12 @@ class GpuWatcher(GpuSampler):
         return kb_s if isinstance(kb_s, Missing) else round(kb_s / 1e6, 3)
 
     def _running(self, kind: str) -> dict[int, int | Missing]:
-        if kind in self._refused:
-            return {}
-        found = running(self._client, kind)
-        if isinstance(found, Missing):
-            if found.kind != "failed":
-                self._refused.add(kind)
-            return {}
-        return found
+        found = {} if kind in self._refused else running(self._client, kind)
+        if not isinstance(found, Missing):
+            return found
+        if found.kind != "failed":
+            self._refused.add(kind)
+        return {}
 
     def _processes(self) -> list[OnGpu] | None:
         if "processes" in self._refused:
@@ -131,10 +128,10 @@ class GpuWatcher(GpuSampler):
             return None
         # a link that the driver does not support is not there
         links = tuple(link for link in links if link.state != UNSUPPORTED)
-        unread = next((link.state for link in links if isinstance(link.state, Missing)), None)
-        if unread is not None:
-            self._miss("nvlinks", unread)
-            return None
+        for link in links:
+            if isinstance(link.state, Missing):
+                self._miss("nvlinks", link.state)
+                return None
         return sum(link.is_up for link in links), len(links)
 
 

@@ -13,7 +13,7 @@ import psutil
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Host
 from gpudoctor.facts.stream.messages import HostTick, OnGpu, ProcessTick
-from gpudoctor.facts.system.numa import gpu_memory_free_mib
+from gpudoctor.facts.system.host import gpu_memory_free_mib
 from gpudoctor.facts.system.sysfs import read_int, read_text
 
 _MIB = 1 << 20
@@ -38,9 +38,8 @@ class HostReader:
         memory = psutil.virtual_memory()
         total_mib, available_mib = memory.total / _MIB, memory.available / _MIB
         if self._gpu_nodes and self._ram_mib is not None:
-            free_mib = gpu_memory_free_mib(self._root, self._gpu_nodes)
             total_mib = float(self._ram_mib)
-            available_mib -= free_mib
+            available_mib -= gpu_memory_free_mib(self._root, self._gpu_nodes)
         used_mib: float | None = total_mib - available_mib
         if self._group is not None and self._limit_mib is not None and self._limit_mib < total_mib:
             total_mib, used_mib = float(self._limit_mib), self._used_of_group()
@@ -65,8 +64,8 @@ class HostReader:
             used = read_int(folder / "memory.usage_in_bytes")
         if isinstance(used, Missing):
             return None
-        text = read_text(folder / "memory.stat")
-        stats = dict(line.split(" ", 1) for line in text.splitlines() if " " in line) if isinstance(text, str) else {}
+        text = known(read_text(folder / "memory.stat")) or ""
+        stats = dict(line.split(" ", 1) for line in text.splitlines() if " " in line)
         cached = stats.get("total_inactive_file", stats.get("inactive_file", "0"))
         return max(0, used - (int(cached) if cached.isdecimal() else 0)) / _MIB
 
@@ -159,14 +158,15 @@ class _Known:
         try:
             self._process = process = psutil.Process(pid)
             with process.oneshot():
-                self.name = _line(process.name(), MAX_COMMAND)
-                self.user = _line(process.username(), MAX_COMMAND)
+                self.name = _line(process.name())
+                self.user = _line(process.username())
         except (psutil.Error, OSError, KeyError):
             # ended, or in another PID namespace
             return
         own = _command(process)
-        self.command = None if own is None else _line(own, MAX_COMMAND)
-        self.job = job_of(_environ(process), _group(pid), (own or "", *_above(process)))
+        self.command = None if own is None else _line(own)
+        group = known(read_text(Path(f"/proc/{pid}/cgroup"))) or ""
+        self.job = job_of(_environ(process), group, (own or "", *_above(process)))
         self.cpu_pct()
 
     def is_running(self) -> bool:
@@ -181,9 +181,9 @@ class _Known:
             return None
 
 
-def _line(text: str, most: int) -> str:
-    """At most `most` characters on one line, printable: names and commands are untrusted."""
-    text = text[:most].encode("utf-8", "replace").decode()
+def _line(text: str) -> str:
+    """At most `MAX_COMMAND` characters on one line, printable: names and commands are untrusted."""
+    text = text[:MAX_COMMAND].encode("utf-8", "replace").decode()
     return "".join(c if c.isprintable() else " " for c in text)
 
 
@@ -210,8 +210,3 @@ def _environ(process: psutil.Process) -> dict[str, str] | None:
     except (psutil.Error, OSError):
         return None
     return {name: value for name, value in environ.items() if name in _VARIABLES}
-
-
-def _group(pid: int) -> str:
-    text = read_text(Path(f"/proc/{pid}/cgroup"))
-    return text if isinstance(text, str) else ""

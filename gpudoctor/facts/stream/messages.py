@@ -10,8 +10,6 @@ import msgspec
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import KernelEvent, Node
 
-SCHEMA = "gpudoctor.watch/1"
-
 # the keys of a GPU's `readings`; each contains its unit
 WATCHED = (
     *("utilization_pct", "memory_used_mib", "temperature_c", "power_w", "sm_mhz", "memory_mhz"),

@@ -267,8 +267,7 @@ def _unpacked(file: BinaryIO, path: str) -> BinaryIO:
 
 
 def _lines(file: BinaryIO, name: str) -> Iterator[bytes]:
-    size = 0
-    number = 0
+    size = number = 0
     while line := file.readline(MAX_LINE_BYTES + 1):
         number += 1
         size += len(line)

@@ -52,18 +52,15 @@ class LiveSource:
         try:
             self._node = self._collect()
             self._in_facts = frozenset(known(self._node.kernel_log.events) or ())
-            self._readers()
+            self._host = host_readers.HostReader(self._node.host, self._root)
+            self._processes = host_readers.ProcessReader()
+            self._watch_driver()
         except BaseException:
             self.close()
             raise
 
     def _collect(self) -> Node:
         return collect.collect_live(self._root, nvml_module=self._nvml)
-
-    def _readers(self) -> None:
-        self._host = host_readers.HostReader(self._node.host, self._root)
-        self._processes = host_readers.ProcessReader()
-        self._watch_driver()
 
     def _watch_driver(self) -> None:
         driver = self._node.driver

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 import msgspec
 
@@ -13,13 +14,6 @@ from gpudoctor.facts.system.sysfs import parse_cpu_list, read_int, read_text
 
 # Version 1 writes "no limit" as the largest page-aligned signed 64-bit number, which depends on the page size
 _UNLIMITED_BYTES = 1 << 62
-
-
-class CgroupLimit(msgspec.Struct, frozen=True):
-    """The smallest limit of this process's group and its ancestors, and the file that sets it; None: no limit."""
-
-    value: float | Missing | None
-    source: str | Missing
 
 
 class _Hierarchy(msgspec.Struct, frozen=True):
@@ -32,14 +26,18 @@ class _Hierarchy(msgspec.Struct, frozen=True):
     version: int
 
 
-def read_memory_limit(root: Path) -> CgroupLimit:
-    """Bytes, from memory.max or memory.limit_in_bytes."""
-    return _smallest(root, "memory", {2: _memory_v2, 1: _memory_v1})
-
-
-def read_cpu_quota(root: Path) -> CgroupLimit:
-    """CPU time as a number of CPUs, from cpu.max or cpu.cfs_quota_us."""
-    return _smallest(root, "cpu", {2: _quota_v2, 1: _quota_v1})
+def read_limits(root: Path) -> dict[str, Any]:
+    """The leaves of `Host` for the limits of memory and CPU time: the smallest ones of this process's group and its
+    ancestors, and the files that set them; None if there is no limit.
+    """
+    memory, memory_source = _smallest(root, "memory", {2: _memory_v2, 1: _memory_v1})
+    quota, quota_source = _smallest(root, "cpu", {2: _quota_v2, 1: _quota_v1})
+    return {
+        "memory_limit_mib": memory if memory is None or isinstance(memory, Missing) else int(memory) >> 20,
+        "memory_limit_source": memory_source,
+        "cpu_quota": quota,
+        "cpu_quota_source": quota_source,
+    }
 
 
 def read_cpuset(root: Path) -> int | Missing:
@@ -59,13 +57,15 @@ def read_cpuset(root: Path) -> int | Missing:
     return Missing("no cpuset controller is mounted")
 
 
-_Reader = Callable[[Path], "tuple[float | Missing | None, str]"]
+_Limit = float | Missing | None
 
 
-def _smallest(root: Path, controller: str, readers: dict[int, _Reader]) -> CgroupLimit:
+def _smallest(
+    root: Path, controller: str, readers: dict[int, Callable[[Path], tuple[_Limit, str]]]
+) -> tuple[_Limit, str | Missing]:
     groups = read_text(root / "proc/self/cgroup")
     if isinstance(groups, Missing):
-        return CgroupLimit(groups, groups)
+        return groups, groups
     limits: list[tuple[float, str]] = []
     unread: Missing | None = None
     for hierarchy in _hierarchies(root, groups):
@@ -79,10 +79,8 @@ def _smallest(root: Path, controller: str, readers: dict[int, _Reader]) -> Cgrou
             elif limit is not None:
                 limits.append((limit, f"{folder.rstrip('/')}/{name}"))
     if limits:
-        return CgroupLimit(*min(limits))
-    if unread is not None:
-        return CgroupLimit(unread, unread)
-    return CgroupLimit(None, Missing("no limit", "absent"))
+        return min(limits)
+    return unread, unread or Missing("no limit", "absent")
 
 
 def _hierarchies(root: Path, groups: str) -> Iterator[_Hierarchy]:
@@ -130,21 +128,19 @@ def _way_up(hierarchy: _Hierarchy) -> Iterator[str]:
         here = here.parent
 
 
-def _memory_v2(folder: Path) -> tuple[float | Missing | None, str]:
-    text = read_text(folder / "memory.max")
-    if text == "max":
-        return None, "memory.max"
-    return read_int(folder / "memory.max"), "memory.max"
+def _memory_v2(folder: Path) -> tuple[_Limit, str]:
+    is_unlimited = read_text(folder / "memory.max") == "max"
+    return None if is_unlimited else read_int(folder / "memory.max"), "memory.max"
 
 
-def _memory_v1(folder: Path) -> tuple[float | Missing | None, str]:
+def _memory_v1(folder: Path) -> tuple[_Limit, str]:
     limit = read_int(folder / "memory.limit_in_bytes")
     if not isinstance(limit, Missing) and not 0 <= limit < _UNLIMITED_BYTES:
         return None, "memory.limit_in_bytes"
     return limit, "memory.limit_in_bytes"
 
 
-def _quota_v2(folder: Path) -> tuple[float | Missing | None, str]:
+def _quota_v2(folder: Path) -> tuple[_Limit, str]:
     text = read_text(folder / "cpu.max")
     if isinstance(text, Missing):
         return text, "cpu.max"
@@ -156,7 +152,7 @@ def _quota_v2(folder: Path) -> tuple[float | Missing | None, str]:
     return int(quota) / int(period), "cpu.max"
 
 
-def _quota_v1(folder: Path) -> tuple[float | Missing | None, str]:
+def _quota_v1(folder: Path) -> tuple[_Limit, str]:
     quota, period = read_int(folder / "cpu.cfs_quota_us"), read_int(folder / "cpu.cfs_period_us")
     if isinstance(quota, Missing) or isinstance(period, Missing):
         return (quota if isinstance(quota, Missing) else period), "cpu.cfs_quota_us"

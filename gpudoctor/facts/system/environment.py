@@ -65,15 +65,12 @@ def parse_env_text(text: str) -> Environment:
 
 
 def _kept(items: Iterable[tuple[str, str]], root: Path | None) -> tuple[Variable, ...]:
-    kept = [(name, value) for name, value in sorted(items) if _is_of_interest(name)]
+    wanted = ((name, value) for name, value in sorted(items) if name in _NAMES or name.startswith(_PREFIXES))
+    kept = [(name, value) for name, value in wanted if not _SECRET.search(name)]
     exist = {} if root is None else _paths_exist([value for name, value in kept if _names_file(name, value)], root)
     return tuple(
         Variable(name, _clean(value), exist.get(value) if _names_file(name, value) else None) for name, value in kept
     )
-
-
-def _is_of_interest(name: str) -> bool:
-    return (name in _NAMES or name.startswith(_PREFIXES)) and not _SECRET.search(name)
 
 
 def _clean(value: str) -> str:
@@ -104,15 +101,15 @@ def _paths_exist(paths: list[str], root: Path) -> dict[str, bool | None]:
 NODE_NAME_VARIABLE = "GPUDOCTOR_NODE_NAME"
 
 
-def node_name(environment: Mapping[str, str] | None = None) -> str:
+def node_name() -> str:
     """The name of this node in reports and metrics: GPUDOCTOR_NODE_NAME, else the hostname.
 
     The hostname of a pod without the host's network is not the node's; its manifest sets the variable
     (Kubernetes' downward API, spec.nodeName).
     """
-    return given_node_name(os.environ if environment is None else environment) or socket.gethostname()
+    return given_node_name() or socket.gethostname()
 
 
-def given_node_name(environment: Mapping[str, str]) -> str | None:
+def given_node_name() -> str | None:
     """The value of GPUDOCTOR_NODE_NAME; None if it is unset or empty. Bytes that are not UTF-8 become `?`."""
-    return environment.get(NODE_NAME_VARIABLE, "").strip().encode("utf-8", "replace").decode() or None
+    return os.environ.get(NODE_NAME_VARIABLE, "").strip().encode("utf-8", "replace").decode() or None

@@ -76,8 +76,7 @@ def parse_fabric_manager_log(text: str) -> tuple[str | Missing, tuple[str, ...]]
     """The version that was started last, and the last errors since then."""
     lines = text.splitlines()
     starts = [number for number, line in enumerate(lines) if _STARTED.search(line)]
-    version: str | Missing = Missing("the log does not tell the version", "absent")
-    if starts and (told := _STARTED.search(lines[starts[-1]])):
-        version = told[1]
     since = lines[starts[-1] :] if starts else lines
+    told = _STARTED.search(since[0]) if starts else None
+    version = told[1] if told else Missing("the log does not tell the version", "absent")
     return version, tuple(line.strip()[:500] for line in since if _ERROR.search(line))[-_MOST_ERRORS:]

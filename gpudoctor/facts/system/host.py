@@ -7,21 +7,25 @@ import re
 import time
 from pathlib import Path
 
-from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Host, NumaNode
-from gpudoctor.facts.system import cgroups
+from gpudoctor.facts.system.cgroups import read_limits
 from gpudoctor.facts.system.environment import given_node_name
-from gpudoctor.facts.system.numa import gpu_memory_free_mib, read_meminfo_mib, read_numa_nodes
 from gpudoctor.facts.system.sysfs import (
     format_cpu_list,
     key_values,
     list_names,
     missing_from,
     parse_cpu_list,
+    present,
     read_text,
 )
 from gpudoctor.facts.system.virtualization import read_virtualization
 
+_NODE = re.compile(r"node(\d+)")
+_NUMA_STATUS = re.compile(r"^Node:\s*(\d+)", re.MULTILINE)
+# Grace connects to Hopper and Blackwell by NVLink-C2C, POWER9 to Volta by NVLink; no others show HBM as a node
+_COHERENT_MACHINES = ("aarch64", "ppc64le")
 _CPU = re.compile(r"cpu\d+")
 _NUMBER = re.compile(r"\d{1,15}(?:\.\d{1,15})?")
 
@@ -31,36 +35,25 @@ def read_host(root: Path) -> Host:
     machine = _machine(root)
     nodes = read_numa_nodes(root, machine)
     meminfo = root / "proc/meminfo"
-    memory_limit = cgroups.read_memory_limit(root)
-    quota = cgroups.read_cpu_quota(root)
-    ram = _without_gpu_memory(read_meminfo_mib(meminfo, "MemTotal"), _gpu_memory_mib(nodes))
+    told_nodes = known(nodes) or ()
+    ram = _without_gpu_memory(read_meminfo_mib(meminfo, "MemTotal"), _gpu_memory_mib(told_nodes))
     total, usable = _cpus(root)
     shm, shm_free = _shared_memory(root)
-    virtualization = read_virtualization(root)
-    limit = memory_limit.value
     return Host(
         hostname=_hostname(root),
         kernel=read_text(root / "proc/sys/kernel/osrelease"),
         os_name=_os_name(root),
         machine=machine,
         uptime_s=_uptime_s(root),
-        virtualization=virtualization.kind,
-        hypervisor=virtualization.hypervisor,
-        container=virtualization.container,
         # LXC replaces /proc/meminfo, and not the NUMA nodes: the difference is then no RAM
         ram_mib=ram if ram != 0 else Missing("meminfo holds less than the GPUs' memory: it is a container's", "failed"),
         ram_available_mib=_without_gpu_memory(
-            read_meminfo_mib(meminfo, "MemAvailable"),
-            0 if isinstance(nodes, Missing) else gpu_memory_free_mib(root, nodes),
+            read_meminfo_mib(meminfo, "MemAvailable"), gpu_memory_free_mib(root, told_nodes)
         ),
-        memory_limit_mib=limit if limit is None or isinstance(limit, Missing) else int(limit) // (1 << 20),
-        memory_limit_source=memory_limit.source,
         numa_nodes=nodes,
         cpus_total=total,
         cpus_usable=usable if isinstance(usable, Missing) else len(usable),
         cpus_usable_list=usable if isinstance(usable, Missing) else format_cpu_list(usable),
-        cpu_quota=quota.value,
-        cpu_quota_source=quota.source,
         cpu_governor=_one_of_all_cpus(root, "scaling_governor"),
         cpu_scaling_driver=_one_of_all_cpus(root, "scaling_driver"),
         load_1m=_first_number(root / "proc/loadavg"),
@@ -71,6 +64,8 @@ def read_host(root: Path) -> Host:
         processes=_ulimit(root, "Max processes"),
         swap_mib=read_meminfo_mib(meminfo, "SwapTotal"),
         swap_free_mib=read_meminfo_mib(meminfo, "SwapFree"),
+        **read_virtualization(root),  # type: ignore[arg-type]
+        **read_limits(root),
     )
 
 
@@ -80,7 +75,7 @@ def _is_this_machine(root: Path) -> bool:
 
 def _hostname(root: Path) -> str | Missing:
     """GPUDOCTOR_NODE_NAME if set, because the kernel's name in a pod is the pod's."""
-    given = given_node_name(os.environ) if _is_this_machine(root) else None
+    given = given_node_name() if _is_this_machine(root) else None
     return given or read_text(root / "proc/sys/kernel/hostname")
 
 
@@ -104,11 +99,8 @@ def _os_name(root: Path) -> str | Missing:
         text = read_text(root / "usr/lib/os-release")
     if isinstance(text, Missing):
         return text
-    for line in text.splitlines():
-        key, _, value = line.partition("=")
-        if key == "PRETTY_NAME":
-            return value.strip().strip("\"'")
-    return Missing("os-release has no PRETTY_NAME", "absent")
+    named = re.search(r"^PRETTY_NAME=(.*)$", text, re.MULTILINE)
+    return named[1].strip().strip("\"'") if named else Missing("os-release has no PRETTY_NAME", "absent")
 
 
 def _first_number(path: Path) -> float | Missing:
@@ -121,17 +113,11 @@ def _first_number(path: Path) -> float | Missing:
     return float(first)
 
 
-def _gpu_memory_mib(nodes: tuple[NumaNode, ...] | Missing) -> int | Missing:
+def _gpu_memory_mib(nodes: tuple[NumaNode, ...]) -> int | Missing:
     """Memory of the GPU-memory nodes; Missing if that of any of them is."""
-    if isinstance(nodes, Missing):
-        return 0
-    total = 0
-    for node in nodes:
-        if node.is_gpu_memory:
-            if isinstance(node.memory_mib, Missing):
-                return node.memory_mib
-            total += node.memory_mib
-    return total
+    sizes = [node.memory_mib for node in nodes if node.is_gpu_memory]
+    unread = next((size for size in sizes if isinstance(size, Missing)), None)
+    return unread or sum(known(size) or 0 for size in sizes)
 
 
 def _without_gpu_memory(memory_mib: int | Missing, gpu_memory_mib: int | Missing) -> int | Missing:
@@ -147,16 +133,10 @@ def _cpus(root: Path) -> tuple[int | Missing, frozenset[int] | Missing]:
 
     The kernel's Cpus_allowed_list may name CPUs that do not exist, so only online ones are kept.
     """
-    text = read_text(root / "sys/devices/system/cpu/online")
-    online = parse_cpu_list(text) if isinstance(text, str) else None
-    total: int | Missing
-    if online:
-        total = len(online)
-    else:
-        cpuinfo = read_text(root / "proc/cpuinfo")
-        lines = [] if isinstance(cpuinfo, Missing) else cpuinfo.splitlines()
-        count = sum(line.startswith("processor") for line in lines)
-        total = count or Missing("neither /sys nor /proc/cpuinfo counts the CPUs", "absent")
+    online = parse_cpu_list(known(read_text(root / "sys/devices/system/cpu/online")) or "")
+    cpuinfo = "" if online else known(read_text(root / "proc/cpuinfo")) or ""
+    count = len(online) if online else len(re.findall("^processor", cpuinfo, re.MULTILINE))
+    total = count or Missing("neither /sys nor /proc/cpuinfo counts the CPUs", "absent")
     if _is_this_machine(root):
         return total, frozenset(os.sched_getaffinity(0))
     status = read_text(root / "proc/self/status")
@@ -208,12 +188,68 @@ def _ulimit(root: Path, name: str, unit: int = 1) -> int | Missing | None:
     text = read_text(root / "proc/self/limits")
     if isinstance(text, Missing):
         return text
-    for line in text.splitlines():
-        if line.startswith(name):
-            soft = line.removeprefix(name).strip().partition(" ")[0]
-            if soft == "unlimited":
-                return None
-            if soft.isdecimal():
-                return int(soft) // unit
-            return Missing(f"/proc/self/limits: {name} reads {soft[:40]!r}", "failed")
-    return Missing(f"/proc/self/limits has no {name}", "absent")
+    told = re.search(rf"^{name} *(\S*)", text, re.MULTILINE)
+    if told is None:
+        return Missing(f"/proc/self/limits has no {name}", "absent")
+    if told[1] == "unlimited":
+        return None
+    if told[1].isdecimal():
+        return int(told[1]) // unit
+    return Missing(f"/proc/self/limits: {name} reads {told[1][:40]!r}", "failed")
+
+
+# NUMA nodes, and which of them are GPU memory rather than RAM
+
+
+def read_numa_nodes(root: Path, machine: str | Missing) -> tuple[NumaNode, ...] | Missing:
+    """The nodes by number.
+
+    A node without CPUs is GPU memory if the NVIDIA driver names it in a GPU's `numa_status`, or
+    if the machine can attach GPU memory coherently (aarch64, ppc64le) and the driver
+    is loaded. A node without CPUs on any other machine is ordinary memory (CXL, persistent memory).
+    """
+    names = list_names(root / "sys/devices/system/node")
+    if isinstance(names, Missing):
+        return names
+    numbers = sorted(int(match[1]) for name in names if (match := _NODE.fullmatch(name)))
+    named = _nodes_named_by_driver(root)
+    coherent = machine in _COHERENT_MACHINES and present(root / "sys/module/nvidia")
+    nodes: list[NumaNode] = []
+    for number in numbers:
+        folder = root / f"sys/devices/system/node/node{number}"
+        cpus = read_text(folder / "cpulist")
+        memory_mib = read_meminfo_mib(folder / "meminfo", f"Node {number} MemTotal")
+        is_gpu_memory = cpus == "" and (coherent or number in named)
+        nodes.append(NumaNode(number, memory_mib, known(cpus) or "", is_gpu_memory))
+    return tuple(nodes)
+
+
+def gpu_memory_free_mib(root: Path, nodes: tuple[NumaNode, ...]) -> int:
+    """Free memory of the GPU-memory nodes, which the kernel includes in MemAvailable."""
+    total = 0
+    for node in nodes:
+        if node.is_gpu_memory:
+            meminfo = root / f"sys/devices/system/node/node{node.node}/meminfo"
+            total += known(read_meminfo_mib(meminfo, f"Node {node.node} MemFree")) or 0
+    return total
+
+
+def read_meminfo_mib(path: Path, key: str) -> int | Missing:
+    """One line of a meminfo file in MiB (the file has kB)."""
+    text = read_text(path)
+    if isinstance(text, Missing):
+        return text
+    value = key_values(text).get(key)
+    if value is None:
+        return Missing(f"{path} has no {key}", "absent")
+    number = value.removesuffix("kB").strip()
+    if not number.isdecimal():
+        return Missing(f"{path}: {key} reads {value[:40]!r}", "failed")
+    return int(number) // 1024
+
+
+def _nodes_named_by_driver(root: Path) -> frozenset[int]:
+    folder = root / "proc/driver/nvidia/gpus"
+    names = known(list_names(folder)) or ()
+    told = (_NUMA_STATUS.search(known(read_text(folder / name / "numa_status")) or "") for name in names)
+    return frozenset(int(match[1]) for match in told if match)

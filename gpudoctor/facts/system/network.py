@@ -78,16 +78,15 @@ def _rdma_ports(root: Path) -> tuple[RdmaPort, ...] | Missing:
         return () if devices.kind == "absent" and present(root / "sys/class") else devices
     ports: list[RdmaPort] = []
     for device in devices:
-        numbers = list_names(folder / device / "ports")
-        for number in known(numbers) or ():
-            if number.isdecimal():
-                ports.append(_rdma_port(folder / device, int(number)))
+        numbers = known(list_names(folder / device / "ports")) or ()
+        ports += [_rdma_port(folder / device, int(number)) for number in numbers if number.isdecimal()]
     return tuple(sorted(ports, key=lambda port: (port.device, port.port)))
 
 
 def _rdma_port(device: Path, number: int) -> RdmaPort:
     port = device / "ports" / str(number)
     behind = Path(os.path.realpath(device / "device"))
+    rate, driver = read_match(port / "rate", _RATE), link_name(device / "device/driver")
     on_pci = BUS_ID.fullmatch(behind.name) is not None
     return RdmaPort(
         device=device.name,
@@ -95,7 +94,7 @@ def _rdma_port(device: Path, number: int) -> RdmaPort:
         state=read_match(port / "state", _NUMBERED),
         physical_state=read_match(port / "phys_state", _NUMBERED),
         link_layer=read_text(port / "link_layer"),
-        rate_gbit_s=_rate(port / "rate"),
+        rate_gbit_s=rate if isinstance(rate, Missing) else float(rate),
         max_rate_gbit_s=Missing("sysfs does not tell the port's highest rate", "absent"),
         bus_id=behind.name if on_pci else Missing("not a PCI device", "absent"),
         numa_node=read_numa_node(behind) if on_pci else Missing("not a PCI device", "absent"),
@@ -106,32 +105,20 @@ def _rdma_port(device: Path, number: int) -> RdmaPort:
         link_recoveries=read_int(port / "counters/link_error_recovery"),
         symbol_errors=read_int(port / "counters/symbol_error"),
         receive_errors=read_int(port / "counters/port_rcv_errors"),
-        driver=_driver(device),
+        driver=Missing("no driver is bound to the device", "absent") if driver is None else driver,
         virtual_function=present(device / "device/physfn"),
     )
-
-
-def _driver(device: Path) -> str | Missing:
-    name = link_name(device / "device/driver")
-    return Missing("no driver is bound to the device", "absent") if name is None else name
-
-
-def _rate(path: Path) -> float | Missing:
-    rate = read_match(path, _RATE)
-    return rate if isinstance(rate, Missing) else float(rate)
 
 
 def _interface_of(behind: Path, port: Path) -> str | Missing:
     """The network interface of the port: that of its GIDs (RoCE), or the device's only one (IPoIB)."""
     folder = port / "gid_attrs/ndevs"
-    names = list_names(folder)
     # reading an unused GID fails with EINVAL; the used ones come first
-    for name in () if isinstance(names, Missing) else sorted(names, key=lambda n: (len(n), n))[:_MAX_GIDS]:
-        interface = read_text(folder / name)
-        if isinstance(interface, str) and interface:
+    for name in sorted(known(list_names(folder)) or (), key=lambda n: (len(n), n))[:_MAX_GIDS]:
+        if interface := known(read_text(folder / name)):
             return interface
-    interfaces = list_names(behind / "net")
-    if not isinstance(interfaces, Missing) and len(interfaces) == 1:
+    interfaces = known(list_names(behind / "net")) or ()
+    if len(interfaces) == 1:
         return interfaces[0]
     return Missing("the port has no network interface", "absent")
 
@@ -152,8 +139,7 @@ def _peermem_registered(root: Path) -> bool | Missing:
     """
     if not present(root / "sys/module"):
         return Missing("/sys/module: not there", "absent")
-    peers = list_names(root / "sys/kernel/mm/memory_peers")
-    if not isinstance(peers, Missing) and any(name.startswith("nv_mem") for name in peers):
+    if any(name.startswith("nv_mem") for name in known(list_names(root / "sys/kernel/mm/memory_peers")) or ()):
         return True
     holders = (root / "sys/module" / core / "holders" / name for core in PEER_CORES for name in _PEERMEM)
     return any(present(holder) for holder in holders)

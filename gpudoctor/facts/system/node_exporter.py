@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
-from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.system.sysfs import list_names, read_text
 from gpudoctor.facts.system.virtualization import engine_of
 
@@ -29,12 +28,8 @@ class NodeExporter(msgspec.Struct, frozen=True):
 
 def read_node_exporters(root: Path) -> tuple[NodeExporter, ...]:
     """Those in the same file system namespace: not in a container, and readable by this user."""
-    return tuple(_running(root / "proc"))
-
-
-def _running(proc: Path) -> Iterator[NodeExporter]:
-    names = list_names(proc)
-    for pid in () if isinstance(names, Missing) else filter(str.isdecimal, names):
+    found, proc = [], root / "proc"
+    for pid in filter(str.isdecimal, known(list_names(proc)) or ()):
         # never read the arguments of other processes: that read blocks while such a process hangs in a driver
         comm = _comm(f"{proc}/{pid}/comm")
         if comm not in BUILT_IN_BY_COMM:
@@ -44,7 +39,8 @@ def _running(proc: Path) -> Iterator[NodeExporter]:
             continue
         folders = textfile_folders(arguments.split("\0")[1:], BUILT_IN_BY_COMM[comm])
         if all(folder.startswith("/") for folder in folders):  # others depend on its working directory
-            yield NodeExporter(int(pid), folders)
+            found.append(NodeExporter(int(pid), folders))
+    return tuple(found)
 
 
 def _comm(path: str) -> str:

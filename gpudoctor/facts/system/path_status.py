@@ -57,10 +57,8 @@ class PathQuestion:
         mounts = read_mounts()
         # only the disk of "/" and the kernel are involved: a process would cost more than the calls
         if not any(may_hang(path, mounts) for path in self._paths):
-            every = enumerate(self._paths)
-            self._found = {
-                place: msgspec.convert({"place": place, **status_of(path)}, PathStatus) for place, path in every
-            }
+            for place, path in enumerate(self._paths):
+                self._found[place] = msgspec.convert({"place": place, **status_of(path)}, PathStatus)
             return
         try:
             with pipe_with_child("writes") as (ours, theirs):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from gpudoctor.facts.model.gpu import PcieHop
-from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import PciBus, PciDevice, short_bus_id
 from gpudoctor.facts.system.sysfs import link_name, list_names, missing_from, present, read_int, read_text
 
@@ -106,9 +106,8 @@ def _iommu(
     if not groups:
         return "off"  # there is an IOMMU, but none of its groups contains a GPU
     kinds = {group: read_text(groups_folder / group / "type") for group in sorted(groups)}
-    for kind in kinds.values():
-        if isinstance(kind, str) and kind.startswith("DMA"):
-            return "translated"
+    if any((known(kind) or "").startswith("DMA") for kind in kinds.values()):
+        return "translated"
     for group, kind in kinds.items():
         if isinstance(kind, Missing):
             return kind

@@ -9,12 +9,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import NcclNetPlugin, Software
-from gpudoctor.facts.system.sysfs import list_names, missing_from, present
+from gpudoctor.facts.system.sysfs import list_names, missing_from, present, read_text
 
 _NOT_INSTALLED = Missing("PyTorch is not installed")
-_MAX_BYTES = 1 << 20
 
 
 def read_software(search_path: Sequence[str] | None = None) -> Software:
@@ -29,14 +28,8 @@ def read_software(search_path: Sequence[str] | None = None) -> Software:
     python = ".".join(str(part) for part in sys.version_info[:3])
     torch = next((folder / "torch" for folder in folders if (folder / "torch/__init__.py").is_file()), None)
     if torch is None:
-        return Software(
-            python=python,
-            torch=_NOT_INSTALLED,
-            torch_cuda=_NOT_INSTALLED,
-            torch_location=_NOT_INSTALLED,
-            nccl=_NOT_INSTALLED,
-        )
-    text = _read(torch / "version.py")
+        return Software(python, _NOT_INSTALLED, _NOT_INSTALLED, _NOT_INSTALLED, _NOT_INSTALLED)
+    text = known(read_text(torch / "version.py")) or ""
     version = _assigned(text, "__version__")
     cuda = _assigned(text, "cuda")
     copies = _nccl_copies(torch, folders)
@@ -91,14 +84,6 @@ def _is_folder(path: str | Path) -> bool:
     return os.path.isdir(path)  # noqa: PTH112
 
 
-def _read(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            return file.read(_MAX_BYTES).decode("utf-8", "replace")
-    except OSError:
-        return ""
-
-
 # NCCL's network plugins
 
 # NCCL user guide, NCCL_NET_PLUGIN: libnccl-net.so, or libnccl-net-NAME.so
@@ -139,10 +124,8 @@ def read_nccl_net_plugins(root: Path, environment: Mapping[str, str]) -> tuple[N
 
 
 def _in_folder(root: Path, folder: str) -> list[str]:
-    names = list_names(root / folder.lstrip("/"))
-    if isinstance(names, Missing):
-        return []
-    return [f"{folder.rstrip('/')}/{name}" for name in sorted(names) if _FILE.fullmatch(name)]
+    names = known(list_names(root / folder.lstrip("/"))) or ()
+    return [f"{folder.rstrip('/')}/{name}" for name in names if _FILE.fullmatch(name)]
 
 
 def _in_cache(root: Path) -> list[str] | Missing:

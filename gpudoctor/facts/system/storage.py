@@ -12,10 +12,8 @@ from typing import Any
 from msgspec.structs import replace
 
 from gpudoctor.facts.model.missing import Missing, known
-from gpudoctor.facts.model.node import Storage, StorageMount, StoragePath
-from gpudoctor.facts.model.storage import StorageClass, StorageDevice
-from gpudoctor.facts.system.block_devices import RAM_DISK, read_devices
-from gpudoctor.facts.system.mounts import Mount, mount_of, read_mounts, without_escapes
+from gpudoctor.facts.model.storage import Storage, StorageClass, StorageDevice, StorageMount, StoragePath
+from gpudoctor.facts.system.mounts import RAM_DISK, Mount, mount_of, read_devices, read_mounts, without_escapes
 from gpudoctor.facts.system.path_status import PathQuestion, PathStatus
 from gpudoctor.facts.system.sysfs import key_values, present, read_text
 
@@ -55,12 +53,14 @@ class StorageReader:
 
     def __init__(self, root: Path, environ: Mapping[str, str], data: Sequence[str] = ()) -> None:
         self._root = root
-        self._environ = environ
         # without a mount table the answers could not be used
         has_table = not isinstance(read_mounts(root), Missing)
         self._roles = _paths_of_interest(environ, data) if has_table else {}
         prefix = "" if root == Path("/") else str(root)
-        self._question = PathQuestion([prefix + path for path in self._roles])
+        # it may be on a dead mount too, as the user chose it
+        self._config = environ.get("CUFILE_ENV_PATH_JSON") or "/etc/cufile.json"
+        config = f"{prefix}/{self._config.lstrip('/')}"
+        self._question = PathQuestion([*(prefix + path for path in self._roles), config])
 
     def __enter__(self) -> StorageReader:
         return self
@@ -70,21 +70,32 @@ class StorageReader:
 
     def read(self) -> Storage:
         """The facts; those of a path that does not answer within its deadline are Missing."""
-        answers = self._question.answers()
+        *answers, config = self._question.answers()
         mounts = read_mounts(self._root)  # again: the query may have triggered automounts
-        config = self._environ.get("CUFILE_ENV_PATH_JSON") or "/etc/cufile.json"
         return Storage(
-            mounts=mounts if isinstance(mounts, Missing) else self._of_paths(mounts, answers),
+            mounts=mounts if isinstance(mounts, Missing) else self._of_paths(mounts, tuple(answers)),
             page_cache_bytes=_page_cache_bytes(self._root),
             nvidia_fs_loaded=present(self._root / "sys/module/nvidia_fs"),
-            cufile_config=config if present(self._root / config.lstrip("/")) else Missing(f"{config}: not there"),
-            cufile_compat_mode=_compat_mode(self._root / config.lstrip("/")),
+            **self._gpudirect(config),
         )
+
+    def _gpudirect(self, status: PathStatus | Missing) -> dict[str, Any]:
+        """The leaves about the file that configures cuFile: opened only if it is a file whose mount answers."""
+        config = self._config
+        if isinstance(status, Missing):
+            return dict.fromkeys(("cufile_config", "cufile_compat_mode"), status)
+        if status.error is None and status.kind != "file":
+            why = Missing(f"{config} is a {status.kind}, not a file", "failed")
+            return {"cufile_config": config, "cufile_compat_mode": why}
+        return {
+            "cufile_config": config if status.error is None else Missing(f"{config}: not there"),
+            "cufile_compat_mode": _compat_mode(self._root / config.lstrip("/")),
+        }
 
     def _of_paths(
         self, mounts: tuple[Mount, ...], answers: tuple[PathStatus | Missing, ...]
     ) -> tuple[StorageMount, ...]:
-        declared = _declared_mounts(self._root)
+        declared = tuple(_declared_mounts(self._root))
         points = {mount.point for mount in mounts}
         found: dict[object, StorageMount] = {}
         for (path, roles), status in zip(self._roles.items(), answers, strict=True):
@@ -192,14 +203,9 @@ def _options(mount: Mount) -> tuple[str, ...]:
     return tuple(kept[:_MAX_OPTIONS])
 
 
-def _declared_mounts(root: Path) -> tuple[str, ...]:
-    """The mount points in /etc/fstab that are mounted at boot, without the root."""
-    text = read_text(root / "etc/fstab")
-    return tuple(_declared("" if isinstance(text, Missing) else text))
-
-
-def _declared(text: str) -> Iterator[str]:
-    for line in text.splitlines():
+def _declared_mounts(root: Path) -> Iterator[str]:
+    """Yield the mount points in /etc/fstab that are mounted at boot, without the root."""
+    for line in (known(read_text(root / "etc/fstab")) or "").splitlines():
         fields = line.split()
         if len(fields) < 4 or line.lstrip().startswith("#") or fields[2] == "swap":
             continue

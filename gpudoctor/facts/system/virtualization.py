@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Literal
 
-import msgspec
-
-from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.system.sysfs import present, read_text
 
 _NO_NAME = "unnamed"
@@ -29,6 +26,7 @@ _DMI_NAMES = (
     ("alibaba cloud", "alibaba"),
     ("qemu", "qemu"),
 )
+_TRACES = {"run/.containerenv": "podman", ".dockerenv": "docker", ".singularity.d": "singularity"}
 _CGROUP_HINTS = (
     ("kubepods", "kubernetes"),
     ("libpod", "podman"),
@@ -41,30 +39,19 @@ _CGROUP_HINTS = (
 _FLAGS = re.compile(r"^flags\s*:(.*)$", re.MULTILINE)
 
 
-class Virtualization(msgspec.Struct, frozen=True):
-    """`kind` is container also for one inside a virtual machine, whose `hypervisor` is still set."""
+def read_virtualization(root: Path) -> dict[str, str | Missing]:
+    """The leaves of `Host` for virtualisation: "container" also for one inside a virtual machine.
 
-    kind: Literal["none", "vm", "container"] | Missing
-    hypervisor: str | Missing
-    container: str | Missing
-
-
-def read_virtualization(root: Path) -> Virtualization:
-    """Look for the traces of a container, then of a hypervisor. A hypervisor without a name is "unnamed"."""
+    Looks for the traces of a container, then of a hypervisor. A hypervisor without a name is "unnamed".
+    """
     container = container_engine(root)
     hypervisor = _hypervisor(root)
-    kind: Literal["none", "vm", "container"] | Missing
-    if container is not None:
-        kind = "container"
-    elif isinstance(hypervisor, Missing):
-        kind = hypervisor
-    else:
-        kind = "none" if hypervisor is None else "vm"
-    return Virtualization(
-        kind=kind,
-        hypervisor=Missing("not a virtual machine", "absent") if hypervisor is None else hypervisor,
-        container=Missing("not a container", "absent") if container is None else container,
-    )
+    machine = hypervisor if isinstance(hypervisor, Missing) else "none" if hypervisor is None else "vm"
+    return {
+        "virtualization": machine if container is None else "container",
+        "hypervisor": hypervisor or Missing("not a virtual machine", "absent"),
+        "container": container or Missing("not a container", "absent"),
+    }
 
 
 def container_engine(root: Path) -> str | None:
@@ -72,17 +59,13 @@ def container_engine(root: Path) -> str | None:
     variables = {**_variables(root / "proc/1/environ"), **_variables(root / "proc/self/environ")}
     if "KUBERNETES_SERVICE_HOST" in variables or present(root / "var/run/secrets/kubernetes.io"):
         return "kubernetes"
-    if present(root / "run/.containerenv"):
-        return "podman"
-    if present(root / ".dockerenv"):
-        return "docker"
-    if present(root / ".singularity.d"):
-        return "singularity"
+    for trace, engine in _TRACES.items():
+        if present(root / trace):
+            return engine
     named = variables.get("container") or read_text(root / "run/systemd/container")
     if isinstance(named, str) and named:
         return named[:40]
-    groups = read_text(root / "proc/1/cgroup")
-    return engine_of(groups) if isinstance(groups, str) else None
+    return engine_of(known(read_text(root / "proc/1/cgroup")) or "")
 
 
 def engine_of(cgroups: str) -> str | None:
@@ -91,17 +74,13 @@ def engine_of(cgroups: str) -> str | None:
 
 
 def _variables(path: Path) -> dict[str, str]:
-    text = read_text(path)
-    if isinstance(text, Missing):
-        return {}
-    pairs = (entry.partition("=") for entry in text.split("\0"))
+    pairs = (entry.partition("=") for entry in (known(read_text(path)) or "").split("\0"))
     return {name: value for name, equals, value in pairs if equals}
 
 
 def _hypervisor(root: Path) -> str | Missing | None:
     """The hypervisor's name; None on bare metal. On x86 the CPU flags decide, elsewhere only firmware strings can."""
-    capabilities = read_text(root / "proc/xen/capabilities")
-    if isinstance(capabilities, str) and "control_d" in capabilities:
+    if "control_d" in (known(read_text(root / "proc/xen/capabilities")) or ""):
         return None  # Xen's control domain (dom0)
     # the first CPU is enough, and the kernel takes a while to write hundreds of them
     cpuinfo = read_text(root / "proc/cpuinfo", max_bytes=1 << 14)
@@ -111,19 +90,17 @@ def _hypervisor(root: Path) -> str | Missing | None:
     flags = _FLAGS.search(cpuinfo)
     if flags is not None:
         return (name or _NO_NAME) if "hypervisor" in flags[1].split() else None
-    product = read_text(root / "sys/class/dmi/id/product_name")
+    product = known(read_text(root / "sys/class/dmi/id/product_name")) or ""
     # clouds put their names into the firmware of bare metal too (m7g.metal)
-    return None if isinstance(product, str) and ".metal" in product else name
+    return None if ".metal" in product else name
 
 
 def _firmware_name(root: Path) -> str | None:
-    kind = read_text(root / "sys/hypervisor/type")
-    if isinstance(kind, str) and kind:
+    if kind := known(read_text(root / "sys/hypervisor/type")):
         return kind
-    release = read_text(root / "proc/sys/kernel/osrelease")
-    if isinstance(release, str) and "wsl" in release.lower():
+    if "wsl" in (known(read_text(root / "proc/sys/kernel/osrelease")) or "").lower():
         return "wsl"
     dmi = root / "sys/class/dmi/id"
-    words = [read_text(dmi / name) for name in ("product_name", "sys_vendor", "bios_vendor")]
-    text = "\n".join(word.lower() for word in words if isinstance(word, str))
+    words = (known(read_text(dmi / name)) or "" for name in ("product_name", "sys_vendor", "bios_vendor"))
+    text = "\n".join(words).lower()
     return next((name for mark, name in _DMI_NAMES if mark in text), None)

@@ -8,7 +8,8 @@ from msgspec.structs import replace
 from gpudoctor.checks.core.finding import Status
 from gpudoctor.checks.core.runner import CheckResult
 from gpudoctor.facts.model.missing import Missing
-from gpudoctor.facts.model.node import Node, Storage, StorageDevice, StorageMount, StoragePath
+from gpudoctor.facts.model.node import Node
+from gpudoctor.facts.model.storage import Storage, StorageDevice, StorageMount, StoragePath
 from tests.checks.one_check import judge, words
 
 GIB = 1 << 30

@@ -1,4 +1,4 @@
-"""The kernel's messages about the host: CPUs, memory, disks, adapters. Pure: text in, event out.
+"""The tables of the kernel's messages that matter: the NVIDIA driver's (except Xids), and those about the host.
 
 Every row of `HOST_MESSAGES` is matched from the first character of a message. These messages may contain a name that
 a user chose (of a process, of a file), but none begins with one.
@@ -7,16 +7,76 @@ a user chose (of a process, of a file), but none begins with one.
 from __future__ import annotations
 
 import re
-from collections import deque
 from functools import cache
+from typing import Literal
 
 import msgspec
 
-from gpudoctor.facts.model.kernel_log import HostEvent, HostEventKind
+from gpudoctor.facts.model.kernel_log import HostEventKind, KernelEventKind
 from gpudoctor.facts.model.node import short_bus_id
 
-MAX_SUBJECTS = 1000  # distinct kinds and devices
-_DAY_S = 86_400.0
+DriverMessageName = Literal[
+    "off-bus",
+    "wants-open-module",
+    "wants-closed-module",
+    "unsupported",
+    "init-failed",
+    "gsp-boot",
+    "bar-invalid",
+    "probe-failed",
+    "none-initialized",
+    "reset-required",
+    "gsp-timeout",
+    "nvlink",
+]
+
+
+class DriverMessage(msgspec.Struct, frozen=True):
+    """One row of the table: a message that contains `pattern` is of this `kind`; `source` prints it."""
+
+    name: DriverMessageName
+    kind: KernelEventKind
+    pattern: str
+    source: str
+
+
+# The first matching row counts
+DRIVER_MESSAGES: tuple[DriverMessage, ...] = (
+    DriverMessage("off-bus", "off-bus", "fallen off the bus|GPU lost from the bus|NV_ERR_GPU_IS_LOST",
+        "nv.c, osinit.c, nv-pci.c"),
+    DriverMessage("wants-open-module", "rm", "requires use of the NVIDIA open", "nv.c, nv-pci.c"),
+    DriverMessage("wants-closed-module", "rm", "is not supported by open", "nv-pci.c of the open kernel modules"),
+    DriverMessage("unsupported", "rm",
+        "installed in this system is not supported by|is not supported by the NVIDIA"
+        "|supported through the NVIDIA .{1,40} Legacy drivers", "nv-pci.c"),
+    DriverMessage("init-failed", "rm", r"RmInitAdapter failed|rm_init_adapter failed", "osinit.c, nv.c"),
+    DriverMessage("gsp-boot", "gsp",
+        r"unexpected WPR2 already up|GSP firmware RM|cannot bootstrap riscv/gsp"
+        r"|[Ff]ailed to (?:boot|load|initialize|start) .{0,20}(?:GSP|FSP)"
+        r"|(?:GSP|FSP)\b.{0,60}(?:boot|bootstrap).{0,20}fail|_kgspBootGspRm|kgspInitRm_\w{1,20}: .{0,40}(?:cannot|fail)"
+        r"|kfsp\w{1,60}: .{0,60}(?:[Tt]imed? ?out|[Ee]rror|fail)",
+        "kernel_gsp.c, kernel_gsp_tu102.c, kern_fsp.c"),
+    DriverMessage("bar-invalid", "rm",
+        r"This PCI I/O region assigned to your NVIDIA device is invalid|BAR\d is 0M @", "nv-pci.c"),
+    DriverMessage("probe-failed", "rm",
+        r"probe routine failed for|probe of \S{1,20} failed with error|probe with driver nvidia failed with error",
+        "nv.c, drivers/base/dd.c"),
+    DriverMessage("none-initialized", "rm",
+        r"None of the NVIDIA (?:devices|graphics adapters) were initialized|No NVIDIA (?:devices|graphics adapters?) "
+        r"(?:probed|found)", "nv.c"),
+    DriverMessage("gsp-timeout", "gsp",
+        r"(?:GSP|eartbeat).{0,400}(?:[Tt][Ii][Mm][Ee][Dd]? ?[Oo]ut|[Hh]eartbeat|likely needs to be reset)"
+        r"|(?:[Tt][Ii][Mm][Ee][Dd]? ?[Oo]ut|likely needs to be reset).{0,400}GSP", "kernel_gsp.c, rpc.c"),
+    DriverMessage("reset-required", "rm", r"NV_ERR_RESET_REQUIRED|needs? (?:to be|a) reset", "osapi.c, kernel_gsp.c"),
+    DriverMessage("nvlink", "nvlink", r"(?i:nvlink).{0,400}\b[Ff]ail(?:ed|ure)?\b|\b[Ff]ail.{0,400}(?i:nvlink)",
+        "knvlink"),
+)  # fmt: skip
+
+
+def driver_message(words: str) -> DriverMessage | None:
+    """The row for a message of the driver that is not an Xid; None for messages that healthy machines log too."""
+    return next((row for row in DRIVER_MESSAGES if re.search(row.pattern, words)), None)
+
 
 _BUS = r"(?P<bus>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])"
 _NIC = rf"(?:mlx5_core|mlx4_core|mlx4_en|bnxt_en|ice|i40e|ixgbe|igb|ena|qede|be2net) {_BUS}"
@@ -128,34 +188,3 @@ def host_message(message: str) -> tuple[HostEventKind, str | None] | None:
             named = found.groupdict()
             return row.kind, short_bus_id(named["bus"]) if named.get("bus") else named.get("device")
     return None
-
-
-class HostEvents:
-    """Counts the events of one log by kind and device."""
-
-    def __init__(self) -> None:
-        self._found: dict[tuple[HostEventKind, str | None], HostEvent] = {}
-        self._last_day: dict[tuple[HostEventKind, str | None], deque[float]] = {}
-
-    def add(self, message: str, time_s: float | None) -> None:
-        """Count the message if it is in the table."""
-        told = host_message(message)
-        if told is None:
-            return
-        before = self._found.get(told)
-        if before is None and len(self._found) >= MAX_SUBJECTS:
-            return
-        count, first_s = (1, time_s) if before is None else (before.count + 1, before.first_s)
-        in_day = None if time_s is None else self._in_last_day(told, time_s)
-        self._found[told] = HostEvent(told[0], message, told[1], count, first_s, time_s, in_day)
-
-    def _in_last_day(self, told: tuple[HostEventKind, str | None], time_s: float) -> int:
-        times = self._last_day.setdefault(told, deque())
-        times.append(time_s)
-        while times[0] < time_s - _DAY_S:
-            times.popleft()
-        return len(times)
-
-    @property
-    def events(self) -> tuple[HostEvent, ...]:
-        return tuple(self._found.values())
