@@ -13,7 +13,7 @@ from gpudoctor.facts.captures.nvidia_smi.query_dump import SmiDump
 from gpudoctor.facts.captures.nvidia_smi.table import OTHER_TABLE
 from gpudoctor.facts.captures.reader import Block, Part, TextReader
 from gpudoctor.facts.model.gpu import Gpu, LinkState, NvLink
-from gpudoctor.facts.model.missing import UNSUPPORTED, known
+from gpudoctor.facts.model.missing import UNSUPPORTED
 from gpudoctor.facts.model.node import Driver, short_bus_id
 
 _BORDER = r"[|+][-=+]{10,}[|+]?\s*$"
@@ -191,7 +191,6 @@ def _read_discovery(block: Block) -> Part:
 # `dcgmi nvlink -s` and `dcgmi dmon`, which name each GPU by DCGM's number: NVML's index, unless GPUs came or went since
 
 _NUMBERED = "GPUs are named by DCGM's numbers, taken as the indices of nvidia-smi"
-NO_LINK_UP = "dcgmi nvlink: no link of any GPU is up"
 _NVLINK = re.compile(r"\| +NvLink Link Status +\|")
 _NVLINK_GPU = re.compile(r"\s+gpuId (\d{1,4}):\s*$")
 _NVLINK_STATES = re.compile(r"\s+[UDX_](?: [UDX_]){0,63}\s*$")
@@ -210,11 +209,7 @@ def _read_nvlink(block: Block) -> Part:
             if len(gpus) < MOST_GPUS:
                 gpus[index] = Gpu(index, f"unknown-{index}", nvlinks=links or UNSUPPORTED)
             index = None
-    part = _numbered_part(gpus, "dcgmi nvlink")
-    states = {link.state for gpu in gpus.values() for link in known(gpu.nvlinks) or ()}
-    if states and "active" not in states:
-        part.reported = (NO_LINK_UP,)
-    return part
+    return _numbered_part(gpus, "dcgmi nvlink")
 
 
 _DMON = re.compile(r"# ?Entity(?:\s+[A-Z][A-Z0-9#]{3,5}){1,40}\s*$")

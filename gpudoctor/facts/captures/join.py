@@ -17,7 +17,7 @@ from gpudoctor.facts.captures.complete import (
     with_links,
     without_gpu_memory,
 )
-from gpudoctor.facts.captures.dcgm import DCGM_READERS, NO_LINK_UP
+from gpudoctor.facts.captures.dcgm import DCGM_READERS
 from gpudoctor.facts.captures.dcgm_exporter import DCGM_EXPORTER
 from gpudoctor.facts.captures.gpu_lists import UNKNOWN_BUS, joined_dumps
 from gpudoctor.facts.captures.host.lspci import PciTree
@@ -152,10 +152,7 @@ class Dumps:
             kernel_log=joined_logs(self._logs) or KernelLog(),
         )
         collected_at = smi.collected_at if known(smi.collected_at) else ABSENT
-        # of a model that is known, the state of its links is judged: a card without a bridge has none up
-        named = bool(gpus) and all(known(gpu.name) is not None for gpu in gpus)
-        told = [text for text in self._reported if not (named and text == NO_LINK_UP)]
-        reported = tuple(dict.fromkeys(told))[:MAX_NOTES]
+        reported = tuple(dict.fromkeys(self._reported))[:MAX_NOTES]
         source = Source(
             "capture", name, collected_at, files=tuple(self.files), notes=self._shown_notes(), reported=reported
         )
