@@ -5,13 +5,16 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from msgspec.structs import replace
+
 from gpudoctor.facts.captures import clipped
-from gpudoctor.facts.captures.nvidia_smi.query_dump import SmiDump
+from gpudoctor.facts.captures.nvidia_smi.query_dump import ANSWERED, SmiDump
 from gpudoctor.facts.captures.reader import Block, Part, TextReader
 from gpudoctor.facts.model.driver import DRIVER_VERSION
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import NOT_READ
-from gpudoctor.facts.model.node import Driver, Host, Node, Software
+from gpudoctor.facts.model.node import Host, Node, Software
+from gpudoctor.facts.system.environment import parse_env_text
 
 _BEGIN = re.compile(
     r"Collecting environment information\.\.\.|PyTorch version: \S|Is debug build: |Is CUDA available: "
@@ -55,13 +58,22 @@ def _read(block: Block) -> Part:
     node = Node(software=Software(**{"nccl": nccl, **made}), host=Host(os_name=fields.get("OS", NOT_READ)))
     if not gpus and version_of_driver is None:
         return Part(node)
-    driver = Driver(
-        module_loaded=True,
-        init_code=0,
-        library_version=version_of_driver[0] if version_of_driver else NOT_READ,
-    )
+    driver = replace(ANSWERED, library_version=version_of_driver[0] if version_of_driver else NOT_READ)
     whole = tuple(gpus[index] for index in sorted(gpus))
-    return Part(node, smi=(SmiDump(driver, whole, name="collect_env", indexed=True),))
+    return Part(node, smi=(SmiDump(whole, driver, name="collect_env", indexed=True),))
 
 
 COLLECT_ENV = TextReader("collect_env", _BEGIN.match, _MORE.match, _read)
+
+# `env`, `export -p`
+
+_VARIABLE = re.compile(
+    r"(?:export |declare -x )?(?:PATH|HOME|PWD|USER|LD_\w+|CUDA\w*|NCCL_\w+|SLURM_\w+|NVIDIA_\w+|MASTER_\w+)="
+)
+_MORE_VARIABLES = re.compile(r"(?:export |declare -x )?[A-Za-z_]\w*=")
+ENVIRONMENT = TextReader(
+    "environment",
+    _VARIABLE.match,
+    _MORE_VARIABLES.match,
+    lambda block: Part(Node(environment=parse_env_text(block.text))),
+)

@@ -8,13 +8,13 @@ from collections import Counter
 from msgspec.structs import replace
 
 from gpudoctor.facts.captures import BUS_ID, MOST_GPUS, clipped
-from gpudoctor.facts.captures.nvidia_smi.monitor import Samples, with_readings
-from gpudoctor.facts.captures.nvidia_smi.query_dump import SmiDump
+from gpudoctor.facts.captures.nvidia_smi.monitor import with_readings
+from gpudoctor.facts.captures.nvidia_smi.query_dump import SmiDump, numbered
 from gpudoctor.facts.captures.nvidia_smi.table import OTHER_TABLE
 from gpudoctor.facts.captures.reader import Block, Part, TextReader
 from gpudoctor.facts.model.gpu import Gpu, LinkState, NvLink
 from gpudoctor.facts.model.missing import UNSUPPORTED
-from gpudoctor.facts.model.node import Driver, short_bus_id
+from gpudoctor.facts.model.node import short_bus_id
 
 _BORDER = r"[|+][-=+]{10,}[|+]?\s*$"
 _ROW = re.compile(r"\|([^|]{0,200})\|([^|]{0,400})\|")
@@ -184,8 +184,7 @@ def _read_discovery(block: Block) -> Part:
             gpus[-1] = replace(gpus[-1], uuid=value)
     if not gpus:
         return Part()
-    driver = Driver(module_loaded=True, init_code=0)
-    return Part(smi=(SmiDump(driver, tuple(gpus), name="dcgmi discovery", beside=True),))
+    return Part(smi=(SmiDump(tuple(gpus), name="dcgmi discovery", beside=True),))
 
 
 # `dcgmi nvlink -s` and `dcgmi dmon`, which name each GPU by DCGM's number: NVML's index, unless GPUs came or went since
@@ -215,37 +214,35 @@ def _read_nvlink(block: Block) -> Part:
 _DMON = re.compile(r"# ?Entity(?:\s+[A-Z][A-Z0-9#]{3,5}){1,40}\s*$")
 _DMON_ROW = re.compile(r"\s*GPU (\d{1,4})((?:\s+(?:-?[\d.]{1,20}|N/A)){1,40})\s*$")
 _DMON_MORE = re.compile(r"\s*I[Dd](?:\s+[^\s\d]{1,8})*\s*$|\s*(?:GPU|GPU-I|GPU-CI|Switch|Link|CPU|CPU Core) \d+\s")
-# short names of DCGM's fields -> the columns of nvidia-smi dmon
-_DMON_COLUMNS = {
-    "TMPTR": "gtemp",
-    "MMTMP": "mtemp",
-    "POWER": "pwr",
-    "GPUTL": "sm",
-    "MCUTL": "mem",
-    "SMCLK": "pclk",
-    "MMCLK": "mclk",
-    "FBUSD": "fb",
+# short names of DCGM's fields -> paths in nvidia-smi -q
+_DMON_PATHS = {
+    "TMPTR": "temperature/gpu_current_temp",
+    "MMTMP": "temperature/memory_current_temp",
+    "POWER": "power_readings/power_draw",
+    "GPUTL": "utilization/gpu",
+    "MCUTL": "utilization/memory",
+    "SMCLK": "clocks/graphics",
+    "MMCLK": "clocks/memory",
+    "FBUSD": "fb_memory_usage/used",
 }
 
 
 def _read_dmon(block: Block) -> Part:
     columns: list[str] = []
-    last: Samples = {}
+    gpus: dict[int, Gpu] = {}
     for line in block.lines:
         if _DMON.match(line):
-            columns = [_DMON_COLUMNS.get(name, "") for name in line.split("Entity", 1)[1].split()]
+            columns = line.split("Entity", 1)[1].split()
         elif row := _DMON_ROW.match(line):
-            last[int(row[1])] = dict(zip(columns, row[2].split(), strict=False))
-    return _numbered_part(with_readings(last), "dcgmi dmon")
+            cells = dict(zip(columns, row[2].split(), strict=False))
+            gpus[int(row[1])] = with_readings(int(row[1]), cells, _DMON_PATHS)
+    return _numbered_part(gpus, "dcgmi dmon")
 
 
 def _numbered_part(gpus: dict[int, Gpu], name: str) -> Part:
     if not gpus:
         return Part(notes=(f"{name}: no GPU in it that gpudoctor reads",))
-    driver = Driver(module_loaded=True, init_code=0)
-    made = tuple(gpus[index] for index in sorted(gpus))
-    dump = SmiDump(driver, made, name=name, indexed=True, ended=False, beside=True)
-    return Part(smi=(dump,), notes=(f"{name}: {_NUMBERED}",))
+    return Part(smi=(numbered(gpus, name),), notes=(f"{name}: {_NUMBERED}",))
 
 
 DCGM_READERS: tuple[TextReader, ...] = (

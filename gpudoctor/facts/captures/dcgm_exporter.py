@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 
 from gpudoctor.facts.captures import BUS_ID, MOST_GPUS, clipped
-from gpudoctor.facts.captures.nvidia_smi.query_dump import SmiDump
+from gpudoctor.facts.captures.nvidia_smi.query_dump import numbered
 from gpudoctor.facts.captures.nvidia_smi.query_gpu import GpuDump, gpu_from
 from gpudoctor.facts.captures.reader import Block, Part, TextReader
-from gpudoctor.facts.model.node import Driver, short_bus_id
+from gpudoctor.facts.model.node import short_bus_id
 
 _SERIES = re.compile(
     r"(DCGM_FI_[A-Z0-9_]{3,80})\{(.{1,4000})\} (-?\d{1,20}(?:\.\d{1,20})?(?:e[+-]?\d{1,2})?)(?: \d{1,16})?\s*$"
@@ -71,10 +71,8 @@ def _read(block: Block) -> Part:
             values[_PATHS[field]] = ("Yes" if float(number) else "No") if field in _FLAGS else whole
     if not gpus:
         return Part(notes=("dcgm-exporter: no series of a GPU",))
-    made = tuple(gpu_from(gpus[index], index) for index in sorted(gpus))
-    driver = Driver(module_loaded=True, init_code=0)
-    dump = SmiDump(driver, made, name="dcgm-exporter", indexed=True, ended=False, beside=True)
-    return Part(smi=(dump,), reported=tuple(reported))
+    made = {index: gpu_from(gpu, index) for index, gpu in gpus.items()}
+    return Part(smi=(numbered(made, "dcgm-exporter"),), reported=tuple(reported))
 
 
 DCGM_EXPORTER = TextReader(

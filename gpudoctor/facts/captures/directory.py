@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import BinaryIO
 
 from gpudoctor.facts.captures import SourceError, printable
-from gpudoctor.facts.captures.join import READERS, Dumps
+from gpudoctor.facts.captures.join import Dumps
 from gpudoctor.facts.captures.lines import chunks_of, lines_of
 from gpudoctor.facts.captures.opened import GZIP, MAX_BYTES, head_text, open_plain, read_file
 from gpudoctor.facts.captures.reader import TextReader
+from gpudoctor.facts.captures.readers import READERS
 from gpudoctor.facts.captures.recognise import HEAD_BYTES, recognise
 from gpudoctor.facts.captures.transcript import Transcript
 from gpudoctor.facts.model.node import Node

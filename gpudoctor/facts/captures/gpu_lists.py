@@ -41,7 +41,7 @@ def joined_dumps(dumps: Iterable[tuple[str, SmiDump]], notes: list[str]) -> SmiD
     # indices from a dump take precedence over counted ones
     ordered = sorted(dumps, key=_rank)
     if not ordered:
-        return SmiDump(Driver(), ())
+        return SmiDump(driver=Driver())
     _check_same_driver(ordered)
     places: list[_Place] = []
     listed = any(dump.gpus and dump.ended and not dump.beside for _, dump in ordered)

@@ -8,7 +8,6 @@ from typing import Any
 import msgspec
 
 from gpudoctor.facts.captures import ABSENT, MOST_GPUS, SourceError
-from gpudoctor.facts.captures.collect_env import COLLECT_ENV
 from gpudoctor.facts.captures.complete import (
     pairs_of,
     placeholder_gpus,
@@ -17,30 +16,21 @@ from gpudoctor.facts.captures.complete import (
     with_links,
     without_gpu_memory,
 )
-from gpudoctor.facts.captures.dcgm import DCGM_READERS
-from gpudoctor.facts.captures.dcgm_exporter import DCGM_EXPORTER
 from gpudoctor.facts.captures.gpu_lists import UNKNOWN_BUS, joined_dumps
 from gpudoctor.facts.captures.host.lspci import PciTree
-from gpudoctor.facts.captures.host.readers import HOST_READERS
-from gpudoctor.facts.captures.kernel_logs import KERNEL_LOG, continued, joined_logs
+from gpudoctor.facts.captures.kernel_logs import continued, joined_logs
 from gpudoctor.facts.captures.merge import merged
 from gpudoctor.facts.captures.nvidia_smi.nvlink import LinkDump, merge_links
 from gpudoctor.facts.captures.nvidia_smi.query_dump import SmiDump
-from gpudoctor.facts.captures.nvidia_smi.readers import NVIDIA_SMI_READERS
 from gpudoctor.facts.captures.nvidia_smi.topology import Pair, Topology
-from gpudoctor.facts.captures.other_tools import OTHER_TOOL_READERS
 from gpudoctor.facts.captures.plausible import plausible
 from gpudoctor.facts.captures.reader import Block, Part, TextReader
+from gpudoctor.facts.captures.readers import READERS
 from gpudoctor.facts.captures.transcript import Transcript
 from gpudoctor.facts.model.gpu import Gpu, P2pStatus
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Driver, Environment, Host, KernelLog, Node, PciBus, Source
 
-# in the order in which they are tried on a line
-READERS: tuple[TextReader, ...] = (
-    *(*NVIDIA_SMI_READERS, *DCGM_READERS, *HOST_READERS),
-    *(DCGM_EXPORTER, COLLECT_ENV, *OTHER_TOOL_READERS, KERNEL_LOG),
-)
 MAX_PARTS = 2000  # `nvidia-smi -l` prints a table each second: the text is no longer kept from here on
 MAX_NOTES = 50
 
@@ -183,7 +173,7 @@ class Dumps:
             others = {link.index: Gpu(link.index, f"{UNKNOWN_BUS}{link.index}", link.uuid, link.name) for link in links}
             others |= {index: Gpu(index, f"{UNKNOWN_BUS}{index}") for index in indices - set(others)}
             if others:
-                more = SmiDump(Driver(), tuple(others.values()), name="nvidia-smi topo", indexed=True, ended=False)
+                more = SmiDump(tuple(others.values()), Driver(), name="nvidia-smi topo", indexed=True, ended=False)
                 notes = []
                 smi = joined_dumps([*dumps, ("", more)], notes)
         self.notes.extend(notes)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from gpudoctor.facts.captures.host.lspci import PciTree
-from gpudoctor.facts.captures.nvidia_smi.nvlink import LinkDump
-from gpudoctor.facts.captures.nvidia_smi.query_dump import SmiDump
-from gpudoctor.facts.captures.nvidia_smi.topology import Pair, Topology
 from gpudoctor.facts.model.gpu import P2pStatus
 from gpudoctor.facts.model.node import Node
+
+if TYPE_CHECKING:  # these modules import this one
+    from gpudoctor.facts.captures.host.lspci import PciTree
+    from gpudoctor.facts.captures.nvidia_smi.nvlink import LinkDump
+    from gpudoctor.facts.captures.nvidia_smi.query_dump import SmiDump
+    from gpudoctor.facts.captures.nvidia_smi.topology import Pair, Topology
 
 
 class Block(msgspec.Struct):

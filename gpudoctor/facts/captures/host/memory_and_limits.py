@@ -1,4 +1,4 @@
-"""Memory and limits of the host: `free`, meminfo, `df`, `ulimit`, /proc/PID/limits; and the driver's version."""
+"""Memory and limits of the host: `free`, meminfo, `df`, `ulimit`, /proc/PID/limits."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any
 
 from gpudoctor.facts.captures import SourceError
 from gpudoctor.facts.captures.reader import Block, Part, TextReader
-from gpudoctor.facts.model.driver import DRIVER_VERSION
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Host, Node
 
@@ -15,21 +14,31 @@ _SIZE = re.compile(r"(\d{1,18}(?:[.,]\d{1,6})?)(B|[KMGT]i?B?)?", re.IGNORECASE)
 _CELL = r"\d{1,18}(?:[.,]\d{1,6})?(?:B|[KMGTPkmgtp]i?B?)?"
 # "Mem:", "Speicher:", "Partition d'échange:"; Chinese has a wide colon
 _LABELLED = re.compile(r"([^\d:\uff1a|]{1,40})[:\uff1a](.{1,400})$")
-FREE_ROW = re.compile(rf"\s*[^\W\d][^\d:\uff1a|]{{0,40}}[:\uff1a]\s*{_CELL}(?:\s+{_CELL}){{1,6}}\s*$")
-_KERNEL_MODULE = re.compile(
-    rf"NVRM version: .{{0,120}}?Kernel Module(?: for \w{{1,20}})?\D{{0,60}}?({DRIVER_VERSION})\b"
+# the second form is that of other languages: six words, the fifth with a slash ("Puffer/Cache", "tamp/cache")
+_FREE = re.compile(
+    r"[ \t]*total[ \t]+used[ \t]+free\b"
+    r"|[ \t]{7,40}(?:[^\W\d][^\s\d:|/]{0,15}[ \t]{2,16}){3}[^\W\d][^\s\d:|/]{0,15}[ \t]{1,16}"
+    r"[^\W\d][^\s\d:|/]{0,15}/[^\W\d][^\s\d:|/]{1,15}"
+    r"[ \t]{1,16}[^\W\d][^\s\d:|/]{1,15}$"
 )
-_MEMINFO = re.compile(r"^(MemTotal|MemAvailable|SwapTotal|SwapFree):\s+(\d{1,15}) kB", re.MULTILINE)
+_FREE_MORE = re.compile(rf"\s*[^\W\d][^\d:\uff1a|]{{0,40}}[:\uff1a]\s*{_CELL}(?:\s+{_CELL}){{1,6}}\s*$|\s*-/\+ buffers")
+_MEMINFO = re.compile(r"Mem(?:Total|Free|Available):\s+\d+ kB")
+_MEMINFO_MORE = re.compile(r"[A-Z]\w*(?:\(\w+\))?:\s+\d+(?: kB)?$")
+_MEMINFO_ROW = re.compile(r"^(MemTotal|MemAvailable|SwapTotal|SwapFree):\s+(\d{1,15}) kB", re.MULTILINE)
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 # "1K-blocks", "1024-blocks", "512B-blocks"; powers of 1000 in "1MB-blocks"; "1K-Blöcke", "1K-blocs", "1K-块"
 _DF_BLOCKS = re.compile(r"\b(\d{1,12})([KMGT]?)(B?)-[^\W\d]")
 # in another language: names, then the share in use ("Use%", "Verw%", "已用%"), then what it is mounted on
 # two blanks between columns, which a sentence has only between two sentences
-DF_HEADER = re.compile(
+_DF_HEADER = re.compile(
     r"Filesystem\s.*Mounted on$"
     r"|(?=[^|%]{0,120}?[^\s|%.!?,][ \t]{2})[^\W\d][^|%\s]{1,40}\s[^|%]{4,120}"
     r"\s[^\W\d]{2,12}%\s{1,3}[^\W\d][^|%:]{1,40}$"
 )
+# a row without the header, as grep prints it
+_DF_ROW = re.compile(r"\S+\s+\d[\d.]*[KMGT]i?\s+[\d.]+[KMGT]?i?\s+[\d.]+[KMGT]?i?\s+\d+%\s+/dev/shm$")
+_DF_MORE = re.compile(r"\S.*\s\d+%\s+/\S*|\S.*\s-\s+/\S*")
+_DF_OF_INODES = re.compile(r"\bdf\b[^|;&]* (?:-\w*i|--inodes)")
 _DF_INODES = re.compile(r"\bI(?:nod|-n)|iuse|iused", re.IGNORECASE)
 _ODD = Missing("not understood", "failed")
 
@@ -66,7 +75,7 @@ def parse_free(text: str) -> Host:
 
 def parse_meminfo(text: str) -> Host:
     """RAM and swap from /proc/meminfo. Raise SourceError if there is no MemTotal."""
-    found = {name: int(kib) // 1024 for name, kib in _MEMINFO.findall(text)}
+    found = {name: int(kib) // 1024 for name, kib in _MEMINFO_ROW.findall(text)}
     if "MemTotal" not in found:
         raise SourceError("no MemTotal line")
     return Host(
@@ -85,13 +94,17 @@ def parse_df(text: str) -> Host:
     unit_bytes: int | None = 1024
     for line in text.splitlines():
         words = line.split()
-        if DF_HEADER.match(line):
+        if _DF_HEADER.match(line):
             unit_bytes = None if _DF_INODES.search(line) else _block_bytes(line)
         elif words[-1:] == ["/dev/shm"] and unit_bytes is not None:
             if len(words) not in (6, 7):  # -T adds a column
                 raise SourceError("no size in the line for /dev/shm")
             return Host(shm_mib=_mib(words[-5], unit_bytes), shm_free_mib=_mib(words[-3], unit_bytes))
     return Host()
+
+
+def _read_df(block: Block) -> Part:
+    return Part() if _DF_OF_INODES.search(block.command) else Part(Node(host=parse_df(block.text)))
 
 
 def _block_bytes(header: str) -> int:
@@ -101,12 +114,6 @@ def _block_bytes(header: str) -> int:
     base = 1000 if found[2] and found[3] else 1024
     unit_bytes: int = base ** _POWERS[found[2].lower()]
     return int(found[1]) * unit_bytes
-
-
-def kernel_module_version(text: str) -> str | None:
-    """The driver's version in /proc/driver/nvidia/version; None if it is not there."""
-    match = _KERNEL_MODULE.search(text)
-    return match.group(1) if match else None
 
 
 def _unit_bytes(numbers: list[int]) -> int:
@@ -189,4 +196,12 @@ LIMIT_READERS: tuple[TextReader, ...] = (
         after=_OPTION.search,
     ),
     TextReader("/proc/self/limits", _PROC.match, _PROC_MORE.match, read_proc_limits),
+)
+
+MEMORY_READERS: tuple[TextReader, ...] = (
+    TextReader("free", _FREE.match, _FREE_MORE.match, lambda block: Part(Node(host=parse_free(block.text)))),
+    TextReader(
+        "meminfo", _MEMINFO.match, _MEMINFO_MORE.match, lambda block: Part(Node(host=parse_meminfo(block.text)))
+    ),
+    TextReader("df", lambda line: _DF_HEADER.match(line) or _DF_ROW.match(line), _DF_MORE.match, _read_df),
 )

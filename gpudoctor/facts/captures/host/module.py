@@ -6,6 +6,7 @@ import re
 
 import msgspec
 
+from gpudoctor.facts.captures import SourceError
 from gpudoctor.facts.captures.reader import Block, Part, TextReader
 from gpudoctor.facts.model.driver import DRIVER_VERSION, DkmsBuild, Driver, LoadFailure, LoadFailureCause
 from gpudoctor.facts.model.node import Host, Network, Node
@@ -30,6 +31,9 @@ _UNAME = re.compile(
     r"Linux (?P<host>\S{1,253}) (?P<kernel>\d{1,2}\.\d{1,3}\.\S{1,80}) #\d.*?\b(?P<machine>x86_64|aarch64|ppc64le)\b"
 )
 _UNAME_R = re.compile(r"(?P<kernel>\d{1,2}\.\d{1,3}\.\d[\w.+-]{0,80})\s*$")
+_PROC_VERSION = re.compile(
+    rf"NVRM version: .{{0,120}}?Kernel Module(?: for \w{{1,20}})?\D{{0,60}}?({DRIVER_VERSION})\b"
+)
 _MOKUTIL = re.compile(r"SecureBoot (enabled|disabled)")
 
 
@@ -167,6 +171,14 @@ def read_mokutil(block: Block) -> Part:
     return Part(Node(host=Host(secure_boot=found[1] == "enabled"))) if found else Part()
 
 
+def read_proc_version(block: Block) -> Part:
+    """/proc/driver/nvidia/version."""
+    version = _PROC_VERSION.search(block.text)
+    if version is None:
+        raise SourceError("no version behind 'NVRM version:'")
+    return Part(Node(driver=Driver(module_version=version[1], module_loaded=True)))
+
+
 MODULE_READERS: tuple[TextReader, ...] = (
     TextReader("lsmod", _LSMOD.match, _LSMOD_MORE.match, read_lsmod),
     TextReader("modinfo", _MODINFO.match, _MODINFO_MORE.match, read_modinfo),
@@ -180,4 +192,10 @@ MODULE_READERS: tuple[TextReader, ...] = (
         after=re.compile(r"uname(?: -\w+)?\s*$").search,
     ),
     TextReader("mokutil", _MOKUTIL.match, _MOKUTIL.match, read_mokutil),
+    TextReader(
+        "kernel-module",
+        lambda line: line.startswith("NVRM version:"),
+        lambda line: line.startswith("GCC version:"),
+        read_proc_version,
+    ),
 )

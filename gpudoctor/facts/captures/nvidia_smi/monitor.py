@@ -4,24 +4,34 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
 
 from msgspec.structs import replace
 
 from gpudoctor.facts.captures import ABSENT, BUS_ID, MOST_GPUS, clipped
-from gpudoctor.facts.captures.nvidia_smi.query_dump import SmiDump
+from gpudoctor.facts.captures.nvidia_smi.query_dump import SmiDump, numbered
+from gpudoctor.facts.captures.nvidia_smi.query_gpu import GpuDump, gpu_from
 from gpudoctor.facts.captures.reader import Block, Part, TextReader
-from gpudoctor.facts.model.gpu import Clocks, Ecc, Gpu, GpuProcess, Power, Thermal, Utilization
-from gpudoctor.facts.model.missing import Missing
-from gpudoctor.facts.model.node import Driver, short_bus_id
-
-Samples = dict[int, dict[str, str]]  # by GPU index: column -> cell of its last sample
+from gpudoctor.facts.model.gpu import Gpu, GpuProcess
+from gpudoctor.facts.model.node import short_bus_id
 
 # -o DT puts date and time before the index; --format csv puts commas between the cells
 _WHEN = r"(?:(?:\d{8}[,\s]+)?\d\d:\d\d:\d\d[,\s]+)?"
-_COLUMNS = (
-    "pwr|gtemp|temp|mtemp|sm|mem|enc|dec|jpg|ofa|mclk|pclk|pviol|tviol|fb|bar1|ccpm|sbecc|dbecc|pci|rxpci|txpci|pid"
-)
+# column -> path of the same value in nvidia-smi -q
+_PATHS = {
+    "pwr": "power_readings/power_draw",
+    "gtemp": "temperature/gpu_current_temp",
+    "temp": "temperature/gpu_current_temp",
+    "mtemp": "temperature/memory_current_temp",
+    "sm": "utilization/gpu",
+    "mem": "utilization/memory",
+    "mclk": "clocks/memory",
+    "pclk": "clocks/graphics",
+    "fb": "fb_memory_usage/used",
+    "sbecc": "ecc_errors/aggregate/single_bit/total",
+    "dbecc": "ecc_errors/aggregate/double_bit/total",
+}
+_COLUMNS = f"{'|'.join(_PATHS)}|enc|dec|jpg|ofa|pviol|tviol|bar1|ccpm|pci|rxpci|txpci|pid"
+_NUMBER = re.compile(r"\d{1,9}(?:\.\d{1,9})?")
 _BEGIN = re.compile(
     rf"#\s*(?:Date[,\s]+)?(?:Time[,\s]+)?gpu[,\s]+(?:{_COLUMNS})(?:[,\s]+[a-z][a-z0-9]{{1,9}}){{0,40}}$"
 )
@@ -33,7 +43,7 @@ _SAMPLE = re.compile(
     r"(?:[,\s]+[^\s,;\d].{0,200})?)$"
 )
 _MOST_PROCESSES = 1000
-MOST_NAMED = 16
+_MOST_NAMED = 16
 
 
 def _columns(line: str) -> list[str]:
@@ -43,7 +53,7 @@ def _columns(line: str) -> list[str]:
 
 def _read(block: Block) -> Part:
     columns: list[str] = []
-    last: Samples = {}
+    last: dict[int, dict[str, str]] = {}  # by GPU index: column -> cell of its last sample
     processes: dict[int, dict[int, GpuProcess]] = {}
     hot: set[int] = set()
     for line in block.lines:
@@ -63,17 +73,14 @@ def _read(block: Block) -> Part:
             last.setdefault(index, {}).update(sample_cells)  # an earlier text may have had other columns
             if sample_cells.get("tviol") == "1":
                 hot.add(index)
-    gpus = with_readings(last)
+    gpus = {index: with_readings(index, cells, _PATHS) for index, cells in last.items()}
     for index, found in processes.items():
         gpu = gpus.get(index) or Gpu(index, f"unknown-{index}")
         gpus[index] = replace(gpu, processes=tuple(found.values()))
     if not gpus:
         return Part()
-    driver = Driver(module_loaded=True, init_code=0)
-    made = tuple(gpus[index] for index in sorted(gpus))
     reported = tuple(f"nvidia-smi dmon: thermal violation (tviol) of GPU {index}" for index in sorted(hot))
-    dump = SmiDump(driver, made, name="nvidia-smi dmon", indexed=True, ended=False, beside=True)
-    return Part(smi=(dump,), reported=reported[:MOST_NAMED])
+    return Part(smi=(numbered(gpus, "nvidia-smi dmon"),), reported=reported[:_MOST_NAMED])
 
 
 def _add_process(found: dict[int, GpuProcess], cells: Mapping[str, str]) -> None:
@@ -88,30 +95,10 @@ def _add_process(found: dict[int, GpuProcess], cells: Mapping[str, str]) -> None
         )
 
 
-def with_readings(last: Samples) -> dict[int, Gpu]:
-    """The GPUs with what the columns of dmon contain; a "-" (not supported, or not read) stays absent."""
-    return {index: _gpu(index, cells) for index, cells in last.items()}
-
-
-def _gpu(index: int, cells: Mapping[str, str]) -> Gpu:
-    def number(*columns: str) -> Any:
-        found = (cells[column] for column in columns if column in cells)
-        return next((float(cell) for cell in found if re.fullmatch(r"\d{1,9}(?:\.\d{1,9})?", cell)), ABSENT)
-
-    def whole(*columns: str) -> int | Missing:
-        value = number(*columns)
-        return value if isinstance(value, Missing) else round(value)
-
-    return Gpu(
-        index,
-        f"unknown-{index}",
-        power=Power(draw_w=number("pwr")),
-        thermal=Thermal(gpu_c=whole("gtemp", "temp"), memory_c=whole("mtemp")),
-        utilization=Utilization(gpu_pct=whole("sm"), memory_pct=whole("mem")),
-        clocks=Clocks(memory_mhz=whole("mclk"), graphics_mhz=whole("pclk")),
-        memory_used_mib=whole("fb"),
-        ecc=Ecc(corrected_aggregate=whole("sbecc"), uncorrected_aggregate=whole("dbecc")),
-    )
+def with_readings(index: int, cells: Mapping[str, str], paths: Mapping[str, str]) -> Gpu:
+    """The GPU with the values of the columns in `paths`; a "-" (not supported, or not read) stays absent."""
+    values = {paths[name]: cell for name, cell in cells.items() if name in paths and _NUMBER.fullmatch(cell)}
+    return gpu_from(GpuDump(f"unknown-{index}", values), index)
 
 
 # `nvidia-smi --query-compute-apps=... --format=csv`
@@ -152,16 +139,14 @@ def _read_apps(block: Block) -> Part:
         on_bus = re.fullmatch(BUS_ID, named) is not None
         bus_id, uuid = (short_bus_id(named), ABSENT) if on_bus else (f"unknown-{index}", clipped(named) or ABSENT)
         gpus.append(Gpu(index, bus_id, uuid=uuid, processes=tuple(found.values())))
-    driver = Driver(module_loaded=True, init_code=0)
-    name = "nvidia-smi --query-compute-apps"
-    return Part(smi=(SmiDump(driver, tuple(gpus), name=name, ended=False, beside=True),))
+    return Part(smi=(SmiDump(tuple(gpus), name="nvidia-smi --query-compute-apps", ended=False, beside=True),))
 
 
 MONITOR_READERS: tuple[TextReader, ...] = (
     TextReader(
         "nvidia-smi dmon",
         _BEGIN.match,
-        lambda line: _UNITS.match(line) or _SAMPLE.match(line) or _BEGIN.match(line),
+        lambda line: _UNITS.match(line) or _SAMPLE.match(line),
         _read,
     ),
     TextReader("nvidia-smi --query-compute-apps", _APPS.match, _APPS_ROW.match, _read_apps, after=_APPS_QUERY.search),
