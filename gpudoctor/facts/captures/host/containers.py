@@ -5,20 +5,14 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from gpudoctor.facts.captures.reader import Block, Part, TextReader
+from gpudoctor.facts.captures.reader import Block, Part, TextReader, key_value, text_reader
 from gpudoctor.facts.model.node import Host, Node
 
-_INSPECT = re.compile(r'\s*"(?:ShmSize|IpcMode|HostConfig|DeviceRequests|OomKillDisable|CgroupnsMode)":')
-_INSPECT_MORE = re.compile(r'\s*(?:"[^"]{0,200}"(?::|,?\s*$)|[\]\[{}]{1,2},?\s*$|(?:-?\d{1,18}|true|false|null),?\s*$)')
 _NUMBER = re.compile(r'\s*"(ShmSize|Memory|NanoCpus|CpuQuota|CpuPeriod)": (-?\d{1,18}),?\s*$')
 _IPC = re.compile(r'\s*"IpcMode": "([^"]{0,80})"')
 _ULIMIT = re.compile(r'"(Name|Hard|Soft)": ?"?([\w-]{1,20})"?')
-_INFO = re.compile(r"\s*(?:Server Version|Runtimes|Default Runtime|Cgroup Driver|Storage Driver): \S")
-_INFO_MORE = re.compile(
-    r"(?:Client|Server)(?:: .{0,80}|:)$|\s+\S|(?:Server Version|Runtimes|Default Runtime|Cgroup Driver|Cgroup Version"
-    r"|Kernel Version|Operating System|OSType|Architecture|CPUs|Total Memory|Storage Driver|Docker Root Dir): "
-)
-_INFO_KEY = re.compile(r"\s*(Kernel Version|Operating System|CPUs|Total Memory|Architecture): (\S.*?)\s*$")
+# `docker info` -> leaves of Host
+_INFO_LEAVES = {"Kernel Version": "kernel", "Operating System": "os_name", "Architecture": "machine"}
 _MEMORY = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)(Ki|Mi|Gi|Ti)B$")
 _MIB = {"Ki": 1 / 1024, "Mi": 1, "Gi": 1024, "Ti": 1024**2}
 
@@ -68,28 +62,30 @@ def read_info(block: Block) -> Part:
     """`docker info`: kernel, operating system, CPUs and memory of the host."""
     leaves: dict[str, Any] = {}
     for line in block.lines:
-        if found := _INFO_KEY.match(line):
-            key, value = found.groups()
-            if key == "Kernel Version":
-                leaves["kernel"] = value
-            elif key == "Operating System":
-                leaves["os_name"] = value
-            elif key == "Architecture":
-                leaves["machine"] = value
-            elif key == "CPUs" and value.isdecimal():
-                leaves["cpus_total"] = int(value[:6])
-            elif key == "Total Memory" and (size := _MEMORY.match(value)):
-                leaves["ram_mib"] = round(float(size[1]) * _MIB[size[2]])
+        key, value = key_value(line) or ("", "")
+        if key in _INFO_LEAVES and value:
+            leaves[_INFO_LEAVES[key]] = value
+        elif key == "CPUs" and value.isdecimal():
+            leaves["cpus_total"] = int(value[:6])
+        elif key == "Total Memory" and (size := _MEMORY.match(value)):
+            leaves["ram_mib"] = round(float(size[1]) * _MIB[size[2]])
     return Part(Node(host=Host(**leaves))) if leaves else Part()
 
 
 CONTAINER_READERS: tuple[TextReader, ...] = (
-    TextReader(
+    text_reader(
         "docker inspect",
-        _INSPECT.match,
-        _INSPECT_MORE.match,
+        r'\s*"(?:ShmSize|IpcMode|HostConfig|DeviceRequests|OomKillDisable|CgroupnsMode)":',
+        r'\s*(?:"[^"]{0,200}"(?::|,?\s*$)|[\]\[{}]{1,2},?\s*$|(?:-?\d{1,18}|true|false|null),?\s*$)',
         read_inspect,
-        after=re.compile(r"docker (?:container )?inspect\b").search,
+        after=r"docker (?:container )?inspect\b",
     ),
-    TextReader("docker info", _INFO.match, _INFO_MORE.match, read_info, after=re.compile(r"docker info\s*$").search),
+    text_reader(
+        "docker info",
+        r"\s*(?:Server Version|Runtimes|Default Runtime|Cgroup Driver|Storage Driver): \S",
+        r"(?:Client|Server)(?:: .{0,80}|:)$|\s+\S|(?:Server Version|Runtimes|Default Runtime|Cgroup Driver|Cgroup Version"
+        r"|Kernel Version|Operating System|OSType|Architecture|CPUs|Total Memory|Storage Driver|Docker Root Dir): ",
+        read_info,
+        after=r"docker info\s*$",
+    ),
 )

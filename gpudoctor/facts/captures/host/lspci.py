@@ -7,20 +7,15 @@ import re
 import msgspec
 
 from gpudoctor.facts.captures import ABSENT, BUS_ID, SourceError
-from gpudoctor.facts.captures.reader import Block, Part, TextReader
+from gpudoctor.facts.captures.reader import Block, Part, text_reader
 from gpudoctor.facts.model.gpu import Gpu, PcieHop, PcieLink
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Node, PciBus, PciDevice, short_bus_id
 
 # "18:00.0 3D controller [0302]: NVIDIA Corporation GH100 [10de:2330] (rev a1)"; the numbers come with -nn
 _HEADER = re.compile(rf"({BUS_ID}) ([^:\[]{{1,60}}?)(?: \[([0-9a-f]{{4}})\])?: (.{{0,300}})", re.I)
-_BEGIN = re.compile(
-    r"(?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7] "
-    r"[A-Z0-9][^:\n]{2,60}(?:bridge|Bridge|controller|device|accelerators)[^:\n]{0,20}: "
-)
-_MORE = re.compile(r"(?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7] |[ \t]+\S")
 # a single function, selected on the command line
-_OF_ONE = re.compile(rf"\blspci\b[^|;&]{{0,80}}? -\w{{0,6}}s *({BUS_ID})(?!\S)", re.IGNORECASE)
+_OF_ONE = rf"(?i)\blspci\b[^|;&]{{0,80}}? -\w{{0,6}}s *({BUS_ID})(?!\S)"
 _IDS = re.compile(r"\[([0-9a-f]{4}):([0-9a-f]{4})\]", re.IGNORECASE)
 _BUSES = re.compile(r"\s+Bus: primary=([0-9a-f]{2}), secondary=([0-9a-f]{2}), subordinate=([0-9a-f]{2})", re.I)
 _SPEED = re.compile(r"Speed (\d{1,3}(?:\.\d)?)GT/s")
@@ -219,11 +214,18 @@ def _width(line: str | None, missing: Missing) -> int | Missing:
 
 def _read(block: Block) -> Part:
     """Lines without a header line, as grep prints them, belong to the function in the command."""
-    text, asked = block.text, _OF_ONE.search(block.command)
+    text, asked = block.text, re.search(_OF_ONE, block.command)
     if asked is not None and not any(map(_HEADER.match, block.lines)):
         text = f"{asked[1]} PCI device: \n{text}"
     tree = parse_lspci(text)
     return Part(Node(pci=PciBus(nvidia_devices=tree.nvidia_devices)), pci_tree=tree)
 
 
-LSPCI = TextReader("lspci", _BEGIN.match, _MORE.match, _read, after=_OF_ONE.search)
+LSPCI = text_reader(
+    "lspci",
+    r"(?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7] "
+    r"[A-Z0-9][^:\n]{2,60}(?:bridge|Bridge|controller|device|accelerators)[^:\n]{0,20}: ",
+    r"(?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7] |[ \t]+\S",
+    _read,
+    after=_OF_ONE,
+)

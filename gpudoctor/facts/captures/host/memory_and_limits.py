@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from gpudoctor.facts.captures import SourceError
-from gpudoctor.facts.captures.reader import Block, Part, TextReader
+from gpudoctor.facts.captures.reader import Block, Part, TextReader, text_reader
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Host, Node
 
@@ -14,17 +14,7 @@ _SIZE = re.compile(r"(\d{1,18}(?:[.,]\d{1,6})?)(B|[KMGT]i?B?)?", re.IGNORECASE)
 _CELL = r"\d{1,18}(?:[.,]\d{1,6})?(?:B|[KMGTPkmgtp]i?B?)?"
 # "Mem:", "Speicher:", "Partition d'échange:"; Chinese has a wide colon
 _LABELLED = re.compile(r"([^\d:\uff1a|]{1,40})[:\uff1a](.{1,400})$")
-# the second form is that of other languages: six words, the fifth with a slash ("Puffer/Cache", "tamp/cache")
-_FREE = re.compile(
-    r"[ \t]*total[ \t]+used[ \t]+free\b"
-    r"|[ \t]{7,40}(?:[^\W\d][^\s\d:|/]{0,15}[ \t]{2,16}){3}[^\W\d][^\s\d:|/]{0,15}[ \t]{1,16}"
-    r"[^\W\d][^\s\d:|/]{0,15}/[^\W\d][^\s\d:|/]{1,15}"
-    r"[ \t]{1,16}[^\W\d][^\s\d:|/]{1,15}$"
-)
-_FREE_MORE = re.compile(rf"\s*[^\W\d][^\d:\uff1a|]{{0,40}}[:\uff1a]\s*{_CELL}(?:\s+{_CELL}){{1,6}}\s*$|\s*-/\+ buffers")
-_MEMINFO = re.compile(r"Mem(?:Total|Free|Available):\s+\d+ kB")
-_MEMINFO_MORE = re.compile(r"[A-Z]\w*(?:\(\w+\))?:\s+\d+(?: kB)?$")
-_MEMINFO_ROW = re.compile(r"^(MemTotal|MemAvailable|SwapTotal|SwapFree):\s+(\d{1,15}) kB", re.MULTILINE)
+_MEMINFO = re.compile(r"^(MemTotal|MemAvailable|SwapTotal|SwapFree):\s+(\d{1,15}) kB", re.MULTILINE)
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 # "1K-blocks", "1024-blocks", "512B-blocks"; powers of 1000 in "1MB-blocks"; "1K-Blöcke", "1K-blocs", "1K-块"
 _DF_BLOCKS = re.compile(r"\b(\d{1,12})([KMGT]?)(B?)-[^\W\d]")
@@ -35,10 +25,6 @@ _DF_HEADER = re.compile(
     r"|(?=[^|%]{0,120}?[^\s|%.!?,][ \t]{2})[^\W\d][^|%\s]{1,40}\s[^|%]{4,120}"
     r"\s[^\W\d]{2,12}%\s{1,3}[^\W\d][^|%:]{1,40}$"
 )
-# a row without the header, as grep prints it
-_DF_ROW = re.compile(r"\S+\s+\d[\d.]*[KMGT]i?\s+[\d.]+[KMGT]?i?\s+[\d.]+[KMGT]?i?\s+\d+%\s+/dev/shm$")
-_DF_MORE = re.compile(r"\S.*\s\d+%\s+/\S*|\S.*\s-\s+/\S*")
-_DF_OF_INODES = re.compile(r"\bdf\b[^|;&]* (?:-\w*i|--inodes)")
 _DF_INODES = re.compile(r"\bI(?:nod|-n)|iuse|iused", re.IGNORECASE)
 _ODD = Missing("not understood", "failed")
 
@@ -75,7 +61,7 @@ def parse_free(text: str) -> Host:
 
 def parse_meminfo(text: str) -> Host:
     """RAM and swap from /proc/meminfo. Raise SourceError if there is no MemTotal."""
-    found = {name: int(kib) // 1024 for name, kib in _MEMINFO_ROW.findall(text)}
+    found = {name: int(kib) // 1024 for name, kib in _MEMINFO.findall(text)}
     if "MemTotal" not in found:
         raise SourceError("no MemTotal line")
     return Host(
@@ -104,7 +90,11 @@ def parse_df(text: str) -> Host:
 
 
 def _read_df(block: Block) -> Part:
-    return Part() if _DF_OF_INODES.search(block.command) else Part(Node(host=parse_df(block.text)))
+    return (
+        Part()
+        if re.search(r"\bdf\b[^|;&]* (?:-\w*i|--inodes)", block.command)
+        else Part(Node(host=parse_df(block.text)))
+    )
 
 
 def _block_bytes(header: str) -> int:
@@ -140,14 +130,9 @@ def _mib(cell: str | None, unit_bytes: int) -> int | Missing:
 # Limits of a process.
 
 # the soft limit follows the unit and the option: "max locked memory           (kbytes, -l) 65536"
-_ULIMIT = re.compile(
-    r"(?:core file size|max locked memory|open files|max user processes|data seg size|real-time non-blocking time)"
-    r"\s+\((?:[a-z0-9 -]{1,20}, )?-[A-Za-z]\)\s"
-)
-_ULIMIT_MORE = re.compile(r"[a-zA-Z][\w -]{2,40}\((?:[a-z0-9 -]{1,20}, )?-([A-Za-z])\)\s+(unlimited|\d{1,20})\s*$")
-_PROC = re.compile(r"Limit\s+Soft Limit\s+Hard Limit\s+Units")
-_PROC_MORE = re.compile(r"Max ([a-z -]{3,30}?)\s{2,}(unlimited|\d{1,20})\s+(?:unlimited|\d{1,20})(?:\s|$)")
-_OPTION = re.compile(r"\bulimit -(?:[HS]{1,2} ?-?)?([lnu])\s*$")
+_ULIMIT = re.compile(r"[a-zA-Z][\w -]{2,40}\((?:[a-z0-9 -]{1,20}, )?-([A-Za-z])\)\s+(unlimited|\d{1,20})\s*$")
+_PROC = re.compile(r"Max ([a-z -]{3,30}?)\s{2,}(unlimited|\d{1,20})\s+(?:unlimited|\d{1,20})(?:\s|$)")
+_OPTION = r"\bulimit -(?:[HS]{1,2} ?-?)?([lnu])\s*$"
 _HARD = re.compile(r"\bulimit -\w*H(?!S)(?<!SH)")
 _VALUE = re.compile(r"(unlimited|\d{1,20})\s*$")
 _LEAVES = {"l": "memlock_kib", "n": "open_files", "u": "processes"}
@@ -160,9 +145,9 @@ def read_ulimit(block: Block) -> Part:
         return Part()
     leaves: dict[str, Any] = {}
     # the values below "ulimit -n; ulimit -l" do not show which is which
-    option = _OPTION.search(block.command) if block.command.count("ulimit") == 1 else None
+    option = re.search(_OPTION, block.command) if block.command.count("ulimit") == 1 else None
     for line in block.lines:
-        if found := _ULIMIT_MORE.match(line):
+        if found := _ULIMIT.match(line):
             leaf, value = _LEAVES.get(found[1]), found[2]
         elif option and (alone := _VALUE.match(line)):
             leaf, value = _LEAVES[option[1]], alone[1]
@@ -177,7 +162,7 @@ def read_proc_limits(block: Block) -> Part:
     """/proc/self/limits, which is in bytes."""
     leaves: dict[str, Any] = {}
     for line in block.lines:
-        if (found := _PROC_MORE.match(line)) and (leaf := _PROC_LEAVES.get(found[1])):
+        if (found := _PROC.match(line)) and (leaf := _PROC_LEAVES.get(found[1])):
             value = _limit(found[2])
             leaves[leaf] = value >> 10 if leaf == "memlock_kib" and value is not None else value
     return Part(Node(host=Host(**leaves))) if leaves else Part()
@@ -188,20 +173,38 @@ def _limit(value: str) -> int | None:
 
 
 LIMIT_READERS: tuple[TextReader, ...] = (
-    TextReader(
+    text_reader(
         "ulimit",
-        _ULIMIT.match,
-        lambda line: _ULIMIT_MORE.match(line) or _VALUE.match(line),
+        r"(?:core file size|max locked memory|open files|max user processes|data seg size|real-time non-blocking time)"
+        r"\s+\((?:[a-z0-9 -]{1,20}, )?-[A-Za-z]\)\s",
+        lambda line: _ULIMIT.match(line) or _VALUE.match(line),
         read_ulimit,
-        after=_OPTION.search,
+        after=_OPTION,
     ),
-    TextReader("/proc/self/limits", _PROC.match, _PROC_MORE.match, read_proc_limits),
+    text_reader("/proc/self/limits", r"Limit\s+Soft Limit\s+Hard Limit\s+Units", _PROC.match, read_proc_limits),
 )
 
 MEMORY_READERS: tuple[TextReader, ...] = (
-    TextReader("free", _FREE.match, _FREE_MORE.match, lambda block: Part(Node(host=parse_free(block.text)))),
-    TextReader(
-        "meminfo", _MEMINFO.match, _MEMINFO_MORE.match, lambda block: Part(Node(host=parse_meminfo(block.text)))
+    text_reader(
+        "free",
+        r"[ \t]*total[ \t]+used[ \t]+free\b"
+        # in another language: six words, the fifth with a slash ("Puffer/Cache", "tamp/cache")
+        r"|[ \t]{7,40}(?:[^\W\d][^\s\d:|/]{0,15}[ \t]{2,16}){3}[^\W\d][^\s\d:|/]{0,15}[ \t]{1,16}"
+        r"[^\W\d][^\s\d:|/]{0,15}/[^\W\d][^\s\d:|/]{1,15}[ \t]{1,16}[^\W\d][^\s\d:|/]{1,15}$",
+        rf"\s*[^\W\d][^\d:\uff1a|]{{0,40}}[:\uff1a]\s*{_CELL}(?:\s+{_CELL}){{1,6}}\s*$|\s*-/\+ buffers",
+        lambda block: Part(Node(host=parse_free(block.text))),
     ),
-    TextReader("df", lambda line: _DF_HEADER.match(line) or _DF_ROW.match(line), _DF_MORE.match, _read_df),
+    text_reader(
+        "meminfo",
+        r"Mem(?:Total|Free|Available):\s+\d+ kB",
+        r"[A-Z]\w*(?:\(\w+\))?:\s+\d+(?: kB)?$",
+        lambda block: Part(Node(host=parse_meminfo(block.text))),
+    ),
+    text_reader(
+        "df",
+        # also a row without the header, as grep prints it
+        rf"{_DF_HEADER.pattern}|\S+\s+\d[\d.]*[KMGT]i?\s+[\d.]+[KMGT]?i?\s+[\d.]+[KMGT]?i?\s+\d+%\s+/dev/shm$",
+        r"\S.*\s\d+%\s+/\S*|\S.*\s-\s+/\S*",
+        _read_df,
+    ),
 )

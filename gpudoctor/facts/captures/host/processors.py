@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from gpudoctor.facts.captures.reader import Block, Part, TextReader
+from gpudoctor.facts.captures.reader import Block, Part, TextReader, key_value, text_reader
 from gpudoctor.facts.model.node import Host, Node, NumaNode
 from gpudoctor.facts.system.sysfs import format_cpu_list, parse_cpu_list
 
@@ -13,7 +13,6 @@ _MOST_NODES = 1024
 
 _AVAILABLE = re.compile(r"available: (\d{1,4}) nodes? \(")
 _NODE = re.compile(r"node (\d{1,4}) (cpus|size|free):(.*)$")
-_DISTANCES = re.compile(r"node distances:\s*$|node +\d[\d ]*$|\s+\d{1,4}:(?:\s+\d{1,3})+\s*$|No NUMA available")
 _MB = re.compile(r"(\d{1,12}) MB")
 
 
@@ -40,16 +39,7 @@ def _read_numactl(block: Block) -> Part:
     return Part(Node(host=Host(numa_nodes=nodes, cpus_total=sum(map(len, cpus.values())))))
 
 
-_LSCPU = re.compile(r"Architecture:\s+\w{2,20}\s*$")
-_LSCPU_FIELD = re.compile(
-    r"\s{0,8}(CPU\(s\)|On-line CPU\(s\) list|NUMA node\(s\)|NUMA node(\d{1,4}) CPU\(s\)|Hypervisor vendor):"
-    r"\s+(.{1,10000})$"
-)
-_LSCPU_MORE = re.compile(
-    r"\s{0,8}(?:CPU|Address sizes|Byte Order|On-line|Off-line|Vendor ID|BIOS|Model|Thread|Core|Cluster|Socket|Stepping"
-    r"|Frequency|BogoMIPS|Flags|Virtualization|Hypervisor|Caches|L[1-4]|NUMA|Vulnerabilit|Spec|Mds|Meltdown|Gather"
-    r"|Itlb|Mmio|Reg|Retbleed|Srbds|Tsx|Tsa|Vmscape|Indirect|Ghostwrite|Old microcode)[\w()/ .-]{0,40}:(?:\s|$)"
-)
+_NODE_CPUS = re.compile(r"NUMA node(\d{1,4}) CPU\(s\)")
 
 
 def _read_lscpu(block: Block) -> Part:
@@ -57,16 +47,14 @@ def _read_lscpu(block: Block) -> Part:
     nodes: dict[int, str] = {}
     count: int | None = None
     for line in block.lines:
-        if _LSCPU.match(line):
-            leaves["machine"] = line.split()[1]
+        name, value = key_value(line) or ("", "")
+        if not value:
             continue
-        field = _LSCPU_FIELD.match(line)
-        if field is None:
-            continue
-        name, value = field[1], field[3].strip()
-        if field[2] is not None:
+        if name == "Architecture":
+            leaves["machine"] = value
+        elif node := _NODE_CPUS.fullmatch(name):
             if len(nodes) < _MOST_NODES:
-                nodes[int(field[2])] = value
+                nodes[int(node[1])] = value
         elif name == "NUMA node(s)" and value.isdecimal():
             count = int(value[:6])
         elif name == "Hypervisor vendor":
@@ -81,6 +69,18 @@ def _read_lscpu(block: Block) -> Part:
 
 
 PROCESSOR_READERS: tuple[TextReader, ...] = (
-    TextReader("numactl -H", _AVAILABLE.match, lambda s: _NODE.match(s) or _DISTANCES.match(s), _read_numactl),
-    TextReader("lscpu", _LSCPU.match, _LSCPU_MORE.match, _read_lscpu),
+    text_reader(
+        "numactl -H",
+        _AVAILABLE.match,
+        rf"{_NODE.pattern}|node distances:\s*$|node +\d[\d ]*$|\s+\d{{1,4}}:(?:\s+\d{{1,3}})+\s*$|No NUMA available",
+        _read_numactl,
+    ),
+    text_reader(
+        "lscpu",
+        r"Architecture:\s+\w{2,20}\s*$",
+        r"\s{0,8}(?:CPU|Address sizes|Byte Order|On-line|Off-line|Vendor ID|BIOS|Model|Thread|Core|Cluster|Socket|Stepping"
+        r"|Frequency|BogoMIPS|Flags|Virtualization|Hypervisor|Caches|L[1-4]|NUMA|Vulnerabilit|Spec|Mds|Meltdown|Gather"
+        r"|Itlb|Mmio|Reg|Retbleed|Srbds|Tsx|Tsa|Vmscape|Indirect|Ghostwrite|Old microcode)[\w()/ .-]{0,40}:(?:\s|$)",
+        _read_lscpu,
+    ),
 )

@@ -5,26 +5,17 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from gpudoctor.facts.captures.reader import Block, Part, TextReader
+from gpudoctor.facts.captures.reader import NO_MORE, Block, Part, TextReader, key_value, text_reader
 from gpudoctor.facts.model.node import Network, Node, RdmaPort
 
 _DEVICE = r"(?P<device>[\w.-]{1,40})"
 _DEVICE_LINE = re.compile(
     rf"(?:CA '|hca_id:\s*|Infiniband device '){_DEVICE}(?:' port (?P<port>\d{{1,3}}) status:|'?\s*$)"
 )
-_MORE = re.compile(r"[ \t]+[\w ()\[\]-]{1,40}:|\s+GID\[")
-_MLXLINK = re.compile(r"Operational Info\s*$")
-_MLXLINK_MORE = re.compile(
-    r"-{4,}\s*$|(?:Operational|Supported|Troubleshooting|Tool|Module|Counters) Info\w*\s*$"
-    r"|(?:State|Physical state|Speed|Width|FEC|Loopback Mode|Auto Negotiation|Enabled Link Speed.{0,30}"
-    r"|Supported (?:Cable|Link) Speed.{0,30}|Status Opcode|Group Opcode|Recommendation|Firmware Version|MFT Version"
-    r"|(?:Raw|Effective|Symbol) .{0,40}|Link Down Counter|Time Since Last Clear .{0,20})\s*:(?:\s|$)"
-)
 _MLXLINK_DEVICE = re.compile(rf"mlxlink\b.*?(?:-d|--device)[ =]{_DEVICE}")
 _RDMA_LINK = re.compile(
     rf"(?:\d{{1,4}}/\d{{1,4}}: |link ){_DEVICE}/(?P<port>\d{{1,3}}):? (?P<told>.{{0,100}}\bstate \w.{{0,200}})$"
 )
-_KEY = re.compile(r"[\w ()/.-]{1,45}")
 _NUMBER = re.compile(r"(\d{1,5}(?:\.\d{1,3})?)")
 _PORT_LINE = re.compile(r"\s*[Pp]ort:?\s*(\d{1,3}):?\s*$")
 # the tools' words, and those of sysfs -> sysfs' words; a word that was cut off matches none of them
@@ -87,8 +78,8 @@ def read_ports(block: Block) -> Part:
         elif number := _PORT_LINE.match(line):
             port, rate = int(number[1]), {}
             ports.put(device, port, **of_device)
-        elif (told := _field(line)) and device:
-            key, value = told
+        elif (told := key_value(line)) and device:
+            key, value = told[0].lower(), told[1]
             if key in _OF_DEVICE and value:
                 of_device[_OF_DEVICE[key]] = value
             elif key in ("active_width", "active_speed") and (number := _NUMBER.match(value)):
@@ -122,13 +113,6 @@ def read_rdma_link(block: Block) -> Part:
     return ports.part()
 
 
-def _field(line: str) -> tuple[str, str] | None:
-    """Key, in lower case, and value; no regular expression for the value, since a line may be megabytes of blanks."""
-    key, colon, value = line.partition(":")
-    key = key.strip()
-    return (key.lower(), value.strip()) if colon and _KEY.fullmatch(key) else None
-
-
 def _port_leaf(key: str, value: str) -> dict[str, Any]:
     """The leaf in one line of a port; empty for a line that is not kept, or cut off after its colon."""
     word = value.split(" (")[0].strip()
@@ -147,7 +131,15 @@ def _port_leaf(key: str, value: str) -> dict[str, Any]:
 
 
 RDMA_READERS: tuple[TextReader, ...] = (
-    TextReader("ibstat", _DEVICE_LINE.match, _MORE.match, read_ports),
-    TextReader("rdma link", _RDMA_LINK.match, _RDMA_LINK.match, read_rdma_link),
-    TextReader("mlxlink", _MLXLINK.match, _MLXLINK_MORE.match, read_mlxlink),
+    text_reader("ibstat", _DEVICE_LINE.match, r"[ \t]+[\w ()\[\]-]{1,40}:|\s+GID\[", read_ports),
+    text_reader("rdma link", _RDMA_LINK.match, NO_MORE, read_rdma_link),
+    text_reader(
+        "mlxlink",
+        r"Operational Info\s*$",
+        r"-{4,}\s*$|(?:Operational|Supported|Troubleshooting|Tool|Module|Counters) Info\w*\s*$"
+        r"|(?:State|Physical state|Speed|Width|FEC|Loopback Mode|Auto Negotiation|Enabled Link Speed.{0,30}"
+        r"|Supported (?:Cable|Link) Speed.{0,30}|Status Opcode|Group Opcode|Recommendation|Firmware Version|MFT Version"
+        r"|(?:Raw|Effective|Symbol) .{0,40}|Link Down Counter|Time Since Last Clear .{0,20})\s*:(?:\s|$)",
+        read_mlxlink,
+    ),
 )

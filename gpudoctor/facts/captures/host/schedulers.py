@@ -5,29 +5,17 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from gpudoctor.facts.captures.reader import Block, Part, TextReader
+from gpudoctor.facts.captures.reader import Block, Part, TextReader, text_reader
 from gpudoctor.facts.model.node import Host, Node, Scheduler
 
 _SCONTROL = re.compile(r"NodeName=(\S{1,253}) ")
-_SCONTROL_MORE = re.compile(r"NodeName=|\s+[A-Z]\w{1,30}=")
 _FIELD = re.compile(r"\b(State|Gres|CfgTRES)=(\S+)")
 _REASON = re.compile(r"\bReason=(.{1,300}?)\s*$")
 _SET_BY = re.compile(r"\s*\[[^\]\s]{1,80}@[^\]]{1,40}\]$")
 _OS = re.compile(r"\bOS=Linux (\d{1,2}\.\d{1,3}\.\S{1,80})")
 _GRES_GPUS = re.compile(r"(?:^|,)gpu(?::[A-Za-z][\w.-]{0,60})?:(\d{1,3})(?=[,(]|$)")
 _SINFO = re.compile(r"(?:PARTITION\s.*\bSTATE\b|NODELIST\s.*\bSTATE\b|REASON\s.*\bNODELIST\b)")
-# a row has a state after the number of nodes, or ends in the time and the list of nodes
-_STATES = r"(?:idle|alloc|mix|drain|drng|down|fail|maint|resv|reserved|unk|comp|boot|inval|planned|plnd)[a-z]*"
-_SINFO_MORE = re.compile(
-    rf"\S+\s+(?:(?:up|inact|down|drain)\s+\S+\s+)?\d{{1,6}}\s+(?:\S+\s+)?{_STATES}[*~#!%$@^+-]{{0,2}}(?:\s|$)"
-    r"|\S.*\s\d{4}-\d\d-\d\dT[\d:]{8}\s+\S+\s*$"
-)
 _NODE_LIST_OF_ONE = re.compile(r"[\w.-]{1,253}$")
-_KUBECTL = re.compile(r"(?:Roles|Unschedulable|ProviderID|Capacity|Allocatable|Taints):(?:\s|$)")
-_KUBECTL_MORE = re.compile(
-    r"(?:Name|Roles|Labels|Annotations|CreationTimestamp|Taints|Unschedulable|Lease|Conditions|Addresses|Capacity"
-    r"|Allocatable|System Info|PodCIDRs?|ProviderID|Non-terminated Pods|Allocated resources|Events):(?:\s|$)|\s+\S"
-)
 _CONDITION = re.compile(r"\s+([A-Z]\w{2,60})\s+(True|False|Unknown)\s+(.*)")
 _QUANTITY = re.compile(r"\s+nvidia\.com/gpu:\s+(\d{1,4})\s*$")
 _SCHEDULABLE = re.compile(r"Unschedulable:\s+(true|false)")
@@ -124,7 +112,6 @@ def read_kubectl(block: Block) -> Part:
 
 # `kubectl get node -o yaml` or json
 _STATUS = re.compile(r'\s*"?(allocatable|capacity)"?:\s*(?:\{\s*)?$')
-_STATUS_MORE = re.compile(r'\s*"?[\w./-]{1,100}"?: *"?[\w.]{1,40}"?,?\s*$|\s*\},?\s*$')
 _STATUS_GPUS = re.compile(r'\s*"?nvidia\.com/gpu"?: *"?(\d{1,4})"?')
 
 
@@ -146,17 +133,29 @@ def read_kubectl_status(block: Block) -> Part:
     return Part(Node(scheduler=Scheduler(kind="kubernetes", **leaves))) if leaves else Part()
 
 
+_STATES = r"(?:idle|alloc|mix|drain|drng|down|fail|maint|resv|reserved|unk|comp|boot|inval|planned|plnd)[a-z]*"
 SCHEDULER_READERS: tuple[TextReader, ...] = (
-    TextReader("scontrol show node", _SCONTROL.match, _SCONTROL_MORE.match, read_scontrol),
-    TextReader("sinfo", _SINFO.match, _SINFO_MORE.match, read_sinfo),
-    TextReader(
-        "kubectl describe node",
-        _KUBECTL.match,
-        _KUBECTL_MORE.match,
-        read_kubectl,
-        after=re.compile(r"kubectl describe nodes?\b").search,
+    text_reader("scontrol show node", _SCONTROL.match, r"NodeName=|\s+[A-Z]\w{1,30}=", read_scontrol),
+    text_reader(
+        "sinfo",
+        _SINFO.match,
+        # a row has a state after the number of nodes, or ends in the time and the list of nodes
+        rf"\S+\s+(?:(?:up|inact|down|drain)\s+\S+\s+)?\d{{1,6}}\s+(?:\S+\s+)?{_STATES}[*~#!%$@^+-]{{0,2}}(?:\s|$)"
+        r"|\S.*\s\d{4}-\d\d-\d\dT[\d:]{8}\s+\S+\s*$",
+        read_sinfo,
     ),
-    TextReader(
-        "kubectl get node", _STATUS.match, lambda s: _STATUS.match(s) or _STATUS_MORE.match(s), read_kubectl_status
+    text_reader(
+        "kubectl describe node",
+        r"(?:Roles|Unschedulable|ProviderID|Capacity|Allocatable|Taints):(?:\s|$)",
+        r"(?:Name|Labels|Annotations|CreationTimestamp|Lease|Conditions|Addresses|System Info|PodCIDRs?"
+        r"|Non-terminated Pods|Allocated resources|Events):(?:\s|$)|\s+\S",
+        read_kubectl,
+        after=r"kubectl describe nodes?\b",
+    ),
+    text_reader(
+        "kubectl get node",
+        _STATUS.match,
+        r'\s*"?[\w./-]{1,100}"?: *"?[\w.]{1,40}"?,?\s*$|\s*\},?\s*$',
+        read_kubectl_status,
     ),
 )
