@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpudoctor.facts.captures import ABSENT
-from gpudoctor.facts.captures.host.memory_and_limits import parse_df, parse_free, parse_meminfo
+from gpudoctor.facts.captures.host.cpu_and_memory import parse_df, parse_free, parse_meminfo
 from gpudoctor.facts.captures.source import SourceError, load_source
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node

@@ -7,14 +7,12 @@ from msgspec.structs import replace
 from gpudoctor.facts.captures.collect_env import COLLECT_ENV, ENVIRONMENT
 from gpudoctor.facts.captures.dcgm import DCGM_READERS
 from gpudoctor.facts.captures.dcgm_exporter import DCGM_EXPORTER
-from gpudoctor.facts.captures.host.containers import CONTAINER_READERS
+from gpudoctor.facts.captures.host.cpu_and_memory import LIMIT_READERS, MEMORY_READERS, PROCESSOR_READERS
 from gpudoctor.facts.captures.host.fabric_manager import FABRIC_MANAGER_READERS
 from gpudoctor.facts.captures.host.lspci import LSPCI
-from gpudoctor.facts.captures.host.memory_and_limits import LIMIT_READERS, MEMORY_READERS
 from gpudoctor.facts.captures.host.module import MODULE_READERS
-from gpudoctor.facts.captures.host.processors import PROCESSOR_READERS
 from gpudoctor.facts.captures.host.rdma import RDMA_READERS
-from gpudoctor.facts.captures.host.schedulers import SCHEDULER_READERS
+from gpudoctor.facts.captures.host.schedulers import CONTAINER_READERS, SCHEDULER_READERS
 from gpudoctor.facts.captures.kernel_logs import KERNEL_LOG
 from gpudoctor.facts.captures.nvidia_smi.messages import MESSAGE_READERS, PROC
 from gpudoctor.facts.captures.nvidia_smi.monitor import MONITOR_READERS
