@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from gpudoctor.facts.captures.dcgm import DCGM_READERS
-from gpudoctor.facts.captures.nvidia_smi.monitor import MONITOR_READERS
+from gpudoctor.facts.captures.monitor import MONITOR_READERS
 from gpudoctor.facts.captures.other_tools import OTHER_TOOL_READERS
 from gpudoctor.facts.captures.reader import Block, Part, TextReader
 from gpudoctor.facts.captures.readers import HOST_READERS

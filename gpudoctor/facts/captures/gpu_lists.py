@@ -8,12 +8,15 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from gpudoctor.facts.captures import MOST_GPUS, SourceError
-from gpudoctor.facts.captures.merge import merged
+from gpudoctor.facts.captures import ABSENT, MOST_GPUS, SourceError
+from gpudoctor.facts.captures.host.lspci import PciTree
+from gpudoctor.facts.captures.leaves import merged
+from gpudoctor.facts.captures.nvidia_smi.nvlink import LinkDump
 from gpudoctor.facts.captures.nvidia_smi.query_dump import SmiDump
-from gpudoctor.facts.model.gpu import Gpu
+from gpudoctor.facts.captures.nvidia_smi.topology import Pair, Topology
+from gpudoctor.facts.model.gpu import Gpu, GpuPair, P2pStatus
 from gpudoctor.facts.model.missing import NOT_READ, Missing, known
-from gpudoctor.facts.model.node import Driver
+from gpudoctor.facts.model.node import Driver, Host
 
 UNKNOWN_BUS = "unknown-"
 # the most detailed dump first: if two readings differ, the first one counts
@@ -146,7 +149,7 @@ def _add_to_place(places: list[_Place], gpu: Gpu, dump: SmiDump, file: str) -> b
 
 def _bare(gpu: Gpu) -> Gpu:
     """The GPU without its identifiers, which are decided separately."""
-    return msgspec.structs.replace(gpu, index=0, bus_id="")
+    return replace(gpu, index=0, bus_id="")
 
 
 def _check_same_gpu(place: _Place, bus_id: str | None, uuid: str | None, file: str, index: int) -> None:
@@ -189,7 +192,7 @@ def _numbered(places: list[_Place]) -> tuple[Gpu, ...]:
     made = []
     for place in sorted(places, key=lambda place: (place.bus_id or "~", place.uuid or "")):
         index = place.index if place.index is not None else next(free)
-        made.append(msgspec.structs.replace(place.gpu, index=index, bus_id=place.bus_id or f"{UNKNOWN_BUS}{index}"))
+        made.append(replace(place.gpu, index=index, bus_id=place.bus_id or f"{UNKNOWN_BUS}{index}"))
     return tuple(sorted(made, key=lambda gpu: (gpu.bus_id.startswith(UNKNOWN_BUS), gpu.bus_id, gpu.index)))
 
 
@@ -203,15 +206,69 @@ def _driver(dumps: list[SmiDump], shown: int, notes: list[str]) -> Driver:
     for driver in drivers:
         made = merged(made, driver, [])
     handles = tuple(sorted({words for driver in drivers for words in driver.handle_errors}))
-    made = msgspec.structs.replace(made, handle_errors=handles)
+    made = replace(made, handle_errors=handles)
     if len(codes) > 1:
-        made = msgspec.structs.replace(made, init_code=codes[0] if _INIT_OK in codes[1:] else made.init_code)
+        made = replace(made, init_code=codes[0] if _INIT_OK in codes[1:] else made.init_code)
         notes.append("one text shows GPUs, in the other the driver failed: the failure is judged")
     attached = min((count for dump in dumps if (count := known(dump.attached)) is not None), default=None)
     if counts:
-        made = msgspec.structs.replace(made, device_count=counts[0])
+        made = replace(made, device_count=counts[0])
     elif attached is not None and shown >= attached:  # one dump lists GPUs that another leaves out
-        made = msgspec.structs.replace(made, device_count=attached)
+        made = replace(made, device_count=attached)
     elif isinstance(made.device_count, Missing) and attached is not None:
         notes.append(made.device_count.reason)
     return made
+
+
+def pairs_of(topology: Topology | None, p2p: dict[str, dict[Pair, P2pStatus]]) -> tuple[GpuPair, ...] | Missing:
+    """The pairs from `topo -m`, with the statuses from `topo -p2p` (keys: p2p_read, p2p_write) added."""
+    if topology is None and not p2p:
+        return ABSENT
+    pairs = {(pair.a, pair.b): pair for pair in (topology.pairs if topology else ())}
+    for direction, statuses in p2p.items():
+        for a, b in statuses:
+            pair = pairs.get((a, b)) or GpuPair(a, b)
+            changed: dict[str, Any] = {direction: statuses[a, b]}
+            pairs[a, b] = replace(pair, **changed)
+    return tuple(pairs[key] for key in sorted(pairs))
+
+
+def placeholder_gpus(
+    tree: PciTree | None,
+    links: list[LinkDump],
+    topology: Topology | None,
+    p2p: dict[str, dict[Pair, P2pStatus]],
+) -> tuple[Gpu, ...]:
+    """GPUs if there is no `nvidia-smi -q`: from lspci, nvlink and the matrices, joined by their order.
+
+    A GPU whose address is in no dump gets the bus id "unknown-INDEX".
+    """
+    functions = tree.gpus if tree else []
+    indices = {link.index for link in links} | set(topology.gpus if topology else ())
+    indices |= {index for statuses in p2p.values() for pair in statuses for index in pair}
+    if not indices:
+        indices = set(range(len(functions)))
+    same_count = len(functions) == len(indices)
+    by_index = {link.index: link for link in links}
+    gpus: list[Gpu] = []
+    for order, index in enumerate(sorted(indices)):
+        link = by_index.get(index)
+        function = functions[order] if same_count else None
+        name = link.name if link else function.name if function else ABSENT
+        bus_id = function.bus_id if function else f"unknown-{index}"
+        gpus.append(Gpu(index, bus_id, uuid=link.uuid if link else ABSENT, name=name))
+    return tuple(gpus)
+
+
+def with_failures(gpus: tuple[Gpu, ...], lost: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
+    """Each GPU with the error that nvidia-smi reported for its bus id; errors for unlisted GPUs stay driver errors."""
+    errors = {gpu.bus_id: gpu.errors for gpu in lost}
+    return tuple(replace(gpu, errors=errors[gpu.bus_id]) if gpu.bus_id in errors else gpu for gpu in gpus)
+
+
+def without_gpu_memory(host: Host, gpus: tuple[Gpu, ...]) -> Host:
+    """Hide the RAM size on Grace: it exposes GPU memory as NUMA nodes, which `free` counts as RAM."""
+    if isinstance(host.ram_mib, Missing) or all(gpu.settings.addressing_mode != "ats" for gpu in gpus):
+        return host
+    hidden = Missing("free may count GPU memory as RAM on this machine", "absent")
+    return replace(host, ram_mib=hidden, ram_available_mib=hidden)

@@ -5,25 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-import msgspec
+from msgspec.structs import replace
 
 from gpudoctor.facts.captures import ABSENT, MOST_GPUS, SourceError
-from gpudoctor.facts.captures.complete import (
+from gpudoctor.facts.captures.gpu_lists import (
+    UNKNOWN_BUS,
+    joined_dumps,
     pairs_of,
     placeholder_gpus,
-    say_absent,
     with_failures,
-    with_links,
     without_gpu_memory,
 )
-from gpudoctor.facts.captures.gpu_lists import UNKNOWN_BUS, joined_dumps
 from gpudoctor.facts.captures.host.lspci import PciTree
 from gpudoctor.facts.captures.kernel_logs import continued, joined_logs
-from gpudoctor.facts.captures.merge import merged
-from gpudoctor.facts.captures.nvidia_smi.nvlink import LinkDump, merge_links
+from gpudoctor.facts.captures.leaves import merged, plausible, say_absent
+from gpudoctor.facts.captures.nvidia_smi.nvlink import LinkDump, merge_links, with_links
 from gpudoctor.facts.captures.nvidia_smi.query_dump import SmiDump
 from gpudoctor.facts.captures.nvidia_smi.topology import Pair, Topology
-from gpudoctor.facts.captures.plausible import plausible
 from gpudoctor.facts.captures.reader import Block, Part, TextReader
 from gpudoctor.facts.captures.readers import READERS
 from gpudoctor.facts.captures.transcript import Transcript
@@ -80,7 +78,7 @@ class Dumps:
         self._reported.extend(part.reported)
         if part.node.kernel_log != KernelLog():
             self._add_log(part.node.kernel_log, block)
-            part.node = msgspec.structs.replace(part.node, kernel_log=KernelLog())
+            part.node = replace(part.node, kernel_log=KernelLog())
         if len(self._parts) >= MAX_PARTS:
             self._left_out += 1
         elif part != Part(notes=part.notes, reported=part.reported):
@@ -100,7 +98,7 @@ class Dumps:
         empty = Node()
         return bool(self._logs) or any(
             part.smi or part.links or part.topology or part.p2p or (part.pci_tree and part.pci_tree.nvidia_devices)
-            or msgspec.structs.replace(part.node, pci=PciBus(), host=Host(), environment=Environment()) != empty
+            or replace(part.node, pci=PciBus(), host=Host(), environment=Environment()) != empty
             for _, _, part in self._parts
         )  # fmt: skip
 
@@ -130,10 +128,10 @@ class Dumps:
         host = without_gpu_memory(node.host, gpus)
         if any(gpu.settings.virtualization in ("passthrough", "vgpu") for gpu in gpus):
             # only a driver inside a virtual machine reports these modes
-            host = msgspec.structs.replace(host, virtualization="vm")
+            host = replace(host, virtualization="vm")
         if self._left_out:
             self.notes.append(f"{self._left_out} texts beyond the first {MAX_PARTS} were not used")
-        node = msgspec.structs.replace(
+        node = replace(
             node,
             driver=_driver(smi.driver, node.driver),
             gpus=gpus,
@@ -146,7 +144,7 @@ class Dumps:
         source = Source(
             "capture", name, collected_at, files=tuple(self.files), notes=self._shown_notes(), reported=reported
         )
-        return msgspec.structs.replace(plausible(say_absent(node)), source=source)
+        return replace(plausible(say_absent(node)), source=source)
 
     def _shown_notes(self) -> tuple[str, ...]:
         notes = list(dict.fromkeys(self.notes))
@@ -188,7 +186,7 @@ class Dumps:
                 if key in found:
                     merge_links(found[key], gpu)
                 else:
-                    found[key] = msgspec.structs.replace(gpu, links=dict(gpu.links))
+                    found[key] = replace(gpu, links=dict(gpu.links))
         return list(found.values())
 
     def _topology(self, found: list[Topology]) -> Topology | None:
@@ -236,7 +234,7 @@ def _merged_function(one: Any, other: Any) -> Any:
             news[field] = theirs
         elif field == "hop" and theirs is not None:
             news[field] = merged(mine, theirs, [])
-    return msgspec.structs.replace(one, **news)
+    return replace(one, **news)
 
 
 def _driver(smi: Driver, other: Driver) -> Driver:
@@ -247,7 +245,7 @@ def _driver(smi: Driver, other: Driver) -> Driver:
         value = getattr(other, field)
         if not isinstance(value, Missing):
             news[field] = value
-    return msgspec.structs.replace(made, **news) if news else made
+    return replace(made, **news) if news else made
 
 
 def _with_location(gpu: Gpu, topology: Topology | None, tree: PciTree | None) -> Gpu:
@@ -261,4 +259,4 @@ def _with_location(gpu: Gpu, topology: Topology | None, tree: PciTree | None) ->
         if function is not None and place is None:
             news["numa_node"] = function.numa_node
         news["pcie"] = tree.link(gpu)
-    return msgspec.structs.replace(gpu, **news) if news else gpu
+    return replace(gpu, **news) if news else gpu

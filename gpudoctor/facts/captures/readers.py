@@ -6,7 +6,6 @@ from msgspec.structs import replace
 
 from gpudoctor.facts.captures.collect_env import COLLECT_ENV, ENVIRONMENT
 from gpudoctor.facts.captures.dcgm import DCGM_READERS
-from gpudoctor.facts.captures.dcgm_exporter import DCGM_EXPORTER
 from gpudoctor.facts.captures.host.cpu_and_memory import LIMIT_READERS, MEMORY_READERS, PROCESSOR_READERS
 from gpudoctor.facts.captures.host.fabric_manager import FABRIC_MANAGER_READERS
 from gpudoctor.facts.captures.host.lspci import LSPCI
@@ -14,8 +13,8 @@ from gpudoctor.facts.captures.host.module import MODULE_READERS
 from gpudoctor.facts.captures.host.rdma import RDMA_READERS
 from gpudoctor.facts.captures.host.schedulers import CONTAINER_READERS, SCHEDULER_READERS
 from gpudoctor.facts.captures.kernel_logs import KERNEL_LOG
+from gpudoctor.facts.captures.monitor import DCGM_DMON, DCGM_EXPORTER, MONITOR_READERS
 from gpudoctor.facts.captures.nvidia_smi.messages import MESSAGE_READERS, PROC
-from gpudoctor.facts.captures.nvidia_smi.monitor import MONITOR_READERS
 from gpudoctor.facts.captures.nvidia_smi.nvlink import GPU_LIST
 from gpudoctor.facts.captures.nvidia_smi.query_csv import QUERY_CSV
 from gpudoctor.facts.captures.nvidia_smi.query_text import QUERY_TEXT
@@ -54,5 +53,5 @@ HOST_READERS: tuple[TextReader, ...] = tuple(
 )
 READERS: tuple[TextReader, ...] = (
     *(QUERY_XML, *MESSAGE_READERS, TABLE, GPU_LIST, TOPOLOGY, QUERY_TEXT, QUERY_CSV, *MONITOR_READERS, PROC),
-    *(*DCGM_READERS, *HOST_READERS, DCGM_EXPORTER, COLLECT_ENV, *OTHER_TOOL_READERS, KERNEL_LOG),
+    *(*DCGM_READERS, DCGM_DMON, *HOST_READERS, DCGM_EXPORTER, COLLECT_ENV, *OTHER_TOOL_READERS, KERNEL_LOG),
 )

@@ -237,6 +237,57 @@ def _with(link: NvLink, told: str) -> NvLink:
     return link
 
 
+def with_links(gpus: tuple[Gpu, ...], links: list[LinkDump], *, all_gpus: bool) -> tuple[Gpu, ...]:
+    """Each GPU with its links, matched by UUID if it is unique, otherwise by index.
+
+    `all_gpus`: `gpus` are all GPUs of the machine, so a remote address that is not a GPU and that several GPUs link to
+    is a switch. Raise SourceError if the UUIDs belong to another machine.
+    """
+    if not links:
+        return gpus
+    uuids = [gpu.uuid for gpu in gpus]
+    by_uuid = {link.uuid: link for link in links}
+    by_index = {link.index: link for link in links}
+    # redacted dumps may give all GPUs the same UUID, or none: then only the order is left to match by
+    named = len({uuid for uuid in uuids if isinstance(uuid, str)}) == len(gpus) and len(by_uuid) == len(by_index)
+    made: list[Gpu] = []
+    for gpu in gpus:
+        found = by_uuid.get(gpu.uuid) if isinstance(gpu.uuid, str) and uuids.count(gpu.uuid) == 1 else None
+        if found is None:
+            found = by_index.get(gpu.index)
+            if found is not None and named:
+                raise SourceError(
+                    f"GPU {gpu.index} is {gpu.uuid} in nvidia-smi -q and {found.uuid} in nvidia-smi nvlink: "
+                    "keep the dumps of one machine only"
+                )
+        made.append(replace(gpu, nvlinks=found.nvlinks) if found else gpu)
+    return _with_remote_kinds(tuple(made), all_gpus)
+
+
+def _with_remote_kinds(gpus: tuple[Gpu, ...], all_gpus: bool) -> tuple[Gpu, ...]:
+    own = {gpu.bus_id for gpu in gpus}
+    seen_from: dict[str, set[str]] = {}
+    for gpu in gpus:
+        for link in known(gpu.nvlinks) or ():
+            if isinstance(link.remote_bus_id, str):
+                seen_from.setdefault(link.remote_bus_id, set()).add(gpu.bus_id)
+
+    def named(link: NvLink) -> NvLink:
+        remote = link.remote_bus_id
+        if not isinstance(remote, str):
+            return link
+        if remote in own:
+            return replace(link, remote_kind="gpu")
+        if all_gpus and len(seen_from[remote]) > 1:
+            return replace(link, remote_kind="switch")
+        return link
+
+    return tuple(
+        gpu if isinstance(gpu.nvlinks, Missing) else replace(gpu, nvlinks=tuple(named(link) for link in gpu.nvlinks))
+        for gpu in gpus
+    )
+
+
 def _read(block: Block) -> Part:
     if _shows_links(block.text, block.command):
         links = tuple(parse_nvlink(block.text, whole_end=block.whole_end))
