@@ -8,13 +8,11 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from gpudoctor.facts.captures import ABSENT, MOST_GPUS, SourceError
-from gpudoctor.facts.captures.host.lspci import PciTree
+from gpudoctor.facts.captures import MOST_GPUS, SourceError
+from gpudoctor.facts.captures.host.lspci import Function
 from gpudoctor.facts.captures.leaves import merged
-from gpudoctor.facts.captures.nvidia_smi.nvlink import LinkDump
 from gpudoctor.facts.captures.nvidia_smi.query_dump import SmiDump
-from gpudoctor.facts.captures.nvidia_smi.topology import Pair, Topology
-from gpudoctor.facts.model.gpu import Gpu, GpuPair, P2pStatus
+from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import NOT_READ, Missing, known
 from gpudoctor.facts.model.node import Driver, Host
 
@@ -90,7 +88,7 @@ def _rank(pair: tuple[str, SmiDump]) -> tuple[Any, ...]:
 
 def _identity(gpu: Gpu, dump: SmiDump) -> tuple[str | None, str | None]:
     """Bus id and UUID; None for one that the dump lacks, or that redaction made the same for all GPUs."""
-    bus_id = None if gpu.bus_id.startswith(UNKNOWN_BUS) else gpu.bus_id
+    bus_id = gpu.bus_id if _has_address(gpu) else None
     uuid = known(gpu.uuid)
     if uuid is not None:
         alike = sum(known(other.uuid) == uuid for other in dump.gpus) > 1
@@ -175,15 +173,15 @@ def _check_same_driver(ordered: list[tuple[str, SmiDump]]) -> None:
 
 def _check_same_gpus(ordered: list[tuple[str, SmiDump]], places: list[_Place]) -> None:
     """Raise SourceError if each of two dumps contains a GPU (by bus id) that the other lacks."""
-    sets = [
-        (file, {gpu.bus_id for gpu in dump.gpus if not gpu.bus_id.startswith(UNKNOWN_BUS)})
-        for file, dump in ordered
-        if dump.ended
-    ]
+    sets = [(file, {gpu.bus_id for gpu in dump.gpus if _has_address(gpu)}) for file, dump in ordered if dump.ended]
     for at, (file, mine) in enumerate(sets):
         for other, theirs in sets[:at]:
             if mine and theirs and not (mine <= theirs or theirs <= mine):
                 raise _contradiction(file, other, f"GPU {min(mine ^ theirs)} is in one only")
+
+
+def _has_address(gpu: Gpu) -> bool:
+    return not gpu.bus_id.startswith(UNKNOWN_BUS)
 
 
 def _numbered(places: list[_Place]) -> tuple[Gpu, ...]:
@@ -193,7 +191,7 @@ def _numbered(places: list[_Place]) -> tuple[Gpu, ...]:
     for place in sorted(places, key=lambda place: (place.bus_id or "~", place.uuid or "")):
         index = place.index if place.index is not None else next(free)
         made.append(replace(place.gpu, index=index, bus_id=place.bus_id or f"{UNKNOWN_BUS}{index}"))
-    return tuple(sorted(made, key=lambda gpu: (gpu.bus_id.startswith(UNKNOWN_BUS), gpu.bus_id, gpu.index)))
+    return tuple(sorted(made, key=lambda gpu: (gpu.bus_id, 0) if _has_address(gpu) else ("~", gpu.index)))
 
 
 def _driver(dumps: list[SmiDump], shown: int, notes: list[str]) -> Driver:
@@ -220,44 +218,17 @@ def _driver(dumps: list[SmiDump], shown: int, notes: list[str]) -> Driver:
     return made
 
 
-def pairs_of(topology: Topology | None, p2p: dict[str, dict[Pair, P2pStatus]]) -> tuple[GpuPair, ...] | Missing:
-    """The pairs from `topo -m`, with the statuses from `topo -p2p` (keys: p2p_read, p2p_write) added."""
-    if topology is None and not p2p:
-        return ABSENT
-    pairs = {(pair.a, pair.b): pair for pair in (topology.pairs if topology else ())}
-    for direction, statuses in p2p.items():
-        for a, b in statuses:
-            pair = pairs.get((a, b)) or GpuPair(a, b)
-            changed: dict[str, Any] = {direction: statuses[a, b]}
-            pairs[a, b] = replace(pair, **changed)
-    return tuple(pairs[key] for key in sorted(pairs))
-
-
-def placeholder_gpus(
-    tree: PciTree | None,
-    links: list[LinkDump],
-    topology: Topology | None,
-    p2p: dict[str, dict[Pair, P2pStatus]],
-) -> tuple[Gpu, ...]:
-    """GPUs if there is no `nvidia-smi -q`: from lspci, nvlink and the matrices, joined by their order.
-
-    A GPU whose address is in no dump gets the bus id "unknown-INDEX".
-    """
-    functions = tree.gpus if tree else []
-    indices = {link.index for link in links} | set(topology.gpus if topology else ())
-    indices |= {index for statuses in p2p.values() for pair in statuses for index in pair}
-    if not indices:
-        indices = set(range(len(functions)))
-    same_count = len(functions) == len(indices)
-    by_index = {link.index: link for link in links}
-    gpus: list[Gpu] = []
-    for order, index in enumerate(sorted(indices)):
-        link = by_index.get(index)
-        function = functions[order] if same_count else None
-        name = link.name if link else function.name if function else ABSENT
-        bus_id = function.bus_id if function else f"unknown-{index}"
-        gpus.append(Gpu(index, bus_id, uuid=link.uuid if link else ABSENT, name=name))
-    return tuple(gpus)
+def with_addresses(gpus: tuple[Gpu, ...], functions: list[Function]) -> tuple[Gpu, ...]:
+    """GPUs of which only the order is known, with the addresses and names of as many functions in lspci."""
+    if not gpus:
+        return tuple(Gpu(index, function.bus_id, name=function.name) for index, function in enumerate(functions))
+    ordered = sorted(gpus, key=lambda gpu: gpu.index)
+    if [gpu.index for gpu in ordered] != list(range(len(functions))) or any(map(_has_address, gpus)):
+        return gpus
+    return tuple(
+        replace(gpu, bus_id=function.bus_id, name=gpu.name if known(gpu.name) else function.name)
+        for gpu, function in zip(ordered, functions, strict=True)
+    )
 
 
 def with_failures(gpus: tuple[Gpu, ...], lost: tuple[Gpu, ...]) -> tuple[Gpu, ...]:

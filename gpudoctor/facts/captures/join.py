@@ -11,22 +11,21 @@ from gpudoctor.facts.captures import ABSENT, MOST_GPUS, SourceError
 from gpudoctor.facts.captures.gpu_lists import (
     UNKNOWN_BUS,
     joined_dumps,
-    pairs_of,
-    placeholder_gpus,
+    with_addresses,
     with_failures,
     without_gpu_memory,
 )
 from gpudoctor.facts.captures.host.lspci import PciTree
 from gpudoctor.facts.captures.kernel_logs import continued, joined_logs
 from gpudoctor.facts.captures.leaves import merged, plausible, say_absent
-from gpudoctor.facts.captures.nvidia_smi.nvlink import LinkDump, merge_links, with_links
+from gpudoctor.facts.captures.nvidia_smi.nvlink import with_remote_kinds
 from gpudoctor.facts.captures.nvidia_smi.query_dump import SmiDump
-from gpudoctor.facts.captures.nvidia_smi.topology import Pair, Topology
+from gpudoctor.facts.captures.nvidia_smi.topology import Topology
 from gpudoctor.facts.captures.reader import Block, Part, TextReader
 from gpudoctor.facts.captures.readers import READERS
 from gpudoctor.facts.captures.transcript import Transcript
-from gpudoctor.facts.model.gpu import Gpu, P2pStatus
-from gpudoctor.facts.model.missing import Missing, known
+from gpudoctor.facts.model.gpu import Gpu
+from gpudoctor.facts.model.missing import NOT_READ, Missing, known
 from gpudoctor.facts.model.node import Driver, Environment, Host, KernelLog, Node, PciBus, Source
 
 MAX_PARTS = 2000  # `nvidia-smi -l` prints a table each second: the text is no longer kept from here on
@@ -97,7 +96,7 @@ class Dumps:
         """Whether any dump is about GPUs, their driver or the kernel: an environment alone does not describe a node."""
         empty = Node()
         return bool(self._logs) or any(
-            part.smi or part.links or part.topology or part.p2p or (part.pci_tree and part.pci_tree.nvidia_devices)
+            part.smi or part.topology or (part.pci_tree and part.pci_tree.nvidia_devices)
             or replace(part.node, pci=PciBus(), host=Host(), environment=Environment()) != empty
             for _, _, part in self._parts
         )  # fmt: skip
@@ -108,22 +107,23 @@ class Dumps:
         Raise SourceError if the dumps cannot be of one machine.
         """
         parts = sorted(self._parts, key=lambda item: (item[0], item[1]))
-        links = self._links(part for _, _, part in parts)
         topology = self._topology([part.topology for _, _, part in parts if part.topology is not None])
-        p2p = _p2p(part for _, _, part in parts)
         tree = _joined_tree([part.pci_tree for _, _, part in parts if part.pci_tree is not None])
         dumps = [(file, dump) for file, _, part in parts for dump in part.smi]
-        smi = self._smi(dumps, links, topology, p2p)
-        gpus = smi.gpus or placeholder_gpus(tree, links, topology, p2p)
-        gpus = with_failures(gpus, smi.unnumbered)
-        if len(gpus) > MOST_GPUS:
-            raise SourceError(f"more than {MOST_GPUS} GPUs: not the dump of one machine")
-        gpus = with_links(gpus, links, all_gpus=bool(smi.gpus) and smi.ended)
-        gpus = tuple(_with_location(gpu, topology, tree) for gpu in gpus)
         conflicts: list[str] = []
         node = Node()
         for _, _, part in parts:
             node = merged(node, part.node, conflicts)
+        pairs = merged(topology.pairs if topology else NOT_READ, node.pairs, conflicts)
+        indices = {index for pair in known(pairs) or () for index in (pair.a, pair.b)}
+        smi = self._smi(dumps, topology, indices | set(topology.gpus if topology else ()))
+        gpus = smi.gpus
+        if tree is not None:
+            gpus = with_addresses(gpus, tree.gpus)
+        gpus = with_remote_kinds(with_failures(gpus, smi.unnumbered), all_gpus=bool(gpus) and smi.ended)
+        if len(gpus) > MOST_GPUS:
+            raise SourceError(f"more than {MOST_GPUS} GPUs: not the dump of one machine")
+        gpus = tuple(_with_location(gpu, topology, tree) for gpu in gpus)
         self.notes.extend(f"two texts differ in {conflict}: the first counts" for conflict in dict.fromkeys(conflicts))
         host = without_gpu_memory(node.host, gpus)
         if any(gpu.settings.virtualization in ("passthrough", "vgpu") for gpu in gpus):
@@ -135,7 +135,7 @@ class Dumps:
             node,
             driver=_driver(smi.driver, node.driver),
             gpus=gpus,
-            pairs=pairs_of(topology, p2p),
+            pairs=pairs if isinstance(pairs, Missing) else tuple(sorted(pairs, key=lambda pair: (pair.a, pair.b))),
             host=host,
             kernel_log=joined_logs(self._logs) or KernelLog(),
         )
@@ -151,43 +151,24 @@ class Dumps:
         more = [f"and {len(notes) - MAX_NOTES} more notes"] if len(notes) > MAX_NOTES else []
         return (*notes[:MAX_NOTES], *more)
 
-    def _smi(
-        self,
-        dumps: list[tuple[str, SmiDump]],
-        links: list[LinkDump],
-        topology: Topology | None,
-        p2p: dict[str, dict[Pair, P2pStatus]],
-    ) -> SmiDump:
-        """The nvidia-smi dumps joined; GPUs that they leave out are taken from the links and matrices."""
+    def _smi(self, dumps: list[tuple[str, SmiDump]], topology: Topology | None, indices: set[int]) -> SmiDump:
+        """The nvidia-smi dumps joined; GPUs that they leave out are taken from the matrices, which show `indices`."""
         notes: list[str] = []
         smi = joined_dumps(dumps, notes)
-        if smi.gpus and smi.ended and topology and set(topology.gpus) != {gpu.index for gpu in smi.gpus}:
+        if not (smi.gpus and smi.ended):
+            shown = tuple(Gpu(index, f"{UNKNOWN_BUS}{index}") for index in sorted(indices))
+            more = SmiDump(shown, Driver(), name="nvidia-smi topo", indexed=True, ended=False)
+            notes = []
+            smi = joined_dumps([*dumps, ("", more)], notes)
+        elif topology and set(topology.gpus) != {gpu.index for gpu in smi.gpus}:
+            listing = next((dump for _, dump in dumps if dump.gpus and not dump.beside), dumps[0][1])
             raise SourceError(
-                f"{dumps[0][1].name} shows {len(smi.gpus)} GPUs and topo -m {len(topology.gpus)}: "
+                f"{listing.name} shows {len(smi.gpus)} GPUs and topo -m {len(topology.gpus)}: "
                 "keep the dumps of one machine only"
             )
-        if smi.gpus and not smi.ended:
-            indices = set(topology.gpus if topology else ()) | {i for s in p2p.values() for pair in s for i in pair}
-            others = {link.index: Gpu(link.index, f"{UNKNOWN_BUS}{link.index}", link.uuid, link.name) for link in links}
-            others |= {index: Gpu(index, f"{UNKNOWN_BUS}{index}") for index in indices - set(others)}
-            if others:
-                more = SmiDump(tuple(others.values()), Driver(), name="nvidia-smi topo", indexed=True, ended=False)
-                notes = []
-                smi = joined_dumps([*dumps, ("", more)], notes)
         self.notes.extend(notes)
         self._reported.extend(smi.unlisted)
         return smi
-
-    def _links(self, parts: Iterable[Part]) -> list[LinkDump]:
-        found: dict[tuple[int, str], LinkDump] = {}
-        for part in parts:
-            for gpu in part.links:
-                key = (gpu.index, gpu.uuid)
-                if key in found:
-                    merge_links(found[key], gpu)
-                else:
-                    found[key] = replace(gpu, links=dict(gpu.links))
-        return list(found.values())
 
     def _topology(self, found: list[Topology]) -> Topology | None:
         """The matrix with the most rows; a note reports another one that differs."""
@@ -199,18 +180,6 @@ class Dumps:
             self.notes.append("a second topo -m dump differs, and is not used")
         self.notes.extend(f"topo -m: {note}" for note in first.notes)
         return first
-
-
-def _p2p(parts: Iterable[Part]) -> dict[str, dict[Pair, P2pStatus]]:
-    """The statuses of each direction; if two differ for a pair, the one that is not OK."""
-    found: dict[str, dict[Pair, P2pStatus]] = {}
-    for part in parts:
-        for direction, statuses in part.p2p.items():
-            mine = found.setdefault(direction, {})
-            for pair, status in statuses.items():
-                if mine.get(pair, "OK") == "OK":
-                    mine[pair] = status
-    return found
 
 
 def _joined_tree(trees: list[PciTree]) -> PciTree | None:

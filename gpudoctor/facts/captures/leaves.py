@@ -12,6 +12,7 @@ from gpudoctor.facts.model.gpu import (
     Clocks,
     Ecc,
     Gpu,
+    GpuPair,
     MemoryRepair,
     NvLink,
     PcieHop,
@@ -29,7 +30,8 @@ T = TypeVar("T")
 
 _GAPS = (NOT_READ, ABSENT)
 # counters never decrease, and pending repairs persist until a reset: of two dumps, the worse one is the later one
-_WORST = (Ecc, MemoryRepair)
+_WORST = (Ecc, MemoryRepair, NvLink)
+_UP = ("active", "OK")  # of two states of a link or pair, the other one counts
 _NOT_WORST = frozenset({"enabled", "pending", "banks_max_spare", "banks_high_spare"})
 
 
@@ -60,6 +62,10 @@ def _merged(one: Any, other: Any, conflicts: list[str], place: str) -> Any:
                 news[field] = theirs
             elif isinstance(one, _WORST) and field not in _NOT_WORST and {type(mine), type(theirs)} <= {int, bool}:
                 news[field] = max(mine, theirs)
+            elif isinstance(one, (NvLink, GpuPair)) and isinstance(theirs, str) and mine in _UP:
+                news[field] = theirs
+            elif isinstance(one, (NvLink, GpuPair)) and isinstance(mine, str) and theirs in _UP:
+                continue
             else:
                 news[field] = merged(mine, theirs, conflicts, f"{place}.{field}" if place else field)
         return msgspec.structs.replace(one, **news) if news else one

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from gpudoctor.facts.model.gpu import P2pStatus
 from gpudoctor.facts.model.node import Node
 
 if TYPE_CHECKING:  # these modules import this one
     from gpudoctor.facts.captures.host.lspci import PciTree
-    from gpudoctor.facts.captures.nvidia_smi.nvlink import LinkDump
     from gpudoctor.facts.captures.nvidia_smi.query_dump import SmiDump
-    from gpudoctor.facts.captures.nvidia_smi.topology import Pair, Topology
+    from gpudoctor.facts.captures.nvidia_smi.topology import Topology
 
 
 _LONGEST_KEY = 45
@@ -58,9 +56,7 @@ class Part(msgspec.Struct):
     notes: tuple[str, ...] = ()
     reported: tuple[str, ...] = ()
     smi: tuple[SmiDump, ...] = ()
-    links: tuple[LinkDump, ...] = ()
     topology: Topology | None = None
-    p2p: Mapping[str, dict[Pair, P2pStatus]] = {}
     pci_tree: PciTree | None = None
 
 

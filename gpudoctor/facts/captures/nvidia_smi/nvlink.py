@@ -13,7 +13,7 @@ from gpudoctor.facts.captures.nvidia_smi.values import missing_word
 from gpudoctor.facts.captures.reader import Block, Part, TextReader
 from gpudoctor.facts.model.gpu import Gpu, MigInstance, NvLink
 from gpudoctor.facts.model.missing import NOT_READ, UNSUPPORTED, Missing, known
-from gpudoctor.facts.model.node import short_bus_id
+from gpudoctor.facts.model.node import Driver, short_bus_id
 
 _GPU = re.compile(r"GPU (\d{1,4}): (.{0,200}?) ?\(UUID: ([^)\s]{1,80})\)")
 _MIG = re.compile(r"MIG (\S{1,40})\s+Device\s+\d{1,3}: \(UUID: ([^)\s]{1,120})\)")
@@ -176,33 +176,6 @@ def _mark_cut(blocks: list[_Block], gpus: dict[tuple[int, str], LinkDump]) -> No
         gpu.links[number] = replace(link, **news)
 
 
-def merge_links(one: LinkDump, other: LinkDump) -> None:
-    """Add to `one` the links in `other`, a dump with another option or from another time.
-
-    If they differ, the state that is not active and the larger count are kept.
-    """
-    one.all_inactive = one.all_inactive or other.all_inactive
-    for number, link in other.links.items():
-        mine = one.links.get(number)
-        if mine is None:
-            one.links[number] = link
-            continue
-        news = {
-            field: value
-            for field in NvLink.__struct_fields__
-            if not isinstance(value := getattr(link, field), Missing) and _counts_more(value, getattr(mine, field))
-        }
-        one.links[number] = replace(mine, **news)
-
-
-def _counts_more(value: object, before: object) -> bool:
-    if isinstance(before, Missing):
-        return True
-    if isinstance(value, int) and isinstance(before, int):
-        return value > before
-    return before == "active" and value in ("inactive", "disabled", "sleep")
-
-
 def _unread_link(number: int) -> NvLink:
     return NvLink(number, **dict.fromkeys(NvLink.__struct_fields__[1:], ABSENT))
 
@@ -237,34 +210,12 @@ def _with(link: NvLink, told: str) -> NvLink:
     return link
 
 
-def with_links(gpus: tuple[Gpu, ...], links: list[LinkDump], *, all_gpus: bool) -> tuple[Gpu, ...]:
-    """Each GPU with its links, matched by UUID if it is unique, otherwise by index.
+def with_remote_kinds(gpus: tuple[Gpu, ...], all_gpus: bool) -> tuple[Gpu, ...]:
+    """Each GPU with what its links end at: a GPU, or a switch.
 
     `all_gpus`: `gpus` are all GPUs of the machine, so a remote address that is not a GPU and that several GPUs link to
-    is a switch. Raise SourceError if the UUIDs belong to another machine.
+    is a switch.
     """
-    if not links:
-        return gpus
-    uuids = [gpu.uuid for gpu in gpus]
-    by_uuid = {link.uuid: link for link in links}
-    by_index = {link.index: link for link in links}
-    # redacted dumps may give all GPUs the same UUID, or none: then only the order is left to match by
-    named = len({uuid for uuid in uuids if isinstance(uuid, str)}) == len(gpus) and len(by_uuid) == len(by_index)
-    made: list[Gpu] = []
-    for gpu in gpus:
-        found = by_uuid.get(gpu.uuid) if isinstance(gpu.uuid, str) and uuids.count(gpu.uuid) == 1 else None
-        if found is None:
-            found = by_index.get(gpu.index)
-            if found is not None and named:
-                raise SourceError(
-                    f"GPU {gpu.index} is {gpu.uuid} in nvidia-smi -q and {found.uuid} in nvidia-smi nvlink: "
-                    "keep the dumps of one machine only"
-                )
-        made.append(replace(gpu, nvlinks=found.nvlinks) if found else gpu)
-    return _with_remote_kinds(tuple(made), all_gpus)
-
-
-def _with_remote_kinds(gpus: tuple[Gpu, ...], all_gpus: bool) -> tuple[Gpu, ...]:
     own = {gpu.bus_id for gpu in gpus}
     seen_from: dict[str, set[str]] = {}
     for gpu in gpus:
@@ -289,10 +240,15 @@ def _with_remote_kinds(gpus: tuple[Gpu, ...], all_gpus: bool) -> tuple[Gpu, ...]
 
 
 def _read(block: Block) -> Part:
-    if _shows_links(block.text, block.command):
-        links = tuple(parse_nvlink(block.text, whole_end=block.whole_end))
-        return Part(links=links, notes=tuple(gpu.cut for gpu in links if gpu.cut))
-    return Part(smi=(_parse_gpu_list(block.text),))
+    if not _shows_links(block.text, block.command):
+        return Part(smi=(_parse_gpu_list(block.text),))
+    found = parse_nvlink(block.text, whole_end=block.whole_end)
+    gpus = tuple(
+        Gpu(gpu.index, f"unknown-{gpu.index}", gpu.uuid, clipped(gpu.name) or NOT_READ, nvlinks=gpu.nvlinks)
+        for gpu in found
+    )
+    dump = SmiDump(gpus, Driver(), name="nvidia-smi nvlink", indexed=True, ended=False, beside=True)
+    return Part(smi=(dump,), notes=tuple(gpu.cut for gpu in found if gpu.cut))
 
 
 GPU_LIST = TextReader("nvidia-smi -L or nvlink", lambda line: _GPU.match(line.lstrip()), _MORE.match, _read)

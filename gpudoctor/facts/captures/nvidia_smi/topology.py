@@ -7,11 +7,13 @@ from collections.abc import Iterator
 from typing import get_args
 
 import msgspec
+from msgspec.structs import replace
 
 from gpudoctor.facts.captures import ABSENT, SourceError
 from gpudoctor.facts.captures.reader import Block, Part, TextReader
 from gpudoctor.facts.model.gpu import GpuPair, P2pStatus, PathKind
 from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.model.node import Node
 
 _ESCAPE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _GPU = re.compile(r"GPU(\d{1,4})")
@@ -183,7 +185,9 @@ def _read(block: Block) -> Part:
     shown_by = block.command if "p2p" in block.command else block.file
     if _NO_ACCESS.search(shown_by):
         return Part(notes=("nvidia-smi topo -p2p: neither for reads (r) nor for writes (w), and not used",))
-    return Part(p2p={"p2p_write" if _WRITES.search(shown_by) else "p2p_read": parse_p2p(text)})
+    direction = "p2p_write" if _WRITES.search(shown_by) else "p2p_read"
+    pairs = [(GpuPair(a, b), {direction: status}) for (a, b), status in parse_p2p(text).items()]
+    return Part(Node(pairs=tuple(replace(pair, **status) for pair, status in pairs)))
 
 
 TOPOLOGY = TextReader(
