@@ -8,10 +8,13 @@ from gpudoctor.facts.captures import BUS_ID, MOST_GPUS, SourceError, clipped
 from gpudoctor.facts.captures.nvidia_smi.query_dump import SmiDump, init_failure
 from gpudoctor.facts.captures.nvidia_smi.query_gpu import GpuDump, gpu_from
 from gpudoctor.facts.captures.reader import Block, Part, TextReader
-from gpudoctor.facts.captures.recognise import FAILURE
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.node import Driver, short_bus_id
 
+FAILURE = re.compile(
+    r"NVIDIA-SMI has failed|NVIDIA-SMI couldn't find|Failed to initialize NVML|No devices were found"
+    r"|Unable to determine the device handle for"
+)
 # in the middle of a sentence only if the driver's words are complete
 _BEGIN = re.compile(
     rf"[^|]{{0,60}}?(?:{FAILURE.pattern})"
