@@ -205,3 +205,12 @@ def test_a_link_of_unknown_speed_has_failed_to_tell_it() -> None:
     assert (hop.max_speed_gt_s.kind, hop.width.kind) == ("failed", "failed")
     with pytest.raises(SourceError, match="no line like"):
         parse_lspci("nothing\n")
+
+
+def test_gpus_known_by_their_index_only_have_the_addresses_that_lspci_shows(tmp_path: Path) -> None:
+    functions = "".join(f"{bus}:00.0 3D controller: NVIDIA Corporation GH100 (rev a1)\n" for bus in ("18", "2a"))
+    pasted = tmp_path / "pasted.txt"
+    for index, addresses in ((1, ["0000:18:00.0", "0000:2a:00.0"]), (5, ["unknown-0", "unknown-5"])):
+        listed = "".join(f"GPU {n}: NVIDIA H100 (UUID: GPU-{n}1111111-2222)\n" for n in (0, index))
+        pasted.write_text(f"$ nvidia-smi -L\n{listed}$ lspci\n{functions}")
+        assert [gpu.bus_id for gpu in load_source(str(pasted)).node.gpus] == addresses
