@@ -135,10 +135,11 @@ def test_who_wrote_a_line_of_a_kernel_log_is_hidden_behind_every_prefix(wrapping
     """A dump of syslog, journalctl or clush, through kubectl, docker compose or grep: all have names in front."""
     hosts = ("node12", "node-1.lab", "10.0.0.7")
     own = "xerxes"  # no other word of the node is like it
+    healthy = load_node("hgx-h100-8", {})
     for stamp in (*STAMPS, "node12: [ 1.5] ", "[Do Nov 14 07:00:14 2024] node12-b: "):
         for host in hosts:
             stamp = stamp.replace(host, f"{own}-7")
-        node = put(load_node("hgx-h100-8", {}), "kernel_log.events", parse_kernel_lines([f"{wrapping}{stamp}{LOST}"]))
+        node = put(healthy, "kernel_log.events", parse_kernel_lines([f"{wrapping}{stamp}{LOST}"]))
         redaction = Redaction(node)
         shown = to_json(redaction.node) + msgspec.json.encode(redaction.of(judge(node, include_facts=True)))
         assert own.encode() not in shown, stamp
