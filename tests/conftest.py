@@ -106,9 +106,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Exclude the collected tests, which stay until the end, from garbage collection: saves a tenth of the time."""
+    """Exclude the collected tests, which stay until the end, from garbage collection: saves a tenth of the time.
+
+    Of the rest nearly all is freed without it, and looking every 700 objects, Python's default, costs a fifth.
+    """
     gc.collect()
     gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
     gc.enable()
 
 
