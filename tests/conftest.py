@@ -6,7 +6,8 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from hypothesis import HealthCheck, settings
 from gpudoctor.checks.core import registry as check_registry
 from gpudoctor.probes.runner import launch
 from tests.golden_files import ACCEPT
-from tests.imported_torch import ImportedTorch
+from tests.imported_torch import ForkedPython, ImportedTorch
 
 ROOT = Path(__file__).parent.parent
 PINNED_CHECKS = Path(__file__).parent / "golden" / "pinned_checks.txt"
@@ -131,6 +132,12 @@ def imported_torch() -> Iterator[ImportedTorch]:
     process = ImportedTorch()
     yield process
     process.close()
+
+
+@pytest.fixture(scope="session")
+def forked_python(imported_torch: ImportedTorch) -> Callable[..., ForkedPython]:
+    """forked_python(command, probes=(), ...): as subprocess.Popen, for programs whose ranks need torch."""
+    return partial(ForkedPython, imported_torch)
 
 
 @pytest.fixture(scope="module")
