@@ -48,7 +48,9 @@ SLOWEST = (
     *("agent/test_lifetime", "api/test_preflight", "facts/test_collector_ahead", "cli/test_redaction"),
     *("kubernetes/test_scripts", "checks/test_faults_matrix", "facts/test_error_cost", "probes/test_collectives"),
     *("tui/test_golden", "tui/test_hostile_text", "probes/test_injections", "tui/test_keys"),
-    *("checks/test_missing_leaves", "tui/test_checks_pane"),
+    *("checks/test_missing_leaves", "tui/test_checks_pane", "tui/test_serve", "diagnose/test_bad_input"),
+    *("cluster/test_channel", "plan/test_live_bytes", "docs/test_site", "tui/test_check_list", "agent/test_answers"),
+    *("fake_driver/test_cache", "tui/test_app", "tui/test_state_bounds"),
 )
 
 # more than the slowest fixture needs to end the processes it started

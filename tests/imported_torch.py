@@ -37,7 +37,6 @@ _LONGEST_ORDER = 1 << 20
 _LESS_WORK = (
     # no test judges whether CPU ranks are equally fast, which takes most of a train
     ("gpudoctor.probes.train.core_turns", "_ROUNDS_MAX", 1),
-    ("gpudoctor.probes.train.core_turns", "_BLOCKS", 1),
     ("gpudoctor.probes.train.core_turns", "_STEPS", 4),
     # one more than the step in which faults are injected
     ("gpudoctor.probes.strategies.model", "STEPS", 6),

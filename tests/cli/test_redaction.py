@@ -259,6 +259,14 @@ def test_what_names_nobody_is_left_as_it_is(text: str) -> None:
     assert shapes_taken_out(text) == text
 
 
+def test_a_uuid_of_an_unusual_form_is_hidden_in_a_text_that_was_redacted_before_it_was_known() -> None:
+    node = load_node("hgx-h100-8", {})
+    redaction = Redaction(node)
+    assert redaction.text("rank 3 runs on card7amelie") == "rank 3 runs on card7amelie"
+    redaction.of(put(node.gpus[0], "uuid", "card7amelie"))
+    assert "amelie" not in redaction.text("rank 3 runs on card7amelie")
+
+
 def test_a_folder_of_a_persons_name_is_hidden_in_facts_and_findings() -> None:
     """A path of a single name has not the shape of a path; its owner's home shows in others."""
     node = load_node("hgx-h100-8", {})
