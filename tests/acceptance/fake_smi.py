@@ -11,8 +11,8 @@ import os
 import re
 import subprocess
 import sys
+from html import escape
 from pathlib import Path
-from xml.sax.saxutils import escape
 
 from msgspec.structs import replace
 
@@ -111,7 +111,7 @@ def _tag(name: str, value: object, unit: str = "") -> str:
         if isinstance(value, Missing)
         else f"{_WORDS.get(value, value) if isinstance(value, bool) else value}{unit}"
     )
-    return f"<{name}>{escape(text)}</{name}>"
+    return f"<{name}>{escape(text, quote=False)}</{name}>"
 
 
 if __name__ == "__main__":

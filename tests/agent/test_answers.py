@@ -23,6 +23,9 @@ from gpudoctor.http.address import HttpAccess, ListenAddress, listen_address
 from gpudoctor.http.listener import BoundedListener
 from gpudoctor.http.server import serving
 from tests.agent.running import DEADLINE_S, FAULTY, HEALTHY, TOKEN, Agent, agent, refused, wait_for
+from tests.cli.conftest import Gpudoctor, gpudoctor
+
+__all__ = ["gpudoctor"]  # the fixture
 
 
 def address_of(text: str) -> ListenAddress:
@@ -302,7 +305,7 @@ def test_ipv6_is_written_in_brackets(tmp_path: Path) -> None:
         assert it.ask("/healthz").status in (200, 503)
 
 
-def test_a_taken_port_and_bad_arguments_are_one_line(tmp_path: Path, faulty: Agent) -> None:
+def test_a_taken_port_and_bad_arguments_are_one_line(tmp_path: Path, faulty: Agent, gpudoctor: Gpudoctor) -> None:
     taken = f"127.0.0.1:{faulty.port}"
     short = tmp_path / "short"
     short.write_text("1234567")
@@ -320,7 +323,7 @@ def test_a_taken_port_and_bad_arguments_are_one_line(tmp_path: Path, faulty: Age
         (("--config", str(config)), "levle"),
         (("--state", "/proc/nothing/here", *HEALTHY), "/proc/nothing/here"),
     ):
-        done = refused(tmp_path, "--listen", "127.0.0.1:0", *options)
+        done = gpudoctor("agent", "--listen", "127.0.0.1:0", *options)
         assert (done.code, done.out, done.err.count("\n")) == (2, "", 1), done
         assert word in done.err
         assert "Traceback" not in done.err

@@ -22,7 +22,7 @@ from gpudoctor.facts.model.missing import Missing
 from gpudoctor.load import measure
 from gpudoctor.report.model import Report, report_schema
 from tests.cli.conftest import Gpudoctor, Outcome
-from tests.imported_torch import own_children
+from tests.imported_torch import ForkedPython, own_children
 from tests.probes.conftest import open_files
 
 pytest.importorskip("torch", reason="PyTorch is not installed")
@@ -30,7 +30,9 @@ pytestmark = pytest.mark.usefixtures("forked_starters")
 
 
 @pytest.fixture(scope="module")
-def two_at_once(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Outcome, Path]]:
+def two_at_once(
+    tmp_path_factory: pytest.TempPathFactory, forked_python: Callable[..., ForkedPython]
+) -> list[tuple[Outcome, Path]]:
     """Two healthy checks that share the machine, one with a train: how each ended, and its report with all facts."""
     # the balance of CPU ranks is the business of the machine the tests run on
     saved = [tmp_path_factory.mktemp("at-once") / "r.json" for _ in range(2)]
@@ -40,7 +42,7 @@ def two_at_once(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Outcome,
     alone = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
     alone["XDG_CONFIG_HOME"] = str(tmp_path_factory.mktemp("config"))
     pipe = subprocess.PIPE
-    runs = [subprocess.Popen(command, env=alone, text=True, stdout=pipe, stderr=pipe) for command in commands]
+    runs = [forked_python(each, probes=["train"], env=alone, stdout=pipe, stderr=pipe) for each in commands]
     try:
         said = [run.communicate(timeout=180) for run in runs]
     finally:
@@ -199,11 +201,11 @@ def test_an_injection_without_a_probe_is_refused(gpudoctor: Gpudoctor) -> None:
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_while_ranks_hang_ends_them_and_keeps_what_they_had_measured(
-    number: signal.Signals, code: int, tmp_path: Path
+    number: signal.Signals, code: int, tmp_path: Path, forked_python: Callable[..., ForkedPython]
 ) -> None:
     reading, writing = os.openpty()  # progress is shown on a terminal only, and tells when the rank hangs
     with (tmp_path / "out").open("wb") as out:
-        process = subprocess.Popen(
+        process = forked_python(
             [sys.executable, "-m", "gpudoctor", "check", "collective", "--json", "--node", "hgx-h100-8",
              "--backend", "gloo", "--ranks", "2", "--inject", "hang-rank=1:all_reduce"],
             stdout=out, stderr=writing,

@@ -134,10 +134,11 @@ def test_who_wrote_a_line_of_a_kernel_log_is_hidden_behind_every_prefix(wrapping
     """A dump of syslog, journalctl or clush, through kubectl, docker compose or grep: all have names in front."""
     hosts = ("node12", "node-1.lab", "10.0.0.7")
     own = "xerxes"  # no other word of the node is like it
+    healthy = load_node("hgx-h100-8", {})
     for stamp in (*STAMPS, "node12: [ 1.5] ", "[Do Nov 14 07:00:14 2024] node12-b: "):
         for host in hosts:
             stamp = stamp.replace(host, f"{own}-7")
-        node = put(load_node("hgx-h100-8", {}), "kernel_log.events", parse_kernel_lines([f"{wrapping}{stamp}{LOST}"]))
+        node = put(healthy, "kernel_log.events", parse_kernel_lines([f"{wrapping}{stamp}{LOST}"]))
         redaction = Redaction(node)
         shown = to_json(redaction.node) + msgspec.json.encode(redaction.of(judge(node, include_facts=True)))
         assert own.encode() not in shown, stamp
@@ -255,6 +256,14 @@ def test_no_variable_that_a_site_made_up_is_shown(value: str) -> None:
 )
 def test_what_names_nobody_is_left_as_it_is(text: str) -> None:
     assert shapes_taken_out(text) == text
+
+
+def test_a_uuid_of_an_unusual_form_is_hidden_in_a_text_that_was_redacted_before_it_was_known() -> None:
+    node = load_node("hgx-h100-8", {})
+    redaction = Redaction(node)
+    assert redaction.text("rank 3 runs on card7amelie") == "rank 3 runs on card7amelie"
+    redaction.of(put(node.gpus[0], "uuid", "card7amelie"))
+    assert "amelie" not in redaction.text("rank 3 runs on card7amelie")
 
 
 def test_a_folder_of_a_persons_name_is_hidden_in_facts_and_findings() -> None:

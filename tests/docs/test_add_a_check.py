@@ -23,7 +23,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The project with the files of the page written into it."""
     folder = tmp_path_factory.mktemp("clone")
     for name in ("gpudoctor", "tests"):
-        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / name, folder / name)  # with what is compiled already
     for name in ("README.md", "CHANGELOG.md", "pyproject.toml"):
         shutil.copy(ROOT / name, folder / name)
     for how, name, text in FILES.findall(PAGE):

@@ -8,6 +8,7 @@ import re
 import tarfile
 import zipfile
 from collections.abc import Callable
+from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 
@@ -35,6 +36,7 @@ BROKEN = apply_faults(load_node("hgx-h100-8", {}), ("ecc-uncorrected@5", "xid-79
 HEALTHY = table(load_node("hgx-h100-8", {}))
 
 
+@lru_cache(64)
 def read(text: str | bytes) -> Node:
     data = text if isinstance(text, bytes) else text.encode()
     return load_source("-", stdin=io.BytesIO(data)).node

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 import sys
 from collections.abc import Callable
@@ -21,15 +22,22 @@ def library_in(cache: Path) -> Path:
     return library
 
 
-@pytest.fixture
-def made(run: Run, cache: Path, tmp_path: Path) -> Path:
-    """A cache that has the library."""
-    folder = tmp_path / "home" / "cache"
+@pytest.fixture(scope="module")
+def first_made(run: Run, cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache in which the library was built."""
+    folder = tmp_path_factory.mktemp("first") / "home" / "cache"
     assert run("t4-cloud-4", "true", env={"XDG_CACHE_HOME": str(folder)}).returncode == 0
     return folder
 
 
-def test_every_level_that_is_made_is_the_users_alone(made: Path) -> None:
+@pytest.fixture
+def made(first_made: Path, tmp_path: Path) -> Path:
+    """A cache that has the library, for this test alone."""
+    return Path(shutil.copytree(first_made.parent, tmp_path / "home")) / "cache"
+
+
+def test_every_level_that_is_made_is_the_users_alone(first_made: Path) -> None:
+    made = first_made
     levels = [path for path in (made.parent, *made.parent.rglob("*")) if path.is_dir()]
     assert len(levels) == 5
     assert {stat.S_IMODE(level.stat().st_mode) for level in levels} == {0o700}

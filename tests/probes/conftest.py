@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.probes.runner.launch import ProbePlan, run_probes
+from tests.imported_torch import ForkedPython
 
 # torch in the process of these tests: as in a rank, its threads would mostly wait for each other
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -62,7 +64,7 @@ def open_files() -> set[str]:
 
 # Forked from one process that has imported what both need, as the starter of the ranks does
 _TWO_RANKS = """
-import os, sys, torch, torch._dynamo
+import os, sys
 from gpudoctor.probes.strategies import run
 from gpudoctor.process.die_with_parent import die_with_parent
 code, folder = sys.argv[1:3]
@@ -80,10 +82,16 @@ sys.exit(max(os.waitpid(child, 0)[1] for child in children) > 0)
 """
 
 
-def two_ranks(code: str, folder: Path, *arguments: str, limit_s: float) -> list[list[str]]:
+def two_ranks(
+    forked_python: Callable[..., ForkedPython], code: str, folder: Path, *arguments: str, limit_s: float
+) -> list[list[str]]:
     """Run `code` as two ranks without a launcher; its arguments are its number, `folder` and these. Their lines."""
     command = [sys.executable, "-c", _TWO_RANKS, code, str(folder), *arguments]
     alone = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    done = subprocess.run(command, env=alone, stderr=subprocess.PIPE, text=True, timeout=limit_s, check=False)
-    assert done.returncode == 0, done.stderr
+    with forked_python(command, probes=["strategy"], env=alone, stderr=subprocess.PIPE) as both:
+        try:
+            _, said = both.communicate(timeout=limit_s)
+        finally:
+            both.kill()
+    assert both.returncode == 0, said
     return [(folder / f"said-{number}").read_text().splitlines() for number in (0, 1)]

@@ -65,7 +65,13 @@ def test_no_rank_and_no_folder_outlives_the_parent(number: signal.Signals, priva
     assert list(private_folders.iterdir()) == []
 
 
-def test_ranks_die_with_their_starter_which_convicts_no_gpu(private_folders: Path) -> None:
+@pytest.fixture
+def forked_starter(imported_torch: ImportedTorch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For what happens after torch was imported."""
+    monkeypatch.setattr(launch, "start", imported_torch.start)
+
+
+def test_ranks_die_with_their_starter_which_convicts_no_gpu(private_folders: Path, forked_starter: None) -> None:
     seen: list[str] = []
 
     def kill_the_starter(text: str) -> None:
@@ -85,7 +91,9 @@ def test_ranks_die_with_their_starter_which_convicts_no_gpu(private_folders: Pat
     assert seen.count("all_reduce of 16 MiB") == 1
 
 
-def test_a_starter_that_somebody_stopped_is_not_taken_for_a_driver_that_hangs(private_folders: Path) -> None:
+def test_a_starter_that_somebody_stopped_is_not_taken_for_a_driver_that_hangs(
+    private_folders: Path, forked_starter: None
+) -> None:
     def stop_the_starter(text: str) -> None:
         if "16 MiB" in text:
             [starter] = own_children()
@@ -210,7 +218,7 @@ def test_a_folder_that_is_removed_under_the_ranks_convicts_nobody(
     assert list(private_folders.iterdir()) == []
 
 
-def test_a_rank_that_was_stopped_by_a_signal_is_told_as_such() -> None:
+def test_a_rank_that_was_stopped_by_a_signal_is_told_as_such(forked_starter: None) -> None:
     def stop_rank_one(text: str) -> None:
         if "16 MiB" in text:
             [starter] = own_children()
@@ -303,10 +311,7 @@ def test_a_rank_that_sticks_in_nccl_dies_by_itself_whatever_the_user_has_set(mon
     assert seen["NCCL_DEBUG"] == "INFO", "what the user wants to see of NCCL is the user's"
 
 
-def test_two_runs_at_once_do_not_meet(
-    private_folders: Path, imported_torch: ImportedTorch, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(launch, "start", imported_torch.start)
+def test_two_runs_at_once_do_not_meet(private_folders: Path, forked_starter: None) -> None:
     found: list[Measurements] = []
 
     def one_run() -> None:
@@ -411,10 +416,7 @@ def test_an_exception_of_any_class_in_a_rank_is_no_crash_of_its_gpu(
     assert (problem.kind, problem.text) == ("error", "rank 0 failed in choose sizes: EOFError")
 
 
-def test_one_rank_has_nobody_to_reduce_with_but_can_train(
-    imported_torch: ImportedTorch, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(launch, "start", imported_torch.start)
+def test_one_rank_has_nobody_to_reduce_with_but_can_train(forked_starter: None) -> None:
     found = measure(ProbePlan("gloo", ranks=1, probes=("collective", "train", "strategy")))
     assert found.not_run["collective"] == Missing("one rank has nobody to reduce with")
     assert found.not_run["strategy"] == Missing("one rank has nobody to divide the work with")

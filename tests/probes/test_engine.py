@@ -22,6 +22,7 @@ from gpudoctor.probes.runner import local_workers
 from gpudoctor.probes.runner.launch import ProbePlan, run_probes
 from gpudoctor.probes.runner.launch_engine import LocalPlacement, local_placement
 from gpudoctor.probes.runner.local_workers import LocalWorkers
+from tests.imported_torch import ImportedTorch
 from tests.probes.conftest import GONE_WITHIN_S, goes_on
 
 _TORCHRUN = {
@@ -163,9 +164,10 @@ def test_where_no_rank_is_wanted_the_others_end_at_once(
 
 
 def test_variables_that_were_inherited_by_a_single_process_cost_a_wait_and_no_ranks(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], imported_torch: ImportedTorch
 ) -> None:
     monkeypatch.setattr(local_workers, "_FIRST_WORKER_S", 0.0)
+    monkeypatch.setattr("gpudoctor.probes.runner.launch.start", imported_torch.start)
     for name, value in _variables("torchrun", 0, 8).items():
         monkeypatch.setenv(name, value)
     assert main(list(_CHECK)) == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -23,12 +24,14 @@ from gpudoctor.facts.model.measured_strategies import Strategies, StrategyRun
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Node
+from gpudoctor.probes.runner import launch
 from gpudoctor.probes.runner.launch import ProbePlan
 from gpudoctor.probes.runner.stalls import ProgressBoard
 from gpudoctor.probes.strategies.bench import Bench
 from gpudoctor.probes.strategies.fsdp import why_not_fsdp
 from gpudoctor.probes.strategies.memory import TrafficCounter
 from gpudoctor.probes.strategies.model import shape_for
+from tests.imported_torch import ForkedPython, ImportedTorch
 from tests.probes.conftest import measure, two_ranks
 
 # What fp32 rounds in ten steps was measured at 3e-7, what bf16 does at 1e-3: the checks allow ten times more and more.
@@ -175,7 +178,10 @@ def test_two_ranks_split_tensors_rightly_and_say_why_they_do_not_split_three_way
     assert judged(run, "strategy.tensor").status is not Status.FAIL
 
 
-def test_a_rank_that_dies_in_a_strategy_is_named_with_it() -> None:
+def test_a_rank_that_dies_in_a_strategy_is_named_with_it(
+    imported_torch: ImportedTorch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "start", imported_torch.start)
     found = strategies("zero1", inject=("die-rank=1:strategy",))
     [problem] = found.problems
     assert (problem.probe, problem.kind, problem.rank) == ("strategy", "crash", 1)
@@ -270,17 +276,25 @@ RANKS = """
 """
 
 
-def said(tmp_path: Path, sequence: str, patience_s: float = ENOUGH_S) -> list[list[dict[str, Any]]]:
-    """The report of each of two ranks on these strategies; after a failure the other waits this long."""
-    board = ProgressBoard(tmp_path / "board", 2)
-    code = textwrap.dedent(RANKS).replace("SEQUENCE", sequence)
-    outputs = two_ranks(code, tmp_path, str(patience_s), limit_s=ENOUGH_S)
-    board.close()
-    return [[msgspec.json.decode(line) for line in output] for output in outputs]
+Said = Callable[..., list[list[dict[str, Any]]]]
 
 
-def test_a_strategy_that_fails_is_told_and_the_next_one_runs(tmp_path: Path) -> None:
-    zero, one = said(tmp_path, "on_one, not_offered, sound,")
+@pytest.fixture
+def said(tmp_path: Path, forked_python: Callable[..., ForkedPython]) -> Said:
+    """said(sequence, patience_s): what each of two ranks reports; after a failure the other waits this long."""
+
+    def run(sequence: str, patience_s: float = ENOUGH_S) -> list[list[dict[str, Any]]]:
+        board = ProgressBoard(tmp_path / "board", 2)
+        code = textwrap.dedent(RANKS).replace("SEQUENCE", sequence)
+        outputs = two_ranks(forked_python, code, tmp_path, str(patience_s), limit_s=ENOUGH_S)
+        board.close()
+        return [[msgspec.json.decode(line) for line in output] for output in outputs]
+
+    return run
+
+
+def test_a_strategy_that_fails_is_told_and_the_next_one_runs(tmp_path: Path, said: Said) -> None:
+    zero, one = said("on_one, not_offered, sound,")
     left_out = [message for message in one if message["type"] == "StrategyLeftOut"]
     assert [(message["strategy"], message["why"]["kind"]) for message in left_out] == [
         ("on_one", "failed"),
@@ -301,8 +315,8 @@ def test_a_strategy_that_fails_is_told_and_the_next_one_runs(tmp_path: Path) -> 
     assert standings[0].moves == standings[1].moves > 10
 
 
-def test_a_rank_whose_others_wait_elsewhere_gives_up_with_its_own_error(tmp_path: Path) -> None:
-    zero, one = said(tmp_path, "leaving_one_behind, sound,", patience_s=1.0)
+def test_a_rank_whose_others_wait_elsewhere_gives_up_with_its_own_error(said: Said) -> None:
+    zero, one = said("leaving_one_behind, sound,", patience_s=1.0)
     [raised] = [message for message in one if message["type"] == "raised"]
     assert raised["text"] == "gone astray"
     assert raised["waiting"] is False

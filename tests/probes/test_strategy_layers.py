@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.node import Node
 from gpudoctor.probes.runner.launch import ProbePlan, run_probes
 from gpudoctor.probes.runner.plan import parse_injection
+from tests.imported_torch import ForkedPython
 from tests.probes.conftest import measure, two_ranks
 
 pytestmark = pytest.mark.usefixtures("forked_starters")
@@ -176,8 +178,10 @@ dist.destroy_process_group()
 """
 
 
-def test_hand_written_transfers_give_the_gradients_of_the_whole_batch(tmp_path: Path) -> None:
-    first, last = two_ranks(TWO_STAGES, tmp_path, limit_s=DEADLINE_S)
+def test_hand_written_transfers_give_the_gradients_of_the_whole_batch(
+    tmp_path: Path, forked_python: Callable[..., ForkedPython]
+) -> None:
+    first, last = two_ranks(forked_python, TWO_STAGES, tmp_path, limit_s=DEADLINE_S)
     assert len(first) > 1, "every schedule"
     for of_first, of_last in zip(first, last, strict=True):
         schedule, *names = of_first.split()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 
 from gpudoctor.facts.kernel_log.messages import HARD_WORDS
 from gpudoctor.facts.kernel_log.records import read_line
@@ -49,6 +50,7 @@ _PUBLIC_OPTIONS = frozenset((
 _PLAIN_VALUE = re.compile(r"[\d.]{1,12}[kKmMgGtT%]?|on|off|none|yes|no|<hidden>")
 _LONGEST_HOST = 1024  # also for a list of hosts; longer values are something else, and slow to match
 _SHORTEST_SECRET = 4
+_TEXTS_KEPT = 4096
 _NOTHING = re.compile(r"(?!)")
 
 
@@ -79,13 +81,15 @@ class PrivateNames:
         self._lowered = {word: word.lower() for word in self._stand_ins}
         self._hosts = _hosts_like(hosts)
         self._cards: dict[str, str] = {}
+        self.taken_out = lru_cache(_TEXTS_KEPT)(self._taken_out)  # four of five texts of a report were there before
 
     def add(self, word: str, stand_in: str) -> None:
         """Add a word and its replacement."""
         self._stand_ins[word] = stand_in
         self._lowered[word] = word.lower()
+        self.taken_out.cache_clear()
 
-    def taken_out(self, text: str) -> str:
+    def _taken_out(self, text: str) -> str:
         """The text with all private words replaced."""
         for setting, stand_in in self._settings.items():
             text = text.replace(setting, stand_in)
