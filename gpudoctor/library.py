@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from gpudoctor.api import CheckRequest, Sourced, examined, judged, prepared, read_source
 from gpudoctor.checks.core.registry import Level
@@ -61,7 +61,29 @@ def check(
     with a line for people now and then. Raise UserError, one line, if the check cannot be done; a failing node is not
     an exception.
     """
-    return run_check(_request(locals()), progress=progress)
+    request = CheckRequest(
+        node=_path(node),
+        faults=_words(faults),
+        only=_words(only),
+        skip=_words(skip),
+        require=_words(require),
+        level=level,
+        duration=None if duration_s is None else f"{duration_s:.3f}",
+        gpu=_gpu(gpu),
+        backend=backend,
+        ranks=ranks,
+        inject=_words(inject),
+        force=force,
+        data=_paths(data),
+        need=need,
+        profile=_path(profile),
+        config=None if config is None else Path(config),
+        deadline_s=deadline_s,
+        fail_on=fail_on,
+        include_facts=include_facts,
+        redact=redact,
+    )
+    return run_check(request, progress=progress)
 
 
 def run_check(request: CheckRequest, *, progress: Callable[[str], None] | None = None) -> Report:
@@ -74,7 +96,7 @@ def load_source(source: Source | None = None, faults: Words = (), *, deadline_s:
 
     A source is what `--node` accepts. `deadline_s` limits reading the driver of this machine. Raise UserError.
     """
-    return read_source(_path(source), _several(faults), deadline_s)
+    return read_source(_path(source), _words(faults), deadline_s)
 
 
 def load_node(source: Source | None = None, faults: Words = (), *, deadline_s: float = COLLECTION.seconds) -> Node:
@@ -101,7 +123,18 @@ def judge(
 
     Without measurements, the checks that need some are skipped. Raise UserError for unknown names.
     """
-    request = _request({**locals(), "node": None})
+    request = CheckRequest(
+        only=_words(only),
+        skip=_words(skip),
+        require=_words(require),
+        level=level,
+        gpu=_gpu(gpu),
+        profile=_path(profile),
+        config=None if config is None else Path(config),
+        fail_on=fail_on,
+        include_facts=include_facts,
+        redact=redact,
+    )
     measured = not_run(Missing("judged without measurements")) if measurements is None else measurements
     return judged(prepared(request), node, measured)
 
@@ -130,7 +163,22 @@ def preflight(
     torch.distributed. A node is not fit if the exit code is not 0, the verdict is fail or unknown, or the first process
     ended or did not answer. Raise UserError, in all processes, if the check could not be done.
     """
-    request = _request(locals())
+    request = CheckRequest(
+        node=_path(node),
+        faults=_words(faults),
+        only=_words(only),
+        skip=_words(skip),
+        require=_words(require),
+        level=level,
+        gpu=_gpu(gpu),
+        backend=backend,
+        ranks=ranks,
+        force=force,
+        profile=_path(profile),
+        config=None if config is None else Path(config),
+        deadline_s=deadline_s,
+        fail_on=fail_on,
+    )
     placement = local_placement(os.environ)
     if placement is not None and placement.rank:
         report = local_verdict.report_of_first(placement)
@@ -150,30 +198,19 @@ def preflight(
     return report
 
 
-_NAMES = ("faults", "only", "skip", "require", "inject")
-_PATHS = ("node", "profile")
+def _words(words: Words) -> tuple[str, ...]:
+    return (words,) if isinstance(words, str) else tuple(words)
 
 
-def _request(given: dict[str, Any]) -> CheckRequest:
-    """The request of a function with these arguments, with the values as `CheckRequest` has them."""
-    fields = {name: value for name, value in given.items() if name in CheckRequest.__struct_fields__}
-    fields |= {name: _several(fields[name]) for name in _NAMES if name in fields}
-    fields |= {name: os.fspath(fields[name]) for name in _PATHS if fields.get(name) is not None}
-    if "data" in fields:
-        fields["data"] = tuple(os.fspath(path) for path in _several(fields["data"]))
-    if given.get("duration_s") is not None:
-        fields["duration"] = f"{given['duration_s']:.3f}"
-    if fields["config"] is not None:
-        fields["config"] = Path(fields["config"])
-    if fields["gpu"] is not None:
-        fields["gpu"] = ",".join(map(str, _several(fields["gpu"])))
-    return CheckRequest(**fields)
-
-
-def _several(given: Any) -> tuple[Any, ...]:
-    """One value, or several, as a tuple."""
-    return (given,) if isinstance(given, str | int | os.PathLike) else tuple(given)
+def _paths(paths: Source | Iterable[Source]) -> tuple[str, ...]:
+    return (os.fspath(paths),) if isinstance(paths, (str, os.PathLike)) else tuple(os.fspath(path) for path in paths)
 
 
 def _path(path: Source | None) -> str | None:
     return None if path is None else os.fspath(path)
+
+
+def _gpu(gpu: Gpus) -> str | None:
+    if gpu is None or isinstance(gpu, str):
+        return gpu
+    return str(gpu) if isinstance(gpu, int) else ",".join(map(str, gpu))
