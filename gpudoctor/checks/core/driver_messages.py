@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import msgspec
 
 from gpudoctor.checks.core.case import Case
-from gpudoctor.checks.core.finding import Advice, Evidence, Finding, fail, warn
-from gpudoctor.checks.core.subject import Subject, of_gpu
+from gpudoctor.checks.core.finding import Advice, Evidence, Finding, fail, unknown, warn
+from gpudoctor.checks.core.subject import NODE, Subject, of_gpu
 from gpudoctor.checks.core.trust import shown_by_driver
 from gpudoctor.checks.gpu.xid_codes import OWN_ADVICE, Bucket
 from gpudoctor.facts.model.kernel_log import KernelEvent
@@ -145,6 +145,19 @@ def failed_starts(case: Case) -> Iterator[Finding]:
 def follows(event: KernelEvent, other: KernelEvent) -> bool:
     """Whether both may be of one attempt of the driver to start: a minute apart at most, or of unknown time."""
     return event.time_s is None or other.time_s is None or abs(event.time_s - other.time_s) <= _ATTEMPT_S
+
+
+def events_not_judged(case: Case, kinds: Collection[str], why: str) -> Iterator[Finding]:
+    """An `unknown` finding if the kernel log holds events of these kinds, which could not be judged: `why`."""
+    log = case.node.kernel_log
+    events = [event for event in (*(known(log.events) or ()), *(known(log.host_events) or ())) if event.kind in kinds]
+    if events:
+        yield unknown(
+            NODE,
+            f"the kernel log reports an error that could not be judged: {why}",
+            *(Evidence("kernel log", event.text[:300]) for event in events[:3]),
+            advice=("Paste the output of nvidia-smi -q beside it, or run gpudoctor check on the node.",),
+        )
 
 
 # Age of kernel log events.

@@ -38,6 +38,7 @@ LOAD_ADVICE = (
     "driver.loaded",
     title="The NVIDIA driver is loaded and its library initialises",
     needs_gpu=False,
+    events=("signature-rejected", "other-kernel", "other-driver"),
     explains=(
         Explains(("driver.*", "gpu.count", "gpu.lost", "env.cuda-visible-devices", *VIEWS, *PROBES), anywhere=True),
         Explains(("gpu.*", "nvlink.*"), anywhere=True, gaps=True),

@@ -47,6 +47,7 @@ _SAVE = Advice("As root:", "dmesg -x > dmesg.txt")
     title="No GPU or NVSwitch errors in the kernel log that matter",
     impact="wrong-results",
     needs_gpu=False,
+    events=("xid", "sxid", "off-bus", "gsp", "rm", "unclear", "gap"),
     explains=("nvlink.errors", "collective.correct", "train.sync", "strategy.*", Explains(("gpu.lost",), found=RESETS)),
 )
 def xids(case: Case) -> Iterator[Finding]:
