@@ -150,12 +150,18 @@ def follows(event: KernelEvent, other: KernelEvent) -> bool:
 def events_not_judged(case: Case, kinds: Collection[str], why: str) -> Iterator[Finding]:
     """An `unknown` finding if the kernel log holds events of these kinds, which could not be judged: `why`."""
     log = case.node.kernel_log
-    events = [event for event in (*(known(log.events) or ()), *(known(log.host_events) or ())) if event.kind in kinds]
-    if events:
+    lines = [event.text for event in known(log.events) or () if event.kind in kinds]
+    # the kernel logs this one of any module, and of the NVIDIA module also if it loads all the same
+    lines += [
+        event.text
+        for event in known(log.host_events) or ()
+        if event.kind in kinds and not event.text.startswith("PKCS#7")
+    ]
+    if lines:
         yield unknown(
             NODE,
             f"the kernel log reports an error that could not be judged: {why}",
-            *(Evidence("kernel log", event.text[:300]) for event in events[:3]),
+            *(Evidence("kernel log", line[:300]) for line in lines[:3]),
             advice=("Paste the output of nvidia-smi -q beside it, or run gpudoctor check on the node.",),
         )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import msgspec
 
 from gpudoctor.checks.core.finding import Advice, Evidence
@@ -91,8 +93,8 @@ NOUVEAU = LoadCause(
 )
 
 
-def load_cause(node: Node) -> tuple[LoadCause, Evidence] | None:
-    """The first cause that a tool or the kernel log contains, with its line; None if there is none."""
+def load_cause(node: Node, of: Collection[LoadFailureCause] = LOAD_CAUSES) -> tuple[LoadCause, Evidence] | None:
+    """The first cause of these that a tool or the kernel log contains, with its line; None if there is none."""
     driver = node.driver
     lines: dict[LoadFailureCause, Evidence] = {}
     for failure in driver.load_failures:
@@ -107,7 +109,7 @@ def load_cause(node: Node) -> tuple[LoadCause, Evidence] | None:
                 "build-failed", Evidence(f"dkms status, running kernel {kernel}", "; ".join(states) or "-")
             )
     for cause, told in LOAD_CAUSES.items():
-        if (evidence := lines.get(cause)) is not None:
+        if cause in of and (evidence := lines.get(cause)) is not None:
             named = cause == "other-driver" and "nouveau" in evidence.value
             return (NOUVEAU if named else told), evidence
     return None

@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from gpudoctor.checks.core.case import Case
 from gpudoctor.checks.core.driver_messages import MessageMeaning, meaning
 from gpudoctor.checks.core.explains import PROBES, VIEWS, Explains
-from gpudoctor.checks.core.finding import Advice, Evidence, Finding, fail, ok, skip, unknown, unread
+from gpudoctor.checks.core.finding import Advice, Evidence, Finding, fail, ok, skip, unknown, unread, warn
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.scope import pci_gpus
 from gpudoctor.checks.core.subject import NODE
 from gpudoctor.checks.driver.load_causes import NOUVEAU, LoadCause, held_by_other_driver, load_cause
+from gpudoctor.facts.model.driver import LoadFailureCause
 from gpudoctor.facts.model.kernel_log import KernelEvent
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node
@@ -34,6 +35,10 @@ LOAD_ADVICE = (
 )
 
 
+# what a text may report although the host's driver runs
+_BESIDE: tuple[LoadFailureCause, ...] = ("no-container-runtime",)
+
+
 @check(
     "driver.loaded",
     title="The NVIDIA driver is loaded and its library initialises",
@@ -54,6 +59,10 @@ def loaded(case: Case) -> Iterator[Finding]:
         cuda = known(driver.cuda_version)
         text = "loaded" + (f", driver {version}" if version else "") + (f", CUDA {cuda}" if cuda else "")
         yield ok(NODE, text, None, Evidence("nvmlInit", "0"))
+        if told := load_cause(case.node, of=_BESIDE):
+            cause, evidence = told
+            wanted = "a runtime that gives GPUs to containers"
+            yield warn(NODE, cause.found, wanted, evidence, likely=cause.likely, advice=cause.advice)
     elif code == INIT_VERSION_MISMATCH:
         yield skip(NODE, "the library refuses the kernel module (18): judged by driver.version-match")
     elif code == INIT_NO_PERMISSION:

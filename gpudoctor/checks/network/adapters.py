@@ -84,6 +84,7 @@ _ERROR_ADVICE = (
     title="No network adapter lacks power, drops its link or counts errors",
     needs_gpu=False,
     limits=(_FLAPS, _BURST, _ERRORS, _ERRORS_PER_HOUR),
+    events=(*_RULES, "nic-link-down", "nic-link-up"),
 )
 def adapters(case: Case) -> Iterator[Finding]:
     """Warn by the kernel's messages on adapters, and by their ports' counters relative to the time they cover."""
@@ -105,7 +106,11 @@ def adapters(case: Case) -> Iterator[Finding]:
     if told or vain:
         return
     read = [port for port in known(ports) or () if not isinstance(port.link_downed, Missing)]
-    if isinstance(ports, Missing) and isinstance(events, Missing):
+    logged = {event.device for event in known(events) or () if event.kind.startswith("nic-")}
+    if not known(ports) and logged:
+        text = f"{len(logged)} adapter{'s' * (len(logged) > 1)} in the kernel log, without a fault that matters now"
+        yield ok(NODE, Found(text, len(logged), "adapters"))
+    elif isinstance(ports, Missing) and isinstance(events, Missing):
         yield unread(NODE, "adapters", ports)
     elif not known(ports):
         yield skip(NODE, "no InfiniBand or RoCE adapter here" if ports == () else "no adapter is told of")
@@ -183,6 +188,7 @@ def _link_losses(case: Case) -> Iterator[Finding]:
             likely="a cable, transceiver or switch port at its end: every loss ends the collectives that run over it",
             advice=[_on(step, event.device) for step in _FLAP_ADVICE],
         )
+    yield from _lost_unseen(case)
     up_s, most = known(case.node.host.uptime_s), case.limit(_FLAPS)
     for port in known(case.node.network.rdma_ports) or ():
         lost_times = known(port.link_downed)
@@ -198,6 +204,30 @@ def _link_losses(case: Case) -> Iterator[Finding]:
             Evidence(f"/sys/class/infiniband/{port.device}/ports/{port.port}/counters/link_downed", str(lost_times)),
             likely="a cable, transceiver or switch port at its end: every loss ends the collectives that run over it",
             advice=[_on(step, known(port.bus_id)) for step in _FLAP_ADVICE],
+        )
+
+
+def _lost_unseen(case: Case) -> Iterator[Finding]:
+    """Links that came up again and again in an excerpt of a log, which lacks the lines of their losses.
+
+    A whole log has these lines; without any, an interface was only configured again.
+    """
+    events = known(case.node.kernel_log.host_events) or ()
+    if case.node.source.kind != "capture" or any(event.kind == "nic-link-down" for event in events):
+        return
+    for event in events:
+        lasted_s = (event.last_s or 0) - (event.first_s or 0)
+        if event.kind != "nic-link-up" or event.count <= case.limit(_BURST) or lasted_s > 3 * _HOUR_S:
+            continue
+        of = f"{event.device}: " if event.device else ""
+        yield warn(
+            _subject(case, event),
+            Found(f"{of}the link came up {event.count} times in this log", event.count, "times"),
+            Expected("once, or with the lines that say why it went down"),
+            Evidence("kernel log", event.text[:300]),
+            likely="it was lost in between: a cable, transceiver or switch port; or it was configured again, or the node "
+            "rebooted, which this log does not show",
+            advice=[_on(step, event.device) for step in _FLAP_ADVICE],
         )
 
 

@@ -7,7 +7,7 @@ a user chose (of a process, of a file), but none begins with one.
 from __future__ import annotations
 
 import re
-from collections import deque
+from collections import Counter, deque
 from functools import cache
 
 import msgspec
@@ -26,7 +26,7 @@ _DISK = r"(?P<device>(?!(?:fd|sr|loop|ram|zram)\d)[\w-]{1,40})"
 class HostMessage(msgspec.Struct, frozen=True):
     """One row of the table: the event that a message matching `pattern` means, and the code that prints it.
 
-    The group `device` or `bus` is the subject of the event. The message must contain `words`, which is cheap to check,
+    The group `device` or `bus` is the subject of the event, `count` the number of errors that a line stands for. The message must contain `words`, which is cheap to check,
     so that a pattern is only compiled when it is needed.
     """
 
@@ -48,8 +48,8 @@ HOST_MESSAGES: tuple[HostMessage, ...] = (
         "x86 mce/core.c"),
     HostMessage("machine-check", "event severity", r"(?:\{\d+\})?\[Hardware Error\]: *event severity: corrected",
         "acpi/apei/ghes.c"),
-    HostMessage("memory-uncorrected", "EDAC ", r"EDAC (?P<device>MC\d+): \d+ UE ", "edac/edac_mc.c"),
-    HostMessage("memory-corrected", "EDAC ", r"EDAC (?P<device>MC\d+): \d+ CE ", "edac/edac_mc.c"),
+    HostMessage("memory-uncorrected", "EDAC ", r"EDAC (?P<device>MC\d+): (?P<count>\d{1,9}) UE ", "edac/edac_mc.c"),
+    HostMessage("memory-corrected", "EDAC ", r"EDAC (?P<device>MC\d+): (?P<count>\d{1,9}) CE ", "edac/edac_mc.c"),
     HostMessage("memory-uncorrected", "hardware memory",
         r"mce: Uncorrected hardware memory error|(?:MCE|Memory failure): .{0,80}hardware memory corruption",
         "mm/memory-failure.c"),
@@ -111,6 +111,9 @@ HOST_MESSAGES: tuple[HostMessage, ...] = (
     HostMessage("other-driver", "probe routine was not called", r"NVRM: The NVIDIA probe routine was not called for ",
         "NVIDIA nv.c"),
     HostMessage("other-driver", "nouveau", r"NVRM: nouveau, ", "NVIDIA nv.c"),
+    HostMessage("other-gpu", "amdgpu",
+        rf"(?:amdgpu {_BUS}: (?:amdgpu: )?)?(?:\[drm:\w{{1,60}} \[amdgpu\]\] \*ERROR\* |Fatal error |GPU reset begin"
+        r"|ring \S{1,20} timeout|\w{1,60} failed)", "drm/amd/amdgpu"),
     HostMessage("other-driver", "already bound", rf"NVRM: GPU {_BUS} is already bound to ", "NVIDIA nv-pci.c"),
 )  # fmt: skip
 # one of these is in every message of the table
@@ -121,12 +124,13 @@ HOST_WORDS = tuple(dict.fromkeys(row.words for row in HOST_MESSAGES))
 _compiled = cache(re.compile)
 
 
-def host_message(message: str) -> tuple[HostEventKind, str | None] | None:
-    """The kind of event and the device in a kernel message; None for any other message."""
+def host_message(message: str) -> tuple[HostEventKind, str | None, int] | None:
+    """The kind of event, the device and the number of errors in a kernel message; None for any other message."""
     for row in HOST_MESSAGES:
         if row.words in message and (found := _compiled(row.pattern).match(message)):
             named = found.groupdict()
-            return row.kind, short_bus_id(named["bus"]) if named.get("bus") else named.get("device")
+            device = short_bus_id(named["bus"]) if named.get("bus") else named.get("device")
+            return row.kind, device, int(named.get("count") or 1)
     return None
 
 
@@ -135,26 +139,29 @@ class HostEvents:
 
     def __init__(self) -> None:
         self._found: dict[tuple[HostEventKind, str | None], HostEvent] = {}
-        self._last_day: dict[tuple[HostEventKind, str | None], deque[float]] = {}
+        self._last_day: dict[tuple[HostEventKind, str | None], deque[tuple[float, int]]] = {}
+        self._in_day: Counter[tuple[HostEventKind, str | None]] = Counter()
 
     def add(self, message: str, time_s: float | None) -> None:
         """Count the message if it is in the table."""
-        told = host_message(message)
-        if told is None:
+        found = host_message(message)
+        if found is None:
             return
+        told, errors = found[:2], found[2]
         before = self._found.get(told)
         if before is None and len(self._found) >= MAX_SUBJECTS:
             return
-        count, first_s = (1, time_s) if before is None else (before.count + 1, before.first_s)
-        in_day = None if time_s is None else self._in_last_day(told, time_s)
+        count, first_s = (errors, time_s) if before is None else (before.count + errors, before.first_s)
+        in_day = None if time_s is None else self._in_last_day(told, time_s, errors)
         self._found[told] = HostEvent(told[0], message, told[1], count, first_s, time_s, in_day)
 
-    def _in_last_day(self, told: tuple[HostEventKind, str | None], time_s: float) -> int:
+    def _in_last_day(self, told: tuple[HostEventKind, str | None], time_s: float, errors: int) -> int:
         times = self._last_day.setdefault(told, deque())
-        times.append(time_s)
-        while times[0] < time_s - _DAY_S:
-            times.popleft()
-        return len(times)
+        times.append((time_s, errors))
+        self._in_day[told] += errors
+        while times[0][0] < time_s - _DAY_S:
+            self._in_day[told] -= times.popleft()[1]
+        return self._in_day[told]
 
     @property
     def events(self) -> tuple[HostEvent, ...]:
