@@ -149,7 +149,7 @@ def set_aside(results: Iterable[CheckResult]) -> tuple[str, ...]:
     more = len(harmless) - _MOST_SET_ASIDE
     kept = [_cut(text, _NOTE_LENGTH) for text in harmless[:_MOST_SET_ASIDE]]
     return tuple(
-        f"in the kernel log, harmless: {text}" for text in (*kept, *([f"{more} more, see -v"] if more > 0 else ()))
+        f"set aside in the kernel log: {text}" for text in (*kept, *([f"{more} more, see -v"] if more > 0 else ()))
     )
 
 

@@ -160,7 +160,7 @@ def events_not_judged(case: Case, kinds: Collection[str], why: str) -> Iterator[
     if lines:
         yield unknown(
             NODE,
-            f"the kernel log reports an error that could not be judged: {why}",
+            f"the kernel log tells of something that could not be judged: {why}",
             *(Evidence("kernel log", line[:300]) for line in lines[:3]),
             advice=("Paste the output of nvidia-smi -q beside it, or run gpudoctor check on the node.",),
         )

@@ -109,7 +109,8 @@ def adapters(case: Case) -> Iterator[Finding]:
     logged = {event.device for event in known(events) or () if event.kind.startswith("nic-")}
     if not known(ports) and logged:
         text = f"{len(logged)} adapter{'s' * (len(logged) > 1)} in the kernel log, without a fault that matters now"
-        yield ok(NODE, Found(text, len(logged), "adapters"))
+        said = [event.text for event in known(events) or () if event.kind in (*_RULES, "nic-link-down")]
+        yield ok(NODE, Found(text, len(logged), "adapters"), None, *(Evidence("kernel log", text) for text in said[:3]))
     elif isinstance(ports, Missing) and isinstance(events, Missing):
         yield unread(NODE, "adapters", ports)
     elif not known(ports):
@@ -225,8 +226,8 @@ def _lost_unseen(case: Case) -> Iterator[Finding]:
             Found(f"{of}the link came up {event.count} times in this log", event.count, "times"),
             Expected("once, or with the lines that say why it went down"),
             Evidence("kernel log", event.text[:300]),
-            likely="it was lost in between: a cable, transceiver or switch port; or it was configured again, or the node "
-            "rebooted, which this log does not show",
+            likely="it was lost in between: a cable, transceiver or switch port; or the interface was set up "
+            "again, or the node rebooted, which this log does not show",
             advice=[_on(step, event.device) for step in _FLAP_ADVICE],
         )
 

@@ -76,7 +76,7 @@ def errors(case: Case) -> Iterator[Finding]:
     """Judge each GPU's counters, and the PCIe errors in the kernel log of GPUs and other devices without counters."""
     found = tuple(_each(case))
     counted = {f.subject.bus_id for f in found if f.status is not Status.SKIP}
-    logged = tuple(f for f in _logged(case) if f.subject.bus_id not in counted or f.found and _LOST in f.found.text)
+    logged = tuple(f for f in _logged(case) if f.subject.bus_id not in counted or (f.found and _LOST in f.found.text))
     told = {f.subject.bus_id for f in logged}
     yield from (f for f in found if f.subject.bus_id not in told)
     yield from logged
@@ -119,9 +119,7 @@ def _of_other_devices(case: Case) -> Iterator[Finding]:
         # enumeration leaves non-fatal errors of some devices at each boot
         lost = [e for e in lost if case.node.source.kind == "capture" or not _NON_FATAL.search(e.text)]
         device = f"device {bus_id}" if bus_id else "a device"
-        found = Found(
-            f"PCIe errors of {device}: {_kinds(lost or events)} ({_lines(lost or events)})", len(events), "lines"
-        )
+        found = Found(f"PCIe errors: {_kinds(lost or events)} ({_lines(lost or events)})", len(events), "lines")
         subject = Subject("node", bus_id=bus_id, name=device)
         evidence = [Evidence("kernel log", event.text[:300]) for event in (lost or events)[-2:]]
         if not lost and _most_a_day(events) < case.limit(_CORRECTED_LINES):

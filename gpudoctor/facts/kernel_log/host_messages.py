@@ -26,8 +26,8 @@ _DISK = r"(?P<device>(?!(?:fd|sr|loop|ram|zram)\d)[\w-]{1,40})"
 class HostMessage(msgspec.Struct, frozen=True):
     """One row of the table: the event that a message matching `pattern` means, and the code that prints it.
 
-    The group `device` or `bus` is the subject of the event, `count` the number of errors that a line stands for. The message must contain `words`, which is cheap to check,
-    so that a pattern is only compiled when it is needed.
+    The group `device` or `bus` is the subject of the event, `count` the number of errors that a line stands for. The
+    message must contain `words`, which is cheap to check, so that a pattern is only compiled when it is needed.
     """
 
     kind: HostEventKind
