@@ -63,6 +63,16 @@ _RULES: dict[HostEventKind, _Rule] = {
         (Advice("See the temperatures.", "mget_temp -d BUS_ID; sensors"), Advice("Look at fans and blocked slots.")),
     ),
 }
+# the firmware's own status of a command
+_LIMITS_EXCEEDED = "status limits exceeded"
+_NO_MORE_KEYS = _Rule(
+    "the adapter refuses a command: its limits are exceeded",
+    "a program registers more memory regions, or opens more queues, than the adapter has room for",
+    (
+        Advice("See which command is refused; CREATE_MKEY is the registration of memory.", "dmesg | grep mlx5_cmd"),
+        Advice("Let the program register fewer, larger regions (UCX_IB_RCACHE_MAX_REGIONS, huge pages)."),
+    ),
+)
 _COUNTERS = (
     ("symbol_errors", "symbol errors", "symbol_error"),
     ("receive_errors", "receive errors", "port_rcv_errors"),
@@ -136,7 +146,7 @@ def _subject(case: Case, event: HostEvent) -> Subject:
 
 def _logged(case: Case) -> Iterator[Finding]:
     for event in known(case.node.kernel_log.host_events) or ():
-        rule = _RULES.get(event.kind)
+        rule = _NO_MORE_KEYS if _LIMITS_EXCEEDED in event.text else _RULES.get(event.kind)
         if rule is None or not (rule.lasting or is_recent(case, event)):
             continue
         often = f" ({event.count} times)" if event.count > 1 else ""

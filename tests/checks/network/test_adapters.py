@@ -150,3 +150,12 @@ def test_links_that_only_come_up_in_an_excerpt_were_lost_in_between() -> None:
     assert status(event("nic-link-up", 4), kind="live") is Status.PASS  # a whole log has the losses too
     other = (event("nic-link-down", device="0000:5d:00.0"), event("nic-link-up", device="0000:5d:00.0"))
     assert status(event("nic-link-up", 4), *other) is Status.PASS
+
+
+def test_an_adapter_whose_limits_are_exceeded_is_no_broken_one() -> None:
+    line = (
+        "mlx5_core 0000:5c:00.0: mlx5_cmd_out_err:800:(pid 0): CREATE_MKEY(0x200) failed, status limits exceeded(0x8)"
+    )
+    result = check(HostEvent("nic-firmware", line, "0000:5c:00.0", last_s=NOW_S))
+    assert (result.status, "memory regions" in words(result)) == (Status.WARN, True)
+    assert "mlxfwreset" not in words(result)
