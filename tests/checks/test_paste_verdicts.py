@@ -8,7 +8,7 @@ import re
 import pytest
 
 from gpudoctor.checks.core.finding import Finding, Status
-from gpudoctor.facts.captures.join import READERS
+from gpudoctor.facts.captures.readers import READERS
 from gpudoctor.facts.captures.source import load_source
 from gpudoctor.facts.model.missing import known
 from gpudoctor.facts.model.node import Node

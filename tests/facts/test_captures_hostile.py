@@ -12,7 +12,7 @@ from typing import Any, get_type_hints
 import msgspec
 import pytest
 
-from gpudoctor.facts.captures.plausible import _KINDS, _REQUIRED, plausible
+from gpudoctor.facts.captures.leaves import _KINDS, _REQUIRED, plausible
 from gpudoctor.facts.captures.source import SourceError, load_source
 from gpudoctor.facts.model.node import to_json
 from gpudoctor.facts.simulated.load import node_names

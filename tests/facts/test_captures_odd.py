@@ -84,7 +84,7 @@ def test_links_of_another_machine_are_refused(captures: Path, tmp_path: Path) ->
     folder.mkdir()
     shutil.copy(captures / "qx-h100.xml", folder)
     shutil.copy(captures / "hgx-h100-dump/nvlink-status.txt", folder)
-    with pytest.raises(SourceError, match=r"mixed: GPU 0 is GPU-.* in nvidia-smi nvlink: keep the dumps of"):
+    with pytest.raises(SourceError, match=r"mixed: nvlink-status.txt contradicts qx-h100.xml \(GPU \d is GPU-"):
         load_source(str(folder))
 
 

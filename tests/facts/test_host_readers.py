@@ -8,10 +8,10 @@ import msgspec
 import pytest
 
 from gpudoctor.facts.captures.dcgm import DCGM_READERS
-from gpudoctor.facts.captures.host.readers import HOST_READERS
-from gpudoctor.facts.captures.nvidia_smi.monitor import MONITOR_READERS
+from gpudoctor.facts.captures.monitor import MONITOR_READERS
 from gpudoctor.facts.captures.other_tools import OTHER_TOOL_READERS
 from gpudoctor.facts.captures.reader import Block, Part, TextReader
+from gpudoctor.facts.captures.readers import HOST_READERS
 from gpudoctor.facts.model.driver import DkmsBuild, Driver, FabricManager, LoadFailure
 from gpudoctor.facts.model.missing import NOT_READ, Missing, known
 from gpudoctor.facts.model.node import Host, Network, Node, Scheduler

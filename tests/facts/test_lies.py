@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from gpudoctor.checks.core.finding import Status
-from gpudoctor.facts.captures.plausible import plausible
+from gpudoctor.facts.captures.leaves import plausible
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Node

@@ -229,6 +229,9 @@ def _by_peers(case: Case, gpu: Gpu) -> Finding:
         return _down(
             gpu, len(real_links(gpu)), Expected(f"{most}, as on every other GPU here", ">=", most, "links", "peers")
         )
+    if not most and known(gpu.name) is None:
+        # by design on cards without a bridge, a fault on every GPU made for NVSwitches
+        return unknown(subject, f"no link is up, and the model is not known: {found.text}", *_down_evidence(gpu))
     if len(same) == 1 and 0 < up < len(real_links(gpu)):
         return unknown(subject, f"{found.text}, and no other GPU of its model to compare with", *_down_evidence(gpu))
     if usual is None or up >= usual:

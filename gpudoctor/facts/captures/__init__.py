@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from gpudoctor.errors import UserError
 from gpudoctor.facts.model.missing import Missing
 
@@ -31,5 +34,19 @@ def printable(name: str) -> str:
 class SourceError(UserError):
     """A source cannot be read. The message is one line with the file and the position in it.
 
-    Parsers raise it with the position only; the code that opened the file prepends its name.
+    Parsers raise it with the position only; the code that opened the file prepends its name (`naming`).
     """
+
+
+@contextmanager
+def naming(name: str) -> Iterator[None]:
+    """Prepend the name of a source to each SourceError from inside that does not begin with it; an OSError is one."""
+    try:
+        yield
+    except OSError as error:
+        raise SourceError(f"{name}: cannot be read: {error.strerror or error}") from None
+    except SourceError as error:
+        said = str(error)
+        raise SourceError(
+            said if said.startswith((f"{name}: ", f"{name.rstrip('/')}/")) else f"{name}: {said}"
+        ) from None

@@ -8,13 +8,13 @@ from collections import Counter
 from msgspec.structs import replace
 
 from gpudoctor.facts.captures import BUS_ID, MOST_GPUS, clipped
-from gpudoctor.facts.captures.nvidia_smi.monitor import Samples, with_readings
+from gpudoctor.facts.captures.monitor import part_by_dcgm
 from gpudoctor.facts.captures.nvidia_smi.query_dump import SmiDump
 from gpudoctor.facts.captures.nvidia_smi.table import OTHER_TABLE
-from gpudoctor.facts.captures.reader import Block, Part, TextReader
+from gpudoctor.facts.captures.reader import Block, Part, TextReader, text_reader
 from gpudoctor.facts.model.gpu import Gpu, LinkState, NvLink
-from gpudoctor.facts.model.missing import UNSUPPORTED, known
-from gpudoctor.facts.model.node import Driver, short_bus_id
+from gpudoctor.facts.model.missing import UNSUPPORTED
+from gpudoctor.facts.model.node import short_bus_id
 
 _BORDER = r"[|+][-=+]{10,}[|+]?\s*$"
 _ROW = re.compile(r"\|([^|]{0,200})\|([^|]{0,400})\|")
@@ -30,19 +30,18 @@ _TEST = (
     r"|Diagnostic|Pulse Test|EUD Test|(?:SM|Targeted) Stress|Targeted Power|Memory Bandwidth"
     r"|software|memory|pcie|diagnostic|memtest|pulse_test|eud|cpu_eud|targeted_(?:stress|power)|memory_bandwidth|nvbandwidth|nccl_tests"
 )
-_DIAG = re.compile(
+_DIAG = (
     r"Successfully ran diagnostic for group|\| Diagnostic +\| Result +\|"
     rf"|\| (?:{_TEST}) +\| (?:Pass|Fail|Warn|Skip|Not Run)\b"
     r"|[|+]-+ {1,3}(?:Metadata|Deployment|Integration|Hardware|Stress) {1,3}-+\+-+[|+]\s*$"
 )
-_TABLE = re.compile(
-    rf"(?!{OTHER_TABLE.pattern}|{_DIAG.pattern})"
+_TABLE = (
+    rf"(?!{OTHER_TABLE.pattern}|{_DIAG})"
     rf"(?:{_BORDER}|[|+]-+ {{1,3}}\w[\w ]{{1,30}}-+\+-+[|+]\s*$|\|[^|]*\|[^|]*\|\s*$)"
 )
 _NOT_RUN = re.compile(r"Error(?:: Unable to (?:complete|run)| when executing the) diagnostic.{0,300}")
 _RESULT = re.compile(r"(?:GPU ?(\d{1,4}): )?(Pass|Fail|Warn|Skip|Not Run)(?:p?ed)?\b[ -]*(.{0,60})", re.IGNORECASE)
 _DIAG_JSON = re.compile(r'[\s{]{0,40}"DCGM (?:GPU )?Diagnostic"\s*:')
-_JSON = re.compile(r'\s*(?:"|[}\],]|\{\s*$|\{ *"(?!MESSAGE|_)|\[\s*(?:$|[{\]"])|null\b)')  # not an entry of a log
 _JSON_FIELD = re.compile(
     r'"(name|status|gpu_ids?|entity_id|category|runtime_error)"\s*:\s*(?:"((?:[^"\\]|\\.){0,300})"|(\d{1,6}))'
 )
@@ -130,8 +129,7 @@ class _Results:
 
 # `dcgmi health -c`
 
-_HEALTH = re.compile(r"\| Health Monitor Report +\||\| Overall Health:? *\|? *(?:Healthy|Warning|Failure)")
-_HEALTH_HEAD = re.compile(r"\| Health Monitor Report +\|")
+_HEALTH = r"\| Health Monitor Report +\|"
 _OVERALL = re.compile(r"\| Overall Health:? *\|? *(\w+)")
 
 
@@ -156,7 +154,6 @@ def _read_health(block: Block) -> Part:
 
 # `dcgmi discovery -l`
 
-_DISCOVERY = re.compile(r"\| GPU ID +\| Device Information +\|")
 _FOUND = re.compile(r"\d{1,4} \w+ found(?: \(\w+\))?\.\s*$|\| (?:GPU|Switch|CPU) ID +\|")
 _ENTRY = re.compile(rf"(Name|PCI Bus ID|Device UUID): ({BUS_ID}|\S.{{0,100}})")
 
@@ -184,18 +181,13 @@ def _read_discovery(block: Block) -> Part:
             gpus[-1] = replace(gpus[-1], uuid=value)
     if not gpus:
         return Part()
-    driver = Driver(module_loaded=True, init_code=0)
-    return Part(smi=(SmiDump(driver, tuple(gpus), name="dcgmi discovery", beside=True),))
+    return Part(smi=(SmiDump(tuple(gpus), name="dcgmi discovery", beside=True),))
 
 
-# `dcgmi nvlink -s` and `dcgmi dmon`, which name each GPU by DCGM's number: NVML's index, unless GPUs came or went since
+# `dcgmi nvlink -s`
 
-_NUMBERED = "GPUs are named by DCGM's numbers, taken as the indices of nvidia-smi"
-NO_LINK_UP = "dcgmi nvlink: no link of any GPU is up"
-_NVLINK = re.compile(r"\| +NvLink Link Status +\|")
 _NVLINK_GPU = re.compile(r"\s+gpuId (\d{1,4}):\s*$")
 _NVLINK_STATES = re.compile(r"\s+[UDX_](?: [UDX_]){0,63}\s*$")
-_NVLINK_MORE = re.compile(r"(?:GPUs|NvSwitches):\s*$|\s+(?:physicalId \d+:|No Nv)|Key: Up=U")
 _STATES: dict[str, LinkState] = {"U": "active", "D": "inactive", "X": "disabled"}
 
 
@@ -210,67 +202,33 @@ def _read_nvlink(block: Block) -> Part:
             if len(gpus) < MOST_GPUS:
                 gpus[index] = Gpu(index, f"unknown-{index}", nvlinks=links or UNSUPPORTED)
             index = None
-    part = _numbered_part(gpus, "dcgmi nvlink")
-    states = {link.state for gpu in gpus.values() for link in known(gpu.nvlinks) or ()}
-    if states and "active" not in states:
-        part.reported = (NO_LINK_UP,)
-    return part
-
-
-_DMON = re.compile(r"# ?Entity(?:\s+[A-Z][A-Z0-9#]{3,5}){1,40}\s*$")
-_DMON_ROW = re.compile(r"\s*GPU (\d{1,4})((?:\s+(?:-?[\d.]{1,20}|N/A)){1,40})\s*$")
-_DMON_MORE = re.compile(r"\s*I[Dd](?:\s+[^\s\d]{1,8})*\s*$|\s*(?:GPU|GPU-I|GPU-CI|Switch|Link|CPU|CPU Core) \d+\s")
-# short names of DCGM's fields -> the columns of nvidia-smi dmon
-_DMON_COLUMNS = {
-    "TMPTR": "gtemp",
-    "MMTMP": "mtemp",
-    "POWER": "pwr",
-    "GPUTL": "sm",
-    "MCUTL": "mem",
-    "SMCLK": "pclk",
-    "MMCLK": "mclk",
-    "FBUSD": "fb",
-}
-
-
-def _read_dmon(block: Block) -> Part:
-    columns: list[str] = []
-    last: Samples = {}
-    for line in block.lines:
-        if _DMON.match(line):
-            columns = [_DMON_COLUMNS.get(name, "") for name in line.split("Entity", 1)[1].split()]
-        elif row := _DMON_ROW.match(line):
-            last[int(row[1])] = dict(zip(columns, row[2].split(), strict=False))
-    return _numbered_part(with_readings(last), "dcgmi dmon")
-
-
-def _numbered_part(gpus: dict[int, Gpu], name: str) -> Part:
-    if not gpus:
-        return Part(notes=(f"{name}: no GPU in it that gpudoctor reads",))
-    driver = Driver(module_loaded=True, init_code=0)
-    made = tuple(gpus[index] for index in sorted(gpus))
-    dump = SmiDump(driver, made, name=name, indexed=True, ended=False, beside=True)
-    return Part(smi=(dump,), notes=(f"{name}: {_NUMBERED}",))
+    return part_by_dcgm(gpus, "dcgmi nvlink")
 
 
 DCGM_READERS: tuple[TextReader, ...] = (
-    TextReader("dcgmi diag", lambda line: _DIAG.match(line) or _NOT_RUN.match(line), _TABLE.match, _read_diag),
-    TextReader("dcgmi diag -j", _DIAG_JSON.match, _JSON.match, _read_diag_json, restarts=_DIAG_JSON.match),
-    TextReader(
+    text_reader("dcgmi diag", f"{_DIAG}|{_NOT_RUN.pattern}", _TABLE, _read_diag),
+    text_reader(
+        "dcgmi diag -j",
+        _DIAG_JSON.match,
+        r'\s*(?:"|[}\],]|\{\s*$|\{ *"(?!MESSAGE|_)|\[\s*(?:$|[{\]"])|null\b)',  # not an entry of a log
+        _read_diag_json,
+        restarts=_DIAG_JSON.match,
+    ),
+    text_reader(
         "dcgmi health",
-        _HEALTH.match,
-        lambda line: _TABLE.match(line) or _OVERALL.match(line),
+        rf"{_HEALTH}|\| Overall Health:? *\|? *(?:Healthy|Warning|Failure)",
+        f"{_TABLE}|{_OVERALL.pattern}",
         _read_health,
-        restarts=_HEALTH_HEAD.match,
+        restarts=re.compile(_HEALTH).match,
     ),
-    TextReader(
-        "dcgmi discovery", _DISCOVERY.match, lambda line: _TABLE.match(line) or _FOUND.match(line), _read_discovery
+    text_reader(
+        "dcgmi discovery", r"\| GPU ID +\| Device Information +\|", f"{_TABLE}|{_FOUND.pattern}", _read_discovery
     ),
-    TextReader(
+    text_reader(
         "dcgmi nvlink",
-        _NVLINK.match,
-        lambda line: any(form.match(line) for form in (_NVLINK_GPU, _NVLINK_STATES, _NVLINK_MORE, _TABLE)),
+        r"\| +NvLink Link Status +\|",
+        rf"{_NVLINK_GPU.pattern}|{_NVLINK_STATES.pattern}|{_TABLE}"
+        r"|(?:GPUs|NvSwitches):\s*$|\s+(?:physicalId \d+:|No Nv)|Key: Up=U",
         _read_nvlink,
     ),
-    TextReader("dcgmi dmon", _DMON.match, _DMON_MORE.match, _read_dmon),
 )

@@ -11,12 +11,12 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from gpudoctor.facts.captures import SourceError, printable
-from gpudoctor.facts.captures.join import READERS, Dumps
+from gpudoctor.facts.captures import SourceError, naming, printable
+from gpudoctor.facts.captures.join import Dumps
 from gpudoctor.facts.captures.lines import chunks_of, lines_of
-from gpudoctor.facts.captures.opened import GZIP, MAX_BYTES, head_text, open_plain, read_file
+from gpudoctor.facts.captures.opened import GZIP, HEAD_BYTES, MAX_BYTES, head_text, open_plain, read_file, recognise
 from gpudoctor.facts.captures.reader import TextReader
-from gpudoctor.facts.captures.recognise import HEAD_BYTES, recognise
+from gpudoctor.facts.captures.readers import READERS
 from gpudoctor.facts.captures.transcript import Transcript
 from gpudoctor.facts.model.node import Node
 
@@ -76,32 +76,23 @@ _PSEUDO = ("/proc", "/sys", "/dev")
 
 
 def node_from_text(head: bytes, stream: BinaryIO, path: str) -> Node | None:
-    """The node from a text of any size whose first bytes, `head`, were already read; None if nothing is recognised.
-
-    Raise SourceError, which names `path`.
-    """
+    """The node from a text of any size whose first bytes, `head`, were already read; None if nothing is recognised."""
     name = printable(Path(path).name)
     dumps = Dumps()
-    try:
-        found = dumps.add(lines_of(chunks_of(_by_lines(head), stream)), name)
-        return dumps.node(name) if found else None
-    except SourceError as error:
-        raise SourceError(f"{path}: {error}") from None
+    found = dumps.add(lines_of(chunks_of(_by_lines(head), stream)), name)
+    return dumps.node(name) if found else None
 
 
 def node_from_bug_report(data: bytes, path: str) -> Node:
-    """The node from an unpacked nvidia-bug-report.log. Raise SourceError, which names `path`."""
+    """The node from an unpacked nvidia-bug-report.log."""
     name = printable(Path(path).name)
     dumps = Dumps()
-    try:
-        add_bug_report(dumps, data, name)
-    except SourceError as error:
-        raise SourceError(f"{path}: {error}") from None
+    add_bug_report(dumps, data, name)
     return dumps.node(name)
 
 
 def node_from_archive(files: Iterable[tuple[str, bytes]], path: str) -> Node:
-    """The node from the dumps in an archive, joined as in a directory. Raise SourceError, which names `path`."""
+    """The node from the dumps in an archive, joined as in a directory."""
     dumps = Dumps()
     passed_over: list[str] = []
     for name, data in files:
@@ -109,8 +100,9 @@ def node_from_archive(files: Iterable[tuple[str, bytes]], path: str) -> Node:
         if not is_dump(data[:HEAD_BYTES]):
             passed_over.append(f"{shown}: not recognised as a dump")
         else:
-            _add(dumps, data, f"{path}: {shown}", shown)
-    return _node_of_many(dumps, passed_over, printable(Path(path).name), f"{path}: no dump in this archive")
+            with naming(shown):
+                _add(dumps, data, shown)
+    return _node_of_many(dumps, passed_over, path, "archive")
 
 
 def is_dump(head: bytes) -> bool:
@@ -137,48 +129,43 @@ def node_from_directory(path: str) -> Node:
     """
     real = os.path.realpath(path)
     if real.startswith(tuple(f"{root}/" for root in _PSEUDO)) or real in _PSEUDO:
-        raise SourceError(f"{path}: files that the kernel makes up, no directory of dumps")
-    name = printable(Path(real).name or path)
-    try:
-        with os.scandir(path) as entries:
-            shown_ones = (entry for entry in entries if not entry.name.startswith("."))
-            found = sorted(itertools.islice(shown_ones, MAX_FILES + 1), key=lambda entry: entry.name)
-    except OSError as error:
-        raise SourceError(f"{path}: cannot be read: {error.strerror}") from None
+        raise SourceError("files that the kernel makes up, no directory of dumps")
+    with os.scandir(path) as entries:
+        shown_ones = (entry for entry in entries if not entry.name.startswith("."))
+        found = sorted(itertools.islice(shown_ones, MAX_FILES + 1), key=lambda entry: entry.name)
     if len(found) > MAX_FILES:
-        raise SourceError(f"{path}: {len(found)} files or more; a directory of dumps has at most {MAX_FILES}")
+        raise SourceError(f"{len(found)} files or more; a directory of dumps has at most {MAX_FILES}")
     dumps = Dumps()
     total_bytes = 0
     passed_over: list[str] = []
     for entry in found:
         shown = printable(entry.name)
-        data, note, read_bytes = _dump_in(entry.path)
+        with naming(entry.path):
+            data, note, read_bytes = _dump_in(entry.path)
         total_bytes += read_bytes
         if total_bytes > MAX_TOTAL_BYTES:
             raise SourceError(
-                f"{path}: more than {MAX_TOTAL_BYTES >> 20} MiB unpacked; a directory of dumps has at most that: "
+                f"more than {MAX_TOTAL_BYTES >> 20} MiB unpacked; a directory of dumps has at most that: "
                 "keep those of one machine in it"
             )
         if data is None:
             passed_over.append(f"{shown}: {note}")
         else:
-            _add(dumps, data, entry.path, shown)
-    try:
-        return _node_of_many(dumps, passed_over, name, f"{path}: no dump in this directory")
-    except SourceError as error:
-        said = str(error)
-        raise SourceError(said if said.startswith(path) else f"{path}: {said}") from None
+            with naming(entry.path):
+                _add(dumps, data, shown)
+    return _node_of_many(dumps, passed_over, real, "directory")
 
 
-def _node_of_many(dumps: Dumps, passed_over: list[str], name: str, none: str) -> Node:
+def _node_of_many(dumps: Dumps, passed_over: list[str], path: str, container: str) -> Node:
     dumps.notes.extend(passed_over[:MAX_NAMED])
     if len(passed_over) > MAX_NAMED:
         dumps.notes.append(f"and {len(passed_over) - MAX_NAMED} more files that were not read")
     if not dumps.shows_gpus:
         raise SourceError(
-            f"{none} that shows GPUs or their driver (nvidia-smi [-q [-x]], topo -m, nvlink -s, lspci -vvv, dmesg ...)"
+            f"no dump in this {container} that shows GPUs or their driver "
+            "(nvidia-smi [-q [-x]], topo -m, nvlink -s, lspci -vvv, dmesg ...)"
         )
-    return dumps.node(name)
+    return dumps.node(printable(Path(path).name or path))
 
 
 def _dump_in(path: str) -> tuple[bytes | None, str, int]:
@@ -209,17 +196,14 @@ def _dump_in(path: str) -> tuple[bytes | None, str, int]:
     except SourceError as error:
         if packed:  # the content of a broken .gz is unknown
             return None, str(error), min(MAX_BYTES, _MAX_DEFLATE_RATIO * info.st_size)
-        raise SourceError(f"{path}: {error}") from None
+        raise
     if packed and not is_dump(data[:HEAD_BYTES]):
         return None, "not recognised as a dump", len(data)
     return data, "", len(data)
 
 
-def _add(dumps: Dumps, data: bytes, path: str, name: str) -> None:
-    try:
-        if recognise(head_text(data)) == "bug-report":
-            add_bug_report(dumps, data, name)
-        else:
-            dumps.add(lines_of([_by_lines(data)]), name)
-    except SourceError as error:
-        raise SourceError(f"{path}: {error}") from None
+def _add(dumps: Dumps, data: bytes, name: str) -> None:
+    if recognise(head_text(data)) == "bug-report":
+        add_bug_report(dumps, data, name)
+    else:
+        dumps.add(lines_of([_by_lines(data)]), name)

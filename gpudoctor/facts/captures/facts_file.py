@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from gpudoctor.facts.captures import MOST_GPUS, SourceError
-from gpudoctor.facts.captures.plausible import plausible
+from gpudoctor.facts.captures.leaves import plausible
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.node import Node
 from gpudoctor.lazy_import import lazy_imports

@@ -9,11 +9,12 @@ import msgspec
 from msgspec.structs import replace
 
 from gpudoctor.facts.captures import MOST_GPUS, SourceError
-from gpudoctor.facts.captures.merge import merged
+from gpudoctor.facts.captures.host.lspci import Function
+from gpudoctor.facts.captures.leaves import merged
 from gpudoctor.facts.captures.nvidia_smi.query_dump import SmiDump
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import NOT_READ, Missing, known
-from gpudoctor.facts.model.node import Driver
+from gpudoctor.facts.model.node import Driver, Host
 
 UNKNOWN_BUS = "unknown-"
 # the most detailed dump first: if two readings differ, the first one counts
@@ -41,7 +42,7 @@ def joined_dumps(dumps: Iterable[tuple[str, SmiDump]], notes: list[str]) -> SmiD
     # indices from a dump take precedence over counted ones
     ordered = sorted(dumps, key=_rank)
     if not ordered:
-        return SmiDump(Driver(), ())
+        return SmiDump(driver=Driver())
     _check_same_driver(ordered)
     places: list[_Place] = []
     listed = any(dump.gpus and dump.ended and not dump.beside for _, dump in ordered)
@@ -87,7 +88,7 @@ def _rank(pair: tuple[str, SmiDump]) -> tuple[Any, ...]:
 
 def _identity(gpu: Gpu, dump: SmiDump) -> tuple[str | None, str | None]:
     """Bus id and UUID; None for one that the dump lacks, or that redaction made the same for all GPUs."""
-    bus_id = None if gpu.bus_id.startswith(UNKNOWN_BUS) else gpu.bus_id
+    bus_id = gpu.bus_id if _has_address(gpu) else None
     uuid = known(gpu.uuid)
     if uuid is not None:
         alike = sum(known(other.uuid) == uuid for other in dump.gpus) > 1
@@ -146,7 +147,7 @@ def _add_to_place(places: list[_Place], gpu: Gpu, dump: SmiDump, file: str) -> b
 
 def _bare(gpu: Gpu) -> Gpu:
     """The GPU without its identifiers, which are decided separately."""
-    return msgspec.structs.replace(gpu, index=0, bus_id="")
+    return replace(gpu, index=0, bus_id="")
 
 
 def _check_same_gpu(place: _Place, bus_id: str | None, uuid: str | None, file: str, index: int) -> None:
@@ -172,15 +173,15 @@ def _check_same_driver(ordered: list[tuple[str, SmiDump]]) -> None:
 
 def _check_same_gpus(ordered: list[tuple[str, SmiDump]], places: list[_Place]) -> None:
     """Raise SourceError if each of two dumps contains a GPU (by bus id) that the other lacks."""
-    sets = [
-        (file, {gpu.bus_id for gpu in dump.gpus if not gpu.bus_id.startswith(UNKNOWN_BUS)})
-        for file, dump in ordered
-        if dump.ended
-    ]
+    sets = [(file, {gpu.bus_id for gpu in dump.gpus if _has_address(gpu)}) for file, dump in ordered if dump.ended]
     for at, (file, mine) in enumerate(sets):
         for other, theirs in sets[:at]:
             if mine and theirs and not (mine <= theirs or theirs <= mine):
                 raise _contradiction(file, other, f"GPU {min(mine ^ theirs)} is in one only")
+
+
+def _has_address(gpu: Gpu) -> bool:
+    return not gpu.bus_id.startswith(UNKNOWN_BUS)
 
 
 def _numbered(places: list[_Place]) -> tuple[Gpu, ...]:
@@ -189,8 +190,8 @@ def _numbered(places: list[_Place]) -> tuple[Gpu, ...]:
     made = []
     for place in sorted(places, key=lambda place: (place.bus_id or "~", place.uuid or "")):
         index = place.index if place.index is not None else next(free)
-        made.append(msgspec.structs.replace(place.gpu, index=index, bus_id=place.bus_id or f"{UNKNOWN_BUS}{index}"))
-    return tuple(sorted(made, key=lambda gpu: (gpu.bus_id.startswith(UNKNOWN_BUS), gpu.bus_id, gpu.index)))
+        made.append(replace(place.gpu, index=index, bus_id=place.bus_id or f"{UNKNOWN_BUS}{index}"))
+    return tuple(sorted(made, key=lambda gpu: (gpu.bus_id, 0) if _has_address(gpu) else ("~", gpu.index)))
 
 
 def _driver(dumps: list[SmiDump], shown: int, notes: list[str]) -> Driver:
@@ -203,15 +204,42 @@ def _driver(dumps: list[SmiDump], shown: int, notes: list[str]) -> Driver:
     for driver in drivers:
         made = merged(made, driver, [])
     handles = tuple(sorted({words for driver in drivers for words in driver.handle_errors}))
-    made = msgspec.structs.replace(made, handle_errors=handles)
+    made = replace(made, handle_errors=handles)
     if len(codes) > 1:
-        made = msgspec.structs.replace(made, init_code=codes[0] if _INIT_OK in codes[1:] else made.init_code)
+        made = replace(made, init_code=codes[0] if _INIT_OK in codes[1:] else made.init_code)
         notes.append("one text shows GPUs, in the other the driver failed: the failure is judged")
     attached = min((count for dump in dumps if (count := known(dump.attached)) is not None), default=None)
     if counts:
-        made = msgspec.structs.replace(made, device_count=counts[0])
+        made = replace(made, device_count=counts[0])
     elif attached is not None and shown >= attached:  # one dump lists GPUs that another leaves out
-        made = msgspec.structs.replace(made, device_count=attached)
+        made = replace(made, device_count=attached)
     elif isinstance(made.device_count, Missing) and attached is not None:
         notes.append(made.device_count.reason)
     return made
+
+
+def with_addresses(gpus: tuple[Gpu, ...], functions: list[Function]) -> tuple[Gpu, ...]:
+    """GPUs of which only the order is known, with the addresses and names of as many functions in lspci."""
+    if not gpus:
+        return tuple(Gpu(index, function.bus_id, name=function.name) for index, function in enumerate(functions))
+    ordered = sorted(gpus, key=lambda gpu: gpu.index)
+    if [gpu.index for gpu in ordered] != list(range(len(functions))) or any(map(_has_address, gpus)):
+        return gpus
+    return tuple(
+        replace(gpu, bus_id=function.bus_id, name=gpu.name if known(gpu.name) else function.name)
+        for gpu, function in zip(ordered, functions, strict=True)
+    )
+
+
+def with_failures(gpus: tuple[Gpu, ...], lost: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
+    """Each GPU with the error that nvidia-smi reported for its bus id; errors for unlisted GPUs stay driver errors."""
+    errors = {gpu.bus_id: gpu.errors for gpu in lost}
+    return tuple(replace(gpu, errors=errors[gpu.bus_id]) if gpu.bus_id in errors else gpu for gpu in gpus)
+
+
+def without_gpu_memory(host: Host, gpus: tuple[Gpu, ...]) -> Host:
+    """Hide the RAM size on Grace: it exposes GPU memory as NUMA nodes, which `free` counts as RAM."""
+    if isinstance(host.ram_mib, Missing) or all(gpu.settings.addressing_mode != "ats" for gpu in gpus):
+        return host
+    hidden = Missing("free may count GPU memory as RAM on this machine", "absent")
+    return replace(host, ram_mib=hidden, ram_available_mib=hidden)

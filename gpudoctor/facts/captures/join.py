@@ -5,42 +5,29 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-import msgspec
+from msgspec.structs import replace
 
 from gpudoctor.facts.captures import ABSENT, MOST_GPUS, SourceError
-from gpudoctor.facts.captures.collect_env import COLLECT_ENV
-from gpudoctor.facts.captures.complete import (
-    pairs_of,
-    placeholder_gpus,
-    say_absent,
+from gpudoctor.facts.captures.gpu_lists import (
+    UNKNOWN_BUS,
+    joined_dumps,
+    with_addresses,
     with_failures,
-    with_links,
     without_gpu_memory,
 )
-from gpudoctor.facts.captures.dcgm import DCGM_READERS, NO_LINK_UP
-from gpudoctor.facts.captures.dcgm_exporter import DCGM_EXPORTER
-from gpudoctor.facts.captures.gpu_lists import UNKNOWN_BUS, joined_dumps
 from gpudoctor.facts.captures.host.lspci import PciTree
-from gpudoctor.facts.captures.host.readers import HOST_READERS
-from gpudoctor.facts.captures.kernel_logs import KERNEL_LOG, continued, joined_logs
-from gpudoctor.facts.captures.merge import merged
-from gpudoctor.facts.captures.nvidia_smi.nvlink import LinkDump, merge_links
+from gpudoctor.facts.captures.kernel_logs import continued, joined_logs
+from gpudoctor.facts.captures.leaves import merged, plausible, say_absent
+from gpudoctor.facts.captures.nvidia_smi.nvlink import with_remote_kinds
 from gpudoctor.facts.captures.nvidia_smi.query_dump import SmiDump
-from gpudoctor.facts.captures.nvidia_smi.readers import NVIDIA_SMI_READERS
-from gpudoctor.facts.captures.nvidia_smi.topology import Pair, Topology
-from gpudoctor.facts.captures.other_tools import OTHER_TOOL_READERS
-from gpudoctor.facts.captures.plausible import plausible
+from gpudoctor.facts.captures.nvidia_smi.topology import Topology
 from gpudoctor.facts.captures.reader import Block, Part, TextReader
+from gpudoctor.facts.captures.readers import READERS
 from gpudoctor.facts.captures.transcript import Transcript
-from gpudoctor.facts.model.gpu import Gpu, P2pStatus
-from gpudoctor.facts.model.missing import Missing, known
+from gpudoctor.facts.model.gpu import Gpu
+from gpudoctor.facts.model.missing import NOT_READ, Missing, known
 from gpudoctor.facts.model.node import Driver, Environment, Host, KernelLog, Node, PciBus, Source
 
-# in the order in which they are tried on a line
-READERS: tuple[TextReader, ...] = (
-    *(*NVIDIA_SMI_READERS, *DCGM_READERS, *HOST_READERS),
-    *(DCGM_EXPORTER, COLLECT_ENV, *OTHER_TOOL_READERS, KERNEL_LOG),
-)
 MAX_PARTS = 2000  # `nvidia-smi -l` prints a table each second: the text is no longer kept from here on
 MAX_NOTES = 50
 
@@ -90,7 +77,7 @@ class Dumps:
         self._reported.extend(part.reported)
         if part.node.kernel_log != KernelLog():
             self._add_log(part.node.kernel_log, block)
-            part.node = msgspec.structs.replace(part.node, kernel_log=KernelLog())
+            part.node = replace(part.node, kernel_log=KernelLog())
         if len(self._parts) >= MAX_PARTS:
             self._left_out += 1
         elif part != Part(notes=part.notes, reported=part.reported):
@@ -109,8 +96,8 @@ class Dumps:
         """Whether any dump is about GPUs, their driver or the kernel: an environment alone does not describe a node."""
         empty = Node()
         return bool(self._logs) or any(
-            part.smi or part.links or part.topology or part.p2p or (part.pci_tree and part.pci_tree.nvidia_devices)
-            or msgspec.structs.replace(part.node, pci=PciBus(), host=Host(), environment=Environment()) != empty
+            part.smi or part.topology or (part.pci_tree and part.pci_tree.nvidia_devices)
+            or replace(part.node, pci=PciBus(), host=Host(), environment=Environment()) != empty
             for _, _, part in self._parts
         )  # fmt: skip
 
@@ -120,89 +107,68 @@ class Dumps:
         Raise SourceError if the dumps cannot be of one machine.
         """
         parts = sorted(self._parts, key=lambda item: (item[0], item[1]))
-        links = self._links(part for _, _, part in parts)
         topology = self._topology([part.topology for _, _, part in parts if part.topology is not None])
-        p2p = _p2p(part for _, _, part in parts)
         tree = _joined_tree([part.pci_tree for _, _, part in parts if part.pci_tree is not None])
         dumps = [(file, dump) for file, _, part in parts for dump in part.smi]
-        smi = self._smi(dumps, links, topology, p2p)
-        gpus = smi.gpus or placeholder_gpus(tree, links, topology, p2p)
-        gpus = with_failures(gpus, smi.unnumbered)
-        if len(gpus) > MOST_GPUS:
-            raise SourceError(f"more than {MOST_GPUS} GPUs: not the dump of one machine")
-        gpus = with_links(gpus, links, all_gpus=bool(smi.gpus) and smi.ended)
-        gpus = tuple(_with_location(gpu, topology, tree) for gpu in gpus)
         conflicts: list[str] = []
         node = Node()
         for _, _, part in parts:
             node = merged(node, part.node, conflicts)
+        pairs = merged(topology.pairs if topology else NOT_READ, node.pairs, conflicts)
+        indices = {index for pair in known(pairs) or () for index in (pair.a, pair.b)}
+        smi = self._smi(dumps, topology, indices | set(topology.gpus if topology else ()))
+        gpus = smi.gpus
+        if tree is not None:
+            gpus = with_addresses(gpus, tree.gpus)
+        gpus = with_remote_kinds(with_failures(gpus, smi.unnumbered), all_gpus=bool(gpus) and smi.ended)
+        if len(gpus) > MOST_GPUS:
+            raise SourceError(f"more than {MOST_GPUS} GPUs: not the dump of one machine")
+        gpus = tuple(_with_location(gpu, topology, tree) for gpu in gpus)
         self.notes.extend(f"two texts differ in {conflict}: the first counts" for conflict in dict.fromkeys(conflicts))
         host = without_gpu_memory(node.host, gpus)
         if any(gpu.settings.virtualization in ("passthrough", "vgpu") for gpu in gpus):
             # only a driver inside a virtual machine reports these modes
-            host = msgspec.structs.replace(host, virtualization="vm")
+            host = replace(host, virtualization="vm")
         if self._left_out:
             self.notes.append(f"{self._left_out} texts beyond the first {MAX_PARTS} were not used")
-        node = msgspec.structs.replace(
+        node = replace(
             node,
             driver=_driver(smi.driver, node.driver),
             gpus=gpus,
-            pairs=pairs_of(topology, p2p),
+            pairs=pairs if isinstance(pairs, Missing) else tuple(sorted(pairs, key=lambda pair: (pair.a, pair.b))),
             host=host,
             kernel_log=joined_logs(self._logs) or KernelLog(),
         )
         collected_at = smi.collected_at if known(smi.collected_at) else ABSENT
-        # of a model that is known, the state of its links is judged: a card without a bridge has none up
-        named = bool(gpus) and all(known(gpu.name) is not None for gpu in gpus)
-        told = [text for text in self._reported if not (named and text == NO_LINK_UP)]
-        reported = tuple(dict.fromkeys(told))[:MAX_NOTES]
+        reported = tuple(dict.fromkeys(self._reported))[:MAX_NOTES]
         source = Source(
             "capture", name, collected_at, files=tuple(self.files), notes=self._shown_notes(), reported=reported
         )
-        return msgspec.structs.replace(plausible(say_absent(node)), source=source)
+        return replace(plausible(say_absent(node)), source=source)
 
     def _shown_notes(self) -> tuple[str, ...]:
         notes = list(dict.fromkeys(self.notes))
         more = [f"and {len(notes) - MAX_NOTES} more notes"] if len(notes) > MAX_NOTES else []
         return (*notes[:MAX_NOTES], *more)
 
-    def _smi(
-        self,
-        dumps: list[tuple[str, SmiDump]],
-        links: list[LinkDump],
-        topology: Topology | None,
-        p2p: dict[str, dict[Pair, P2pStatus]],
-    ) -> SmiDump:
-        """The nvidia-smi dumps joined; GPUs that they leave out are taken from the links and matrices."""
+    def _smi(self, dumps: list[tuple[str, SmiDump]], topology: Topology | None, indices: set[int]) -> SmiDump:
+        """The nvidia-smi dumps joined; GPUs that they leave out are taken from the matrices, which show `indices`."""
         notes: list[str] = []
         smi = joined_dumps(dumps, notes)
-        if smi.gpus and smi.ended and topology and set(topology.gpus) != {gpu.index for gpu in smi.gpus}:
+        if not (smi.gpus and smi.ended):
+            shown = tuple(Gpu(index, f"{UNKNOWN_BUS}{index}") for index in sorted(indices))
+            more = SmiDump(shown, Driver(), name="nvidia-smi topo", indexed=True, ended=False)
+            notes = []
+            smi = joined_dumps([*dumps, ("", more)], notes)
+        elif topology and set(topology.gpus) != {gpu.index for gpu in smi.gpus}:
+            listing = next((dump for _, dump in dumps if dump.gpus and not dump.beside), dumps[0][1])
             raise SourceError(
-                f"{dumps[0][1].name} shows {len(smi.gpus)} GPUs and topo -m {len(topology.gpus)}: "
+                f"{listing.name} shows {len(smi.gpus)} GPUs and topo -m {len(topology.gpus)}: "
                 "keep the dumps of one machine only"
             )
-        if smi.gpus and not smi.ended:
-            indices = set(topology.gpus if topology else ()) | {i for s in p2p.values() for pair in s for i in pair}
-            others = {link.index: Gpu(link.index, f"{UNKNOWN_BUS}{link.index}", link.uuid, link.name) for link in links}
-            others |= {index: Gpu(index, f"{UNKNOWN_BUS}{index}") for index in indices - set(others)}
-            if others:
-                more = SmiDump(Driver(), tuple(others.values()), name="nvidia-smi topo", indexed=True, ended=False)
-                notes = []
-                smi = joined_dumps([*dumps, ("", more)], notes)
         self.notes.extend(notes)
         self._reported.extend(smi.unlisted)
         return smi
-
-    def _links(self, parts: Iterable[Part]) -> list[LinkDump]:
-        found: dict[tuple[int, str], LinkDump] = {}
-        for part in parts:
-            for gpu in part.links:
-                key = (gpu.index, gpu.uuid)
-                if key in found:
-                    merge_links(found[key], gpu)
-                else:
-                    found[key] = msgspec.structs.replace(gpu, links=dict(gpu.links))
-        return list(found.values())
 
     def _topology(self, found: list[Topology]) -> Topology | None:
         """The matrix with the most rows; a note reports another one that differs."""
@@ -214,18 +180,6 @@ class Dumps:
             self.notes.append("a second topo -m dump differs, and is not used")
         self.notes.extend(f"topo -m: {note}" for note in first.notes)
         return first
-
-
-def _p2p(parts: Iterable[Part]) -> dict[str, dict[Pair, P2pStatus]]:
-    """The statuses of each direction; if two differ for a pair, the one that is not OK."""
-    found: dict[str, dict[Pair, P2pStatus]] = {}
-    for part in parts:
-        for direction, statuses in part.p2p.items():
-            mine = found.setdefault(direction, {})
-            for pair, status in statuses.items():
-                if mine.get(pair, "OK") == "OK":
-                    mine[pair] = status
-    return found
 
 
 def _joined_tree(trees: list[PciTree]) -> PciTree | None:
@@ -249,7 +203,7 @@ def _merged_function(one: Any, other: Any) -> Any:
             news[field] = theirs
         elif field == "hop" and theirs is not None:
             news[field] = merged(mine, theirs, [])
-    return msgspec.structs.replace(one, **news)
+    return replace(one, **news)
 
 
 def _driver(smi: Driver, other: Driver) -> Driver:
@@ -260,7 +214,7 @@ def _driver(smi: Driver, other: Driver) -> Driver:
         value = getattr(other, field)
         if not isinstance(value, Missing):
             news[field] = value
-    return msgspec.structs.replace(made, **news) if news else made
+    return replace(made, **news) if news else made
 
 
 def _with_location(gpu: Gpu, topology: Topology | None, tree: PciTree | None) -> Gpu:
@@ -274,4 +228,4 @@ def _with_location(gpu: Gpu, topology: Topology | None, tree: PciTree | None) ->
         if function is not None and place is None:
             news["numa_node"] = function.numa_node
         news["pcie"] = tree.link(gpu)
-    return msgspec.structs.replace(gpu, **news) if news else gpu
+    return replace(gpu, **news) if news else gpu

@@ -10,7 +10,6 @@ from operator import add
 import msgspec
 
 from gpudoctor.facts.captures.reader import Block, Part, TextReader
-from gpudoctor.facts.captures.recognise import is_kernel_line
 from gpudoctor.facts.kernel_log.host_messages import HOST_WORDS, host_message
 from gpudoctor.facts.kernel_log.lines import MAX_EVENTS, read_kernel_text
 from gpudoctor.facts.kernel_log.messages import HARD_WORDS, MARK
@@ -18,6 +17,11 @@ from gpudoctor.facts.kernel_log.records import read_line, unwrapped
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import HostEvent, KernelEvent, KernelLog, Node
 
+_KERNEL_LINE = re.compile(
+    r"(?:<\d+>|[a-z]+ *:[a-z]+ *: )?(?:\[ *\+?\d+\.\d{3,9}\] |\[\w{3} \w{3} +\d+ [\d:]{8} \d{4}\] "
+    r"|\d{4}-\d\d-\d\dT[\d:]{8},\d{6}[+-]\d\d:\d\d )"
+    r"|\d{1,3},\d+,\d+,|.{0,80}?\S.{0,80}? kernel: "
+)
 _BARE_MESSAGE = re.compile(
     r"\s*(?:NVRM: |nvidia-nvswitch\d*: "
     r"|(?:nvidia|pcieport|mlx5_core|pci|nouveau|vfio-pci) [0-9a-f]{4}:[0-9a-f]{2}:"
@@ -30,6 +34,13 @@ _STAMPED = re.compile(
     r"\[ *\+?\d+\.\d|\[[A-Z][a-z]{2} |\d{4}-\d\d-\d\dT\d\d:|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d |<\d+>"
     r"|\d+,\d+,\d+,|[a-z]+ *:[a-z]+ *:|\{"
 )
+
+
+def is_kernel_line(line: str) -> bool:
+    if _KERNEL_LINE.match(line):
+        return True
+    rest = unwrapped(line.lstrip(" \t"))
+    return _KERNEL_LINE.match(rest) is not None or (rest.startswith("{") and read_line(rest).origin == "kernel")
 
 
 def _begins_kernel_log(line: str) -> object:

@@ -1,4 +1,4 @@
-"""Open untrusted files, gzipped or not, with limits on their size before and while they are read."""
+"""Open untrusted files, gzipped or not, within limits on their size, and recognise them by their first 64 KiB."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import BinaryIO
 
 from gpudoctor.facts.captures import SourceError
+from gpudoctor.facts.captures.kernel_logs import is_kernel_line
 from gpudoctor.facts.captures.lines import plain_spaces
-from gpudoctor.facts.captures.recognise import HEAD_BYTES, recognise
+from gpudoctor.facts.captures.nvidia_smi.messages import FAILURE
 
+HEAD_BYTES = 64 * 1024
 MAX_BYTES = 64 * 1024 * 1024
 MAX_BUG_REPORT_BYTES = 256 * 1024 * 1024
 GZIP = b"\x1f\x8b"
@@ -115,3 +117,47 @@ def unpacked(data: bytes) -> bytes:
 
 def _too_large(limit: int, what: str = "") -> SourceError:
     return SourceError(f"{what}larger than {limit // 1024**2} MiB: not a dump that gpudoctor reads")
+
+
+# What a text is, by its content; its file name is ignored.
+
+_MATRIX = r"^[^\S\n]*GPU\d+\t"
+# the first kind of which all patterns are there
+_FORMS: tuple[tuple[str, tuple[re.Pattern[str], ...]], ...] = tuple(
+    (kind, tuple(re.compile(pattern, re.MULTILINE) for pattern in patterns))
+    for kind, *patterns in (
+        ("bug-report", r"NVIDIA bug report log file|nvidia-bug-report\.sh Version"),
+        ("smi-xml", r"<(?:!DOCTYPE )?nvidia_smi_log[\s>]"),
+        ("smi-text", r"NVSMI LOG(?![\s\S]{0,400}Attached Units)"),
+        ("p2p", _MATRIX, r"Status Ok|\t(?:OK|CNS|GNS|TNS|NS|DR|U)[\t\n]"),
+        ("topology", _MATRIX),
+        ("nvlink", r"^GPU \d+: .{0,200}\(UUID: ", r"^[ \t]+Link \d+: |all links are inActive"),
+        (
+            "lspci",
+            r"^(?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7] "
+            r"[A-Z0-9][^:\n]{2,60}(?:bridge|Bridge|controller|device)[^:\n]{0,20}: ",
+        ),
+        ("free", r"^[ \t]+total[ \t]+used[ \t]+free\b[^\n]*\n(?:[^\n]*\n)?Mem:"),
+        ("meminfo", r"^MemTotal:\s+\d+ kB"),
+        ("df", r"^Filesystem\s[^\n]*Mounted on$", r" /dev/shm$"),
+        ("kernel-module", "NVRM version:"),
+    )
+)
+_ASSIGNMENT = re.compile(r"(?:export |declare -x )?[A-Za-z_]\w*=")
+_USUAL_NAME = re.compile(
+    r"(?:^|\0)(?:export |declare -x )?(?:PATH|HOME|PWD|USER|LD_|CUDA|NCCL_|SLURM_|NVIDIA_)", re.MULTILINE
+)
+
+
+def recognise(head: str) -> str | None:
+    """The kind of dump that starts with `head`; None for anything else."""
+    for kind, patterns in _FORMS:
+        if all(pattern.search(head) for pattern in patterns):
+            return kind
+    # by the form of most of its lines
+    lines = [line for line in re.split(r"[\n\0]", head)[:200] if line.strip()]
+    if lines and sum(map(is_kernel_line, lines)) * 2 > len(lines):
+        return "kernel-log"
+    if sum(map(bool, map(_ASSIGNMENT.match, lines))) * 2 > len(lines) and _USUAL_NAME.search(head):
+        return "environment"
+    return "smi-failure" if FAILURE.search(head) else None

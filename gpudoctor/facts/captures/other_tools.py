@@ -10,11 +10,11 @@ from collections.abc import Callable
 
 from gpudoctor.facts.captures import clipped
 from gpudoctor.facts.captures.nvidia_smi.table import OTHER_TABLE
-from gpudoctor.facts.captures.reader import Block, Part, TextReader
+from gpudoctor.facts.captures.reader import NO_MORE, Block, Part, TextReader, text_reader
 
 _NOT_MEASURED = "its figures are reported, not measured by gpudoctor, and not judged; on the node"
 _MOST_FAILURES = 5
-_ALONE = r"(?!)"  # no further line: each line is a text of its own, and may stand between those of another text
+_ALONE = NO_MORE  # each line is a text of its own, and may stand between those of another text
 
 
 def _tool(
@@ -32,8 +32,6 @@ def _tool(
     `failures`: a line in which the tool reports a failure; `figures`: what it found, in a few words, for the note.
     `between`: any other reader of the line comes first.
     """
-    begin = re.compile(begins)
-    more = re.compile(f"(?:{goes_on})|(?:{begins})")
     failure = re.compile(failures) if failures else None
 
     def read(block: Block) -> Part:
@@ -45,8 +43,8 @@ def _tool(
         )
 
     if between:
-        return TextReader(name, lambda line: None, begin.match, read, may_be=begin.match, alone=True)
-    return TextReader(name, begin.match, more.match, read, alone=goes_on == _ALONE)
+        return text_reader(name, NO_MORE, begins, read, may_be=re.compile(begins).match, alone=True)
+    return text_reader(name, begins, goes_on, read, alone=goes_on is _ALONE)
 
 
 # nccl-tests, with or without the "#" that web pages take for a heading

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from gpudoctor.facts.captures.host.lspci import PciTree
-from gpudoctor.facts.captures.nvidia_smi.nvlink import LinkDump
-from gpudoctor.facts.captures.nvidia_smi.query_dump import SmiDump
-from gpudoctor.facts.captures.nvidia_smi.topology import Pair, Topology
-from gpudoctor.facts.model.gpu import P2pStatus
 from gpudoctor.facts.model.node import Node
+
+if TYPE_CHECKING:  # these modules import this one
+    from gpudoctor.facts.captures.host.lspci import PciTree
+    from gpudoctor.facts.captures.nvidia_smi.query_dump import SmiDump
+    from gpudoctor.facts.captures.nvidia_smi.topology import Topology
+
+
+_LONGEST_KEY = 45
 
 
 class Block(msgspec.Struct):
@@ -51,10 +56,11 @@ class Part(msgspec.Struct):
     notes: tuple[str, ...] = ()
     reported: tuple[str, ...] = ()
     smi: tuple[SmiDump, ...] = ()
-    links: tuple[LinkDump, ...] = ()
     topology: Topology | None = None
-    p2p: Mapping[str, dict[Pair, P2pStatus]] = {}
     pci_tree: PciTree | None = None
+
+
+Form = Callable[[str], object]
 
 
 class TextReader(msgspec.Struct, frozen=True):
@@ -81,13 +87,49 @@ class TextReader(msgspec.Struct, frozen=True):
     """
 
     name: str
-    begins: Callable[[str], object]
-    goes_on: Callable[[str], object]
+    begins: Form
+    goes_on: Form
     read: Callable[[Block], Part]
-    after: Callable[[str], object] | None = None
-    restarts: Callable[[str], object] | None = None
-    until: Callable[[str], object] | None = None
-    may_be: Callable[[str], object] | None = None
+    after: Form | None = None
+    restarts: Form | None = None
+    until: Form | None = None
+    may_be: Form | None = None
     in_pieces: bool = False
     interleaved: bool = False
     alone: bool = False
+
+
+def text_reader(
+    name: str,
+    begins: str | Form,
+    goes_on: str | Form,
+    read: Callable[[Block], Part],
+    *,
+    after: str = "",
+    **options: Any,
+) -> TextReader:
+    """A reader whose lines match regular expressions from their start; `after` is searched for in the command.
+
+    `options` are the other fields of TextReader. `goes_on` need not match what begins the text.
+    """
+    return TextReader(
+        name,
+        re.compile(begins).match if isinstance(begins, str) else begins,
+        re.compile(goes_on).match if isinstance(goes_on, str) else goes_on,
+        read,
+        after=re.compile(after).search if after else None,
+        **options,
+    )
+
+
+NO_MORE = r"(?!)"  # no further line
+
+
+def key_value(line: str) -> tuple[str, str] | None:
+    """The key and the value of a line "key: value"; None for any other line.
+
+    No regular expression for the value: a line may be megabytes of blanks.
+    """
+    key, colon, value = line.partition(":")
+    key = key.strip()
+    return (key, value.strip()) if colon and 0 < len(key) <= _LONGEST_KEY else None

@@ -15,13 +15,13 @@ from typing import BinaryIO
 import msgspec
 
 from gpudoctor.errors import nearest_names
-from gpudoctor.facts.captures import SourceError, printable
+from gpudoctor.facts.captures import SourceError, naming, printable
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.node import Node
 from gpudoctor.lazy_import import lazy_imports
 
 with lazy_imports():
-    from gpudoctor.facts.captures import archives, directory, facts_file, opened, recognise
+    from gpudoctor.facts.captures import archives, directory, facts_file, kernel_logs, opened
     from gpudoctor.facts.simulated import load as simulated_nodes
     from gpudoctor.facts.stream import recording
 
@@ -75,18 +75,15 @@ def _load(name: str, stdin: BinaryIO | None, environ: Mapping[str, str] | None) 
         if said and name not in simulated_nodes.node_names():
             raise SourceError(f"{name}: {said.lower()}") from None
         return Loaded(_simulated(name, os.environ if environ is None else environ))
-    if stat.S_ISDIR(mode):
-        return Loaded(directory.node_from_directory(name))
-    if recording.is_stream_file(name):
-        return _named(printable(Path(name).name), Loaded(recording.node_of_file(name)))
-    try:
+    with naming(name):
+        if stat.S_ISDIR(mode):
+            return Loaded(directory.node_from_directory(name))
+        shown = printable(Path(name).name)
+        if recording.is_stream_file(name):
+            return _named(shown, Loaded(recording.node_of_file(name)))
         opened.check_file(name)
         with opened.open_plain(name) as file:
-            return _named(printable(Path(name).name), _from_stream(file, name, Path(name).stat().st_size))
-    except SourceError as error:
-        raise SourceError(said if (said := str(error)).startswith(name) else f"{name}: {said}") from None
-    except OSError as error:
-        raise SourceError(f"{name}: cannot be read: {error.strerror or error}") from None
+            return _named(shown, _from_stream(file, name, Path(name).stat().st_size))
 
 
 def _simulated(name: str, environ: Mapping[str, str]) -> Node:
@@ -102,9 +99,8 @@ def _simulated(name: str, environ: Mapping[str, str]) -> Node:
 
 def _from_stdin(stream: BinaryIO) -> Loaded:
     try:
-        return _from_stream(stream, "standard input")
-    except OSError as error:
-        raise SourceError(f"standard input: cannot be read: {error.strerror or error}") from None
+        with naming("standard input"):
+            return _from_stream(stream, "standard input")
     except ValueError as error:  # raised by a closed stream
         if isinstance(error, SourceError) or not stream.closed:
             raise
@@ -115,50 +111,43 @@ def _from_stream(stream: BinaryIO, name: str, size: int = 0) -> Loaded:
     """Read packed files and gpudoctor's formats as a whole; any other text line by line, whatever its size."""
     head = opened.read_head(stream)
     text = opened.head_text(head).lstrip()
-    braces = text.startswith("{") and not recognise.is_kernel_line(text.partition("\n")[0].rstrip("\r"))
+    braces = text.startswith("{") and not kernel_logs.is_kernel_line(text.partition("\n")[0].rstrip("\r"))
     packed = head.startswith((opened.GZIP, archives.ZIP)) or archives.is_tar(head)
-    if packed or braces or facts_file.is_yaml_facts(text) or recognise.recognise(text) == "bug-report":
-        try:
-            data = opened.read_stream(stream, size, head)
-        except SourceError as error:
-            raise SourceError(f"{name}: {error}") from None
-        return _from_bytes(data, name)
+    if packed or braces or facts_file.is_yaml_facts(text) or opened.recognise(text) == "bug-report":
+        return _from_bytes(opened.read_stream(stream, size, head), name)
     if not head.strip():
-        raise SourceError(f"{name}: there is nothing in it")
+        raise SourceError("there is nothing in it")
     return _from_text(head, stream, name)
 
 
 def _from_text(head: bytes, stream: BinaryIO, name: str) -> Loaded:
     is_utf16 = head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-    if b"\0" in head and not is_utf16 and recognise.recognise(opened.head_text(head)) != "environment":
-        raise SourceError(f"{name}: binary data, no dump")
+    if b"\0" in head and not is_utf16 and opened.recognise(opened.head_text(head)) != "environment":
+        raise SourceError("binary data, no dump")
     node = directory.node_from_text(head, stream, name)
     if node is None:
-        raise SourceError(f"{name}: {_unrecognised(head, opened.head_text(head))}")
+        raise SourceError(_unrecognised(head, opened.head_text(head)))
     return Loaded(node)
 
 
 def _from_bytes(data: bytes, name: str) -> Loaded:
     """Load the unpacked content of a whole file."""
     head = opened.head_text(data)
-    try:
-        if archives.is_tar(data) and archives.is_bundle(data):
-            return Loaded(*archives.load_bundle(data))
-        if archives.is_tar(data) or data.startswith(archives.ZIP):
-            return Loaded(directory.node_from_archive(archives.texts_in(data), name))
-        if head.lstrip().startswith("{"):
-            if recording.is_stream(data[: recognise.HEAD_BYTES]):
-                return Loaded(recording.node_of_stream(data, name))
-            # it may be JSON in a log line; if no reader knows it, it was meant as facts
-            own = b'"gpudoctor.' in data[: recognise.HEAD_BYTES]
-            node = None if own else directory.node_from_text(data, io.BytesIO(), name)
-            return Loaded(node) if node else Loaded(*facts_file.load_json(data))
-        if facts_file.is_yaml_facts(head):
-            return Loaded(*facts_file.load_yaml(data))
-        if recognise.recognise(head) == "bug-report":
-            return Loaded(directory.node_from_bug_report(data, name))
-    except SourceError as error:
-        raise SourceError(said if (said := str(error)).startswith(f"{name}: ") else f"{name}: {said}") from None
+    if archives.is_tar(data) and archives.is_bundle(data):
+        return Loaded(*archives.load_bundle(data))
+    if archives.is_tar(data) or data.startswith(archives.ZIP):
+        return Loaded(directory.node_from_archive(archives.texts_in(data), name))
+    if head.lstrip().startswith("{"):
+        if recording.is_stream(data[: opened.HEAD_BYTES]):
+            return Loaded(recording.node_of_stream(data, name))
+        # it may be JSON in a log line; if no reader knows it, it was meant as facts
+        own = b'"gpudoctor.' in data[: opened.HEAD_BYTES]
+        node = None if own else directory.node_from_text(data, io.BytesIO(), name)
+        return Loaded(node) if node else Loaded(*facts_file.load_json(data))
+    if facts_file.is_yaml_facts(head):
+        return Loaded(*facts_file.load_yaml(data))
+    if opened.recognise(head) == "bug-report":
+        return Loaded(directory.node_from_bug_report(data, name))
     return _from_text(data, io.BytesIO(), name)
 
 

@@ -21,8 +21,7 @@ import msgspec
 
 from gpudoctor.facts.captures import SourceError
 from gpudoctor.facts.captures.facts_file import checked
-from gpudoctor.facts.captures.opened import GZIP, open_plain
-from gpudoctor.facts.captures.recognise import HEAD_BYTES
+from gpudoctor.facts.captures.opened import GZIP, HEAD_BYTES, open_plain
 from gpudoctor.facts.model.node import Node
 from gpudoctor.facts.stream.messages import Opening, Tick
 

@@ -7,12 +7,15 @@ import re
 import msgspec
 
 from gpudoctor.facts.captures import ABSENT, BUS_ID, SourceError
+from gpudoctor.facts.captures.reader import Block, Part, text_reader
 from gpudoctor.facts.model.gpu import Gpu, PcieHop, PcieLink
 from gpudoctor.facts.model.missing import Missing
-from gpudoctor.facts.model.node import PciDevice, short_bus_id
+from gpudoctor.facts.model.node import Node, PciBus, PciDevice, short_bus_id
 
 # "18:00.0 3D controller [0302]: NVIDIA Corporation GH100 [10de:2330] (rev a1)"; the numbers come with -nn
-HEADER = re.compile(rf"({BUS_ID}) ([^:\[]{{1,60}}?)(?: \[([0-9a-f]{{4}})\])?: (.{{0,300}})", re.I)
+_HEADER = re.compile(rf"({BUS_ID}) ([^:\[]{{1,60}}?)(?: \[([0-9a-f]{{4}})\])?: (.{{0,300}})", re.I)
+# a single function, selected on the command line
+_OF_ONE = rf"(?i)\blspci\b[^|;&]{{0,80}}? -\w{{0,6}}s *({BUS_ID})(?!\S)"
 _IDS = re.compile(r"\[([0-9a-f]{4}):([0-9a-f]{4})\]", re.IGNORECASE)
 _BUSES = re.compile(r"\s+Bus: primary=([0-9a-f]{2}), secondary=([0-9a-f]{2}), subordinate=([0-9a-f]{2})", re.I)
 _SPEED = re.compile(r"Speed (\d{1,3}(?:\.\d)?)GT/s")
@@ -123,7 +126,7 @@ def parse_lspci(text: str) -> PciTree:
         if not line or line[0].isspace():
             body.append(line)
             continue
-        header = HEADER.match(line)
+        header = _HEADER.match(line)
         if current is not None:
             _fill(current, body)
         body, current = [], None
@@ -207,3 +210,22 @@ def _figure(line: str | None, pattern: re.Pattern[str], what: str, missing: Miss
 def _width(line: str | None, missing: Missing) -> int | Missing:
     width = _figure(line, _WIDTH, "width", missing)
     return width if isinstance(width, Missing) else int(width)
+
+
+def _read(block: Block) -> Part:
+    """Lines without a header line, as grep prints them, belong to the function in the command."""
+    text, asked = block.text, re.search(_OF_ONE, block.command)
+    if asked is not None and not any(map(_HEADER.match, block.lines)):
+        text = f"{asked[1]} PCI device: \n{text}"
+    tree = parse_lspci(text)
+    return Part(Node(pci=PciBus(nvidia_devices=tree.nvidia_devices)), pci_tree=tree)
+
+
+LSPCI = text_reader(
+    "lspci",
+    r"(?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7] "
+    r"[A-Z0-9][^:\n]{2,60}(?:bridge|Bridge|controller|device|accelerators)[^:\n]{0,20}: ",
+    r"(?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7] |[ \t]+\S",
+    _read,
+    after=_OF_ONE,
+)

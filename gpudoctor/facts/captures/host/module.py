@@ -6,23 +6,15 @@ import re
 
 import msgspec
 
-from gpudoctor.facts.captures.reader import Block, Part, TextReader
+from gpudoctor.facts.captures import SourceError
+from gpudoctor.facts.captures.reader import NO_MORE, Block, Part, TextReader, text_reader
 from gpudoctor.facts.model.driver import DRIVER_VERSION, DkmsBuild, Driver, LoadFailure, LoadFailureCause
 from gpudoctor.facts.model.node import Host, Network, Node
 from gpudoctor.facts.system.network import PEER_CORES
 
-_LSMOD = re.compile(r"Module\s+Size\s+Used by|(?:nvidia\w*|nouveau)\s+\d{3,10}\s+\d{1,5}(?:\s|$)")
-_LSMOD_MORE = re.compile(r"[\w-]{1,60}\s+\d{3,10}\s+-?\d{1,5}(?:\s|$)")
-_MODINFO = re.compile(r"filename:\s+/\S*/nvidia[\w.-]*\.ko|modinfo: ERROR: Module nvidia")
-_MODINFO_MORE = re.compile(
-    r"(?:filename|alias|version|supported|license|description|author|srcversion|depends|retpoline|name|vermagic|sig_id"
-    r"|signer|sig_key|sig_hashalgo|signature|parm|firmware|import_ns|softdep|intree):\s|\s+[0-9A-F]{2}(?::[0-9A-F]{2})+"
-)
-_MODINFO_VERSION = re.compile(rf"version:\s+({DRIVER_VERSION})\s*$")
+_LSMOD = re.compile(r"[\w-]{1,60}\s+\d{3,10}\s+-?\d{1,5}(?:\s|$)")
+_MODINFO = re.compile(rf"version:\s+({DRIVER_VERSION})\s*$")
 _DKMS = re.compile(
-    rf"nvidia[\w-]{{0,20}}(?:/|, ?){DRIVER_VERSION}(?:, [^,:]{{1,80}}){{0,2}}: ?(?:added|built|installed|broken)"
-)
-_DKMS_LINE = re.compile(
     rf"nvidia[\w-]{{0,20}}(?:/|, ?)(?P<version>{DRIVER_VERSION})(?:, (?P<kernel>[^,:\s]{{1,80}}))?"
     r"(?:, [^,:]{1,20})?: ?(?P<state>\w+)"
 )
@@ -30,6 +22,9 @@ _UNAME = re.compile(
     r"Linux (?P<host>\S{1,253}) (?P<kernel>\d{1,2}\.\d{1,3}\.\S{1,80}) #\d.*?\b(?P<machine>x86_64|aarch64|ppc64le)\b"
 )
 _UNAME_R = re.compile(r"(?P<kernel>\d{1,2}\.\d{1,3}\.\d[\w.+-]{0,80})\s*$")
+_PROC_VERSION = re.compile(
+    rf"NVRM version: .{{0,120}}?Kernel Module(?: for \w{{1,20}})?\D{{0,60}}?({DRIVER_VERSION})\b"
+)
 _MOKUTIL = re.compile(r"SecureBoot (enabled|disabled)")
 
 
@@ -90,14 +85,14 @@ _LOAD_WORDS = (
 
 def read_lsmod(block: Block) -> Part:
     """`lsmod`, complete or filtered: the loaded modules. A module that is not listed may have been cut off."""
-    loaded = {line.split()[0] for line in block.lines if _LSMOD_MORE.match(line)}
+    loaded = {line.split()[0] for line in block.lines if _LSMOD.match(line)}
     driver, network = Driver(), Network()
     if "nvidia" in loaded:
         driver = Driver(module_loaded=True)
     elif "nouveau" in loaded:
         driver = Driver(nouveau_loaded=True)
     if loaded & {"nvidia_peermem", "nv_peer_mem"}:
-        used_by = {line.split()[0]: line.split()[3:] for line in block.lines if _LSMOD_MORE.match(line)}
+        used_by = {line.split()[0]: line.split()[3:] for line in block.lines if _LSMOD.match(line)}
         cores = [",".join(used_by[core]) for core in PEER_CORES if core in used_by]
         network = Network(peermem_loaded=True)
         if cores:
@@ -108,7 +103,7 @@ def read_lsmod(block: Block) -> Part:
 def read_modinfo(block: Block) -> Part:
     """`modinfo nvidia`: the version of the module on disk, or that there is none for this kernel."""
     for line in block.lines:
-        if found := _MODINFO_VERSION.match(line):
+        if found := _MODINFO.match(line):
             return Part(Node(driver=Driver(disk_version=found[1])))
     return read_load_errors(block)
 
@@ -118,7 +113,7 @@ def read_dkms(block: Block) -> Part:
     builds = tuple(
         DkmsBuild(found["version"], found["kernel"], found["state"])
         for line in block.lines
-        if (found := _DKMS_LINE.match(line))
+        if (found := _DKMS.match(line))
     )
     return Part(Node(driver=Driver(dkms=builds))) if builds else Part()
 
@@ -167,17 +162,37 @@ def read_mokutil(block: Block) -> Part:
     return Part(Node(host=Host(secure_boot=found[1] == "enabled"))) if found else Part()
 
 
+def read_proc_version(block: Block) -> Part:
+    """/proc/driver/nvidia/version."""
+    version = _PROC_VERSION.search(block.text)
+    if version is None:
+        raise SourceError("no version behind 'NVRM version:'")
+    return Part(Node(driver=Driver(module_version=version[1], module_loaded=True)))
+
+
 MODULE_READERS: tuple[TextReader, ...] = (
-    TextReader("lsmod", _LSMOD.match, _LSMOD_MORE.match, read_lsmod),
-    TextReader("modinfo", _MODINFO.match, _MODINFO_MORE.match, read_modinfo),
-    TextReader("dkms status", _DKMS.match, _DKMS.match, read_dkms),
-    TextReader("driver load error", is_load_error, is_load_error, read_load_errors),
-    TextReader(
-        "uname",
-        _UNAME.match,
-        lambda line: _UNAME.match(line) or _UNAME_R.match(line),
-        read_uname,
-        after=re.compile(r"uname(?: -\w+)?\s*$").search,
+    text_reader(
+        "lsmod",
+        r"Module\s+Size\s+Used by|(?:nvidia\w*|nouveau)\s+\d{3,10}\s+\d{1,5}(?:\s|$)",
+        _LSMOD.match,
+        read_lsmod,
     ),
-    TextReader("mokutil", _MOKUTIL.match, _MOKUTIL.match, read_mokutil),
+    text_reader(
+        "modinfo",
+        r"filename:\s+/\S*/nvidia[\w.-]*\.ko|modinfo: ERROR: Module nvidia",
+        r"(?:filename|alias|version|supported|license|description|author|srcversion|depends|retpoline|name|vermagic"
+        r"|sig_id|signer|sig_key|sig_hashalgo|signature|parm|firmware|import_ns|softdep|intree):\s"
+        r"|\s+[0-9A-F]{2}(?::[0-9A-F]{2})+",
+        read_modinfo,
+    ),
+    text_reader(
+        "dkms status",
+        rf"nvidia[\w-]{{0,20}}(?:/|, ?){DRIVER_VERSION}(?:, [^,:]{{1,80}}){{0,2}}: ?(?:added|built|installed|broken)",
+        NO_MORE,
+        read_dkms,
+    ),
+    text_reader("driver load error", is_load_error, NO_MORE, read_load_errors),
+    text_reader("uname", _UNAME.match, _UNAME_R.match, read_uname, after=r"uname(?: -\w+)?\s*$"),
+    text_reader("mokutil", _MOKUTIL.match, NO_MORE, read_mokutil),
+    text_reader("kernel-module", "NVRM version:", "GCC version:", read_proc_version),
 )

@@ -5,27 +5,17 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from gpudoctor.facts.captures.reader import Block, Part, TextReader
+from gpudoctor.facts.captures.reader import NO_MORE, Block, Part, TextReader, key_value, text_reader
 from gpudoctor.facts.model.node import Network, Node, RdmaPort
 
 _DEVICE = r"(?P<device>[\w.-]{1,40})"
-_IBSTAT = re.compile(rf"CA '{_DEVICE}'\s*$")
-_IBSTAT_MORE = re.compile(r"CA '|[ \t]+[\w ()]{1,40}:")
-_IBSTATUS = re.compile(rf"Infiniband device '{_DEVICE}' port (?P<port>\d{{1,3}}) status:")
-_DEVINFO = re.compile(rf"hca_id:\s*{_DEVICE}\s*$")
-_DEVINFO_MORE = re.compile(r"hca_id:|[ \t]+[\w \[\]-]{1,40}:|\s+GID\[")
-_MLXLINK = re.compile(r"Operational Info\s*$")
-_MLXLINK_MORE = re.compile(
-    r"-{4,}\s*$|(?:Operational|Supported|Troubleshooting|Tool|Module|Counters) Info\w*\s*$"
-    r"|(?:State|Physical state|Speed|Width|FEC|Loopback Mode|Auto Negotiation|Enabled Link Speed.{0,30}"
-    r"|Supported (?:Cable|Link) Speed.{0,30}|Status Opcode|Group Opcode|Recommendation|Firmware Version|MFT Version"
-    r"|(?:Raw|Effective|Symbol) .{0,40}|Link Down Counter|Time Since Last Clear .{0,20})\s*:(?:\s|$)"
+_DEVICE_LINE = re.compile(
+    rf"(?:CA '|hca_id:\s*|Infiniband device '){_DEVICE}(?:' port (?P<port>\d{{1,3}}) status:|'?\s*$)"
 )
 _MLXLINK_DEVICE = re.compile(rf"mlxlink\b.*?(?:-d|--device)[ =]{_DEVICE}")
 _RDMA_LINK = re.compile(
     rf"(?:\d{{1,4}}/\d{{1,4}}: |link ){_DEVICE}/(?P<port>\d{{1,3}}):? (?P<told>.{{0,100}}\bstate \w.{{0,200}})$"
 )
-_KEY = re.compile(r"[\w ()/.-]{1,45}")
 _NUMBER = re.compile(r"(\d{1,5}(?:\.\d{1,3})?)")
 _PORT_LINE = re.compile(r"\s*[Pp]ort:?\s*(\d{1,3}):?\s*$")
 # the tools' words, and those of sysfs -> sysfs' words; a word that was cut off matches none of them
@@ -51,7 +41,8 @@ _PHYSICAL = {
 }
 # for an EFA, sysfs contains Unknown, and ibv_devinfo prints Unspecified
 _LAYERS = {"infiniband": "InfiniBand", "ethernet": "Ethernet", "unknown": "Unknown", "unspecified": "Unknown"}
-_LANES = re.compile(r"(\d{1,2})X")
+_OF_DEVICE = {"ca type": "adapter", "firmware version": "firmware", "fw_ver": "firmware"}
+_NUMBERED = re.compile(r"^\d{1,3}: ")
 
 
 class _Ports:
@@ -70,83 +61,40 @@ class _Ports:
         return Part(Node(network=Network(rdma_ports=ports))) if ports else Part()
 
 
-def read_ibstat(block: Block) -> Part:
-    """`ibstat`: state, rate and link layer of every port; the adapter's type and firmware."""
+def read_ports(block: Block) -> Part:
+    """`ibstat`, `ibstatus`, `ibv_devinfo` and `mlxlink -d mlx5_0`: a line for each device and port, then "key: value".
+
+    Only the RDMA device in the command identifies the port of `mlxlink`. `ibstatus` prints a number before its words
+    ("4: ACTIVE"), the others after them or not at all.
+    """
     ports = _Ports()
-    device, port = "", 0
+    named = _MLXLINK_DEVICE.search(block.command)
+    device, port = (named["device"], 1) if named is not None else ("", 0)
     of_device: dict[str, Any] = {}
+    rate: dict[str, float] = {}
     for line in block.lines:
-        if begin := _IBSTAT.match(line):
-            device, port, of_device = begin["device"], 0, {}
+        if begin := _DEVICE_LINE.match(line):
+            device, port, of_device, rate = begin["device"], int(begin["port"] or 0), {}, {}
         elif number := _PORT_LINE.match(line):
-            port = int(number[1])
+            port, rate = int(number[1]), {}
             ports.put(device, port, **of_device)
-        elif (told := _field(line)) and device:
-            key, value = told
-            if key == "ca type" and value:
-                of_device["adapter"] = value
-            elif key == "firmware version" and value:
-                of_device["firmware"] = value
+        elif (told := key_value(line)) and device:
+            key, value = told[0].lower(), told[1]
+            if key in _OF_DEVICE and value:
+                of_device[_OF_DEVICE[key]] = value
+            elif key in ("active_width", "active_speed") and (number := _NUMBER.match(value)):
+                rate[key] = float(number[1])
             elif port:
-                ports.put(device, port, **_port_leaf(key, value))
-    return ports.part()
-
-
-def read_ibstatus(block: Block) -> Part:
-    """`ibstatus`: like `ibstat`, with numbers before the words ("4: ACTIVE")."""
-    ports = _Ports()
-    place: tuple[str, int] | None = None
-    for line in block.lines:
-        if begin := _IBSTATUS.match(line):
-            place = begin["device"], int(begin["port"])
-        elif (told := _field(line)) and place:
-            key, value = told
-            ports.put(*place, **_port_leaf(key, value.partition(": ")[2] or value))
-    return ports.part()
-
-
-def read_ibv_devinfo(block: Block) -> Part:
-    """`ibv_devinfo`, with or without -v."""
-    ports = _Ports()
-    device, port = "", 0
-    of_device: dict[str, Any] = {}
-    speed: float | None = None
-    lanes: int | None = None
-    for line in block.lines:
-        if begin := _DEVINFO.match(line):
-            device, port, of_device, speed, lanes = begin["device"], 0, {}, None, None
-        elif number := _PORT_LINE.match(line):
-            port, speed, lanes = int(number[1]), None, None
-            ports.put(device, port, **of_device)
-        elif (told := _field(line)) and device:
-            key, value = told
-            if key == "fw_ver" and value:
-                of_device["firmware"] = value
-            elif key == "hca_id":
-                continue
-            elif key == "active_width" and (found := _LANES.match(value)):
-                lanes = int(found[1])
-            elif key == "active_speed" and (number := _NUMBER.match(value)):
-                speed = float(number[1])
-            elif port:
-                ports.put(device, port, **_port_leaf(key, value))
-            if port and speed is not None and lanes is not None:
-                ports.put(device, port, rate_gbit_s=speed * lanes)
+                ports.put(device, port, **_port_leaf(key, _NUMBERED.sub("", value)))
+            if port and len(rate) == 2:
+                ports.put(device, port, rate_gbit_s=rate["active_width"] * rate["active_speed"])
     return ports.part()
 
 
 def read_mlxlink(block: Block) -> Part:
-    """`mlxlink -d mlx5_0`: the state of one port, which only the RDMA device in the command identifies."""
-    named = _MLXLINK_DEVICE.search(block.command)
-    if named is None or not named["device"].startswith("mlx"):
+    if not (named := _MLXLINK_DEVICE.search(block.command)) or not named["device"].startswith("mlx"):
         return Part(notes=("mlxlink: the text does not say which port it is of",))
-    ports = _Ports()
-    for line in block.lines:
-        if told := _field(line):
-            key, value = told
-            if key in ("state", "physical state"):
-                ports.put(named["device"], 1, **_port_leaf(key, value))
-    return ports.part()
+    return read_ports(block)
 
 
 def read_rdma_link(block: Block) -> Part:
@@ -163,13 +111,6 @@ def read_rdma_link(block: Block) -> Part:
                 leaves["interface"] = pairs["netdev"][:40]
             ports.put(found["device"], int(found["port"]), **leaves)
     return ports.part()
-
-
-def _field(line: str) -> tuple[str, str] | None:
-    """Key, in lower case, and value; no regular expression for the value, since a line may be megabytes of blanks."""
-    key, colon, value = line.partition(":")
-    key = key.strip()
-    return (key.lower(), value.strip()) if colon and _KEY.fullmatch(key) else None
 
 
 def _port_leaf(key: str, value: str) -> dict[str, Any]:
@@ -190,9 +131,15 @@ def _port_leaf(key: str, value: str) -> dict[str, Any]:
 
 
 RDMA_READERS: tuple[TextReader, ...] = (
-    TextReader("ibstat", _IBSTAT.match, _IBSTAT_MORE.match, read_ibstat),
-    TextReader("ibstatus", _IBSTATUS.match, _IBSTAT_MORE.match, read_ibstatus),
-    TextReader("ibv_devinfo", _DEVINFO.match, _DEVINFO_MORE.match, read_ibv_devinfo),
-    TextReader("rdma link", _RDMA_LINK.match, _RDMA_LINK.match, read_rdma_link),
-    TextReader("mlxlink", _MLXLINK.match, _MLXLINK_MORE.match, read_mlxlink),
+    text_reader("ibstat", _DEVICE_LINE.match, r"[ \t]+[\w ()\[\]-]{1,40}:|\s+GID\[", read_ports),
+    text_reader("rdma link", _RDMA_LINK.match, NO_MORE, read_rdma_link),
+    text_reader(
+        "mlxlink",
+        r"Operational Info\s*$",
+        r"-{4,}\s*$|(?:Operational|Supported|Troubleshooting|Tool|Module|Counters) Info\w*\s*$"
+        r"|(?:State|Physical state|Speed|Width|FEC|Loopback Mode|Auto Negotiation|Enabled Link Speed.{0,30}"
+        r"|Supported (?:Cable|Link) Speed.{0,30}|Status Opcode|Group Opcode|Recommendation|Firmware Version|MFT Version"
+        r"|(?:Raw|Effective|Symbol) .{0,40}|Link Down Counter|Time Since Last Clear .{0,20})\s*:(?:\s|$)",
+        read_mlxlink,
+    ),
 )

@@ -1,33 +1,21 @@
-"""The scheduler's view of the node: `scontrol show node`, `sinfo`, `kubectl describe node`, `kubectl get node -o`."""
+"""Slurm's, Kubernetes' and Docker's view: `scontrol show node`, `sinfo`, `kubectl`; `docker inspect`, `docker info`."""
 
 from __future__ import annotations
 
 import re
 from typing import Any
 
-from gpudoctor.facts.captures.reader import Block, Part, TextReader
+from gpudoctor.facts.captures.reader import Block, Part, TextReader, key_value, text_reader
 from gpudoctor.facts.model.node import Host, Node, Scheduler
 
 _SCONTROL = re.compile(r"NodeName=(\S{1,253}) ")
-_SCONTROL_MORE = re.compile(r"NodeName=|\s+[A-Z]\w{1,30}=")
 _FIELD = re.compile(r"\b(State|Gres|CfgTRES)=(\S+)")
 _REASON = re.compile(r"\bReason=(.{1,300}?)\s*$")
 _SET_BY = re.compile(r"\s*\[[^\]\s]{1,80}@[^\]]{1,40}\]$")
 _OS = re.compile(r"\bOS=Linux (\d{1,2}\.\d{1,3}\.\S{1,80})")
 _GRES_GPUS = re.compile(r"(?:^|,)gpu(?::[A-Za-z][\w.-]{0,60})?:(\d{1,3})(?=[,(]|$)")
 _SINFO = re.compile(r"(?:PARTITION\s.*\bSTATE\b|NODELIST\s.*\bSTATE\b|REASON\s.*\bNODELIST\b)")
-# a row has a state after the number of nodes, or ends in the time and the list of nodes
-_STATES = r"(?:idle|alloc|mix|drain|drng|down|fail|maint|resv|reserved|unk|comp|boot|inval|planned|plnd)[a-z]*"
-_SINFO_MORE = re.compile(
-    rf"\S+\s+(?:(?:up|inact|down|drain)\s+\S+\s+)?\d{{1,6}}\s+(?:\S+\s+)?{_STATES}[*~#!%$@^+-]{{0,2}}(?:\s|$)"
-    r"|\S.*\s\d{4}-\d\d-\d\dT[\d:]{8}\s+\S+\s*$"
-)
 _NODE_LIST_OF_ONE = re.compile(r"[\w.-]{1,253}$")
-_KUBECTL = re.compile(r"(?:Roles|Unschedulable|ProviderID|Capacity|Allocatable|Taints):(?:\s|$)")
-_KUBECTL_MORE = re.compile(
-    r"(?:Name|Roles|Labels|Annotations|CreationTimestamp|Taints|Unschedulable|Lease|Conditions|Addresses|Capacity"
-    r"|Allocatable|System Info|PodCIDRs?|ProviderID|Non-terminated Pods|Allocated resources|Events):(?:\s|$)|\s+\S"
-)
 _CONDITION = re.compile(r"\s+([A-Z]\w{2,60})\s+(True|False|Unknown)\s+(.*)")
 _QUANTITY = re.compile(r"\s+nvidia\.com/gpu:\s+(\d{1,4})\s*$")
 _SCHEDULABLE = re.compile(r"Unschedulable:\s+(true|false)")
@@ -124,7 +112,6 @@ def read_kubectl(block: Block) -> Part:
 
 # `kubectl get node -o yaml` or json
 _STATUS = re.compile(r'\s*"?(allocatable|capacity)"?:\s*(?:\{\s*)?$')
-_STATUS_MORE = re.compile(r'\s*"?[\w./-]{1,100}"?: *"?[\w.]{1,40}"?,?\s*$|\s*\},?\s*$')
 _STATUS_GPUS = re.compile(r'\s*"?nvidia\.com/gpu"?: *"?(\d{1,4})"?')
 
 
@@ -146,17 +133,114 @@ def read_kubectl_status(block: Block) -> Part:
     return Part(Node(scheduler=Scheduler(kind="kubernetes", **leaves))) if leaves else Part()
 
 
+_STATES = r"(?:idle|alloc|mix|drain|drng|down|fail|maint|resv|reserved|unk|comp|boot|inval|planned|plnd)[a-z]*"
 SCHEDULER_READERS: tuple[TextReader, ...] = (
-    TextReader("scontrol show node", _SCONTROL.match, _SCONTROL_MORE.match, read_scontrol),
-    TextReader("sinfo", _SINFO.match, _SINFO_MORE.match, read_sinfo),
-    TextReader(
-        "kubectl describe node",
-        _KUBECTL.match,
-        _KUBECTL_MORE.match,
-        read_kubectl,
-        after=re.compile(r"kubectl describe nodes?\b").search,
+    text_reader("scontrol show node", _SCONTROL.match, r"NodeName=|\s+[A-Z]\w{1,30}=", read_scontrol),
+    text_reader(
+        "sinfo",
+        _SINFO.match,
+        # a row has a state after the number of nodes, or ends in the time and the list of nodes
+        rf"\S+\s+(?:(?:up|inact|down|drain)\s+\S+\s+)?\d{{1,6}}\s+(?:\S+\s+)?{_STATES}[*~#!%$@^+-]{{0,2}}(?:\s|$)"
+        r"|\S.*\s\d{4}-\d\d-\d\dT[\d:]{8}\s+\S+\s*$",
+        read_sinfo,
     ),
-    TextReader(
-        "kubectl get node", _STATUS.match, lambda s: _STATUS.match(s) or _STATUS_MORE.match(s), read_kubectl_status
+    text_reader(
+        "kubectl describe node",
+        r"(?:Roles|Unschedulable|ProviderID|Capacity|Allocatable|Taints):(?:\s|$)",
+        r"(?:Name|Labels|Annotations|CreationTimestamp|Lease|Conditions|Addresses|System Info|PodCIDRs?"
+        r"|Non-terminated Pods|Allocated resources|Events):(?:\s|$)|\s+\S",
+        read_kubectl,
+        after=r"kubectl describe nodes?\b",
+    ),
+    text_reader(
+        "kubectl get node",
+        _STATUS.match,
+        r'\s*"?[\w./-]{1,100}"?: *"?[\w.]{1,40}"?,?\s*$|\s*\},?\s*$',
+        read_kubectl_status,
+    ),
+)
+
+
+# Docker.
+
+_NUMBER = re.compile(r'\s*"(ShmSize|Memory|NanoCpus|CpuQuota|CpuPeriod)": (-?\d{1,18}),?\s*$')
+_IPC = re.compile(r'\s*"IpcMode": "([^"]{0,80})"')
+_ULIMIT = re.compile(r'"(Name|Hard|Soft)": ?"?([\w-]{1,20})"?')
+# `docker info` -> leaves of Host
+_INFO_LEAVES = {"Kernel Version": "kernel", "Operating System": "os_name", "Architecture": "machine"}
+_MEMORY = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)(Ki|Mi|Gi|Ti)B$")
+_MIB = {"Ki": 1 / 1024, "Mi": 1, "Gi": 1024, "Ti": 1024**2}
+
+
+def read_inspect(block: Block) -> Part:
+    """`docker inspect`: the container's /dev/shm (unless it is shared), memory limit, CPU quota and ulimits."""
+    containers = sum('"HostConfig":' in line for line in block.lines)
+    if containers > 1:
+        return Part(notes=(f"docker inspect: {containers} containers in one text: show the one that is judged",))
+    numbers: dict[str, int] = {}
+    leaves: dict[str, Any] = {}
+    shared = False
+    for line in block.lines:
+        if found := _NUMBER.match(line):
+            numbers.setdefault(found[1], int(found[2]))
+        elif ipc := _IPC.match(line):
+            shared = ipc[1] == "host" or ipc[1].startswith("container:")
+    if (size := numbers.get("ShmSize", 0)) > 0 and not shared:
+        leaves["shm_mib"] = size >> 20
+    if (limit := numbers.get("Memory")) is not None:
+        leaves["memory_limit_mib"] = limit >> 20 if limit > 0 else None
+        leaves["memory_limit_source"] = "docker inspect"
+    if (cpus := numbers.get("NanoCpus", 0)) > 0:
+        leaves["cpu_quota"] = cpus / 1e9
+        leaves["cpu_quota_source"] = "docker inspect"
+    soft = _ulimits(block.text)
+    if "memlock" in soft:
+        leaves["memlock_kib"] = None if soft["memlock"] < 0 else soft["memlock"] >> 10
+    if soft.get("nofile", -1) >= 0:
+        leaves["open_files"] = soft["nofile"]
+    return Part(Node(host=Host(**leaves))) if leaves else Part()
+
+
+def _ulimits(text: str) -> dict[str, int]:
+    """Soft limits by name. Docker prints Name, Hard and Soft of each, in this order."""
+    soft: dict[str, int] = {}
+    name = ""
+    for key, value in _ULIMIT.findall(text.partition('"Ulimits"')[2].partition("]")[0]):
+        if key == "Name":
+            name = value
+        elif key == "Soft" and re.fullmatch(r"-?\d{1,18}", value):
+            soft[name] = int(value)
+    return soft
+
+
+def read_info(block: Block) -> Part:
+    """`docker info`: kernel, operating system, CPUs and memory of the host."""
+    leaves: dict[str, Any] = {}
+    for line in block.lines:
+        key, value = key_value(line) or ("", "")
+        if key in _INFO_LEAVES and value:
+            leaves[_INFO_LEAVES[key]] = value
+        elif key == "CPUs" and value.isdecimal():
+            leaves["cpus_total"] = int(value[:6])
+        elif key == "Total Memory" and (size := _MEMORY.match(value)):
+            leaves["ram_mib"] = round(float(size[1]) * _MIB[size[2]])
+    return Part(Node(host=Host(**leaves))) if leaves else Part()
+
+
+CONTAINER_READERS: tuple[TextReader, ...] = (
+    text_reader(
+        "docker inspect",
+        r'\s*"(?:ShmSize|IpcMode|HostConfig|DeviceRequests|OomKillDisable|CgroupnsMode)":',
+        r'\s*(?:"[^"]{0,200}"(?::|,?\s*$)|[\]\[{}]{1,2},?\s*$|(?:-?\d{1,18}|true|false|null),?\s*$)',
+        read_inspect,
+        after=r"docker (?:container )?inspect\b",
+    ),
+    text_reader(
+        "docker info",
+        r"\s*(?:Server Version|Runtimes|Default Runtime|Cgroup Driver|Storage Driver): \S",
+        r"(?:Client|Server)(?:: .{0,80}|:)$|\s+\S|(?:Cgroup Version|Kernel Version|Operating System|OSType|Architecture"
+        r"|CPUs|Total Memory|Docker Root Dir): ",
+        read_info,
+        after=r"docker info\s*$",
     ),
 )

@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 
 import msgspec
+from msgspec.structs import replace
 
 from gpudoctor.facts.captures import ABSENT, MOST_GPUS, SourceError, clipped
-from gpudoctor.facts.captures.nvidia_smi.query_dump import CUT, SmiDump
+from gpudoctor.facts.captures.nvidia_smi.query_dump import ANSWERED, CUT, SmiDump
 from gpudoctor.facts.captures.nvidia_smi.values import missing_word
+from gpudoctor.facts.captures.reader import Block, Part, TextReader
 from gpudoctor.facts.model.gpu import Gpu, MigInstance, NvLink
 from gpudoctor.facts.model.missing import NOT_READ, UNSUPPORTED, Missing, known
 from gpudoctor.facts.model.node import Driver, short_bus_id
@@ -55,16 +57,7 @@ class LinkDump(msgspec.Struct):
 _RUN_TOGETHER = re.compile(r"(?<=\)) +(?=GPU \d{1,3}: )")
 
 
-def begins_gpu_list(line: str) -> bool:
-    """Whether this line may begin a list of GPUs by index, name and UUID: `nvidia-smi -L`, or `nvlink`."""
-    return _GPU.match(line.lstrip()) is not None
-
-
-def goes_on_gpu_list(line: str) -> bool:
-    return _MORE.match(line) is not None or begins_gpu_list(line)
-
-
-def shows_links(text: str, command: str) -> bool:
+def _shows_links(text: str, command: str) -> bool:
     """Whether the list contains the NVLinks, or that there are none; not with `-L`, `nvlink -c` or `nvlink -info`."""
     lines = [line.strip() for line in text.splitlines()]
     if any(_LINK.match(line) or "all links are inactive" in line.lower() for line in lines):
@@ -72,7 +65,7 @@ def shows_links(text: str, command: str) -> bool:
     return _LINKS_ASKED.search(command) is not None and not any(line.startswith("Link ") for line in lines)
 
 
-def parse_gpu_list(text: str) -> SmiDump:
+def _parse_gpu_list(text: str) -> SmiDump:
     """Read `nvidia-smi -L`: the GPUs and their MIG devices. Raise SourceError if a GPU is listed twice."""
     gpus: dict[int, Gpu] = {}
     current: Gpu | None = None
@@ -90,11 +83,11 @@ def parse_gpu_list(text: str) -> SmiDump:
         elif mig is not None and current is not None:
             before = current.settings.mig_instances
             instances = (*(known(before) or ()), MigInstance(mig.group(2), mig.group(1)))
-            settings = msgspec.structs.replace(current.settings, mig_enabled=True, mig_instances=instances)
-            current = gpus[current.index] = msgspec.structs.replace(current, settings=settings)
+            settings = replace(current.settings, mig_enabled=True, mig_instances=instances)
+            current = gpus[current.index] = replace(current, settings=settings)
     count = max(gpus, default=-1) + 1
-    driver = Driver(module_loaded=True, init_code=0, device_count=count if count > len(gpus) else NOT_READ)
-    return SmiDump(driver, tuple(gpus[index] for index in sorted(gpus)), name="nvidia-smi -L", indexed=True)
+    driver = replace(ANSWERED, device_count=count if count > len(gpus) else NOT_READ)
+    return SmiDump(tuple(gpus[index] for index in sorted(gpus)), driver, name="nvidia-smi -L", indexed=True)
 
 
 def parse_nvlink(text: str, *, whole_end: bool = True) -> list[LinkDump]:
@@ -143,7 +136,7 @@ def parse_nvlink(text: str, *, whole_end: bool = True) -> list[LinkDump]:
         if gpu.all_inactive and not gpu.links:
             peer = next((other for other in found if other.links and other.name == gpu.name), None)
             for number in peer.links if peer else ():
-                gpu.links[number] = msgspec.structs.replace(_unread_link(number), state="inactive")
+                gpu.links[number] = replace(_unread_link(number), state="inactive")
     return found
 
 
@@ -180,34 +173,7 @@ def _mark_cut(blocks: list[_Block], gpus: dict[tuple[int, str], LinkDump]) -> No
         link = gpu.links.get(number) or _unread_link(number)
         lacking = ("state",) if whole.option == "state" else tuple(_COUNTERS.values())
         news = {field: CUT for field in lacking if getattr(link, field) == ABSENT}
-        gpu.links[number] = msgspec.structs.replace(link, **news)
-
-
-def merge_links(one: LinkDump, other: LinkDump) -> None:
-    """Add to `one` the links in `other`, a dump with another option or from another time.
-
-    If they differ, the state that is not active and the larger count are kept.
-    """
-    one.all_inactive = one.all_inactive or other.all_inactive
-    for number, link in other.links.items():
-        mine = one.links.get(number)
-        if mine is None:
-            one.links[number] = link
-            continue
-        news = {
-            field: value
-            for field in NvLink.__struct_fields__
-            if not isinstance(value := getattr(link, field), Missing) and _counts_more(value, getattr(mine, field))
-        }
-        one.links[number] = msgspec.structs.replace(mine, **news)
-
-
-def _counts_more(value: object, before: object) -> bool:
-    if isinstance(before, Missing):
-        return True
-    if isinstance(value, int) and isinstance(before, int):
-        return value > before
-    return before == "active" and value in ("inactive", "disabled", "sleep")
+        gpu.links[number] = replace(link, **news)
 
 
 def _unread_link(number: int) -> NvLink:
@@ -217,19 +183,19 @@ def _unread_link(number: int) -> NvLink:
 def _with(link: NvLink, told: str) -> NvLink:
     speed = _SPEED.match(told)
     if speed is not None:
-        return msgspec.structs.replace(link, state="active", speed_gb_s=float(speed.group(1)))
+        return replace(link, state="active", speed_gb_s=float(speed.group(1)))
     word = told.strip("<>").lower()
     if word in ("inactive", "disabled", "sleep"):
-        return msgspec.structs.replace(link, state=word)
+        return replace(link, state=word)
     remote = _REMOTE.match(told)
     if remote is not None:
         bus_id = short_bus_id(remote.group(1))
         if _HIDDEN in bus_id:
-            return msgspec.structs.replace(link, remote_kind="switch", remote_bus_id=None)
-        return msgspec.structs.replace(link, remote_bus_id=bus_id)
+            return replace(link, remote_kind="switch", remote_bus_id=None)
+        return replace(link, remote_bus_id=bus_id)
     refused = missing_word(told)
     if refused is not None and refused is not ABSENT:
-        return msgspec.structs.replace(link, state=refused)
+        return replace(link, state=refused)
     count = _ERRORS.match(told)
     if count is not None:
         value = (count.group(2) or "").strip()
@@ -238,7 +204,51 @@ def _with(link: NvLink, told: str) -> NvLink:
             number = int(value[:18])
         elif value.strip("[]").upper() in ("N/A", ""):
             number = UNSUPPORTED
-        return msgspec.structs.replace(link, **{_COUNTERS[count.group(1).lower()]: number})
+        return replace(link, **{_COUNTERS[count.group(1).lower()]: number})
     if _WORD.fullmatch(told):
-        return msgspec.structs.replace(link, state=Missing(f"not understood: {told}", "failed"))
+        return replace(link, state=Missing(f"not understood: {told}", "failed"))
     return link
+
+
+def with_remote_kinds(gpus: tuple[Gpu, ...], all_gpus: bool) -> tuple[Gpu, ...]:
+    """Each GPU with what its links end at: a GPU, or a switch.
+
+    `all_gpus`: `gpus` are all GPUs of the machine, so a remote address that is not a GPU and that several GPUs link to
+    is a switch.
+    """
+    own = {gpu.bus_id for gpu in gpus}
+    seen_from: dict[str, set[str]] = {}
+    for gpu in gpus:
+        for link in known(gpu.nvlinks) or ():
+            if isinstance(link.remote_bus_id, str):
+                seen_from.setdefault(link.remote_bus_id, set()).add(gpu.bus_id)
+
+    def named(link: NvLink) -> NvLink:
+        remote = link.remote_bus_id
+        if not isinstance(remote, str):
+            return link
+        if remote in own:
+            return replace(link, remote_kind="gpu")
+        if all_gpus and len(seen_from[remote]) > 1:
+            return replace(link, remote_kind="switch")
+        return link
+
+    return tuple(
+        gpu if isinstance(gpu.nvlinks, Missing) else replace(gpu, nvlinks=tuple(named(link) for link in gpu.nvlinks))
+        for gpu in gpus
+    )
+
+
+def _read(block: Block) -> Part:
+    if not _shows_links(block.text, block.command):
+        return Part(smi=(_parse_gpu_list(block.text),))
+    found = parse_nvlink(block.text, whole_end=block.whole_end)
+    gpus = tuple(
+        Gpu(gpu.index, f"unknown-{gpu.index}", gpu.uuid, clipped(gpu.name) or NOT_READ, nvlinks=gpu.nvlinks)
+        for gpu in found
+    )
+    dump = SmiDump(gpus, Driver(), name="nvidia-smi nvlink", indexed=True, ended=False, beside=True)
+    return Part(smi=(dump,), notes=tuple(gpu.cut for gpu in found if gpu.cut))
+
+
+GPU_LIST = TextReader("nvidia-smi -L or nvlink", lambda line: _GPU.match(line.lstrip()), _MORE.match, _read)

@@ -5,20 +5,23 @@ from __future__ import annotations
 import csv
 import re
 
-import msgspec
+from msgspec.structs import replace
 
 from gpudoctor.facts.captures import BUS_ID, MOST_GPUS, SourceError, clipped
-from gpudoctor.facts.captures.nvidia_smi.query_dump import SmiDump, marked_as_cut
+from gpudoctor.facts.captures.nvidia_smi.query_dump import ANSWERED, SmiDump, marked_as_cut
 from gpudoctor.facts.captures.nvidia_smi.query_gpu import GpuDump, gpu_from
 from gpudoctor.facts.captures.nvidia_smi.values import missing_word
+from gpudoctor.facts.captures.reader import Part, TextReader
 from gpudoctor.facts.model.gpu import EVENT_REASONS, Gpu
 from gpudoctor.facts.model.missing import NOT_READ, Missing
-from gpudoctor.facts.model.node import Driver, short_bus_id
+from gpudoctor.facts.model.node import short_bus_id
 
 NAME = "nvidia-smi --query-gpu"
 _QUERY = re.compile(r"--query-gpu[= ][\"']?([A-Za-z0-9_.,]+)")
 _COLUMN = re.compile(r" *([a-z][a-z0-9_]*(?:\.[a-z0-9_]+)*)(?: \[[\w/%]{1,8}\])? *$")
-_CELL = re.compile(r"[\w.]|\[(?:N/A|Not |Unknown|Insufficient|GPU |Requested)")
+_ROW = re.compile(
+    r"(?=[^,]{0,2000},)(?:[\w.]|\[(?:N/A|Not |Unknown|Insufficient|GPU |Requested))[\w \[\]/.:%!+\-()*\"',]{0,2000}$"
+)
 # field -> path of the same value in nvidia-smi -q; source: `nvidia-smi --help-query-gpu`, drivers 390 to 610
 _PATHS = {
     "name": "product_name",
@@ -105,11 +108,7 @@ _OTHER = frozenset(
 )
 
 
-def query_of(command: str) -> object:
-    return _QUERY.search(command)
-
-
-def begins_csv(line: str) -> bool:
+def _begins(line: str) -> bool:
     """Whether the line is a header: only field names, at least one of them certainly from nvidia-smi."""
     if "," not in line and "." not in line:
         return False
@@ -120,19 +119,11 @@ def begins_csv(line: str) -> bool:
     return len(names) == len(columns) and any(_is_field(name) and ("." in name or len(names) > 2) for name in names)
 
 
-def goes_on_csv(line: str) -> bool:
-    return (
-        "," in line
-        and _CELL.match(line) is not None
-        and re.match(r"[\w \[\]/.:%!+\-()*\"',]{1,2000}$", line) is not None
-    )
-
-
 def _is_field(name: str) -> bool:
     return name in _PATHS or name in _OTHER or bool(_ECC.match(name) or _REASON.match(name))
 
 
-def parse_csv(lines: list[str], command: str = "", *, whole_end: bool = True) -> SmiDump:
+def _parse(lines: list[str], command: str, whole_end: bool) -> SmiDump:
     """The GPUs in the rows. Raise SourceError if neither a header nor the command names the columns.
 
     A row with the wrong number of cells is left out, with a note. If a GPU has several rows (-l), the last one counts.
@@ -143,7 +134,7 @@ def parse_csv(lines: list[str], command: str = "", *, whole_end: bool = True) ->
         raise SourceError(f"no CSV of nvidia-smi: {error}") from None
     queried = _QUERY.search(command)
     columns = queried[1].lower().split(",") if queried else []
-    if rows and begins_csv(",".join(rows[0])):
+    if rows and _begins(",".join(rows[0])):
         columns = [(_COLUMN.match(cell) or [cell, cell])[1] for cell in rows.pop(0)]
     if not columns:
         raise SourceError("no header that names the columns (paste the command with it)")
@@ -171,8 +162,7 @@ def parse_csv(lines: list[str], command: str = "", *, whole_end: bool = True) ->
         top.update({name: values[name] for name in ("driver_version", "count") if name in values})
     indexed = "index" in columns
     gpus = tuple(
-        msgspec.structs.replace(gpu_from(dump, index), bus_id=dump.bus_id or f"unknown-{index}")
-        for dump, index in found.values()
+        replace(gpu_from(dump, index), bus_id=dump.bus_id or f"unknown-{index}") for dump, index in found.values()
     )
     if not whole_end and last is not None and gpus:
         cut = found[last][1]
@@ -181,13 +171,12 @@ def parse_csv(lines: list[str], command: str = "", *, whole_end: bool = True) ->
     if not indexed:
         notes.append("the columns hold no index: GPUs are counted in their order, from 0")
     return SmiDump(
-        driver=Driver(
-            module_loaded=True,
-            init_code=0,
+        tuple(sorted(gpus, key=lambda gpu: gpu.bus_id)),
+        replace(
+            ANSWERED,
             library_version=_version(top.get("driver_version")),
             device_count=_count(top.get("count")),
         ),
-        gpus=tuple(sorted(gpus, key=lambda gpu: gpu.bus_id)),
         notes=tuple(dict.fromkeys(notes)),
         name=NAME,
         indexed=indexed,
@@ -259,3 +248,13 @@ def _version(text: str | None) -> str | Missing:
 
 def _count(text: str | None) -> int | Missing:
     return int(text) if text and text.isdecimal() and len(text) < 5 else NOT_READ
+
+
+QUERY_CSV = TextReader(
+    NAME,
+    _begins,
+    _ROW.match,
+    lambda block: Part(smi=(_parse(block.lines, block.command, block.whole_end),)),
+    after=_QUERY.search,
+    restarts=_begins,
+)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from gpudoctor.facts.captures import ABSENT, BUS_ID, SourceError
 from gpudoctor.facts.captures.nvidia_smi.query_gpu import GpuDump, gpu_from
@@ -39,10 +41,20 @@ T = TypeVar("T", bound=msgspec.Struct)
 CUT = Missing("the text is cut off before it", "failed")
 # in no nvidia-smi -q, however complete
 _NEVER_PRINTED = frozenset({"path", "profile"})
+_SELECTED = re.compile(r" (?:-i|--id)[ =]?\d")
+_LICENCE = re.compile(
+    r"(?P<gpu>GPU [0-9a-fA-F]{4,8}:|<gpu id=)"
+    r"|(?:Virtualization Mode\s{0,80}:|<virtualization_mode>)\s{0,8}(?P<mode>[\w/-]{1,40})"
+    r"|(?:License Status\s{0,80}:\s|<license_status>\s{0,8})\s{0,8}(?P<none>Unlicensed|Expired)\b"
+)
+_NOT_VGPU = ("NONE", "PASS-THROUGH", "HOST")
+
+
+ANSWERED = Driver(module_loaded=True, init_code=0)
 
 
 class SmiDump(msgspec.Struct):
-    """The driver and the GPUs in one output of nvidia-smi.
+    """The GPUs and the driver in one output of nvidia-smi; with GPUs, the driver has usually answered.
 
     A GPU without a bus id in the text gets the bus id "unknown-INDEX". `indexed`: the text contains the indices of its
     GPUs; otherwise they are counted in its order. `attached`: the number of GPUs that it claims. `ended`: there is no
@@ -52,8 +64,8 @@ class SmiDump(msgspec.Struct):
     that such a text shows and the list lacks.
     """
 
-    driver: Driver
-    gpus: tuple[Gpu, ...]
+    gpus: tuple[Gpu, ...] = ()
+    driver: Driver = ANSWERED
     collected_at: str | Missing = ABSENT
     notes: tuple[str, ...] = ()
     attached: int | Missing = ABSENT
@@ -90,20 +102,45 @@ def smi_dump(
     if unnamed:
         notes = (*notes, f"the text does not name its GPU{'s' * (len(gpus) > 1)}: counted in its order, from 0")
     return SmiDump(
-        driver=Driver(
-            module_loaded=True,
-            init_code=0,
+        made,
+        replace(
+            ANSWERED,
             library_version=v.text("driver_version"),
             cuda_version=v.text("cuda_version"),
             device_count=attached,
             handle_errors=handle_errors,
         ),
-        gpus=made,
         collected_at=time_in(v.text("timestamp")),
         notes=notes,
         attached=counted,
         ended=ended,
     )
+
+
+def numbered(gpus: Mapping[int, Gpu], name: str) -> SmiDump:
+    """GPUs by their index, from a text that is no list of all GPUs."""
+    return SmiDump(tuple(gpus[index] for index in sorted(gpus)), name=name, indexed=True, ended=False, beside=True)
+
+
+def is_selected(command: str) -> bool:
+    """Whether the command limits nvidia-smi to some GPUs (-i)."""
+    return _SELECTED.search(command) is not None
+
+
+def unlicensed(text: str) -> tuple[str, ...]:
+    """That a vGPU has no licence: its driver slows it down then. Source: Virtual GPU Client Licensing User Guide.
+
+    A GPU whose mode is not that of a vGPU shows the same line, and needs no licence.
+    """
+    status, mode = "", ""
+    for found in (*_LICENCE.finditer(text), None):
+        if found is None or found["gpu"]:
+            if status and not mode.startswith(_NOT_VGPU):
+                return (f"nvidia-smi: vGPU licence status {status}: the driver slows it down",)
+            status, mode = "", ""
+        else:
+            mode, status = (found["mode"] or mode).upper(), found["none"] or status
+    return ()
 
 
 def marked_as_cut(value: T, like: T | None = None) -> T:
@@ -120,7 +157,7 @@ def marked_as_cut(value: T, like: T | None = None) -> T:
                 news[field] = CUT
         elif isinstance(old, Fact):
             news[field] = marked_as_cut(old, same)
-    made = msgspec.structs.replace(made, **news)
+    made = replace(made, **news)
     result: T = made
     return result
 
@@ -131,7 +168,7 @@ def _marked_as_cut(gpu: Gpu, gpus: tuple[Gpu, ...], dump: GpuDump) -> Gpu:
     ends_in = next(reversed(dump.values), "").partition("/")[0]
     if ends_in in REASON_SECTIONS:
         # it ends inside the list of reasons: one of the missing ones may be active
-        gpu = msgspec.structs.replace(gpu, clocks=msgspec.structs.replace(gpu.clocks, event_reasons=CUT))
+        gpu = replace(gpu, clocks=replace(gpu.clocks, event_reasons=CUT))
     return gpu
 
 
@@ -140,16 +177,15 @@ def init_failure(text: str) -> SmiDump | None:
     handles = tuple(dict.fromkeys(line.strip() for line in _HANDLE.findall(text)))
     if handles:
         gpus, indexed = _lost(handles)
-        driver = Driver(module_loaded=True, init_code=0, handle_errors=handles)
-        return SmiDump(driver, gpus, name=_SMI, indexed=indexed, ended=False)
+        return SmiDump(gpus, replace(ANSWERED, handle_errors=handles), name=_SMI, indexed=indexed, ended=False)
     if _NO_DEVICES in text:
-        return SmiDump(Driver(module_loaded=True, init_code=0, device_count=0), (), name=_SMI)
+        return SmiDump(driver=replace(ANSWERED, device_count=0), name=_SMI)
     for words, code in _INIT_FAILURES:
         if words in text:
             line = next(line.strip() for line in text.splitlines() if words in line)
             library = _LIBRARY.search(text)
             driver = Driver(init_code=code, init_error=line[:300], library_version=library[1] if library else NOT_READ)
-            return SmiDump(driver, (), name=_SMI, ended=False)
+            return SmiDump(driver=driver, name=_SMI, ended=False)
     return None
 
 

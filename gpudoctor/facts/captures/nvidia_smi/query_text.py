@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 
 from gpudoctor.facts.captures import MOST_GPUS, SourceError, clipped
-from gpudoctor.facts.captures.nvidia_smi.query_dump import SmiDump, smi_dump
+from gpudoctor.facts.captures.nvidia_smi.query_dump import SmiDump, is_selected, smi_dump, unlicensed
 from gpudoctor.facts.captures.nvidia_smi.query_gpu import GpuDump
 from gpudoctor.facts.captures.nvidia_smi.values import normal_name
+from gpudoctor.facts.captures.reader import Block, Part, TextReader
 from gpudoctor.facts.nvml.error_cost import cost_of, errors_in_dump
 
 # The labels of `nvidia-smi -q`. They distinguish a part of a dump from prose, and give the level of a line if the
@@ -85,7 +86,7 @@ _LABEL = re.compile(r"[ \t]+v?[A-Z][^:]{0,60}?(?: :(?: |$)|$)")
 _WHOLE_VALUE = re.compile(r".*(?:\d (?:MiB|MHz|W|C|%|us|KB/s)|\dx|[A-Za-z][^\d]*)$")
 
 
-def begins_smi_text(line: str) -> bool:
+def _begins(line: str) -> bool:
     """Whether a dump, or a part of one, may begin with this line."""
     if _BANNER.match(line) or _GPU_LINE.match(line):
         return True
@@ -96,16 +97,12 @@ def begins_smi_text(line: str) -> bool:
     return (name in HEAD_LABELS and bool(value)) or (name in LABELS and " " in label.strip() and bool(value))
 
 
-def goes_on_smi_text(line: str) -> bool:
+def _goes_on(line: str) -> bool:
     """Whether this line may be part of a dump; false for prose."""
     if line[0] in " \t":
         return _LABEL.match(line) is not None and not line.endswith(".")
     label, value = _split(line)
-    return begins_smi_text(line) or (value is not None and normal_name(label) in LABELS | CHILDREN)
-
-
-def restarts_smi_text(line: str) -> bool:
-    return _BANNER.match(line) is not None
+    return _begins(line) or (value is not None and normal_name(label) in LABELS | CHILDREN)
 
 
 def parse_smi_text(text: str, *, whole_end: bool = True, selected: bool = False) -> SmiDump:
@@ -240,3 +237,11 @@ def _cut(gpus: list[GpuDump]) -> bool:
         return "processes" not in values
     before = [len(gpu.values) for gpu in gpus[:-1]]
     return not values or (bool(before) and len(values) < min(before))
+
+
+def _read(block: Block) -> Part:
+    dump = parse_smi_text(block.text, whole_end=block.whole_end, selected=is_selected(block.command))
+    return Part(smi=(dump,), reported=unlicensed(block.text))
+
+
+QUERY_TEXT = TextReader("nvidia-smi -q", _begins, _goes_on, _read, restarts=_BANNER.match)

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from xml.parsers.expat import ErrorString, errors
 
 import msgspec
 
 from gpudoctor.facts.captures import MOST_GPUS, SourceError, clipped
-from gpudoctor.facts.captures.nvidia_smi.query_dump import SmiDump, smi_dump
+from gpudoctor.facts.captures.nvidia_smi.query_dump import SmiDump, is_selected, smi_dump, unlicensed
 from gpudoctor.facts.captures.nvidia_smi.query_gpu import GpuDump
 from gpudoctor.facts.captures.nvidia_smi.values import normal_name
+from gpudoctor.facts.captures.reader import Block, Part, TextReader
 from gpudoctor.lazy_import import lazy_imports
 
 with lazy_imports():
     from defusedxml import ElementTree, common
 
 _ROOT = "nvidia_smi_log"
+_BEGIN = re.compile(r"\s*<(?:\?xml|!DOCTYPE nvidia_smi_log|nvidia_smi_log[\s>])")
+_ROOT_BEGIN = re.compile(r"\s*<nvidia_smi_log[\s>]")
 _DEEPEST = 32  # nvidia-smi nests 7 levels deep; a hostile file may have a million
 _LISTS = {"processes/process_info": "processes", "mig_devices/mig_device": "mig_devices"}
 
@@ -133,3 +137,18 @@ class _Sections:
 
     def close(self) -> None:
         return None
+
+
+def _read(block: Block) -> Part:
+    dump = parse_smi_xml(block.text, selected=is_selected(block.command))
+    return Part(smi=(dump,), reported=unlicensed(block.text))
+
+
+QUERY_XML = TextReader(
+    "nvidia-smi -q -x",
+    _BEGIN.match,
+    _BEGIN.match,
+    _read,
+    restarts=_ROOT_BEGIN.match,
+    until=lambda line: f"</{_ROOT}>" in line,
+)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 
-import msgspec
+from msgspec.structs import replace
 
 from gpudoctor.facts.captures import BUS_ID, MOST_GPUS, SourceError, clipped
-from gpudoctor.facts.captures.nvidia_smi.query_dump import CUT, SmiDump, marked_as_cut, time_in
+from gpudoctor.facts.captures.nvidia_smi.query_dump import ANSWERED, CUT, SmiDump, marked_as_cut, time_in
 from gpudoctor.facts.captures.nvidia_smi.query_gpu import GpuDump, gpu_from
+from gpudoctor.facts.captures.reader import Part, TextReader
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import NOT_READ, Missing
-from gpudoctor.facts.model.node import Driver, short_bus_id
+from gpudoctor.facts.model.node import short_bus_id
 
 NAME = "nvidia-smi"
 _DATE = re.compile(r"\s*([A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]?\d \d\d:\d\d:\d\d \d{4})$")
@@ -53,22 +54,7 @@ _COMPUTE = {"E. Process": "Exclusive_Process", "E. Thread": "Exclusive_Thread", 
 _UNIT = re.compile(r"(\d+(?:\.\d+)?)(MiB|C|W|%)$")
 
 
-def begins_table(line: str) -> bool:
-    return any(
-        form.match(line) for form in (_HEAD, _DATE, _GPU, _PROCESSES, _MIG_DEVICES)
-    )  # also of a table without its head
-
-
-def goes_on_table(line: str) -> bool:
-    return _LINE.match(line) is not None and OTHER_TABLE.match(line) is None
-
-
-def restarts_table(line: str) -> bool:
-    """Whether the line is the date before a table: `nvidia-smi -l` prints one table after the other."""
-    return _DATE.match(line) is not None
-
-
-def parse_table(text: str, *, whole_end: bool = True) -> tuple[SmiDump, ...]:
+def _parse(text: str, whole_end: bool) -> tuple[SmiDump, ...]:
     """The tables in their order, without those that contain neither a GPU nor the driver's version.
 
     Raise SourceError for two rows of one GPU. If the text is cut off, what is missing from a GPU's rows is Missing
@@ -204,15 +190,14 @@ class _Table:
             gpus = {index: self._with_processes(gpu) for index, gpu in gpus.items()}
         version, module, cuda = (form.search(self._head) for form in (_DRIVER, _MODULE, _CUDA))
         return SmiDump(
-            driver=Driver(
-                module_loaded=True,
-                init_code=0,
+            tuple(sorted(gpus.values(), key=lambda gpu: gpu.bus_id)),
+            replace(
+                ANSWERED,
                 module_version=module[1] if module else NOT_READ,
                 library_version=version[1] if version else NOT_READ,
                 cuda_version=cuda[1] if cuda and cuda[1] != "N/A" else NOT_READ,
                 device_count=self._count(),
             ),
-            gpus=tuple(sorted(gpus.values(), key=lambda gpu: gpu.bus_id)),
             collected_at=time_in(self.date) if self.date else NOT_READ,
             notes=tuple(notes),
             name=NAME,
@@ -229,11 +214,21 @@ class _Table:
 
     def _with_processes(self, gpu: Gpu) -> Gpu:
         if not self._ended:
-            return msgspec.structs.replace(gpu, processes=CUT)
-        return gpu if self._gpus[gpu.index].processes else msgspec.structs.replace(gpu, processes=())
+            return replace(gpu, processes=CUT)
+        return gpu if self._gpus[gpu.index].processes else replace(gpu, processes=())
 
 
 def _spaced(cell: str) -> str:
     """A number and its unit as in -q: "87C" as "87 C"."""
     found = _UNIT.match(cell)
     return f"{found[1]} {found[2]}" if found else cell
+
+
+# also a table without its head; the date before a table begins another one: `nvidia-smi -l` prints many
+TABLE = TextReader(
+    NAME,
+    lambda line: any(form.match(line) for form in (_HEAD, _DATE, _GPU, _PROCESSES, _MIG_DEVICES)),
+    lambda line: _LINE.match(line) is not None and OTHER_TABLE.match(line) is None,
+    lambda block: Part(smi=_parse(block.text, block.whole_end)),
+    restarts=_DATE.match,
+)

@@ -7,10 +7,13 @@ from collections.abc import Iterator
 from typing import get_args
 
 import msgspec
+from msgspec.structs import replace
 
 from gpudoctor.facts.captures import ABSENT, SourceError
+from gpudoctor.facts.captures.reader import Block, Part, TextReader
 from gpudoctor.facts.model.gpu import GpuPair, P2pStatus, PathKind
 from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.model.node import Node
 
 _ESCAPE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _GPU = re.compile(r"GPU(\d{1,4})")
@@ -26,6 +29,9 @@ _P2P_CELL = re.compile(r"\s(?:OK|CNS|GNS|TNS|NS|DR|U)(?:\s|$)", re.MULTILINE)
 _CPUS = re.compile(r"\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*")
 _PATHS: tuple[PathKind, ...] = get_args(PathKind)
 _P2P: tuple[P2pStatus, ...] = get_args(P2pStatus)
+_WRITES = re.compile(r"p2p(?:_?status)?[-_ =]?w|write", re.IGNORECASE)
+# `topo -p2p` (or --p2pstatus) with n (NVLink), a (atomics) or p (prop) prints the same words for other capabilities
+_NO_ACCESS = re.compile(r"p2p(?:_?status)?[-_ =]{1,3}[nap]\b", re.IGNORECASE)
 _NO_SUPPORT = Missing("nvidia-smi says N/A", "unsupported")
 
 Pair = tuple[int, int]
@@ -89,19 +95,10 @@ def _cells(columns: list[str], rows: _Rows) -> Iterator[tuple[int, int, str, int
                 yield gpu, int(other[1]), cell, line
 
 
-def begins_matrix(line: str) -> bool:
+def _begins(line: str) -> bool:
     """Whether this is the header line of topo -m or -p2p, with tabs or blanks between the columns."""
     words = line.split()
     return bool(words) and _GPU.fullmatch(words[0]) is not None and all(_COLUMN.fullmatch(word) for word in words)
-
-
-def goes_on_matrix(line: str) -> bool:
-    return _ROW.match(line) is not None or _LEGEND.match(line) is not None
-
-
-def is_p2p(text: str) -> bool:
-    """Whether the matrix contains peer-to-peer statuses instead of paths."""
-    return "Status Ok" in text or _P2P_CELL.search(text) is not None
 
 
 def _matrix(text: str) -> tuple[list[str], _Rows, tuple[str, ...]]:
@@ -117,13 +114,13 @@ def _matrix(text: str) -> tuple[list[str], _Rows, tuple[str, ...]]:
     for number, raw in enumerate(text.splitlines(), 1):
         line = _ESCAPE.sub("", raw)
         if not columns:
-            if begins_matrix(line):
+            if _begins(line):
                 columns = _HEADER_CELL.findall(line)
                 devices = sum(_DEVICE.fullmatch(column) is not None for column in columns)
             continue
         cells = line.split()
         name = _GPU.fullmatch(cells[0]) if cells else None
-        if name is not None and not begins_matrix(line):
+        if name is not None and not _begins(line):
             gpu = int(name.group(1))
             if gpu in rows:
                 raise SourceError(f"line {number}: GPU{gpu} has two rows: more than one matrix in one file?")
@@ -178,3 +175,21 @@ def _place(cells: dict[str, str]) -> GpuAffinity:
         # "N/A": there is only one node; "0-1": near several nodes. Neither identifies the GPU's node
         node = None if numa == "N/A" else ABSENT
     return GpuAffinity(cpus if _CPUS.fullmatch(cpus) else ABSENT, node)
+
+
+def _read(block: Block) -> Part:
+    text = block.text
+    if "Status Ok" not in text and not _P2P_CELL.search(text):
+        return Part(topology=parse_topology(text))
+    # the matrix itself does not show whether it is about reads or writes
+    shown_by = block.command if "p2p" in block.command else block.file
+    if _NO_ACCESS.search(shown_by):
+        return Part(notes=("nvidia-smi topo -p2p: neither for reads (r) nor for writes (w), and not used",))
+    direction = "p2p_write" if _WRITES.search(shown_by) else "p2p_read"
+    pairs = [(GpuPair(a, b), {direction: status}) for (a, b), status in parse_p2p(text).items()]
+    return Part(Node(pairs=tuple(replace(pair, **status) for pair, status in pairs)))
+
+
+TOPOLOGY = TextReader(
+    "nvidia-smi topo", _begins, lambda line: _ROW.match(line) or _LEGEND.match(line), _read, restarts=_begins
+)

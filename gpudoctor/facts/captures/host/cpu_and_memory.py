@@ -1,4 +1,4 @@
-"""Memory and limits of the host: `free`, meminfo, `df`, `ulimit`, /proc/PID/limits; and the driver's version."""
+"""CPUs, memory and limits of the host: `lscpu`, `numactl -H`, `free`, meminfo, `df`, `ulimit`, /proc/PID/limits."""
 
 from __future__ import annotations
 
@@ -6,26 +6,22 @@ import re
 from typing import Any
 
 from gpudoctor.facts.captures import SourceError
-from gpudoctor.facts.captures.reader import Block, Part, TextReader
-from gpudoctor.facts.model.driver import DRIVER_VERSION
+from gpudoctor.facts.captures.reader import Block, Part, TextReader, key_value, text_reader
 from gpudoctor.facts.model.missing import Missing
-from gpudoctor.facts.model.node import Host, Node
+from gpudoctor.facts.model.node import Host, Node, NumaNode
+from gpudoctor.facts.system.sysfs import format_cpu_list, parse_cpu_list
 
 _SIZE = re.compile(r"(\d{1,18}(?:[.,]\d{1,6})?)(B|[KMGT]i?B?)?", re.IGNORECASE)
 _CELL = r"\d{1,18}(?:[.,]\d{1,6})?(?:B|[KMGTPkmgtp]i?B?)?"
 # "Mem:", "Speicher:", "Partition d'échange:"; Chinese has a wide colon
 _LABELLED = re.compile(r"([^\d:\uff1a|]{1,40})[:\uff1a](.{1,400})$")
-FREE_ROW = re.compile(rf"\s*[^\W\d][^\d:\uff1a|]{{0,40}}[:\uff1a]\s*{_CELL}(?:\s+{_CELL}){{1,6}}\s*$")
-_KERNEL_MODULE = re.compile(
-    rf"NVRM version: .{{0,120}}?Kernel Module(?: for \w{{1,20}})?\D{{0,60}}?({DRIVER_VERSION})\b"
-)
 _MEMINFO = re.compile(r"^(MemTotal|MemAvailable|SwapTotal|SwapFree):\s+(\d{1,15}) kB", re.MULTILINE)
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 # "1K-blocks", "1024-blocks", "512B-blocks"; powers of 1000 in "1MB-blocks"; "1K-Blöcke", "1K-blocs", "1K-块"
 _DF_BLOCKS = re.compile(r"\b(\d{1,12})([KMGT]?)(B?)-[^\W\d]")
 # in another language: names, then the share in use ("Use%", "Verw%", "已用%"), then what it is mounted on
 # two blanks between columns, which a sentence has only between two sentences
-DF_HEADER = re.compile(
+_DF_HEADER = re.compile(
     r"Filesystem\s.*Mounted on$"
     r"|(?=[^|%]{0,120}?[^\s|%.!?,][ \t]{2})[^\W\d][^|%\s]{1,40}\s[^|%]{4,120}"
     r"\s[^\W\d]{2,12}%\s{1,3}[^\W\d][^|%:]{1,40}$"
@@ -85,13 +81,18 @@ def parse_df(text: str) -> Host:
     unit_bytes: int | None = 1024
     for line in text.splitlines():
         words = line.split()
-        if DF_HEADER.match(line):
+        if _DF_HEADER.match(line):
             unit_bytes = None if _DF_INODES.search(line) else _block_bytes(line)
         elif words[-1:] == ["/dev/shm"] and unit_bytes is not None:
             if len(words) not in (6, 7):  # -T adds a column
                 raise SourceError("no size in the line for /dev/shm")
             return Host(shm_mib=_mib(words[-5], unit_bytes), shm_free_mib=_mib(words[-3], unit_bytes))
     return Host()
+
+
+def _read_df(block: Block) -> Part:
+    inodes = re.search(r"\bdf\b[^|;&]* (?:-\w*i|--inodes)", block.command)
+    return Part() if inodes else Part(Node(host=parse_df(block.text)))
 
 
 def _block_bytes(header: str) -> int:
@@ -101,12 +102,6 @@ def _block_bytes(header: str) -> int:
     base = 1000 if found[2] and found[3] else 1024
     unit_bytes: int = base ** _POWERS[found[2].lower()]
     return int(found[1]) * unit_bytes
-
-
-def kernel_module_version(text: str) -> str | None:
-    """The driver's version in /proc/driver/nvidia/version; None if it is not there."""
-    match = _KERNEL_MODULE.search(text)
-    return match.group(1) if match else None
 
 
 def _unit_bytes(numbers: list[int]) -> int:
@@ -133,14 +128,9 @@ def _mib(cell: str | None, unit_bytes: int) -> int | Missing:
 # Limits of a process.
 
 # the soft limit follows the unit and the option: "max locked memory           (kbytes, -l) 65536"
-_ULIMIT = re.compile(
-    r"(?:core file size|max locked memory|open files|max user processes|data seg size|real-time non-blocking time)"
-    r"\s+\((?:[a-z0-9 -]{1,20}, )?-[A-Za-z]\)\s"
-)
-_ULIMIT_MORE = re.compile(r"[a-zA-Z][\w -]{2,40}\((?:[a-z0-9 -]{1,20}, )?-([A-Za-z])\)\s+(unlimited|\d{1,20})\s*$")
-_PROC = re.compile(r"Limit\s+Soft Limit\s+Hard Limit\s+Units")
-_PROC_MORE = re.compile(r"Max ([a-z -]{3,30}?)\s{2,}(unlimited|\d{1,20})\s+(?:unlimited|\d{1,20})(?:\s|$)")
-_OPTION = re.compile(r"\bulimit -(?:[HS]{1,2} ?-?)?([lnu])\s*$")
+_ULIMIT = re.compile(r"[a-zA-Z][\w -]{2,40}\((?:[a-z0-9 -]{1,20}, )?-([A-Za-z])\)\s+(unlimited|\d{1,20})\s*$")
+_PROC = re.compile(r"Max ([a-z -]{3,30}?)\s{2,}(unlimited|\d{1,20})\s+(?:unlimited|\d{1,20})(?:\s|$)")
+_OPTION = r"\bulimit -(?:[HS]{1,2} ?-?)?([lnu])\s*$"
 _HARD = re.compile(r"\bulimit -\w*H(?!S)(?<!SH)")
 _VALUE = re.compile(r"(unlimited|\d{1,20})\s*$")
 _LEAVES = {"l": "memlock_kib", "n": "open_files", "u": "processes"}
@@ -153,9 +143,9 @@ def read_ulimit(block: Block) -> Part:
         return Part()
     leaves: dict[str, Any] = {}
     # the values below "ulimit -n; ulimit -l" do not show which is which
-    option = _OPTION.search(block.command) if block.command.count("ulimit") == 1 else None
+    option = re.search(_OPTION, block.command) if block.command.count("ulimit") == 1 else None
     for line in block.lines:
-        if found := _ULIMIT_MORE.match(line):
+        if found := _ULIMIT.match(line):
             leaf, value = _LEAVES.get(found[1]), found[2]
         elif option and (alone := _VALUE.match(line)):
             leaf, value = _LEAVES[option[1]], alone[1]
@@ -170,7 +160,7 @@ def read_proc_limits(block: Block) -> Part:
     """/proc/self/limits, which is in bytes."""
     leaves: dict[str, Any] = {}
     for line in block.lines:
-        if (found := _PROC_MORE.match(line)) and (leaf := _PROC_LEAVES.get(found[1])):
+        if (found := _PROC.match(line)) and (leaf := _PROC_LEAVES.get(found[1])):
             value = _limit(found[2])
             leaves[leaf] = value >> 10 if leaf == "memlock_kib" and value is not None else value
     return Part(Node(host=Host(**leaves))) if leaves else Part()
@@ -181,12 +171,118 @@ def _limit(value: str) -> int | None:
 
 
 LIMIT_READERS: tuple[TextReader, ...] = (
-    TextReader(
+    text_reader(
         "ulimit",
-        _ULIMIT.match,
-        lambda line: _ULIMIT_MORE.match(line) or _VALUE.match(line),
+        r"(?:core file size|max locked memory|open files|max user processes|data seg size|real-time non-blocking time)"
+        r"\s+\((?:[a-z0-9 -]{1,20}, )?-[A-Za-z]\)\s",
+        lambda line: _ULIMIT.match(line) or _VALUE.match(line),
         read_ulimit,
-        after=_OPTION.search,
+        after=_OPTION,
     ),
-    TextReader("/proc/self/limits", _PROC.match, _PROC_MORE.match, read_proc_limits),
+    text_reader("/proc/self/limits", r"Limit\s+Soft Limit\s+Hard Limit\s+Units", _PROC.match, read_proc_limits),
+)
+
+MEMORY_READERS: tuple[TextReader, ...] = (
+    text_reader(
+        "free",
+        r"[ \t]*total[ \t]+used[ \t]+free\b"
+        # in another language: six words, the fifth with a slash ("Puffer/Cache", "tamp/cache")
+        r"|[ \t]{7,40}(?:[^\W\d][^\s\d:|/]{0,15}[ \t]{2,16}){3}[^\W\d][^\s\d:|/]{0,15}[ \t]{1,16}"
+        r"[^\W\d][^\s\d:|/]{0,15}/[^\W\d][^\s\d:|/]{1,15}[ \t]{1,16}[^\W\d][^\s\d:|/]{1,15}$",
+        rf"\s*[^\W\d][^\d:\uff1a|]{{0,40}}[:\uff1a]\s*{_CELL}(?:\s+{_CELL}){{1,6}}\s*$|\s*-/\+ buffers",
+        lambda block: Part(Node(host=parse_free(block.text))),
+    ),
+    text_reader(
+        "meminfo",
+        r"Mem(?:Total|Free|Available):\s+\d+ kB",
+        r"[A-Z]\w*(?:\(\w+\))?:\s+\d+(?: kB)?$",
+        lambda block: Part(Node(host=parse_meminfo(block.text))),
+    ),
+    text_reader(
+        "df",
+        # also a row without the header, as grep prints it
+        rf"{_DF_HEADER.pattern}|\S+\s+\d[\d.]*[KMGT]i?\s+[\d.]+[KMGT]?i?\s+[\d.]+[KMGT]?i?\s+\d+%\s+/dev/shm$",
+        r"\S.*\s\d+%\s+/\S*|\S.*\s-\s+/\S*",
+        _read_df,
+    ),
+)
+
+
+# CPUs and NUMA nodes.
+
+_MOST_NODES = 1024
+
+_AVAILABLE = re.compile(r"available: (\d{1,4}) nodes? \(")
+_NODE = re.compile(r"node (\d{1,4}) (cpus|size|free):(.*)$")
+_MB = re.compile(r"(\d{1,12}) MB")
+
+
+def _read_numactl(block: Block) -> Part:
+    """The nodes with their CPUs and memory; nothing if fewer are listed than there are."""
+    cpus: dict[int, frozenset[int]] = {}
+    memory: dict[int, int] = {}
+    count = 0
+    for line in block.lines:
+        if found := _AVAILABLE.match(line):
+            count = int(found[1])
+        elif (row := _NODE.match(line)) and len(cpus) < _MOST_NODES:
+            number, what, value = int(row[1]), row[2], row[3].strip()
+            if what == "cpus":
+                cpus[number] = frozenset(int(cpu) for cpu in value.split() if cpu.isdecimal() and len(cpu) < 6)
+            elif what == "size" and (size := _MB.match(value)):
+                memory[number] = int(size[1])
+    if not cpus or len(cpus) != count or memory.keys() != cpus.keys():
+        return Part(notes=("numactl -H: not complete, and not used",))
+    # a node with memory and without CPUs is a GPU's memory (Grace) or an expansion (CXL): which, is not in the text
+    nodes = tuple(
+        NumaNode(number, memory[number], format_cpu_list(cpus[number])) for number in sorted(cpus) if cpus[number]
+    )
+    return Part(Node(host=Host(numa_nodes=nodes, cpus_total=sum(map(len, cpus.values())))))
+
+
+_NODE_CPUS = re.compile(r"NUMA node(\d{1,4}) CPU\(s\)")
+
+
+def _read_lscpu(block: Block) -> Part:
+    leaves: dict[str, Any] = {}
+    nodes: dict[int, str] = {}
+    count: int | None = None
+    for line in block.lines:
+        name, value = key_value(line) or ("", "")
+        if not value:
+            continue
+        if name == "Architecture":
+            leaves["machine"] = value
+        elif node := _NODE_CPUS.fullmatch(name):
+            if len(nodes) < _MOST_NODES:
+                nodes[int(node[1])] = value
+        elif name == "NUMA node(s)" and value.isdecimal():
+            count = int(value[:6])
+        elif name == "Hypervisor vendor":
+            leaves |= {"virtualization": "vm", "hypervisor": value[:100]}
+        elif name == "CPU(s)" and value.isdecimal():
+            leaves.setdefault("cpus_total", int(value[:6]))
+        elif name == "On-line CPU(s) list" and (online := parse_cpu_list(value)):
+            leaves["cpus_total"] = len(online)
+    if nodes and len(nodes) == count:
+        leaves["numa_nodes"] = tuple(NumaNode(number, cpus=nodes[number]) for number in sorted(nodes))
+    return Part(Node(host=Host(**leaves)))
+
+
+PROCESSOR_READERS: tuple[TextReader, ...] = (
+    text_reader(
+        "numactl -H",
+        _AVAILABLE.match,
+        rf"{_NODE.pattern}|node distances:\s*$|node +\d[\d ]*$|\s+\d{{1,4}}:(?:\s+\d{{1,3}})+\s*$|No NUMA available",
+        _read_numactl,
+    ),
+    text_reader(
+        "lscpu",
+        r"Architecture:\s+\w{2,20}\s*$",
+        r"\s{0,8}(?:CPU|Address sizes|Byte Order|On-line|Off-line|Vendor ID|BIOS|Model|Thread|Core|Cluster|Socket"
+        r"|Stepping|Frequency|BogoMIPS|Flags|Virtualization|Hypervisor|Caches|L[1-4]|NUMA|Vulnerabilit|Spec|Mds|Meltdown"
+        r"|Gather|Itlb|Mmio|Reg|Retbleed|Srbds|Tsx|Tsa|Vmscape|Indirect|Ghostwrite|Old microcode)"
+        r"[\w()/ .-]{0,40}:(?:\s|$)",
+        _read_lscpu,
+    ),
 )

@@ -1,0 +1,211 @@
+"""Facts from dumps, leaf by leaf: merged, named as absent, rejected if no machine can have reported them."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import msgspec
+
+from gpudoctor.facts.captures import ABSENT, clipped
+from gpudoctor.facts.captures.nvidia_smi.query_dump import CUT
+from gpudoctor.facts.model.gpu import (
+    Clocks,
+    Ecc,
+    Gpu,
+    GpuPair,
+    MemoryRepair,
+    NvLink,
+    PcieHop,
+    PcieLink,
+    Power,
+    Thermal,
+    ThrottleTimes,
+    Utilization,
+)
+from gpudoctor.facts.model.missing import NOT_READ, Fact, Missing
+from gpudoctor.facts.model.node import Driver, Host, Variable
+
+T = TypeVar("T")
+
+
+_GAPS = (NOT_READ, ABSENT)
+# counters never decrease, and pending repairs persist until a reset: of two dumps, the worse one is the later one
+_WORST = (Ecc, MemoryRepair, NvLink)
+_UP = ("active", "OK")  # of two states of a link or pair, the other one counts
+_NOT_WORST = frozenset({"enabled", "pending", "banks_max_spare", "banks_high_spare"})
+
+
+def merged(one: T, other: T, conflicts: list[str], place: str = "") -> T:
+    """Merge two facts. A value beats a gap; if two values differ, the first counts and `conflicts` gets an entry.
+
+    Lists are joined by the required fields of their items. An error that a tool reported beats a value; a gap due to a
+    truncated dump does not.
+    """
+    made: Any = one
+    result: T = made if one == other else _merged(one, other, conflicts, place)
+    return result
+
+
+def _merged(one: Any, other: Any, conflicts: list[str], place: str) -> Any:
+    if isinstance(one, Missing) or isinstance(other, Missing):
+        return _known_one(one, other)
+    if isinstance(one, Fact) and type(one) is type(other):
+        defaults = dict(zip(one.__struct_fields__[::-1], one.__struct_defaults__[::-1], strict=False))
+        news = {}
+        for field in one.__struct_fields__:
+            mine, theirs = getattr(one, field), getattr(other, field)
+            if mine == theirs:
+                continue
+            if field in defaults and theirs == defaults[field]:
+                continue
+            if field in defaults and mine == defaults[field]:
+                news[field] = theirs
+            elif isinstance(one, _WORST) and field not in _NOT_WORST and {type(mine), type(theirs)} <= {int, bool}:
+                news[field] = max(mine, theirs)
+            elif isinstance(one, (NvLink, GpuPair)) and isinstance(theirs, str) and mine in _UP:
+                news[field] = theirs
+            elif isinstance(one, (NvLink, GpuPair)) and isinstance(mine, str) and theirs in _UP:
+                continue
+            else:
+                news[field] = merged(mine, theirs, conflicts, f"{place}.{field}" if place else field)
+        return msgspec.structs.replace(one, **news) if news else one
+    if isinstance(one, tuple) and isinstance(other, tuple):
+        return _joined(one, other, conflicts, place)
+    if one is None or other is None:
+        return other if one is None else one
+    conflicts.append(f"{place}: {str(one)[:60]} and {str(other)[:60]}")
+    return one
+
+
+def _known_one(one: Any, other: Any) -> Any:
+    for gap in (*_GAPS, CUT):
+        if one == gap:
+            return other
+        if other == gap:
+            return one
+    for value in (one, other):
+        if isinstance(value, Missing) and value.kind == "failed":
+            return value
+    return other if isinstance(one, Missing) else one
+
+
+def _joined(one: tuple[Any, ...], other: tuple[Any, ...], conflicts: list[str], place: str) -> tuple[Any, ...]:
+    """Both lists without duplicates, the first one's items first."""
+    found: dict[Any, Any] = {}
+    for item in (*one, *other):
+        key = _identity(item)
+        found[key] = merged(found[key], item, conflicts, place) if key in found else item
+    return tuple(found.values())
+
+
+def _identity(item: Any) -> Any:
+    if not isinstance(item, Fact):
+        return item
+    if isinstance(item, Variable):
+        return item.name
+    required = len(item.__struct_fields__) - len(item.__struct_defaults__)
+    return tuple(getattr(item, field) for field in item.__struct_fields__[:required])
+
+
+def say_absent(value: T) -> T:
+    """Replace every leaf that was not read with "not in this capture"."""
+    made: Any = value
+    if value == NOT_READ:
+        made = ABSENT
+    elif isinstance(value, tuple):
+        made = tuple(say_absent(item) for item in value)
+    elif isinstance(value, msgspec.Struct) and not isinstance(value, Missing):
+        news = {field: say_absent(getattr(value, field)) for field in value.__struct_fields__}
+        made = msgspec.structs.replace(value, **news)
+    result: T = made
+    return result
+
+
+# What no machine can have reported: absurd numbers and endless strings.
+
+
+_Bounds = tuple[float, float]
+
+_COUNT: _Bounds = (0, 2**64)
+# bounds for every number in these structs; bounds for single fields are below
+_KINDS: dict[type, _Bounds] = {
+    Clocks: (0, 100_000),
+    Driver: _COUNT,
+    Ecc: _COUNT,
+    Host: _COUNT,
+    MemoryRepair: _COUNT,
+    NvLink: _COUNT,
+    PcieHop: _COUNT,
+    PcieLink: _COUNT,
+    Power: (0, 100_000),
+    Thermal: (-200, 200),  # as in the live reader: a broken sensor reads 255
+    ThrottleTimes: _COUNT,
+    Utilization: (0, 100),
+}
+_GENERATION, _MEMORY_MIB = (1, 10), (0, 2**26)
+_FIELDS: dict[tuple[type, str], _Bounds] = {
+    (PcieLink, "generation"): _GENERATION,
+    (PcieLink, "generation_max"): _GENERATION,
+    (PcieLink, "device_generation_max"): _GENERATION,
+    (PcieLink, "host_generation_max"): _GENERATION,
+    (PcieLink, "width"): (1, 32),
+    (PcieLink, "width_max"): (1, 32),
+    (PcieHop, "width"): (0, 255),  # sysfs shows 0 or 255 if a port has no link
+    (PcieHop, "max_width"): (0, 255),
+    (Gpu, "memory_total_mib"): _MEMORY_MIB,
+    (Gpu, "memory_reserved_mib"): _MEMORY_MIB,
+    (Gpu, "memory_used_mib"): _MEMORY_MIB,
+    (Gpu, "memory_free_mib"): _MEMORY_MIB,
+    (NvLink, "speed_gb_s"): (0, 10_000),
+}
+_NOT_CLIPPED: dict[tuple[type, str], int] = {
+    # a list cut in the middle would mean something else
+    (Variable, "value"): 100_000,
+    (Gpu, "cpu_affinity"): 10_000,
+}
+# part of a struct's identity, never Missing
+_REQUIRED = {(NvLink, "link")}
+
+
+def plausible(value: T) -> T:
+    """The facts with impossible numbers replaced by a `Missing(failed)` that quotes them, and long strings clipped."""
+    made: Any = value
+    if isinstance(value, str):
+        made = clipped(value)
+    elif isinstance(value, tuple):
+        made = tuple(plausible(item) for item in value)
+    elif isinstance(value, msgspec.Struct):
+        kind = type(value)
+        news = {}
+        for name in value.__struct_fields__:
+            old = getattr(value, name)
+            new = _field(kind, name, old)
+            if new is not old:
+                news[name] = new
+        if isinstance(value, Gpu):
+            news |= _more_than_all(value)
+        made = msgspec.structs.replace(value, **news) if news else value
+    result: T = made
+    return result
+
+
+def _more_than_all(gpu: Gpu) -> dict[str, Missing]:
+    """A Missing for each memory figure that exceeds the total."""
+    total = gpu.memory_total_mib
+    return {
+        name: Missing(f"not understood: {name} reads {size} of {total}", "failed")
+        for name in ("memory_reserved_mib", "memory_used_mib", "memory_free_mib")
+        if isinstance(size := getattr(gpu, name), int) and isinstance(total, int) and 0 < total < size
+    }
+
+
+def _field(kind: type, name: str, value: Any) -> Any:
+    place = (kind, name)
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        low, high = _FIELDS.get(place) or _KINDS.get(kind) or (None, None)
+        if low is None or high is None or place in _REQUIRED or low <= value <= high:
+            return value
+        return Missing(f"not understood: {name} reads {value}", "failed")
+    if isinstance(value, str) and len(value) <= _NOT_CLIPPED.get(place, 0):
+        return value
+    return plausible(value)

@@ -1,0 +1,88 @@
+"""Single lines that nvidia-smi prints (failures of the driver, of a GPU, of an infoROM); /proc/driver/nvidia."""
+
+from __future__ import annotations
+
+import re
+
+from gpudoctor.facts.captures import BUS_ID, MOST_GPUS, SourceError, clipped
+from gpudoctor.facts.captures.nvidia_smi.query_dump import SmiDump, init_failure
+from gpudoctor.facts.captures.nvidia_smi.query_gpu import GpuDump, gpu_from
+from gpudoctor.facts.captures.reader import Block, Part, TextReader
+from gpudoctor.facts.model.gpu import Gpu
+from gpudoctor.facts.model.node import Driver, short_bus_id
+
+FAILURE = re.compile(
+    r"NVIDIA-SMI has failed|NVIDIA-SMI couldn't find|Failed to initialize NVML|No devices were found"
+    r"|Unable to determine the device handle for"
+)
+# in the middle of a sentence only if the driver's words are complete
+_BEGIN = re.compile(
+    rf"[^|]{{0,60}}?(?:{FAILURE.pattern})"
+    rf"|[^|]{{0,400}}Unable to determine the device handle for GPU ?(?:\d{{1,3}}: ?)?{BUS_ID}: \w"
+)
+_MORE = re.compile(r"\s*NVML library version:|.{0,80}?(?:latest NVIDIA driver is installed|Reboot the system)")
+_INFOROM = re.compile(r"\s*(?:WARNING: )?infoROM is corrupted at gpu ", re.IGNORECASE)
+
+
+def _failure(block: Block) -> Part:
+    failure = init_failure(block.text)
+    if failure is None:
+        raise SourceError("not an answer of nvidia-smi")
+    return Part(smi=(failure,))
+
+
+def _inforom(block: Block) -> Part:
+    """The GPUs in "WARNING: infoROM is corrupted at gpu 0008:00:00.0", which follows nvidia-smi's table."""
+    bus_ids = sorted({short_bus_id(found.group()) for line in block.lines if (found := re.search(BUS_ID, line))})
+    if not bus_ids:
+        raise SourceError("a corrupted infoROM, but no bus id")
+    gpus = tuple(Gpu(index, bus_id, inforom_corrupted=True) for index, bus_id in enumerate(bus_ids))
+    return Part(smi=(SmiDump(gpus, Driver(), name="nvidia-smi", ended=False),))
+
+
+# /proc/driver/nvidia/gpus/BUS/information
+_PROC = re.compile(r"Model:\s+\S")
+_PROC_BEGIN = re.compile(r"Model:[ \t]+(?:NVIDIA|Tesla|GeForce|Quadro|GRID)\b")
+_PROC_FIELD = re.compile(r"(Model|GPU UUID|Video BIOS|Bus Location|Device Minor):\s+(\S.{0,200})$")
+_PROC_EXCLUDED = re.compile(r"(?:GPU Excluded|Blacklisted):\s+Yes\b")  # the second up to driver 455
+_PROC_MORE = re.compile(
+    r"(?:Model|IRQ|GPU UUID|Video BIOS|Bus Type|DMA Size|DMA Mask|Bus Location|Device Minor|GPU \w+|Blacklisted):"
+)
+_PROC_PATHS = {
+    "Model": "product_name",
+    "GPU UUID": "uuid",
+    "Video BIOS": "vbios_version",
+    "Device Minor": "minor_number",
+    "Bus Location": "",
+}
+
+
+def _proc(block: Block) -> Part:
+    """The GPUs that the kernel module knows; a UUID or version that it has not read yet has "?" in it."""
+    found: list[GpuDump] = []
+    excluded: list[GpuDump] = []
+    for line in block.lines:
+        if _PROC.match(line) and len(found) < MOST_GPUS:
+            found.append(GpuDump("", {}))
+        if found and _PROC_EXCLUDED.match(line):
+            excluded.append(found[-1])
+        if not found or (field := _PROC_FIELD.match(line)) is None or "?" in field[2]:
+            continue
+        if field[1] == "Bus Location":
+            found[-1].bus_id = short_bus_id(field[2]) if re.fullmatch(BUS_ID, field[2]) else ""
+        else:
+            found[-1].values[_PROC_PATHS[field[1]]] = clipped(field[2])
+    named = [dump for dump in found if dump.bus_id]
+    if not named:
+        return Part()
+    gpus = tuple(gpu_from(dump, index) for index, dump in enumerate(named) if dump not in excluded)
+    # not evidence of a driver that answers: NVML may fail beside it
+    driver = Driver(module_loaded=True, excluded_gpus=tuple(dump.bus_id for dump in named if dump in excluded))
+    return Part(smi=(SmiDump(gpus, driver, name="/proc/driver/nvidia", ended=False, beside=True),))
+
+
+MESSAGE_READERS: tuple[TextReader, ...] = (
+    TextReader("nvidia-smi message", _BEGIN.match, _MORE.match, _failure),
+    TextReader("nvidia-smi warning", _INFOROM.match, _INFOROM.match, _inforom),
+)
+PROC = TextReader("/proc/driver/nvidia", _PROC_BEGIN.match, _PROC_MORE.match, _proc)
