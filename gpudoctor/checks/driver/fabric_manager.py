@@ -148,6 +148,7 @@ def _state(case: Case, needed: bool | None) -> Iterator[Finding]:
         "inactive": "the fabric manager does not run",
         "not-found": "the fabric manager is not installed",
         "activating": "the fabric manager is still starting",
+        "deactivating": "the fabric manager was stopped",
     }.get(service, f"the fabric manager is {service}")
     judge = fail if certain and not joined and service != "activating" else warn
     yield judge(

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from gpudoctor.facts.captures import clipped
 from gpudoctor.facts.captures.nvidia_smi.table import OTHER_TABLE
 from gpudoctor.facts.captures.reader import NO_MORE, Block, Part, TextReader, text_reader
+from gpudoctor.units import ranges
 
 _NOT_MEASURED = "its figures are reported, not measured by gpudoctor, and not judged; on the node"
 _MOST_FAILURES = 5
@@ -23,23 +24,26 @@ def _tool(
     goes_on: str,
     advice: str,
     *,
-    failures: str = "",
+    failures: str | Callable[[Block], list[str]] = "",
     figures: Callable[[Block], str] = lambda block: "",
     between: bool = False,
 ) -> TextReader:
     """A reader of texts that are not judged.
 
-    `failures`: a line in which the tool reports a failure; `figures`: what it found, in a few words, for the note.
+    `failures`: a line in which the tool reports a failure, or what finds them; `figures`: what it found, in a few words,
+    for the note.
     `between`: any other reader of the line comes first.
     """
-    failure = re.compile(failures) if failures else None
+    failure = re.compile(failures) if isinstance(failures, str) and failures else None
 
     def read(block: Block) -> Part:
         failed = [line.strip(" \t#") for line in block.lines if failure is not None and failure.search(line)]
+        told = list(dict.fromkeys(failed if isinstance(failures, str) else failures(block)))
+        more = [f"{len(told) - _MOST_FAILURES} more lines like these"] if len(told) > _MOST_FAILURES else []
         found = figures(block)
         return Part(
             notes=(f"{name}: recognised{found and f', {found}'}: {advice}",),
-            reported=tuple(clipped(f"{name}: {line}") for line in dict.fromkeys(failed))[:_MOST_FAILURES],
+            reported=tuple(clipped(f"{name}: {line}") for line in (*told[:_MOST_FAILURES], *more)),
         )
 
     if between:
@@ -65,17 +69,70 @@ def _nccl_figures(block: Block) -> str:
     return f"{ranks}{busbw} GB/s busbw at {largest} bytes" if busbw else ranks.rstrip(", ")
 
 
-_NCCL_LINE = r".{0,120}?:\d{1,8}:\d{1,8} \[\d{1,4}\] (?:\S{1,80}:\d{1,6} )?NCCL (?:INFO|WARN|TRACE) "
+# since NCCL 2.27 with the function behind the file and line
+_NCCL_LINE = r".{0,120}?:\d{1,8}:\d{1,8} \[\d{1,4}\] (?:\S{1,80}:\d{1,6} (?:\(\w{1,80}\) )?)?NCCL (?:INFO|WARN|TRACE) "
 _CELLS = r"(?:\s+(?:N/A|\d{1,9}(?:\.\d{1,6})?)){1,1024}\s*$"
 _MATRIX_ROW = rf"\s{{1,12}}\d{{1,12}}{_CELLS}"
 _TABLE_ROW = rf"(?!{OTHER_TABLE.pattern})[|+](?! NVIDIA-SMI).{{0,200}}[|+]\s*$"
 _DEVICE = r"\s*Device:? ?\d{1,4}[,:] "
 
+
+_BURN_GPU = re.compile(r"\s*GPU (\d{1,4}): (OK|FAULTY)")
+_BURN_PROGRESS = re.compile(r"(\d{1,3})\.\d%\s+proc'd: ([^e]{1,20000})errors: ?([^t]{0,20000})")
+_BURN_ENDED = re.compile(r"Couldn't init a GPU test|No clients are alive|\(DIED!\)")
+
+
+def _burn_failures(block: Block) -> list[str]:
+    """What gpu-burn found: GPUs that are faulty, computed wrongly, computed nothing, or could not be started at all."""
+    verdicts = [found for line in block.lines if (found := _BURN_GPU.match(line))]
+    faulty = [int(found[1]) for found in verdicts if found[2] == "FAULTY"]
+    told = [f"{len(faulty)} of {len(verdicts)} GPUs FAULTY: GPU {ranges(sorted(set(faulty)))}"] if faulty else []
+    progress = [found for line in block.lines if (found := _BURN_PROGRESS.match(line))]
+    if progress:
+        last = progress[-1]
+        rates = re.findall(r"\((\d{1,12}(?:\.\d{1,6})?) Gflop/s\)", last[2])
+        errors = re.findall(r"-?\d{1,20}", last[3])
+        idle, wrong = sum(float(rate) == 0 for rate in rates), sum(int(count) != 0 for count in errors)
+        # the first lines come before the first result
+        if idle and int(last[1]) >= 50:
+            told.append(f"0 Gflop/s on {idle} of {len(rates)} GPUs")
+        if wrong:
+            told.append(f"compute errors on {wrong} of {len(errors)} GPUs")
+    return told + [line.strip()[:200] for line in block.lines if _BURN_ENDED.match(line.lstrip())]
+
+
+_P2P_MATRIX = re.compile(r"\s*(Uni|Bi)directional P2P=(En|Dis)abled Bandwidth")
+_P2P_ROW = re.compile(rf"\s{{1,12}}(\d{{1,4}})({_CELLS})")
+_SLOWER = 0.8
+
+
+def _p2p_failures(block: Block) -> list[str]:
+    """Copies from GPU to GPU that are slower with peer to peer than without, through the host: no profile is needed."""
+    rates: dict[tuple[str, str], list[float]] = {}
+    now: tuple[str, str] | None = None
+    for line in block.lines:
+        if head := _P2P_MATRIX.match(line):
+            now = (head[1], head[2])
+        elif now is not None and (row := _P2P_ROW.match(line)):
+            others = (cell for column, cell in enumerate(row[2].split()) if column != int(row[1]))
+            rates.setdefault(now, []).extend(float(cell) for cell in others if cell != "N/A")
+        elif line.strip() and not re.match(r"\s+(?:D\\D|GPU)\s", line):
+            now = None
+    told = []
+    for way in ("Uni", "Bi"):
+        on, off = sorted(rates.get((way, "En"), [])), sorted(rates.get((way, "Dis"), []))
+        if on and off and on[len(on) // 2] < _SLOWER * off[len(off) // 2]:
+            told.append(
+                f"{way.lower()}directional {on[len(on) // 2]:g} GB/s with peer to peer and {off[len(off) // 2]:g} without"
+            )
+    return told
+
+
 OTHER_TOOL_READERS: tuple[TextReader, ...] = (
     _tool(
         "nccl-tests",
         r"#?\s*nThread \d{1,5} nGpus \d{1,5} minBytes |# Collective test starting: \w+_perf"
-        r"|.{0,80}?: Test (?:NCCL|CUDA) failure \S"
+        r"|.{0,80}?: Test (?:NCCL|CUDA) failure \S|.{0,400}?\bOut of bounds values : [1-9]\d{0,9} FAILED"
         r"|#?\s+size\s+count\s+type\s+redop|#?\s*Out of bounds values : |#?\s*Avg bus bandwidth ",
         r"#\s*$|#?\s+(?:Rank|size|\(B\)|\(bytes\)|out-of-place)\s|#? ?Using devices|# Errors with|NCCL version "
         r"|(?:\s*\S{1,12}:)?\s*\d{1,15}\s+\d{1,15}\s+[a-z]\w{2,12}\s|" + _NCCL_LINE,
@@ -88,6 +145,7 @@ OTHER_TOOL_READERS: tuple[TextReader, ...] = (
         _NCCL_LINE,
         _ALONE,
         "it tells of a job, not of the state of a node: gpudoctor diagnose FILE",
+        failures=r"NCCL WARN .{0,200}(?:NVLink|NVLS|CUDA error|Cuda failure)",
         between=True,
     ),
     _tool(
@@ -97,10 +155,11 @@ OTHER_TOOL_READERS: tuple[TextReader, ...] = (
         rf"{_DEVICE}|Device=\d{{1,4}} CAN|\s+(?:D\\D|GPU|CPU)(?:\s+\d{{1,4}})+\s*$|{_MATRIX_ROW}|\*\*\*NOTE: In case"
         r"|So you can see lesser|NOTE: The CUDA Samples",
         f"{_NOT_MEASURED}: gpudoctor check link.peer --level full",
+        failures=_p2p_failures,
     ),
     _tool(
         "bandwidthTest",
-        r"\[CUDA Bandwidth Test\] - Starting",
+        r"\[?CUDA Bandwidth Test\] - Starting",
         rf"Running on|{_DEVICE}| (?:Quick|Range|Shmoo) Mode| \w+ to \w+ Bandwidth, | (?:PINNED|PAGEABLE) Memory"
         rf"|\s+Transfer Size|{_MATRIX_ROW}|Result = |NOTE: The CUDA Samples",
         f"{_NOT_MEASURED}: gpudoctor check link.host --level full",
@@ -125,10 +184,10 @@ OTHER_TOOL_READERS: tuple[TextReader, ...] = (
     ),
     _tool(
         "gpu-burn",
-        r"Tested \d{1,4} GPUs:|GPU Burn$|\d{1,3}\.\d%\s+proc'd: ",
+        r"Tested \d{1,4} GPUs:|GPU Burn$|\d{1,3}\.\d%\s+proc'd: |Couldn't init a GPU test|No clients are alive",
         r"\s*GPU \d{1,4}: (?:OK|FAULTY)|Burning for |Killing processes|Initialized device ",
         f"{_NOT_MEASURED}: gpudoctor check compute --level full",
-        failures=r"GPU \d{1,4}: FAULTY|errors: .{0,60}?[1-9]\d{0,18} \(",
+        failures=_burn_failures,
     ),
     _tool(
         "Kubernetes device plugin",
@@ -143,6 +202,13 @@ OTHER_TOOL_READERS: tuple[TextReader, ...] = (
         _ALONE,
         "its checks are not repeated from a text; on the node: gpudoctor check",
         failures=r"(?:ERROR|FATAL):\s{1,4}nhc:|exit code: [1-9]",
+    ),
+    _tool(
+        "systemctl",
+        r"(?:Job|A dependency job) for nvidia-[\w.@-]{1,60}\.service failed",
+        _ALONE,
+        "a service that did not start; paste: journalctl -u nvidia-fabricmanager; dmesg",
+        failures=".",
     ),
     _tool(
         "ibdev2netdev",

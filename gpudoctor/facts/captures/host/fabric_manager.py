@@ -16,22 +16,24 @@ _NOT_FOUND = re.compile(
     r"(?:Unit|Failed to \w+) nvidia-(fabricmanager|persistenced)\.service"
     r"(?: could not be found|: Unit .{0,80} not found)"
 )
+# `journalctl -u nvidia-fabricmanager`: "Jul 01 11:00:05 dgx2 nv-fabricmanager[3312]: ..." and systemd's own lines; the
+# month in any language ("Okt", "févr.", "11月")
+_STAMPED = r"(?:(?:[^\W\d_]{3,5}\.?|\d{1,2}月) [ \d]?\d [\d:]{8}(?:\.\d{1,9})?|\d{4}-\d\d-\d\dT\S{8,30}) \S+ "
 _UNIT_MORE = re.compile(
     r"\s+[A-Z][\w /]{1,20}: |\s+[├└│]|\s+\d{2,8} /|(?:Hint|Warning|Notice): "
     # the last lines of the unit's journal, but no other log lines
-    r"|(?:[A-Z][a-z]{2} [ \d]?\d [\d:]{8}|\d{4}-\d\d-\d\dT\S{8,30}) \S+ "
+    rf"|{_STAMPED}"
     r"(?:systemd|nv-fabricmanager|nvidia-fabricmanager\S{0,20}|nvidia-persistenced)\[\d{1,10}\]: "
 )
-# `journalctl -u nvidia-fabricmanager`: "Jul 01 11:00:05 dgx2 nv-fabricmanager[3312]: ..." and systemd's own lines
-_STAMPED = r"(?:[A-Z][a-z]{2} [ \d]?\d [\d:]{8}(?:\.\d{1,9})?|\d{4}-\d\d-\d\dT\S{8,30}) \S+ "
 _SERVICE_NAME = r"(?:nvidia-fabricmanager\.service|NVIDIA fabric manager service)"
 _JOURNAL = re.compile(
     rf"{_STAMPED}(?:(?:nv-fabricmanager|nvidia-fabricmanager\S{{0,20}})\[\d{{1,10}}\]: "
     rf"|systemd\[1\]: (?:\w+ |Failed to start ){{0,1}}{_SERVICE_NAME})"
 )
-_JOURNAL_STATE = re.compile(rf"systemd\[1\]: (Starting|Started|Stopped|Failed to start) {_SERVICE_NAME}")
+_JOURNAL_STATE = re.compile(rf"systemd\[1\]: (Starting|Started|Stopping|Stopped|Failed to start) {_SERVICE_NAME}")
+_SCRIPT_STOPPED = re.compile(r"nvidia-fabricmanager-start\.sh\[\d{1,10}\]: Stopped \"")
 _JOURNAL_RESULT = re.compile(r"systemd\[1\]: nvidia-fabricmanager\.service: Failed with result '([a-z-]{3,30})'")
-_STATE_WORDS = {"Started": "active", "Stopped": "inactive", "Failed to start": "failed"}
+_STATE_WORDS = {"Started": "active", "Stopping": "deactivating", "Stopped": "inactive", "Failed to start": "failed"}
 _ACTIVE = re.compile(r"\s+Active: ([a-z-]{3,20})(?: \(([^)]{1,60})\))?")
 _RESULT = re.compile(r"Result: ([a-z-]{3,30})")
 _IS_ACTIVE = re.compile(r"(active|inactive|failed|activating|deactivating|unknown)\s*$")
@@ -81,6 +83,8 @@ def read_journal(block: Block) -> Part:
             service = _STATE_WORDS[state[1]]
         elif failed is not None:
             service, result = "failed", failed[1]
+        elif _SCRIPT_STOPPED.search(line):
+            service = "inactive"
         lines.append(line)
     return _service_part(Block(lines), service, result)
 
