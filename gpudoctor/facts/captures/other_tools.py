@@ -11,7 +11,17 @@ from collections.abc import Callable
 from gpudoctor.facts.captures import clipped
 from gpudoctor.facts.captures.nvidia_smi.table import OTHER_TABLE
 from gpudoctor.facts.captures.reader import NO_MORE, Block, Part, TextReader, text_reader
-from gpudoctor.units import ranges
+from gpudoctor.facts.captures.reported_failures import (
+    CELLS,
+    POD,
+    acs_failures,
+    burn_failures,
+    copy_failures,
+    copy_figures,
+    nccl_figures,
+    p2p_failures,
+    pod_failures,
+)
 
 _NOT_MEASURED = "its figures are reported, not measured by gpudoctor, and not judged; on the node"
 _MOST_FAILURES = 5
@@ -30,14 +40,15 @@ def _tool(
 ) -> TextReader:
     """A reader of texts that are not judged.
 
-    `failures`: a line in which the tool reports a failure, or what finds them; `figures`: what it found, in a few words,
-    for the note.
+    `failures`: a line in which the tool reports a failure, or what finds them; `figures`: what it found, in a few
+    words, for the note.
     `between`: any other reader of the line comes first.
     """
     failure = re.compile(failures) if isinstance(failures, str) and failures else None
 
     def read(block: Block) -> Part:
-        failed = [line.strip(" \t#") for line in block.lines if failure is not None and failure.search(line)]
+        found_in = [(line, failure.search(line)) for line in block.lines] if failure is not None else []
+        failed = [_from_words(line, hit) for line, hit in found_in if hit is not None]
         told = list(dict.fromkeys(failed if isinstance(failures, str) else failures(block)))
         more = [f"{len(told) - _MOST_FAILURES} more lines like these"] if len(told) > _MOST_FAILURES else []
         found = figures(block)
@@ -51,81 +62,17 @@ def _tool(
     return text_reader(name, begins, goes_on, read, alone=goes_on is _ALONE)
 
 
-# nccl-tests, with or without the "#" that web pages take for a heading
-_RANK = re.compile(r"#?\s+Rank\s+\d{1,5}\s.{0,200}? on\s+(\S{1,100})\s+device\s")
-_NCCL_ROW = re.compile(r"(?:\s*\S{1,12}:)?\s*(\d{1,15})\s+\d{1,15}\s+[a-z]\w{2,12}\s(.{10,300})$")
-
-
-def _nccl_figures(block: Block) -> str:
-    hosts = [found[1] for line in block.lines if (found := _RANK.match(line))]
-    largest, busbw = 0, ""
-    for line in block.lines:
-        row = _NCCL_ROW.match(line)
-        cells = row[2].split() if row else []
-        # time, algbw, busbw and errors; first out of place, then in place
-        if row and len(cells) >= 8 and int(row[1]) >= largest and re.fullmatch(r"\d{1,9}(?:\.\d{1,6})?", cells[-6]):
-            largest, busbw = int(row[1]), cells[-6]
-    ranks = f"{len(hosts)} ranks on {len(set(hosts))} host{'s' * (len(set(hosts)) > 1)}, " if hosts else ""
-    return f"{ranks}{busbw} GB/s busbw at {largest} bytes" if busbw else ranks.rstrip(", ")
+def _from_words(line: str, hit: re.Match[str]) -> str:
+    """The line, from the pattern's group `words` on if it has one: prose or a program's prefixes may be before it."""
+    start = hit.start("words") if hit.groupdict().get("words") else 0
+    return line[start:].strip(" \t#")
 
 
 # since NCCL 2.27 with the function behind the file and line
 _NCCL_LINE = r".{0,120}?:\d{1,8}:\d{1,8} \[\d{1,4}\] (?:\S{1,80}:\d{1,6} (?:\(\w{1,80}\) )?)?NCCL (?:INFO|WARN|TRACE) "
-_CELLS = r"(?:\s+(?:N/A|\d{1,9}(?:\.\d{1,6})?)){1,1024}\s*$"
-_MATRIX_ROW = rf"\s{{1,12}}\d{{1,12}}{_CELLS}"
+_MATRIX_ROW = rf"\s{{1,12}}\d{{1,12}}{CELLS}"
 _TABLE_ROW = rf"(?!{OTHER_TABLE.pattern})[|+](?! NVIDIA-SMI).{{0,200}}[|+]\s*$"
 _DEVICE = r"\s*Device:? ?\d{1,4}[,:] "
-
-
-_BURN_GPU = re.compile(r"\s*GPU (\d{1,4}): (OK|FAULTY)")
-_BURN_PROGRESS = re.compile(r"(\d{1,3})\.\d%\s+proc'd: ([^e]{1,20000})errors: ?([^t]{0,20000})")
-_BURN_ENDED = re.compile(r"Couldn't init a GPU test|No clients are alive|\(DIED!\)")
-
-
-def _burn_failures(block: Block) -> list[str]:
-    """What gpu-burn found: GPUs that are faulty, computed wrongly, computed nothing, or could not be started at all."""
-    verdicts = [found for line in block.lines if (found := _BURN_GPU.match(line))]
-    faulty = [int(found[1]) for found in verdicts if found[2] == "FAULTY"]
-    told = [f"{len(faulty)} of {len(verdicts)} GPUs FAULTY: GPU {ranges(sorted(set(faulty)))}"] if faulty else []
-    progress = [found for line in block.lines if (found := _BURN_PROGRESS.match(line))]
-    if progress:
-        last = progress[-1]
-        rates = re.findall(r"\((\d{1,12}(?:\.\d{1,6})?) Gflop/s\)", last[2])
-        errors = re.findall(r"-?\d{1,20}", last[3])
-        idle, wrong = sum(float(rate) == 0 for rate in rates), sum(int(count) != 0 for count in errors)
-        # the first lines come before the first result
-        if idle and int(last[1]) >= 50:
-            told.append(f"0 Gflop/s on {idle} of {len(rates)} GPUs")
-        if wrong:
-            told.append(f"compute errors on {wrong} of {len(errors)} GPUs")
-    return told + [line.strip()[:200] for line in block.lines if _BURN_ENDED.match(line.lstrip())]
-
-
-_P2P_MATRIX = re.compile(r"\s*(Uni|Bi)directional P2P=(En|Dis)abled Bandwidth")
-_P2P_ROW = re.compile(rf"\s{{1,12}}(\d{{1,4}})({_CELLS})")
-_SLOWER = 0.8
-
-
-def _p2p_failures(block: Block) -> list[str]:
-    """Copies from GPU to GPU that are slower with peer to peer than without, through the host: no profile is needed."""
-    rates: dict[tuple[str, str], list[float]] = {}
-    now: tuple[str, str] | None = None
-    for line in block.lines:
-        if head := _P2P_MATRIX.match(line):
-            now = (head[1], head[2])
-        elif now is not None and (row := _P2P_ROW.match(line)):
-            others = (cell for column, cell in enumerate(row[2].split()) if column != int(row[1]))
-            rates.setdefault(now, []).extend(float(cell) for cell in others if cell != "N/A")
-        elif line.strip() and not re.match(r"\s+(?:D\\D|GPU)\s", line):
-            now = None
-    told = []
-    for way in ("Uni", "Bi"):
-        on, off = sorted(rates.get((way, "En"), [])), sorted(rates.get((way, "Dis"), []))
-        if on and off and on[len(on) // 2] < _SLOWER * off[len(off) // 2]:
-            told.append(
-                f"{way.lower()}directional {on[len(on) // 2]:g} GB/s with peer to peer and {off[len(off) // 2]:g} without"
-            )
-    return told
 
 
 OTHER_TOOL_READERS: tuple[TextReader, ...] = (
@@ -137,15 +84,15 @@ OTHER_TOOL_READERS: tuple[TextReader, ...] = (
         r"#\s*$|#?\s+(?:Rank|size|\(B\)|\(bytes\)|out-of-place)\s|#? ?Using devices|# Errors with|NCCL version "
         r"|(?:\s*\S{1,12}:)?\s*\d{1,15}\s+\d{1,15}\s+[a-z]\w{2,12}\s|" + _NCCL_LINE,
         f"{_NOT_MEASURED}: gpudoctor check collective",
-        failures=r"Out of bounds values : +[1-9]|: Test (?:NCCL|CUDA) failure ",
-        figures=_nccl_figures,
+        failures=r"(?P<words>Out of bounds values : +[1-9])|: Test (?:NCCL|CUDA) failure ",
+        figures=nccl_figures,
     ),
     _tool(
         "a log of NCCL",
         _NCCL_LINE,
         _ALONE,
         "it tells of a job, not of the state of a node: gpudoctor diagnose FILE",
-        failures=r"NCCL WARN .{0,200}(?:NVLink|NVLS|CUDA error|Cuda failure)",
+        failures=r"(?P<words>NCCL WARN .{0,200})(?:NVLink|NVLS|CUDA error|Cuda failure)",
         between=True,
     ),
     _tool(
@@ -155,7 +102,7 @@ OTHER_TOOL_READERS: tuple[TextReader, ...] = (
         rf"{_DEVICE}|Device=\d{{1,4}} CAN|\s+(?:D\\D|GPU|CPU)(?:\s+\d{{1,4}})+\s*$|{_MATRIX_ROW}|\*\*\*NOTE: In case"
         r"|So you can see lesser|NOTE: The CUDA Samples",
         f"{_NOT_MEASURED}: gpudoctor check link.peer --level full",
-        failures=_p2p_failures,
+        failures=p2p_failures,
     ),
     _tool(
         "bandwidthTest",
@@ -163,13 +110,14 @@ OTHER_TOOL_READERS: tuple[TextReader, ...] = (
         rf"Running on|{_DEVICE}| (?:Quick|Range|Shmoo) Mode| \w+ to \w+ Bandwidth, | (?:PINNED|PAGEABLE) Memory"
         rf"|\s+Transfer Size|{_MATRIX_ROW}|Result = |NOTE: The CUDA Samples",
         f"{_NOT_MEASURED}: gpudoctor check link.host --level full",
-        failures="Result = FAIL",
+        failures=copy_failures,
+        figures=copy_figures,
     ),
     _tool(
         "nvbandwidth",
         r"nvbandwidth Version: |Running [a-z0-9_]{1,60}_(?:ce|sm)\.\s*$",
         rf"Built from |NOTE: This tool reports|Additional system-specific|(?:CUDA \w+|Driver) Version: |{_DEVICE}"
-        rf"|memcpy |\s+\d(?:\s+\d{{1,4}})*\s*$|{_MATRIX_ROW}|\d{{1,4}}{_CELLS}|SUM \w+ "
+        rf"|memcpy |\s+\d(?:\s+\d{{1,4}})*\s*$|{_MATRIX_ROW}|\d{{1,4}}{CELLS}|SUM \w+ "
         r"|(?:Waived|Excluded): |.{0,100}?CUDA_ERROR_",
         f"{_NOT_MEASURED}: gpudoctor check link --level full",
         failures="CUDA_ERROR_",
@@ -187,7 +135,7 @@ OTHER_TOOL_READERS: tuple[TextReader, ...] = (
         r"Tested \d{1,4} GPUs:|GPU Burn$|\d{1,3}\.\d%\s+proc'd: |Couldn't init a GPU test|No clients are alive",
         r"\s*GPU \d{1,4}: (?:OK|FAULTY)|Burning for |Killing processes|Initialized device ",
         f"{_NOT_MEASURED}: gpudoctor check compute --level full",
-        failures=_burn_failures,
+        failures=burn_failures,
     ),
     _tool(
         "Kubernetes device plugin",
@@ -205,10 +153,33 @@ OTHER_TOOL_READERS: tuple[TextReader, ...] = (
     ),
     _tool(
         "systemctl",
-        r"(?:Job|A dependency job) for nvidia-[\w.@-]{1,60}\.service failed",
+        r"(?:Job|A dependency job) for nvidia-(?!fabricmanager)[\w.@-]{1,60}\.service failed",
         _ALONE,
-        "a service that did not start; paste: journalctl -u nvidia-fabricmanager; dmesg",
+        "a service that did not start; paste: journalctl -xeu SERVICE",
         failures=".",
+    ),
+    _tool(
+        "slurmctld",
+        r".{0,200}?\bslurm(?:ctld|d)(?:\[\d{1,10}\])?: .{0,120}?(?:Setting node \S{1,100} state to [A-Z]"
+        r"|node \S{1,100} state set to (?:DOWN|DRAIN|FAIL))",
+        _ALONE,
+        "the scheduler's own log; paste of the node: nvidia-smi -q; scontrol show node NAME",
+        failures=r"(?P<words>(?:Setting node|node \S{1,100} state set))",
+    ),
+    _tool(
+        "kubectl get pods",
+        r"(?:NAMESPACE\s+)?NAME\s+READY\s+STATUS\s+RESTARTS\s+AGE\b"
+        r"|(?:[\w.-]{1,100}\s+)?(?:pod/)?(?:nvidia|gpu|dcgm)[\w.-]{1,200}\s+\d{1,3}/\d{1,3}\s+[A-Z]\w",
+        POD.pattern,
+        "pods are not judged; paste of the node: nvidia-smi -q; dmesg",
+        failures=pod_failures,
+    ),
+    _tool(
+        "lspci | grep ACSCtl",
+        r"\s{0,80}ACSCtl:\s+SrcValid[+-]",
+        NO_MORE,
+        "which bridges these are is not in the text; paste: lspci -vvv (as root)",
+        failures=acs_failures,
     ),
     _tool(
         "ibdev2netdev",

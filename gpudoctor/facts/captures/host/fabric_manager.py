@@ -6,7 +6,7 @@ import re
 
 from msgspec.structs import replace
 
-from gpudoctor.facts.captures.reader import Block, Part, TextReader
+from gpudoctor.facts.captures.reader import NO_MORE, Block, Part, TextReader, text_reader
 from gpudoctor.facts.model.driver import DRIVER_VERSION, FabricManager
 from gpudoctor.facts.model.node import Node
 
@@ -125,7 +125,19 @@ def _in_lines(block: Block, start: FabricManager) -> FabricManager:
     return FabricManager(version=version, errors=start.errors if errors is None else tuple(errors))
 
 
+def read_job(block: Block) -> Part:
+    """The answer of `systemctl start`; the service may have started since, so it is an error and no state."""
+    return Part(Node(fabric_manager=FabricManager(errors=tuple(dict.fromkeys(line[:300] for line in block.lines)))))
+
+
 FABRIC_MANAGER_READERS: tuple[TextReader, ...] = (
+    text_reader(
+        "systemctl start",
+        r"(?:Job|A dependency job) for nvidia-fabricmanager\.service failed",
+        NO_MORE,
+        read_job,
+        alone=True,
+    ),
     TextReader(
         "systemctl status",
         lambda line: _UNIT.match(line) or _NOT_FOUND.match(line),

@@ -67,7 +67,7 @@ def _proc(block: Block) -> Part:
     excluded: list[GpuDump] = []
     for line in block.lines:
         if _PROC.match(line) and len(found) < MOST_GPUS:
-            found.append(GpuDump("", {}))
+            found.append(GpuDump("", {}, lists_mig=False))
         if found and _PROC_EXCLUDED.match(line):
             excluded.append(found[-1])
         if not found or (field := _PROC_FIELD.match(line)) is None or "?" in field[2]:
