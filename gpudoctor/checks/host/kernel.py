@@ -119,7 +119,8 @@ def kernel(case: Case) -> Iterator[Finding]:
     if isinstance(log.host_events, Missing):
         yield unread(NODE, "kernel log", log.host_events)
         return
-    passed: list[str] = []
+    beside = [event.device or "no device named" for event in log.host_events if event.kind == "other-gpu"]
+    passed = [f"errors of amdgpu, which is not judged ({', '.join(beside)})"] if beside else []
     told = []
     yield from (others := tuple(_of_other_gpus(case, log.host_events)))
     for event in log.host_events:
