@@ -78,33 +78,34 @@ def p2p_failures(block: Block) -> list[str]:
 
 
 _COPY = re.compile(r"\s*(Host to Device|Device to Host) Bandwidth, ")
+_COPY_UNIT = re.compile(r"\s+Transfer Size \(Bytes\)\s+Bandwidth\((M|G)B/s\)")
 _COPY_RATE = re.compile(r"\s+\d{3,12}\s+(\d{1,7}(?:\.\d{1,3})?)\s*$")
-_SLOW_COPY_MB_S = 5000  # PCIe 3.0 x8 carries 6000
+_SLOW_COPY_GB_S = 5  # PCIe 3.0 x8 carries 6
 
 
 def _copies(block: Block) -> list[tuple[str, float]]:
-    """The ways of bandwidthTest between RAM and a GPU, with their highest rate in MB/s."""
+    """The ways of bandwidthTest between RAM and a GPU, with their highest rate in GB/s."""
     rates: dict[str, float] = {}
-    way = ""
+    way, unit_gb = "", 0.0
     for line in block.lines:
         if " Bandwidth, " in line:
-            way = found[1].lower() if (found := _COPY.match(line)) else ""
-        elif way and (rate := _COPY_RATE.match(line)):
-            rates[way] = max(rates.get(way, 0.0), float(rate[1]))
+            way, unit_gb = (found[1].lower() if (found := _COPY.match(line)) else ""), 0.0
+        elif unit := _COPY_UNIT.match(line):
+            unit_gb = 1.0 if unit[1] == "G" else 0.001
+        elif way and unit_gb and (rate := _COPY_RATE.match(line)):
+            rates[way] = max(rates.get(way, 0.0), float(rate[1]) * unit_gb)
     return list(rates.items())
 
 
 def copy_figures(block: Block) -> str:
-    return ", ".join(f"{way} {rate:g} MB/s" for way, rate in _copies(block))
+    return ", ".join(f"{way} {rate:.1f} GB/s" for way, rate in _copies(block))
 
 
 def copy_failures(block: Block) -> list[str]:
-    slow = [
-        f"{way} {rate:g} MB/s: a slow link, or CPUs and memory far from the GPU"
-        for way, rate in _copies(block)
-        if rate < _SLOW_COPY_MB_S
-    ]
-    return [line.strip() for line in block.lines if "Result = FAIL" in line] + slow
+    """What bandwidthTest says has failed, and copies that are slower than any link of a GPU should be."""
+    slow = [f"{way} {rate:.1f} GB/s" for way, rate in _copies(block) if rate < _SLOW_COPY_GB_S]
+    told = [f"{rate}: a slow link, or CPUs and memory far from the GPU" for rate in slow]
+    return [line.strip() for line in block.lines if "Result = FAIL" in line] + told
 
 
 POD = re.compile(
