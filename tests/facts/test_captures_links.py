@@ -29,16 +29,16 @@ def test_the_real_matrix_is_read_through_its_terminal_escapes(captures: Path) ->
     assert len(topology.pairs) == 28
     assert {pair.nvlinks for pair in topology.pairs} == {18}
     assert {pair.path for pair in topology.pairs} == {ABSENT}
-    assert [topology.places[gpu].numa_node for gpu in range(8)] == [0] * 4 + [1] * 4
-    assert topology.places[7].cpu_affinity == "64-127"
+    assert [topology.gpus[gpu].numa_node for gpu in range(8)] == [0] * 4 + [1] * 4
+    assert topology.gpus[7].cpu_affinity == "64-127"
 
 
 def test_nic_columns_are_passed_over_and_paths_are_told_from_nvlinks() -> None:
     topology = parse_topology((DUMPS / "topo-m-nics.txt").read_text())
     assert [(p.a, p.b, p.nvlinks) for p in topology.pairs] == [(0, 1, 4), (0, 2, 0), (1, 2, 0)]
     assert [p.path for p in topology.pairs] == [ABSENT, "SYS", "PXB"]
-    assert topology.places[0].cpu_affinity == "0-15,32-47"
-    assert [topology.places[gpu].numa_node for gpu in range(3)] == [0, 1, ABSENT]
+    assert topology.gpus[0].cpu_affinity == "0-15,32-47"
+    assert [topology.gpus[gpu].numa_node for gpu in range(3)] == [0, 1, ABSENT]
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_a_broken_matrix_is_refused_with_its_place(change: tuple[str, str], said
 def test_a_matrix_row_that_ends_early_is_cut_off() -> None:
     matrix = parse_topology("\tGPU0\tGPU1\nGPU0\t X \tSYS\nGPU1\tSYS\n")
     assert matrix.notes == ("cut off at line 3: the row of GPU1 ends early",)
-    assert ([(pair.a, pair.b, pair.path) for pair in matrix.pairs], matrix.gpus) == ([(0, 1, "SYS")], (0, 1))
+    assert ([(pair.a, pair.b, pair.path) for pair in matrix.pairs], len(matrix.gpus)) == ([(0, 1, "SYS")], 2)
     assert parse_topology("\tGPU0\tGPU1\nGPU0\t X \tSYS\n").notes == ("cut off: 2 GPU columns, but no row for GPU1",)
 
 
@@ -205,3 +205,12 @@ def test_a_link_of_unknown_speed_has_failed_to_tell_it() -> None:
     assert (hop.max_speed_gt_s.kind, hop.width.kind) == ("failed", "failed")
     with pytest.raises(SourceError, match="no line like"):
         parse_lspci("nothing\n")
+
+
+def test_gpus_known_by_their_index_only_have_the_addresses_that_lspci_shows(tmp_path: Path) -> None:
+    functions = "".join(f"{bus}:00.0 3D controller: NVIDIA Corporation GH100 (rev a1)\n" for bus in ("18", "2a"))
+    pasted = tmp_path / "pasted.txt"
+    for index, addresses in ((1, ["0000:18:00.0", "0000:2a:00.0"]), (5, ["unknown-0", "unknown-5"])):
+        listed = "".join(f"GPU {n}: NVIDIA H100 (UUID: GPU-{n}1111111-2222)\n" for n in (0, index))
+        pasted.write_text(f"$ nvidia-smi -L\n{listed}$ lspci\n{functions}")
+        assert [gpu.bus_id for gpu in load_source(str(pasted)).node.gpus] == addresses

@@ -472,7 +472,7 @@ def test_links_of_which_dcgm_says_that_none_is_up_are_no_pass() -> None:
     report = judge(read(re.sub(r"\bU\b", "D", transcripts.DCGM_NVLINK)))
     links = next(check for check in report.checks if check.id == "nvlink.links")
     assert (report.verdict, links.status) == ("unknown", "unknown")
-    assert {f.reason[:42] for f in links.findings} == {"no link is up, and the model is not known:"}
+    assert {(f.reason or "")[:42] for f in links.findings} == {"no link is up, and the model is not known:"}
 
 
 def test_a_diagnostic_right_below_the_table_of_the_gpus_is_not_a_part_of_it() -> None:

@@ -80,10 +80,12 @@ def _only_lost(gpu: Gpu) -> bool:
 def _rank(pair: tuple[str, SmiDump]) -> tuple[Any, ...]:
     dump = pair[1]
     best = _BEST_FIRST.index(dump.name) if dump.name in _BEST_FIRST else len(_BEST_FIRST)
+    # an index that stands beside an address or UUID says more than one alone
+    alone = not any(_has_address(gpu) or known(gpu.uuid) for gpu in dump.gpus)
     at = known(dump.collected_at) or ""
     # the later one first; then anything that does not depend on the order of the files
     later = tuple(-ord(letter) for letter in at)
-    return (best, -len(dump.gpus), later, not at, repr(dump))
+    return (best, alone, -len(dump.gpus), later, not at, repr(dump))
 
 
 def _identity(gpu: Gpu, dump: SmiDump) -> tuple[str | None, str | None]:

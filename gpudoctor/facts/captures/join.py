@@ -9,7 +9,6 @@ from msgspec.structs import replace
 
 from gpudoctor.facts.captures import ABSENT, MOST_GPUS, SourceError
 from gpudoctor.facts.captures.gpu_lists import (
-    UNKNOWN_BUS,
     joined_dumps,
     with_addresses,
     with_failures,
@@ -115,15 +114,14 @@ class Dumps:
         for _, _, part in parts:
             node = merged(node, part.node, conflicts)
         pairs = merged(topology.pairs if topology else NOT_READ, node.pairs, conflicts)
-        indices = {index for pair in known(pairs) or () for index in (pair.a, pair.b)}
-        smi = self._smi(dumps, topology, indices | set(topology.gpus if topology else ()))
+        smi = self._smi(dumps, topology)
         gpus = smi.gpus
         if tree is not None:
             gpus = with_addresses(gpus, tree.gpus)
         gpus = with_remote_kinds(with_failures(gpus, smi.unnumbered), all_gpus=bool(gpus) and smi.ended)
         if len(gpus) > MOST_GPUS:
             raise SourceError(f"more than {MOST_GPUS} GPUs: not the dump of one machine")
-        gpus = tuple(_with_location(gpu, topology, tree) for gpu in gpus)
+        gpus = tuple(_with_location(gpu, tree) for gpu in gpus)
         self.notes.extend(f"two texts differ in {conflict}: the first counts" for conflict in dict.fromkeys(conflicts))
         host = without_gpu_memory(node.host, gpus)
         if any(gpu.settings.virtualization in ("passthrough", "vgpu") for gpu in gpus):
@@ -151,28 +149,21 @@ class Dumps:
         more = [f"and {len(notes) - MAX_NOTES} more notes"] if len(notes) > MAX_NOTES else []
         return (*notes[:MAX_NOTES], *more)
 
-    def _smi(self, dumps: list[tuple[str, SmiDump]], topology: Topology | None, indices: set[int]) -> SmiDump:
-        """The nvidia-smi dumps joined; GPUs that they leave out are taken from the matrices, which show `indices`."""
-        notes: list[str] = []
-        smi = joined_dumps(dumps, notes)
-        if not (smi.gpus and smi.ended):
-            shown = tuple(Gpu(index, f"{UNKNOWN_BUS}{index}") for index in sorted(indices))
-            more = SmiDump(shown, Driver(), name="nvidia-smi topo", indexed=True, ended=False)
-            notes = []
-            smi = joined_dumps([*dumps, ("", more)], notes)
-        elif topology and set(topology.gpus) != {gpu.index for gpu in smi.gpus}:
+    def _smi(self, dumps: list[tuple[str, SmiDump]], topology: Topology | None) -> SmiDump:
+        """The texts that show GPUs, joined."""
+        smi = joined_dumps(dumps, self.notes)
+        if smi.gpus and smi.ended and topology and {g.index for g in topology.gpus} != {g.index for g in smi.gpus}:
             listing = next((dump for _, dump in dumps if dump.gpus and not dump.beside), dumps[0][1])
             raise SourceError(
                 f"{listing.name} shows {len(smi.gpus)} GPUs and topo -m {len(topology.gpus)}: "
                 "keep the dumps of one machine only"
             )
-        self.notes.extend(notes)
         self._reported.extend(smi.unlisted)
         return smi
 
     def _topology(self, found: list[Topology]) -> Topology | None:
-        """The matrix with the most rows; a note reports another one that differs."""
-        ordered = sorted(found, key=lambda topology: (-len(topology.places), repr(topology)))
+        """The matrix with the most pairs; a note reports another one that differs."""
+        ordered = sorted(found, key=lambda topology: (-len(topology.pairs), repr(topology)))
         if not ordered:
             return None
         first = ordered[0]
@@ -217,15 +208,10 @@ def _driver(smi: Driver, other: Driver) -> Driver:
     return replace(made, **news) if news else made
 
 
-def _with_location(gpu: Gpu, topology: Topology | None, tree: PciTree | None) -> Gpu:
-    """The GPU with its affinity from topo -m and its PCIe path from lspci."""
-    news: dict[str, Any] = {}
-    place = topology.places.get(gpu.index) if topology else None
-    if place is not None:
-        news.update(cpu_affinity=place.cpu_affinity, numa_node=place.numa_node)
-    if tree is not None:
-        function = tree.functions.get(gpu.bus_id)
-        if function is not None and place is None:
-            news["numa_node"] = function.numa_node
-        news["pcie"] = tree.link(gpu)
-    return replace(gpu, **news) if news else gpu
+def _with_location(gpu: Gpu, tree: PciTree | None) -> Gpu:
+    """The GPU with its PCIe path from lspci, and its NUMA node if topo -m is not there."""
+    if tree is None:
+        return gpu
+    function = tree.functions.get(gpu.bus_id)
+    node = function.numa_node if function is not None and gpu.numa_node == NOT_READ else gpu.numa_node
+    return replace(gpu, pcie=tree.link(gpu), numa_node=node)

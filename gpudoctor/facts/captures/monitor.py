@@ -160,7 +160,7 @@ def _read_entities(block: Block) -> Part:
     gpus: dict[int, Gpu] = {}
     for line in block.lines:
         if line.startswith("#"):
-            columns = line.split("Entity", 1)[1].split()
+            columns = line.partition("Entity")[2].split()
         elif row := _ENTITY_ROW.match(line):
             cells = dict(zip(columns, row[2].split(), strict=False))
             gpus[int(row[1])] = with_readings(int(row[1]), cells, _ENTITY_PATHS)

@@ -70,17 +70,8 @@ _CONTAINER_NVML = (
     (re.compile(r".{0,300}nvidia-container-cli: .{0,80}driver/library version mismatch"), 18),
     (re.compile(r".{0,300}nvidia-container-cli: .{0,80}nvml error: unknown error"), 999),
 )
-_LOAD_WORDS = (
-    "modprobe: ",
-    "insmod: ",
-    "modinfo: ",
-    "rror! ",
-    "ERROR: ",
-    "device driver",
-    "untime",
-    "CDI",
-    "container-cli",
-)
+# one of these is in each of the lines above: a long log is searched for them only
+_LOAD_WORDS = re.compile("modprobe: |insmod: |modinfo: |rror! |ERROR: |device driver|untime|CDI|container-cli")
 
 
 def read_lsmod(block: Block) -> Part:
@@ -140,7 +131,7 @@ def read_load_errors(block: Block) -> Part:
 
 def is_load_error(line: str) -> bool:
     """Whether the line matches `LOAD_ERRORS` or is from nvidia-container-cli about NVML."""
-    if not any(word in line for word in _LOAD_WORDS):
+    if _LOAD_WORDS.search(line) is None:
         return False
     patterns = (*(row.pattern for row in LOAD_ERRORS), *(pattern for pattern, _ in _CONTAINER_NVML))
     return any(pattern.match(line) for pattern in patterns)

@@ -18,7 +18,7 @@ from gpudoctor.facts.model.node import Driver, short_bus_id
 _GPU = re.compile(r"GPU (\d{1,4}): (.{0,200}?) ?\(UUID: ([^)\s]{1,80})\)")
 _MIG = re.compile(r"MIG (\S{1,40})\s+Device\s+\d{1,3}: \(UUID: ([^)\s]{1,120})\)")
 _MORE = re.compile(
-    r"\s*(?:Link \d{1,3}\b|MIG \S+ +Device|NVML: |NVLINK |Unable to|.{0,60}all links are inactive"
+    r"(?:Link \d{1,3}\b|MIG \S+ +Device|NVML: |NVLINK |Unable to|.{0,60}all links are inactive"
     r"|(?:NVLE|Firmware Version|MSE|NETIR[A-Z ]{0,8}):)",
     re.IGNORECASE,
 )
@@ -251,4 +251,6 @@ def _read(block: Block) -> Part:
     return Part(smi=(dump,), notes=tuple(gpu.cut for gpu in found if gpu.cut))
 
 
-GPU_LIST = TextReader("nvidia-smi -L or nvlink", lambda line: _GPU.match(line.lstrip()), _MORE.match, _read)
+GPU_LIST = TextReader(
+    "nvidia-smi -L or nvlink", lambda line: _GPU.match(line.lstrip()), lambda line: _MORE.match(line.lstrip()), _read
+)

@@ -10,10 +10,11 @@ import msgspec
 from msgspec.structs import replace
 
 from gpudoctor.facts.captures import ABSENT, SourceError
+from gpudoctor.facts.captures.nvidia_smi.query_dump import SmiDump
 from gpudoctor.facts.captures.reader import Block, Part, TextReader
-from gpudoctor.facts.model.gpu import GpuPair, P2pStatus, PathKind
+from gpudoctor.facts.model.gpu import Gpu, GpuPair, P2pStatus, PathKind
 from gpudoctor.facts.model.missing import Missing
-from gpudoctor.facts.model.node import Node
+from gpudoctor.facts.model.node import Driver, Node
 
 _ESCAPE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _GPU = re.compile(r"GPU(\d{1,4})")
@@ -38,22 +39,14 @@ Pair = tuple[int, int]
 _Rows = dict[int, tuple[list[str], int]]  # each GPU's cells, with their line number
 
 
-class GpuAffinity(msgspec.Struct, frozen=True):
-    """The CPUs and NUMA node near a GPU, from the last columns of `topo -m`."""
-
-    cpu_affinity: str | Missing = ABSENT
-    numa_node: int | Missing | None = ABSENT
-
-
 class Topology(msgspec.Struct, frozen=True):
-    """The matrix of `topo -m`: pairs with `path` or `nvlinks`, and each GPU's affinity.
+    """The matrix of `topo -m`: the GPUs in its columns with their affinity, pairs with `path` or `nvlinks`.
 
-    `gpus` are the indices in its columns; rows may be cut off, which `notes` report.
+    Rows may be cut off, which `notes` report.
     """
 
     pairs: tuple[GpuPair, ...]
-    places: dict[int, GpuAffinity]
-    gpus: tuple[int, ...] = ()
+    gpus: tuple[Gpu, ...] = ()
     notes: tuple[str, ...] = ()
 
 
@@ -65,9 +58,9 @@ def parse_topology(text: str) -> Topology:
         pair = _pair(gpu, other, cell, line)
         if pairs.setdefault((pair.a, pair.b), pair) != pair:
             raise SourceError(f"line {line}: GPU{pair.a} and GPU{pair.b} differ from one row to the other")
-    places = {gpu: _place(dict(zip(columns, cells, strict=False))) for gpu, (cells, _) in rows.items()}
-    gpus = tuple(int(found.group(1)) for found in map(_GPU.fullmatch, columns) if found is not None)
-    return Topology(tuple(pairs[key] for key in sorted(pairs)), places, gpus, notes)
+    gpus = {int(found[1]): _gpu(int(found[1]), {}) for found in map(_GPU.fullmatch, columns) if found is not None}
+    gpus |= {index: _gpu(index, dict(zip(columns, cells, strict=False))) for index, (cells, _) in rows.items()}
+    return Topology(tuple(pairs[key] for key in sorted(pairs)), tuple(gpus.values()), notes)
 
 
 def parse_p2p(text: str) -> dict[Pair, P2pStatus]:
@@ -166,7 +159,9 @@ def _pair(a: int, b: int, cell: str, line: int) -> GpuPair:
     )
 
 
-def _place(cells: dict[str, str]) -> GpuAffinity:
+def _gpu(index: int, cells: dict[str, str]) -> Gpu:
+    if not cells:
+        return Gpu(index, f"unknown-{index}")
     cpus = cells.get("CPU Affinity", "")
     numa = cells.get("NUMA Affinity", "")
     node: int | Missing | None = ABSENT
@@ -175,20 +170,28 @@ def _place(cells: dict[str, str]) -> GpuAffinity:
     elif numa:
         # "N/A": there is only one node; "0-1": near several nodes. Neither identifies the GPU's node
         node = None if numa == "N/A" else ABSENT
-    return GpuAffinity(cpus if _CPUS.fullmatch(cpus) else ABSENT, node)
+    affinity = cpus if _CPUS.fullmatch(cpus) else ABSENT
+    return Gpu(index, f"unknown-{index}", cpu_affinity=affinity, numa_node=node)
 
 
 def _read(block: Block) -> Part:
     text = block.text
     if "Status Ok" not in text and not _P2P_CELL.search(text):
-        return Part(topology=parse_topology(text))
+        topology = parse_topology(text)
+        return Part(topology=topology, smi=(_shown(topology.gpus),))
     # the matrix itself does not show whether it is about reads or writes
     shown_by = block.command if "p2p" in block.command else block.file
     if _NO_ACCESS.search(shown_by):
         return Part(notes=("nvidia-smi topo -p2p: neither for reads (r) nor for writes (w), and not used",))
     direction = "p2p_write" if _WRITES.search(shown_by) else "p2p_read"
-    pairs = [(GpuPair(a, b), {direction: status}) for (a, b), status in parse_p2p(text).items()]
-    return Part(Node(pairs=tuple(replace(pair, **status) for pair, status in pairs)))
+    statuses = parse_p2p(text)
+    pairs = [(GpuPair(a, b), {direction: status}) for (a, b), status in statuses.items()]
+    gpus = tuple(_gpu(index, {}) for index in sorted({index for pair in statuses for index in pair}))
+    return Part(Node(pairs=tuple(replace(pair, **status) for pair, status in pairs)), smi=(_shown(gpus),))
+
+
+def _shown(gpus: tuple[Gpu, ...]) -> SmiDump:
+    return SmiDump(gpus, Driver(), name="nvidia-smi topo", indexed=True, ended=False, beside=True)
 
 
 TOPOLOGY = TextReader(
