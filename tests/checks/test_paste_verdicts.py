@@ -610,3 +610,27 @@ def test_the_nodes_that_sinfo_shows_out_of_service_are_named() -> None:
     (note,) = read(text).source.notes
     assert "fail* c[020-022]" in note
     assert "c[001-002]" not in note
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "$ uname -r\n6.8.0-45-generic\n$ dkms status\nnvidia/550.54.15, 6.8.0-44-generic, x86_64: installed\n",
+            "DKMS",
+        ),
+        ("$ lsmod | grep nouveau\nnouveau              2707456  0\n", "nouveau is loaded"),
+        (
+            "● nvidia-persistenced.service - NVIDIA Persistence Daemon\n     Active: failed (Result: exit-code)\n",
+            "nvidia-persistenced has failed",
+        ),
+    ],
+)
+def test_a_sign_of_a_driver_that_does_not_run_is_no_pass_of_the_rest(text: str, said: str) -> None:
+    memory = "$ free -m\n      total  used  free\nMem:  31744  12288  5530\nSwap:     0      0     0\n"
+    report = judge_all(read(text + memory))
+    assert report.verdict == "unknown"
+    told = [text_of(f) for check in report.checks for f in check.findings if f.status is Status.UNKNOWN]
+    assert said in " ".join((*told, *report.run.notes))
+    mended = text.replace("6.8.0-44", "6.8.0-45").replace("nouveau", "video").replace("failed", "active")
+    assert judge_all(read(mended + memory)).verdict == "pass"

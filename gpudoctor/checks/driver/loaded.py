@@ -74,7 +74,7 @@ def loaded(case: Case) -> Iterator[Finding]:
         yield _not_loaded(case)
     elif isinstance(code, Missing):
         told = load_cause(case.node) if driver.load_failures or held_by_other_driver(case.node) else None
-        yield _caused(case, *told) if told else unread(NODE, "the driver's initialisation", code)
+        yield _caused(case, *told) if told else _perhaps_not(case) or unread(NODE, "the driver's initialisation", code)
     elif code == INIT_UNKNOWN:
         yield _unknown_error(case)
     else:
@@ -87,6 +87,19 @@ def loaded(case: Case) -> Iterator[Finding]:
             likely="the driver is broken, or a GPU keeps it from starting",
             advice=[Advice("Read the driver's messages.", "dmesg | grep -i -e nvrm -e nvidia"), *LOAD_ADVICE],
         )
+
+
+def _perhaps_not(case: Case) -> Finding | None:
+    """Unknown if a text without the driver's answer shows nouveau loaded, or no module for the running kernel."""
+    if known(case.node.driver.module_loaded) is True:
+        return None
+    if known(case.node.driver.nouveau_loaded) is True:
+        return unknown(
+            NODE, "nouveau is loaded; whether the NVIDIA driver is too, this text does not tell", advice=NOUVEAU.advice
+        )
+    if known(case.node.driver.dkms) and (told := load_cause(case.node, of=("build-failed",))) is not None:
+        return unknown(NODE, f"perhaps {told[0].found}", told[1], advice=told[0].advice)
+    return None
 
 
 def init_evidence(case: Case) -> Evidence:

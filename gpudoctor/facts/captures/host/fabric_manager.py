@@ -56,7 +56,7 @@ _INTERFACE = re.compile(rf"interface version ({DRIVER_VERSION}) (?:don't|doesn't
 def read_service(block: Block) -> Part:
     """`systemctl status`: the service's state and result, and the errors in its last log lines."""
     service = result = None
-    fabric = False
+    fabric, failed = False, False
     for line in block.lines:
         if begin := (_UNIT.match(line) or _NOT_FOUND.match(line)):
             fabric = begin[1] == "fabricmanager"
@@ -66,9 +66,12 @@ def read_service(block: Block) -> Part:
             service = active[1]
             found = _RESULT.search(active[2] or "")
             result = found[1] if found else active[2]
+        elif not fabric and (active := _ACTIVE.match(line)) and active[1] == "failed":
+            failed = True
         elif service is None and _IS_ACTIVE_COMMAND.search(block.command) and (word := _IS_ACTIVE.match(line)):
             service = word[1]
-    return _service_part(block, None if service == "unknown" else service, result)
+    part = _service_part(block, None if service == "unknown" else service, result)
+    return replace(part, reported=("systemctl: nvidia-persistenced has failed",)) if failed else part
 
 
 def read_journal(block: Block) -> Part:
