@@ -37,6 +37,7 @@ LOAD_ADVICE = (
 
 # what a text may report although the host's driver runs
 _BESIDE: tuple[LoadFailureCause, ...] = ("no-container-runtime",)
+_NOT_BUILT: tuple[LoadFailureCause, ...] = ("build-failed",)
 
 
 @check(
@@ -97,7 +98,7 @@ def _perhaps_not(case: Case) -> Finding | None:
         return unknown(
             NODE, "nouveau is loaded; whether the NVIDIA driver is too, this text does not tell", advice=NOUVEAU.advice
         )
-    if known(case.node.driver.dkms) and (told := load_cause(case.node, of=("build-failed",))) is not None:
+    if known(case.node.driver.dkms) and (told := load_cause(case.node, of=_NOT_BUILT)) is not None:
         return unknown(NODE, f"perhaps {told[0].found}", told[1], advice=told[0].advice)
     return None
 
