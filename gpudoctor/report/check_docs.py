@@ -10,7 +10,7 @@ from textwrap import wrap
 from gpudoctor.checks.core.case import Limit
 from gpudoctor.checks.core.driver_messages import MEANINGS
 from gpudoctor.checks.core.registry import Check
-from gpudoctor.checks.driver.loaded import LOAD_CAUSES
+from gpudoctor.checks.driver.load_causes import LOAD_CAUSES
 from gpudoctor.checks.gpu.xid_judged import NVLINK5_UNITS, XID_74_BITS
 from gpudoctor.lazy_import import lazy_imports
 

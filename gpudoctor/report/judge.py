@@ -16,6 +16,7 @@ from gpudoctor.checks.core.registry import Check, Level, matches, registry
 from gpudoctor.checks.core.runner import CheckResult, run_checks
 from gpudoctor.checks.core.scope import scope_of, shown_count
 from gpudoctor.checks.core.sight import unseen
+from gpudoctor.checks.core.subject import NODE
 from gpudoctor.checks.core.suppressions import Suppression, apply_suppressions
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.measurements import Measurements
@@ -39,6 +40,8 @@ from gpudoctor.report.model import (
 
 FailOn = Literal["fail", "warn", "never"]
 REASON_LENGTH = 100
+_NOTE_LENGTH = 200
+_MOST_SET_ASIDE = 3
 
 
 class Question(msgspec.Struct, frozen=True):
@@ -99,7 +102,8 @@ def judge(
     holds = held_words(results, question.level) if node.source.kind == "capture" else None
     code = exit_code(results, verdict, question.fail_on, bool(lacking))
     wanted = tuple(f"required, and without a verdict: {result.id}" for result in lacking)
-    notes = (*node.source.notes, *suppressed, *wanted, *_scope_note(case), *(f"reported: {text}" for text in reported))
+    told = (*set_aside(results), *(f"reported: {text}" for text in reported))
+    notes = (*node.source.notes, *suppressed, *wanted, *_scope_note(case), *told)
     return Report(
         schema="gpudoctor.report/1",
         tool=Tool(),
@@ -131,6 +135,22 @@ def without_verdict(results: Iterable[CheckResult], required: Iterable[str]) -> 
         if r.status in (Status.SKIP, Status.UNKNOWN) or (r.status is not Status.FAIL and suppressed_in((r,)))
     )
     return tuple(r for r in silent if any(matches(r, word) for word in words))
+
+
+def set_aside(results: Iterable[CheckResult]) -> tuple[str, ...]:
+    """What the kernel log tells and a check judged as harmless, a line each: the reader may have seen it too."""
+    harmless = [
+        finding.found.text if finding.subject == NODE else f"{finding.subject.label}: {finding.found.text}"
+        for result in results
+        for finding in result.findings
+        if finding.status is Status.PASS and finding.found and finding.found.value is not None
+        if any(evidence.source == "kernel log" for evidence in finding.evidence)
+    ]
+    more = len(harmless) - _MOST_SET_ASIDE
+    kept = [_cut(text, _NOTE_LENGTH) for text in harmless[:_MOST_SET_ASIDE]]
+    return tuple(
+        f"set aside in the kernel log: {text}" for text in (*kept, *([f"{more} more, see -v"] if more > 0 else ()))
+    )
 
 
 def exit_code(results: Iterable[CheckResult], verdict: Verdict, fail_on: FailOn, lacking: bool) -> int:
@@ -167,9 +187,12 @@ def reason_line(
         if faults
         else _quiet_reason(results, verdict, lacking, holds, reported)
     )
-    room = REASON_LENGTH - len(more)
-    text = (text if len(text) <= room else f"{text[: room - 3]}...") + more
+    text = _cut(text, REASON_LENGTH - len(more)) + more
     return "".join(c for c in text if c.isprintable() and c not in "\"'`\\")
+
+
+def _cut(text: str, length: int) -> str:
+    return text if len(text) <= length else f"{text[: length - 3]}..."
 
 
 def _quiet_reason(

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from gpudoctor.checks.core.finding import Finding, Status
+from gpudoctor.checks.core.registry import registry
 from gpudoctor.facts.captures.host.lspci import parse_lspci
 from gpudoctor.facts.kernel_log.lines import read_kernel_text
 from gpudoctor.facts.model.driver import DkmsBuild, LoadFailure
-from gpudoctor.facts.model.gpu import MemoryRepair, PcieHop, PcieLink
-from gpudoctor.facts.model.kernel_log import ApiMismatch, KernelLog
+from gpudoctor.facts.model.gpu import Gpu, MemoryRepair, NvLink, PcieHop, PcieLink
+from gpudoctor.facts.model.kernel_log import ApiMismatch, HostEventKind, KernelEventKind, KernelLog
 from gpudoctor.facts.model.node import Driver, Host, Node, PciBus, PciDevice, Scheduler, Source
+from gpudoctor.report.judge import judge as judge_all
 from tests.checks.one_check import gpu, judge, text_of, words
 
 BUS = "0000:9b:00.0"
@@ -231,7 +233,7 @@ def test_the_kernel_logs_word_is_heard_too() -> None:
     taken = logged("NVRM: The NVIDIA probe routine was not called for 3 device(s).", "NVRM: nouveau, rivafb or rivatv")
     assert only("driver.loaded", taken).status is Status.FAIL
     # nouveau's own lines may be from before it was unloaded
-    assert bad("driver.loaded", logged(f"nouveau {BUS}: NVIDIA GA102 (172000a1)")) == []
+    assert only("driver.loaded", logged(f"nouveau {BUS}: NVIDIA GA102 (172000a1)")).status is Status.UNKNOWN
 
 
 def test_dkms_without_a_build_for_the_running_kernel() -> None:
@@ -336,7 +338,30 @@ def test_gpus_that_the_scheduler_no_longer_gives_out() -> None:
     drained = Scheduler("slurm", "n1", 8, 8, "idle+drain", "gpu 3: xid 79")
     assert only("gpu.count", Node(source=CAPTURE, scheduler=drained)).status is Status.WARN
     maintenance = Scheduler("slurm", "n1", 8, 8, "idle+drain", "firmware update of the BMC")
-    assert bad("gpu.count", Node(source=CAPTURE, scheduler=maintenance)) == []
+    finding = only("gpu.count", Node(source=CAPTURE, scheduler=maintenance))
+    assert (finding.status, "firmware update" in text_of(finding)) == (Status.WARN, True)
+
+
+@pytest.mark.parametrize(
+    ("state", "named"),
+    [
+        ("down+not_responding", True),
+        ("drng@", True),
+        ("fail*", True),
+        ("idle*", True),
+        ("inval", True),
+        ("mixed", False),
+        ("idle~", False),
+        ("idle+powered_down", False),
+        ("ready", False),
+        ("not-ready", True),
+    ],
+)
+def test_a_node_that_the_scheduler_gives_no_jobs_is_named_with_its_state(state: str, named: bool) -> None:
+    node = Node(source=CAPTURE, scheduler=Scheduler("slurm", "n1", state=state))
+    assert [(f.status, "n1" in text_of(f), state in text_of(f)) for f in bad("gpu.count", node)] == [
+        (Status.WARN, True, True)
+    ] * named
 
 
 def test_fewer_gpus_than_the_scheduler_is_set_up_for() -> None:
@@ -346,3 +371,86 @@ def test_fewer_gpus_than_the_scheduler_is_set_up_for() -> None:
     assert "7 GPUs where 8 are expected" in text_of(only("gpu.count", few))
     sliced = Node(source=CAPTURE, driver=driver, gpus=seven, scheduler=Scheduler("kubernetes", "n1", 28, 28))
     assert bad("gpu.count", sliced) == [], "each GPU is given out four times"
+
+
+# --- events whose check has no GPU to look at ---------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "check_id", "status"),
+    [
+        (
+            "NVRM: knvlinkDiscoverPostRxDetLinks_GH100: Getting peer1's postRxDetLinkMask failed!",
+            "nvlink.links",
+            "unknown",
+        ),
+        ("DMAR: [DMA Read NO_PASID] Request device [3b:00.0] fault addr 0xffe000", "pcie.acs", "unknown"),
+        ("Loading of unsigned module is rejected", "driver.loaded", "unknown"),
+        (
+            "pcieport 0000:00:03.0: PCIe Bus Error: severity=Uncorrected (Fatal), type=Inaccessible",
+            "pcie.errors",
+            "warn",
+        ),
+        ("pcieport 0000:00:03.0: PCIe Bus Error: severity=Uncorrectable (Non-Fatal), type=x", "pcie.errors", "warn"),
+        ("pcieport 0000:00:03.0: DPC: containment event, status:0x1f01 source:0x0000", "pcie.errors", "warn"),
+        (f"amdgpu {BUS}: amdgpu: GPU reset begin!", "host.kernel", "unknown"),
+        (f"amdgpu {BUS}: [drm:amdgpu_job_timedout [amdgpu]] *ERROR* ring sdma0 timeout", "host.kernel", "unknown"),
+    ],
+)
+def test_an_event_that_is_alone_in_its_log_is_no_pass_of_the_node(line: str, check_id: str, status: str) -> None:
+    node = logged(line)
+    assert only(check_id, node).status.value == status
+    assert line in text_of(only(check_id, node))
+    assert judge_all(node).verdict == status
+
+
+def test_every_kind_of_event_has_one_check_that_judges_it() -> None:
+    owned = [kind for check in registry() for kind in check.events]
+    assert sorted(owned) == sorted({*get_args(KernelEventKind), *get_args(HostEventKind)})
+
+
+def test_an_nvlink_error_beside_gpus_whose_links_were_not_read_is_unknown() -> None:
+    line = "NVRM: knvlinkDiscoverPostRxDetLinks_GH100: Getting peer1's postRxDetLinkMask failed!"
+    assert only("nvlink.links", logged(line, gpus=(gpu(0),))).status is Status.UNKNOWN
+    up = gpu(0, nvlinks=tuple(NvLink(link, "active") for link in range(18)))
+    assert bad("nvlink.links", logged(line, gpus=(up,))) == []
+
+
+def test_a_signature_that_the_kernel_only_complains_about_is_no_gap() -> None:
+    assert bad("driver.loaded", logged("PKCS#7 signature not signed with a trusted key")) == []
+
+
+def test_few_corrected_errors_of_a_bridge_pass_and_are_named() -> None:
+    line = "pcieport 0000:00:03.0: PCIe Bus Error: severity=Correctable, type=Data Link Layer, (Receiver ID)"
+    report = judge_all(logged(line))
+    assert report.verdict == "pass"
+    (note,) = report.run.notes
+    assert all(word in note for word in ("set aside", "0000:00:03.0", "Correctable"))
+    assert only("pcie.errors", logged(*[line] * 10)).status is Status.WARN
+
+
+def test_uncorrected_errors_of_a_gpu_are_not_outweighed_by_its_replays() -> None:
+    line = f"nvidia {BUS}: PCIe Bus Error: severity=Uncorrected (Non-Fatal), type=Transaction Layer"
+    one = Gpu(0, BUS, pcie=PcieLink(replays=0))
+    assert only("pcie.errors", logged(line, gpus=(one,))).status is Status.WARN
+    assert bad("pcie.errors", logged(line.replace("Uncorrected (Non-Fatal)", "Corrected"), gpus=(one,))) == []
+
+
+def test_a_display_of_another_vendor_beside_nvidia_gpus_is_no_gap() -> None:
+    line = "amdgpu 0000:c1:00.0: amdgpu: GPU reset begin!"
+    assert bad("host.kernel", logged(line, gpus=(gpu(0),))) == []
+
+
+def test_what_a_program_did_is_named_in_the_report_of_a_healthy_node() -> None:
+    report = judge_all(logged("NVRM: Xid (PCI:0000:01:00): 31, pid=1, name=python, Ch 00000030, MMU Fault"))
+    assert report.verdict == "pass"
+    assert [note for note in report.run.notes if "Xid 31" in note and "0000:01:00.0" in note]
+    switch = judge_all(logged("nvidia-nvswitch3: SXid (PCI:0000:04:00.0): 22013, Non-fatal, Link 44 Minion interrupt"))
+    assert [note for note in switch.run.notes if "SXid 22013" in note and "0000:04:00.0" in note]
+
+
+def test_a_container_engine_without_a_runtime_is_told_beside_a_driver_that_runs() -> None:
+    refused = LoadFailure("no-container-runtime", 'could not select device driver "nvidia" with capabilities: [[gpu]]')
+    node = Node(source=CAPTURE, gpus=(gpu(0),), driver=Driver(init_code=0, load_failures=(refused,)))
+    finding = only("driver.loaded", node)
+    assert (finding.status, "could not select" in text_of(finding)) == (Status.WARN, True)

@@ -466,3 +466,171 @@ def test_a_line_with_very_many_blanks_is_read() -> None:
     host = read(f"available: 1 nodes (0)\nnode 0 cpus: 0 1{many}2\nnode 0 size: 4096 MB\n").host
     assert host.cpus_total == 3
     assert read(f"  allocatable:{many}x\n{gpu_list(load_node('rtx4090-4', {}))}").scheduler.gpus_allocatable != 0
+
+
+BURN = "100.0%  proc'd: {} Gflop/s)   errors: {}   temps: 61 C - 60 C \nKilling processes.. done\n\nTested 2 GPUs:\n"
+SLOW = (
+    "Unidirectional P2P={}abled Bandwidth Matrix (GB/s)\n   D\\D     0      1\n     0 911.08  {}\n     1  {} 920.20\n"
+)
+COPIES = (
+    "[CUDA Bandwidth Test] - Starting...\n Host to Device Bandwidth, 1 Device(s)\n PINNED Memory Transfers\n"
+    "   Transfer Size (Bytes)        Bandwidth(MB/s)\n   33554432                     {}\n\n"
+    " Device to Device Bandwidth, 1 Device(s)\n   33554432                     1000.5\n"
+)
+PODS = "NAME   READY   STATUS   RESTARTS   AGE\npod/web-1   0/1   Error   3   5d\npod/nvidia-driver-x7   {}   18m\n"
+ACS = "\t\tACSCtl: SrcValid{} TransBlk- ReqRedir- CmpltRedir- UpstreamFwd- EgressCtrl- DirectTrans-\n"
+FULL = (
+    "Filesystem      Size  Used Avail Use% Mounted on\n/dev/sda2  440G  {} {}\n/dev/loop3  64M  64M  0 100% /snap/a/1\n"
+)
+TORCH = "PyTorch version: 2.1.0+cu118\nCUDA used to build PyTorch: 11.8\nIs CUDA available: {}\n"
+NCCL = "n7:420:437 [5] transport/nvls.cc:379 (nvlsAllocate) NCCL {}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (BURN.format("0 (0 Gflop/s) - 0 (0", "0 - 0") + "\tGPU 0: OK\n\tGPU 1: OK\n", "0 Gflop/s on 2 of 2 GPUs"),
+        (BURN.format("9 (99 Gflop/s) - 9 (98", "0 - -524288  (WARNING!)"), "compute errors on 1 of 2 GPUs"),
+        ("Tested 2 GPUs:\n\tGPU 0: FAULTY\n\tGPU 1: FAULTY\n", "2 of 2 GPUs FAULTY: GPU 0-1"),
+        ("Couldn't init a GPU test: Error: CUDA_ERROR_UNKNOWN\n", "Couldn't init a GPU test"),
+        (SLOW.format("Dis", 22, 22) + SLOW.format("En", 10, 10), "10 GB/s with peer to peer and 22 without"),
+        (COPIES.format("3783.4"), "host to device 3.8 GB/s"),
+        (PODS.format("0/1   CrashLoopBackOff   7"), "nvidia-driver-x7 CrashLoopBackOff"),
+        (ACS.format("+") + ACS.format("-"), "ACS is on (SrcValid+) in 1 of 2 functions"),
+        (FULL.format("440G  0 100%", "/"), "no space is left on /"),
+        ("$ docker info\nData Space Total: 107.4 GB\nData Space Available: 0 B\n", "no data space is left"),
+        (TORCH.format("False"), "PyTorch is built with CUDA 11.8"),
+        (NCCL.format("WARN Failed to bind NVLink SHARP (NVLS) memory : CUDA error 401"), "NVLink SHARP"),
+        ('the log says "Out of bounds values : 248 FAILED", and I wonder\n', "nccl-tests: Out of bounds values : 248"),
+        (
+            "May 23 12:49:52 m slurmctld[8]: slurmctld: error: Setting node n7 state to INVAL with reason:x\n",
+            "n7 state",
+        ),
+        ("Job for nvidia-persistenced.service failed because the control process exited\n", "nvidia-persistenced"),
+    ],
+)
+def test_what_a_tool_says_is_wrong_is_named_and_passes_nothing(text: str, told: str) -> None:
+    memory = "               total        used        free\nMem:           31744       12288        5530\n"
+    for pasted in (text, f"{text}\n$ free -m\n{memory}Swap:              0           0           0\n"):
+        report = judge_all(read(pasted))
+        assert (report.verdict, report.exit_code) == ("unknown", 3)
+        assert told in " ".join(note for note in report.run.notes if note.startswith("reported"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "1.0%  proc'd: 0 (0 Gflop/s)   errors: 0   temps: 41 C\n"
+        + BURN.format("9 (99 Gflop/s) - 9 (98", "0 - 0")
+        + "\tGPU 0: OK\n\tGPU 1: OK\n",
+        SLOW.format("Dis", 22, 22) + SLOW.format("En", 45, 45),
+        COPIES.format("12150.7"),
+        COPIES.format("6.2").replace("MB/s", "GB/s"),
+        PODS.format("1/1   Running   0"),
+        ACS.format("-"),
+        FULL.format("40G  400G 10%", "/") + "/dev/sdb1  9T  9T  0 100% /data/imagenet\n",
+        TORCH.format("True"),
+        TORCH.format("False").replace("11.8", "None"),
+        NCCL.format("INFO NVLS multicast support is available on dev 0"),
+    ],
+)
+def test_what_a_tool_says_is_well_is_no_failure(text: str) -> None:
+    assert read(text).source.reported == ()
+
+
+STAMP = "Jul 01 11:00:05 dgx2 "
+FM = "systemd[1]: {} nvidia-fabricmanager.service - NVIDIA fabric manager service"
+JOB = "Job for nvidia-fabricmanager.service failed because the control process exited with error code.\n"
+
+
+@pytest.mark.parametrize(
+    "end", [FM.format("Stopping"), 'nvidia-fabricmanager-start.sh[7]: Stopped "Nvidia Fabric Manager"']
+)
+def test_a_fabric_manager_that_is_being_stopped_does_not_run(end: str) -> None:
+    started = "".join(f"{STAMP}{FM.format(word)}\n" for word in ("Starting", "Started"))
+    assert bad("driver.fabric-manager", started) == []
+    (finding,) = bad("driver.fabric-manager", f"{started}{STAMP}{end}\n")
+    assert finding.status is Status.WARN
+
+
+def test_a_fabric_manager_that_systemd_could_not_start_is_named() -> None:
+    started = "".join(f"{STAMP}{FM.format(word)}\n" for word in ("Starting", "Started"))
+    (finding,) = bad("driver.fabric-manager", JOB + started)
+    assert (finding.status, "Job for" in text_of(finding)) == (Status.WARN, True)
+    # the month in another language; no NVSwitch there
+    why = "nv-fabricmanager[7]: query failed with error:WARNING Nothing to do [NV_WARN_NOTHING_TO_DO]"
+    (finding,) = bad("driver.fabric-manager", f"11月 15 14:15:47 n7 {why}\n")
+    assert (finding.status, "no NVSwitch" in text_of(finding)) == (Status.UNKNOWN, True)
+    # nothing needs it between GeForce cards
+    assert judge_all(read(f"{JOB}{gpu_list(load_node('rtx4090-4', {}))}")).verdict == "pass"
+
+
+@pytest.mark.parametrize(
+    "stamp", ["Okt 15 14:15:47 n7 ", "11月 15 14:15:47 n7 ", "févr. 05 14:15:47 n7 ", "Feb 23 03:28:16  "]
+)
+def test_a_log_in_another_language_or_without_its_host_is_read(stamp: str) -> None:
+    line = XID_79.splitlines()[0].partition("] ")[2]
+    (finding,) = bad("gpu.xid", f"{stamp}kernel: {line}\n")
+    assert (finding.status, finding.subject.bus_id) == (Status.FAIL, "0000:c7:00.0")
+
+
+def test_mig_that_is_on_without_a_list_of_instances_is_no_finding() -> None:
+    row = "pci.bus_id, mig.mode.current\n00000000:01:00.0, Enabled\n"
+    for text in (row, "".join(f"+    {line}\n" for line in row.splitlines())):  # as a diff adds it
+        node = read(text)
+        assert known(node.gpus[0].settings.mig_enabled) is True
+        assert bad("gpu.settings", text) == []
+
+
+def test_the_word_of_old_drivers_for_another_socket_is_sys() -> None:
+    (pair,) = known(read("\tGPU0\tGPU1\tCPU Affinity\nGPU0\t X \tSOC\t0-5\nGPU1\tSOC\t X \t6-11\n").pairs) or ()
+    assert known(pair.path) == "SYS"
+
+
+def test_a_corrupted_inforom_is_found_in_a_sentence() -> None:
+    text = "It printed ``WARNING: infoROM is corrupted at gpu 0000:00:1E.0`` and went on\n$ lspci\n"
+    (finding,) = bad("gpu.inforom", text)
+    assert finding.subject.bus_id == "0000:00:1e.0"
+    assert bad("gpu.inforom", f"what does infoROM is corrupted at gpu mean?\n{BUS}") == []
+
+
+def test_ports_without_indentation_are_ports() -> None:
+    text = "CA 'mlx5_0'\nCA type: MT4129\nPort 1:\nState: Down\nPhysical state: Polling\nLink layer: InfiniBand\n"
+    (port,) = known(read(text).network.rdma_ports) or ()
+    assert (port.state, port.physical_state) == ("DOWN", "Polling")
+
+
+def test_the_nodes_that_sinfo_shows_out_of_service_are_named() -> None:
+    rows = (
+        "PARTITION AVAIL TIMELIMIT NODES STATE NODELIST",
+        "gpu up 1-00 3 fail* c[020-022]",
+        "gpu up 1-00 2 mix c[001-002]",
+    )
+    text = "".join(f"{row}\n" for row in rows)
+    (note,) = read(text).source.notes
+    assert "fail* c[020-022]" in note
+    assert "c[001-002]" not in note
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "$ uname -r\n6.8.0-45-generic\n$ dkms status\nnvidia/550.54.15, 6.8.0-44-generic, x86_64: installed\n",
+            "DKMS",
+        ),
+        ("$ lsmod | grep nouveau\nnouveau              2707456  0\n", "nouveau is loaded"),
+        (
+            "● nvidia-persistenced.service - NVIDIA Persistence Daemon\n     Active: failed (Result: exit-code)\n",
+            "nvidia-persistenced has failed",
+        ),
+    ],
+)
+def test_a_sign_of_a_driver_that_does_not_run_is_no_pass_of_the_rest(text: str, said: str) -> None:
+    memory = "$ free -m\n      total  used  free\nMem:  31744  12288  5530\nSwap:     0      0     0\n"
+    report = judge_all(read(text + memory))
+    assert report.verdict == "unknown"
+    told = [text_of(f) for check in report.checks for f in check.findings if f.status is Status.UNKNOWN]
+    assert said in " ".join((*told, *report.run.notes))
+    mended = text.replace("6.8.0-44", "6.8.0-45").replace("nouveau", "video").replace("failed", "active")
+    assert judge_all(read(mended + memory)).verdict == "pass"

@@ -57,6 +57,8 @@ HOST_LINES: list[tuple[str, str, str | None]] = [
     (f"mlx5_core {BUS_9B}: poll_health:1096:(pid 0): device's health compromised - reached miss count",
      "nic-firmware", BUS_9B),
     (f"mlx5_core {BUS_9B} ens1np0: Link down", "nic-link-down", BUS_9B),
+    (f"amdgpu {BUS_9B}: amdgpu: Fatal error during GPU init", "other-gpu", BUS_9B),
+    ("[drm:amdgpu_gfx_enable_kcq [amdgpu]] *ERROR* KCQ enable failed", "other-gpu", None),
     (f"ice {BUS_9B} ens1: NIC Link is Down", "nic-link-down", BUS_9B),
     (f"mlx5_core {BUS_9B} ens1np0: Link up", "nic-link-up", BUS_9B),
     (f"mlx5_core {BUS_9B}: Port module event[error]: module 0, Cable error, Power budget", "nic-cable", BUS_9B),

@@ -171,6 +171,11 @@ def test_a_name_of_a_user_makes_no_other_event_of_the_host_than_the_kernel_meant
     assert (said or (None,))[0] == (plain or (None,))[0]
 
 
+def test_a_line_that_stands_for_many_errors_counts_as_many() -> None:
+    line = "EDAC MC1: {} CE memory read error on CPU_SrcID#1_Ha#0_Chan#0_DIMM#0 (channel:0 slot:0 OVERFLOW)"
+    assert host_of(line.format(262), line.format(3)) == [("memory-corrected", "MC1", 265)]
+
+
 def test_a_flood_of_one_kind_is_one_event_with_its_count_and_times() -> None:
     text = "".join(f"[{second}.000000] nfs: server nas1 not responding, still trying\n" for second in range(10, 5010))
     (event,) = known(read_kernel_text(text, "dmesg.txt").host_events) or ()

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import msgspec
 
 from gpudoctor.checks.core.case import Case
 from gpudoctor.checks.core.each_gpu import shown_by_driver
-from gpudoctor.checks.core.finding import Advice, Evidence, Finding, Status, fail, warn
-from gpudoctor.checks.core.subject import Subject, of_gpu
+from gpudoctor.checks.core.finding import Advice, Evidence, Finding, Status, fail, unknown, warn
+from gpudoctor.checks.core.subject import NODE, Subject, of_gpu
 from gpudoctor.checks.gpu.xid_codes import OWN_ADVICE, Bucket
 from gpudoctor.facts.model.kernel_log import KernelEvent
 from gpudoctor.facts.model.missing import known
@@ -145,6 +145,25 @@ def failed_starts(case: Case) -> Iterator[Finding]:
 def follows(event: KernelEvent, other: KernelEvent) -> bool:
     """Whether both may be of one attempt of the driver to start: a minute apart at most, or of unknown time."""
     return event.time_s is None or other.time_s is None or abs(event.time_s - other.time_s) <= _ATTEMPT_S
+
+
+def events_not_judged(case: Case, kinds: Collection[str], why: str) -> Iterator[Finding]:
+    """An `unknown` finding if the kernel log holds events of these kinds, which could not be judged: `why`."""
+    log = case.node.kernel_log
+    lines = [event.text for event in known(log.events) or () if event.kind in kinds]
+    # the kernel logs this one of any module, and of the NVIDIA module also if it loads all the same
+    lines += [
+        event.text
+        for event in known(log.host_events) or ()
+        if event.kind in kinds and not event.text.startswith("PKCS#7")
+    ]
+    if lines:
+        yield unknown(
+            NODE,
+            f"the kernel log tells of something that could not be judged: {why}",
+            *(Evidence("kernel log", line[:300]) for line in lines[:3]),
+            advice=("Paste the output of nvidia-smi -q beside it, or run gpudoctor check on the node.",),
+        )
 
 
 # Kernel log events of the host: what a kind means, and their age.

@@ -16,6 +16,7 @@ from gpudoctor.checks.core.case import Case, Limit
 from gpudoctor.checks.core.explains import Explains
 from gpudoctor.checks.core.finding import Finding
 from gpudoctor.errors import UserError, nearest_names
+from gpudoctor.facts.model.kernel_log import HostEventKind, KernelEventKind
 
 Level = Literal["quick", "standard", "full", "burn"]
 LEVELS: tuple[Level, ...] = ("quick", "standard", "full", "burn")
@@ -38,7 +39,8 @@ class Check(msgspec.Struct, frozen=True):
 
     `needs_gpu`: the runner skips the check if there is no GPU in the facts. `limits` are its thresholds.
     `page` is the text of the check's page, if there is no page file next to its module. `impact` is what a bad
-    finding means for a training; None: nothing in particular. `explains` is what a bad finding explains.
+    finding means for a training; None: nothing in particular. `explains` is what a bad finding explains. `events` are
+    the kinds of kernel log lines that only this check judges: if it skips, they make it `unknown`.
     """
 
     id: str
@@ -50,6 +52,7 @@ class Check(msgspec.Struct, frozen=True):
     page: str | None = None
     impact: Impact | None = None
     explains: tuple[Explains, ...] = ()
+    events: tuple[KernelEventKind | HostEventKind, ...] = ()
 
     @property
     def domain(self) -> str:
@@ -73,11 +76,13 @@ def check(
     page: str | None = None,
     impact: Impact | None = None,
     explains: Iterable[str | Explains] = (),
+    events: Iterable[KernelEventKind | HostEventKind] = (),
 ) -> Callable[[CheckFunction], CheckFunction]:
     """Register a check as `domain.name`; a second one with the same id raises DuplicateCheckError.
 
     `limits` are its thresholds, each with a name, or as a mapping by name. `explains` holds checks (ids or globs)
-    whose bad findings on the same GPU follow from a bad one of this check, or `Explains` for finer conditions.
+    whose bad findings on the same GPU follow from a bad one of this check, or `Explains` for finer conditions. `events`
+    are the kinds of kernel log lines that no other check judges.
     """
     explains = tuple(explains)
     plain = tuple(each for each in explains if isinstance(each, str))
@@ -89,7 +94,7 @@ def check(
     def register(function: CheckFunction) -> CheckFunction:
         if id in _checks and _checks[id].function.__module__ != function.__module__:
             raise DuplicateCheckError(f"{id} is registered by {_checks[id].function.__module__} already")
-        _checks[id] = Check(id, title, level, function, needs_gpu, by_name, page, impact, declared)
+        _checks[id] = Check(id, title, level, function, needs_gpu, by_name, page, impact, declared, tuple(events))
         return function
 
     return register

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 import msgspec
 
 from gpudoctor.checks.core.case import Case
+from gpudoctor.checks.core.driver_messages import events_not_judged
 from gpudoctor.checks.core.finding import PROBLEMS, Finding, Status, skip, unknown, worst
 from gpudoctor.checks.core.registry import LEVELS, Check, Level
 from gpudoctor.checks.core.subject import NODE as NODE_SUBJECT
@@ -46,8 +47,8 @@ def _run(case: Case, check: Check, level: Level, clock: Callable[[], float]) -> 
     started = clock()
     findings: list[Finding] = []
     if LEVELS.index(check.level) > LEVELS.index(level):
-        findings.append(skip(NODE_SUBJECT, f"runs at level {check.level}; asked for {level}"))
-    elif check.needs_gpu and not case.gpus:
+        return _result(check, 0.0, (skip(NODE_SUBJECT, f"runs at level {check.level}; asked for {level}"),))
+    if check.needs_gpu and not case.gpus:
         findings.append(skip(NODE_SUBJECT, NO_GPU))
     else:
         try:
@@ -59,6 +60,9 @@ def _run(case: Case, check: Check, level: Level, clock: Callable[[], float]) -> 
             findings = [found for found in findings if found.status in PROBLEMS] + [unknown(NODE_SUBJECT, reason)]
         if not findings:
             findings.append(skip(NODE_SUBJECT, "nothing here to judge"))
+    # an event that was read, and whose only check has nothing to say of it, is no pass of the node
+    if not case.gpus and case.scope is None and all(finding.status is Status.SKIP for finding in findings):
+        findings += events_not_judged(case, check.events, findings[0].reason or "")
     return _result(check, (clock() - started) * 1000, tuple(findings))
 
 

@@ -17,6 +17,7 @@ from gpudoctor.checks.core.finding import (
     fail,
     ok,
     skip,
+    unknown,
     unread,
     warn,
 )
@@ -51,6 +52,10 @@ def fabric_manager(case: Case) -> Iterator[Finding]:
     facts, needed = case.node.fabric_manager, _needed(case)
     service, errors = known(facts.service), known(facts.errors) or ()
     idle = any(_NOTHING_TO_DO.search(line) for line in errors)
+    if idle and needed is None and not case.node.gpus:
+        why = "the fabric manager found no NVSwitch and stopped: it is not needed there, if the GPUs have none"
+        yield unknown(NODE, why, *_last(errors))
+        return
     if needed is False or (idle and not needed):
         yield skip(NODE, "no NVSwitch here that it would have to set up")
         return
@@ -59,7 +64,7 @@ def fabric_manager(case: Case) -> Iterator[Finding]:
         return
     # a service of another version cannot run: report one fault, not two
     told = [*_other_version(case)] or [*_state(case, needed)]
-    told += _complaints(case, errors) if not told else ()
+    told += _complaints(case, errors, needed) if not told else ()
     yield from told
     if told:
         return
@@ -154,6 +159,7 @@ def _state(case: Case, needed: bool | None) -> Iterator[Finding]:
         "inactive": "the fabric manager does not run",
         "not-found": "the fabric manager is not installed",
         "activating": "the fabric manager is still starting",
+        "deactivating": "the fabric manager was stopped",
     }.get(service, f"the fabric manager is {service}")
     judge = fail if certain and not joined and service != "activating" else warn
     yield judge(
@@ -171,16 +177,19 @@ def _state(case: Case, needed: bool | None) -> Iterator[Finding]:
     )
 
 
-def _complaints(case: Case, errors: tuple[str, ...]) -> Iterator[Finding]:
+def _complaints(case: Case, errors: tuple[str, ...], needed: bool | None) -> Iterator[Finding]:
     if not errors:
         return
+    likely = "an NVSwitch, or the link to one of its GPUs, did not come up as it should"
+    if not needed:
+        likely += "; or there is no NVSwitch here, and nothing needs it"
     yield Finding(
         Status.WARN,
         NODE,
         Found(f"the fabric manager's log holds {len(errors)} error{'s' * (len(errors) > 1)}", len(errors), "lines"),
         Expected("none since its start", source="fabric manager's log"),
         (*_last(errors), *_evidence(case)),
-        "an NVSwitch, or the link to one of its GPUs, did not come up as it should",
+        likely,
         (
             Advice("See which GPU or switch they name.", "tail -n 50 /var/log/fabricmanager.log"),
             Advice("Restart it with no job running.", f"systemctl restart {_SERVICE}"),

@@ -1,137 +1,21 @@
-"""driver.loaded: is the NVIDIA driver loaded, and does its library initialise? If not, why?"""
+"""driver.loaded: is the NVIDIA driver loaded, and does its library initialise?"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-import msgspec
-
 from gpudoctor.checks.core.case import Case
 from gpudoctor.checks.core.driver_messages import MessageMeaning, meaning
 from gpudoctor.checks.core.explains import ENDS, PROBES, VIEWS, Explains
-from gpudoctor.checks.core.finding import Advice, Evidence, Finding, fail, ok, skip, unknown, unread
+from gpudoctor.checks.core.finding import Advice, Evidence, Finding, fail, ok, skip, unknown, unread, warn
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.scope import pci_gpus
 from gpudoctor.checks.core.subject import NODE
+from gpudoctor.checks.driver.load_causes import NOUVEAU, LoadCause, held_by_other_driver, load_cause
 from gpudoctor.facts.model.driver import LoadFailureCause
-from gpudoctor.facts.model.kernel_log import HostEvent, KernelEvent
+from gpudoctor.facts.model.kernel_log import KernelEvent
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node
-
-
-class LoadCause(msgspec.Struct, frozen=True):
-    """A cause: what was found, the likely reason, and the steps to take."""
-
-    found: str
-    likely: str
-    advice: tuple[Advice | str, ...]
-
-
-# In order of precedence, for texts that contain several
-LOAD_CAUSES: dict[LoadFailureCause, LoadCause] = {
-    "signature-rejected": LoadCause(
-        "the kernel rejects the NVIDIA module's signature: Secure Boot is on, and the key is not enrolled",
-        "Secure Boot: the module was signed with a key that the firmware does not know, or not signed at all",
-        (
-            Advice("See whether Secure Boot is on.", "mokutil --sb-state"),
-            Advice("Enrol the key that DKMS signs with, and confirm it at the next boot.", "mokutil --import MOK.der"),
-            "Or install the distribution's signed module package, or turn Secure Boot off in the BIOS.",
-        ),
-    ),
-    "other-kernel": LoadCause(
-        "the NVIDIA module was built for another kernel than the running one",
-        "the kernel was updated, or its headers are not those of the running kernel",
-        (
-            Advice("Compare the two.", "uname -r; modinfo nvidia | grep vermagic"),
-            Advice("Install the headers and build the module anew.", "dkms autoinstall -k $(uname -r)"),
-        ),
-    ),
-    "build-failed": LoadCause(
-        "the NVIDIA module is not built for the running kernel (DKMS)",
-        "the kernel's headers are not installed, or the module does not compile with this kernel",
-        (
-            Advice("See what is built.", "dkms status; uname -r"),
-            Advice("Install the headers of the running kernel.", "apt install linux-headers-$(uname -r)"),
-            Advice(
-                "Build the module and read why it fails.",
-                "dkms autoinstall; less /var/lib/dkms/nvidia/*/build/make.log",
-            ),
-        ),
-    ),
-    "no-container-runtime": LoadCause(
-        "the container engine cannot give GPUs to containers: no NVIDIA runtime is set up",
-        "nvidia-container-toolkit is not installed on the host, or the engine was not restarted since",
-        (
-            Advice("On the host: set up the runtime.", "nvidia-ctk runtime configure --runtime=docker"),
-            Advice("Restart the engine.", "systemctl restart docker"),
-        ),
-    ),
-    "device-denied": LoadCause(
-        "this process may not open the GPUs' device files",
-        "the device cgroup or the permissions of /dev/nvidia* keep it out",
-        (Advice("Look at who may open them.", "ls -l /dev/nvidia*"), "In a container: restart it."),
-    ),
-    "other-driver": LoadCause(
-        "another driver holds the GPUs; the NVIDIA driver is not loaded",
-        "nouveau, or vfio-pci for virtual machines, took the GPUs first",
-        (
-            Advice("See which driver holds them.", "lspci -k -d 10de:"),
-            Advice(
-                "Keep nouveau from loading, rebuild the initramfs and reboot.",
-                "echo 'blacklist nouveau' > /etc/modprobe.d/blacklist-nouveau.conf; update-initramfs -u; reboot",
-            ),
-        ),
-    ),
-    "refused": LoadCause(
-        "the NVIDIA module finds no device that it can drive",
-        "no GPU is on the bus, a GPU is too old or too new for this driver, or it does not answer",
-        (
-            Advice("See what is on the bus.", "lspci -nn -d 10de:"),
-            Advice("Read what the module said.", "dmesg | grep -i nvrm"),
-            "A GPU newer than Ada needs the open kernel modules; one older than Turing needs the closed ones.",
-        ),
-    ),
-}
-NOUVEAU = LoadCause(
-    "nouveau drives the GPUs; the NVIDIA driver is not loaded",
-    "the distribution's open driver took the GPUs first; CUDA does not run on it",
-    LOAD_CAUSES["other-driver"].advice[1:],
-)
-
-
-def load_cause(node: Node) -> tuple[LoadCause, Evidence] | None:
-    """The first cause that a tool or the kernel log contains, with its line; None if there is none."""
-    driver = node.driver
-    lines: dict[LoadFailureCause, Evidence] = {}
-    for failure in driver.load_failures:
-        lines.setdefault(failure.cause, Evidence("loading of the module", failure.text[:300]))
-    for event in known(node.kernel_log.host_events) or ():
-        if (cause := _cause_of(event)) is not None:
-            lines.setdefault(cause, Evidence("kernel log", event.text[:300]))
-    if (builds := known(driver.dkms)) is not None and (kernel := known(node.host.kernel)) is not None:
-        states = [f"{build.version} for {build.kernel or 'no kernel'}: {build.state}" for build in builds]
-        if not any(build.kernel == kernel and build.state.startswith("installed") for build in builds):
-            lines.setdefault(
-                "build-failed", Evidence(f"dkms status, running kernel {kernel}", "; ".join(states) or "-")
-            )
-    for cause, told in LOAD_CAUSES.items():
-        if (evidence := lines.get(cause)) is not None:
-            named = cause == "other-driver" and "nouveau" in evidence.value
-            return (NOUVEAU if named else told), evidence
-    return None
-
-
-def held_by_other_driver(node: Node) -> bool:
-    """Whether the NVIDIA module itself logs this; lines of nouveau may be from before it was unloaded."""
-    events = known(node.kernel_log.host_events) or ()
-    return any(event.kind == "other-driver" and "NVRM: " in event.text for event in events)
-
-
-def _cause_of(event: HostEvent) -> LoadFailureCause | None:
-    if event.kind == "signature-rejected" or event.kind == "other-kernel" or event.kind == "other-driver":
-        return event.kind
-    return None
-
 
 # nvmlReturn_t of nvmlInit; source: nvml.h
 INIT_OK = 0
@@ -151,10 +35,16 @@ LOAD_ADVICE = (
 )
 
 
+# what a text may report although the host's driver runs
+_BESIDE: tuple[LoadFailureCause, ...] = ("no-container-runtime",)
+_NOT_BUILT: tuple[LoadFailureCause, ...] = ("build-failed",)
+
+
 @check(
     "driver.loaded",
     title="The NVIDIA driver is loaded and its library initialises",
     needs_gpu=False,
+    events=("signature-rejected", "other-kernel", "other-driver"),
     explains=(
         Explains(("driver.*", "gpu.count", "gpu.lost", "env.cuda-visible-devices", *VIEWS), anywhere=True),
         Explains(PROBES, anywhere=True, found=ENDS),
@@ -171,6 +61,10 @@ def loaded(case: Case) -> Iterator[Finding]:
         cuda = known(driver.cuda_version)
         text = "loaded" + (f", driver {version}" if version else "") + (f", CUDA {cuda}" if cuda else "")
         yield ok(NODE, text, None, Evidence("nvmlInit", "0"))
+        if told := load_cause(case.node, of=_BESIDE):
+            cause, evidence = told
+            wanted = "a runtime that gives GPUs to containers"
+            yield warn(NODE, cause.found, wanted, evidence, likely=cause.likely, advice=cause.advice)
     elif code == INIT_VERSION_MISMATCH:
         yield skip(NODE, "the library refuses the kernel module (18): judged by driver.version-match")
     elif code == INIT_NO_PERMISSION:
@@ -182,7 +76,7 @@ def loaded(case: Case) -> Iterator[Finding]:
         yield _not_loaded(case)
     elif isinstance(code, Missing):
         told = load_cause(case.node) if driver.load_failures or held_by_other_driver(case.node) else None
-        yield _caused(case, *told) if told else unread(NODE, "the driver's initialisation", code)
+        yield _caused(case, *told) if told else _perhaps_not(case) or unread(NODE, "the driver's initialisation", code)
     elif code == INIT_UNKNOWN:
         yield _unknown_error(case)
     else:
@@ -195,6 +89,19 @@ def loaded(case: Case) -> Iterator[Finding]:
             likely="the driver is broken, or a GPU keeps it from starting",
             advice=[Advice("Read the driver's messages.", "dmesg | grep -i -e nvrm -e nvidia"), *LOAD_ADVICE],
         )
+
+
+def _perhaps_not(case: Case) -> Finding | None:
+    """Unknown if a text without the driver's answer shows nouveau loaded, or no module for the running kernel."""
+    if known(case.node.driver.module_loaded) is True:
+        return None
+    if known(case.node.driver.nouveau_loaded) is True:
+        return unknown(
+            NODE, "nouveau is loaded; whether the NVIDIA driver is too, this text does not tell", advice=NOUVEAU.advice
+        )
+    if known(case.node.driver.dkms) and (told := load_cause(case.node, of=_NOT_BUILT)) is not None:
+        return unknown(NODE, f"perhaps {told[0].found}", told[1], advice=told[0].advice)
+    return None
 
 
 def init_evidence(case: Case) -> Evidence:

@@ -43,6 +43,10 @@ from gpudoctor.profiles.peers import compute_gpus
 _BOARDS = (4, 8)
 # GPUs of these generations also came in servers with 6 sockets (IBM AC922)
 _OTHER_BOARDS = ("Pascal", "Volta")
+# states in which a scheduler gives a node no jobs
+_OUT_OF_SERVICE = re.compile(
+    r"down|fail|failing|err|error|drain|drained|draining|drng|inval|not_responding|no_respond|not-ready|unschedulable"
+)
 _SEE_BUS = Advice("See what is on the bus.", "lspci -d 10de:")
 _GONE_FROM_BUS: list[Advice | str] = [_SEE_BUS, "Power-cycle the node; still gone: hardware case."]
 
@@ -246,13 +250,19 @@ def _given_out(case: Case) -> Iterator[Finding]:
         )
         return
     told = [text for text in (reason, *scheduler.conditions) if re.search(r"gpu|gres|xid|nvidia", text, re.IGNORECASE)]
-    if told:
+    # "down+not_responding", "mixed+drain", and sinfo's marks behind a state: "drng@", "idle*" (does not respond)
+    away = [word for word in re.findall(r"[a-z_-]+\*?", state) if word.endswith("*") or _OUT_OF_SERVICE.fullmatch(word)]
+    if told or away or scheduler.conditions:
+        of = f" {known(scheduler.name)}" if known(scheduler.name) else ""
+        said = told[0] if told else "; ".join(filter(None, (state, reason, *scheduler.conditions)))
         yield warn(
             NODE,
-            f"{name} says of the node: {told[0]}",
+            f"{name} says of the node{of}: {said}",
             "a node whose GPUs are given out",
-            *(Evidence(f"{name}: state {state}".strip(), text) for text in told[:3]),
-            likely="whoever or whatever drained it found a GPU missing or sick",
+            *(Evidence(f"{name}: state {state}".strip(), text) for text in (told or [reason or "no reason given"])[:3]),
+            likely="whoever or whatever drained it found a GPU missing or sick"
+            if told
+            else "the scheduler's daemon does not answer, or somebody took the node from use; its GPUs may be fine",
             advice=advice,
         )
 

@@ -47,6 +47,7 @@ _SAVE = Advice("As root:", "dmesg -x > dmesg.txt")
     title="No GPU or NVSwitch errors in the kernel log that matter",
     impact="wrong-results",
     needs_gpu=False,
+    events=("xid", "sxid", "off-bus", "gsp", "rm", "unclear", "gap"),
     explains=("nvlink.errors", "collective.correct", "train.sync", "strategy.*", Explains(("gpu.lost",), found=RESETS)),
 )
 def xids(case: Case) -> Iterator[Finding]:
@@ -66,9 +67,10 @@ def xids(case: Case) -> Iterator[Finding]:
             yield ok(of_gpu(gpu), f"no Xid {since}", None, Evidence("kernel log", known(log.source) or "read"), *notes)
     for gpu in case.node.gpus:
         by_bus.pop(gpu.bus_id, None)
-    yield from _elsewhere(case, by_bus, notes)
-    yield from _switches(log.events, notes)
-    yield from _not_seen(case, log)
+    rest = (*_elsewhere(case, by_bus, notes), *_switches(log.events, notes), *_not_seen(case, log))
+    yield from rest
+    if not case.gpus and not rest and by_bus:
+        yield ok(NODE, f"only messages of the driver that healthy nodes log too {since}", None, *notes)
 
 
 def _by_bus(events: Iterable[KernelEvent]) -> dict[str | None, list[KernelEvent]]:

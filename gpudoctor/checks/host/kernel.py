@@ -91,12 +91,17 @@ _CORRECTED = Limit(
 )
 
 
+# of a multi-GPU node that this package judges, the GPUs of another vendor drive a display at most
+_OTHER_GPU = "the driver of another vendor's GPU reports errors, which gpudoctor does not judge"
+
+
 @check(
     "host.kernel",
     title="The kernel log tells of no fault of the machine around the GPUs",
     impact="costs",
     needs_gpu=False,
     limits=(_CORRECTED,),
+    events=(*_RULES, "nfs-ok", "other-gpu"),
 )
 def kernel(case: Case) -> Iterator[Finding]:
     """Fail for uncorrectable errors of CPU and memory; warn of what stopped or slowed a training in the last day."""
@@ -104,8 +109,10 @@ def kernel(case: Case) -> Iterator[Finding]:
     if isinstance(log.host_events, Missing):
         yield unread(NODE, "kernel log", log.host_events)
         return
-    passed: list[str] = []
+    beside = [event.device or "no device named" for event in log.host_events if event.kind == "other-gpu"]
+    passed = [f"errors of amdgpu, which is not judged ({', '.join(beside)})"] if beside else []
     told = []
+    yield from (others := tuple(_of_other_gpus(case, log.host_events)))
     for event in log.host_events:
         rule = _RULES.get(event.kind)
         if rule is None or (event.kind == "io-error" and (event.device or "").startswith(_NO_DISKS)):
@@ -116,15 +123,24 @@ def kernel(case: Case) -> Iterator[Finding]:
         else:
             told.append(_finding(case, event, rule, log))
     yield from told
-    if told:
+    if told or others:
         return
     if _too_short(case, log):
         yield unknown(NODE, log.gap or "the kernel log does not hold the last day")
         return
-    text = "no fault of CPUs, memory, disks or network file systems in the kernel log"
+    found = Found("no fault of CPUs, memory, disks or network file systems in the kernel log")
     if passed:
-        text = f"nothing in the kernel log that matters now: {'; '.join(passed)}"
-    yield ok(NODE, text, None, Evidence("kernel log", known(log.source) or "read"))
+        found = Found(f"nothing in the kernel log that matters now: {'; '.join(passed)}", len(passed), "kinds")
+    yield ok(NODE, found, None, Evidence("kernel log", known(log.source) or "read"))
+
+
+def _of_other_gpus(case: Case, events: tuple[HostEvent, ...]) -> Iterator[Finding]:
+    """An unknown finding for errors of AMD's driver, if nothing shows a GPU that gpudoctor judges."""
+    logged = [event for event in events if event.kind == "other-gpu"]
+    if logged and not case.node.gpus and not known(case.node.pci.nvidia_devices):
+        named = ", ".join(event.device for event in logged if event.device)
+        lines = [Evidence("kernel log", event.text[:300]) for event in logged[:3]]
+        yield unknown(NODE, _OTHER_GPU + (f" ({named})" if named else ""), *lines)
 
 
 def _set_aside(case: Case, event: HostEvent, rule: EventMeaning, all_events: tuple[HostEvent, ...]) -> str | None:
@@ -161,9 +177,13 @@ def _finding(case: Case, event: HostEvent, rule: EventMeaning, log: KernelLog) -
     of = f" ({event.device})" if event.device else ""
     often = f", {event.count} times" if event.count > 1 else ""
     notes: tuple[Evidence, ...] = ()
+    if event.kind == "machine-check":
+        # the line of EDAC after it names the DIMM
+        memory = [e for e in known(log.host_events) or () if e.kind == "memory-corrected"]
+        notes = tuple(Evidence("kernel log", e.text[:300]) for e in memory[:2])
     if log.forgeable:
         words = "this text does not tell which lines are the kernel's own: a user of the machine could have forged them"
-        notes = (Evidence("kernel log", words),)
+        notes = (*notes, Evidence("kernel log", words))
     return Finding(
         rule.status,
         NODE,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from msgspec.structs import replace
+
 from gpudoctor.checks.core.case import Case, Limit
 from gpudoctor.checks.core.explains import Explains
 from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, skip, unread, warn
@@ -84,6 +86,9 @@ _OPEN_FILES = Limit(1024, "files", f"{OURS}: the smallest limit that distributio
 _PROCESSES = Limit(4096, "processes", f"{OURS}: 8 ranks with their loaders and thread pools", name="processes")
 
 
+_IF_RDMA = "it matters only if this node trains over RDMA, which this text does not tell"
+
+
 @check(
     "host.limits",
     title="The user limits leave room for training",
@@ -91,12 +96,16 @@ _PROCESSES = Limit(4096, "processes", f"{OURS}: 8 ranks with their loaders and t
     limits=(_MEMLOCK_KIB, _OPEN_FILES, _PROCESSES),
 )
 def user_limits(case: Case) -> Iterator[Finding]:
-    """Warn about low limits; locked memory counts only if an RDMA port is active."""
+    """Warn about low limits; locked memory counts only if an RDMA port is, or may be, active."""
     host = case.node.host
     yield _limit(case, _OPEN_FILES, "open files (ulimit -n)", host.open_files, "ulimit -n 65536")
     yield _limit(case, _PROCESSES, "processes (ulimit -u)", host.processes, "ulimit -u 65536")
     ports = known(case.node.network.rdma_ports)
-    if ports is None:
+    if ports is None and case.node.source.kind == "capture" and known(host.memlock_kib) is not None:
+        # which adapters there are is not in the text: a limit that RDMA could not live with is no pass
+        finding = _limit(case, _MEMLOCK_KIB, "lockable memory (ulimit -l)", host.memlock_kib, "ulimit -l unlimited")
+        yield finding if finding.likely is None else replace(finding, likely=f"{_IF_RDMA}: {finding.likely}")
+    elif ports is None:
         yield skip(NODE, "locked memory (ulimit -l): matters for RDMA only, and the RDMA ports are not known")
     elif not any(port.is_active for port in ports):
         yield skip(NODE, "locked memory (ulimit -l): matters for RDMA only, and no RDMA port is active")

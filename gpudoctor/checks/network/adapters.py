@@ -54,6 +54,16 @@ _RULES: dict[HostEventKind, EventMeaning] = {
         (Advice("See the temperatures.", "mget_temp -d BUS_ID; sensors"), Advice("Look at fans and blocked slots.")),
     ),
 }
+# the firmware's own status of a command
+_LIMITS_EXCEEDED = "status limits exceeded"
+_NO_MORE_KEYS = EventMeaning(
+    "the adapter refuses a command: its limits are exceeded",
+    "a program registers more memory regions, or opens more queues, than the adapter has room for",
+    (
+        Advice("See which command is refused; CREATE_MKEY is the registration of memory.", "dmesg | grep mlx5_cmd"),
+        Advice("Let the program register fewer, larger regions (UCX_IB_RCACHE_MAX_REGIONS, huge pages)."),
+    ),
+)
 _COUNTERS = (
     ("symbol_errors", "symbol errors", "symbol_error"),
     ("receive_errors", "receive errors", "port_rcv_errors"),
@@ -75,6 +85,7 @@ _ERROR_ADVICE = (
     title="No network adapter lacks power, drops its link or counts errors",
     needs_gpu=False,
     limits=(_FLAPS, _BURST, _ERRORS, _ERRORS_PER_HOUR),
+    events=(*_RULES, "nic-link-down", "nic-link-up"),
 )
 def adapters(case: Case) -> Iterator[Finding]:
     """Warn by the kernel's messages on adapters, and by their ports' counters relative to the time they cover."""
@@ -96,7 +107,12 @@ def adapters(case: Case) -> Iterator[Finding]:
     if told or vain:
         return
     read = [port for port in known(ports) or () if not isinstance(port.link_downed, Missing)]
-    if isinstance(ports, Missing) and isinstance(events, Missing):
+    logged = {event.device for event in known(events) or () if event.kind.startswith("nic-")}
+    if not known(ports) and logged:
+        text = f"{len(logged)} adapter{'s' * (len(logged) > 1)} in the kernel log, without a fault that matters now"
+        said = [event.text for event in known(events) or () if event.kind in (*_RULES, "nic-link-down")]
+        yield ok(NODE, Found(text, len(logged), "adapters"), None, *(Evidence("kernel log", text) for text in said[:3]))
+    elif isinstance(ports, Missing) and isinstance(events, Missing):
         yield unread(NODE, "adapters", ports)
     elif not known(ports):
         yield skip(NODE, "no InfiniBand or RoCE adapter here" if ports == () else "no adapter is told of")
@@ -121,7 +137,7 @@ def _subject(case: Case, event: HostEvent) -> Subject:
 
 def _logged(case: Case) -> Iterator[Finding]:
     for event in known(case.node.kernel_log.host_events) or ():
-        rule = _RULES.get(event.kind)
+        rule = _NO_MORE_KEYS if _LIMITS_EXCEEDED in event.text else _RULES.get(event.kind)
         if rule is None or not (rule.lasting or is_recent(case, event)):
             continue
         often = f" ({event.count} times)" if event.count > 1 else ""
@@ -174,6 +190,7 @@ def _link_losses(case: Case) -> Iterator[Finding]:
             likely="a cable, transceiver or switch port at its end: every loss ends the collectives that run over it",
             advice=[_on(step, event.device) for step in _FLAP_ADVICE],
         )
+    yield from _lost_unseen(case)
     up_s, most = known(case.node.host.uptime_s), case.limit(_FLAPS)
     for port in known(case.node.network.rdma_ports) or ():
         lost_times = known(port.link_downed)
@@ -189,6 +206,30 @@ def _link_losses(case: Case) -> Iterator[Finding]:
             Evidence(f"/sys/class/infiniband/{port.device}/ports/{port.port}/counters/link_downed", str(lost_times)),
             likely="a cable, transceiver or switch port at its end: every loss ends the collectives that run over it",
             advice=[_on(step, known(port.bus_id)) for step in _FLAP_ADVICE],
+        )
+
+
+def _lost_unseen(case: Case) -> Iterator[Finding]:
+    """Links that came up again and again in an excerpt of a log, which lacks the lines of their losses.
+
+    A whole log has these lines; without any, an interface was only configured again.
+    """
+    events = known(case.node.kernel_log.host_events) or ()
+    if case.node.source.kind != "capture" or any(event.kind == "nic-link-down" for event in events):
+        return
+    for event in events:
+        lasted_s = (event.last_s or 0) - (event.first_s or 0)
+        if event.kind != "nic-link-up" or event.count <= case.limit(_BURST) or lasted_s > 3 * _HOUR_S:
+            continue
+        of = f"{event.device}: " if event.device else ""
+        yield warn(
+            _subject(case, event),
+            Found(f"{of}the link came up {event.count} times in this log", event.count, "times"),
+            Expected("once, or with the lines that say why it went down"),
+            Evidence("kernel log", event.text[:300]),
+            likely="it was lost in between: a cable, transceiver or switch port; or the interface was set up "
+            "again, or the node rebooted, which this log does not show",
+            advice=[_on(step, event.device) for step in _FLAP_ADVICE],
         )
 
 

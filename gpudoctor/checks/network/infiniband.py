@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpudoctor.checks.core.case import Case, Limit
-from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, ok, skip, unread, warn
+from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, ok, skip, unknown, unread, warn
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE, of_nic
 from gpudoctor.facts.model.missing import Missing, known
@@ -82,11 +82,14 @@ def carries_training(node: Node) -> bool:
 def _none_active(case: Case, ports: tuple[RdmaPort, ...]) -> Finding:
     """A warning if the node is built for multi-node training or a cable is plugged in; else a skip."""
     states = ", ".join(sorted({known(port.state) or "state not known" for port in ports}))
-    text = f"none of the {len(ports)} RDMA ports is in use ({states})"
+    text = f"none of the {len(ports)} RDMA ports is in use ({states}): {', '.join(map(_label, ports[:4]))}"
+    text += f" and {len(ports) - 4} more" if len(ports) > 4 else ""
     cabled = [port for port in ports if (known(port.physical_state) or "").lower() == "linkup"]
     gpus, share = len(case.node.gpus), case.limit(_PORTS_PER_GPU)
     if not cabled and (gpus < case.limit(_CLUSTER_GPUS) or len(ports) < gpus * share):
-        return skip(NODE, text)
+        # a text of ports alone is there to be judged by them; beside GPUs, ports without a cable are usual
+        alone = case.node.source.kind == "capture" and not case.node.gpus
+        return unknown(NODE, text, *map(_evidence, ports[:4])) if alone else skip(NODE, text)
     return warn(
         NODE,
         Found(text, 0, "ports"),

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from msgspec.structs import replace
 
 from gpudoctor.checks.core.case import Case, Limit
+from gpudoctor.checks.core.driver_messages import events_not_judged
 from gpudoctor.checks.core.each_gpu import in_virtual_machine, untrusted
 from gpudoctor.checks.core.explains import Explains
 from gpudoctor.checks.core.finding import (
@@ -50,6 +51,7 @@ _SPEED_SHARE = Limit(
     title="Every NVLink that should be up is up, at full speed",
     impact="slow-collectives",
     limits=(_BRIDGE_LINKS, _SPEED_SHARE),
+    events=("nvlink",),
     explains=(
         "nvlink.topology",
         "nvlink.errors",
@@ -76,6 +78,8 @@ def links(case: Case) -> Iterator[Finding]:
         yield replace(dead[0], status=status, subject=NODE, found=found, evidence=evidence)
         findings = [f for f in findings if f not in dead]
     yield from findings
+    if findings and not judged and any(isinstance(gpu.nvlinks, Missing) for gpu in case.gpus):
+        yield from events_not_judged(case, ("nvlink",), findings[0].reason or "")
     total = sum(len(real_links(gpu)) for gpu in judged)
     up = sum(links_up(gpu) for gpu in judged)
     if judged and up == total and all(f.status in (Status.PASS, Status.SKIP) for f in findings):

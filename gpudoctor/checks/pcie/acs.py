@@ -27,6 +27,7 @@ _NO_TRANSLATION = (
     title="Nothing sends peer-to-peer traffic through the root complex",
     impact="costs",
     needs_gpu=False,
+    events=("iommu-fault",),
     explains=(Explains(("collective.*", "link.peer"), anywhere=True),),
 )
 def acs(case: Case) -> Iterator[Finding]:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterator
 
 from gpudoctor.checks.core.case import Case, Limit
+from gpudoctor.checks.core.driver_messages import DAY_S
 from gpudoctor.checks.core.each_gpu import each_gpu, first_failed, out_of_line
 from gpudoctor.checks.core.explains import Explains
 from gpudoctor.checks.core.finding import (
@@ -30,7 +31,14 @@ from gpudoctor.facts.model.kernel_log import KernelEvent
 from gpudoctor.facts.model.missing import Missing, known
 
 # "nvidia 0000:81:00.0: PCIe Bus Error: severity=Corrected, type=Physical Layer": the driver's name means a GPU
-_OWN = re.compile(r"\bnvidia ([0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]): PCIe Bus Error: severity=([\w ()-]{1,40})")
+_OWN = re.compile(r"\bnvidia [0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]: PCIe Bus Error: severity=")
+# Linux 6.11 and later say Correctable and Uncorrectable
+_SEVERITY = re.compile(
+    r"(?:severity=|AER: (?:Multiple )?)((?:Corrected|Correctable|Uncorrect\w{2,4})(?: \([\w-]{1,12}\))?)"
+)
+_CORRECTED = re.compile(r"(?:severity=|AER: (?:Multiple )?)Correct")
+_NON_FATAL = re.compile(r"\(Non-Fatal\)")
+_LOST = "Uncorrect"
 _ENOUGH_TO_COMPARE = 4
 _LOOK = (
     Advice("See the kernel's words:", "sudo dmesg | grep -iE 'AER|pcieport'"),
@@ -46,6 +54,13 @@ _PEERS_RATIO = Limit(
     "two orders of magnitude: lifetime counts differ by chance (ours)",
     name="peers_ratio",
 )
+_CORRECTED_LINES = Limit(
+    10,
+    "lines a day",
+    "single corrected errors are normal; the kernel limits how many it prints (ours)",
+    name="corrected_lines",
+    status="warn",
+)
 
 
 @check(
@@ -53,18 +68,21 @@ _PEERS_RATIO = Limit(
     title="No GPU's PCIe link counts errors out of line with its peers",
     impact="costs",
     needs_gpu=False,
-    limits=(_FLOOR_ERRORS, _PEERS_RATIO),
+    limits=(_FLOOR_ERRORS, _PEERS_RATIO, _CORRECTED_LINES),
+    events=("aer",),
     explains=(Explains(("gpu.xid",), found=BUS_CODES),),
 )
 def errors(case: Case) -> Iterator[Finding]:
-    """Judge each GPU's counters; without counters, the PCIe errors of NVIDIA functions in the kernel log."""
+    """Judge each GPU's counters, and the PCIe errors in the kernel log of GPUs and other devices without counters."""
     found = tuple(_each(case))
     counted = {f.subject.bus_id for f in found if f.status is not Status.SKIP}
-    logged = tuple(f for f in _logged(case) if f.subject.bus_id not in counted)
+    logged = tuple(f for f in _logged(case) if f.subject.bus_id not in counted or (f.found and _LOST in f.found.text))
     told = {f.subject.bus_id for f in logged}
     yield from (f for f in found if f.subject.bus_id not in told)
     yield from logged
-    if not found and not logged:
+    others = tuple(_of_other_devices(case))
+    yield from others
+    if not found and not logged and not others:
         yield skip(NODE, NO_GPU)
 
 
@@ -72,22 +90,75 @@ def _logged(case: Case) -> Iterator[Finding]:
     """One finding for each NVIDIA function with its own AER lines in a captured log, which has no counters."""
     if case.node.source.kind != "capture":
         return
-    by_bus: dict[str, list[KernelEvent]] = {}
-    for event in known(case.node.kernel_log.events) or ():
-        if event.kind == "aer" and event.bus_id is not None and (said := _OWN.search(event.text)):
-            by_bus.setdefault(said[1], []).append(event)
     by_gpu = {gpu.bus_id: gpu for gpu in case.node.gpus}
-    for bus_id, events in by_bus.items():
-        kinds = sorted({said[2].strip() for event in events if (said := _OWN.search(event.text))})
-        lines = f"{len(events)} line{'s' * (len(events) > 1)}"
+    for bus_id, events in _by_device(case).items():
+        own = [event for event in events if _OWN.search(event.text)]
+        if own:
+            yield warn(
+                of_gpu(by_gpu[bus_id]) if bus_id in by_gpu else Subject(kind="gpu", bus_id=bus_id),
+                Found(f"the kernel log tells of PCIe errors of it: {_kinds(own)} ({_lines(own)})", len(own), "lines"),
+                Expected("none", source="PCIe advanced error reporting"),
+                *(Evidence("kernel log", event.text[:300]) for event in own[-2:]),
+                likely="the link sends much again, or lost data: a riser, cable, slot or contact at its edge",
+                advice=_LOOK,
+            )
+
+
+def _of_other_devices(case: Case) -> Iterator[Finding]:
+    """The AER lines of bridges and other devices: those that lost data, and many corrected ones, are warnings.
+
+    The counters of the bridges above GPUs are read on a live node, and judged with the GPUs.
+    """
+    paths = [known(gpu.pcie.path) or () for gpu in case.node.gpus]
+    counted = {hop.bus_id for path in paths for hop in path if not isinstance(hop.aer_fatal, Missing)}
+    counted |= {gpu.bus_id for gpu in case.node.gpus}
+    for bus_id, events in _by_device(case).items():
+        if bus_id in counted or any(_OWN.search(event.text) for event in events):
+            continue
+        lost = [event for event in events if not _CORRECTED.search(event.text)]
+        # enumeration leaves non-fatal errors of some devices at each boot
+        lost = [e for e in lost if case.node.source.kind == "capture" or not _NON_FATAL.search(e.text)]
+        device = f"device {bus_id}" if bus_id else "a device"
+        found = Found(f"PCIe errors: {_kinds(lost or events)} ({_lines(lost or events)})", len(events), "lines")
+        subject = Subject("node", bus_id=bus_id, name=device)
+        evidence = [Evidence("kernel log", event.text[:300]) for event in (lost or events)[-2:]]
+        if not lost and _most_a_day(events) < case.limit(_CORRECTED_LINES):
+            yield ok(subject, found, None, *evidence)
+            continue
         yield warn(
-            of_gpu(by_gpu[bus_id]) if bus_id in by_gpu else Subject(kind="gpu", bus_id=bus_id),
-            Found(f"the kernel log tells of PCIe errors of it: {', '.join(kinds)} ({lines})", len(events), "lines"),
-            Expected("none", source="PCIe advanced error reporting"),
-            *(Evidence("kernel log", event.text[:300]) for event in events[-2:]),
-            likely="the link sends much again, or lost data: a riser, cable, slot or contact at its edge",
-            advice=_LOOK,
+            subject,
+            found,
+            Expected("none that lost data, and few corrected ones", source="PCIe advanced error reporting"),
+            *evidence,
+            likely="the link sends much again, or lost data; a GPU may be behind it",
+            advice=(Advice("See what is there and behind it.", f"lspci -tv; lspci -s {bus_id} -vv"), *_LOOK),
         )
+
+
+def _by_device(case: Case) -> dict[str | None, list[KernelEvent]]:
+    """The AER lines by device, without those in which a bridge announces the line of another device."""
+    by_bus: dict[str | None, list[KernelEvent]] = {}
+    for event in known(case.node.kernel_log.events) or ():
+        if event.kind == "aer":
+            by_bus.setdefault(event.bus_id, []).append(event)
+    own = {bus: [event for event in events if "PCIe Bus Error" in event.text] for bus, events in by_bus.items()}
+    return {bus: own[bus] or events for bus, events in by_bus.items()}
+
+
+def _kinds(events: list[KernelEvent]) -> str:
+    kinds = (_SEVERITY.search(event.text) for event in events)
+    return ", ".join(sorted({said[1].strip() if said else "an error without recovery" for said in kinds}))
+
+
+def _lines(events: list[KernelEvent]) -> str:
+    return f"{len(events)} line{'s' * (len(events) > 1)}"
+
+
+def _most_a_day(events: list[KernelEvent]) -> int:
+    """The number of lines within the day before the last one; all of them if their times are not known."""
+    times = [event.time_s for event in events]
+    last = times[-1]
+    return sum(last is None or time_s is None or time_s > last - DAY_S for time_s in times)
 
 
 @each_gpu

@@ -56,6 +56,7 @@ class Hop(msgspec.Struct, frozen=True):
     title="Every link above the GPUs, up to the root, is at full width and speed",
     impact="slow-host-link",
     needs_gpu=False,
+    events=("pcie-bandwidth",),
     explains=("collective.bandwidth", "collective.pairs", "link.*"),
 )
 def upstream(case: Case) -> Iterator[Finding]:

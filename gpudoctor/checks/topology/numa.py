@@ -2,21 +2,45 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from gpudoctor.checks.core.case import Case
 from gpudoctor.checks.core.each_gpu import each_gpu
-from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, ok, skip, unknown, unread, warn
+from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, ok, skip, unknown, unread, warn
 from gpudoctor.checks.core.registry import check
+from gpudoctor.checks.core.runner import NO_GPU
 from gpudoctor.checks.core.scope import indices
-from gpudoctor.checks.core.subject import of_gpu
+from gpudoctor.checks.core.subject import NODE, of_gpu
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import NumaNode
 
 
-@check("topology.numa", title="Every GPU has CPUs of this process near it", explains=("link.host",))
-@each_gpu
-def numa(case: Case, gpu: Gpu) -> Finding:
+@check("topology.numa", title="Every GPU has CPUs of this process near it", needs_gpu=False, explains=("link.host",))
+def numa(case: Case) -> Iterator[Finding]:
     """Warn if this process may use no CPU on a GPU's NUMA node; never a fail, since distant CPUs still work."""
+    bare = [node for node in known(case.node.host.numa_nodes) or () if node.cpus and node.memory_mib == 0]
+    if bare:
+        names = ", ".join(str(node.node) for node in bare)
+        yield warn(
+            NODE,
+            Found(f"NUMA node {names} has CPUs and no memory", len(bare), "nodes"),
+            Expected("memory on each node with CPUs", source="numactl --hardware"),
+            *(Evidence(f"NUMA node {node.node}", f"CPUs {node.cpus}, 0 MiB") for node in bare[:4]),
+            likely="memory channels without a DIMM, or a BIOS mode (NPS) with more nodes than there are DIMMs for",
+            advice=(
+                Advice("See which slots hold a DIMM.", "sudo dmidecode -t memory | grep -E 'Locator|Size'"),
+                "Fill the channels of each node, or choose fewer nodes a socket (NPS) in the BIOS.",
+            ),
+        )
+    if case.gpus:
+        yield from _each(case)
+    elif not bare:
+        yield skip(NODE, NO_GPU)
+
+
+@each_gpu
+def _each(case: Case, gpu: Gpu) -> Finding:
     subject, host = of_gpu(gpu), case.node.host
     if isinstance(gpu.numa_node, Missing):
         return unread(subject, "NUMA node of the GPU", gpu.numa_node)

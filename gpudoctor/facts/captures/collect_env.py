@@ -38,13 +38,16 @@ def _read(block: Block) -> Part:
     software |= {leaf: fields[label] for label, leaf in _SOFTWARE.items() if label in fields}
     if "Python version" in fields:
         software["python"] = fields["Python version"].partition(" ")[0]
+    reported: tuple[str, ...] = ()
+    if fields.get("Is CUDA available") == "False" and "torch_cuda" in software:
+        reported = (f"collect_env: PyTorch is built with CUDA {software['torch_cuda']}, and finds CUDA not available",)
     node = Node(software=Software(**software), host=Host(os_name=fields.get("OS", NOT_READ)))
     version = re.match(DRIVER_VERSION, fields.get("Nvidia driver version", ""))
     if not gpus and version is None:
-        return Part(node)
+        return Part(node, reported=reported)
     driver = replace(ANSWERED, library_version=version[0] if version else NOT_READ)
     whole = tuple(gpus[index] for index in sorted(gpus))
-    return Part(node, smi=(SmiDump(whole, driver, name="collect_env", indexed=True),))
+    return Part(node, reported=reported, smi=(SmiDump(whole, driver, name="collect_env", indexed=True),))
 
 
 COLLECT_ENV = text_reader(

@@ -32,7 +32,8 @@ _ORIGIN = re.compile(
     r"|\[?\d{1,4}\]?(?:: |<stdout>:? ?)|\d{1,4}: "
 )
 _INDENT = re.compile(r"(?: {2,12}|\t)(?=\S)")  # a Markdown code block
-_PREFIXES = (_QUOTE, _NUMBER, _STAMP, _ORIGIN, _INDENT)
+_ADDED = re.compile(r"\+[ \t]{1,8}(?=[^\s+=-])")  # a line that a diff adds, but no border of a table
+_PREFIXES = (_QUOTE, _NUMBER, _STAMP, _ORIGIN, _INDENT, _ADDED)
 _MOST_PREFIXES = 3
 
 

@@ -98,7 +98,7 @@ def _add_process(found: dict[int, GpuProcess], cells: Mapping[str, str]) -> None
 def with_readings(index: int, cells: Mapping[str, str], paths: Mapping[str, str]) -> Gpu:
     """The GPU with the values of the columns in `paths`; a "-" (not supported, or not read) stays absent."""
     values = {paths[name]: cell for name, cell in cells.items() if name in paths and _NUMBER.fullmatch(cell)}
-    return gpu_from(GpuDump(f"unknown-{index}", values), index)
+    return gpu_from(GpuDump(f"unknown-{index}", values, lists_mig=False), index)
 
 
 # `nvidia-smi --query-compute-apps=... --format=csv`
@@ -223,7 +223,7 @@ def _read_series(block: Block) -> Part:
         bus_id = labels.get("pci_bus_id", "")
         named = short_bus_id(bus_id) if re.fullmatch(BUS_ID, bus_id) else f"unknown-{index}"
         hosts.add(clipped(labels.get("Hostname", "")))
-        gpu = gpus.setdefault(index, GpuDump(named, {}))
+        gpu = gpus.setdefault(index, GpuDump(named, {}, lists_mig=False))
         values, uuid = gpu.values, clipped(labels.get("UUID", ""))
         if len(hosts) > 1 or gpu.bus_id != named or values.get("uuid", uuid) != uuid:
             return Part(reported=(_SEVERAL,))

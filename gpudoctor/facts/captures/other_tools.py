@@ -11,6 +11,17 @@ from collections.abc import Callable
 from gpudoctor.facts.captures import clipped
 from gpudoctor.facts.captures.nvidia_smi.table import OTHER_TABLE
 from gpudoctor.facts.captures.reader import NO_MORE, Block, Part, TextReader, text_reader
+from gpudoctor.facts.captures.reported_failures import (
+    CELLS,
+    POD,
+    acs_failures,
+    burn_failures,
+    copy_failures,
+    copy_figures,
+    nccl_figures,
+    p2p_failures,
+    pod_failures,
+)
 
 _NOT_MEASURED = "its figures are reported, not measured by gpudoctor, and not judged; on the node"
 _MOST_FAILURES = 5
@@ -23,23 +34,27 @@ def _tool(
     goes_on: str,
     advice: str,
     *,
-    failures: str = "",
+    failures: str | Callable[[Block], list[str]] = "",
     figures: Callable[[Block], str] = lambda block: "",
     between: bool = False,
 ) -> TextReader:
     """A reader of texts that are not judged.
 
-    `failures`: a line in which the tool reports a failure; `figures`: what it found, in a few words, for the note.
+    `failures`: a line in which the tool reports a failure, or what finds them; `figures`: what it found, in a few
+    words, for the note.
     `between`: any other reader of the line comes first.
     """
-    failure = re.compile(failures) if failures else None
+    failure = re.compile(failures) if isinstance(failures, str) and failures else None
 
     def read(block: Block) -> Part:
-        failed = [line.strip(" \t#") for line in block.lines if failure is not None and failure.search(line)]
+        found_in = [(line, failure.search(line)) for line in block.lines] if failure is not None else []
+        failed = [_from_words(line, hit) for line, hit in found_in if hit is not None]
+        told = list(dict.fromkeys(failed if isinstance(failures, str) else failures(block)))
+        more = [f"{len(told) - _MOST_FAILURES} more lines like these"] if len(told) > _MOST_FAILURES else []
         found = figures(block)
         return Part(
             notes=(f"{name}: recognised{found and f', {found}'}: {advice}",),
-            reported=tuple(clipped(f"{name}: {line}") for line in dict.fromkeys(failed))[:_MOST_FAILURES],
+            reported=tuple(clipped(f"{name}: {line}") for line in (*told[:_MOST_FAILURES], *more)),
         )
 
     if between:
@@ -47,47 +62,37 @@ def _tool(
     return text_reader(name, begins, goes_on, read, alone=goes_on is _ALONE)
 
 
-# nccl-tests, with or without the "#" that web pages take for a heading
-_RANK = re.compile(r"#?\s+Rank\s+\d{1,5}\s.{0,200}? on\s+(\S{1,100})\s+device\s")
-_NCCL_ROW = re.compile(r"(?:\s*\S{1,12}:)?\s*(\d{1,15})\s+\d{1,15}\s+[a-z]\w{2,12}\s(.{10,300})$")
+def _from_words(line: str, hit: re.Match[str]) -> str:
+    """The line, from the pattern's group `words` on if it has one: prose or a program's prefixes may be before it."""
+    start = hit.start("words") if hit.groupdict().get("words") else 0
+    return line[start:].strip(" \t#")
 
 
-def _nccl_figures(block: Block) -> str:
-    hosts = [found[1] for line in block.lines if (found := _RANK.match(line))]
-    largest, busbw = 0, ""
-    for line in block.lines:
-        row = _NCCL_ROW.match(line)
-        cells = row[2].split() if row else []
-        # time, algbw, busbw and errors; first out of place, then in place
-        if row and len(cells) >= 8 and int(row[1]) >= largest and re.fullmatch(r"\d{1,9}(?:\.\d{1,6})?", cells[-6]):
-            largest, busbw = int(row[1]), cells[-6]
-    ranks = f"{len(hosts)} ranks on {len(set(hosts))} host{'s' * (len(set(hosts)) > 1)}, " if hosts else ""
-    return f"{ranks}{busbw} GB/s busbw at {largest} bytes" if busbw else ranks.rstrip(", ")
-
-
-_NCCL_LINE = r".{0,120}?:\d{1,8}:\d{1,8} \[\d{1,4}\] (?:\S{1,80}:\d{1,6} )?NCCL (?:INFO|WARN|TRACE) "
-_CELLS = r"(?:\s+(?:N/A|\d{1,9}(?:\.\d{1,6})?)){1,1024}\s*$"
-_MATRIX_ROW = rf"\s{{1,12}}\d{{1,12}}{_CELLS}"
+# since NCCL 2.27 with the function behind the file and line
+_NCCL_LINE = r".{0,120}?:\d{1,8}:\d{1,8} \[\d{1,4}\] (?:\S{1,80}:\d{1,6} (?:\(\w{1,80}\) )?)?NCCL (?:INFO|WARN|TRACE) "
+_MATRIX_ROW = rf"\s{{1,12}}\d{{1,12}}{CELLS}"
 _TABLE_ROW = rf"(?!{OTHER_TABLE.pattern})[|+](?! NVIDIA-SMI).{{0,200}}[|+]\s*$"
 _DEVICE = r"\s*Device:? ?\d{1,4}[,:] "
+
 
 OTHER_TOOL_READERS: tuple[TextReader, ...] = (
     _tool(
         "nccl-tests",
         r"#?\s*nThread \d{1,5} nGpus \d{1,5} minBytes |# Collective test starting: \w+_perf"
-        r"|.{0,80}?: Test (?:NCCL|CUDA) failure \S"
+        r"|.{0,80}?: Test (?:NCCL|CUDA) failure \S|.{0,400}?\bOut of bounds values : [1-9]\d{0,9} FAILED"
         r"|#?\s+size\s+count\s+type\s+redop|#?\s*Out of bounds values : |#?\s*Avg bus bandwidth ",
         r"#\s*$|#?\s+(?:Rank|size|\(B\)|\(bytes\)|out-of-place)\s|#? ?Using devices|# Errors with|NCCL version "
         r"|(?:\s*\S{1,12}:)?\s*\d{1,15}\s+\d{1,15}\s+[a-z]\w{2,12}\s|" + _NCCL_LINE,
         f"{_NOT_MEASURED}: gpudoctor check collective",
-        failures=r"Out of bounds values : +[1-9]|: Test (?:NCCL|CUDA) failure ",
-        figures=_nccl_figures,
+        failures=r"(?P<words>Out of bounds values : +[1-9])|: Test (?:NCCL|CUDA) failure ",
+        figures=nccl_figures,
     ),
     _tool(
         "a log of NCCL",
         _NCCL_LINE,
         _ALONE,
         "it tells of a job, not of the state of a node: gpudoctor diagnose FILE",
+        failures=r"(?P<words>NCCL WARN .{0,200})(?:NVLink|NVLS|CUDA error|Cuda failure)",
         between=True,
     ),
     _tool(
@@ -97,20 +102,22 @@ OTHER_TOOL_READERS: tuple[TextReader, ...] = (
         rf"{_DEVICE}|Device=\d{{1,4}} CAN|\s+(?:D\\D|GPU|CPU)(?:\s+\d{{1,4}})+\s*$|{_MATRIX_ROW}|\*\*\*NOTE: In case"
         r"|So you can see lesser|NOTE: The CUDA Samples",
         f"{_NOT_MEASURED}: gpudoctor check link.peer --level full",
+        failures=p2p_failures,
     ),
     _tool(
         "bandwidthTest",
-        r"\[CUDA Bandwidth Test\] - Starting",
+        r"\[?CUDA Bandwidth Test\] - Starting",
         rf"Running on|{_DEVICE}| (?:Quick|Range|Shmoo) Mode| \w+ to \w+ Bandwidth, | (?:PINNED|PAGEABLE) Memory"
         rf"|\s+Transfer Size|{_MATRIX_ROW}|Result = |NOTE: The CUDA Samples",
         f"{_NOT_MEASURED}: gpudoctor check link.host --level full",
-        failures="Result = FAIL",
+        failures=copy_failures,
+        figures=copy_figures,
     ),
     _tool(
         "nvbandwidth",
         r"nvbandwidth Version: |Running [a-z0-9_]{1,60}_(?:ce|sm)\.\s*$",
         rf"Built from |NOTE: This tool reports|Additional system-specific|(?:CUDA \w+|Driver) Version: |{_DEVICE}"
-        rf"|memcpy |\s+\d(?:\s+\d{{1,4}})*\s*$|{_MATRIX_ROW}|\d{{1,4}}{_CELLS}|SUM \w+ "
+        rf"|memcpy |\s+\d(?:\s+\d{{1,4}})*\s*$|{_MATRIX_ROW}|\d{{1,4}}{CELLS}|SUM \w+ "
         r"|(?:Waived|Excluded): |.{0,100}?CUDA_ERROR_",
         f"{_NOT_MEASURED}: gpudoctor check link --level full",
         failures="CUDA_ERROR_",
@@ -125,10 +132,10 @@ OTHER_TOOL_READERS: tuple[TextReader, ...] = (
     ),
     _tool(
         "gpu-burn",
-        r"Tested \d{1,4} GPUs:|GPU Burn$|\d{1,3}\.\d%\s+proc'd: ",
+        r"Tested \d{1,4} GPUs:|GPU Burn$|\d{1,3}\.\d%\s+proc'd: |Couldn't init a GPU test|No clients are alive",
         r"\s*GPU \d{1,4}: (?:OK|FAULTY)|Burning for |Killing processes|Initialized device ",
         f"{_NOT_MEASURED}: gpudoctor check compute --level full",
-        failures=r"GPU \d{1,4}: FAULTY|errors: .{0,60}?[1-9]\d{0,18} \(",
+        failures=burn_failures,
     ),
     _tool(
         "Kubernetes device plugin",
@@ -143,6 +150,36 @@ OTHER_TOOL_READERS: tuple[TextReader, ...] = (
         _ALONE,
         "its checks are not repeated from a text; on the node: gpudoctor check",
         failures=r"(?:ERROR|FATAL):\s{1,4}nhc:|exit code: [1-9]",
+    ),
+    _tool(
+        "systemctl",
+        r"(?:Job|A dependency job) for nvidia-(?!fabricmanager)[\w.@-]{1,60}\.service failed",
+        _ALONE,
+        "a service that did not start; paste: journalctl -xeu SERVICE",
+        failures=".",
+    ),
+    _tool(
+        "slurmctld",
+        r".{0,200}?\bslurm(?:ctld|d)(?:\[\d{1,10}\])?: .{0,120}?(?:Setting node \S{1,100} state to [A-Z]"
+        r"|node \S{1,100} state set to (?:DOWN|DRAIN|FAIL))",
+        _ALONE,
+        "the scheduler's own log; paste of the node: nvidia-smi -q; scontrol show node NAME",
+        failures=r"(?P<words>(?:Setting node|node \S{1,100} state set))",
+    ),
+    _tool(
+        "kubectl get pods",
+        r"(?:NAMESPACE\s+)?NAME\s+READY\s+STATUS\s+RESTARTS\s+AGE\b"
+        r"|(?:[\w.-]{1,100}\s+)?(?:pod/)?(?:nvidia|gpu|dcgm)[\w.-]{1,200}\s+\d{1,3}/\d{1,3}\s+[A-Z]\w",
+        POD.pattern,
+        "pods are not judged; paste of the node: nvidia-smi -q; dmesg",
+        failures=pod_failures,
+    ),
+    _tool(
+        "lspci | grep ACSCtl",
+        r"\s{0,80}ACSCtl:\s+SrcValid[+-]",
+        NO_MORE,
+        "which bridges these are is not in the text; paste: lspci -vvv (as root)",
+        failures=acs_failures,
     ),
     _tool(
         "ibdev2netdev",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from typing import Literal
 
@@ -185,26 +185,29 @@ class HostEvents:
 
     def __init__(self) -> None:
         self._found: dict[tuple[HostEventKind, str | None], HostEvent] = {}
-        self._last_day: dict[tuple[HostEventKind, str | None], deque[float]] = {}
+        self._last_day: dict[tuple[HostEventKind, str | None], deque[tuple[float, int]]] = {}
+        self._in_day: Counter[tuple[HostEventKind, str | None]] = Counter()
 
     def add(self, message: str, time_s: float | None) -> None:
         """Count the message if it is in the table."""
-        told = host_message(message)
-        if told is None:
+        found = host_message(message)
+        if found is None:
             return
+        told, errors = found[:2], found[2]
         before = self._found.get(told)
         if before is None and len(self._found) >= MAX_SUBJECTS:
             return
-        count, first_s = (1, time_s) if before is None else (before.count + 1, before.first_s)
-        in_day = None if time_s is None else self._in_last_day(told, time_s)
+        count, first_s = (errors, time_s) if before is None else (before.count + errors, before.first_s)
+        in_day = None if time_s is None else self._in_last_day(told, time_s, errors)
         self._found[told] = HostEvent(told[0], message, told[1], count, first_s, time_s, in_day)
 
-    def _in_last_day(self, told: tuple[HostEventKind, str | None], time_s: float) -> int:
+    def _in_last_day(self, told: tuple[HostEventKind, str | None], time_s: float, errors: int) -> int:
         times = self._last_day.setdefault(told, deque())
-        times.append(time_s)
-        while times[0] < time_s - _DAY_S:
-            times.popleft()
-        return len(times)
+        times.append((time_s, errors))
+        self._in_day[told] += errors
+        while times[0][0] < time_s - _DAY_S:
+            self._in_day[told] -= times.popleft()[1]
+        return self._in_day[told]
 
     @property
     def events(self) -> tuple[HostEvent, ...]:

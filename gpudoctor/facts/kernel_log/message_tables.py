@@ -86,8 +86,8 @@ _DISK = r"(?P<device>(?!(?:fd|sr|loop|ram|zram)\d)[\w-]{1,40})"
 class HostMessage(msgspec.Struct, frozen=True):
     """One row of the table: the event that a message matching `pattern` means, and the code that prints it.
 
-    The group `device` or `bus` is the subject of the event. The message must contain `words`, which is cheap to check,
-    so that a pattern is only compiled when it is needed.
+    The group `device` or `bus` is the subject of the event, `count` the number of errors that a line stands for. The
+    message must contain `words`, which is cheap to check, so that a pattern is only compiled when it is needed.
     """
 
     kind: HostEventKind
@@ -108,8 +108,8 @@ HOST_MESSAGES: tuple[HostMessage, ...] = (
         "x86 mce/core.c"),
     HostMessage("machine-check", "event severity", r"(?:\{\d+\})?\[Hardware Error\]: *event severity: corrected",
         "acpi/apei/ghes.c"),
-    HostMessage("memory-uncorrected", "EDAC ", r"EDAC (?P<device>MC\d+): \d+ UE ", "edac/edac_mc.c"),
-    HostMessage("memory-corrected", "EDAC ", r"EDAC (?P<device>MC\d+): \d+ CE ", "edac/edac_mc.c"),
+    HostMessage("memory-uncorrected", "EDAC ", r"EDAC (?P<device>MC\d+): (?P<count>\d{1,9}) UE ", "edac/edac_mc.c"),
+    HostMessage("memory-corrected", "EDAC ", r"EDAC (?P<device>MC\d+): (?P<count>\d{1,9}) CE ", "edac/edac_mc.c"),
     HostMessage("memory-uncorrected", "hardware memory",
         r"mce: Uncorrected hardware memory error|(?:MCE|Memory failure): .{0,80}hardware memory corruption",
         "mm/memory-failure.c"),
@@ -171,6 +171,9 @@ HOST_MESSAGES: tuple[HostMessage, ...] = (
     HostMessage("other-driver", "probe routine was not called", r"NVRM: The NVIDIA probe routine was not called for ",
         "NVIDIA nv.c"),
     HostMessage("other-driver", "nouveau", r"NVRM: nouveau, ", "NVIDIA nv.c"),
+    HostMessage("other-gpu", "amdgpu",
+        rf"(?:amdgpu {_BUS}: (?:amdgpu: )?)?(?:\[drm:\w{{1,60}} \[amdgpu\]\] \*ERROR\* |Fatal error |GPU reset begin"
+        r"|ring \S{1,20} timeout|\w{1,60} failed)", "drm/amd/amdgpu"),
     HostMessage("other-driver", "already bound", rf"NVRM: GPU {_BUS} is already bound to ", "NVIDIA nv-pci.c"),
 )  # fmt: skip
 # one of these is in every message of the table
@@ -181,10 +184,11 @@ HOST_WORDS = tuple(dict.fromkeys(row.words for row in HOST_MESSAGES))
 _compiled = cache(re.compile)
 
 
-def host_message(message: str) -> tuple[HostEventKind, str | None] | None:
-    """The kind of event and the device in a kernel message; None for any other message."""
+def host_message(message: str) -> tuple[HostEventKind, str | None, int] | None:
+    """The kind of event, the device and the number of errors in a kernel message; None for any other message."""
     for row in HOST_MESSAGES:
         if row.words in message and (found := _compiled(row.pattern).match(message)):
             named = found.groupdict()
-            return row.kind, short_bus_id(named["bus"]) if named.get("bus") else named.get("device")
+            device = short_bus_id(named["bus"]) if named.get("bus") else named.get("device")
+            return row.kind, device, int(named.get("count") or 1)
     return None

@@ -35,6 +35,7 @@ _PLAIN = (
     rf"(?:[A-Z][a-z]{{2}} )?{_ISO}(?: [A-Z]{{3,5}})?",  # dmesg --time-format=iso, rsyslog, journalctl -o short-full
     r"(?:\d{4} )?[A-Z][a-z]{2} [ \d]?\d \d\d:\d\d:\d\d(?:\.\d{1,6})?(?: \d{4})?",  # syslog, journalctl
     r"[A-Z][a-z]{2} [ \d]?\d \d{4} \d\d:\d\d:\d\d(?:\.\d{1,6})?",
+    r"(?:[^\W\d_]{3,5}\.?|\d{1,2}月) [ \d]?\d \d\d:\d\d:\d\d",  # a month in another language
     r"\d{1,10}\.\d{6}",  # journalctl -o short-unix; dmesg's stamp without its brackets
 )
 _STAMP = re.compile(rf"(?:{'|'.join(_BRACKETED)}) ?|(?P<plain>{'|'.join(_PLAIN)}) ")
@@ -49,7 +50,7 @@ _DECODED = re.compile(
 _HOST = r"[^\s:;,'\"\[\]{}()]{1,253}"
 _STRUCTURED = r"\[[\w@.-]{1,64}(?: [\w@.-]{1,64}=\"[^\"\]\\]{0,200}\"){0,20}\]"
 _KERNEL_TAG = re.compile(
-    rf"(?:{_HOST} )?(?:kern\.\w{{3,7}} )?(?:(?:imklog|rsyslogd?|syslogd|syslog-ng)\[\d{{1,10}}\]: )?"
+    rf"(?:{_HOST} )? ?(?:kern\.\w{{3,7}} )?(?:(?:imklog|rsyslogd?|syslogd|syslog-ng)\[\d{{1,10}}\]: )?"
     # RFC 5424 after the host: program, process, message id, structured data (syslog-ng adds some)
     # vmunix: the kernel's tag in old syslog daemons
     r"(?:(?:kernel|vmunix)(?:\[\d{1,10}\])?:(?: |(?=\[))"

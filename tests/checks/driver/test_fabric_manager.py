@@ -75,7 +75,7 @@ def test_switches_that_show_no_pci_function_need_it_too() -> None:
     ("facts", "status"),
     [
         ({"service": "failed", "result": "exit-code"}, Status.FAIL),
-        ({"service": "failed", "errors": (NOTHING,)}, Status.SKIP),
+        ({"service": "failed", "errors": (NOTHING,)}, Status.UNKNOWN),
         ({"service": "inactive"}, Status.WARN),
         ({"service": "not-found"}, Status.WARN),
         ({"service": "active"}, Status.PASS),

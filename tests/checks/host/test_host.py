@@ -10,7 +10,7 @@ from gpudoctor.checks.core.finding import Status
 from gpudoctor.checks.core.runner import CheckResult
 from gpudoctor.facts.model.gpu import Settings
 from gpudoctor.facts.model.missing import Missing
-from gpudoctor.facts.model.node import Host, Network, Node, RdmaPort
+from gpudoctor.facts.model.node import Host, Network, Node, RdmaPort, Source, SourceKind
 from tests.checks.one_check import gpu, gpus, judge, pairs, words
 
 RAM, CPU, SHM, LIMITS = "host.ram-per-gpu", "host.cpu-per-gpu", "host.shm", "host.limits"
@@ -194,6 +194,15 @@ def test_locked_memory_matters_with_active_rdma_only(memlock_kib: Any, state: st
     ports = (RdmaPort("mlx5_0", 1, state=state),)
     node = Node(host=Host(memlock_kib=memlock_kib), network=Network(rdma_ports=ports))
     assert judge(LIMITS, node).status is status
+
+
+def test_a_text_without_ports_tells_of_a_low_limit_of_locked_memory() -> None:
+    def text(memlock_kib: int | None, kind: SourceKind = "capture") -> CheckResult:
+        return judge(LIMITS, Node(source=Source(kind), host=Host(memlock_kib=memlock_kib, open_files=1024)))
+
+    assert (text(64).status, "64 KiB" in words(text(64)), "only if" in words(text(64))) == (Status.WARN, True, True)
+    assert text(None).status is Status.PASS
+    assert text(64, "live").status is Status.PASS
 
 
 def test_the_ethernet_adapters_of_a_server_ask_for_no_locked_memory() -> None:

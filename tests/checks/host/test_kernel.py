@@ -91,3 +91,11 @@ def test_a_log_that_does_not_reach_back_a_day_is_no_pass() -> None:
     assert check(starts_s=UP_S - 2 * 86_400, **gap).status is Status.PASS
     assert check(**gap).status is Status.UNKNOWN
     assert check(event("oom-kill"), **gap).status is Status.WARN
+
+
+def test_a_machine_check_of_memory_names_the_dimm_that_edac_found() -> None:
+    dimm = HostEvent(
+        "memory-corrected", "EDAC MC1: 1 CE memory scrubbing error on CPU_SrcID#1_Ha#0_Chan#0_DIMM#0", "MC1"
+    )
+    result = check(event("machine-check", at_s=None), dimm, source="capture")
+    assert (result.status, "CPU_SrcID#1_Ha#0_Chan#0_DIMM#0" in words(result)) == (Status.WARN, True)

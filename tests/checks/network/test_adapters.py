@@ -9,7 +9,17 @@ import pytest
 from gpudoctor.checks.core.finding import Status
 from gpudoctor.checks.core.runner import CheckResult
 from gpudoctor.facts.model.missing import Missing
-from gpudoctor.facts.model.node import Host, HostEvent, HostEventKind, KernelLog, Network, Node, RdmaPort
+from gpudoctor.facts.model.node import (
+    Host,
+    HostEvent,
+    HostEventKind,
+    KernelLog,
+    Network,
+    Node,
+    RdmaPort,
+    Source,
+    SourceKind,
+)
 from tests.checks.one_check import judge, words
 
 UP_S = 10 * 86_400.0
@@ -91,13 +101,13 @@ def test_links_that_drop_again_and_again_warn(downs: int, first_s: float, last_s
 
 def test_in_a_text_without_times_three_losses_are_too_many() -> None:
     assert check(event("nic-link-down", 3), event("nic-link-up", 3), rdma=ABSENT, up_s=ABSENT).status is Status.WARN
-    assert check(event("nic-link-down", 2), event("nic-link-up", 2), rdma=ABSENT, up_s=ABSENT).status is Status.SKIP
+    assert check(event("nic-link-down", 2), event("nic-link-up", 2), rdma=ABSENT, up_s=ABSENT).status is Status.PASS
 
 
 def test_a_link_that_does_not_come_back_warns_if_only_the_log_tells() -> None:
     down, up = event("nic-link-down"), event("nic-link-up")
     assert check(down, rdma=ABSENT).status is Status.WARN
-    assert check(down, up, rdma=ABSENT).status is Status.SKIP
+    assert check(down, up, rdma=ABSENT).status is Status.PASS
     assert check(down).status is Status.PASS  # network.infiniband reports whether a known port is up
 
 
@@ -127,3 +137,25 @@ def test_what_was_not_read_is_no_pass() -> None:
     blind = tuple(RdmaPort(f"mlx5_{number}", 1, "ACTIVE") for number in range(2))
     assert check(rdma=blind, log=ABSENT).status is Status.SKIP
     assert check(rdma=ports(), log=ABSENT).status is Status.PASS
+
+
+def test_links_that_only_come_up_in_an_excerpt_were_lost_in_between() -> None:
+    def status(*events: HostEvent, kind: SourceKind = "capture") -> Status:
+        log = KernelLog(events=(), host_events=events)
+        return judge("network.adapters", Node(source=Source(kind), kernel_log=log)).status
+
+    assert status(event("nic-link-up", 4)) is Status.WARN
+    assert status(event("nic-link-up", 3)) is Status.PASS  # as a boot leaves them
+    assert status(event("nic-link-up", 4, first_s=10.0, last_s=90_000.0)) is Status.PASS
+    assert status(event("nic-link-up", 4), kind="live") is Status.PASS  # a whole log has the losses too
+    other = (event("nic-link-down", device="0000:5d:00.0"), event("nic-link-up", device="0000:5d:00.0"))
+    assert status(event("nic-link-up", 4), *other) is Status.PASS
+
+
+def test_an_adapter_whose_limits_are_exceeded_is_no_broken_one() -> None:
+    line = (
+        "mlx5_core 0000:5c:00.0: mlx5_cmd_out_err:800:(pid 0): CREATE_MKEY(0x200) failed, status limits exceeded(0x8)"
+    )
+    result = check(HostEvent("nic-firmware", line, "0000:5c:00.0", last_s=NOW_S))
+    assert (result.status, "memory regions" in words(result)) == (Status.WARN, True)
+    assert "mlxfwreset" not in words(result)

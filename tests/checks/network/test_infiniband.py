@@ -9,7 +9,7 @@ import pytest
 from gpudoctor.checks.core.finding import Status
 from gpudoctor.checks.core.runner import CheckResult
 from gpudoctor.facts.model.missing import Missing
-from gpudoctor.facts.model.node import Network, Node, RdmaPort
+from gpudoctor.facts.model.node import Network, Node, RdmaPort, Source
 from tests.checks.one_check import gpus, judge, words
 
 
@@ -97,6 +97,14 @@ def test_virtual_functions_of_a_hypervisor_alone_are_skipped() -> None:
 def test_ports_that_are_all_down_are_unused() -> None:
     result = check(port(0, **DOWN), port(1, **DOWN))
     assert (result.status, "none of the 2 RDMA ports" in words(result)) == (Status.SKIP, True)
+
+
+def test_a_text_of_ports_alone_that_are_all_down_names_them_and_passes_nothing() -> None:
+    network = Network(rdma_ports=(port(0, **DOWN), port(1, **DOWN)))
+    result = judge("network.infiniband", Node(source=Source("capture"), network=network))
+    assert (result.status, "mlx5_0 port 1, mlx5_1 port 1" in words(result)) == (Status.UNKNOWN, True)
+    beside = Node(source=Source("capture"), gpus=gpus(2, "NVIDIA L4"), network=network)
+    assert judge("network.infiniband", beside).status is Status.SKIP
 
 
 def test_states_that_could_not_be_read_are_no_verdict() -> None:

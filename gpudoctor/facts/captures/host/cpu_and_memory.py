@@ -90,9 +90,17 @@ def parse_df(text: str) -> Host:
     return Host()
 
 
+# the file systems that every job writes to; others may be full for good, as images (squashfs, ISO) and data sets are
+_DF_FULL = re.compile(r"(?!/dev/(?:loop|sr)\d)\S.*\s100%\s+(/\S*)$")
+_DF_WRITTEN = re.compile(r"/(?:$|(?:tmp|var|home|root|scratch|run|dev/shm)(?:/|$)(?!.*/snap/))")
+
+
 def _read_df(block: Block) -> Part:
     inodes = re.search(r"\bdf\b[^|;&]* (?:-\w*i|--inodes)", block.command)
-    return Part() if inodes else Part(Node(host=parse_df(block.text)))
+    what = "inodes" if inodes or any(map(_DF_INODES.search, block.lines)) else "space"
+    full = [found[1] for line in block.lines if (found := _DF_FULL.match(line)) and _DF_WRITTEN.match(found[1])]
+    reported = (f"df: no {what} is left on {', '.join(full[:5])}",) if full else ()
+    return Part(Node(host=Host() if inodes else parse_df(block.text)), reported=reported)
 
 
 def _block_bytes(header: str) -> int:

@@ -6,7 +6,7 @@ import re
 
 from msgspec.structs import replace
 
-from gpudoctor.facts.captures.reader import Block, Part, TextReader
+from gpudoctor.facts.captures.reader import NO_MORE, Block, Part, TextReader, text_reader
 from gpudoctor.facts.model.driver import DRIVER_VERSION, FabricManager
 from gpudoctor.facts.model.node import Node
 
@@ -16,22 +16,24 @@ _NOT_FOUND = re.compile(
     r"(?:Unit|Failed to \w+) nvidia-(fabricmanager|persistenced)\.service"
     r"(?: could not be found|: Unit .{0,80} not found)"
 )
+# `journalctl -u nvidia-fabricmanager`: "Jul 01 11:00:05 dgx2 nv-fabricmanager[3312]: ..." and systemd's own lines; the
+# month in any language ("Okt", "févr.", "11月")
+_STAMPED = r"(?:(?:[^\W\d_]{3,5}\.?|\d{1,2}月) [ \d]?\d [\d:]{8}(?:\.\d{1,9})?|\d{4}-\d\d-\d\dT\S{8,30}) \S+ "
 _UNIT_MORE = re.compile(
     r"\s+[A-Z][\w /]{1,20}: |\s+[├└│]|\s+\d{2,8} /|(?:Hint|Warning|Notice): "
     # the last lines of the unit's journal, but no other log lines
-    r"|(?:[A-Z][a-z]{2} [ \d]?\d [\d:]{8}|\d{4}-\d\d-\d\dT\S{8,30}) \S+ "
+    rf"|{_STAMPED}"
     r"(?:systemd|nv-fabricmanager|nvidia-fabricmanager\S{0,20}|nvidia-persistenced)\[\d{1,10}\]: "
 )
-# `journalctl -u nvidia-fabricmanager`: "Jul 01 11:00:05 dgx2 nv-fabricmanager[3312]: ..." and systemd's own lines
-_STAMPED = r"(?:[A-Z][a-z]{2} [ \d]?\d [\d:]{8}(?:\.\d{1,9})?|\d{4}-\d\d-\d\dT\S{8,30}) \S+ "
 _SERVICE_NAME = r"(?:nvidia-fabricmanager\.service|NVIDIA fabric manager service)"
 _JOURNAL = re.compile(
     rf"{_STAMPED}(?:(?:nv-fabricmanager|nvidia-fabricmanager\S{{0,20}})\[\d{{1,10}}\]: "
     rf"|systemd\[1\]: (?:\w+ |Failed to start ){{0,1}}{_SERVICE_NAME})"
 )
-_JOURNAL_STATE = re.compile(rf"systemd\[1\]: (Starting|Started|Stopped|Failed to start) {_SERVICE_NAME}")
+_JOURNAL_STATE = re.compile(rf"systemd\[1\]: (Starting|Started|Stopping|Stopped|Failed to start) {_SERVICE_NAME}")
+_SCRIPT_STOPPED = re.compile(r"nvidia-fabricmanager-start\.sh\[\d{1,10}\]: Stopped \"")
 _JOURNAL_RESULT = re.compile(r"systemd\[1\]: nvidia-fabricmanager\.service: Failed with result '([a-z-]{3,30})'")
-_STATE_WORDS = {"Started": "active", "Stopped": "inactive", "Failed to start": "failed"}
+_STATE_WORDS = {"Started": "active", "Stopping": "deactivating", "Stopped": "inactive", "Failed to start": "failed"}
 _ACTIVE = re.compile(r"\s+Active: ([a-z-]{3,20})(?: \(([^)]{1,60})\))?")
 _RESULT = re.compile(r"Result: ([a-z-]{3,30})")
 _IS_ACTIVE = re.compile(r"(active|inactive|failed|activating|deactivating|unknown)\s*$")
@@ -54,7 +56,7 @@ _INTERFACE = re.compile(rf"interface version ({DRIVER_VERSION}) (?:don't|doesn't
 def read_service(block: Block) -> Part:
     """`systemctl status`: the service's state and result, and the errors in its last log lines."""
     service = result = None
-    fabric = False
+    fabric, failed = False, False
     for line in block.lines:
         if begin := (_UNIT.match(line) or _NOT_FOUND.match(line)):
             fabric = begin[1] == "fabricmanager"
@@ -64,9 +66,12 @@ def read_service(block: Block) -> Part:
             service = active[1]
             found = _RESULT.search(active[2] or "")
             result = found[1] if found else active[2]
+        elif not fabric and (active := _ACTIVE.match(line)) and active[1] == "failed":
+            failed = True
         elif service is None and _IS_ACTIVE_COMMAND.search(block.command) and (word := _IS_ACTIVE.match(line)):
             service = word[1]
-    return _service_part(block, None if service == "unknown" else service, result)
+    part = _service_part(block, None if service == "unknown" else service, result)
+    return replace(part, reported=("systemctl: nvidia-persistenced has failed",)) if failed else part
 
 
 def read_journal(block: Block) -> Part:
@@ -81,6 +86,8 @@ def read_journal(block: Block) -> Part:
             service = _STATE_WORDS[state[1]]
         elif failed is not None:
             service, result = "failed", failed[1]
+        elif _SCRIPT_STOPPED.search(line):
+            service = "inactive"
         lines.append(line)
     return _service_part(Block(lines), service, result)
 
@@ -121,7 +128,19 @@ def _in_lines(block: Block, start: FabricManager) -> FabricManager:
     return FabricManager(version=version, errors=start.errors if errors is None else tuple(errors))
 
 
+def read_job(block: Block) -> Part:
+    """The answer of `systemctl start`; the service may have started since, so it is an error and no state."""
+    return Part(Node(fabric_manager=FabricManager(errors=tuple(dict.fromkeys(line[:300] for line in block.lines)))))
+
+
 FABRIC_MANAGER_READERS: tuple[TextReader, ...] = (
+    text_reader(
+        "systemctl start",
+        r"(?:Job|A dependency job) for nvidia-fabricmanager\.service failed",
+        NO_MORE,
+        read_job,
+        alone=True,
+    ),
     TextReader(
         "systemctl status",
         lambda line: _UNIT.match(line) or _NOT_FOUND.match(line),

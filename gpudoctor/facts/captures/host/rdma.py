@@ -130,8 +130,13 @@ def _port_leaf(key: str, value: str) -> dict[str, Any]:
     return {}
 
 
+# what ibstat prints below a device, pasted without its indentation
+_UNINDENTED = (
+    r"(?:CA type|Number of ports|(?:Firmware|Hardware) version|(?:Node|System image|Port) GUID|Port \d{1,3}"
+    r"|(?:Physical )?[Ss]tate|Rate|(?:Base|SM) lid|LMC|Capability mask|Link layer): ?\S{0,40}(?: 0x\w+)?\s*$"
+)
 RDMA_READERS: tuple[TextReader, ...] = (
-    text_reader("ibstat", _DEVICE_LINE.match, r"[ \t]+[\w ()\[\]-]{1,40}:|\s+GID\[", read_ports),
+    text_reader("ibstat", _DEVICE_LINE.match, rf"[ \t]+[\w ()\[\]-]{{1,40}}:|\s+GID\[|{_UNINDENTED}", read_ports),
     text_reader("rdma link", _RDMA_LINK.match, NO_MORE, read_rdma_link),
     text_reader(
         "mlxlink",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from gpudoctor.facts.captures import clipped
 from gpudoctor.facts.captures.reader import Block, Part, TextReader, key_value, text_reader
 from gpudoctor.facts.model.node import Host, Node, Scheduler
 
@@ -45,6 +46,9 @@ def read_scontrol(block: Block) -> Part:
     return Part(Node(scheduler=Scheduler(kind="slurm", **leaves), host=Host(**host)))
 
 
+_AWAY = re.compile(r"down|drain|drng|fail|inval|unk|[a-z]{1,12}\*")
+
+
 def read_sinfo(block: Block) -> Part:
     """`sinfo` in its usual forms, if all its rows are about one node."""
     header: list[str] = []
@@ -59,7 +63,11 @@ def read_sinfo(block: Block) -> Part:
             rows.append(dict(zip(header, words, strict=False)))
     names = {row.get("NODELIST", "") for row in rows}
     if len(names) != 1 or not _NODE_LIST_OF_ONE.match(name := names.pop()):
-        return Part(notes=("sinfo: the text is not of one node only",))
+        away = [
+            f"{row['STATE']} {row.get('NODELIST', '')}" for row in rows if _AWAY.match(row.get("STATE", "").lower())
+        ]
+        told = clipped(f": {'; '.join(dict.fromkeys(away))}") if away else ""
+        return Part(notes=(f"sinfo: the text is not of one node only{told}",))
     states = {row["STATE"].lower() for row in rows if "STATE" in row}
     reasons = [row["REASON"] for row in rows if row.get("REASON", "none") != "none"]
     leaves: dict[str, Any] = {"name": name}
@@ -214,17 +222,20 @@ def _ulimits(text: str) -> dict[str, int]:
 
 
 def read_info(block: Block) -> Part:
-    """`docker info`: kernel, operating system, CPUs and memory of the host."""
+    """`docker info`: kernel, operating system, CPUs and memory of the host; whether its storage is full."""
     leaves: dict[str, Any] = {}
+    reported: tuple[str, ...] = ()
     for line in block.lines:
         key, value = key_value(line) or ("", "")
         if key in _INFO_LEAVES and value:
             leaves[_INFO_LEAVES[key]] = value
         elif key == "CPUs" and value.isdecimal():
             leaves["cpus_total"] = int(value[:6])
+        elif key == "Data Space Available" and re.match(r"0(?:\.0{1,3})? ?\w?B", value):
+            reported = ("docker info: no data space is left for containers and images",)
         elif key == "Total Memory" and (size := _MEMORY.match(value)):
             leaves["ram_mib"] = round(float(size[1]) * _MIB[size[2]])
-    return Part(Node(host=Host(**leaves))) if leaves else Part()
+    return Part(Node(host=Host(**leaves)), reported=reported) if leaves or reported else Part()
 
 
 CONTAINER_READERS: tuple[TextReader, ...] = (

@@ -21,7 +21,11 @@ _BEGIN = re.compile(
     rf"|[^|]{{0,400}}Unable to determine the device handle for GPU ?(?:\d{{1,3}}: ?)?{BUS_ID}: \w"
 )
 _MORE = re.compile(r"\s*NVML library version:|.{0,80}?(?:latest NVIDIA driver is installed|Reboot the system)")
-_INFOROM = re.compile(r"\s*(?:WARNING: )?infoROM is corrupted at gpu ", re.IGNORECASE)
+# in the middle of a sentence only if the driver's words are complete
+_INFOROM = re.compile(
+    rf"\s*(?:WARNING: )?infoROM is corrupted at gpu |[^|]{{1,400}}?\binfoROM is corrupted at gpu {BUS_ID}",
+    re.IGNORECASE,
+)
 
 
 def _failure(block: Block) -> Part:
@@ -63,7 +67,7 @@ def _proc(block: Block) -> Part:
     excluded: list[GpuDump] = []
     for line in block.lines:
         if _PROC.match(line) and len(found) < MOST_GPUS:
-            found.append(GpuDump("", {}))
+            found.append(GpuDump("", {}, lists_mig=False))
         if found and _PROC_EXCLUDED.match(line):
             excluded.append(found[-1])
         if not found or (field := _PROC_FIELD.match(line)) is None or "?" in field[2]:

@@ -155,7 +155,7 @@ def _parse(lines: list[str], command: str, whole_end: bool) -> SmiDump:
         identity = index or bus_id or values.get("uuid") or values.get("gpu_uuid") or str(number)
         if len(found) >= MOST_GPUS and identity not in found:
             raise SourceError(f"more than {MOST_GPUS} GPUs: not those of one machine")
-        dump = GpuDump(short_bus_id(bus_id) if re.fullmatch(BUS_ID, bus_id) else "", _paths(values))
+        dump = GpuDump(short_bus_id(bus_id) if re.fullmatch(BUS_ID, bus_id) else "", _paths(values), lists_mig=False)
         order = found[identity][1] if identity in found else len(found)
         found[identity] = (dump, int(index) if index.isdecimal() and len(index) < 5 else order)
         last = identity

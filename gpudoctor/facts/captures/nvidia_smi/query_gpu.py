@@ -49,12 +49,13 @@ W = TypeVar("W")
 
 
 class GpuDump(msgspec.Struct):
-    """A GPU's section as normalised path -> text, and its two lists."""
+    """A GPU's section as normalised path -> text, and its two lists. `lists_mig`: instances would be listed if any."""
 
     bus_id: str
     values: dict[str, str] = {}
     processes: list[dict[str, str]] = []
     mig_devices: list[dict[str, str]] = []
+    lists_mig: bool = True
 
 
 def gpu_from(dump: GpuDump, index: int) -> Gpu:
@@ -88,7 +89,7 @@ def gpu_from(dump: GpuDump, index: int) -> Gpu:
         throttle_times=throttle_times_of(v),
         thermal=thermal_of(v),
         power=power_of(v),
-        settings=_settings(v, dump.mig_devices),
+        settings=_settings(v, dump),
         processes=_processes(v, dump.processes),
         utilization=Utilization(
             gpu_pct=v.whole("utilization/gpu_util", "utilization/gpu"),
@@ -128,19 +129,20 @@ def _fabric(v: Values) -> Fabric:
     )
 
 
-def _settings(v: Values, mig_devices: list[dict[str, str]]) -> Settings:
+def _settings(v: Values, dump: GpuDump) -> Settings:
     compute = _lower(v.text("compute_mode"))
     if not isinstance(compute, Missing):
         compute = compute.replace("_", "-")
     mode = _lower(v.text("gpu_virtualization_mode/virtualization_mode"))
     mig = v.flag("mig_mode/current_mig", "mig_mode/current")
+    instances = tuple(_mig_instance(Values(device)) for device in dump.mig_devices)
     addressing = v.text("addressing_mode")
     return Settings(
         persistence=v.flag("persistence_mode"),
         compute_mode=_one_of(compute, _COMPUTE_MODES),
         mig_enabled=mig,
         mig_pending=v.flag("mig_mode/pending_mig", "mig_mode/pending"),
-        mig_instances=mig if isinstance(mig, Missing) else tuple(_mig_instance(Values(d)) for d in mig_devices),
+        mig_instances=mig if isinstance(mig, Missing) else instances if instances or dump.lists_mig else ABSENT,
         display_attached=v.flag("display_attached", "display_mode"),
         display_active=v.flag("display_active"),
         addressing_mode=addressing if isinstance(addressing, Missing) else addressing.lower(),

@@ -150,7 +150,8 @@ def _pair(a: int, b: int, cell: str, line: int) -> GpuPair:
     a, b = min(a, b), max(a, b)
     if cell.startswith("NV") and cell[2:].isdecimal():
         return GpuPair(a, b, path=ABSENT, nvlinks=int(cell[2:4]), p2p_read=ABSENT, p2p_write=ABSENT)
-    path = next((kind for kind in _PATHS if kind == cell), None)
+    # SOC: the word of drivers before 384 for SYS
+    path = next((kind for kind in _PATHS if kind == ("SYS" if cell == "SOC" else cell)), None)
     if path is None and cell != "N/A":
         raise SourceError(f"line {line}: {cell[:20]!r} is no connection between GPUs")
     return GpuPair(

@@ -1,0 +1,129 @@
+"""What the texts of other tools report: figures for the note on them, and failures, after which a node cannot pass."""
+
+from __future__ import annotations
+
+import re
+
+from gpudoctor.facts.captures.reader import Block
+from gpudoctor.units import ranges
+
+CELLS = r"(?:\s+(?:N/A|\d{1,9}(?:\.\d{1,6})?)){1,1024}\s*$"
+
+# nccl-tests, with or without the "#" that web pages take for a heading
+_RANK = re.compile(r"#?\s+Rank\s+\d{1,5}\s.{0,200}? on\s+(\S{1,100})\s+device\s")
+_NCCL_ROW = re.compile(r"(?:\s*\S{1,12}:)?\s*(\d{1,15})\s+\d{1,15}\s+[a-z]\w{2,12}\s(.{10,300})$")
+
+
+def nccl_figures(block: Block) -> str:
+    hosts = [found[1] for line in block.lines if (found := _RANK.match(line))]
+    largest, busbw = 0, ""
+    for line in block.lines:
+        row = _NCCL_ROW.match(line)
+        cells = row[2].split() if row else []
+        # time, algbw, busbw and errors; first out of place, then in place
+        if row and len(cells) >= 8 and int(row[1]) >= largest and re.fullmatch(r"\d{1,9}(?:\.\d{1,6})?", cells[-6]):
+            largest, busbw = int(row[1]), cells[-6]
+    ranks = f"{len(hosts)} ranks on {len(set(hosts))} host{'s' * (len(set(hosts)) > 1)}, " if hosts else ""
+    return f"{ranks}{busbw} GB/s busbw at {largest} bytes" if busbw else ranks.rstrip(", ")
+
+
+_BURN_GPU = re.compile(r"\s*GPU (\d{1,4}): (OK|FAULTY)")
+_BURN_PROGRESS = re.compile(r"(\d{1,3})\.\d%\s+proc'd: ([^e]{1,20000})errors: ?([^t]{0,20000})")
+_BURN_ENDED = re.compile(r"Couldn't init a GPU test|No clients are alive|\(DIED!\)")
+
+
+def burn_failures(block: Block) -> list[str]:
+    """What gpu-burn found: GPUs that are faulty, computed wrongly, computed nothing, or could not be started at all."""
+    verdicts = [found for line in block.lines if (found := _BURN_GPU.match(line))]
+    faulty = [int(found[1]) for found in verdicts if found[2] == "FAULTY"]
+    told = [f"{len(faulty)} of {len(verdicts)} GPUs FAULTY: GPU {ranges(sorted(set(faulty)))}"] if faulty else []
+    progress = [found for line in block.lines if (found := _BURN_PROGRESS.match(line))]
+    if progress:
+        last = progress[-1]
+        rates = re.findall(r"\((\d{1,12}(?:\.\d{1,6})?) Gflop/s\)", last[2])
+        errors = re.findall(r"-?\d{1,20}", last[3])
+        idle, wrong = sum(float(rate) == 0 for rate in rates), sum(int(count) != 0 for count in errors)
+        # the first lines come before the first result
+        if idle and int(last[1]) >= 50:
+            told.append(f"0 Gflop/s on {idle} of {len(rates)} GPUs")
+        if wrong:
+            told.append(f"compute errors on {wrong} of {len(errors)} GPUs")
+    return told + [line.strip()[:200] for line in block.lines if _BURN_ENDED.match(line.lstrip())]
+
+
+_P2P_MATRIX = re.compile(r"\s*(Uni|Bi)directional P2P=(En|Dis)abled Bandwidth")
+_P2P_ROW = re.compile(rf"\s{{1,12}}(\d{{1,4}})({CELLS})")
+_SLOWER = 0.8
+
+
+def p2p_failures(block: Block) -> list[str]:
+    """Copies from GPU to GPU that are slower with peer to peer than without, through the host: no profile is needed."""
+    rates: dict[tuple[str, str], list[float]] = {}
+    now: tuple[str, str] | None = None
+    for line in block.lines:
+        if head := _P2P_MATRIX.match(line):
+            now = (head[1], head[2])
+        elif now is not None and (row := _P2P_ROW.match(line)):
+            others = (cell for column, cell in enumerate(row[2].split()) if column != int(row[1]))
+            rates.setdefault(now, []).extend(float(cell) for cell in others if cell != "N/A")
+        elif line.strip() and not re.match(r"\s+(?:D\\D|GPU)\s", line):
+            now = None
+    told = []
+    for way in ("Uni", "Bi"):
+        on, off = sorted(rates.get((way, "En"), [])), sorted(rates.get((way, "Dis"), []))
+        if on and off and on[len(on) // 2] < _SLOWER * off[len(off) // 2]:
+            rates_told = f"{on[len(on) // 2]:g} GB/s with peer to peer and {off[len(off) // 2]:g} without"
+            told.append(f"{way.lower()}directional {rates_told}")
+    return told
+
+
+_COPY = re.compile(r"\s*(Host to Device|Device to Host) Bandwidth, ")
+_COPY_UNIT = re.compile(r"\s+Transfer Size \(Bytes\)\s+Bandwidth\((M|G)B/s\)")
+_COPY_RATE = re.compile(r"\s+\d{3,12}\s+(\d{1,7}(?:\.\d{1,3})?)\s*$")
+_SLOW_COPY_GB_S = 5  # PCIe 3.0 x8 carries 6
+
+
+def _copies(block: Block) -> list[tuple[str, float]]:
+    """The ways of bandwidthTest between RAM and a GPU, with their highest rate in GB/s."""
+    rates: dict[str, float] = {}
+    way, unit_gb = "", 0.0
+    for line in block.lines:
+        if " Bandwidth, " in line:
+            way, unit_gb = (found[1].lower() if (found := _COPY.match(line)) else ""), 0.0
+        elif unit := _COPY_UNIT.match(line):
+            unit_gb = 1.0 if unit[1] == "G" else 0.001
+        elif way and unit_gb and (rate := _COPY_RATE.match(line)):
+            rates[way] = max(rates.get(way, 0.0), float(rate[1]) * unit_gb)
+    return list(rates.items())
+
+
+def copy_figures(block: Block) -> str:
+    return ", ".join(f"{way} {rate:.1f} GB/s" for way, rate in _copies(block))
+
+
+def copy_failures(block: Block) -> list[str]:
+    """What bandwidthTest says has failed, and copies that are slower than any link of a GPU should be."""
+    slow = [f"{way} {rate:.1f} GB/s" for way, rate in _copies(block) if rate < _SLOW_COPY_GB_S]
+    told = [f"{rate}: a slow link, or CPUs and memory far from the GPU" for rate in slow]
+    return [line.strip() for line in block.lines if "Result = FAIL" in line] + told
+
+
+POD = re.compile(
+    r"(?:[\w.-]{1,100}\s+)?(?:pod/)?(?P<pod>[\w.-]{1,253})\s+\d{1,3}/\d{1,3}\s+(?P<status>[A-Z]\S{2,60})\s"
+)
+_GPU_SOFTWARE = re.compile(r"nvidia|gpu|dcgm")
+_POD_WELL = ("Running", "Completed", "Succeeded", "Terminating")
+
+
+def pod_failures(block: Block) -> list[str]:
+    """The pods of GPU software that do not run, as kubectl says; those that fail before those that wait."""
+    pods = [found for line in block.lines if (found := POD.match(line)) and _GPU_SOFTWARE.search(found["pod"])]
+    bad = [pod for pod in pods if pod["status"] not in _POD_WELL]
+    bad.sort(key=lambda pod: pod["status"].startswith(("Init:0", "Pending", "ContainerCreating", "PodInitializing")))
+    return [f"{pod['pod']} {pod['status']}" for pod in bad]
+
+
+def acs_failures(block: Block) -> list[str]:
+    """Whether ACS is on in any function: NVIDIA's advice is to see "SrcValid-" everywhere."""
+    on = sum("SrcValid+" in line or "Redir+" in line for line in block.lines)
+    return [f"ACS is on (SrcValid+) in {on} of {len(block.lines)} functions"] if on else []
