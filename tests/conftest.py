@@ -113,7 +113,6 @@ def pytest_collection_finish() -> None:
 
     Of the rest nearly all is freed without it, and looking every 700 objects, as Python does, costs a tenth.
     """
-    gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
     gc.enable()
