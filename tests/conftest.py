@@ -118,6 +118,12 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_unconfigure() -> None:
+    """Look for no more garbage: pytest just did. It would again, and Python twice as it ends; each costs a second."""
+    gc.freeze()
+
+
 @pytest.fixture(scope="session")
 def captures() -> Path:
     """The folder of real dumps; the test is skipped if it is absent."""
