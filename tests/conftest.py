@@ -113,10 +113,15 @@ def pytest_collection_finish() -> None:
 
     Of the rest nearly all is freed without it, and looking every 700 objects, as Python does, costs a tenth.
     """
-    gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
     gc.enable()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_unconfigure() -> None:
+    """Look for no more garbage: pytest just did. It would again, and Python twice as it ends; each costs a second."""
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

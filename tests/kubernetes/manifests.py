@@ -96,7 +96,9 @@ def _build(folder: Path) -> str:
 
 def _read(text: str, file: str) -> list[Manifest]:
     return [
-        Manifest(file, f"{data['kind']}/{data['metadata']['name']}", data) for data in yaml.safe_load_all(text) if data
+        Manifest(file, f"{data['kind']}/{data['metadata']['name']}", data)
+        for data in yaml.load_all(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        if data
     ]
 
 

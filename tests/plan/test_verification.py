@@ -18,6 +18,13 @@ from tests.cli.conftest import Gpudoctor
 
 pytestmark = pytest.mark.usefixtures("forked_starters")
 
+
+@pytest.fixture(autouse=True)
+def _short_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps of CPU ranks, whose time no test judges, are not timed again and again."""
+    monkeypatch.setattr(verification, "STEPS", 1)
+
+
 CPU = ("--node", "cpu-only", "--try", "--backend", "gloo")
 
 with_torch = pytest.mark.skipif(find_spec("torch") is None, reason="PyTorch is not installed")

@@ -6,6 +6,7 @@ shows that the probes take their steps in order, on the right devices, and come 
 
 from __future__ import annotations
 
+import gc
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -94,6 +95,7 @@ def install(
 ) -> None:
     """Put the played torch.cuda in the place of the real one, and let pinned and GPU tensors be plain ones."""
     assert threading.current_thread() is threading.main_thread()
+    gc.freeze()  # before they ask how much memory is free, probes collect garbage: not what earlier tests keep
     FakeEvent.clock_ms = 0.0
     cuda = torch.cuda
     played: dict[str, Any] = {

@@ -12,8 +12,6 @@ from typing import Any, cast
 import msgspec
 import pytest
 import torch
-import torch.distributed.fsdp
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from gpudoctor.checks.core.case import Case
 from gpudoctor.checks.core.finding import Status
@@ -191,6 +189,8 @@ def test_a_rank_that_dies_in_a_strategy_is_named_with_it(
 
 
 def test_what_an_older_torch_cannot_shard_is_said_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch.distributed.fsdp
+
     one, two = "FullyShardedDataParallel", "fully_shard"
     assert why_not_fsdp(one, on_gpu=False) is why_not_fsdp(two, on_gpu=False) is None
     monkeypatch.delattr(torch.cpu.Stream, "record_event")  # as in 2.6
@@ -203,6 +203,8 @@ def test_what_an_older_torch_cannot_shard_is_said_in_words(monkeypatch: pytest.M
 
 
 def test_traffic_is_counted_past_the_tensors_by_which_torch_plans() -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode  # for seconds: not in every worker that collects
+
     planned = FakeTensorMode().from_tensor(torch.ones(2))
     with TrafficCounter() as traffic:
         assert (planned + planned).shape == (2,)
