@@ -41,7 +41,7 @@ from gpudoctor.facts.captures.source import load_source
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.simulated.load import apply_faults
-from gpudoctor.facts.system.network_reach import LocalInterface, Reach
+from gpudoctor.facts.system.network import LocalInterface, Reach
 from gpudoctor.plugins import all_checks
 from gpudoctor.report.judge import Question, judge
 from gpudoctor.report.model import Report, render_json
