@@ -18,10 +18,10 @@ from msgspec.structs import replace
 from gpudoctor.acceptance.children import Guardian, beside, run_child
 from gpudoctor.acceptance.command import run_steps
 from gpudoctor.acceptance.driver_child import DriverReading
+from gpudoctor.acceptance.driver_steps import judged as judged_settings
 from gpudoctor.acceptance.quick_steps import verdicts
 from gpudoctor.acceptance.rate_steps import all_reduce, bus_bandwidth, judged, rate_item
 from gpudoctor.acceptance.run import AcceptanceRequest, AcceptanceRun, Item, Step, agreed, result_of
-from gpudoctor.acceptance.settings_step import judged as judged_settings
 from gpudoctor.acceptance.smi_step import compare, compared
 from gpudoctor.acceptance.steps import level_items, wanted_steps
 from gpudoctor.checks.core.finding import Status, unknown
