@@ -9,9 +9,8 @@ import pytest
 from gpudoctor.checks.core.finding import Finding, Status
 from gpudoctor.facts.captures.host.lspci import parse_lspci
 from gpudoctor.facts.kernel_log.lines import read_kernel_text
-from gpudoctor.facts.model.driver import DkmsBuild, LoadFailure
+from gpudoctor.facts.model.driver import ApiMismatch, DkmsBuild, KernelLog, LoadFailure
 from gpudoctor.facts.model.gpu import MemoryRepair, PcieHop, PcieLink
-from gpudoctor.facts.model.kernel_log import ApiMismatch, KernelLog
 from gpudoctor.facts.model.node import Driver, Host, Node, PciBus, PciDevice, Scheduler, Source
 from tests.checks.one_check import gpu, judge, text_of, words
 

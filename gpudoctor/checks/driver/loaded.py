@@ -13,8 +13,7 @@ from gpudoctor.checks.core.finding import Advice, Evidence, Finding, fail, ok, s
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.scope import pci_gpus
 from gpudoctor.checks.core.subject import NODE
-from gpudoctor.facts.model.driver import LoadFailureCause
-from gpudoctor.facts.model.kernel_log import HostEvent, KernelEvent
+from gpudoctor.facts.model.driver import HostEvent, KernelEvent, LoadFailureCause
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node
 
