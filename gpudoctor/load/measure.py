@@ -28,7 +28,7 @@ from gpudoctor.load.devices import (
 
 with lazy_imports():
     from gpudoctor import progress as progress_lines
-    from gpudoctor.probes.runner import launch, messages, run_collector, telemetry
+    from gpudoctor.probes.runner import launch, messages, run_collector, run_progress
     from gpudoctor.probes.runner import plan as probe_plan
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ def _probed(
     lines = progress if isinstance(progress, progress_lines.ProgressLines) else None
     if lines is not None and plan.backend == "nccl" and level == "standard":
         lines.expect(progress_lines.USUAL_STANDARD_S)
-    with telemetry.sampling(plan) as sampled:
+    with run_progress.sampling(plan) as sampled:
 
         def hear(rank: int, message: messages.AnyMessage) -> None:
             sampled.take(rank, message)

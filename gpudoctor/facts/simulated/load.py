@@ -1,8 +1,8 @@
 """Load simulated nodes: from packaged YAML to the same `Node` that a real machine would have.
 
-The YAML is compact. A group of GPUs shares a template; values that differ are in columns, one value per GPU; PCIe paths,
-NVLinks and pairs are derived. Leaves that are not in the YAML are "not supported", as in a live collection that reads
-everything.
+The YAML is compact. A group of GPUs shares a template; values that differ are in columns, one value per GPU. PCIe
+paths, NVLinks and pairs are derived. Leaves that are not in the YAML are "not supported", as in a live collection that
+reads everything.
 """
 
 from __future__ import annotations

@@ -12,10 +12,10 @@ import torch
 import torch.distributed as dist
 
 from gpudoctor.facts.model.missing import Missing
-from gpudoctor.probes.runner.error_texts import meaning_of
 from gpudoctor.probes.runner.messages import StrategyLeftOut, StrategyShared
 from gpudoctor.probes.runner.rank import Rank
-from gpudoctor.probes.runner.torch_errors import in_one_line
+from gpudoctor.probes.runner.stalls import meaning_of
+from gpudoctor.probes.runner.torch_device import in_one_line
 from gpudoctor.probes.strategies.bench import Bench
 from gpudoctor.probes.strategies.checkpointing import run_checkpointing
 from gpudoctor.probes.strategies.data_parallel import run_ddp, run_dp, run_fsdp, run_fsdp1, run_zero1
