@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from gpudoctor.facts.model.measured_devices import ComputeRank, Gemm, HostLink, PeerLink
+from gpudoctor.facts.model.measured_hardware import ComputeRank, Gemm, HostLink, PeerLink
 from gpudoctor.facts.model.measurements import (
     Collective,
     Launch,

@@ -29,7 +29,7 @@ from gpudoctor.checks.core.subject import of_rank
 from gpudoctor.errors import UserError
 from gpudoctor.facts.captures.nvidia_smi.query_xml import parse_smi_xml
 from gpudoctor.facts.model.gpu import Clocks, Gpu, Power, Thermal
-from gpudoctor.facts.model.measured_devices import ComputeRank, Gemm, HostLink
+from gpudoctor.facts.model.measured_hardware import ComputeRank, Gemm, HostLink
 from gpudoctor.facts.model.measurements import Launch, Measurements, ProbeProblem
 from gpudoctor.facts.model.missing import UNSUPPORTED, Missing
 from gpudoctor.facts.model.node import Source

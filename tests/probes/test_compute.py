@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from gpudoctor.errors import UserError  # noqa: E402
-from gpudoctor.facts.model.measured_devices import ComputeRank  # noqa: E402
+from gpudoctor.facts.model.measured_hardware import ComputeRank  # noqa: E402
 from gpudoctor.facts.model.measurements import Measurements  # noqa: E402
 from gpudoctor.facts.model.missing import Missing  # noqa: E402
 from gpudoctor.probes.compute import correctness  # noqa: E402

@@ -12,7 +12,7 @@ from gpudoctor.checks.nvlink.link_state import model_of
 from gpudoctor.checks.pcie.link_state import generation_reachable
 from gpudoctor.facts.model.gpu import Gpu, GpuPair
 from gpudoctor.facts.model.links import link_gb_s
-from gpudoctor.facts.model.measured_devices import PeerLink
+from gpudoctor.facts.model.measured_hardware import PeerLink
 from gpudoctor.facts.model.missing import known
 
 _ONE_SWITCH = ("PIX", "PXB")

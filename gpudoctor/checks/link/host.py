@@ -15,7 +15,7 @@ from gpudoctor.checks.core.under_load import highest_of, load_of
 from gpudoctor.checks.pcie.link_state import describe, generation_reachable, hidden_bridges, names_of, on_c2c
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.links import link_gb_s
-from gpudoctor.facts.model.measured_devices import HostLink
+from gpudoctor.facts.model.measured_hardware import HostLink
 from gpudoctor.facts.model.missing import Missing, known
 
 HOST = "link.host"

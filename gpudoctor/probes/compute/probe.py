@@ -8,7 +8,7 @@ from statistics import median
 import msgspec
 import torch
 
-from gpudoctor.facts.model.measured_devices import ComputeRank, Gemm
+from gpudoctor.facts.model.measured_hardware import ComputeRank, Gemm
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.probes.compute.correctness import check_memory, fingerprints
 from gpudoctor.probes.runner.merge import median_deviation

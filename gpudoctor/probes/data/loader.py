@@ -23,7 +23,7 @@ import msgspec
 import torch
 from torch.utils import data as torchs
 
-from gpudoctor.facts.model.measured_data import LoaderRates
+from gpudoctor.facts.model.measured_hardware import LoaderRates
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.probes.runner.torch_device import in_one_line
 from gpudoctor.probes.storage import page_cache

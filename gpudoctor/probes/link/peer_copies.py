@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from gpudoctor.facts.model.measured_devices import PeerLink
+from gpudoctor.facts.model.measured_hardware import PeerLink
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.probes.runner.rank import Rank
 from gpudoctor.probes.runner.torch_device import (

@@ -11,7 +11,7 @@ from statistics import median
 import msgspec
 import torch
 
-from gpudoctor.facts.model.measured_devices import HostLink
+from gpudoctor.facts.model.measured_hardware import HostLink
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.system.sysfs import parse_cpu_list
 from gpudoctor.probes.link.peer_copies import measure_peers
