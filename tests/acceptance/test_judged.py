@@ -25,6 +25,7 @@ from gpudoctor.acceptance.run import AcceptanceRequest, AcceptanceRun, Item, Ste
 from gpudoctor.acceptance.smi_step import compare, compared
 from gpudoctor.acceptance.steps import level_items, wanted_steps
 from gpudoctor.checks.core.finding import Status, unknown
+from gpudoctor.checks.core.registry import all_checks
 from gpudoctor.checks.core.subject import of_rank
 from gpudoctor.errors import UserError
 from gpudoctor.facts.captures.nvidia_smi.query_xml import parse_smi_xml
@@ -34,7 +35,6 @@ from gpudoctor.facts.model.measurements import Launch, Measurements, ProbeProble
 from gpudoctor.facts.model.missing import UNSUPPORTED, Missing
 from gpudoctor.facts.model.node import Source
 from gpudoctor.facts.simulated.load import apply_faults, load_node
-from gpudoctor.plugins import all_checks
 from gpudoctor.probes.compute.plain_loops import HostCopies, LoopOrder, PlainFigures
 from gpudoctor.process.own_program import own_python
 from gpudoctor.report.judge import Question, judge

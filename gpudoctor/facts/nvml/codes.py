@@ -1,6 +1,7 @@
 """What NVML's numbers mean: their labels as nvidia-smi prints them, and what an error costs.
 
-Unknown numbers keep their value. An error costs one value, one GPU, or the node: the same rule for live reads and dumps.
+Unknown numbers keep their value. An error costs one value, one GPU, or the node; the rule is the same for live reads
+and dumps.
 """
 
 from __future__ import annotations
