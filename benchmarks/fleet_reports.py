@@ -19,7 +19,8 @@ from typing import Any
 
 import msgspec
 
-from gpudoctor.facts.model.measured_devices import ComputeRank, Gemm, HostLink, PeerLink
+from gpudoctor.checks.core.registry import all_checks
+from gpudoctor.facts.model.measured_hardware import ComputeRank, Gemm, HostLink, PeerLink
 from gpudoctor.facts.model.measurements import (
     Collective,
     Launch,
@@ -33,7 +34,6 @@ from gpudoctor.facts.model.measurements import (
 from gpudoctor.facts.model.missing import known
 from gpudoctor.facts.model.node import Node
 from gpudoctor.facts.simulated.load import apply_faults, load_node
-from gpudoctor.plugins import all_checks
 from gpudoctor.report.judge import Question, judge
 from gpudoctor.report.model import Run, SourceSummary, render_json
 

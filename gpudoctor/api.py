@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from gpudoctor.checks.core.registry import LEVELS, Check, Level, matches, select
+from gpudoctor.checks.core.registry import LEVELS, Check, Level, all_checks, matches, select
 from gpudoctor.config import Config, load_config, threshold_overrides
 from gpudoctor.errors import UserError
 from gpudoctor.exits import InterruptedBySignal, printable
@@ -26,7 +26,6 @@ from gpudoctor.load.burn import burn_duration_s, count_again
 from gpudoctor.load.devices import Backend, LoadRequest
 from gpudoctor.load.measure import cut_short, measure, puts_load
 from gpudoctor.load.storage import absolute_paths, need_gb_s, refuse_data, with_storage
-from gpudoctor.plugins import all_checks
 from gpudoctor.probes.runner.launch_engine import MAX_RANKS, LocalPlacement
 from gpudoctor.units import rfc3339
 

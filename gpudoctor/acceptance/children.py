@@ -19,7 +19,7 @@ from time import monotonic
 import msgspec
 
 from gpudoctor.errors import UserError
-from gpudoctor.facts.system.command import run_command
+from gpudoctor.facts.system.sysfs import run_command
 from gpudoctor.process.command import Completed
 from gpudoctor.process.ending import ENDING_SIGNALS, end_marked, ending_words
 from gpudoctor.process.own_program import own_python

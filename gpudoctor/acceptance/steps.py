@@ -9,7 +9,7 @@ from time import monotonic, sleep
 import msgspec
 
 from gpudoctor.acceptance.children import MARK
-from gpudoctor.acceptance.driver_step import driver
+from gpudoctor.acceptance.driver_steps import driver, settings
 from gpudoctor.acceptance.quick_steps import quick, under_load, verdicts
 from gpudoctor.acceptance.rate_steps import all_reduce, rates
 from gpudoctor.acceptance.run import (
@@ -23,7 +23,6 @@ from gpudoctor.acceptance.run import (
     found_none,
     shm_entries,
 )
-from gpudoctor.acceptance.settings_step import settings
 from gpudoctor.acceptance.smi_step import facts
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import known

@@ -31,7 +31,7 @@ with lazy_imports():
     from gpudoctor import api, progress, units
     from gpudoctor.facts.nvml import collector_ahead, fake_driver_context
     from gpudoctor.facts.redaction import redact
-    from gpudoctor.facts.system import node_exporter
+    from gpudoctor.facts.system import services
     from gpudoctor.probes.runner import local_workers
     from gpudoctor.report import html, junit, model, nagios, output_files, prometheus, text
 
@@ -165,7 +165,7 @@ def _write_report(report: model.Report, args: argparse.Namespace) -> int:
         return COULD_NOT
     if args.format == "prometheus" and to_file(args) and args.output.is_file():
         # with metrics in a folder that node_exporter does not read, the node would silently be missing
-        why_not = prometheus.why_not_read(args.output, node_exporter.read_node_exporters(Path("/")))
+        why_not = prometheus.why_not_read(args.output, services.read_node_exporters(Path("/")))
         if why_not is not None:
             say(why_not)
     return code

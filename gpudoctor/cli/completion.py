@@ -43,9 +43,9 @@ def _offer_names(parser: argparse.ArgumentParser) -> None:
     """
     import shtab
 
+    from gpudoctor.checks.core.registry import all_checks
     from gpudoctor.diagnose.causes import page_names
     from gpudoctor.facts.simulated.load import fault_names, node_names
-    from gpudoctor.plugins import all_checks
     from gpudoctor.profiles.load import profile_names
 
     checks = [check.id for check in all_checks()]

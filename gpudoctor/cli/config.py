@@ -10,7 +10,8 @@ from gpudoctor.exits import OK, write_stdout
 from gpudoctor.lazy_import import lazy_imports
 
 with lazy_imports():
-    from gpudoctor import config, plugins
+    from gpudoctor import config
+    from gpudoctor.checks.core import registry
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -19,6 +20,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write it as YAML that is itself a valid file. Raise UserError for an invalid configuration."""
-    checks = plugins.all_checks()
+    checks = registry.all_checks()
     write_stdout(config.as_yaml(config.load_config(args.config, os.environ, checks), checks))
     return OK

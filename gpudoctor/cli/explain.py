@@ -9,7 +9,6 @@ from gpudoctor.exits import OK, write_stdout
 from gpudoctor.lazy_import import lazy_imports
 
 with lazy_imports():
-    from gpudoctor import plugins
     from gpudoctor.checks.core import registry
     from gpudoctor.diagnose import causes
     from gpudoctor.report import check_docs
@@ -24,7 +23,7 @@ def run(args: argparse.Namespace) -> int:
     if args.id.startswith("diagnose."):
         write_stdout(_page_of_cause(args.id))
         return OK
-    for check in registry.select(plugins.all_checks(), [args.id]):
+    for check in registry.select(registry.all_checks(), [args.id]):
         write_stdout(check_docs.page_text(check))
     return OK
 

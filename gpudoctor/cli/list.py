@@ -10,7 +10,7 @@ from gpudoctor.exits import OK, printable, write_stdout
 from gpudoctor.lazy_import import lazy_imports
 
 with lazy_imports():
-    from gpudoctor import plugins
+    from gpudoctor.checks.core import registry
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -19,7 +19,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write id, level and title of each check. Raise UserError for a plugin that cannot be loaded."""
-    checks = plugins.all_checks()
+    checks = registry.all_checks()
     if args.json:
         rows = [{"id": c.id, "level": c.level, "title": c.title} for c in checks]
         write_stdout(msgspec.json.encode(rows).decode() + "\n")

@@ -9,7 +9,7 @@ from typing import TypeVar
 import msgspec
 
 from gpudoctor.diagnose.diagnosis import Diagnosis
-from gpudoctor.facts.redaction.private_shapes import shapes_taken_out
+from gpudoctor.facts.redaction.shapes import shapes_taken_out
 
 T = TypeVar("T")
 

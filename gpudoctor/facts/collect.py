@@ -23,7 +23,7 @@ from gpudoctor.lazy_import import lazy_imports
 with lazy_imports():
     from gpudoctor.facts.kernel_log import live as kernel_log
     from gpudoctor.facts.nvml import collector as nvml_collector
-    from gpudoctor.facts.system import environment, fabric_manager, network, pci, software, storage
+    from gpudoctor.facts.system import environment, network, pci, services, storage
     from gpudoctor.facts.system import host as live_host
 
 if TYPE_CHECKING:
@@ -112,10 +112,10 @@ def _read_host(root: Path, deadline_s: float, into: dict[str, Any], data: Sequen
         into["host"] = live_host.read_host(root)
         into["environment"] = environment.read_environment(os.environ, root)
         into["software"] = replace(
-            software.read_software(), nccl_net_plugins=software.read_nccl_net_plugins(root, os.environ)
+            environment.read_software(), nccl_net_plugins=environment.read_nccl_net_plugins(root, os.environ)
         )
         into["network"] = network.read_network(root)
-        into["fabric_manager"] = fabric_manager.read_fabric_manager(root)
+        into["fabric_manager"] = services.read_fabric_manager(root)
         into["storage"] = paths.read()
     into["kernel_log"] = kernel_log.read_kernel_log(root, deadline_s)
 

@@ -14,7 +14,7 @@ import pynvml
 
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node, short_bus_id
-from gpudoctor.facts.nvml import labels as words
+from gpudoctor.facts.nvml import codes as words
 from gpudoctor.fakes.nvml_table import SYSTEM, NvmlTable, TableRow, code_named, handle_name
 from gpudoctor.fakes.table_gpu import UNKNOWN_BYTES
 from gpudoctor.fakes.table_links import ALL_LINKS, FIELD_VALUES

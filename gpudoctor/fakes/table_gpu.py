@@ -6,7 +6,7 @@ from typing import Any
 
 from gpudoctor.facts.model.gpu import EVENT_REASONS, Gpu, GpuProcess
 from gpudoctor.facts.model.missing import UNSUPPORTED, Missing, known
-from gpudoctor.facts.nvml import labels as words
+from gpudoctor.facts.nvml import codes as words
 from gpudoctor.facts.system.sysfs import parse_cpu_list
 from gpudoctor.fakes.nvml_table import NvmlTable, number_of, thousandths
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from gpudoctor.facts.model.gpu import Fabric, Gpu, NvLink
 from gpudoctor.facts.model.missing import Missing, known
-from gpudoctor.facts.nvml import labels as words
+from gpudoctor.facts.nvml import codes as words
 from gpudoctor.fakes.nvml_table import NvmlTable, number_of, thousandths
 from gpudoctor.fakes.table_gpu import PCI_INFO, pci_info, version_of
 

@@ -15,7 +15,7 @@ from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import KernelEvent, KernelLog, Node
 from gpudoctor.facts.model.telemetry import NOT_READ_AGAIN, GpuCounters, counters_of
-from gpudoctor.facts.nvml.error_cost import condemning
+from gpudoctor.facts.nvml.codes import condemning
 from gpudoctor.lazy_import import lazy_imports
 
 with lazy_imports():

@@ -14,8 +14,8 @@ from gpudoctor.errors import UserError
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node
-from gpudoctor.facts.nvml.error_cost import condemning
-from gpudoctor.profiles.peers import compute_gpus
+from gpudoctor.facts.nvml.codes import condemning
+from gpudoctor.profiles.profile import compute_gpus
 
 if TYPE_CHECKING:
     from gpudoctor.probes.runner.local_workers import LocalWorkers

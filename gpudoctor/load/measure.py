@@ -1,4 +1,7 @@
-"""Runs the probes that the chosen checks need, if the node allows it."""
+"""Runs the probes that the chosen checks need, if the node allows it.
+
+Other frameworks are measured after the ranks and in other processes, because both need the GPUs for themselves.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +25,10 @@ from gpudoctor.load.devices import (
     refused_frameworks,
     why_no_devices,
 )
-from gpudoctor.load.frameworks import DESYNCED, PARTS, parts_wanted, with_parts, without_parts
 
 with lazy_imports():
     from gpudoctor import progress as progress_lines
-    from gpudoctor.probes.runner import launch, messages, run_collector, telemetry
+    from gpudoctor.probes.runner import launch, messages, run_collector, run_progress
     from gpudoctor.probes.runner import plan as probe_plan
 
 if TYPE_CHECKING:
@@ -40,6 +42,15 @@ RUN_DEADLINE_S: dict[Level, float] = {"standard": 120.0, "full": 300.0, "burn": 
 PROBE_DEADLINE_S: dict[Level, float] = {"standard": 60.0, "full": 120.0, "burn": 120.0}
 # a probe on CPU ranks takes 3 s, at level full up to 20; many times that on a busy machine
 CPU_PROBE_DEADLINE_S: dict[Level, float] = {"standard": 30.0, "full": 180.0, "burn": 180.0}
+# the check that needs a part -> the part's name in Measurements and its not_run
+PARTS = {"env.frameworks": "frameworks", "strategy.deepspeed": "deepspeed", "strategy.tensorflow": "tensorflow"}
+# the parts in which --inject desync=RANK can happen
+DESYNCED = ("deepspeed", "tensorflow")
+# the time that imports may take from a cold network disk, and some seconds to open CUDA on 8 GPUs
+VIEWS_DEADLINE_S = 120.0
+# for two CPU ranks DeepSpeed takes 16 s of CPU time, TensorFlow 15 s for each; many times that on a busy machine
+DEEPSPEED_DEADLINE_S = 240.0
+TENSORFLOW_DEADLINE_S = 240.0
 
 
 def run_limit_s(level: Level) -> float:
@@ -123,7 +134,7 @@ def _probed(
     lines = progress if isinstance(progress, progress_lines.ProgressLines) else None
     if lines is not None and plan.backend == "nccl" and level == "standard":
         lines.expect(progress_lines.USUAL_STANDARD_S)
-    with telemetry.sampling(plan) as sampled:
+    with run_progress.sampling(plan) as sampled:
 
         def hear(rank: int, message: messages.AnyMessage) -> None:
             sampled.take(rank, message)
@@ -191,3 +202,78 @@ def cut_short(partial: Measurements, why: str) -> Measurements:
     lost |= {name: gap for name, gap in partial.not_run.items() if name.startswith("frameworks.")}
     problem = ProbeProblem("launch", "error", why)
     return msgspec.structs.replace(partial, not_run=lost, problems=(*partial.problems, problem))
+
+
+def parts_wanted(checks: tuple[Check, ...], level: Level) -> tuple[str, ...]:
+    """The parts that these checks need at this level."""
+    chosen = {c.id for c in checks if LEVELS.index(c.level) <= LEVELS.index(level)}
+    return tuple(part for check, part in PARTS.items() if check in chosen)
+
+
+def with_parts(
+    parts: tuple[str, ...],
+    plan: ProbePlan,
+    measured: Measurements,
+    progress: Callable[[str], None] | None,
+    on_interrupt: Callable[[Measurements], None],
+    refused: dict[str, Missing] | None = None,
+) -> Measurements:
+    """Measure these parts and add them, or the reasons why they did not run, to the measurements of the ranks.
+
+    `plan` has the devices. `on_interrupt` gets the measurements so far if an exception (of a signal) ends it.
+    `refused`: parts that may not be run, and why.
+    """
+    others = {name: why for name, why in measured.not_run.items() if name not in PARTS.values()}
+    left_out = {part: Missing("not asked for") for part in PARTS.values() if part not in parts}
+    measured = msgspec.structs.replace(measured, not_run=others | left_out)
+    hung = next((problem.text for problem in measured.problems if problem.kind == "timeout"), None)
+    if hung is not None and plan.backend == "nccl":  # one more process would hang in the driver too
+        refused = dict.fromkeys(parts, Missing(f"not tried: {hung}", "failed"))
+    try:
+        for part in parts:
+            why = (refused or {}).get(part)
+            found = _part(part, plan, progress) if why is None else Measurements(not_run={part: why})
+            measured = _joined(measured, found)
+    except BaseException:
+        on_interrupt(measured)
+        raise
+    return measured
+
+
+def without_parts(measured: Measurements, why: Missing) -> Measurements:
+    """The measurements with the reason why no part was run."""
+    # drop the hint at CPU ranks: they cannot show which GPUs a framework sees
+    of_gpus = Missing(why.reason.partition("; --backend gloo")[0], why.kind)
+    return _noted(measured, dict.fromkeys(PARTS.values(), why) | {"frameworks": of_gpus})
+
+
+def _part(part: str, plan: ProbePlan, progress: Callable[[str], None] | None) -> Measurements:
+    if plan.engine is not None:
+        why = f"{plan.engine} has started a process for each GPU: run gpudoctor by itself for it"
+        return Measurements(not_run={part: Missing(why)})
+    if part == "frameworks" and plan.backend == "gloo":
+        return Measurements(not_run={part: Missing("asked where GPUs of this machine are measured, not CPU ranks")})
+    if part != "frameworks" and plan.ranks == 1:
+        return Measurements(not_run={part: Missing("one rank has nobody to divide the work with")})
+    from gpudoctor.probes.frameworks.run import deepspeed_strategies, framework_views, tensorflow_strategies
+
+    if part == "frameworks":
+        if progress is not None:
+            progress("ask each framework for the GPUs")
+        return framework_views(VIEWS_DEADLINE_S)
+    if part == "deepspeed":
+        return deepspeed_strategies(plan, DEEPSPEED_DEADLINE_S, progress)
+    return tensorflow_strategies(plan, TENSORFLOW_DEADLINE_S, progress)
+
+
+def _joined(measured: Measurements, found: Measurements) -> Measurements:
+    return msgspec.structs.replace(
+        _noted(measured, found.not_run),
+        frameworks=found.frameworks or measured.frameworks,
+        deepspeed=found.deepspeed or measured.deepspeed,
+        tensorflow=found.tensorflow or measured.tensorflow,
+    )
+
+
+def _noted(measured: Measurements, not_run: dict[str, Missing]) -> Measurements:
+    return msgspec.structs.replace(measured, not_run=measured.not_run | not_run)

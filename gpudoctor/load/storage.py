@@ -12,7 +12,7 @@ import msgspec
 
 from gpudoctor.checks.core.registry import LEVELS, Check, Level
 from gpudoctor.errors import UserError
-from gpudoctor.facts.model.measured_data import StorageRead
+from gpudoctor.facts.model.measured_hardware import StorageRead
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node

@@ -21,8 +21,7 @@ from gpudoctor.plan.rates import (
     nvlinked,
 )
 from gpudoctor.profiles.load import profile_for
-from gpudoctor.profiles.peers import compute_gpus
-from gpudoctor.profiles.profile import Profile
+from gpudoctor.profiles.profile import Profile, compute_gpus
 from gpudoctor.units import MIB, option_ranges
 
 

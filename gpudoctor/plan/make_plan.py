@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from gpudoctor.api import Sourced
+from gpudoctor.checks.core.registry import all_checks
 from gpudoctor.checks.core.scope import scope_of
 from gpudoctor.config import load_config
 from gpudoctor.exits import printable
@@ -32,7 +33,6 @@ from gpudoctor.plan.node_health import FaultMeaning, examined, meaning, measurem
 from gpudoctor.plan.precision import Precision, optimizer_bytes, state_bytes
 from gpudoctor.plan.settings import batch_of, bucket_of, harmful_settings, learning_rates, wanted_settings
 from gpudoctor.plan.strategies import Option
-from gpudoctor.plugins import all_checks
 from gpudoctor.profiles.load import profile_for
 from gpudoctor.profiles.profile import Profile
 from gpudoctor.report.model import SourceSummary

@@ -8,10 +8,10 @@ import msgspec
 
 from gpudoctor.checks.pcie.link_state import on_c2c
 from gpudoctor.facts.model.gpu import Gpu
+from gpudoctor.facts.model.links import LANE_GB_S
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node, RdmaPort
-from gpudoctor.facts.model.pcie_generations import LANE_GB_S
 from gpudoctor.plan.precision import Precision
 from gpudoctor.profiles.profile import Profile
 from gpudoctor.units import whole_mib_text

@@ -13,8 +13,7 @@ from gpudoctor.errors import UserError, nearest_names
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node
 from gpudoctor.lazy_import import lazy_imports
-from gpudoctor.profiles.peers import compute_gpus, majority
-from gpudoctor.profiles.profile import NO_PROFILE, GpuModel, NodeProfile, Profile
+from gpudoctor.profiles.profile import NO_PROFILE, GpuModel, NodeProfile, Profile, compute_gpus, majority
 
 with lazy_imports():
     from gpudoctor import yaml_file

@@ -1,10 +1,15 @@
-"""Expected values of a GPU model and of a kind of node, as typed data."""
+"""Expected values of a GPU model and of a kind of node, and peers: the GPUs of a node compared with each other."""
 
-# without annotations from __future__: see facts/model/__init__.py
-
-from typing import Literal
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Literal, TypeVar
 
 import msgspec
+
+from gpudoctor.facts.model.gpu import Gpu
+from gpudoctor.facts.model.missing import known
+
+# without annotations from __future__: see facts/model/__init__.py
 
 
 class Expectation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -91,3 +96,36 @@ class Profile(Expectation, frozen=True):
 
 
 NO_PROFILE = Profile(name="none", matched_by="no profile fits: judged by the GPUs' own maxima and their peers")
+
+
+T = TypeVar("T")
+
+
+def compute_gpus(gpus: Sequence[Gpu]) -> tuple[Gpu, ...]:
+    """The GPUs without those that only drive a display.
+
+    A GPU counts as display-only if a display is active on it and it has less than half the
+    memory of the largest GPU (a T400 next to an A100).
+    """
+    largest = max((known(gpu.memory_total_mib) or 0 for gpu in gpus), default=0)
+
+    def display_only(gpu: Gpu) -> bool:
+        memory = known(gpu.memory_total_mib)
+        return known(gpu.settings.display_active) is True and memory is not None and memory * 2 < largest
+
+    return tuple(gpu for gpu in gpus if not display_only(gpu))
+
+
+def majority(values: Iterable[T]) -> T | None:
+    """The value that more than half of them have; None if there is none. Values must be hashable.
+
+    >>> majority([16, 16, 8])
+    16
+    >>> majority([16, 8]) is None
+    True
+    """
+    items = list(values)
+    if not items:
+        return None
+    value, count = Counter(items).most_common(1)[0]
+    return value if count * 2 > len(items) else None

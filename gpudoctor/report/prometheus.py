@@ -12,7 +12,7 @@ from typing import NamedTuple, get_args
 from gpudoctor.checks.core.finding import WORST_FIRST, Finding, Status, worst
 from gpudoctor.checks.core.runner import CheckResult
 from gpudoctor.checks.core.subject import Subject
-from gpudoctor.facts.system.node_exporter import NodeExporter
+from gpudoctor.facts.system.services import NodeExporter
 from gpudoctor.report.model import Report, Verdict, suppressed_in
 from gpudoctor.units import GIB, KIB, MIB
 

@@ -9,8 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gpudoctor.acceptance.archive import packed
-from gpudoctor.acceptance.command import summary
+from gpudoctor.acceptance.command import packed, summary
 from gpudoctor.acceptance.run import Acceptance, AcceptanceRequest, AcceptanceRun, Item, result_of
 from gpudoctor.facts.captures import SourceError
 from gpudoctor.facts.captures.archives import ACCEPTANCE, FACTS, MEASURED, members, pack

@@ -18,23 +18,23 @@ from msgspec.structs import replace
 from gpudoctor.acceptance.children import Guardian, beside, run_child
 from gpudoctor.acceptance.command import run_steps
 from gpudoctor.acceptance.driver_child import DriverReading
+from gpudoctor.acceptance.driver_steps import judged as judged_settings
 from gpudoctor.acceptance.quick_steps import verdicts
 from gpudoctor.acceptance.rate_steps import all_reduce, bus_bandwidth, judged, rate_item
 from gpudoctor.acceptance.run import AcceptanceRequest, AcceptanceRun, Item, Step, agreed, result_of
-from gpudoctor.acceptance.settings_step import judged as judged_settings
 from gpudoctor.acceptance.smi_step import compare, compared
 from gpudoctor.acceptance.steps import level_items, wanted_steps
 from gpudoctor.checks.core.finding import Status, unknown
+from gpudoctor.checks.core.registry import all_checks
 from gpudoctor.checks.core.subject import of_rank
 from gpudoctor.errors import UserError
 from gpudoctor.facts.captures.nvidia_smi.query_xml import parse_smi_xml
 from gpudoctor.facts.model.gpu import Clocks, Gpu, Power, Thermal
-from gpudoctor.facts.model.measured_devices import ComputeRank, Gemm, HostLink
+from gpudoctor.facts.model.measured_hardware import ComputeRank, Gemm, HostLink
 from gpudoctor.facts.model.measurements import Launch, Measurements, ProbeProblem
 from gpudoctor.facts.model.missing import UNSUPPORTED, Missing
 from gpudoctor.facts.model.node import Source
 from gpudoctor.facts.simulated.load import apply_faults, load_node
-from gpudoctor.plugins import all_checks
 from gpudoctor.probes.compute.plain_loops import HostCopies, LoopOrder, PlainFigures
 from gpudoctor.process.own_program import own_python
 from gpudoctor.report.judge import Question, judge

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from gpudoctor.facts.model.measured_devices import ComputeRank, Gemm, HostLink, PeerLink
+from gpudoctor.facts.model.measured_hardware import ComputeRank, Gemm, HostLink, PeerLink
 from gpudoctor.facts.model.measurements import Launch, Measurements, RankInfo
 from gpudoctor.facts.model.missing import known
 from gpudoctor.facts.model.node import Node

@@ -11,7 +11,7 @@ from gpudoctor.checks.core.finding import Status
 from gpudoctor.facts.model.gpu import Gpu, GpuProcess
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Node, Variable
-from gpudoctor.facts.simulated.wiring import put
+from gpudoctor.facts.simulated.load import put
 from gpudoctor.report.judge import judge
 from gpudoctor.report.model import Report
 from tests.checks.simulated_nodes import findings, packaged

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from gpudoctor.checks.core.finding import Status
 from gpudoctor.facts.model.gpu import Gpu, NvLink, PcieHop
 from gpudoctor.facts.model.missing import Missing
-from gpudoctor.facts.simulated.wiring import put
+from gpudoctor.facts.simulated.load import put
 from tests.checks.one_check import env
 from tests.checks.wired import FAILED, judged, lost, simulated
 

@@ -11,8 +11,7 @@ from gpudoctor.checks.core.finding import Status
 from gpudoctor.facts.model.gpu import GpuProcess
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Interface, Node
-from gpudoctor.facts.simulated.load import load_node, node_names
-from gpudoctor.facts.simulated.wiring import put
+from gpudoctor.facts.simulated.load import load_node, node_names, put
 from gpudoctor.report.judge import Question, judge
 from tests.checks.simulated_nodes import findings, healthy_report, packaged
 

@@ -13,8 +13,7 @@ from gpudoctor.facts.model.gpu import CallError, Gpu, GpuPair, PcieHop
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Node
 from gpudoctor.facts.simulated.fault_kit import apply_faults
-from gpudoctor.facts.simulated.load import load_node
-from gpudoctor.facts.simulated.wiring import put
+from gpudoctor.facts.simulated.load import load_node, put
 from gpudoctor.profiles.load import profile_for
 from tests.checks.one_check import judge, text_of
 

@@ -17,8 +17,7 @@ from gpudoctor.facts.model.gpu import GpuProcess, MigInstance
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Interface, KernelEvent, Node, Variable, from_json, to_json
 from gpudoctor.facts.redaction.redact import Redaction, redacted
-from gpudoctor.facts.simulated.load import apply_faults, faults, load_node, node_names
-from gpudoctor.facts.simulated.wiring import put
+from gpudoctor.facts.simulated.load import apply_faults, faults, load_node, node_names, put
 from gpudoctor.report.judge import judge
 from gpudoctor.report.model import Report
 from tests.checks.simulated_nodes import packaged

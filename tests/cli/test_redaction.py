@@ -26,11 +26,9 @@ from gpudoctor.facts.model.node import (
     to_json,
 )
 from gpudoctor.facts.model.storage import StoragePath
-from gpudoctor.facts.redaction.private_shapes import shapes_taken_out
-from gpudoctor.facts.redaction.public_settings import is_public
 from gpudoctor.facts.redaction.redact import Redaction, redacted
-from gpudoctor.facts.simulated.load import load_node
-from gpudoctor.facts.simulated.wiring import put
+from gpudoctor.facts.redaction.shapes import is_public, shapes_taken_out
+from gpudoctor.facts.simulated.load import load_node, put
 from gpudoctor.report.judge import judge
 from tests.cli.conftest import Gpudoctor
 from tests.facts.kernel_words import LOST, STAMPS, parse_kernel_lines

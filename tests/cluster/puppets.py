@@ -12,7 +12,7 @@ from typing import Literal
 import msgspec
 
 from gpudoctor.checks.core.finding import Finding, Status
-from gpudoctor.checks.core.registry import Level
+from gpudoctor.checks.core.registry import Level, all_checks
 from gpudoctor.cluster.check.channel import Line, LineError, hello_of
 from gpudoctor.cluster.check.cluster_run import ClusterSession
 from gpudoctor.cluster.check.hub import Hub
@@ -41,8 +41,7 @@ from gpudoctor.facts.captures.source import load_source
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.simulated.load import apply_faults
-from gpudoctor.facts.system.network_reach import LocalInterface, Reach
-from gpudoctor.plugins import all_checks
+from gpudoctor.facts.system.network import LocalInterface, Reach
 from gpudoctor.report.judge import Question, judge
 from gpudoctor.report.model import Report, render_json
 

@@ -13,8 +13,8 @@ import pytest
 
 from gpudoctor.cluster.check.network_findings import gloo_trouble, interface_for_gloo
 from gpudoctor.facts.model.missing import Missing
-from gpudoctor.facts.system import network_reach
-from gpudoctor.facts.system.network_reach import LocalInterface, Reach, own_addresses, read_here, read_reach
+from gpudoctor.facts.system import network
+from gpudoctor.facts.system.network import LocalInterface, Reach, own_addresses, read_here, read_reach
 
 _NODE = Reach(
     hostname="n1",
@@ -61,7 +61,7 @@ def test_a_name_that_does_not_resolve_is_a_missing_fact_with_its_reason(monkeypa
 
 def test_a_resolver_that_does_not_answer_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     released = threading.Event()
-    monkeypatch.setattr(network_reach, "_RESOLVER_LIMIT_S", 0.05)
+    monkeypatch.setattr(network, "_RESOLVER_LIMIT_S", 0.05)
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: released.wait(60) and [])
     resolved = read_here().resolved
     released.set()

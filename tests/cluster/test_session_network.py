@@ -13,7 +13,7 @@ from gpudoctor.checks.core.finding import Status
 from gpudoctor.cluster.check import cluster_run
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import RdmaPort
-from gpudoctor.facts.system.network_reach import LocalInterface
+from gpudoctor.facts.system.network import LocalInterface
 from tests.cluster.puppets import Puppet, bad, findings, four, job, report_of
 
 

@@ -14,13 +14,12 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from gpudoctor.checks.core.registry import select
+from gpudoctor.checks.core.registry import all_checks, select
 from gpudoctor.cli.main import main
 from gpudoctor.diagnose import follow as following
 from gpudoctor.diagnose.build import diagnose
 from gpudoctor.diagnose.causes import CAUSES, page_names, page_of
 from gpudoctor.diagnose.sources import LogSource, find_sources
-from gpudoctor.plugins import all_checks
 from tests.diagnose.asking import said
 from tests.diagnose.test_bad_input import FAILURE
 

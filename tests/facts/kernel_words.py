@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gpudoctor.facts.kernel_log.lines import collect, is_of_interest
 from gpudoctor.facts.kernel_log.records import text_records
-from gpudoctor.facts.model.kernel_log import KernelEvent
+from gpudoctor.facts.model.driver import KernelEvent
 
 LOST = "NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
 NONE = "NVRM: Xid (PCI:0000:3b:00): 154, GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)"

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from gpudoctor.checks.core.finding import Status
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Node
-from gpudoctor.facts.nvml.error_cost import cost_of
+from gpudoctor.facts.nvml.codes import cost_of
 from gpudoctor.facts.nvml.read_node import read_nvml
 from gpudoctor.facts.simulated.load import load_node
 from gpudoctor.fakes.fake_nvml import FakeNvml, ScriptedFault

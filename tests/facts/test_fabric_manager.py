@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpudoctor.facts.model.missing import Missing
-from gpudoctor.facts.system.fabric_manager import UNIT, read_fabric_manager
+from gpudoctor.facts.system.services import UNIT, read_fabric_manager
 from tests.sysfs_tree import write
 
 SLICE = "/sys/fs/cgroup/system.slice"

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gpudoctor.facts.kernel_log.lines import MAX_SUBJECTS, read_kernel_text
 from gpudoctor.facts.kernel_log.message_tables import HOST_MESSAGES, HOST_WORDS, driver_message, host_message
-from gpudoctor.facts.model.kernel_log import ApiMismatch, HostEvent, KernelEvent, KernelLog, PcieLimit
+from gpudoctor.facts.model.driver import ApiMismatch, HostEvent, KernelEvent, KernelLog, PcieLimit
 from gpudoctor.facts.model.missing import known
 from tests.facts.kernel_words import BUS_9B as BUS
 from tests.facts.kernel_words import (

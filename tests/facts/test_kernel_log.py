@@ -399,7 +399,7 @@ def restrict(monkeypatch: pytest.MonkeyPatch, answer: Completed | Missing) -> li
     def refuse(path: object, flags: int) -> int:
         raise PermissionError(errno.EPERM, "Operation not permitted")
 
-    monkeypatch.setattr("gpudoctor.facts.system.command.run_command", run_command)
+    monkeypatch.setattr("gpudoctor.facts.kernel_log.live.run_command", run_command)
     monkeypatch.setattr(os, "open", refuse)
     return commands
 

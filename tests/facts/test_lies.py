@@ -225,7 +225,7 @@ LIES: list[tuple[str, Any]] = [
 
 @pytest.mark.parametrize(("leaf", "value"), LIES)
 def test_a_lie_in_a_file_is_a_failed_reading_too(leaf: str, value: float) -> None:
-    from gpudoctor.facts.simulated.wiring import put
+    from gpudoctor.facts.simulated.load import put
 
     gpu = put(load_node("hgx-h100-8", {}).gpus[0], leaf, value)
     read_again = attrgetter(leaf)(plausible(gpu))

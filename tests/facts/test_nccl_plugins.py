@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpudoctor.facts.model.missing import Missing
-from gpudoctor.facts.system.software import read_nccl_net_plugins
+from gpudoctor.facts.system.environment import read_nccl_net_plugins
 from tests.sysfs_tree import write
 
 OFI = "/opt/amazon/ofi-nccl/lib/libnccl-net.so"

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gpudoctor.facts.system import node_exporter
-from gpudoctor.facts.system.node_exporter import NodeExporter, read_node_exporters, textfile_folders
+from gpudoctor.facts.system import services
+from gpudoctor.facts.system.services import NodeExporter, read_node_exporters, textfile_folders
 from gpudoctor.report.prometheus import why_not_read
 
 DEBIAN = "/var/lib/prometheus/node-exporter"
@@ -61,7 +61,7 @@ def test_the_arguments_of_other_processes_are_not_asked_for(tmp_path: Path, monk
         read.append(f"{path.parent.name}/{path.name}")
         return ""
 
-    monkeypatch.setattr(node_exporter, "read_text", noted)
+    monkeypatch.setattr(services, "read_text", noted)
     read_node_exporters(tmp_path)
     assert read == ["11/cgroup", "11/cmdline"]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpudoctor.facts.model.missing import Missing
-from gpudoctor.facts.system.software import read_software
+from gpudoctor.facts.system.environment import read_software
 from tests.conftest import ROOT
 
 CUDA_VERSION = (
@@ -114,7 +114,7 @@ def test_a_broken_installation_is_a_failure_not_an_absence(tmp_path: Path) -> No
 
 def test_this_interpreters_torch_is_found_without_being_imported() -> None:
     code = (
-        "import sys; from gpudoctor.facts.system.software import read_software\n"
+        "import sys; from gpudoctor.facts.system.environment import read_software\n"
         "print(read_software().torch); assert 'torch' not in sys.modules"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)

@@ -9,8 +9,8 @@ import pytest
 from gpudoctor.facts.collect import collect_live
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Node
+from gpudoctor.facts.nvml.spawn import STALL_S, CpuStarvation
 from gpudoctor.fakes.fake_nvml import Script, ScriptedFault, write_script
-from gpudoctor.process.cpu_starvation import STALL_S, CpuStarvation
 from gpudoctor.report.judge import judge
 from tests.facts.nvml_nodes import make_node, make_root
 

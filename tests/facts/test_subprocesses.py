@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from gpudoctor.facts.model.missing import Missing
-from gpudoctor.facts.system.command import run_command
+from gpudoctor.facts.system.sysfs import run_command
 from gpudoctor.process.command import Completed
 
 

@@ -9,8 +9,7 @@ from msgspec.structs import replace
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import KernelEvent, Node, to_json
 from gpudoctor.facts.redaction.redact import redacted
-from gpudoctor.facts.simulated.load import load_node
-from gpudoctor.facts.simulated.wiring import put
+from gpudoctor.facts.simulated.load import load_node, put
 from tests.fuzz.profile import fuzzed, ran
 from tests.planted_secrets import SECRETS
 

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpudoctor.facts.model.measured_devices import ComputeRank, Gemm, HostLink
+from gpudoctor.facts.model.measured_hardware import ComputeRank, Gemm, HostLink
 from gpudoctor.facts.model.measurements import BucketStep, Collective, Launch, Measurements, RankInfo, Training
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import to_json

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gpudoctor.facts.model.measured_devices import ComputeRank, Gemm, HostLink, PeerLink
+from gpudoctor.facts.model.measured_hardware import ComputeRank, Gemm, HostLink, PeerLink
 from gpudoctor.facts.model.measurements import Measurements, Probe
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.telemetry import NOT_READ_AGAIN, Burn, Series

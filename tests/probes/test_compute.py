@@ -11,12 +11,12 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from gpudoctor.errors import UserError  # noqa: E402
-from gpudoctor.facts.model.measured_devices import ComputeRank  # noqa: E402
+from gpudoctor.facts.model.measured_hardware import ComputeRank  # noqa: E402
 from gpudoctor.facts.model.measurements import Measurements  # noqa: E402
 from gpudoctor.facts.model.missing import Missing  # noqa: E402
 from gpudoctor.probes.compute import correctness  # noqa: E402
 from gpudoctor.probes.compute import probe as compute  # noqa: E402
-from gpudoctor.probes.runner import device, messages  # noqa: E402
+from gpudoctor.probes.runner import messages, torch_device  # noqa: E402
 from gpudoctor.probes.runner.launch import ProbePlan  # noqa: E402
 from gpudoctor.probes.runner.messages import RankJob  # noqa: E402
 from gpudoctor.probes.runner.plan import parse_injection  # noqa: E402
@@ -257,9 +257,9 @@ def test_the_step_that_is_compared_fits_the_smallest_gpu(
 
 
 def test_memory_that_runs_out_is_known_by_its_class_or_words() -> None:
-    assert device.out_of_memory(torch.cuda.OutOfMemoryError("x"))
-    assert device.out_of_memory(RuntimeError("CUDA error: out of memory"))
-    assert not device.out_of_memory(RuntimeError("CUDA error: launch failure"))
+    assert torch_device.out_of_memory(torch.cuda.OutOfMemoryError("x"))
+    assert torch_device.out_of_memory(RuntimeError("CUDA error: out of memory"))
+    assert not torch_device.out_of_memory(RuntimeError("CUDA error: launch failure"))
 
 
 def test_cublas_is_told_a_fixed_workspace_where_bits_are_compared() -> None:

@@ -13,9 +13,9 @@ from typing import Any, cast
 import pytest
 import torch
 
-from gpudoctor.facts.model.measured_data import DataLoading, LoaderCopies, LoaderRates, LoaderStep
+from gpudoctor.facts.model.measured_hardware import DataLoading, LoaderCopies, LoaderRates, LoaderStep
 from gpudoctor.facts.model.missing import Missing
-from gpudoctor.facts.system.cgroups import read_cpuset
+from gpudoctor.facts.system.virtualization import read_cpuset
 from gpudoctor.probes.data import probe
 from gpudoctor.probes.data.loader import (
     BATCH,

@@ -29,8 +29,7 @@ from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Node, Source
 from gpudoctor.facts.simulated.load import load_node
 from gpudoctor.load.devices import LoadRequest
-from gpudoctor.load.frameworks import PARTS, parts_wanted, with_parts, without_parts
-from gpudoctor.load.measure import measure
+from gpudoctor.load.measure import PARTS, measure, parts_wanted, with_parts, without_parts
 from gpudoctor.probes.frameworks import run as frameworks
 from gpudoctor.probes.frameworks.isolated import IsolatedProcess, IsolatedResult
 from gpudoctor.probes.frameworks.isolated_child import IsolatedAnswer, TensorflowTask

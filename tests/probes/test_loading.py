@@ -16,7 +16,7 @@ from gpudoctor.facts.simulated.load import load_node
 from gpudoctor.load.devices import LoadRequest
 from gpudoctor.load.measure import measure
 from gpudoctor.probes.runner import launch
-from gpudoctor.probes.runner import telemetry as sampled
+from gpudoctor.probes.runner import run_progress as sampled
 
 
 @pytest.fixture

@@ -19,9 +19,9 @@ from gpudoctor.fakes.fake_nvml import Script, ScriptedFault, write_script
 from gpudoctor.load.devices import LoadRequest
 from gpudoctor.load.measure import measure
 from gpudoctor.probes.runner import launch, messages
-from gpudoctor.probes.runner import telemetry as sampled
+from gpudoctor.probes.runner import run_progress as sampled
 from gpudoctor.probes.runner.plan import ProbePlan
-from gpudoctor.probes.runner.telemetry import Windows, sampling
+from gpudoctor.probes.runner.run_progress import Windows, sampling
 from tests.imported_torch import own_children
 from tests.probes.conftest import DEADLINE_S
 

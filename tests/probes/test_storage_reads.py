@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from gpudoctor.facts.model.measured_data import StorageRead
+from gpudoctor.facts.model.measured_hardware import StorageRead
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.system.mounts import Mount
 from gpudoctor.probes.storage import page_cache

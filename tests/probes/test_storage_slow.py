@@ -24,7 +24,7 @@ from gpudoctor.checks.core.finding import Status
 from gpudoctor.checks.core.registry import registry
 from gpudoctor.config import Config, ConfigError, load_config
 from gpudoctor.facts.deadlines import Deadline
-from gpudoctor.facts.model.measured_data import StorageRead
+from gpudoctor.facts.model.measured_hardware import StorageRead
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Node, Source

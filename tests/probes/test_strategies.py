@@ -26,7 +26,7 @@ from gpudoctor.probes.runner import launch
 from gpudoctor.probes.runner.launch import ProbePlan
 from gpudoctor.probes.runner.stalls import ProgressBoard
 from gpudoctor.probes.strategies.bench import Bench
-from gpudoctor.probes.strategies.fsdp import why_not_fsdp
+from gpudoctor.probes.strategies.data_parallel import why_not_fsdp
 from gpudoctor.probes.strategies.memory import TrafficCounter
 from gpudoctor.probes.strategies.model import shape_for
 from tests.imported_torch import ForkedPython, ImportedTorch

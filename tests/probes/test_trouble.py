@@ -10,11 +10,11 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from gpudoctor.facts.model.measurements import TorchView  # noqa: E402
-from gpudoctor.probes.runner import messages, torch_errors  # noqa: E402
+from gpudoctor.probes.runner import messages, torch_device  # noqa: E402
 from gpudoctor.probes.runner.messages import RankFailure, RankJob  # noqa: E402
 from gpudoctor.probes.runner.rank import Rank  # noqa: E402
 from gpudoctor.probes.runner.stalls import ProgressBoard  # noqa: E402
-from gpudoctor.probes.runner.torch_errors import rank_failure  # noqa: E402
+from gpudoctor.probes.runner.torch_device import rank_failure  # noqa: E402
 
 _NCCL_SHM = """NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:77, unhandled system error
 ncclSystemError: System call (e.g. socket, malloc) or external library call failed or device error.
@@ -177,8 +177,8 @@ def test_a_torch_without_code_for_the_gpu_is_told_in_the_view_of_torch(
     one_gpu: _OneGpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _refuse(monkeypatch, "CUDA error: no kernel image is available for execution on the device")
-    with pytest.raises(torch_errors.UnusableTorchError, match=r"no code for a GPU of compute capability 6\.0"):
-        torch_errors.require_usable(one_gpu, _VIEW)
+    with pytest.raises(torch_device.UnusableTorchError, match=r"no code for a GPU of compute capability 6\.0"):
+        torch_device.require_usable(one_gpu, _VIEW)
     [seen] = one_gpu.sent
     assert isinstance(seen, messages.TorchSeen)
     assert "no code for a GPU" in (seen.view.error or "")
@@ -189,15 +189,15 @@ def test_a_gpu_in_exclusive_mode_that_is_taken_is_not_torchs_fault(
 ) -> None:
     _refuse(monkeypatch, "CUDA error: CUDA-capable device(s) is/are busy or unavailable")
     with pytest.raises(RuntimeError, match="busy or unavailable"):
-        torch_errors.require_usable(one_gpu, _VIEW)
+        torch_device.require_usable(one_gpu, _VIEW)
     assert one_gpu.sent == []
 
 
 @pytest.mark.parametrize(
     ("change", "error", "words"),
     [
-        ({"torch": "2.3.1+cu121"}, torch_errors.UnusableTorchError, "too old"),
-        ({"cuda": None}, torch_errors.UnusableTorchError, "has no CUDA"),
+        ({"torch": "2.3.1+cu121"}, torch_device.UnusableTorchError, "too old"),
+        ({"cuda": None}, torch_device.UnusableTorchError, "has no CUDA"),
         ({"error": "The NVIDIA driver on your system is too old"}, RuntimeError, "driver on your system is too old"),
         ({"device_count": 0}, RuntimeError, "sees 0 GPUs"),
         ({"visible_uuids": ("GPU-bb",)}, RuntimeError, "opened GPU-bb where GPU-aa was asked for"),
@@ -208,7 +208,7 @@ def test_a_torch_that_does_not_fit_is_found_before_anything_is_run(
 ) -> None:
     view = TorchView(**{f: getattr(_VIEW, f) for f in _VIEW.__struct_fields__} | change)
     with pytest.raises(error, match=words):
-        torch_errors.require_usable(one_gpu, view)
+        torch_device.require_usable(one_gpu, view)
 
 
 def test_why_cuda_does_not_start_is_told_and_not_only_that_it_counts_no_gpu(
@@ -225,5 +225,5 @@ def test_why_cuda_does_not_start_is_told_and_not_only_that_it_counts_no_gpu(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     monkeypatch.setattr(torch.cuda, "nccl", SimpleNamespace(version=lambda: (2, 27, 5)), raising=False)
     with pytest.raises(RuntimeError, match="802") as caught:
-        torch_errors.require_usable(one_gpu, torch_errors.torch_view(one_gpu))
+        torch_device.require_usable(one_gpu, torch_device.torch_view(one_gpu))
     assert rank_failure(caught.value, blocked=False).kind == "crash"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpudoctor.cli.main import parsed
-from gpudoctor.facts.system.node_exporter import BUILT_IN_BY_COMM
+from gpudoctor.facts.system.services import BUILT_IN_BY_COMM
 from tests.agent.running import DEADLINE_S
 from tests.prometheus.running import CONTRIB, program
 

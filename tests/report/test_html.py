@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpudoctor.exits import printable
-from gpudoctor.facts.model.measured_data import StorageRate, StorageRead
+from gpudoctor.facts.model.measured_hardware import StorageRate, StorageRead
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Node

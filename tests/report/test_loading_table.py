@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpudoctor.facts.model.measured_data import DataLoading, LoaderRates, LoaderStep
+from gpudoctor.facts.model.measured_hardware import DataLoading, LoaderRates, LoaderStep
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.report.text_figures import loading_lines

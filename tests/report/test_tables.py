@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpudoctor.facts.model.measured_devices import HostLink
+from gpudoctor.facts.model.measured_hardware import HostLink
 from gpudoctor.facts.model.measurements import Collective, Launch, Measurements, PairBandwidth, Training, TrainRank
 from gpudoctor.facts.model.node import Node
 from gpudoctor.report.html import render_html

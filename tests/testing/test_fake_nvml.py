@@ -10,7 +10,7 @@ import pytest
 
 from gpudoctor.errors import UserError
 from gpudoctor.facts.model.node import Node, to_json
-from gpudoctor.facts.nvml.labels import ERROR_WORDS
+from gpudoctor.facts.nvml.codes import ERROR_WORDS
 from gpudoctor.testing import FakeNvml, Fault, load
 
 

@@ -9,10 +9,9 @@ from types import ModuleType
 import msgspec
 import pytest
 
-from gpudoctor.checks.core.registry import select
+from gpudoctor.checks.core.registry import all_checks, select
 from gpudoctor.facts.model.node import Node
 from gpudoctor.facts.stream.messages import GpuTick
-from gpudoctor.plugins import all_checks
 from gpudoctor.report.judge import Question, judge
 from gpudoctor.tui import labels as words
 from gpudoctor.tui.labels import bar, graph, held

@@ -27,9 +27,9 @@ from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE, of_gpu
 from gpudoctor.checks.gpu.xid import xids
 from gpudoctor.facts.model.gpu import Gpu
+from gpudoctor.facts.model.links import GT_S
 from gpudoctor.facts.model.missing import NOT_READ, Missing, known
 from gpudoctor.facts.model.node import KernelLog
-from gpudoctor.facts.model.pcie_generations import GT_S
 from gpudoctor.facts.model.telemetry import Burn, GpuCounters
 
 _WORDS = {

@@ -16,9 +16,9 @@ from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE
 from gpudoctor.checks.gpu.in_use import use_of_gpu
 from gpudoctor.facts.model.gpu import Gpu
+from gpudoctor.facts.model.links import LANE_GB_S
 from gpudoctor.facts.model.measurements import Collective
 from gpudoctor.facts.model.missing import known
-from gpudoctor.facts.model.pcie_generations import LANE_GB_S
 from gpudoctor.units import short_size
 
 # below this size latency dominates, not the links

@@ -15,7 +15,7 @@ from gpudoctor.checks.core.probe_outcome import not_judged, not_measured, on_gpu
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE, Subject, of_gpu, of_pair
 from gpudoctor.checks.core.under_load import median
-from gpudoctor.facts.model.measured_devices import PeerLink
+from gpudoctor.facts.model.measured_hardware import PeerLink
 from gpudoctor.facts.model.measurements import PairBandwidth
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.units import short_size

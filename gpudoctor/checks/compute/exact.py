@@ -20,9 +20,9 @@ from gpudoctor.checks.core.probe_outcome import (
 )
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE
-from gpudoctor.facts.model.measured_devices import ComputeRank
+from gpudoctor.facts.model.measured_hardware import ComputeRank
 from gpudoctor.facts.model.missing import Missing, known
-from gpudoctor.profiles.peers import majority
+from gpudoctor.profiles.profile import majority
 from gpudoctor.units import short_size
 
 EXACT = "compute.exact"

@@ -21,7 +21,7 @@ from gpudoctor.checks.core.probe_outcome import on_gpus, rank_gpu, rank_subject,
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE
 from gpudoctor.checks.nvlink.link_state import model_of
-from gpudoctor.facts.model.measured_devices import ComputeRank
+from gpudoctor.facts.model.measured_hardware import ComputeRank
 from gpudoctor.facts.model.missing import Missing, known
 
 _LOOK = (

@@ -11,8 +11,7 @@ from gpudoctor.facts.model.gpu import Gpu, GpuPair
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node
-from gpudoctor.profiles.peers import compute_gpus
-from gpudoctor.profiles.profile import NO_PROFILE, Profile
+from gpudoctor.profiles.profile import NO_PROFILE, Profile, compute_gpus
 
 
 class Limit(msgspec.Struct, frozen=True):

@@ -11,7 +11,7 @@ from gpudoctor.checks.core.subject import Subject, of_gpu
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node
-from gpudoctor.facts.nvml.error_cost import LOST, RESET_REQUIRED, UNKNOWN, condemning
+from gpudoctor.facts.nvml.codes import LOST, RESET_REQUIRED, UNKNOWN, condemning
 
 # of temperature, power, performance state and utilization in the nvidia-smi table
 _MOST_ERR = 3

@@ -24,7 +24,7 @@ class RecoveryAction(msgspec.Struct, frozen=True):
     after_error: bool = True
 
 
-# keyed by the readers' names for the actions, see facts/nvml/labels.py
+# keyed by the readers' names for the actions, see facts/nvml/codes.py
 RECOVERY_ACTIONS = {
     "gpu-reset": RecoveryAction("the GPU needs a reset", unfit=True),
     "node-reboot": RecoveryAction("the GPU needs the node rebooted", unfit=True, reboot=True),

@@ -11,9 +11,9 @@ from gpudoctor.checks.core.probe_outcome import rank_gpu
 from gpudoctor.checks.nvlink.link_state import model_of
 from gpudoctor.checks.pcie.link_state import generation_reachable
 from gpudoctor.facts.model.gpu import Gpu, GpuPair
-from gpudoctor.facts.model.measured_devices import PeerLink
+from gpudoctor.facts.model.links import link_gb_s
+from gpudoctor.facts.model.measured_hardware import PeerLink
 from gpudoctor.facts.model.missing import known
-from gpudoctor.facts.model.pcie_generations import link_gb_s
 
 _ONE_SWITCH = ("PIX", "PXB")
 

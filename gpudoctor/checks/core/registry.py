@@ -1,8 +1,12 @@
-"""The registry of checks: @check registers one, `registry()` returns all, `select()` some."""
+"""The registry of checks: @check registers one, `registry()` returns ours, `all_checks()` also those of plugins.
+
+`select()` returns some. Plugins are other packages, found by the entry point group `gpudoctor.checks`.
+"""
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from functools import cache
@@ -16,7 +20,7 @@ from gpudoctor.checks.core.case import Case, Limit
 from gpudoctor.checks.core.explains import Explains
 from gpudoctor.checks.core.finding import Finding
 from gpudoctor.errors import UserError, nearest_names
-from gpudoctor.facts.model.kernel_log import HostEventKind, KernelEventKind
+from gpudoctor.facts.model.driver import HostEventKind, KernelEventKind
 
 Level = Literal["quick", "standard", "full", "burn"]
 LEVELS: tuple[Level, ...] = ("quick", "standard", "full", "burn")
@@ -199,3 +203,46 @@ def _nearest(word: str, checks: Iterable[Check]) -> str:
     names = [c.id for c in checks] + sorted({c.domain for c in checks})
     close = nearest_names(word, names, 3, 0.5) or [n for n in names if n.endswith("." + word)][:3]
     return f"; did you mean {' or '.join(close)}?" if close else "; see: gpudoctor list"
+
+
+GROUP = "gpudoctor.checks"
+
+
+def all_checks() -> tuple[Check, ...]:
+    """The built-in checks and those of every installed plugin (importing a plugin registers them).
+
+    Raise UserError for a plugin that cannot be loaded: a check that is silently missing would be a false OK.
+    """
+    if any(_declares_checks(folder) for folder in sys.path):
+        from importlib.metadata import entry_points
+
+        for point in entry_points(group=GROUP):
+            try:
+                point.load()
+            except (ImportError, AttributeError, SyntaxError, DuplicateCheckError) as error:
+                raise UserError(f"plugin {point.name} ({point.value}) cannot be loaded: {error}") from None
+    return registry()
+
+
+def _declares_checks(folder: str) -> bool:
+    """Whether a distribution in this folder of sys.path declares the entry point group.
+
+    importlib.metadata could answer this, but importing it costs a third of a quick check, and few nodes have a plugin.
+    """
+    try:
+        with os.scandir(folder or ".") as entries:
+            return any(
+                f"[{GROUP}]" in _text(f"{entry.path}/entry_points.txt")
+                for entry in entries
+                if entry.name.endswith((".dist-info", ".egg-info"))
+            )
+    except OSError:
+        return False
+
+
+def _text(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:  # noqa: PTH123
+            return file.read()
+    except OSError:
+        return ""

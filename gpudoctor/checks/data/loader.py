@@ -28,7 +28,7 @@ from gpudoctor.checks.core.probe_outcome import (
 )
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE
-from gpudoctor.facts.model.measured_data import DataLoading, LoaderRates
+from gpudoctor.facts.model.measured_hardware import DataLoading, LoaderRates
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.units import seconds_text, short_size, size_text, three_digits
 

@@ -7,8 +7,7 @@ from collections.abc import Collection
 import msgspec
 
 from gpudoctor.checks.core.finding import Advice, Evidence
-from gpudoctor.facts.model.driver import LoadFailureCause
-from gpudoctor.facts.model.kernel_log import HostEvent
+from gpudoctor.facts.model.driver import HostEvent, LoadFailureCause
 from gpudoctor.facts.model.missing import known
 from gpudoctor.facts.model.node import Node
 

@@ -12,8 +12,7 @@ from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.scope import pci_gpus
 from gpudoctor.checks.core.subject import NODE
 from gpudoctor.checks.driver.load_causes import NOUVEAU, LoadCause, held_by_other_driver, load_cause
-from gpudoctor.facts.model.driver import LoadFailureCause
-from gpudoctor.facts.model.kernel_log import KernelEvent
+from gpudoctor.facts.model.driver import KernelEvent, LoadFailureCause
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node
 

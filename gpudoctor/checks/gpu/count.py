@@ -37,7 +37,7 @@ from gpudoctor.checks.core.sight import (
 from gpudoctor.checks.core.subject import NODE, Subject
 from gpudoctor.checks.driver.loaded import INIT_OK
 from gpudoctor.facts.model.missing import Missing, known
-from gpudoctor.profiles.peers import compute_gpus
+from gpudoctor.profiles.profile import compute_gpus
 
 # numbers of SXM sockets on a board: HGX, DGX and GB200 trays
 _BOARDS = (4, 8)

@@ -13,7 +13,7 @@ from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE, of_gpu
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import Missing, known
-from gpudoctor.profiles.peers import majority
+from gpudoctor.profiles.profile import majority
 
 
 class Attribute(msgspec.Struct, frozen=True):

@@ -28,7 +28,7 @@ from gpudoctor.checks.core.subject import NODE, Subject, of_gpu
 from gpudoctor.checks.gpu.xid_codes import STOPPED_CODES
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import Missing, known
-from gpudoctor.facts.nvml.error_cost import LOST, condemning, no_handle_cost
+from gpudoctor.facts.nvml.codes import LOST, condemning, no_handle_cost
 
 
 def reset_advice(gpu: Gpu) -> list[Advice]:

@@ -16,7 +16,7 @@ from gpudoctor.checks.core.subject import NODE, of_gpu
 from gpudoctor.checks.gpu.in_use import unified_memory
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import Missing, known
-from gpudoctor.profiles.peers import majority
+from gpudoctor.profiles.profile import majority
 
 _PERSISTENCE = "nvidia-smi -pm 1  # or: systemctl enable --now nvidia-persistenced"
 

@@ -24,7 +24,7 @@ from gpudoctor.checks.core.under_load import percent, slowed_under_load
 from gpudoctor.checks.nvlink.link_state import model_of
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import Missing, known
-from gpudoctor.profiles.peers import majority
+from gpudoctor.profiles.profile import majority
 
 # Clock event reasons that mean harm; healthy GPUs show the others (idle, application clocks, power cap, sync boost,
 # display) in normal work. Source: nvml.h, nvmlClocksEventReasons

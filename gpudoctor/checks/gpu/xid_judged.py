@@ -10,8 +10,8 @@ import msgspec
 from gpudoctor.checks.core.driver_messages import MessageMeaning, follows, meaning
 from gpudoctor.checks.core.each_gpu import untrusted
 from gpudoctor.checks.gpu.xid_codes import BUCKETS, LINK_CODES, Bucket, xid
+from gpudoctor.facts.model.driver import KernelEvent
 from gpudoctor.facts.model.gpu import Gpu
-from gpudoctor.facts.model.kernel_log import KernelEvent
 from gpudoctor.facts.model.missing import known
 from gpudoctor.lazy_import import lazy_imports
 

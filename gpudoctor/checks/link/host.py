@@ -14,9 +14,9 @@ from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.under_load import highest_of, load_of
 from gpudoctor.checks.pcie.link_state import describe, generation_reachable, hidden_bridges, names_of, on_c2c
 from gpudoctor.facts.model.gpu import Gpu
-from gpudoctor.facts.model.measured_devices import HostLink
+from gpudoctor.facts.model.links import link_gb_s
+from gpudoctor.facts.model.measured_hardware import HostLink
 from gpudoctor.facts.model.missing import Missing, known
-from gpudoctor.facts.model.pcie_generations import link_gb_s
 
 HOST = "link.host"
 _UNPROVEN_GENERATION = 6  # no published figures for copies on Gen6: never more than a warn

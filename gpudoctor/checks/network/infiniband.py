@@ -10,7 +10,7 @@ from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE, of_nic
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node, RdmaPort
-from gpudoctor.profiles.peers import majority
+from gpudoctor.profiles.profile import majority
 
 _SIBLING_PORTS = Limit(
     3, "ports", "gpudoctor's own: where the maximum is not known, so many outvote one", name="sibling_ports"

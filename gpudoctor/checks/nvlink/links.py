@@ -30,8 +30,7 @@ from gpudoctor.checks.gpu.xid_codes import LINK_CODES
 from gpudoctor.checks.nvlink.link_state import UP, links_up, model_of, not_judged, real_links
 from gpudoctor.facts.model.gpu import Gpu, NvLink
 from gpudoctor.facts.model.missing import Missing, known
-from gpudoctor.profiles.peers import majority
-from gpudoctor.profiles.profile import GpuModel, NvlinkSpec
+from gpudoctor.profiles.profile import GpuModel, NvlinkSpec, majority
 
 _BAD = (Status.FAIL, Status.WARN)
 _BRIDGE_LINKS = Limit(

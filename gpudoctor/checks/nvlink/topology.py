@@ -25,7 +25,7 @@ from gpudoctor.checks.nvlink.matrix import (
 )
 from gpudoctor.facts.model.gpu import Gpu, GpuPair
 from gpudoctor.facts.model.missing import Missing, known
-from gpudoctor.profiles.peers import majority
+from gpudoctor.profiles.profile import majority
 
 # nvidia-smi topo -p2p: all are wrong between GPUs connected by NVLink; over PCIe all but DR are by design
 _BROKEN_P2P = {

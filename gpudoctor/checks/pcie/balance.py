@@ -11,9 +11,9 @@ from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE, of_gpu
 from gpudoctor.checks.pcie.link_state import generation_reachable, hidden_bridges, names_of, on_c2c, slot_above
 from gpudoctor.facts.model.gpu import Gpu
+from gpudoctor.facts.model.links import link_gb_s
 from gpudoctor.facts.model.missing import Missing, known
-from gpudoctor.facts.model.pcie_generations import link_gb_s
-from gpudoctor.profiles.peers import majority
+from gpudoctor.profiles.profile import majority
 
 # lanes that each GPU should get, widest first; x8 each for more GPUs than listed
 _IDEAL: dict[int, tuple[int, ...]] = {2: (16, 8), 3: (16, 8, 8), 4: (8, 8, 8, 8)}

@@ -26,8 +26,8 @@ from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.runner import NO_GPU
 from gpudoctor.checks.core.subject import NODE, Subject, of_gpu
 from gpudoctor.checks.gpu.xid_codes import BUS_CODES
+from gpudoctor.facts.model.driver import KernelEvent
 from gpudoctor.facts.model.gpu import Gpu, PcieHop
-from gpudoctor.facts.model.kernel_log import KernelEvent
 from gpudoctor.facts.model.missing import Missing, known
 
 # "nvidia 0000:81:00.0: PCIe Bus Error: severity=Corrected, type=Physical Layer": the driver's name means a GPU

@@ -21,8 +21,8 @@ from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import of_gpu
 from gpudoctor.checks.pcie.link_state import generation_reachable, hidden_bridges, idling, on_c2c, rates_gb_s
 from gpudoctor.facts.model.gpu import Gpu
+from gpudoctor.facts.model.links import generation_of
 from gpudoctor.facts.model.missing import Missing, known
-from gpudoctor.facts.model.pcie_generations import generation_of
 
 _BUSY_PCT = Limit(10, "percent", "below it a desktop's redraws look the same as an idle GPU (ours)", name="busy_pct")
 

@@ -9,8 +9,8 @@ from gpudoctor.checks.core.each_gpu import passed_through
 from gpudoctor.checks.core.finding import Finding, skip, unread
 from gpudoctor.checks.core.subject import of_gpu
 from gpudoctor.facts.model.gpu import Gpu, PcieHop
+from gpudoctor.facts.model.links import link_gb_s
 from gpudoctor.facts.model.missing import Missing, known
-from gpudoctor.facts.model.pcie_generations import link_gb_s
 
 # NVIDIA Grace superchips and GB10: the CPU uses NVLink-C2C to reach the GPU; PCIe is narrow or idle by design
 _C2C_NAME = re.compile(r"\b(GH200|GB200|GB300|GB10)\b", re.IGNORECASE)

@@ -30,7 +30,7 @@ from gpudoctor.checks.pcie.link_state import (
 )
 from gpudoctor.facts.model.gpu import Gpu, PcieHop
 from gpudoctor.facts.model.missing import Missing, known
-from gpudoctor.profiles.peers import majority
+from gpudoctor.profiles.profile import majority
 
 _WIDTH = "nvmlDeviceGetCurrPcieLinkWidth"
 

@@ -25,10 +25,10 @@ from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.runner import NO_GPU
 from gpudoctor.checks.core.subject import NODE, Subject, of_gpu
 from gpudoctor.checks.pcie.link_state import bridges_not_judged, describe, names_of, on_c2c, rates_gb_s
+from gpudoctor.facts.model.driver import KernelEvent
 from gpudoctor.facts.model.gpu import Gpu, PcieHop
-from gpudoctor.facts.model.kernel_log import KernelEvent
+from gpudoctor.facts.model.links import GT_S, generation_of
 from gpudoctor.facts.model.missing import Missing, known
-from gpudoctor.facts.model.pcie_generations import GT_S, generation_of
 
 
 class Hop(msgspec.Struct, frozen=True):

@@ -21,7 +21,7 @@ from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE
 from gpudoctor.facts.model.measurements import Training
 from gpudoctor.facts.model.missing import Missing, known
-from gpudoctor.profiles.peers import majority
+from gpudoctor.profiles.profile import majority
 
 SYNC = "train.sync"
 

@@ -14,7 +14,7 @@ from gpudoctor.cluster.check.hub import Hub, MemberSilence, names_of_missing
 from gpudoctor.cluster.check.report import Backend, ClusterRunPlan
 from gpudoctor.cluster.outliers import slow_pairs
 from gpudoctor.facts.model.missing import Missing
-from gpudoctor.facts.system.network_reach import Reach
+from gpudoctor.facts.system.network import Reach
 from gpudoctor.probes.collective.merge import Pair, rounds_of
 from gpudoctor.report.model import Report
 

@@ -35,7 +35,7 @@ from gpudoctor.cluster.check.report import ClusterCheckRequest, ClusterOutput
 from gpudoctor.errors import UserError
 from gpudoctor.exits import OK, UNKNOWN, say
 from gpudoctor.facts.system.environment import node_name
-from gpudoctor.facts.system.network_reach import own_addresses
+from gpudoctor.facts.system.network import own_addresses
 from gpudoctor.process.die_with_parent import dependent_gpudoctor, dependent_program, dependent_python
 from gpudoctor.process.own_program import own_gpudoctor
 from gpudoctor.process.pipes import LineReader

@@ -25,7 +25,7 @@ from gpudoctor.cluster.check.local_ranks import LocalRanks
 from gpudoctor.cluster.check.network_findings import interface_for_gloo
 from gpudoctor.errors import UserError
 from gpudoctor.facts.model.missing import Missing
-from gpudoctor.facts.system.network_reach import Reach, read_here
+from gpudoctor.facts.system.network import Reach, read_here
 from gpudoctor.process.die_with_parent import dependent_gpudoctor
 from gpudoctor.process.pipes import Bounded, DisturbedError, read_to_end
 from gpudoctor.process.spawn import PIPE, Child

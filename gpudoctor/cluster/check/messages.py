@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from gpudoctor.facts.model.missing import Missing
-from gpudoctor.facts.system.network_reach import Reach
+from gpudoctor.facts.system.network import Reach
 from gpudoctor.probes.inter_node.rank import RankGroup
 
 PROTOCOL = "gpudoctor-cluster/2"

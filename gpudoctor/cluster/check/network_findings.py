@@ -21,9 +21,9 @@ from gpudoctor.checks.core.subject import NODE
 from gpudoctor.cluster.check.cluster_run import NodeProgress
 from gpudoctor.cluster.check.report import Backend, node_subject
 from gpudoctor.facts.model.missing import Missing, known
-from gpudoctor.facts.system.network_reach import Reach
+from gpudoctor.facts.system.network import Reach
 from gpudoctor.http.address import is_loopback
-from gpudoctor.profiles.peers import majority
+from gpudoctor.profiles.profile import majority
 
 
 def interface_for_gloo(reach: Reach, address: str) -> str | None:

@@ -13,7 +13,7 @@ from gpudoctor.checks.core.finding import Finding, Status, worst
 from gpudoctor.checks.core.registry import Level
 from gpudoctor.checks.core.subject import Subject
 from gpudoctor.facts.model.missing import Missing
-from gpudoctor.facts.system.network_reach import Reach
+from gpudoctor.facts.system.network import Reach
 from gpudoctor.report.judge import FailOn
 from gpudoctor.report.model import Tool, Verdict
 

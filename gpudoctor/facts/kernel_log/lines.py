@@ -26,8 +26,7 @@ from gpudoctor.facts.kernel_log.messages import (
     words_of_xid,
 )
 from gpudoctor.facts.kernel_log.records import LogRecord, kmsg_records, read_line, text_records
-from gpudoctor.facts.model.driver import DRIVER_VERSION
-from gpudoctor.facts.model.kernel_log import ApiMismatch, HostEvent, HostEventKind, KernelEvent, KernelLog
+from gpudoctor.facts.model.driver import DRIVER_VERSION, ApiMismatch, HostEvent, HostEventKind, KernelEvent, KernelLog
 from gpudoctor.facts.model.missing import Missing
 
 MAX_EVENTS = 10_000

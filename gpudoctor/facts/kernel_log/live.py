@@ -13,11 +13,10 @@ from gpudoctor.facts.kernel_log.lines import KernelEvents, collect, is_of_intere
 from gpudoctor.facts.kernel_log.records import LogRecord, first_of_kmsg, kmsg_records, text_records
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import KernelEvent, KernelLog
-from gpudoctor.facts.system.sysfs import missing_from
+from gpudoctor.facts.system.sysfs import missing_from, run_command
 from gpudoctor.lazy_import import lazy_imports
 
 with lazy_imports():
-    from gpudoctor.facts.system import command
     from gpudoctor.process import ending
 
 _RING_BUFFER = "/dev/kmsg"
@@ -165,7 +164,7 @@ def _read_ring_buffer(path: Path) -> _Ring | Missing:
 
 def _read_journal(deadline_s: float) -> _Journal | Missing | None:
     """The journal's newest kernel lines since boot; None if there are none, Missing if journalctl hung or died."""
-    answer = command.run_command(list(_JOURNAL), deadline_s=deadline_s, max_bytes=_JOURNAL_BYTES)
+    answer = run_command(list(_JOURNAL), deadline_s=deadline_s, max_bytes=_JOURNAL_BYTES)
     if isinstance(answer, Missing):
         return answer if answer.kind == "failed" else None
     if answer.returncode is not None and answer.returncode < 0:

@@ -12,7 +12,7 @@ from typing import Literal
 
 import msgspec
 
-from gpudoctor.facts.model.kernel_log import HostEventKind, KernelEventKind
+from gpudoctor.facts.model.driver import HostEventKind, KernelEventKind
 from gpudoctor.facts.model.node import short_bus_id
 
 DriverMessageName = Literal[

@@ -12,7 +12,7 @@ import re
 import msgspec
 
 from gpudoctor.facts.kernel_log.message_tables import driver_message
-from gpudoctor.facts.model.kernel_log import KernelEvent, KernelEventKind, PcieLimit
+from gpudoctor.facts.model.driver import KernelEvent, KernelEventKind, PcieLimit
 from gpudoctor.facts.model.node import short_bus_id
 
 # Every line of interest contains one of these; this check discards most lines

@@ -14,7 +14,7 @@ from gpudoctor.facts.model.missing import NOT_READ, Fact, Missing
 
 
 class CallError(Fact, frozen=True):
-    """A driver call that returned an error which may condemn the whole GPU (15, 16, 999); see `error_cost`."""
+    """A driver call that returned an error which may condemn the whole GPU (15, 16, 999); see `facts.nvml.codes`."""
 
     call: str
     code: int
@@ -211,9 +211,9 @@ class Utilization(Fact, frozen=True):
 class Gpu(Fact, frozen=True):
     """One GPU. `index` is NVML's; `bus_id` is sysfs form (0000:18:00.0, lower case).
 
-    `errors` are calls that failed with 15 (lost), 16 (reset required) or 999 (unknown); `error_cost` decides
+    `errors` are calls that failed with 15 (lost), 16 (reset required) or 999 (unknown); `facts.nvml.codes` decides
     what they cost.
-    `recovery_action`: one of `facts.nvml.labels.RECOVERY_ACTIONS`, or the raw value as "value N" if it
+    `recovery_action`: one of `facts.nvml.codes.RECOVERY_ACTIONS`, or the raw value as "value N" if it
     is none of them.
     `inforom_corrupted`: whether the checksum of the infoROM, the board's store of settings and counters, is wrong.
     """

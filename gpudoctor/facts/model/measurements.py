@@ -2,8 +2,7 @@
 
 from typing import Literal
 
-from gpudoctor.facts.model.measured_data import DataLoading, StorageRead
-from gpudoctor.facts.model.measured_devices import ComputeRank, HostLink, PeerLink
+from gpudoctor.facts.model.measured_hardware import ComputeRank, DataLoading, HostLink, PeerLink, StorageRead
 from gpudoctor.facts.model.measured_strategies import FrameworkView, LibraryStrategies, Strategies
 from gpudoctor.facts.model.missing import NOT_READ, Fact, Missing
 from gpudoctor.facts.model.node import Unanswered

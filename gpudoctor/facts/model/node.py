@@ -6,12 +6,12 @@ import msgspec
 
 from gpudoctor.facts.model.driver import Driver as Driver
 from gpudoctor.facts.model.driver import FabricManager as FabricManager
+from gpudoctor.facts.model.driver import HostEvent as HostEvent
+from gpudoctor.facts.model.driver import HostEventKind as HostEventKind
+from gpudoctor.facts.model.driver import KernelEvent as KernelEvent
+from gpudoctor.facts.model.driver import KernelLog as KernelLog
 from gpudoctor.facts.model.driver import Unanswered as Unanswered
 from gpudoctor.facts.model.gpu import Gpu, GpuPair
-from gpudoctor.facts.model.kernel_log import HostEvent as HostEvent
-from gpudoctor.facts.model.kernel_log import HostEventKind as HostEventKind
-from gpudoctor.facts.model.kernel_log import KernelEvent as KernelEvent
-from gpudoctor.facts.model.kernel_log import KernelLog as KernelLog
 from gpudoctor.facts.model.missing import NOT_READ, Fact, Missing, known
 from gpudoctor.facts.model.storage import Storage as Storage
 from gpudoctor.facts.model.storage import StorageMount as StorageMount

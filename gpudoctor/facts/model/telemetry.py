@@ -1,7 +1,7 @@
 """Readings over time: driver readings of each GPU under load, and the figures of a burn. No verdicts."""
 
+from gpudoctor.facts.model.driver import KernelEvent
 from gpudoctor.facts.model.gpu import CallError, Gpu
-from gpudoctor.facts.model.kernel_log import KernelEvent
 from gpudoctor.facts.model.missing import Fact, Missing
 
 

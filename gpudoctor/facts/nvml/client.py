@@ -14,8 +14,7 @@ from gpudoctor.facts.deadlines import START_CALLS
 from gpudoctor.facts.model.gpu import CallError
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.nvml.channel import CallTrace
-from gpudoctor.facts.nvml.error_cost import UNKNOWN, is_kept
-from gpudoctor.facts.nvml.labels import FUNCTION_NOT_FOUND, error_word, missing_for
+from gpudoctor.facts.nvml.codes import FUNCTION_NOT_FOUND, UNKNOWN, error_word, is_kept, missing_for
 from gpudoctor.lazy_import import lazy_imports
 
 with lazy_imports():
@@ -88,7 +87,7 @@ def load_pynvml() -> Any:
 class NvmlClient:
     """Calls the driver for one thread: `gpu` and its `handle`, or None for calls about the system.
 
-    `errors` collects the errors that may condemn the whole GPU (15, 16, 999; see `error_cost`). A function that
+    `errors` collects the errors that may condemn the whole GPU (15, 16, 999; see `facts.nvml.codes`). A function that
     the driver does not have is not called again by this client; clients of other GPUs try it themselves.
     Clients made by `for_gpu` share only the list of calls that are waking GPUs.
     `slowest_call` and `slowest_s` are of the calls that wake no GPU.

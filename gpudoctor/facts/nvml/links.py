@@ -12,7 +12,7 @@ from gpudoctor.facts.model.gpu import Fabric, Gpu, GpuPair, LinkState, NvLink
 from gpudoctor.facts.model.missing import UNSUPPORTED, Missing, known
 from gpudoctor.facts.model.node import short_bus_id
 from gpudoctor.facts.nvml.client import MAX_COUNT, DriverError, Fields, NvmlClient, in_range, prefer
-from gpudoctor.facts.nvml.labels import (
+from gpudoctor.facts.nvml.codes import (
     FABRIC_CONFIGURATION,
     FABRIC_HEALTH,
     FABRIC_STATES,

@@ -8,7 +8,7 @@ from typing import Any
 from gpudoctor.facts.model.gpu import Ecc, MemoryRepair
 from gpudoctor.facts.model.missing import UNSUPPORTED, Missing
 from gpudoctor.facts.nvml.client import MAX_COUNT, DriverError, Fields, NvmlClient, in_range, prefer
-from gpudoctor.facts.nvml.labels import RECOVERY_ACTIONS, word
+from gpudoctor.facts.nvml.codes import RECOVERY_ACTIONS, word
 
 _CORRECTED, _UNCORRECTED = 0, 1
 _VOLATILE, _AGGREGATE = 0, 1

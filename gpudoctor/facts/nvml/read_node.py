@@ -251,7 +251,7 @@ class _Readers:
             pci = client.call("nvmlDeviceGetPciInfo_v3", client.handle)
         except DriverError as error:
             code = "" if error.code is None else f" ({error.code})"
-            # which call failed decides what it costs: see `error_cost.no_handle_cost`
+            # which call failed decides what it costs: see `codes.no_handle_cost`
             call = "" if error.call == _HANDLE else f"{error.call}: "
             self.listener.handle_error(index, f"{call}{error.words}{code}")
             return

@@ -13,7 +13,7 @@ from typing import Any
 from gpudoctor.facts.model.gpu import GpuProcess, MigInstance, Settings
 from gpudoctor.facts.model.missing import UNSUPPORTED, Missing
 from gpudoctor.facts.nvml.client import DriverError, NvmlClient, in_range
-from gpudoctor.facts.nvml.labels import (
+from gpudoctor.facts.nvml.codes import (
     ADDRESSING,
     ARCHITECTURES,
     BRANDS,

@@ -11,8 +11,7 @@ from gpudoctor.facts.kernel_log.records import read_line
 from gpudoctor.facts.model.gpu import system_program
 from gpudoctor.facts.model.missing import known
 from gpudoctor.facts.model.node import Node, Variable
-from gpudoctor.facts.redaction.private_shapes import REDACTED, shapes_taken_out
-from gpudoctor.facts.redaction.public_settings import is_public
+from gpudoctor.facts.redaction.shapes import REDACTED, is_public, shapes_taken_out
 
 _USER = re.compile(r"/(?:home|Users)/([^/\s:;,'\"]+)")
 _CARD = re.compile(r"\b((?:en|wl|ww|ib)x)([0-9a-f]{12})\b")

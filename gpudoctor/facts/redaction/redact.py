@@ -10,9 +10,8 @@ import msgspec
 from gpudoctor.facts.model.gpu import system_program
 from gpudoctor.facts.model.missing import known
 from gpudoctor.facts.model.node import Node
-from gpudoctor.facts.redaction.private_shapes import REDACTED, shapes_taken_out
 from gpudoctor.facts.redaction.private_words import PrivateNames, hidden_variables, is_public_source
-from gpudoctor.facts.redaction.public_settings import is_public
+from gpudoctor.facts.redaction.shapes import REDACTED, is_public, shapes_taken_out
 
 T = TypeVar("T")
 

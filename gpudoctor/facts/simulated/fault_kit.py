@@ -20,8 +20,7 @@ from gpudoctor.errors import UserError, nearest_names
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Environment, HostEvent, KernelEvent, Node, Variable
-from gpudoctor.facts.simulated.conditions import why_not
-from gpudoctor.facts.simulated.edits import Target, each, each_pair, on_slot, put_all, struck_gpu
+from gpudoctor.facts.simulated.conditions import Target, each, each_pair, on_slot, put_all, struck_gpu, why_not
 from gpudoctor.facts.simulated.gpu_faults import GPU_PATTERNS
 from gpudoctor.facts.simulated.node_faults import NODE_PATTERNS
 

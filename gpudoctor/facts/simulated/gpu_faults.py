@@ -8,10 +8,10 @@ from msgspec.structs import replace
 
 from gpudoctor.facts.deadlines import CALL
 from gpudoctor.facts.model.gpu import CallError, GpuProcess
+from gpudoctor.facts.model.links import GT_S
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node, Unanswered
-from gpudoctor.facts.model.pcie_generations import GT_S
-from gpudoctor.facts.simulated.edits import (
+from gpudoctor.facts.simulated.conditions import (
     Pattern,
     Target,
     change,
@@ -23,7 +23,7 @@ from gpudoctor.facts.simulated.edits import (
     struck_gpu,
     without_struck,
 )
-from gpudoctor.facts.simulated.wiring import put
+from gpudoctor.facts.simulated.load import put
 
 _STALL_S = 7.0
 

@@ -1,19 +1,27 @@
-"""Load simulated nodes: from packaged YAML to the same `Node` that a real machine would have."""
+"""Load simulated nodes: from packaged YAML to the same `Node` that a real machine would have.
+
+The YAML is compact. A group of GPUs shares a template; values that differ are in columns, one value per GPU. PCIe
+paths, NVLinks and pairs are derived. Leaves that are not in the YAML are "not supported", as in a live collection that
+reads everything.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
+from zlib import crc32
 
 import msgspec
 import yaml
+from msgspec.structs import replace
 
 from gpudoctor.errors import UserError
-from gpudoctor.facts.model.missing import Missing, known
+from gpudoctor.facts.model.gpu import Gpu, GpuPair, NvLink, P2pStatus, PathKind, PcieHop
+from gpudoctor.facts.model.links import GT_S
+from gpudoctor.facts.model.missing import UNSUPPORTED, Missing, fill, known
 from gpudoctor.facts.model.node import Environment, Node, Source
-from gpudoctor.facts.simulated.wiring import Wired, wire
 from gpudoctor.lazy_import import lazy_imports
 
 with lazy_imports():
@@ -124,3 +132,141 @@ def _laid_over(under: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]
         mergeable = isinstance(value, dict) and isinstance(below, dict) and "missing" not in value
         under[key] = _laid_over(below, value) if mergeable else value  # type: ignore[arg-type]
     return under
+
+
+_NOT_A_BRIDGE = Missing("not a bridge", "unsupported")
+
+S = TypeVar("S", bound=msgspec.Struct)
+Row = dict[str, Any]
+
+
+class Wired(msgspec.Struct, frozen=True):
+    """The part of a node that is derived from its GPUs."""
+
+    gpus: tuple[Gpu, ...]
+    pairs: tuple[GpuPair, ...] | Missing
+    pci_devices: tuple[Row, ...]
+
+
+def wire(groups: list[Row], pairs: Row, name: str, read: Callable[[str], Row]) -> Wired:
+    """Build the GPUs of every group, in NVML order; `read` loads a template by name."""
+    gpus: list[Gpu] = []
+    devices: list[Row] = []
+    links: Row = {}
+    for group in groups:
+        template = read(group["template"])
+        pci_class = template.pop("pci_class")
+        links = {**template.pop("nvlinks", {}), **group.get("nvlinks", {})}
+        has_serial = template.pop("has_serial", False)
+        model = msgspec.convert({"index": 0, "bus_id": "", **template}, Gpu, strict=False)
+        model = fill(model, UNSUPPORTED)
+        for place, bus_id in enumerate(group["each"]["bus_id"]):
+            gpu = _identified(model, len(gpus), bus_id, name, has_serial)
+            for leaf, column in group["each"].items():
+                gpu = put(gpu, leaf, column[place] if isinstance(column, list) else column)
+            gpu = _with_open_links(gpu, links, group.get("unlinked", 0))
+            gpus.append(_with_path(gpu, group.get("path"), place, pci_class))
+            if group.get("on_bus", True):  # a WSL2 guest sees no NVIDIA device on its PCI bus
+                devices.append(_pci_device(gpus[-1], pci_class))
+    matrix = _matrix(pairs.get("nvlinks", 0), len(gpus))
+    wired_gpus = tuple(_with_links(gpu, links, matrix[gpu.index], gpus) for gpu in gpus)
+    if "missing" in pairs:
+        return Wired(wired_gpus, msgspec.convert(pairs, Missing), tuple(devices))
+    made = tuple(_pair(a, b, matrix[a.index][b.index], pairs) for a in gpus for b in gpus if a.index < b.index)
+    return Wired(wired_gpus, made, tuple(devices))
+
+
+def put(struct: S, path: str, value: Any) -> S:
+    """A copy with the leaf at a dotted path set; the value is converted to the leaf's type.
+
+    Raise AttributeError if there is no such leaf, and msgspec.ValidationError if the value has the wrong type.
+    """
+    head, _, rest = path.partition(".")
+    if rest:
+        return replace(struct, **{head: put(getattr(struct, head), rest, value)})
+    if isinstance(value, (dict, list)):
+        types = {field.name: field.type for field in msgspec.structs.fields(struct)}
+        value = msgspec.convert(value, types[head])
+    getattr(struct, head)
+    return replace(struct, **{head: value})
+
+
+def _identified(model: Gpu, index: int, bus_id: str, name: str, has_serial: bool) -> Gpu:
+    # "fa4e" and a hash of the node's name: unique, usable with UUID prefixes, and not mistaken for a real UUID
+    uuid = f"GPU-{index:02x}fa4e00-{crc32(name.encode()) & 0xFFFF:04x}-4000-8000-{index:012x}"
+    serial = f"{index + 1:013d}" if has_serial else UNSUPPORTED
+    return replace(model, index=index, bus_id=bus_id, uuid=uuid, serial=serial, minor_number=index)
+
+
+def _with_path(gpu: Gpu, rows: list[Row] | None, place: int, pci_class: str) -> Gpu:
+    """Add the PCIe hops; a row of `path` is one bridge per GPU, with the GPU's link values unless it overrides them."""
+    if rows is None:
+        return gpu
+    pcie = gpu.pcie
+    now, most = known(pcie.generation) or 1, known(pcie.generation_max) or 1
+    width, max_width = known(pcie.width) or 1, known(pcie.width_max) or 1
+    counters: Row = {"aer_correctable": 0, "aer_nonfatal": 0, "aer_fatal": 0}
+    link = {"speed_gt_s": GT_S[now], "max_speed_gt_s": GT_S[most], "width": width, "max_width": max_width, **counters}
+    device_most = known(pcie.device_generation_max) or most
+    own: Row = {"vendor_id": "0x10de", "device_id": _device_id(gpu), "pci_class": pci_class, **link}
+    hops = [PcieHop(gpu.bus_id, acs_redirect=_NOT_A_BRIDGE, **{**own, "max_speed_gt_s": GT_S[device_most]})]
+    for row in rows:
+        bus_id = row["bus_id"][place] if isinstance(row["bus_id"], list) else row["bus_id"]
+        hop = {"pci_class": "0x060400", "acs_redirect": False, **link, **row, "bus_id": bus_id}
+        hops.append(msgspec.convert(hop, PcieHop))
+    return put(gpu, "pcie.path", tuple(hops))
+
+
+def _device_id(gpu: Gpu) -> str:
+    """The device id as in sysfs: 0x2330 for NVML's packed 0x233010de."""
+    packed = known(gpu.pci_device_id)
+    return packed[:6].lower() if packed else "0x0000"
+
+
+def _pci_device(gpu: Gpu, pci_class: str) -> Row:
+    numa = msgspec.to_builtins(gpu.numa_node)
+    names = {"bus_id": gpu.bus_id, "pci_class": pci_class, "device_id": _device_id(gpu)}
+    return {**names, "driver": "nvidia", "numa_node": numa}
+
+
+def _matrix(given: int | str, count: int) -> list[list[int]]:
+    """The number of NVLinks between each pair of GPUs, from one number for all or a matrix as text."""
+    if isinstance(given, int):
+        return [[0 if a == b else given for b in range(count)] for a in range(count)]
+    return [[int(cell) if cell.isdigit() else 0 for cell in line.split()] for line in given.strip().splitlines()]
+
+
+def _with_links(gpu: Gpu, spec: Row, row: list[int], gpus: list[Gpu]) -> Gpu:
+    """Add the NVLinks: from `remotes`, a list of [bus id or null, count] per switch, or from the matrix."""
+    if not spec.get("remote_kind") or not (any(row) or "remotes" in spec):
+        return gpu
+    if "remotes" in spec:
+        ends = [remote for remote, count in spec["remotes"] for _ in range(count)]
+    else:
+        ends = [gpus[peer].bus_id for peer, count in enumerate(row) for _ in range(count)]
+    errors = {"crc_errors": 0, "replay_errors": 0, "recovery_errors": 0, **spec.get("errors", {})}
+    state, version, speed, kind = spec.get("state", "active"), spec["version"], spec["speed_gb_s"], spec["remote_kind"]
+    made = (NvLink(link, state, version, speed, kind, end, **errors) for link, end in enumerate(ends))
+    return replace(gpu, nvlinks=tuple(made))
+
+
+def _with_open_links(gpu: Gpu, spec: Row, count: int) -> Gpu:
+    """Add inactive links: a card with an NVLink connector but without a bridge."""
+    if not count:
+        return gpu
+    return replace(gpu, nvlinks=tuple(NvLink(link, "inactive", spec["version"], UNSUPPORTED) for link in range(count)))
+
+
+def _pair(a: Gpu, b: Gpu, nvlinks: int, spec: Row) -> GpuPair:
+    """Build a pair. `path` applies within a NUMA node; if `p2p_unlinked` is set, `p2p` applies to linked pairs only."""
+    p2p: P2pStatus = spec["p2p"]
+    if not nvlinks and "p2p_unlinked" in spec:
+        p2p = spec["p2p_unlinked"]
+    return GpuPair(a.index, b.index, _path_kind(a, b, spec["path"]), nvlinks, p2p, p2p)
+
+
+def _path_kind(a: Gpu, b: Gpu, same_numa: PathKind) -> PathKind:
+    above, above_b = ((known(gpu.pcie.path) or ())[1:] for gpu in (a, b))
+    if {hop.bus_id for hop in above} & {hop.bus_id for hop in above_b}:
+        return "PIX" if len(above) <= 3 else "PXB"
+    return same_numa if a.numa_node == b.numa_node else "SYS"

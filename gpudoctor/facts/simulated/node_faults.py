@@ -10,19 +10,21 @@ from msgspec.structs import replace
 from gpudoctor.facts.model.gpu import Gpu, GpuPair, NvLink
 from gpudoctor.facts.model.missing import UNSUPPORTED, Missing, known
 from gpudoctor.facts.model.node import Node, StorageMount
-from gpudoctor.facts.model.storage import StorageDevice
-from gpudoctor.facts.simulated.edits import (
+from gpudoctor.facts.simulated.conditions import (
     Pattern,
     Target,
     change,
     each,
     each_hop,
     each_pair,
+    is_local,
+    is_remote,
+    is_wide,
     put_all,
     struck_gpu,
     without_struck,
 )
-from gpudoctor.facts.simulated.wiring import put
+from gpudoctor.facts.simulated.load import put
 from gpudoctor.facts.system.sysfs import parse_cpu_list
 
 
@@ -182,23 +184,6 @@ def _two_copies(node: Node, target: Target) -> Node:
 # File systems and their disks.
 
 
-def is_local(mount: StorageMount) -> bool:
-    return mount.storage_class in ("nvme", "disk", "raid")
-
-
-def is_remote(mount: StorageMount) -> bool:
-    return mount.storage_class in ("network", "parallel")
-
-
-def has_wide_nvme(mount: StorageMount) -> bool:
-    return any(_is_wide(disk) for disk in known(mount.devices) or ())
-
-
-def _is_wide(disk: StorageDevice) -> bool:
-    widths = [known(width) for width in (disk.width, disk.max_width, disk.slot_max_width)]
-    return all(width is not None and width >= 2 for width in widths)
-
-
 def _of_mounts(strikes: Callable[[StorageMount], bool], **leaves: Any) -> Pattern:
     def struck(node: Node, target: Target) -> Node:
         mounts = known(node.storage.mounts) or ()
@@ -211,7 +196,7 @@ def _of_mounts(strikes: Callable[[StorageMount], bool], **leaves: Any) -> Patter
 def _narrow_nvme(node: Node, target: Target) -> Node:
     mounts = []
     for mount in known(node.storage.mounts) or ():
-        disks = tuple(replace(disk, width=1) if _is_wide(disk) else disk for disk in known(mount.devices) or ())
+        disks = tuple(replace(disk, width=1) if is_wide(disk) else disk for disk in known(mount.devices) or ())
         mounts.append(replace(mount, devices=disks or mount.devices))
     return put(node, "storage.mounts", tuple(mounts))
 

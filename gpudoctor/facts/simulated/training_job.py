@@ -13,10 +13,10 @@ from zlib import crc32
 import msgspec
 
 from gpudoctor.facts.model.gpu import Gpu
+from gpudoctor.facts.model.links import LANE_GB_S
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node
-from gpudoctor.facts.model.pcie_generations import LANE_GB_S
-from gpudoctor.facts.nvml.error_cost import LOST
+from gpudoctor.facts.nvml.codes import LOST
 from gpudoctor.facts.stream.messages import ProcessTick
 
 PERIOD_S, CHECKPOINT_S = 90.0, 5.0

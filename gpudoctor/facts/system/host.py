@@ -9,7 +9,6 @@ from pathlib import Path
 
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Host, NumaNode
-from gpudoctor.facts.system.cgroups import read_limits
 from gpudoctor.facts.system.environment import given_node_name
 from gpudoctor.facts.system.sysfs import (
     format_cpu_list,
@@ -20,7 +19,7 @@ from gpudoctor.facts.system.sysfs import (
     present,
     read_text,
 )
-from gpudoctor.facts.system.virtualization import read_virtualization
+from gpudoctor.facts.system.virtualization import read_limits, read_virtualization
 
 _NODE = re.compile(r"node(\d+)")
 _NUMA_STATUS = re.compile(r"^Node:\s*(\d+)", re.MULTILINE)

@@ -1,13 +1,18 @@
-"""Reading /sys and /proc: a value, or Missing with the right kind."""
+"""Reading /sys, /proc and the output of programs: a value, or Missing with the right kind."""
 
 from __future__ import annotations
 
 import errno
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from gpudoctor.facts.model.missing import Missing
+from gpudoctor.lazy_import import lazy_imports
+
+with lazy_imports():  # most readers start no program
+    from gpudoctor.process import command
 
 # Drivers return others (EINVAL, ENXIO, EIO ...) for an attribute that is not available now
 _ABSENT = {errno.ENOENT, errno.ENOTDIR, errno.ENODEV}
@@ -120,3 +125,20 @@ def format_cpu_list(cpus: frozenset[int]) -> str:
         else:
             runs.append([cpu, cpu])
     return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+
+
+def run_command(argv: Sequence[str], deadline_s: float, max_bytes: int = 4 << 20) -> command.Completed | Missing:
+    """Like `process.command`, in the C locale, so that messages do not depend on the user's.
+
+    Missing if the program is not installed, not allowed or not finished in time.
+    """
+    try:
+        return command.run_command(argv, deadline_s, max_bytes, {**os.environ, "LC_ALL": "C", "LANG": "C"})
+    except command.CommandLateError as error:
+        return Missing(str(error), "failed")
+    except FileNotFoundError:
+        return Missing(f"{argv[0]} is not installed", "absent")
+    except PermissionError:
+        return Missing(f"{argv[0]}: no permission to run it", "denied")
+    except OSError as error:
+        return Missing(f"{argv[0]}: {error.strerror}", "failed")

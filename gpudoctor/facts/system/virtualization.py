@@ -1,12 +1,20 @@
-"""Whether this is a container, a virtual machine or bare metal, and which engine or hypervisor."""
+"""Whether this is a container, a virtual machine or bare metal, and the limits that control groups impose.
+
+Limits on memory, CPU time and CPUs, of control groups of version 1 and 2.
+"""
 
 from __future__ import annotations
 
 import re
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import msgspec
 
 from gpudoctor.facts.model.missing import Missing, known
-from gpudoctor.facts.system.sysfs import present, read_text
+from gpudoctor.facts.system.mounts import read_mounts
+from gpudoctor.facts.system.sysfs import parse_cpu_list, present, read_int, read_text
 
 _NO_NAME = "unnamed"
 # DMI vendor or product -> the name systemd-detect-virt uses
@@ -104,3 +112,152 @@ def _firmware_name(root: Path) -> str | None:
     words = (known(read_text(dmi / name)) or "" for name in ("product_name", "sys_vendor", "bios_vendor"))
     text = "\n".join(words).lower()
     return next((name for mark, name in _DMI_NAMES if mark in text), None)
+
+
+# Version 1 writes "no limit" as the largest page-aligned signed 64-bit number, which depends on the page size
+_UNLIMITED_BYTES = 1 << 62
+
+
+class _Hierarchy(msgspec.Struct, frozen=True):
+    """A mounted hierarchy: its controllers, mount point, the group mounted there, and this process's group."""
+
+    controllers: frozenset[str]
+    mount: str
+    top: str
+    group: str
+    version: int
+
+
+def read_limits(root: Path) -> dict[str, Any]:
+    """The leaves of `Host` for the limits of memory and CPU time: the smallest ones of this process's group and its
+    ancestors, and the files that set them; None if there is no limit.
+    """
+    memory, memory_source = _smallest(root, "memory", {2: _memory_v2, 1: _memory_v1})
+    quota, quota_source = _smallest(root, "cpu", {2: _quota_v2, 1: _quota_v1})
+    return {
+        "memory_limit_mib": memory if memory is None or isinstance(memory, Missing) else int(memory) >> 20,
+        "memory_limit_source": memory_source,
+        "cpu_quota": quota,
+        "cpu_quota_source": quota_source,
+    }
+
+
+def read_cpuset(root: Path) -> int | Missing:
+    """How many CPUs this process's group may use, from cpuset.cpus.effective or cpuset.effective_cpus."""
+    groups = read_text(root / "proc/self/cgroup")
+    if isinstance(groups, Missing):
+        return groups
+    for hierarchy in _hierarchies(root, groups):
+        if "cpuset" not in hierarchy.controllers:
+            continue
+        name = "cpuset.cpus.effective" if hierarchy.version == 2 else "cpuset.effective_cpus"
+        for folder in _way_up(hierarchy):  # a group without the controller has the CPUs of the next group above
+            text = read_text(root / folder.lstrip("/") / name)
+            if not isinstance(text, Missing) and text.strip():
+                cpus = parse_cpu_list(text)
+                return Missing(f"{folder}/{name} reads {text[:40]!r}", "failed") if cpus is None else len(cpus)
+    return Missing("no cpuset controller is mounted")
+
+
+_Limit = float | Missing | None
+
+
+def _smallest(
+    root: Path, controller: str, readers: dict[int, Callable[[Path], tuple[_Limit, str]]]
+) -> tuple[_Limit, str | Missing]:
+    groups = read_text(root / "proc/self/cgroup")
+    if isinstance(groups, Missing):
+        return groups, groups
+    limits: list[tuple[float, str]] = []
+    unread: Missing | None = None
+    for hierarchy in _hierarchies(root, groups):
+        if controller not in hierarchy.controllers:
+            continue
+        for folder in _way_up(hierarchy):
+            limit, name = readers[hierarchy.version](root / folder.lstrip("/"))
+            if isinstance(limit, Missing):
+                # no limit files in the root group of version 2, or in a group whose controller is not enabled
+                unread = unread if limit.kind == "absent" else limit
+            elif limit is not None:
+                limits.append((limit, f"{folder.rstrip('/')}/{name}"))
+    if limits:
+        return min(limits)
+    return unread, unread or Missing("no limit", "absent")
+
+
+def _hierarchies(root: Path, groups: str) -> Iterator[_Hierarchy]:
+    """Join /proc/self/cgroup (which group) with /proc/self/mountinfo (where it is mounted)."""
+    mounts = _mounts(root)
+    for line in groups.splitlines():
+        number, _, rest = line.partition(":")
+        names, _, group = rest.partition(":")
+        if number == "0" and not names:
+            wanted, controllers, version = "cgroup2", frozenset({"memory", "cpu", "cpuset"}), 2
+            standard = "/sys/fs/cgroup"
+        else:
+            controllers, version = frozenset(names.split(",")), 1
+            wanted = next((name for name in sorted(controllers) if name in mounts), "")
+            standard = f"/sys/fs/cgroup/{names}"
+        mount, top = mounts.get(wanted, (standard, "/"))
+        yield _Hierarchy(controllers, mount, top, group, version)
+
+
+def _mounts(root: Path) -> dict[str, tuple[str, str]]:
+    """`cgroup2` or a version 1 controller -> mount point and the group that is mounted there."""
+    found: dict[str, tuple[str, str]] = {}
+    for mount in known(read_mounts(root)) or ():
+        if mount.fs_type in ("cgroup", "cgroup2"):
+            for name in ("cgroup2",) if mount.fs_type == "cgroup2" else mount.system_options:
+                found.setdefault(name, (mount.point, mount.top))
+    return found
+
+
+def _way_up(hierarchy: _Hierarchy) -> Iterator[str]:
+    """The folders from this process's group to the mount point.
+
+    A container may see the host's group name while only its own group is mounted: groups above
+    the mounted group are not visible, and for a group outside of it only the mount point is left.
+    """
+    group, top = PurePosixPath(hierarchy.group), PurePosixPath(hierarchy.top)
+    inside = group.relative_to(top) if group.is_relative_to(top) else PurePosixPath()
+    if ".." in inside.parts:
+        inside = PurePosixPath()
+    here = PurePosixPath(hierarchy.mount) / inside
+    while True:
+        yield str(here)
+        if here == PurePosixPath(hierarchy.mount):
+            return
+        here = here.parent
+
+
+def _memory_v2(folder: Path) -> tuple[_Limit, str]:
+    is_unlimited = read_text(folder / "memory.max") == "max"
+    return None if is_unlimited else read_int(folder / "memory.max"), "memory.max"
+
+
+def _memory_v1(folder: Path) -> tuple[_Limit, str]:
+    limit = read_int(folder / "memory.limit_in_bytes")
+    if not isinstance(limit, Missing) and not 0 <= limit < _UNLIMITED_BYTES:
+        return None, "memory.limit_in_bytes"
+    return limit, "memory.limit_in_bytes"
+
+
+def _quota_v2(folder: Path) -> tuple[_Limit, str]:
+    text = read_text(folder / "cpu.max")
+    if isinstance(text, Missing):
+        return text, "cpu.max"
+    quota, _, period = text.partition(" ")
+    if quota == "max":
+        return None, "cpu.max"
+    if not quota.isdecimal() or not period.isdecimal() or int(period) == 0:
+        return Missing(f"{folder}/cpu.max reads {text[:40]!r}", "failed"), "cpu.max"
+    return int(quota) / int(period), "cpu.max"
+
+
+def _quota_v1(folder: Path) -> tuple[_Limit, str]:
+    quota, period = read_int(folder / "cpu.cfs_quota_us"), read_int(folder / "cpu.cfs_period_us")
+    if isinstance(quota, Missing) or isinstance(period, Missing):
+        return (quota if isinstance(quota, Missing) else period), "cpu.cfs_quota_us"
+    if quota < 0 or period <= 0:
+        return None, "cpu.cfs_quota_us"
+    return quota / period, "cpu.cfs_quota_us"

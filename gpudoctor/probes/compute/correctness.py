@@ -14,8 +14,8 @@ import msgspec
 import torch
 from torch.nn.functional import gelu, mse_loss
 
-from gpudoctor.probes.runner.device import add_bytes, free_bytes
 from gpudoctor.probes.runner.rank import Rank
+from gpudoctor.probes.runner.torch_device import add_bytes, free_bytes
 from gpudoctor.units import MIB
 
 REPEATS = 5

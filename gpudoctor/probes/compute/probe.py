@@ -8,13 +8,13 @@ from statistics import median
 import msgspec
 import torch
 
-from gpudoctor.facts.model.measured_devices import ComputeRank, Gemm
+from gpudoctor.facts.model.measured_hardware import ComputeRank, Gemm
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.probes.compute.correctness import check_memory, fingerprints
-from gpudoctor.probes.runner.device import Stopwatch, free_bytes, give_back, power_of_two
 from gpudoctor.probes.runner.merge import median_deviation
 from gpudoctor.probes.runner.messages import ComputeSample
 from gpudoctor.probes.runner.rank import Rank
+from gpudoctor.probes.runner.torch_device import Stopwatch, free_bytes, give_back, power_of_two
 from gpudoctor.units import MIB
 
 _SEED = 30

@@ -23,9 +23,9 @@ import msgspec
 import torch
 from torch.utils import data as torchs
 
-from gpudoctor.facts.model.measured_data import LoaderRates
+from gpudoctor.facts.model.measured_hardware import LoaderRates
 from gpudoctor.facts.model.missing import Missing
-from gpudoctor.probes.runner.torch_errors import in_one_line
+from gpudoctor.probes.runner.torch_device import in_one_line
 from gpudoctor.probes.storage import page_cache
 from gpudoctor.probes.storage.listing import listed
 from gpudoctor.process.die_with_parent import die_with_parent

@@ -12,9 +12,9 @@ from time import monotonic
 import msgspec
 import torch
 
-from gpudoctor.facts.model.measured_data import DataLoading, LoaderCopies, LoaderStep
+from gpudoctor.facts.model.measured_hardware import DataLoading, LoaderCopies, LoaderStep
 from gpudoctor.facts.model.missing import Missing
-from gpudoctor.facts.system.cgroups import read_cpuset
+from gpudoctor.facts.system.virtualization import read_cpuset
 from gpudoctor.probes.data.loader import (
     BATCH,
     PREFETCH,

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from gpudoctor.probes.inter_node.rank import AllReduceTimes, InterNodeFailure, Opened, Rendezvous
-from gpudoctor.probes.runner.torch_errors import in_one_line, too_old
+from gpudoctor.probes.runner.torch_device import in_one_line, too_old
 
 _OPERATIONS = {"nccl": 4, "gloo": 1}  # per timing, so that launching and waiting for a GPU is a small part of it
 _FEWEST_TIMES, _MOST_TIMES = 2, 20

@@ -11,11 +11,18 @@ from typing import Any, NamedTuple
 
 import torch
 
-from gpudoctor.facts.model.measured_devices import PeerLink
+from gpudoctor.facts.model.measured_hardware import PeerLink
 from gpudoctor.facts.model.missing import Missing
-from gpudoctor.probes.runner.device import copies_ms, free_bytes, numbered, out_of_memory, power_of_two, timing_event
 from gpudoctor.probes.runner.rank import Rank
-from gpudoctor.probes.runner.torch_errors import in_one_line
+from gpudoctor.probes.runner.torch_device import (
+    copies_ms,
+    free_bytes,
+    in_one_line,
+    numbered,
+    out_of_memory,
+    power_of_two,
+    timing_event,
+)
 from gpudoctor.units import MIB
 
 _LARGEST = 256 * MIB

@@ -11,13 +11,13 @@ from statistics import median
 import msgspec
 import torch
 
-from gpudoctor.facts.model.measured_devices import HostLink
+from gpudoctor.facts.model.measured_hardware import HostLink
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.system.sysfs import parse_cpu_list
 from gpudoctor.probes.link.peer_copies import measure_peers
-from gpudoctor.probes.runner.device import copies_ms, free_bytes, give_back, numbered, out_of_memory, power_of_two
 from gpudoctor.probes.runner.messages import LinkSample
 from gpudoctor.probes.runner.rank import Rank
+from gpudoctor.probes.runner.torch_device import copies_ms, free_bytes, give_back, numbered, out_of_memory, power_of_two
 from gpudoctor.units import MIB
 
 # nvbandwidth's method: warm-up copies, then the timed ones, of which the median counts

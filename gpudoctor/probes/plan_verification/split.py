@@ -11,7 +11,7 @@ from torch import nn
 
 from gpudoctor.probes.plan_verification.messages import VerificationOrder
 from gpudoctor.probes.runner.rank import Rank
-from gpudoctor.probes.runner.torch_errors import UnusableTorchError
+from gpudoctor.probes.runner.torch_device import UnusableTorchError
 from gpudoctor.probes.strategies.data_parallel import ddp_model
 from gpudoctor.probes.strategies.memory import local_part
 from gpudoctor.probes.strategies.pipeline_steps import Stages

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from gpudoctor.facts.model.measured_data import DataLoading, LoaderCopies, LoaderRates, LoaderStep
+from gpudoctor.facts.model.measured_hardware import DataLoading, LoaderCopies, LoaderRates, LoaderStep
 from gpudoctor.facts.model.measured_strategies import Strategies, StrategyRun
 from gpudoctor.facts.model.measurements import BucketStep, Device, TorchView, Training, TrainRank
 from gpudoctor.facts.model.missing import Missing

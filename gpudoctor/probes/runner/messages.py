@@ -6,8 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from gpudoctor.facts.model.measured_data import DataLoading
-from gpudoctor.facts.model.measured_devices import ComputeRank, HostLink, PeerLink
+from gpudoctor.facts.model.measured_hardware import ComputeRank, DataLoading, HostLink, PeerLink
 from gpudoctor.facts.model.measured_strategies import StrategyRank, StrategyReference, StrategyShape
 from gpudoctor.facts.model.measurements import BucketStep, Probe, Swap, TorchView
 from gpudoctor.facts.model.missing import Missing

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from gpudoctor.facts.model.measured_devices import ComputeRank
+from gpudoctor.facts.model.measured_hardware import ComputeRank
 from gpudoctor.facts.model.measurements import Collective, Measurements, Probe, Training, TrainRank
 from gpudoctor.facts.model.missing import Fact, Missing
 from gpudoctor.facts.model.telemetry import Series, Spread, WrongResult

@@ -8,7 +8,7 @@ from time import monotonic
 
 import msgspec
 
-from gpudoctor.facts.model.measured_data import StorageRead
+from gpudoctor.facts.model.measured_hardware import StorageRead
 from gpudoctor.facts.model.missing import NOT_READ, Missing
 from gpudoctor.probes.storage.read_child import ReadAnswer, ReadOrder
 from gpudoctor.process.die_with_parent import dependent_python

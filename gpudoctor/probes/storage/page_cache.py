@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from gpudoctor.facts.model.measured_data import ReadMethod
+from gpudoctor.facts.model.measured_hardware import ReadMethod
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.system.mounts import RAM_DISK, Mount, mount_of, read_devices, read_mounts
 from gpudoctor.facts.system.sysfs import read_int, read_text

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from gpudoctor.facts.model.measured_data import ReadMethod, ReadPattern, StorageRate, StorageRead
+from gpudoctor.facts.model.measured_hardware import ReadMethod, ReadPattern, StorageRate, StorageRead
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.probes.storage import page_cache
 from gpudoctor.probes.storage.listing import DataFile, listed

@@ -13,7 +13,7 @@ from time import monotonic
 
 import msgspec
 
-from gpudoctor.facts.model.measured_data import ReadMethod, ReadPattern, StorageRate
+from gpudoctor.facts.model.measured_hardware import ReadMethod, ReadPattern, StorageRate
 from gpudoctor.probes.storage.listing import DataFile
 from gpudoctor.process.die_with_parent import die_with_parent
 from gpudoctor.process.ending import kill_all

@@ -17,10 +17,10 @@ from torch import nn
 
 from gpudoctor.facts.model.measured_strategies import StrategyMemory, StrategyRank, StrategyReference, StrategyShape
 from gpudoctor.facts.model.missing import Missing
-from gpudoctor.probes.runner.device import give_back
 from gpudoctor.probes.runner.merge import finite
 from gpudoctor.probes.runner.messages import StrategySample
 from gpudoctor.probes.runner.rank import Rank
+from gpudoctor.probes.runner.torch_device import give_back
 from gpudoctor.probes.strategies.memory import KeptForBackward, TrafficCounter, memory_of, whole_weights
 from gpudoctor.probes.strategies.model import STEPS, Batch, batch_of, build_optimizer, build_transformer
 from gpudoctor.probes.strategies.transformer import Transformer, loss_of

@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from gpudoctor.probes.runner.device import ms_since, timing_event
 from gpudoctor.probes.runner.rank import Rank
+from gpudoctor.probes.runner.torch_device import ms_since, timing_event
 from gpudoctor.probes.strategies.bench import Bench
 from gpudoctor.probes.strategies.model import build_optimizer
 from gpudoctor.probes.strategies.pipeline_steps import (

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from gpudoctor.probes.runner.torch_errors import torch_version
+from gpudoctor.probes.runner.torch_device import torch_version
 
 ScheduleName = Literal["gpipe", "1f1b"]
 SCHEDULES: tuple[ScheduleName, ...] = ("gpipe", "1f1b")

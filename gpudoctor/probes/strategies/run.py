@@ -12,19 +12,17 @@ import torch
 import torch.distributed as dist
 
 from gpudoctor.facts.model.missing import Missing
-from gpudoctor.probes.runner.error_texts import meaning_of
 from gpudoctor.probes.runner.messages import StrategyLeftOut, StrategyShared
 from gpudoctor.probes.runner.rank import Rank
-from gpudoctor.probes.runner.torch_errors import in_one_line
+from gpudoctor.probes.runner.stalls import meaning_of
+from gpudoctor.probes.runner.torch_device import in_one_line
 from gpudoctor.probes.strategies.bench import Bench
 from gpudoctor.probes.strategies.checkpointing import run_checkpointing
-from gpudoctor.probes.strategies.data_parallel import run_ddp, run_dp, run_zero1
+from gpudoctor.probes.strategies.data_parallel import run_ddp, run_dp, run_fsdp, run_fsdp1, run_zero1
 from gpudoctor.probes.strategies.deepspeed import run_deepspeed
-from gpudoctor.probes.strategies.fsdp import run_fsdp, run_fsdp1
 from gpudoctor.probes.strategies.model import STEPS, shape_for
 from gpudoctor.probes.strategies.pipeline import run_pipeline
-from gpudoctor.probes.strategies.tensor import run_tensor
-from gpudoctor.probes.strategies.three_d import run_3d, why_not_3d
+from gpudoctor.probes.strategies.tensor import run_3d, run_tensor, why_not_3d
 
 _OTHERS_WAIT_S = 15.0
 # in messages: the file of a module that lacks a name, and the address of a closed connection

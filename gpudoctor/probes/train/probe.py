@@ -19,10 +19,10 @@ from torch import nn
 from gpudoctor.facts.model.measurements import BucketStep, Swap
 from gpudoctor.probes.collective.probe import contributions_to_the_sum
 from gpudoctor.probes.link.peer_copies import device_of
-from gpudoctor.probes.runner.device import Stopwatch, add_bytes
 from gpudoctor.probes.runner.merge import finite, median_deviation
 from gpudoctor.probes.runner.messages import TrainSample
 from gpudoctor.probes.runner.rank import Rank
+from gpudoctor.probes.runner.torch_device import Stopwatch, add_bytes
 from gpudoctor.probes.train.sanity_model import Data, Shape, Work, build_model, calibrated_batch, shape_for
 from gpudoctor.probes.train.steps import BLOCKS, DEFAULT_BUCKET_MB, STEPS_PER_BLOCK, Train, solo_step_ms
 

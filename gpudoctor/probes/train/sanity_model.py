@@ -14,8 +14,8 @@ from torch import nn
 from torch.nn.functional import mse_loss
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, TensorDataset
 
-from gpudoctor.probes.runner.device import Stopwatch
 from gpudoctor.probes.runner.rank import Rank
+from gpudoctor.probes.runner.torch_device import Stopwatch
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 

@@ -18,9 +18,9 @@ from torch import nn
 from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel
 
-from gpudoctor.probes.runner.device import Stopwatch, ms_since
 from gpudoctor.probes.runner.messages import StepBlock
 from gpudoctor.probes.runner.rank import Rank
+from gpudoctor.probes.runner.torch_device import Stopwatch, ms_since
 from gpudoctor.probes.train.sanity_model import Data, Shape, Work, flat_gradient
 
 BLOCKS = 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from gpudoctor.facts.model.measured_devices import ComputeRank
+from gpudoctor.facts.model.measured_hardware import ComputeRank
 from gpudoctor.facts.model.measurements import Measurements, Training
 from gpudoctor.facts.model.missing import known
 from gpudoctor.facts.model.node import Node

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from gpudoctor.facts.model.measured_data import StorageRead
+from gpudoctor.facts.model.measured_hardware import StorageRead
 from gpudoctor.facts.model.measured_strategies import Strategies, StrategyMemory
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.missing import Missing, known

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gpudoctor.facts.model.gpu import Gpu
+from gpudoctor.facts.model.links import LANE_GB_S
 from gpudoctor.facts.model.missing import known
-from gpudoctor.facts.model.pcie_generations import LANE_GB_S
 from gpudoctor.facts.stream.messages import PCIE_EVERY_S
 from gpudoctor.tui.labels import both, graph, whole
 from gpudoctor.tui.panes.pane import DrawnLines

@@ -11,9 +11,9 @@ from gpudoctor.checks.core.causes import headline
 from gpudoctor.checks.core.finding import PROBLEMS, Finding
 from gpudoctor.exits import printable
 from gpudoctor.facts.model.gpu import Gpu, PcieHop
+from gpudoctor.facts.model.links import generation_of
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node
-from gpudoctor.facts.model.pcie_generations import generation_of
 from gpudoctor.report.model import Report, findings_of
 from gpudoctor.report.tables.links import host_table, way_of
 from gpudoctor.report.tables.ranks import gpu_of_rank, on_cpus, screen_name

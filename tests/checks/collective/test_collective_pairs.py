@@ -10,7 +10,7 @@ import pytest
 from gpudoctor.checks.core.finding import Status
 from gpudoctor.checks.core.runner import CheckResult
 from gpudoctor.facts.model.gpu import GpuProcess, PcieLink, Settings
-from gpudoctor.facts.model.measured_devices import PeerLink
+from gpudoctor.facts.model.measured_hardware import PeerLink
 from gpudoctor.facts.model.measurements import Launch, Measurements, PairBandwidth, ProbeProblem, RankInfo
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Node

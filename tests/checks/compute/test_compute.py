@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from gpudoctor.checks.core.finding import Finding, Status
 from gpudoctor.checks.core.runner import CheckResult
 from gpudoctor.facts.model.gpu import Clocks, Ecc, GpuProcess, Power
-from gpudoctor.facts.model.measured_devices import ComputeRank, Gemm
+from gpudoctor.facts.model.measured_hardware import ComputeRank, Gemm
 from gpudoctor.facts.model.measurements import Measurements, ProbeProblem
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Node

@@ -9,7 +9,7 @@ import pytest
 
 from gpudoctor.checks.core.finding import Status
 from gpudoctor.checks.core.runner import CheckResult
-from gpudoctor.facts.model.measured_data import DataLoading, LoaderCopies, LoaderRates, LoaderStep
+from gpudoctor.facts.model.measured_hardware import DataLoading, LoaderCopies, LoaderRates, LoaderStep
 from gpudoctor.facts.model.measurements import ProbeProblem
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Environment, Host, Node, Variable

@@ -10,7 +10,7 @@ import pytest
 from gpudoctor.checks.core.finding import Finding, Status
 from gpudoctor.checks.core.runner import CheckResult
 from gpudoctor.facts.model.gpu import GpuProcess, PcieHop, PcieLink, Settings
-from gpudoctor.facts.model.measured_devices import HostLink
+from gpudoctor.facts.model.measured_hardware import HostLink
 from gpudoctor.facts.model.measurements import Measurements, ProbeProblem
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Host, Node

@@ -8,9 +8,9 @@ import pytest
 
 from gpudoctor.checks.core.finding import Status
 from gpudoctor.checks.pcie.link_state import describe
+from gpudoctor.facts.model.links import generation_of, link_gb_s
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Node
-from gpudoctor.facts.model.pcie_generations import generation_of, link_gb_s
 from tests.checks.wired import (
     ABSENT,
     FAILED,

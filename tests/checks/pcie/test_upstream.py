@@ -8,7 +8,7 @@ import pytest
 
 from gpudoctor.checks.core.finding import Status
 from gpudoctor.facts.kernel_log.lines import read_kernel_text
-from gpudoctor.facts.model.kernel_log import KernelLog
+from gpudoctor.facts.model.driver import KernelLog
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Node
 from gpudoctor.report.judge import judge as judge_node

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from gpudoctor.checks.core.finding import Status
-from gpudoctor.facts.model.measured_data import StorageRate, StorageRead
+from gpudoctor.facts.model.measured_hardware import StorageRate, StorageRead
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Node

@@ -18,7 +18,7 @@ from gpudoctor.facts.model.driver import DRIVER_VERSION
 from gpudoctor.facts.model.gpu import CallError, Gpu
 from gpudoctor.facts.model.missing import NOT_READ, Fact, Missing
 from gpudoctor.facts.model.node import Driver, short_bus_id
-from gpudoctor.facts.nvml.error_cost import DUMP_HANDLE, UNKNOWN, code_in_words
+from gpudoctor.facts.nvml.codes import DUMP_HANDLE, UNKNOWN, code_in_words
 
 # messages of nvidia-smi in place of a dump -> nvmlInit's code, see Driver.init_code
 _INIT_FAILURES = (

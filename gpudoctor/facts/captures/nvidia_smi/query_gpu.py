@@ -29,8 +29,7 @@ from gpudoctor.facts.model.gpu import (
     Virtualization,
 )
 from gpudoctor.facts.model.missing import Missing
-from gpudoctor.facts.nvml.error_cost import errors_in_dump
-from gpudoctor.facts.nvml.labels import RECOVERY_ACTIONS
+from gpudoctor.facts.nvml.codes import RECOVERY_ACTIONS, errors_in_dump
 
 _VIRTUALIZATION: dict[str, Virtualization] = {
     "none": "none",

@@ -9,7 +9,7 @@ from gpudoctor.facts.captures.nvidia_smi.query_dump import SmiDump, is_selected,
 from gpudoctor.facts.captures.nvidia_smi.query_gpu import GpuDump
 from gpudoctor.facts.captures.nvidia_smi.values import normal_name
 from gpudoctor.facts.captures.reader import Block, Part, TextReader
-from gpudoctor.facts.nvml.error_cost import cost_of, errors_in_dump
+from gpudoctor.facts.nvml.codes import cost_of, errors_in_dump
 
 # The labels of `nvidia-smi -q`. They distinguish a part of a dump from prose, and give the level of a line if the
 # indentation is lost. Source: dumps of drivers 390 to 610, and the man page nvidia-smi(1).
