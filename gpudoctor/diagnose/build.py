@@ -25,8 +25,7 @@ from gpudoctor.diagnose.job import Job
 from gpudoctor.diagnose.node_reports import NodeReport, weigh
 from gpudoctor.diagnose.rules.direct import bare_exceptions
 from gpudoctor.diagnose.rules.model import Hypothesis
-from gpudoctor.diagnose.rules.silence import last_words, unknown_errors
-from gpudoctor.diagnose.rules.starts import unfinished_start
+from gpudoctor.diagnose.rules.silence import last_words, unfinished_start, unknown_errors
 
 _MOST_VICTIMS = 64
 _MOST_OTHERS = 5
