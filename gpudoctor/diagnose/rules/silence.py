@@ -1,4 +1,4 @@
-"""Hosts and ranks that are silent while others lose them, starts without an end, and logs of victims or a launcher only."""
+"""Hosts and ranks that are silent while others lose them, starts without an end, logs of victims or a launcher only."""
 
 from __future__ import annotations
 
