@@ -24,7 +24,7 @@ from gpudoctor.diagnose.diagnosis import Unread
 from gpudoctor.diagnose.events import EventLog
 from gpudoctor.diagnose.flight_recorder import Dump, DumpError, looks_like_dump, rank_in_name, read_dump
 from gpudoctor.diagnose.nccl_ras import read_ras
-from gpudoctor.diagnose.patterns.unknown_lines import is_of_a_job
+from gpudoctor.diagnose.patterns.facts import is_of_a_job
 from gpudoctor.diagnose.places import LogFile
 from gpudoctor.diagnose.prefixes import LABEL_LINES, labels_of
 from gpudoctor.diagnose.reader import LogReader
