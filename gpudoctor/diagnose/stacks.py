@@ -1,6 +1,7 @@
 """What debuggers print of waiting ranks: stacks of py-spy and faulthandler, and tables of NCCL's RAS subsystem.
 
-RAS: ncclras, port 28028; NCCL 2.24 and newer, inside a log or alone."""
+RAS: ncclras, port 28028; NCCL 2.24 and newer, inside a log or alone.
+"""
 
 from __future__ import annotations
 
