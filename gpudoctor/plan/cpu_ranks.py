@@ -11,11 +11,10 @@ from gpudoctor.errors import UserError
 from gpudoctor.load.devices import CPU_RANKS
 from gpudoctor.plan.choose import nearest_split, undividable
 from gpudoctor.plan.machine import ram_bytes
-from gpudoctor.plan.memory import PlanJob, memory_of
+from gpudoctor.plan.memory import PlanJob, RankSplit, memory_of, model_split_name
 from gpudoctor.plan.model import Plan, PlanRequest, model_summary, strategy
 from gpudoctor.plan.model_shape import ModelShape, seq_of
 from gpudoctor.plan.settings import batch_of, learning_rates
-from gpudoctor.plan.split import RankSplit, model_split_name
 from gpudoctor.plan.strategies import Option
 from gpudoctor.report.model import SourceSummary
 from gpudoctor.units import gib_text

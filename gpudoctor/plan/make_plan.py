@@ -18,20 +18,19 @@ from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.node import Node
 from gpudoctor.lazy_import import lazy_imports
-from gpudoctor.plan import activations, communication, known_models, memory, settings, strategies
+from gpudoctor.plan import communication, memory, model_shape, settings, strategies, tensor_bytes
 from gpudoctor.plan.choose import Choice, choose, choose_forced
 from gpudoctor.plan.communication import StepTime, step_time
 from gpudoctor.plan.hf_config import shape_of_config
-from gpudoctor.plan.known_models import is_size, shape_of_size
 from gpudoctor.plan.launch import launch_of, megatron_lacks
 from gpudoctor.plan.machine import Machine, compute_capability, machine_of, usable_gpus
 from gpudoctor.plan.memory import PlanJob
 from gpudoctor.plan.model import Plan, PlanRequest, communication_summary, machine_summary, model_summary, strategy
-from gpudoctor.plan.model_shape import ModelError, ModelShape, seq_of
+from gpudoctor.plan.model_shape import ModelError, ModelShape, is_size, seq_of, shape_of_size
 from gpudoctor.plan.node_health import FaultMeaning, examined, meaning, measurements_of, mended, troubles, unfit_gpus
-from gpudoctor.plan.precision import Precision, optimizer_bytes, state_bytes
 from gpudoctor.plan.settings import batch_of, bucket_of, harmful_settings, learning_rates, wanted_settings
 from gpudoctor.plan.strategies import Option
+from gpudoctor.plan.tensor_bytes import Precision, optimizer_bytes, state_bytes
 from gpudoctor.plugins import all_checks
 from gpudoctor.profiles.load import profile_for
 from gpudoctor.profiles.profile import Profile
@@ -173,17 +172,17 @@ def _warnings(
 
 # every formula with its source, taken from the docstring of the function that computes it
 FORMULAS: tuple[tuple[str, Callable[..., object]], ...] = (
-    ("Shape of an unpublished size", known_models.made_shape),
+    ("Shape of an unpublished size", model_shape.made_shape),
     ("Bytes of weights, gradients and optimizer", state_bytes),
     ("Optimizer states", optimizer_bytes),
     ("Sharding", memory.sharded_states),
     ("Parameters of a pipeline stage", memory.stage_parameters),
     ("Gradients at the peak", memory.gradients_persist),
-    ("Activations of one layer", activations.layer_bytes),
-    ("Activations with recomputation", activations.kept_bytes),
-    ("Gradients of activations", activations.backward_bytes),
+    ("Activations of one layer", tensor_bytes.layer_bytes),
+    ("Activations with recomputation", tensor_bytes.kept_bytes),
+    ("Gradients of activations", tensor_bytes.backward_bytes),
     ("Activations of a stage", memory.activation_parts),
-    ("The loss", activations.loss_bytes),
+    ("The loss", tensor_bytes.loss_bytes),
     ("What FSDP gathers", memory.gathered_parts),
     ("Memory of a GPU", memory.memory_of),
     ("Choice", choose),

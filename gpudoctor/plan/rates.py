@@ -12,7 +12,7 @@ from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node, RdmaPort
 from gpudoctor.facts.model.pcie_generations import LANE_GB_S
-from gpudoctor.plan.precision import Precision
+from gpudoctor.plan.tensor_bytes import Precision
 from gpudoctor.profiles.profile import Profile
 from gpudoctor.units import whole_mib_text
 
