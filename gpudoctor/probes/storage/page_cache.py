@@ -11,8 +11,7 @@ from pathlib import Path
 
 from gpudoctor.facts.model.measured_data import ReadMethod
 from gpudoctor.facts.model.missing import Missing, known
-from gpudoctor.facts.system.block_devices import RAM_DISK, read_devices
-from gpudoctor.facts.system.mounts import Mount, mount_of, read_mounts
+from gpudoctor.facts.system.mounts import RAM_DISK, Mount, mount_of, read_devices, read_mounts
 from gpudoctor.facts.system.sysfs import read_int, read_text
 
 _MOST_BYTES = 1 << 30  # checked of one file; mincore needs one byte per page
