@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 import pytest
 
-from gpudoctor.slurm import records
 from gpudoctor.slurm.settings import HookSettings
 from tests.agent.running import DEADLINE_S, FAULTY, Agent, agent, environ, wait_for
 from tests.prometheus.running import CONTRIB, Prometheus, running_node_exporter, running_prometheus
