@@ -1,4 +1,4 @@
-"""The three hooks: what each does with a verdict, and without one, and what it writes: log lines, last verdict, metrics."""
+"""The three hooks: what each does with a verdict, and without one; and its log lines, last verdict and metrics."""
 
 from __future__ import annotations
 

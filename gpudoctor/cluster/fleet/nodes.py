@@ -1,4 +1,4 @@
-"""Groups reports and failed jobs by node: which report counts, names of several machines, wrong times, jobs it broke."""
+"""Groups reports and failed jobs by node: which report counts, names of several machines, wrong times, lost jobs."""
 
 from __future__ import annotations
 
