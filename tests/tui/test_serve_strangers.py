@@ -10,8 +10,7 @@ from urllib.parse import quote, urlsplit
 
 import psutil
 
-from gpudoctor.http.address import ListenAddress
-from gpudoctor.http.listener import BoundedListener
+from gpudoctor.http.listening import BoundedListener, ListenAddress
 from tests.tui.test_serve import DEADLINE_S, TOKEN, Served, run, serving
 
 
