@@ -20,15 +20,15 @@ from gpudoctor.errors import UserError
 from gpudoctor.exits import printable, say
 from gpudoctor.facts.model.node import Source
 from gpudoctor.facts.system.environment import node_name
-from gpudoctor.http.listening import (
+from gpudoctor.http.address import (
     TOKEN_LENGTH_MIN,
     HttpAccess,
     ListenAddress,
     checked_token,
-    ended_by_signal,
     listen_address,
     read_token,
 )
+from gpudoctor.http.listener import ended_by_signal
 from gpudoctor.process.command import CommandLateError, run_command
 from gpudoctor.process.die_with_parent import adopt_orphans
 from gpudoctor.process.own_program import own_gpudoctor

@@ -12,7 +12,7 @@ from http import HTTPStatus
 from aiohttp import web
 
 from gpudoctor.exits import printable, say
-from gpudoctor.http.listening import BoundedListener
+from gpudoctor.http.listener import BoundedListener
 
 HEAD_BYTES_MAX = 16 << 10
 HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", "Server": "gpudoctor"}

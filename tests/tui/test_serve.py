@@ -19,7 +19,7 @@ import pytest
 from aiohttp import WSServerHandshakeError
 
 from gpudoctor.errors import UserError
-from gpudoctor.http.listening import ListenAddress, listen_address
+from gpudoctor.http.address import ListenAddress, listen_address
 from gpudoctor.tui.web.session import DEFAULT_ADDRESS, BrowserAccess, token_of
 from tests.cli.conftest import Gpudoctor, gpudoctor
 from tests.tui.chromium import CATCH_TERMINAL, browsing, chromium

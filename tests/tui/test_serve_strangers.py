@@ -10,7 +10,8 @@ from urllib.parse import quote, urlsplit
 
 import psutil
 
-from gpudoctor.http.listening import BoundedListener, ListenAddress
+from gpudoctor.http.address import ListenAddress
+from gpudoctor.http.listener import BoundedListener
 from tests.tui.test_serve import DEADLINE_S, TOKEN, Served, run, serving
 
 

@@ -22,7 +22,7 @@ from gpudoctor.cluster.check.cluster_run import NodeProgress
 from gpudoctor.cluster.check.report import Backend, node_subject
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.system.network_reach import Reach
-from gpudoctor.http.listening import is_loopback
+from gpudoctor.http.address import is_loopback
 from gpudoctor.profiles.peers import majority
 
 

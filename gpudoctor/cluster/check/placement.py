@@ -16,7 +16,7 @@ from gpudoctor.cluster.check.report import ClusterCheckRequest
 from gpudoctor.errors import UserError
 from gpudoctor.exits import printable
 from gpudoctor.facts.model.sagemaker import sagemaker_hosts
-from gpudoctor.http.listening import TOKEN_BYTES_MAX, checked_token, is_loopback, read_token
+from gpudoctor.http.address import TOKEN_BYTES_MAX, checked_token, is_loopback, read_token
 from gpudoctor.probes.runner.launch_engine import SLURM_SPECIAL_STEPS, number_of
 from gpudoctor.process.pipes import write_all
 

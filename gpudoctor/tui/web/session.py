@@ -14,7 +14,7 @@ from contextlib import suppress
 
 from gpudoctor.errors import UserError
 from gpudoctor.exits import printable
-from gpudoctor.http.listening import TOKEN_LENGTH_MIN, HttpAccess, ListenAddress, digest
+from gpudoctor.http.address import TOKEN_LENGTH_MIN, HttpAccess, ListenAddress, digest
 from gpudoctor.process.async_child import AsyncChild
 from gpudoctor.process.ending import send_signal
 from gpudoctor.process.spawn import PIPE
