@@ -14,10 +14,18 @@ from gpudoctor.report.html.charts import Bar, lines_by_size, stacked_bars
 from gpudoctor.report.html.elements import Child, element, lines, section, table
 from gpudoctor.report.html.matrices import bandwidths
 from gpudoctor.report.model import Report, findings_of
+from gpudoctor.report.tables.devices import (
+    RankName,
+    compute_table,
+    growth_text,
+    rank_name,
+    sample_count,
+    telemetry_table,
+    training_table,
+    wrong_text,
+)
 from gpudoctor.report.tables.links import collective_table, host_table
-from gpudoctor.report.tables.ranks import RankName, compute_table, rank_name, training_table
 from gpudoctor.report.tables.table import Table, aligned
-from gpudoctor.report.tables.telemetry import growth_text, sample_count, telemetry_table, wrong_text
 from gpudoctor.report.tables.workloads import library_tables, loading_tables, storage_table, strategy_tables
 from gpudoctor.units import size_text
 

@@ -11,8 +11,8 @@ from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.report.html.elements import Child, append, element, scroll, section
 from gpudoctor.report.model import Report
+from gpudoctor.report.tables.devices import rank_name
 from gpudoctor.report.tables.links import Place, RateMatrix, both_ways_matrix, pair_matrix, peer_matrix, way_of
-from gpudoctor.report.tables.ranks import rank_name
 from gpudoctor.report.tables.table import NOT_KNOWN
 from gpudoctor.units import figure_text, size_text
 
