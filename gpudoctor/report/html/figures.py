@@ -10,9 +10,8 @@ from gpudoctor.checks.core.finding import Status
 from gpudoctor.facts.model.measurements import Collective, Measurements, ProbeProblem, Training
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.telemetry import Burn, GpuCounters, Series, Telemetry
-from gpudoctor.report.html.charts import Bar, lines_by_size, stacked_bars
+from gpudoctor.report.html.charts import Bar, bandwidths, lines_by_size, stacked_bars
 from gpudoctor.report.html.elements import Child, element, lines, section, table
-from gpudoctor.report.html.matrices import bandwidths
 from gpudoctor.report.model import Report, findings_of
 from gpudoctor.report.tables.devices import (
     RankName,
