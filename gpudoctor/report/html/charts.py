@@ -22,7 +22,7 @@ _WIDTH = 720
 _BAR_LEFT, _BAR_RIGHT, _BAR_STEP, _BAR_HEIGHT = 118, 40, 30, 20
 _PLOT_LEFT, _PLOT_TOP, _PLOT_WIDTH, _PLOT_HEIGHT = 56, 30, 500, 240
 _MARKS = ("circle", "square", "triangle", "diamond", "cross", "plus")
-_MEANING = {
+_MEANING_OF_LINK = {
     "NV": "NV#: that many NVLinks",
     "PIX": "PIX: one PCIe switch",
     "PXB": "PXB: several PCIe switches",
@@ -31,7 +31,7 @@ _MEANING = {
     "SYS": "SYS: between NUMA nodes",
 }
 # (sign, class, least share of the best figure in the matrix)
-_STEPS = (("●", "heat4", 0.9), ("◕", "heat3", 0.7), ("◑", "heat2", 0.5), ("◔", "heat1", 0.25), ("○", "heat0", 0.0))
+_HEAT_STEPS = (("●", "heat4", 0.9), ("◕", "heat3", 0.7), ("◑", "heat2", 0.5), ("◔", "heat1", 0.25), ("○", "heat0", 0.0))
 _DIAGONAL = "–"
 
 
@@ -203,7 +203,7 @@ def topology(report: Report) -> Element | None:
         for place in ((pair.a, pair.b), (pair.b, pair.a)):
             cells[place] = element("td", word + note, class_=f"way {kind.lower()}")
     indices = sorted({index for place in cells for index in place})
-    legend = [words for kind, words in _MEANING.items() if kind in kinds]
+    legend = [words for kind, words in _MEANING_OF_LINK.items() if kind in kinds]
     if any("(" in "".join(cell.itertext()) for cell in cells.values()):
         legend.append("in brackets why peer-to-peer is off: CNS chipset, GNS GPU, TNS topology, DR registry key, NS, U")
     return section(
@@ -236,7 +236,7 @@ def _heat(measured: Measurements, matrix: RateMatrix, title: str, notes: Sequenc
     cells = {}
     for (a, b), rate in rates.items():
         share = rate / best if best > 0 else 0.0
-        sign, heat = next((sign, heat) for sign, heat, least in _STEPS if share >= least)
+        sign, heat = next((sign, heat) for sign, heat, least in _HEAT_STEPS if share >= least)
         mark = " h" if (a, b) in matrix.through_host else ""
         cells[a, b] = element("td", figure_text(rate), element("i", f" {sign}{mark}"), class_=heat)
     scale = "of the best here: ● from 90 %, ◕ 70 %, ◑ 50 %, ◔ 25 %, ○ less"
