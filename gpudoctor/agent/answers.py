@@ -9,6 +9,7 @@ from gpudoctor.agent.node_status import NodeStatus, ScrapeFigures
 from gpudoctor.errors import UserError
 from gpudoctor.exits import printable
 from gpudoctor.http.address import HttpAccess
+from gpudoctor.http.listener import BoundedListener
 from gpudoctor.report.model import render_json
 from gpudoctor.report.prometheus import Family, Labels, Sample, families, verdict_states
 
@@ -24,7 +25,7 @@ except ImportError as error:
         f"agent needs {lacking}, which this Python lacks: pip install 'prometheus-client>=0.20' 'aiohttp>=3.9,<4'"
     ) from None
 
-from gpudoctor.http.server import HEADERS, BoundedListener, one_line
+from gpudoctor.http.server import HEADERS, one_line
 
 CONNECTIONS_MAX = 32
 CONNECTION_S = 10.0  # Prometheus itself gives up after 10 s

@@ -28,6 +28,7 @@ from gpudoctor.http.address import (
     listen_address,
     read_token,
 )
+from gpudoctor.http.listener import ended_by_signal
 from gpudoctor.process.command import CommandLateError, run_command
 from gpudoctor.process.die_with_parent import adopt_orphans
 from gpudoctor.process.own_program import own_gpudoctor
@@ -121,8 +122,6 @@ def _schedule(request: AgentRequest, kept: ExitStack) -> Schedule:
 
 async def _until_signal(work: Coroutine[None, None, None]) -> int | None:
     """Run `work` to its end and return None, or cancel it on a signal and return 128 + the signal's number."""
-    from gpudoctor.http.server import ended_by_signal
-
     ended, task = ended_by_signal(), asyncio.ensure_future(work)
     try:
         await asyncio.wait((ended, task), return_when=asyncio.FIRST_COMPLETED)

@@ -20,7 +20,8 @@ from gpudoctor.checks.core.finding import Status
 from gpudoctor.cli.main import parsed
 from gpudoctor.errors import UserError
 from gpudoctor.http.address import HttpAccess, ListenAddress, listen_address
-from gpudoctor.http.server import BoundedListener, serving
+from gpudoctor.http.listener import BoundedListener
+from gpudoctor.http.server import serving
 from tests.agent.running import DEADLINE_S, FAULTY, HEALTHY, TOKEN, Agent, agent, refused, wait_for
 from tests.cli.conftest import Gpudoctor, gpudoctor
 

@@ -11,7 +11,7 @@ from urllib.parse import quote, urlsplit
 import psutil
 
 from gpudoctor.http.address import ListenAddress
-from gpudoctor.http.server import BoundedListener
+from gpudoctor.http.listener import BoundedListener
 from tests.tui.test_serve import DEADLINE_S, TOKEN, Served, run, serving
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from gpudoctor.errors import UserError
 from gpudoctor.exits import printable, say
 from gpudoctor.http.address import ListenAddress, is_host, listen_address
+from gpudoctor.http.listener import BoundedListener, ended_by_signal
 from gpudoctor.process.own_program import own_gpudoctor
 from gpudoctor.report.html.elements import document, element
 from gpudoctor.tui.start import TuiRequest, opened
@@ -22,7 +23,7 @@ try:
 except ImportError:
     raise UserError("tui --serve wants textual-serve: pip install 'textual-serve>=1.1.3,<2'") from None
 
-from gpudoctor.http.server import HEADERS, BoundedListener, ended_by_signal, one_line, serving
+from gpudoctor.http.server import HEADERS, one_line, serving
 from gpudoctor.tui.web.session import WebSession
 
 SESSIONS_MAX = 8
