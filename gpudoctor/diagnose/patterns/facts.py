@@ -36,15 +36,15 @@ NCCL_FAILS = re.compile(r"(?i)^error\b|\bfailed\b|\bno algorithm")
 ERROR_HANDLER = re.compile(r'\s*"message": "([\w.]*(?:Error|Exception): [^"]*)",?\s*$')
 PROXY = re.compile(r"Failed to execute operation \w+ from rank (?P<rank>\d+)")
 SEGMENT = re.compile(r"nccl-shm-(?P<way>recv|send)-[0-9a-f]+-\d+-(?P<src>\d+)-(?P<dst>\d+)")
-GLOO = re.compile(r"\[Gloo\] Rank (?P<rank>\d{1,5}) is connected to (?P<peers>\d{1,5}) peer ranks\. Expected")
-WORLD = re.compile(r"(?i)\b(?:dist_)?world[ _]?size[\"']?\s?(?:=|:|is)?\s?(\d{1,6})\b")
-RANK_PID = re.compile(
+_GLOO = re.compile(r"\[Gloo\] Rank (?P<rank>\d{1,5}) is connected to (?P<peers>\d{1,5}) peer ranks\. Expected")
+_WORLD = re.compile(r"(?i)\b(?:dist_)?world[ _]?size[\"']?\s?(?:=|:|is)?\s?(\d{1,6})\b")
+_RANK_PID = re.compile(
     r"(?i)\brank[ =:]{0,3}(?P<rank>\d{1,6})(?:\s?(?:/|of)\s?(?P<world>\d{1,6}))?\b(?:.{0,40}?\bon (?:host )?(?P<host>[\w.-]{1,253}))?"
     r".{0,40}?\bpid[ =:]{0,3}(?P<pid>\d{2,10})\b"
 )
 # steps of the start: the words for it, its beginning and its end, of Lightning (rank 0 alone prints the end), torch's
 # stores, torchrun and SGLang
-STARTS = tuple(
+_STARTS = tuple(
     (step, re.compile(begins), re.compile(ends))
     for step, begins, ends in (
         (
@@ -68,14 +68,14 @@ PREVIOUS_XID = re.compile(r"caused by previous Xid (?P<code>\d{1,3})\b")
 PROBED = re.compile(r"NVRM: The NVIDIA GPU (?P<gpu>[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7])")
 DEVICE_NODE = re.compile(r"Device: (?P<gpu>\d+), node: (?P<host>[\w.-]+)")
 GPU = re.compile(r"\bGPU (?P<gpu>\d{1,3})\b|\bdevice=?(?:cuda:)?(?P<device>\d{1,3})\b")
-PROGRESS = re.compile(
+_PROGRESS = re.compile(
     r"(?i)(?:^|[\s\[|{,\"'(])(?:global_?step|step|iter(?:ation)?|epoch|batch|it)s?[\"']?[ :=#\[(]{0,6}(\d{1,10})\b"
 )
-WORDS_OF_AN_END = ("done", "finish", "complet", "succe", "reached", "exit")
-RESUMED = re.compile(
+_WORDS_OF_AN_END = ("done", "finish", "complet", "succe", "reached", "exit")
+_RESUMED = re.compile(
     r"(?i)\b(?:resum(?:ed?|ing)|restor(?:ed?|ing)|load(?:ed|ing))\b.{0,60}\bcheckpoint|\bresum(?:ed|ing)\b.{0,40}\bfrom\b"
 )
-DONE = re.compile(
+_DONE = re.compile(
     r"(?i)^\W*(?:done|finished|completed?)\b|^\W*success(?:ful(?:ly)?)?\W*$|\b(?:train(?:ing)?|job|run|fit|epochs?)\b.{0,40}\b(?:finished|completed?|done|succeeded)\b"
     r"|max_(?:steps|epochs)\S* reached|srun exit code 0\b|exit(?:ed with)? (?:code|status) 0\b|state=COMPLETED"
 )
@@ -86,7 +86,7 @@ _NEGATED = re.compile(
     r"(?i)\b(?:not|never|unable|cannot|could|waiting|until)\b|\bto (?:be )?(?:done|finish|complet|succeed|exit)"
 )
 _CLAUSE = re.compile(r".*[.,;:!|\])] ")
-EARLY = re.compile(
+_EARLY = re.compile(
     r"(?i)(?<![\w-])early stopp(?:ing|ed)\b(?!\s*[=:]\s*(?:true|false|none|null|\d|[{<\[]))|stopp(?:ing|ed) early\b|data(?:set)? (?:is )?exhausted"
     r"|no more (?:data|batches)\b"
 )
@@ -96,7 +96,7 @@ MISMATCH = re.compile(
     r"CollectiveFingerPrint\(SequenceNumber=(?P<b_seq>\d+),? ?OpType=(?P<b_op>\w+)(?:, TensorShape=\[(?P<b_shape>[\d, ]*)\])?"
 )
 # DeepSpeed's see_memory_usage
-RAM = re.compile(r"CPU Virtual Memory: +used = [\d.]+ GB, percent = (?P<pct>\d{1,3})(?:\.\d+)?%")
+_RAM = re.compile(r"CPU Virtual Memory: +used = [\d.]+ GB, percent = (?P<pct>\d{1,3})(?:\.\d+)?%")
 SRUN_OOM = re.compile(r"error: (?P<host>[\w.-]+): tasks? (?P<tasks>[\d,\-]+): Out Of Memory")
 STEPD = re.compile(r"^slurmstepd-(?P<host>[\w.-]+?): ")
 KERNEL = re.compile(r"NVRM: |AER: |PCIe Bus Error|oom-kill:|Killed process|segfault at|SXid")
@@ -129,7 +129,7 @@ OF_A_KERNEL = re.compile(
     r"^\[ *\d{1,8}\.\d{6}\] |^\[[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4}\] |\bkernel: "
 )
 # a bar of tqdm, a loss: work goes on, at a step that is not known
-WORK = re.compile(r"\d%\|.{0,200}\| *\d+/\d+ \[|(?i:\b(?:\w+_)?(?:loss|grad_norm)\b[\"']?\s?[:=]?\s?-?\d)")
+_WORK = re.compile(r"\d%\|.{0,200}\| *\d+/\d+ \[|(?i:\b(?:\w+_)?(?:loss|grad_norm)\b[\"']?\s?[:=]?\s?-?\d)")
 
 # Lines with words of failure that report none. Sources: NCCL's src/plugin and src/misc (information about optional
 # parts), torch's warnings at a clean end, Ray
@@ -153,7 +153,7 @@ def is_done(text: str) -> bool:
     >>> is_done("could not save to /x; training to 9 epochs finished"), is_done("srun: error: job step complete")
     (True, False)
     """
-    found = DONE.search(text)
+    found = _DONE.search(text)
     if found is None or _FAILED.search(text, 0, found.end()):
         return False
     before = _CLAUSE.match(text, 0, found.start())
@@ -190,7 +190,7 @@ def is_of_a_job(text: str) -> bool:
     >>> is_of_a_job("gpu01:77:78 [0] NCCL INFO Using network IB"), is_of_a_job("I would like to train on GPUs")
     (True, False)
     """
-    return (_OF_A_JOB.search(text) or WORK.search(text) or OF_A_KERNEL.search(text)) is not None
+    return (_OF_A_JOB.search(text) or _WORK.search(text) or OF_A_KERNEL.search(text)) is not None
 
 
 def read_facts(text: str, raw: str) -> Iterator[Event]:
@@ -203,36 +203,36 @@ def read_facts(text: str, raw: str) -> Iterator[Event]:
         word in lowered for word in ("initializing d", "registered", "barrier", "rendezvous", "init torch", "_backend=")
     ):
         yield from _start(text)
-    if "gloo" in lowered and (gloo := GLOO.search(text)):
+    if "gloo" in lowered and (gloo := _GLOO.search(text)):
         detail: dict[str, str | int] = {"world": int(gloo["peers"]) + 1}
         yield Event(role="fact", what="member", rank=int(gloo["rank"]), detail=detail)
         return
-    if "virtual memory" in lowered and (ram := RAM.search(text)):
+    if "virtual memory" in lowered and (ram := _RAM.search(text)):
         yield Event(role="fact", what="ram", detail={"ram_pct": int(ram["pct"])})
         return
-    if "pid" in lowered and (named := RANK_PID.search(text)):
+    if "pid" in lowered and (named := _RANK_PID.search(text)):
         detail = {"world": int(named["world"])} if named["world"] else {}
         rank, pid = int(named["rank"]), int(named["pid"])
         yield Event(role="fact", what="process", rank=rank, pid=pid, host=named["host"], detail=detail)
         return
-    if "world" in lowered and (world := WORLD.search(text)):
+    if "world" in lowered and (world := _WORLD.search(text)):
         yield Event(role="fact", what="world", detail={"world": int(world[1])})
-    if any(word in lowered for word in ("stopp", "exhausted", "no more")) and EARLY.search(text):
+    if any(word in lowered for word in ("stopp", "exhausted", "no more")) and _EARLY.search(text):
         yield Event(role="fact", what="early_stop")
-    if ("resum" in lowered or "checkpoint" in lowered) and RESUMED.search(text):
+    if ("resum" in lowered or "checkpoint" in lowered) and _RESUMED.search(text):
         yield Event(role="fact", what="resumed")
-    if any(word in lowered for word in WORDS_OF_AN_END) and is_done(text):
+    if any(word in lowered for word in _WORDS_OF_AN_END) and is_done(text):
         yield Event(role="done", what="done")
-    elif step := PROGRESS.search(text):
+    elif step := _PROGRESS.search(text):
         yield Event(role="progress", what="progress", detail={"step": int(step[1])})
-    elif WORK.search(text):
+    elif _WORK.search(text):
         yield Event(role="fact", what="work")
     elif is_loud(text, raw) and not is_harmless(text):
         yield Event(role="fact", what="error_words")
 
 
 def _start(text: str) -> Iterator[Event]:
-    for step, begins, ends in STARTS:
+    for step, begins, ends in _STARTS:
         for what, pattern in (("begins", begins), ("begun", ends)):
             if found := pattern.search(text):
                 said = found.groupdict()
