@@ -33,7 +33,7 @@ with lazy_imports():
     from gpudoctor.facts.redaction import redact
     from gpudoctor.facts.system import services
     from gpudoctor.probes.runner import local_workers
-    from gpudoctor.report import html, junit, model, nagios, output_files, prometheus, text
+    from gpudoctor.report import html, junit_nagios, model, output_files, prometheus, text
 
 LEVELS = ("quick", "standard", "full", "burn")
 FORMATS = ("text", "json", "nagios", "prometheus", "junit", "html")
@@ -160,7 +160,7 @@ def _write_report(report: model.Report, args: argparse.Namespace) -> int:
     """Write the report where and in the format requested; return the exit code."""
     code = report.exit_code
     if args.format == "nagios" and report.run.interrupted is None:
-        code = nagios.nagios_code(report)
+        code = junit_nagios.nagios_code(report)
     if not write_as_asked(report, args, lambda report, to_file: _rendered(report, args, to_file=to_file)):
         return COULD_NOT
     if args.format == "prometheus" and to_file(args) and args.output.is_file():
@@ -175,11 +175,11 @@ def _rendered(report: model.Report, args: argparse.Namespace, *, to_file: bool) 
     if args.format == "json":
         return model.render_json(report)
     if args.format == "nagios":
-        return nagios.render_nagios(report)
+        return junit_nagios.render_nagios(report)
     if args.format == "prometheus":
         return prometheus.render_prometheus(report, old_series=prometheus.wants_old_series(os.environ))
     if args.format == "junit":
-        return junit.render_junit(report)
+        return junit_nagios.render_junit(report)
     if args.format == "html":
         return html.render_html(report, raw_facts=args.include_facts)
     color = output_color(args.color, to_file=to_file)

@@ -25,7 +25,7 @@ from gpudoctor.json_text import json_document
 from gpudoctor.lazy_import import lazy_imports
 
 with lazy_imports():
-    from gpudoctor.diagnose import build, diagnosis, follow, gather, html, node_reports, redacted, sources, text
+    from gpudoctor.diagnose import build, diagnosis, follow, gather, html, node_reports, sources, text
 
 _CODES = {"cause": FAILED, "unknown": UNKNOWN, "nothing": OK}
 _FILE_WIDTH = 110
@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
         say(f"nothing moved for {stall.seconds:g} s; last known: {'; '.join(stall.last[:16]) or 'no step was seen'}")
         answer = build.stalled(answer, stall)
     if args.redact:
-        answer = redacted.redacted_diagnosis(answer)
+        answer = diagnosis.redacted_diagnosis(answer)
     write_output(_rendered(args, answer), args)
     return COULD_NOT if answer.not_recognised else _CODES[answer.verdict]
 
@@ -88,7 +88,7 @@ def write_error(args: argparse.Namespace, message: str, code: int) -> int:
     if args.format in ("json", "html"):
         answer = diagnosis.Diagnosis(verdict="unknown", cause=None, reason=printable(message))
         if args.redact:
-            answer = redacted.redacted_diagnosis(answer)
+            answer = diagnosis.redacted_diagnosis(answer)
         write_error_document(_rendered(args, msgspec.structs.replace(answer, error=answer.reason)), args)
     return code
 

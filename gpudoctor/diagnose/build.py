@@ -7,7 +7,6 @@ from collections.abc import Iterable
 import msgspec
 
 from gpudoctor.diagnose.causes import COLLECT, text_of_cause
-from gpudoctor.diagnose.clocks import clock_skews
 from gpudoctor.diagnose.diagnosis import (
     Cause,
     Confidence,
@@ -21,12 +20,11 @@ from gpudoctor.diagnose.events import Event
 from gpudoctor.diagnose.follow import Stall
 from gpudoctor.diagnose.gather import GatheredLogs
 from gpudoctor.diagnose.infer import first_failed_attempt, hypotheses, recovered
-from gpudoctor.diagnose.job import Job
+from gpudoctor.diagnose.job import Job, clock_skews
 from gpudoctor.diagnose.node_reports import NodeReport, weigh
 from gpudoctor.diagnose.rules.direct import bare_exceptions
 from gpudoctor.diagnose.rules.model import Hypothesis
-from gpudoctor.diagnose.rules.silence import last_words, unknown_errors
-from gpudoctor.diagnose.rules.starts import unfinished_start
+from gpudoctor.diagnose.rules.silence import last_words, unfinished_start, unknown_errors
 
 _MOST_VICTIMS = 64
 _MOST_OTHERS = 5

@@ -1,14 +1,19 @@
-"""The answer, as `gpudoctor.diagnosis/1` has it."""
+"""The answer, as `gpudoctor.diagnosis/1` has it, and the same without names of hosts, files and persons."""
 
 from __future__ import annotations
 
-from typing import Literal
+import re
+from pathlib import PurePath
+from typing import Literal, TypeVar
 
 import msgspec
+
+from gpudoctor.facts.redaction.shapes import shapes_taken_out
 
 SCHEMA = "gpudoctor.diagnosis/1"
 Verdict = Literal["cause", "unknown", "nothing"]
 Confidence = Literal["certain", "likely", "possible"]
+T = TypeVar("T")
 
 
 class EvidenceLine(msgspec.Struct, frozen=True):
@@ -120,3 +125,50 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     def not_recognised(self) -> bool:
         """Whether no line is known to come from a job, so that finding nothing proves nothing."""
         return self.verdict == "unknown" and self.cause is None
+
+
+def redacted_diagnosis(answer: Diagnosis) -> Diagnosis:
+    """The same answer without names of hosts, files, paths and addresses; ranks, lines and bus ids stay."""
+    hosts = {host: f"host-{number}" for number, host in enumerate(_named(answer, "host", "than"), 1)}
+    files = {file: f"file-{number}{PurePath(file).suffix[:8]}" for number, file in enumerate(_named(answer, "file"), 1)}
+    names = sorted(hosts, key=len, reverse=True)
+    pattern = re.compile("|".join(re.escape(name) for name in names) or r"(?!)")
+    return _replaced(answer, hosts, files, pattern)
+
+
+def _named(thing: object, *fields: str) -> list[str]:
+    found: dict[str, None] = {}
+
+    def look(part: object) -> None:
+        if isinstance(part, msgspec.Struct):
+            for name in part.__struct_fields__:
+                value = getattr(part, name)
+                if name in fields and isinstance(value, str):
+                    found[value] = None
+                else:
+                    look(value)
+        elif isinstance(part, tuple):
+            for item in part:
+                look(item)
+
+    look(thing)
+    return list(found)
+
+
+def _replaced(thing: T, hosts: dict[str, str], files: dict[str, str], pattern: re.Pattern[str]) -> T:
+    if not isinstance(thing, msgspec.Struct):
+        return thing
+    changes: dict[str, object] = {}
+    for name in thing.__struct_fields__:
+        value = getattr(thing, name)
+        if name in ("host", "than") and isinstance(value, str):
+            changes[name] = hosts[value]
+        elif name == "file" and isinstance(value, str):
+            changes[name] = files[value]
+        elif name in ("text", "reason") and isinstance(value, str):
+            changes[name] = shapes_taken_out(pattern.sub(lambda found: hosts[found[0]], value))
+        elif isinstance(value, tuple):
+            changes[name] = tuple(_replaced(item, hosts, files, pattern) for item in value)
+        elif isinstance(value, msgspec.Struct):
+            changes[name] = _replaced(value, hosts, files, pattern)
+    return msgspec.structs.replace(thing, **changes)

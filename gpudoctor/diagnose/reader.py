@@ -10,12 +10,10 @@ import msgspec
 from gpudoctor.diagnose.events import MOST_RANKS, Event, Role
 from gpudoctor.diagnose.patterns import facts
 from gpudoctor.diagnose.patterns.catalogue import error_event, with_place
-from gpudoctor.diagnose.patterns.jax import CoordinationReader
+from gpudoctor.diagnose.patterns.facts import OF_A_KERNEL, is_harmless, read_facts
 from gpudoctor.diagnose.patterns.launchers import ElasticTable, HydraReader, expanded, read_launcher
-from gpudoctor.diagnose.patterns.progress import read_facts
 from gpudoctor.diagnose.patterns.ray import RayReader
-from gpudoctor.diagnose.patterns.unknown_lines import OF_A_KERNEL, is_harmless
-from gpudoctor.diagnose.patterns.watchdog import CONTINUES, DECIDES, StallReader, read_watchdog
+from gpudoctor.diagnose.patterns.watchdog import CONTINUES, DECIDES, CoordinationReader, StallReader, read_watchdog
 from gpudoctor.diagnose.prefixes import Labels, Origin, stripped, with_short_numbers
 from gpudoctor.diagnose.tracebacks import Tracebacks, exception_event
 from gpudoctor.facts.kernel_log.messages import parse_message

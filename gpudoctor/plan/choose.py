@@ -9,8 +9,7 @@ import msgspec
 from gpudoctor.errors import UserError
 from gpudoctor.plan import MAX_BATCH
 from gpudoctor.plan.machine import Machine
-from gpudoctor.plan.memory import PlanJob
-from gpudoctor.plan.split import RankSplit
+from gpudoctor.plan.memory import PlanJob, RankSplit
 from gpudoctor.plan.strategies import Option, each_option, megatron, tensor_divides, tried
 from gpudoctor.units import gib_text
 

@@ -8,10 +8,9 @@ from typing import Literal
 import msgspec
 
 from gpudoctor.plan.machine import Machine
-from gpudoctor.plan.memory import PlanJob, stage_parameters
-from gpudoctor.plan.precision import compute_bytes, state_bytes
+from gpudoctor.plan.memory import PlanJob, RankSplit, stage_parameters
 from gpudoctor.plan.rates import Rate
-from gpudoctor.plan.split import RankSplit
+from gpudoctor.plan.tensor_bytes import compute_bytes, state_bytes
 
 Link = Literal["node", "network", "host"]
 

@@ -7,11 +7,10 @@ from collections.abc import Iterator
 import msgspec
 
 from gpudoctor.plan.machine import Machine
-from gpudoctor.plan.memory import PlanJob
+from gpudoctor.plan.memory import PlanJob, RankSplit
 from gpudoctor.plan.model_shape import ModelShape, layers_of_stages
-from gpudoctor.plan.precision import Optimizer, Precision
 from gpudoctor.plan.settings import Batch, Setting
-from gpudoctor.plan.split import RankSplit
+from gpudoctor.plan.tensor_bytes import Optimizer, Precision
 
 PORT = 29500
 _AUTOCAST: dict[Precision, str] = {"bf16": "torch.bfloat16", "fp16": "torch.float16"}

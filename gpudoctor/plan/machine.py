@@ -9,7 +9,6 @@ from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node
-from gpudoctor.plan.precision import Precision
 from gpudoctor.plan.rates import (
     Rate,
     collective_rate,
@@ -20,6 +19,7 @@ from gpudoctor.plan.rates import (
     nvlink_rate,
     nvlinked,
 )
+from gpudoctor.plan.tensor_bytes import Precision
 from gpudoctor.profiles.load import profile_for
 from gpudoctor.profiles.profile import Profile, compute_gpus
 from gpudoctor.units import MIB, option_ranges

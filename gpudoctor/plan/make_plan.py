@@ -1,4 +1,4 @@
-"""Makes a plan: judges the facts, chooses a strategy, and combines both."""
+"""Makes a plan for GPUs, or for CPU ranks to be verified without any: judges the facts and chooses a strategy."""
 
 from __future__ import annotations
 
@@ -14,32 +14,33 @@ from gpudoctor.api import Sourced
 from gpudoctor.checks.core.registry import all_checks
 from gpudoctor.checks.core.scope import scope_of
 from gpudoctor.config import load_config
+from gpudoctor.errors import UserError
 from gpudoctor.exits import printable
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.node import Node
 from gpudoctor.lazy_import import lazy_imports
-from gpudoctor.plan import activations, communication, known_models, memory, settings, strategies
-from gpudoctor.plan.choose import Choice, choose, choose_forced
+from gpudoctor.load.devices import CPU_RANKS
+from gpudoctor.plan import communication, memory, model_shape, settings, strategies, tensor_bytes
+from gpudoctor.plan.choose import Choice, choose, choose_forced, nearest_split, undividable
 from gpudoctor.plan.communication import StepTime, step_time
 from gpudoctor.plan.hf_config import shape_of_config
-from gpudoctor.plan.known_models import is_size, shape_of_size
 from gpudoctor.plan.launch import launch_of, megatron_lacks
-from gpudoctor.plan.machine import Machine, compute_capability, machine_of, usable_gpus
-from gpudoctor.plan.memory import PlanJob
+from gpudoctor.plan.machine import Machine, compute_capability, machine_of, ram_bytes, usable_gpus
+from gpudoctor.plan.memory import PlanJob, RankSplit, memory_of, model_split_name
 from gpudoctor.plan.model import Plan, PlanRequest, communication_summary, machine_summary, model_summary, strategy
-from gpudoctor.plan.model_shape import ModelError, ModelShape, seq_of
+from gpudoctor.plan.model_shape import ModelError, ModelShape, is_size, seq_of, shape_of_size
 from gpudoctor.plan.node_health import FaultMeaning, examined, meaning, measurements_of, mended, troubles, unfit_gpus
-from gpudoctor.plan.precision import Precision, optimizer_bytes, state_bytes
 from gpudoctor.plan.settings import batch_of, bucket_of, harmful_settings, learning_rates, wanted_settings
 from gpudoctor.plan.strategies import Option
+from gpudoctor.plan.tensor_bytes import Precision, optimizer_bytes, state_bytes
 from gpudoctor.profiles.load import profile_for
 from gpudoctor.profiles.profile import Profile
 from gpudoctor.report.model import SourceSummary
 from gpudoctor.units import gib_text
 
 with lazy_imports():
-    from gpudoctor.plan import cpu_ranks, verification
+    from gpudoctor.plan import verification
 
 
 def planned(request: PlanRequest, shape: ModelShape, sourced: Sourced) -> Plan:
@@ -47,7 +48,7 @@ def planned(request: PlanRequest, shape: ModelShape, sourced: Sourced) -> Plan:
     if not request.verify:
         return make_plan(request, shape, sourced)[0]
     devices = verification.devices_of(sourced.node, request)  # before the plan: a verification may be refused
-    made, taken = (make_plan if sourced.node.gpus else cpu_ranks.cpu_plan)(request, shape, sourced)
+    made, taken = (make_plan if sourced.node.gpus else cpu_plan)(request, shape, sourced)
     return msgspec.structs.replace(made, trial=verification.verify_plan(taken.job, taken.split, devices))
 
 
@@ -173,17 +174,17 @@ def _warnings(
 
 # every formula with its source, taken from the docstring of the function that computes it
 FORMULAS: tuple[tuple[str, Callable[..., object]], ...] = (
-    ("Shape of an unpublished size", known_models.made_shape),
+    ("Shape of an unpublished size", model_shape.made_shape),
     ("Bytes of weights, gradients and optimizer", state_bytes),
     ("Optimizer states", optimizer_bytes),
     ("Sharding", memory.sharded_states),
     ("Parameters of a pipeline stage", memory.stage_parameters),
     ("Gradients at the peak", memory.gradients_persist),
-    ("Activations of one layer", activations.layer_bytes),
-    ("Activations with recomputation", activations.kept_bytes),
-    ("Gradients of activations", activations.backward_bytes),
+    ("Activations of one layer", tensor_bytes.layer_bytes),
+    ("Activations with recomputation", tensor_bytes.kept_bytes),
+    ("Gradients of activations", tensor_bytes.backward_bytes),
     ("Activations of a stage", memory.activation_parts),
-    ("The loss", activations.loss_bytes),
+    ("The loss", tensor_bytes.loss_bytes),
     ("What FSDP gathers", memory.gathered_parts),
     ("Memory of a GPU", memory.memory_of),
     ("Choice", choose),
@@ -201,3 +202,72 @@ def formulas() -> tuple[str, ...]:
     """Each formula as text: a heading, then its docstring, which is missing under python -OO."""
     lost = "not kept by this interpreter (-OO)"
     return tuple(f"{title}\n{cleandoc(function.__doc__ or lost)}" for title, function in FORMULAS)
+
+
+def cpu_plan(request: PlanRequest, shape: ModelShape, sourced: Sourced) -> tuple[Plan, Option]:
+    """The simplest strategy for which the tensors of all CPU ranks together fit in RAM; fp32 by default.
+
+    Raises UserError if none does. Settings, launch and times are left out, as they apply to GPUs only.
+    """
+    asked = {"--nodes": request.nodes > 1, "--global-batch": request.global_batch, "--report": request.report}
+    for option, given in asked.items():
+        if given:
+            raise UserError(f"{option} plans GPUs, and there are none: leave it out, or plan on --node hgx-h100-8")
+    seq, warnings = seq_of(request.seq, shape)
+    ranks = request.ranks or CPU_RANKS
+    room = ram_bytes(sourced.node)
+    job = PlanJob(shape, request.precision or "fp32", request.optimizer, seq)
+    options = tuple(_cpu_options(job, _cpu_splits(request, job, ranks), room))
+    taken = next((option for option in options if option.works), None)
+    if taken is None:
+        least = min(option.memory.total for option in options if option.memory)
+        there = "of unknown size" if room is None else f"of {gib_text(room, 0)}"
+        raise UserError(
+            f"{shape.name} does not fit {ranks} CPU ranks in RAM {there} (least: {gib_text(least)} a rank): plan "
+            f"it for GPUs, and try it here: --node hgx-h100-8 --backend gloo --try"
+        )
+    node = sourced.node
+    why = "one rank holds all of it" if taken.split.name == "ddp" else "the ranks hold it together"
+    if request.tensor is not None or request.pipeline is not None:
+        why = "--tensor and --pipeline request it"
+    batch = batch_of(taken.job, taken.split)
+    plan = Plan(
+        source=SourceSummary(node.source.kind, node.source.name, node.source.faults),
+        simulated=node.source.kind == "simulated",
+        model=model_summary(shape),
+        precision=job.precision,
+        optimizer=job.optimizer,
+        seq=seq,
+        strategies=tuple(strategy(option) for option in options),
+        recommended=strategy(taken),
+        why=why,
+        batch=batch,
+        learning_rate=learning_rates(batch),
+        warnings=(*warnings, "no GPU here: planned for CPU ranks, in RAM"),
+    )
+    return plan, taken
+
+
+def _cpu_splits(request: PlanRequest, job: PlanJob, ranks: int) -> tuple[RankSplit, ...]:
+    if request.tensor is None and request.pipeline is None:
+        return (
+            RankSplit("ddp", ranks),
+            RankSplit("fsdp", ranks, sharding="parameters", shards=ranks, engine="sharded"),
+        )
+    tensor, pipeline = request.tensor or 1, request.pipeline or 1
+    wrong = undividable(job, ranks, tensor, pipeline, "CPU ranks")
+    if wrong is not None:
+        near = nearest_split(job, ranks, tensor, pipeline, lambda *_: True)
+        raise UserError(f"{wrong}; {near or 'leave --tensor and --pipeline out'}")
+    if tensor * pipeline == 1:
+        return (RankSplit("ddp", ranks),)
+    return (RankSplit(model_split_name(tensor, pipeline), ranks // (tensor * pipeline), tensor, pipeline),)
+
+
+def _cpu_options(job: PlanJob, splits: tuple[RankSplit, ...], room: float | None) -> Iterator[Option]:
+    """The options with the memory of one rank's tensors; all fit if the RAM is not known: the tried model is small."""
+    for split in splits:
+        memory = msgspec.structs.replace(memory_of(job, split, 0.0), framework=0.0)
+        over = 0.0 if room is None else memory.total * split.world - room
+        reason = f"{gib_text(over)} of RAM too much" if over > 0 else ""
+        yield Option(split, job, "no" if over > 0 else "fits", memory, reason)

@@ -1,20 +1,93 @@
-"""Memory of one GPU under a strategy, part by part."""
+"""Memory of one GPU under a split of the model over ranks, part by part."""
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
-from gpudoctor.plan.activations import Kernels, Recompute, backward_bytes, kept_bytes, layer_bytes, loss_bytes
 from gpudoctor.plan.model_shape import ModelShape, layers_of_stages
-from gpudoctor.plan.precision import Optimizer, Precision, StateBytes, compute_bytes, state_bytes
-from gpudoctor.plan.split import RankSplit
+from gpudoctor.plan.tensor_bytes import (
+    Engine,
+    Kernels,
+    Optimizer,
+    Precision,
+    Recompute,
+    StateBytes,
+    backward_bytes,
+    compute_bytes,
+    kept_bytes,
+    layer_bytes,
+    loss_bytes,
+    state_bytes,
+)
 
+StrategyName = Literal["ddp", "zero1", "zero2", "fsdp", "fsdp-offload", "tensor", "pipeline", "3d"]
+Sharding = Literal["none", "optimizer", "gradients", "parameters"]
+
+TITLES: dict[StrategyName, str] = {
+    "ddp": "DDP",
+    "zero1": "ZeRO-1",
+    "zero2": "ZeRO-2",
+    "fsdp": "FSDP (ZeRO-3)",
+    "fsdp-offload": "FSDP, states in host RAM",
+    "tensor": "Tensor parallel",
+    "pipeline": "Pipeline (1F1B)",
+    "3d": "3D (tensor x pipeline x data)",
+}
 # 855 MiB beside the tensors: llm.c's own count of GPT-2 124M on an A800 ("device memory usage" less its allocations)
 CONTEXT_BYTES = 855 * 2**20
 # NCCL_BUFFSIZE's default of 4 MiB, to send and to receive, 32 channels: a communicator. NCCL user guide
 COMMUNICATOR_BYTES = 2 * 4 * 2**20 * 32
 # memory of the caching allocator beyond the tensors; fitted to torchtitan's table of December 2024, see docs/plan.md
 ALLOCATOR_SHARE = 0.10
+
+
+def model_split_name(tensor: int, pipeline: int) -> Literal["tensor", "pipeline", "3d"]:
+    """The name of a split of the model itself; at least one of the two must be more than 1."""
+    if tensor > 1 and pipeline > 1:
+        return "3d"
+    return "tensor" if pipeline == 1 else "pipeline"
+
+
+class RankSplit(msgspec.Struct, frozen=True):
+    """data x tensor x pipeline ranks; groups of `shards` data-parallel ranks share the states that `sharding` names.
+
+    Fewer shards than data ranks: FSDP inside each node, replicas between them (HSDP).
+    """
+
+    name: StrategyName
+    data: int
+    tensor: int = 1
+    pipeline: int = 1
+    sharding: Sharding = "none"
+    shards: int = 1
+    offload: bool = False
+    engine: Engine = "autocast"
+
+    @property
+    def world(self) -> int:
+        return self.data * self.tensor * self.pipeline
+
+    @property
+    def communicators(self) -> int:
+        """The number of NCCL communicators of one rank: one for each kind of parallelism, two if FSDP replicates."""
+        replicated = self.sharding == "parameters" and self.shards < self.data
+        return sum((self.data > 1, self.tensor > 1, self.pipeline > 1, replicated))
+
+    @property
+    def title(self) -> str:
+        if self.name == "ddp" and self.data == 1:
+            return "One GPU"
+        if self.name == "fsdp" and self.shards < self.data:
+            return f"FSDP over {self.shards}, {self.data // self.shards} replicas (HSDP)"
+        if self.name in ("tensor", "pipeline", "3d"):
+            parts = ((self.tensor, "tensor"), (self.pipeline, "pipeline"), (self.data, "data"))
+            words = " x ".join(f"{word} {ways}" for ways, word in parts if ways > 1)
+            if not words:
+                return TITLES[self.name]
+            return f"{'3D' if self.name == '3d' else TITLES[self.name]}: {words}"
+        return TITLES[self.name]
 
 
 class PlanJob(msgspec.Struct, frozen=True):

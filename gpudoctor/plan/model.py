@@ -9,17 +9,16 @@ import msgspec
 
 from gpudoctor.errors import UserError
 from gpudoctor.load.devices import Backend, LoadRequest
-from gpudoctor.plan.activations import Recompute
 from gpudoctor.plan.communication import LinkTraffic, StepTime
 from gpudoctor.plan.launch import LaunchScript
 from gpudoctor.plan.machine import Machine
 from gpudoctor.plan.memory import Memory
 from gpudoctor.plan.model_shape import ModelShape
 from gpudoctor.plan.node_health import FaultMeaning
-from gpudoctor.plan.precision import Optimizer, Precision
 from gpudoctor.plan.rates import Rate
 from gpudoctor.plan.settings import Batch, LearningRate, Setting
 from gpudoctor.plan.strategies import Fit, Option
+from gpudoctor.plan.tensor_bytes import Optimizer, Precision, Recompute
 from gpudoctor.report.model import SourceSummary, Tool
 from gpudoctor.units import GIB
 

@@ -12,7 +12,7 @@ from gpudoctor.facts.model.links import LANE_GB_S
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node, RdmaPort
-from gpudoctor.plan.precision import Precision
+from gpudoctor.plan.tensor_bytes import Precision
 from gpudoctor.profiles.profile import Profile
 from gpudoctor.units import whole_mib_text
 

@@ -11,10 +11,9 @@ from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.missing import known
 from gpudoctor.facts.model.node import Node
 from gpudoctor.plan.machine import Machine, compute_capability
-from gpudoctor.plan.memory import PlanJob
-from gpudoctor.plan.precision import state_bytes
+from gpudoctor.plan.memory import PlanJob, RankSplit
 from gpudoctor.plan.rates import active_ports
-from gpudoctor.plan.split import RankSplit
+from gpudoctor.plan.tensor_bytes import state_bytes
 
 
 class Batch(msgspec.Struct, frozen=True):

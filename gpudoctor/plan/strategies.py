@@ -8,10 +8,9 @@ from typing import Literal
 
 import msgspec
 
-from gpudoctor.plan.activations import RECOMPUTES, Recompute
 from gpudoctor.plan.machine import Machine
-from gpudoctor.plan.memory import Memory, PlanJob, memory_of
-from gpudoctor.plan.split import RankSplit, model_split_name
+from gpudoctor.plan.memory import Memory, PlanJob, RankSplit, memory_of, model_split_name
+from gpudoctor.plan.tensor_bytes import RECOMPUTES, Recompute
 from gpudoctor.units import gib_number, gib_text
 
 Fit = Literal["fits", "tight", "no", "not here"]

@@ -14,11 +14,10 @@ from gpudoctor.facts.model.node import Node
 from gpudoctor.load.devices import CPU_RANKS, Backend, devices_to_load
 from gpudoctor.plan.communication import step_time
 from gpudoctor.plan.machine import Machine
-from gpudoctor.plan.memory import PlanJob, memory_of
+from gpudoctor.plan.memory import PlanJob, RankSplit, memory_of
 from gpudoctor.plan.model import PlanRequest, PlanVerification, PredictedPart, model_summary, short
 from gpudoctor.plan.model_shape import layers_of_stages
 from gpudoctor.plan.rates import Rate
-from gpudoctor.plan.split import RankSplit
 from gpudoctor.probes.plan_verification.messages import VerificationFigures, VerificationOrder
 from gpudoctor.probes.runner.launch import ProbePlan, run_probes
 from gpudoctor.probes.runner.messages import AnyMessage, UnusableTorch, VerificationSample

@@ -1,14 +1,14 @@
-"""The report as text: one line per domain, then each problem, then what to run next."""
+"""The report as text: one line per domain, then each problem, then what to run next; and rows that fit any width."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from io import StringIO
 from itertools import groupby, zip_longest
 from shlex import quote
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -38,6 +38,9 @@ STYLES = {
     Status.SKIP: "dim",
     Status.UNKNOWN: "bold magenta",
 }
+_GAP = 2  # of `TextRows`
+# if less width is left for the last cell, it goes on lines below the row
+_WORDS_MIN = 20
 
 
 def render_text(report: Report, *, width: int, color: bool, verbose: bool = False) -> str:
@@ -187,3 +190,36 @@ def status_word(status: Status) -> Text:
 def plain(text: str, style: str = "") -> Text:
     """Text with control characters escaped: names from outside may contain terminal sequences."""
     return Text(printable(text), style=style)
+
+
+class TextRows:
+    """Rows of equally many cells that keep their width, but for the last one, which is folded into what is left.
+
+    A cut node name would be another node's name, so if too little width is left, the last cell goes below the others.
+    """
+
+    def __init__(self, rows: Iterable[Sequence[Text]]) -> None:
+        self._rows = [tuple(row) for row in rows]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        if not self._rows:
+            return
+        *kept, _ = zip(*self._rows, strict=True)
+        widest = [max(cell.cell_len for cell in column) for column in kept]
+        if options.max_width - sum(widest) - _GAP * len(kept) >= _WORDS_MIN:
+            table = Table.grid(padding=(0, _GAP), pad_edge=False)
+            for _ in kept:
+                table.add_column(no_wrap=True)
+            table.add_column(overflow="fold", ratio=1)
+            for row in self._rows:
+                table.add_row(*row)
+            yield table
+            return
+        for *first, words in self._rows:
+            line = Text(" " * _GAP, overflow="fold").join(first)
+            line.rstrip()
+            yield line
+            if words.plain:
+                words = words.copy()
+                words.overflow = "fold"
+                yield Padding(words, (0, 0, 0, 2 * _GAP))

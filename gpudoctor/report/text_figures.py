@@ -8,6 +8,15 @@ from gpudoctor.facts.model.measured_hardware import ComputeRank
 from gpudoctor.facts.model.measurements import Measurements, Training
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.telemetry import Burn, Series
+from gpudoctor.report.tables.devices import (
+    compute_table,
+    growth_text,
+    plain_name,
+    sample_count,
+    telemetry_table,
+    training_table,
+    wrong_text,
+)
 from gpudoctor.report.tables.links import (
     RateMatrix,
     both_ways_matrix,
@@ -16,9 +25,7 @@ from gpudoctor.report.tables.links import (
     pair_matrix,
     peer_matrix,
 )
-from gpudoctor.report.tables.ranks import compute_table, plain_name, training_table
 from gpudoctor.report.tables.table import NOT_KNOWN, Table, aligned, cell
-from gpudoctor.report.tables.telemetry import growth_text, sample_count, telemetry_table, wrong_text
 from gpudoctor.report.tables.workloads import library_tables, loading_tables, storage_table, strategy_tables
 from gpudoctor.units import figure_text, mib_text, size_text, whole_mib_text
 

@@ -24,9 +24,8 @@ from gpudoctor.tui.bindings import (
     groups_of,
     palette_commands,
 )
-from gpudoctor.tui.feeds import Feed
-from gpudoctor.tui.feeds.check_runner import Checker
-from gpudoctor.tui.feeds.playback import STEP_S, PlaybackFeed
+from gpudoctor.tui.check_runner import Checker
+from gpudoctor.tui.feeds import STEP_S, Feed, PlaybackFeed
 from gpudoctor.tui.labels import THEMES, next_theme
 from gpudoctor.tui.panes.check_list import CheckList
 from gpudoctor.tui.panes.header import AlertLine, HeaderLine, Sought, TimeSlider

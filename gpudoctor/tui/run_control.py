@@ -19,10 +19,10 @@ from gpudoctor.facts.captures.opened import read_file
 from gpudoctor.facts.model.node import Node
 from gpudoctor.lazy_import import lazy_imports
 from gpudoctor.progress import ProgressLine
-from gpudoctor.report.joined import joined
 from gpudoctor.report.model import Report
 from gpudoctor.report.output_files import write_file
-from gpudoctor.tui.feeds.check_runner import Checker, puts_load, users_of_gpus
+from gpudoctor.report.two_reports import joined
+from gpudoctor.tui.check_runner import Checker, puts_load, users_of_gpus
 from gpudoctor.tui.state import FinishedRun, LogLine, Running, State
 
 with lazy_imports():

@@ -22,8 +22,7 @@ with lazy_imports():
     from gpudoctor import api, progress
     from gpudoctor.facts.stream import recording
     from gpudoctor.tui import app as screen
-    from gpudoctor.tui import labels
-    from gpudoctor.tui.feeds import check_runner, child, playback
+    from gpudoctor.tui import check_runner, feeds, labels
 
 if TYPE_CHECKING:
     from gpudoctor.tui.feeds import Feed
@@ -77,7 +76,7 @@ def opened(request: TuiRequest) -> tuple[Feed, check_runner.Checker]:
             raise UserError("--fault is for simulated nodes and captures, not for a machine over ssh")
         if request.config:
             raise UserError("--config: a machine over ssh is judged with its own configuration")
-        feed = child.ChildFeed(ssh_command(host, request.interval_s), host)
+        feed = feeds.ChildFeed(ssh_command(host, request.interval_s), host)
         return feed, check_runner.Checker(check_runner.ssh_prefix(host), [])
     words = [] if source is None else ["--node", source]
     words += [word for fault in request.faults for word in ("--fault", fault)]
@@ -86,10 +85,10 @@ def opened(request: TuiRequest) -> tuple[Feed, check_runner.Checker]:
     if source is not None and source != "-" and recording.is_stream_file(source):
         if request.faults:
             raise UserError("--fault is for simulated nodes and captures, not for a recorded stream")
-        return playback.PlaybackFeed(recording.read_stream(source), _file_name(source)), checker
+        return feeds.PlaybackFeed(recording.read_stream(source), _file_name(source)), checker
     _refuse(source, request.faults)
     watch = [*own_gpudoctor(), "watch", "--interval", f"{request.interval_s:g}", *words]
-    return child.ChildFeed(watch, _label(source)), checker
+    return feeds.ChildFeed(watch, _label(source)), checker
 
 
 def ssh_host(source: str) -> str:

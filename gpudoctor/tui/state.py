@@ -13,7 +13,6 @@ from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.node import Node
 from gpudoctor.facts.stream.messages import WATCHED, GpuTick, HostTick, Opening, ProcessTick, Tick, WatchLine
 from gpudoctor.report.model import Report
-from gpudoctor.tui.feeds import FeedFailure
 from gpudoctor.tui.labels import clock
 
 HISTORY_TICKS = 600
@@ -22,6 +21,14 @@ RUNS_KEPT = 100
 # bounds, because another machine may send anything and any amount
 MOST_GPUS, MOST_NAMES, LONGEST_LINE = 1024, 64, 2000
 LogKind = Literal["kernel", "driver", "run", "note"]
+
+
+@dataclass(frozen=True)
+class FeedFailure:
+    """The source ended, could not be started or is silent; `since_s` is Unix time."""
+
+    why: str
+    since_s: float
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ import msgspec
 
 from gpudoctor.checks.core.finding import Finding, Status
 from gpudoctor.checks.core.registry import Level, all_checks
-from gpudoctor.cluster.check.channel import Line, LineError, hello_of
 from gpudoctor.cluster.check.cluster_run import ClusterSession
 from gpudoctor.cluster.check.hub import Hub
 from gpudoctor.cluster.check.inter_node_findings import SLOW_SHARE
@@ -27,6 +26,8 @@ from gpudoctor.cluster.check.messages import (
     CheckOrder,
     End,
     JoinGroup,
+    Line,
+    LineError,
     MemberFailure,
     Open,
     Order,
@@ -35,6 +36,7 @@ from gpudoctor.cluster.check.messages import (
     Ready,
     Times,
     Welcome,
+    hello_of,
 )
 from gpudoctor.cluster.check.report import ClusterReport, ClusterRun, ClusterRunPlan
 from gpudoctor.facts.captures.source import load_source

@@ -20,10 +20,20 @@ from hypothesis import strategies as st
 from gpudoctor.checks.core.finding import Status
 from gpudoctor.cluster.check import hub as hub_module
 from gpudoctor.cluster.check import member as member_module
-from gpudoctor.cluster.check.channel import Line, LineError, TamperedError, decoded, hello_of, is_proved
 from gpudoctor.cluster.check.hub import Hub
 from gpudoctor.cluster.check.member import Member
-from gpudoctor.cluster.check.messages import Answered, Challenge, Hello, Pong
+from gpudoctor.cluster.check.messages import (
+    Answered,
+    Challenge,
+    Hello,
+    Line,
+    LineError,
+    Pong,
+    TamperedError,
+    decoded,
+    hello_of,
+    is_proved,
+)
 from gpudoctor.cluster.check.placement import JobPlacement, token_for
 from gpudoctor.errors import UserError
 from tests.cluster.puppets import TOKEN, Puppet, bad, findings, job, report_of

@@ -12,10 +12,9 @@ from collections.abc import Callable
 
 import pytest
 
-from gpudoctor.cluster.check.channel import UNPROVED_LINE_BYTES, Line, LineError, decoded, hello_of
 from gpudoctor.cluster.check.hub import Hub
 from gpudoctor.cluster.check.member import Member
-from gpudoctor.cluster.check.messages import Challenge, Welcome
+from gpudoctor.cluster.check.messages import UNPROVED_LINE_BYTES, Challenge, Line, LineError, Welcome, decoded, hello_of
 from gpudoctor.errors import UserError
 from tests.cluster.puppets import TOKEN, Puppet, bad, job, report_of
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from gpudoctor.cli.main import parsed
-from gpudoctor.slurm.records import metrics
+from gpudoctor.slurm.hooks import metrics
 from gpudoctor.slurm.settings import HookSettings
 from tests.cluster.slurm import HOOKS, hooks_that_read
 from tests.conftest import ROOT

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpudoctor.diagnose.diagnosis import ClockSkew, Diagnosis
-from gpudoctor.diagnose.redacted import redacted_diagnosis
+from gpudoctor.diagnose.diagnosis import ClockSkew, Diagnosis, redacted_diagnosis
 from gpudoctor.diagnose.text import render_text
 from tests.diagnose.asking import answer_of, said
 from tests.diagnose.test_whole_jobs import tb, wd

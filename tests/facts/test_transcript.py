@@ -27,7 +27,7 @@ from gpudoctor.facts.model.missing import UNSUPPORTED, Missing, known
 from gpudoctor.facts.model.node import Node, NumaNode, Source
 from gpudoctor.facts.simulated.load import apply_faults, load_node
 from gpudoctor.report.judge import judge
-from gpudoctor.report.junit import render_junit
+from gpudoctor.report.junit_nagios import render_junit
 from tests.facts import transcripts
 from tests.facts.transcripts import COLLECT_ENV, CSV_COLUMNS, TOPIC, csv, dcgm_diag, dcgm_diag_json, gpu_list, table
 from tests.fuzz import seeds

@@ -12,9 +12,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpudoctor.cluster.check.channel import Line, LineError, decoded, hello_of
 from gpudoctor.cluster.check.hub import Hub
-from gpudoctor.cluster.check.messages import Answered, Asked, Challenge, CheckOrder, JoinGroup, Pong, Times
+from gpudoctor.cluster.check.messages import (
+    Answered,
+    Asked,
+    Challenge,
+    CheckOrder,
+    JoinGroup,
+    Line,
+    LineError,
+    Pong,
+    Times,
+    decoded,
+    hello_of,
+)
 from tests.cluster.puppets import TOKEN, Puppet
 from tests.fuzz.mutate import Step, mutated, steps
 from tests.fuzz.profile import fuzzed, ran

@@ -22,11 +22,10 @@ from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.node import from_json, to_json
 from gpudoctor.facts.simulated.load import load_node
 from gpudoctor.facts.stream.recording import read_stream
-from gpudoctor.report.difference import differences
-from gpudoctor.report.joined import joined
 from gpudoctor.report.judge import judge
 from gpudoctor.report.model import Report
 from gpudoctor.report.text import render_text
+from gpudoctor.report.two_reports import differences, joined
 from gpudoctor.tui.run_control import load_report
 from tests.facts.kernel_words import WITH_USERS_WORDS, kmsg, message, names
 from tests.fuzz import seeds

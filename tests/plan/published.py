@@ -6,12 +6,9 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from gpudoctor.plan.activations import Kernels, Recompute
-from gpudoctor.plan.known_models import shape_of_size
-from gpudoctor.plan.memory import ALLOCATOR_SHARE, PlanJob, memory_of
-from gpudoctor.plan.model_shape import ModelShape
-from gpudoctor.plan.precision import Precision
-from gpudoctor.plan.split import RankSplit
+from gpudoctor.plan.memory import ALLOCATOR_SHARE, PlanJob, RankSplit, memory_of
+from gpudoctor.plan.model_shape import ModelShape, shape_of_size
+from gpudoctor.plan.tensor_bytes import Kernels, Precision, Recompute
 from gpudoctor.units import GIB
 
 

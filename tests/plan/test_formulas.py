@@ -6,24 +6,31 @@ import msgspec
 import pytest
 
 from gpudoctor.facts.model.gpu import Gpu
-from gpudoctor.plan.activations import Kernels, backward_bytes, kept_bytes, layer_bytes, loss_bytes
 from gpudoctor.plan.communication import step_time, traffic_of
-from gpudoctor.plan.known_models import shape_of_size
 from gpudoctor.plan.machine import Machine
 from gpudoctor.plan.make_plan import FORMULAS, formulas
 from gpudoctor.plan.memory import (
     CONTEXT_BYTES,
     PlanJob,
+    RankSplit,
     activation_parts,
     gathered_parts,
     memory_of,
     sharded_states,
     stage_parameters,
 )
-from gpudoctor.plan.precision import optimizer_bytes, state_bytes
+from gpudoctor.plan.model_shape import shape_of_size
 from gpudoctor.plan.rates import Rate
 from gpudoctor.plan.settings import batch_of, learning_rates
-from gpudoctor.plan.split import RankSplit
+from gpudoctor.plan.tensor_bytes import (
+    Kernels,
+    backward_bytes,
+    kept_bytes,
+    layer_bytes,
+    loss_bytes,
+    optimizer_bytes,
+    state_bytes,
+)
 from gpudoctor.profiles.profile import NO_PROFILE
 from gpudoctor.units import GIB
 

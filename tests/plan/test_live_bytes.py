@@ -9,10 +9,9 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from gpudoctor.plan.activations import Kernels, Recompute, kept_bytes  # noqa: E402
-from gpudoctor.plan.memory import PlanJob, memory_of  # noqa: E402
+from gpudoctor.plan.memory import PlanJob, RankSplit, memory_of  # noqa: E402
 from gpudoctor.plan.model_shape import ModelShape  # noqa: E402
-from gpudoctor.plan.split import RankSplit  # noqa: E402
+from gpudoctor.plan.tensor_bytes import Kernels, Recompute, kept_bytes  # noqa: E402
 from gpudoctor.probes.plan_verification.messages import TransformerShape  # noqa: E402
 from gpudoctor.probes.strategies.memory import LiveBytes  # noqa: E402
 from gpudoctor.probes.strategies.transformer import Norm, Transformer, TransformerBlock, loss_of  # noqa: E402

@@ -9,10 +9,9 @@ from gpudoctor.errors import UserError
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.plan import verification
-from gpudoctor.plan.known_models import PUBLISHED, shape_of_size
-from gpudoctor.plan.memory import PlanJob, memory_of
+from gpudoctor.plan.memory import PlanJob, RankSplit, memory_of
 from gpudoctor.plan.model import Plan, PlanVerification, model_summary
-from gpudoctor.plan.split import RankSplit
+from gpudoctor.plan.model_shape import PUBLISHED, shape_of_size
 from gpudoctor.plan.text_rows import verification_lines
 from gpudoctor.plan.verification import (
     CPU_SIZE,

@@ -8,8 +8,8 @@ from gpudoctor.checks.core.finding import Finding, Status, fail, ok, skip, unkno
 from gpudoctor.checks.core.runner import CheckResult
 from gpudoctor.checks.core.subject import NODE, Subject
 from gpudoctor.facts.model.measurements import Collective, Launch, Measurements, Training
-from gpudoctor.report.difference import differences
 from gpudoctor.report.model import Report
+from gpudoctor.report.two_reports import differences
 from tests.tui.checks_app import report_of
 
 GPU5 = Subject(kind="gpu", gpu=5, uuid="GPU-5", bus_id="0000:ab:00.0")

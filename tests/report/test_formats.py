@@ -15,9 +15,8 @@ from gpudoctor.facts.model.node import Node, from_json, to_json
 from gpudoctor.facts.simulated.load import apply_faults, load_node
 from gpudoctor.report.html.page import render_html
 from gpudoctor.report.judge import FailOn, exit_code, judge, without_verdict
-from gpudoctor.report.junit import render_junit
+from gpudoctor.report.junit_nagios import nagios_code, render_junit, render_nagios
 from gpudoctor.report.model import Report, render_json, report_schema
-from gpudoctor.report.nagios import nagios_code, render_nagios
 from gpudoctor.report.prometheus import render_prometheus
 from gpudoctor.report.text import render_text
 from gpudoctor.report.wording import block_rows

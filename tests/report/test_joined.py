@@ -8,8 +8,8 @@ import pytest
 from gpudoctor.facts.model.measured_strategies import Framework, FrameworkView
 from gpudoctor.facts.model.measurements import Collective, Launch, Measurements, Training
 from gpudoctor.facts.model.missing import Missing
-from gpudoctor.report.joined import joined
 from gpudoctor.report.model import Report
+from gpudoctor.report.two_reports import joined
 from tests.tui.checks_app import report_of
 
 LOST = "gpu-lost@2"

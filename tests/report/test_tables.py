@@ -7,8 +7,8 @@ from gpudoctor.facts.model.measurements import Collective, Launch, Measurements,
 from gpudoctor.facts.model.node import Node
 from gpudoctor.report.html import render_html
 from gpudoctor.report.judge import judge
+from gpudoctor.report.tables.devices import plain_name, training_table
 from gpudoctor.report.tables.links import both_ways_matrix, collective_table, host_table, pair_matrix, peer_matrix
-from gpudoctor.report.tables.ranks import plain_name, training_table
 from gpudoctor.report.tables.table import Column, Table, aligned
 from gpudoctor.report.text_figures import figure_lines
 from gpudoctor.tui.panes.link_matrices import draw

@@ -342,8 +342,8 @@ def test_the_reason_is_one_plain_line_of_100_characters() -> None:
 def test_without_syslog_the_log_of_the_state_folder_is_kept_within_bounds(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpudoctor.slurm.records._SOCKET", "/nowhere")
-    monkeypatch.setattr("gpudoctor.slurm.records._LOG_BYTES_MAX", 10)
+    monkeypatch.setattr("gpudoctor.slurm.hooks._SOCKET", "/nowhere")
+    monkeypatch.setattr("gpudoctor.slurm.hooks._LOG_BYTES_MAX", 10)
     node.run("prolog")
     first = node.state("log")
     node.run("prolog")

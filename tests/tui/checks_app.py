@@ -15,7 +15,7 @@ from gpudoctor.checks.core.registry import Level, registry, select
 from gpudoctor.facts.simulated.load import apply_faults, load_node
 from gpudoctor.report.judge import Question, judge
 from gpudoctor.report.model import Report
-from gpudoctor.tui.feeds.check_runner import Checker
+from gpudoctor.tui.check_runner import Checker
 from gpudoctor.tui.panes.checks import ChecksPane
 from gpudoctor.tui.panes.pane import PageWanted, RunWanted
 from gpudoctor.tui.run_control import RunControl

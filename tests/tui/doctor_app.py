@@ -18,9 +18,8 @@ from gpudoctor.facts.simulated.load import apply_faults, load_node
 from gpudoctor.facts.stream.messages import GpuTick, HostTick, Opening, ProcessTick, Silence, Tick, WatchLine
 from gpudoctor.report.judge import Question, judge
 from gpudoctor.tui.app import Doctor
-from gpudoctor.tui.feeds import FeedFailure
-from gpudoctor.tui.feeds.check_runner import Checker, OnProgress
-from gpudoctor.tui.state import FinishedRun, State
+from gpudoctor.tui.check_runner import Checker, OnProgress
+from gpudoctor.tui.state import FeedFailure, FinishedRun, State
 
 AT_S = 1_790_000_000.0
 

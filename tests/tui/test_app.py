@@ -18,11 +18,9 @@ from gpudoctor.facts.model.node import KernelEvent
 from gpudoctor.facts.stream.messages import Silence
 from gpudoctor.facts.stream.recording import read_stream
 from gpudoctor.tui.app import Doctor
-from gpudoctor.tui.feeds import FeedFailure
-from gpudoctor.tui.feeds.child import ChildFeed
-from gpudoctor.tui.feeds.playback import PlaybackFeed
+from gpudoctor.tui.feeds import ChildFeed, PlaybackFeed
 from gpudoctor.tui.panes.header import TimeSlider, header_runs, report_runs
-from gpudoctor.tui.state import Running
+from gpudoctor.tui.state import FeedFailure, Running
 from gpudoctor.tui.widgets.lines import Run, length
 from tests.tui.doctor_app import (
     AT_S,

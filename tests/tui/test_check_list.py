@@ -11,9 +11,8 @@ from textual.pilot import Pilot
 from textual.widgets import Input
 
 from gpudoctor.report.model import Report
-from gpudoctor.tui.panes.check_lines import CheckLines
 from gpudoctor.tui.panes.check_list import CheckList
-from gpudoctor.tui.panes.check_rows import rows_of
+from gpudoctor.tui.panes.check_rows import CheckLines, rows_of
 from gpudoctor.tui.state import FinishedRun, Running, State
 from tests.tui.checks_app import ChecksApp, report_of
 from tests.tui.screen import screen_text

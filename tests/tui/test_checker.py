@@ -16,7 +16,7 @@ from gpudoctor.errors import UserError
 from gpudoctor.facts.model.node import Node
 from gpudoctor.process.own_program import own_gpudoctor
 from gpudoctor.progress import ProgressLine
-from gpudoctor.tui.feeds.check_runner import Checker, ssh_prefix
+from gpudoctor.tui.check_runner import Checker, ssh_prefix
 from gpudoctor.tui.state import FinishedRun
 from tests.tui.processes import all_end, of_folder
 
@@ -193,7 +193,7 @@ def test_closed_it_ends_the_child_without_waiting_for_it() -> None:
 SCREEN = """
 import asyncio, sys
 from gpudoctor.process.own_program import own_gpudoctor
-from gpudoctor.tui.feeds.check_runner import Checker
+from gpudoctor.tui.check_runner import Checker
 def heard(line):
     if line.progress.startswith("all_reduce of"):
         print("begun", flush=True)

@@ -16,7 +16,7 @@ from gpudoctor.checks.core.registry import Level
 from gpudoctor.facts.stream.messages import GpuTick, Opening, ProcessTick, Tick
 from gpudoctor.progress import ProgressLine
 from gpudoctor.report.model import Report, render_json
-from gpudoctor.tui.feeds.check_runner import Checker, OnProgress, puts_load, users_of_gpus
+from gpudoctor.tui.check_runner import Checker, OnProgress, puts_load, users_of_gpus
 from gpudoctor.tui.panes.checks import running_words
 from gpudoctor.tui.run_control import summary
 from gpudoctor.tui.screens import ConfirmScreen, LevelScreen, PageScreen

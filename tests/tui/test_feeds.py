@@ -14,10 +14,9 @@ import pytest
 
 from gpudoctor.facts.stream.messages import Opening, Tick, WatchLine
 from gpudoctor.facts.stream.recording import read_stream
-from gpudoctor.tui.feeds import FeedFailure
-from gpudoctor.tui.feeds import child as child_feed
-from gpudoctor.tui.feeds.child import ChildFeed
-from gpudoctor.tui.feeds.playback import PlaybackFeed
+from gpudoctor.tui import feeds
+from gpudoctor.tui.feeds import ChildFeed, PlaybackFeed
+from gpudoctor.tui.state import FeedFailure
 from tests.imported_torch import own_children
 from tests.tui.doctor_app import AT_S, node_of, opening_of, tick_of
 
@@ -142,8 +141,8 @@ def test_control_characters_of_a_child_do_not_reach_the_screen(tmp_path: Path) -
 
 
 def test_a_child_that_falls_silent_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(child_feed, "SILENT_S", 0.2)
-    monkeypatch.setattr(child_feed, "SILENT_INTERVALS", 0.2)
+    monkeypatch.setattr(feeds, "SILENT_S", 0.2)
+    monkeypatch.setattr(feeds, "SILENT_INTERVALS", 0.2)
 
     async def body() -> None:
         feed = child(tmp_path, f"open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))", "time.sleep(600)")
@@ -162,7 +161,7 @@ def test_a_child_that_falls_silent_is_ended(tmp_path: Path, monkeypatch: pytest.
 def test_a_line_without_an_end_is_given_up_and_the_child_not_read_any_further(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(child_feed, "LINE_BYTES_MAX", 1 << 20)
+    monkeypatch.setattr(feeds, "LINE_BYTES_MAX", 1 << 20)
 
     async def body() -> None:
         wrote = tmp_path / "wrote"

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gpudoctor.errors import UserError
-from gpudoctor.tui.feeds.playback import PlaybackFeed
+from gpudoctor.tui.feeds import PlaybackFeed
 from gpudoctor.tui.start import TuiRequest, opened, ssh_command, start
 from tests.tui.doctor_app import (
     recorded,

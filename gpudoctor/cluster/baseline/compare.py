@@ -15,10 +15,9 @@ from gpudoctor.checks.core.finding import Status
 from gpudoctor.cluster.fleet.figures import Entry, figure_of, figure_words, less_is_better, place_words, unit_of
 from gpudoctor.cluster.fleet.records import ReportRecord
 from gpudoctor.cluster.fleet.shapes import Verdict
-from gpudoctor.cluster.text_rows import TextRows
 from gpudoctor.errors import UserError
 from gpudoctor.exits import FAILED, OK, UNKNOWN
-from gpudoctor.report.text import laid_out, plain, status_word
+from gpudoctor.report.text import TextRows, laid_out, plain, status_word
 
 # reference (probes, 5.1): a stored baseline warns at -5 % and fails at -10 %, after three healthy runs
 WARN_LOSS, FAIL_LOSS = 0.05, 0.10

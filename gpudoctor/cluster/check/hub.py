@@ -13,18 +13,26 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import msgspec
 
-from gpudoctor.cluster.check.channel import (
+from gpudoctor.cluster.check.messages import (
     MAX_LINE_BYTES,
     UNPROVED_LINE_BYTES,
+    Answer,
+    Answered,
+    Asked,
+    Challenge,
+    End,
+    Hello,
     Line,
     LineError,
+    Order,
+    Tampered,
     TamperedError,
+    Welcome,
     decoded,
     is_proved,
     new_secret,
     notice_silence,
 )
-from gpudoctor.cluster.check.messages import Answer, Answered, Asked, Challenge, End, Hello, Order, Tampered, Welcome
 from gpudoctor.cluster.hostlist import natural
 from gpudoctor.errors import UserError
 from gpudoctor.exits import printable

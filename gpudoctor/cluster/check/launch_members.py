@@ -17,11 +17,11 @@ from typing import IO
 
 import msgspec
 
-from gpudoctor.cluster.check.channel import new_secret
 from gpudoctor.cluster.check.coordinator import Coordinator, could_not, silence_s
 from gpudoctor.cluster.check.hub import Hub
 from gpudoctor.cluster.check.launcher_commands import MemberLaunch, chosen_launcher, in_engine, launch_with
 from gpudoctor.cluster.check.member import HubGoneError, Member
+from gpudoctor.cluster.check.messages import new_secret
 from gpudoctor.cluster.check.placement import (
     TOKEN_VARIABLE,
     JobPlacement,

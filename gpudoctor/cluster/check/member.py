@@ -11,7 +11,8 @@ from collections.abc import Sequence
 import msgspec
 
 from gpudoctor.cluster.check import messages
-from gpudoctor.cluster.check.channel import (
+from gpudoctor.cluster.check.local_ranks import LocalRanks
+from gpudoctor.cluster.check.messages import (
     MAX_LINE_BYTES,
     UNPROVED_LINE_BYTES,
     Line,
@@ -21,7 +22,6 @@ from gpudoctor.cluster.check.channel import (
     hello_of,
     notice_silence,
 )
-from gpudoctor.cluster.check.local_ranks import LocalRanks
 from gpudoctor.cluster.check.network_findings import interface_for_gloo
 from gpudoctor.errors import UserError
 from gpudoctor.facts.model.missing import Missing

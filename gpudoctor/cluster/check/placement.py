@@ -11,7 +11,7 @@ from typing import Literal
 
 import msgspec
 
-from gpudoctor.cluster.check.channel import new_secret
+from gpudoctor.cluster.check.messages import new_secret
 from gpudoctor.cluster.check.report import ClusterCheckRequest
 from gpudoctor.errors import UserError
 from gpudoctor.exits import printable

@@ -11,8 +11,7 @@ from rich.text import Text
 
 from gpudoctor.checks.core.finding import PROBLEMS, Finding, Status
 from gpudoctor.cluster.check.report import ClusterReport, InterNodeResult, Judged, NodeResult
-from gpudoctor.cluster.text_rows import TextRows
-from gpudoctor.report.text import STYLES, laid_out, plain, status_word
+from gpudoctor.report.text import STYLES, TextRows, laid_out, plain, status_word
 from gpudoctor.report.wording import block_rows
 from gpudoctor.units import mib_text, rate_text
 

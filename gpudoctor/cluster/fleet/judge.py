@@ -10,7 +10,6 @@ from typing import Literal
 import msgspec
 
 from gpudoctor import __version__
-from gpudoctor.cluster.fleet.jobs import JOBS, NodeJobs, job_notes, jobs_by_node, jobs_words
 from gpudoctor.cluster.fleet.model import (
     OUTLIER,
     WORST_FIRST,
@@ -24,7 +23,17 @@ from gpudoctor.cluster.fleet.model import (
     by_node_name,
     drifts,
 )
-from gpudoctor.cluster.fleet.nodes import FleetNode, clock_notes, nodes_of, shared_gpu_notes
+from gpudoctor.cluster.fleet.nodes import (
+    JOBS,
+    FleetNode,
+    NodeJobs,
+    clock_notes,
+    job_notes,
+    jobs_by_node,
+    jobs_words,
+    nodes_of,
+    shared_gpu_notes,
+)
 from gpudoctor.cluster.fleet.reading import Gathered
 from gpudoctor.cluster.fleet.records import NO_GPU, NodeFault
 from gpudoctor.cluster.fleet.shapes import Verdict

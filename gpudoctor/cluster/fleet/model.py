@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from gpudoctor.cluster.fleet.jobs import NodeJobs
+from gpudoctor.cluster.fleet.nodes import NodeJobs
 from gpudoctor.cluster.fleet.reading import Refused
 from gpudoctor.cluster.fleet.records import NodeFault
 from gpudoctor.cluster.fleet.shapes import Verdict

@@ -14,7 +14,7 @@ from typing import BinaryIO, TypeVar
 import msgspec
 
 from gpudoctor.cluster.fleet.files import Document, FoundFiles, Listed, documents_of, listed, stdin_documents
-from gpudoctor.cluster.fleet.jobs import JobRecord, job_of
+from gpudoctor.cluster.fleet.nodes import JobRecord, job_of
 from gpudoctor.cluster.fleet.records import BrokenError, ForeignError, Recorder, ReportRecord
 from gpudoctor.process.ending import ENDING_SIGNALS, kill_all, leave
 from gpudoctor.process.forked import ForkedProcess

@@ -12,7 +12,7 @@ from gpudoctor.cluster.fleet.model import WORST_FIRST, FigureRow, NodeRow, Outli
 from gpudoctor.cluster.fleet.nodes import FleetNode
 from gpudoctor.cluster.hostlist import hostlist
 from gpudoctor.cluster.outliers import FAIL_SIMILARITY, MIN_NODES, Bad, FigureSpread, spread_of
-from gpudoctor.report.difference import FIGURE_CHANGE_MIN
+from gpudoctor.report.two_reports import FIGURE_CHANGE_MIN
 
 # one bad figure alone would blame a healthy node now and then: 1 of 5 repeats was 24 % off on a healthy machine
 FIGURES_TO_FAIL = 2

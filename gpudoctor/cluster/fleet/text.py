@@ -24,8 +24,7 @@ from gpudoctor.cluster.fleet.model import (
     Trend,
 )
 from gpudoctor.cluster.hostlist import hostlist
-from gpudoctor.cluster.text_rows import TextRows
-from gpudoctor.report.text import STYLES, laid_out, plain, status_word
+from gpudoctor.report.text import STYLES, TextRows, laid_out, plain, status_word
 
 # a large fleet may have hundreds of each; --json has all of them
 MOST_ROWS = 30

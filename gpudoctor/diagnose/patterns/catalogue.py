@@ -8,11 +8,11 @@ from functools import lru_cache
 from gpudoctor.diagnose.events import Event
 from gpudoctor.diagnose.patterns import facts
 from gpudoctor.diagnose.patterns.accelerators import ACCELERATORS, CUDA, TPU
+from gpudoctor.diagnose.patterns.facts import is_harmless
 from gpudoctor.diagnose.patterns.frameworks import TORCH
 from gpudoctor.diagnose.patterns.nccl import NCCL, NCCL_WRAPPERS
 from gpudoctor.diagnose.patterns.outside import ENDINGS, KERNEL, STARTS
 from gpudoctor.diagnose.patterns.rows import LinePattern
-from gpudoctor.diagnose.patterns.unknown_lines import is_harmless
 
 # after these a job may go on, and worse than slow it need not be
 _ONLY_WARNINGS = ("kernel_hang", "ib_device_refused", "cuda_no_kernel_image")

@@ -1,8 +1,11 @@
-"""Patterns for places and progress: the rank and GPU of each process, the world size, steps, the end of the job."""
+"""Facts in lines that no table of errors knows: ranks and GPUs, progress, the end, and what only looks like an error."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+
+from gpudoctor.diagnose.events import Event
 
 NCCL = re.compile(
     r"(?:(?P<host>[\w.-]{1,253}):(?P<pid>\d{1,10}):(?P<tid>\d{1,10}) (?:\[(?P<dev>\d{1,4})\] )?)?(?:[\d.]+ )?"
@@ -33,15 +36,15 @@ NCCL_FAILS = re.compile(r"(?i)^error\b|\bfailed\b|\bno algorithm")
 ERROR_HANDLER = re.compile(r'\s*"message": "([\w.]*(?:Error|Exception): [^"]*)",?\s*$')
 PROXY = re.compile(r"Failed to execute operation \w+ from rank (?P<rank>\d+)")
 SEGMENT = re.compile(r"nccl-shm-(?P<way>recv|send)-[0-9a-f]+-\d+-(?P<src>\d+)-(?P<dst>\d+)")
-GLOO = re.compile(r"\[Gloo\] Rank (?P<rank>\d{1,5}) is connected to (?P<peers>\d{1,5}) peer ranks\. Expected")
-WORLD = re.compile(r"(?i)\b(?:dist_)?world[ _]?size[\"']?\s?(?:=|:|is)?\s?(\d{1,6})\b")
-RANK_PID = re.compile(
+_GLOO = re.compile(r"\[Gloo\] Rank (?P<rank>\d{1,5}) is connected to (?P<peers>\d{1,5}) peer ranks\. Expected")
+_WORLD = re.compile(r"(?i)\b(?:dist_)?world[ _]?size[\"']?\s?(?:=|:|is)?\s?(\d{1,6})\b")
+_RANK_PID = re.compile(
     r"(?i)\brank[ =:]{0,3}(?P<rank>\d{1,6})(?:\s?(?:/|of)\s?(?P<world>\d{1,6}))?\b(?:.{0,40}?\bon (?:host )?(?P<host>[\w.-]{1,253}))?"
     r".{0,40}?\bpid[ =:]{0,3}(?P<pid>\d{2,10})\b"
 )
 # steps of the start: the words for it, its beginning and its end, of Lightning (rank 0 alone prints the end), torch's
 # stores, torchrun and SGLang
-STARTS = tuple(
+_STARTS = tuple(
     (step, re.compile(begins), re.compile(ends))
     for step, begins, ends in (
         (
@@ -65,14 +68,14 @@ PREVIOUS_XID = re.compile(r"caused by previous Xid (?P<code>\d{1,3})\b")
 PROBED = re.compile(r"NVRM: The NVIDIA GPU (?P<gpu>[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7])")
 DEVICE_NODE = re.compile(r"Device: (?P<gpu>\d+), node: (?P<host>[\w.-]+)")
 GPU = re.compile(r"\bGPU (?P<gpu>\d{1,3})\b|\bdevice=?(?:cuda:)?(?P<device>\d{1,3})\b")
-PROGRESS = re.compile(
+_PROGRESS = re.compile(
     r"(?i)(?:^|[\s\[|{,\"'(])(?:global_?step|step|iter(?:ation)?|epoch|batch|it)s?[\"']?[ :=#\[(]{0,6}(\d{1,10})\b"
 )
-WORDS_OF_AN_END = ("done", "finish", "complet", "succe", "reached", "exit")
-RESUMED = re.compile(
+_WORDS_OF_AN_END = ("done", "finish", "complet", "succe", "reached", "exit")
+_RESUMED = re.compile(
     r"(?i)\b(?:resum(?:ed?|ing)|restor(?:ed?|ing)|load(?:ed|ing))\b.{0,60}\bcheckpoint|\bresum(?:ed|ing)\b.{0,40}\bfrom\b"
 )
-DONE = re.compile(
+_DONE = re.compile(
     r"(?i)^\W*(?:done|finished|completed?)\b|^\W*success(?:ful(?:ly)?)?\W*$|\b(?:train(?:ing)?|job|run|fit|epochs?)\b.{0,40}\b(?:finished|completed?|done|succeeded)\b"
     r"|max_(?:steps|epochs)\S* reached|srun exit code 0\b|exit(?:ed with)? (?:code|status) 0\b|state=COMPLETED"
 )
@@ -83,7 +86,7 @@ _NEGATED = re.compile(
     r"(?i)\b(?:not|never|unable|cannot|could|waiting|until)\b|\bto (?:be )?(?:done|finish|complet|succeed|exit)"
 )
 _CLAUSE = re.compile(r".*[.,;:!|\])] ")
-EARLY = re.compile(
+_EARLY = re.compile(
     r"(?i)(?<![\w-])early stopp(?:ing|ed)\b(?!\s*[=:]\s*(?:true|false|none|null|\d|[{<\[]))|stopp(?:ing|ed) early\b|data(?:set)? (?:is )?exhausted"
     r"|no more (?:data|batches)\b"
 )
@@ -93,10 +96,53 @@ MISMATCH = re.compile(
     r"CollectiveFingerPrint\(SequenceNumber=(?P<b_seq>\d+),? ?OpType=(?P<b_op>\w+)(?:, TensorShape=\[(?P<b_shape>[\d, ]*)\])?"
 )
 # DeepSpeed's see_memory_usage
-RAM = re.compile(r"CPU Virtual Memory: +used = [\d.]+ GB, percent = (?P<pct>\d{1,3})(?:\.\d+)?%")
+_RAM = re.compile(r"CPU Virtual Memory: +used = [\d.]+ GB, percent = (?P<pct>\d{1,3})(?:\.\d+)?%")
 SRUN_OOM = re.compile(r"error: (?P<host>[\w.-]+): tasks? (?P<tasks>[\d,\-]+): Out Of Memory")
 STEPD = re.compile(r"^slurmstepd-(?P<host>[\w.-]+?): ")
 KERNEL = re.compile(r"NVRM: |AER: |PCIe Bus Error|oom-kill:|Killed process|segfault at|SXid")
+# what looks like an error in a line that nothing else recognises
+_LOUD = re.compile(
+    r"(?i)(?<![\w-])(?:error|exception|fatal|panic|crashed|aborted|core dumped|segmentation fault)(?![\w=-])"
+    r"|\b\w+(?-i:Error|Exception): |\bfailed\b|\bfailure\b|\bconnection refused\b|\bpermission denied\b|\bno route to host\b|\bnot reachable\b"
+    r"|\bcannot (?:open|connect|allocate)\b|\bcommand not found\b|(?-i:\b(?:Killed|KILLED|ABORT(?:ING)?|Aborting)\b)"
+)
+# a logger's mark, a second try, a count of none, a metric ("validation error 0.31"), code, a tracker of experiments
+_NOT_LOUD = re.compile(
+    r"(?-i:\b(?:INFO|Info|WARN(?:ING)?|Warning|DEBUG|TRACE|NOTICE)\b|Warning:)|level=(?:info|warn|debug)|\b(?:retry|retrying|retries|ignor(?:ed|ing))\b"
+    r"|\b(?:no|0|zero|without|any) (?:\w+ )?(?:errors?|exceptions?|failures?)\b|\bfailed\b(?: \w+){0,2}\s?[:=]?\s?0\b"
+    r"|\bi(?:['\u2019](?:m|ve|d|ll))? (?!in\b|is\b|of\b)[a-z]{2,}"  # prose: "I see this error"
+    r"|\berror(?: rate)?\s?[:=]?\s?\d+\.\d|^\s*(?:except|raise|def|class|if|return|import|from|#)\b|^wandb: ",
+    re.IGNORECASE,
+)
+# lines that only a job, what starts it or the machine below it prints
+_OF_A_JOB = re.compile(
+    r"NCCL (?:INFO|WARN|version)|torch[./]distributed|torchelastic|ProcessGroup(?:NCCL|Gloo)|\[c10d\]|OMP_NUM_THREADS environment"
+    r"|\[(?:rank|default)\d+\]:|\[\d+,\d+\]<std(?:out|err)>|\[(?:INFO|WARNING|ERROR)\] \[\w+\.py:\d+:\w+\]|(?i:deepspeed)[\w.]*[:\]]"
+    r"|\b(?:srun|sbatch|salloc|slurmstepd[\w.-]*|mpirun|prterun|torchrun): |\bJobId=\d|(?i:\bworld[ _]size\b)|submitit (?:INFO|WARNING|ERROR)|\((?:raylet|\w+ pid=\d+|\w+ rank=\d+ pid=\d+)"
+    r"|tensorflow/(?:core|compiler|stream_executor)/|(?:external/)?xla/\S+:\d+\]|jaxlib\.|(?:GPU|TPU) available: (?:True|False)|LOCAL_RANK: \d+ - CUDA_VISIBLE"
+    r"|\*{5} Running training|\bNum (?:examples|Epochs) = \d|(?i:\b(?:accuracy|samples/s\w*|tokens/s\w*)\b[\"']?\s?[:=]\s?\d)|\[batch=\d+/\d+\]|# Avg bus bandwidth|# +(?:nThread|Using devices|Rank +\d)"
+    r"|\b\d+ +\d+ +(?:float|half|double|bfloat16|u?int\d+|fp8\w*) +(?:none|sum|prod|max|min|avg)\b"
+    r"|(?:INFO|WARNING|ERROR) \d\d-\d\d \d\d:\d\d:\d\d \[?\w+\.py:\d+\]| \d+/\d+ +(?:Running|Pending|Completed|CrashLoopBackOff|Error|OOMKilled|Init:\S+|ContainerCreating) +\d|\bNVRM: |(?:level=info|INFO).{0,200}\b(?i:cuda|gpu|nccl|rank)\b"
+)
+# with or without the prefix of a journal; dmesg -T
+OF_A_KERNEL = re.compile(
+    r"^\[ *\d{1,8}\.\d{6}\] |^\[[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4}\] |\bkernel: "
+)
+# a bar of tqdm, a loss: work goes on, at a step that is not known
+_WORK = re.compile(r"\d%\|.{0,200}\| *\d+/\d+ \[|(?i:\b(?:\w+_)?(?:loss|grad_norm)\b[\"']?\s?[:=]?\s?-?\d)")
+
+# Lines with words of failure that report none. Sources: NCCL's src/plugin and src/misc (information about optional
+# parts), torch's warnings at a clean end, Ray
+_HARMLESS = re.compile(
+    r"NET/Plugin ?: |Plugin load|Could not find: ?lib|Failed to find nccl\w+Plugin|Failed to find CUDA library"
+    r"|Failed to find \w+Plugin|NET/IB : No device found|Failed to open libibverbs|NVLS multicast support is not available"
+    r"|P2P plugin |fabric UUID 0\.0|Could not find real path of /sys/class/net|destroy_process_group\(\) was not called"
+    r"|process group has NOT been destroyed|Guessing device ID|OMP_NUM_THREADS|leaked (?:semaphore|shared_memory) objects"
+    r"|Missing hostname|CXI Service ID|FI_HMEM|PlacementGroupCleaner|TUNER/Plugin|PROFILER/Plugin|No plugin found"
+    r"|NET/IB ?: .{0,80}async (?:\w+ )?event ?: ?(?!.{0,60}(?:error|fatal))"
+    r"|switch_g_job_postfini|Graceful shutdown of backend failed|TORCH_NCCL_\w+ is deprecated|libibverbs: Warning"
+    r"|DeprecationWarning|FutureWarning|UserWarning: (?!CUDA init|.{0,80}is not compatible with the current)"
+)
 
 
 def is_done(text: str) -> bool:
@@ -107,7 +153,7 @@ def is_done(text: str) -> bool:
     >>> is_done("could not save to /x; training to 9 epochs finished"), is_done("srun: error: job step complete")
     (True, False)
     """
-    found = DONE.search(text)
+    found = _DONE.search(text)
     if found is None or _FAILED.search(text, 0, found.end()):
         return False
     before = _CLAUSE.match(text, 0, found.start())
@@ -122,3 +168,80 @@ def bus_id(hexed: str) -> str:
     """
     digits = hexed.rjust(9, "0")
     return f"{digits[:-5].rjust(4, '0')[-4:]}:{digits[-5:-3]}:{digits[-3:-1]}.{digits[-1]}"
+
+
+def is_harmless(text: str) -> bool:
+    """Whether the line is only information."""
+    return _HARMLESS.search(text) is not None
+
+
+def is_loud(text: str, raw: str = "") -> bool:
+    """Whether the line looks like an error, and nothing in it says that it is none; `raw`: with its prefixes.
+
+    >>> is_loud("fatal: the flux capacitor is empty"), is_loud("validation error 0.31, failed samples: 0")
+    (True, False)
+    """
+    return _LOUD.search(text) is not None and _NOT_LOUD.search(raw or text) is None
+
+
+def is_of_a_job(text: str) -> bool:
+    """Whether only a job, its launcher, a benchmark of GPUs or a kernel prints such a line.
+
+    >>> is_of_a_job("gpu01:77:78 [0] NCCL INFO Using network IB"), is_of_a_job("I would like to train on GPUs")
+    (True, False)
+    """
+    return (_OF_A_JOB.search(text) or _WORK.search(text) or OF_A_KERNEL.search(text)) is not None
+
+
+def read_facts(text: str, raw: str) -> Iterator[Event]:
+    """The events of a line that no table knows: steps of a start, members, progress, the end, what looks like an error.
+
+    `raw`: the line with its prefixes, which may call it a warning.
+    """
+    lowered = text.lower()
+    if any(
+        word in lowered for word in ("initializing d", "registered", "barrier", "rendezvous", "init torch", "_backend=")
+    ):
+        yield from _start(text)
+    if "gloo" in lowered and (gloo := _GLOO.search(text)):
+        detail: dict[str, str | int] = {"world": int(gloo["peers"]) + 1}
+        yield Event(role="fact", what="member", rank=int(gloo["rank"]), detail=detail)
+        return
+    if "virtual memory" in lowered and (ram := _RAM.search(text)):
+        yield Event(role="fact", what="ram", detail={"ram_pct": int(ram["pct"])})
+        return
+    if "pid" in lowered and (named := _RANK_PID.search(text)):
+        detail = {"world": int(named["world"])} if named["world"] else {}
+        rank, pid = int(named["rank"]), int(named["pid"])
+        yield Event(role="fact", what="process", rank=rank, pid=pid, host=named["host"], detail=detail)
+        return
+    if "world" in lowered and (world := _WORLD.search(text)):
+        yield Event(role="fact", what="world", detail={"world": int(world[1])})
+    if any(word in lowered for word in ("stopp", "exhausted", "no more")) and _EARLY.search(text):
+        yield Event(role="fact", what="early_stop")
+    if ("resum" in lowered or "checkpoint" in lowered) and _RESUMED.search(text):
+        yield Event(role="fact", what="resumed")
+    if any(word in lowered for word in _WORDS_OF_AN_END) and is_done(text):
+        yield Event(role="done", what="done")
+    elif step := _PROGRESS.search(text):
+        yield Event(role="progress", what="progress", detail={"step": int(step[1])})
+    elif _WORK.search(text):
+        yield Event(role="fact", what="work")
+    elif is_loud(text, raw) and not is_harmless(text):
+        yield Event(role="fact", what="error_words")
+
+
+def _start(text: str) -> Iterator[Event]:
+    for step, begins, ends in _STARTS:
+        for what, pattern in (("begins", begins), ("begun", ends)):
+            if found := pattern.search(text):
+                said = found.groupdict()
+                detail: dict[str, str | int] = {"step": step}
+                if said.get("world"):
+                    detail["world"] = int(said["world"])
+                if said.get("group"):
+                    detail["group"] = said["group"]
+                if "process group" in step:
+                    detail["rank_0_ends"] = 1
+                rank = int(said["rank"]) if said.get("rank") else None
+                yield Event(role="fact", what=what, rank=rank, detail=detail)

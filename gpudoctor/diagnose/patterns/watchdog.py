@@ -1,4 +1,4 @@
-"""Watchdogs of collectives: torch's NCCL watchdog and heartbeat monitor, and Horovod's stall inspector."""
+"""Watchdogs of collectives: torch's NCCL watchdog and heartbeat monitor, Horovod's stall inspector, XLA's coordination."""
 
 from __future__ import annotations
 
@@ -39,6 +39,15 @@ _WORDS = re.compile(
 _CONSEQUENCE = re.compile(
     r"Some NCCL operations have failed or timed out|To avoid data inconsistency|watchdog thread terminated with exception: "
     r"NCCL|Stack trace of the failed collective|preparing to dump debug info"
+)
+_TASK = re.compile(r"/job:[^/\s]{1,80}/(?:replica:\d+/)?task:(?P<rank>\d{1,6})\b")
+_MISSING_TASKS = re.compile(r"[Tt]imed out task names:")
+_UNHEALTHY = re.compile(r"tasks are unhealthy")
+# the same for the lines of XLA
+_WORDS_OF_XLA = re.compile(r"task names:|tasks are unhealthy|may be stuck|is unstuck|Termination timeout")
+_XLA_WAITS = re.compile(
+    r"This thread has been waiting for `(?P<op>[^`;]{1,300})[^`]{0,2000}` for \d+ seconds and may be stuck"
+    r"|Termination timeout (?:for|of) `(?P<ended>[^`;]{1,300})[^`]{0,2000}` of \d+ seconds exceeded"
 )
 
 
@@ -105,3 +114,29 @@ class StallReader:
 
 def _stalled(said: str, found: re.Match[str]) -> Event:
     return Event(role="wait", what="stalled_tensor", detail={"op": found["op"], said: found["ranks"], "warning": 1})
+
+
+class CoordinationReader:
+    """Reads the tasks that XLA's coordination service lists below a header, and what XLA's rendezvous warns of."""
+
+    def __init__(self) -> None:
+        self._below: str | None = None
+
+    def read(self, text: str) -> list[Event]:
+        """The event of a listed task, or of a thread that waits; empty for other lines."""
+        if self._below is not None and (task := _TASK.match(text)):
+            if self._below == "missing":
+                return [Event(role="wait", what="store_timeout", detail={"key_rank": task["rank"]})]
+            return [Event(role="cause", what="heartbeat_lost", rank=int(task["rank"]))]
+        if not _WORDS_OF_XLA.search(text):
+            self._below = None
+            return []
+        self._below = "missing" if _MISSING_TASKS.search(text) else "silent" if _UNHEALTHY.search(text) else None
+        if "Thread is unstuck" in text:
+            return [Event(role="progress", what="unstuck")]
+        if waits := _XLA_WAITS.search(text):
+            detail: dict[str, str | int] = {"op": waits["op"] or waits["ended"]}
+            if waits["op"]:  # a warning only: the others may still come
+                detail["warning"] = 1
+            return [Event(role="wait", what="rendezvous_wait", detail=detail)]
+        return []

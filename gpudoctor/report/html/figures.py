@@ -10,14 +10,21 @@ from gpudoctor.checks.core.finding import Status
 from gpudoctor.facts.model.measurements import Collective, Measurements, ProbeProblem, Training
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.telemetry import Burn, GpuCounters, Series, Telemetry
-from gpudoctor.report.html.charts import Bar, lines_by_size, stacked_bars
+from gpudoctor.report.html.charts import Bar, bandwidths, lines_by_size, stacked_bars
 from gpudoctor.report.html.elements import Child, element, lines, section, table
-from gpudoctor.report.html.matrices import bandwidths
 from gpudoctor.report.model import Report, findings_of
+from gpudoctor.report.tables.devices import (
+    RankName,
+    compute_table,
+    growth_text,
+    rank_name,
+    sample_count,
+    telemetry_table,
+    training_table,
+    wrong_text,
+)
 from gpudoctor.report.tables.links import collective_table, host_table
-from gpudoctor.report.tables.ranks import RankName, compute_table, rank_name, training_table
 from gpudoctor.report.tables.table import Table, aligned
-from gpudoctor.report.tables.telemetry import growth_text, sample_count, telemetry_table, wrong_text
 from gpudoctor.report.tables.workloads import library_tables, loading_tables, storage_table, strategy_tables
 from gpudoctor.units import size_text
 

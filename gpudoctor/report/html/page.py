@@ -9,10 +9,10 @@ from xml.etree.ElementTree import Element
 
 from gpudoctor.checks.core.finding import PROBLEMS, WORST_FIRST, Advice, Evidence, Finding, Status, worst
 from gpudoctor.checks.core.runner import CheckResult
+from gpudoctor.report.html.charts import topology
 from gpudoctor.report.html.elements import Child, append, banner, chip, element, page, section, tally
 from gpudoctor.report.html.facts import facts_part
 from gpudoctor.report.html.figures import figures_part
-from gpudoctor.report.html.matrices import topology
 from gpudoctor.report.model import Report, alarms, is_above, node_words, profile_words
 from gpudoctor.report.wording import (
     block_parts,

@@ -17,8 +17,7 @@ from gpudoctor.checks.core.finding import PROBLEMS
 from gpudoctor.checks.core.registry import LEVELS
 from gpudoctor.report.model import Report
 from gpudoctor.tui.labels import WORDS
-from gpudoctor.tui.panes.check_lines import CheckLines
-from gpudoctor.tui.panes.check_rows import CheckRow, rows_of
+from gpudoctor.tui.panes.check_rows import CheckLines, CheckRow, rows_of
 from gpudoctor.tui.panes.pane import PageWanted, RunWanted
 from gpudoctor.tui.state import State
 

@@ -17,8 +17,8 @@ from textual.widgets import Button, Markdown, Static
 from gpudoctor.checks.core.finding import Status
 from gpudoctor.checks.core.registry import Level
 from gpudoctor.exits import printable
-from gpudoctor.report.difference import Difference, differences
 from gpudoctor.report.model import Report
+from gpudoctor.report.two_reports import Difference, differences
 from gpudoctor.tui.labels import Tone, clock, style_of
 from gpudoctor.tui.panes.check_list import CheckChosen, CheckList
 from gpudoctor.tui.panes.finding_text import FindingPane

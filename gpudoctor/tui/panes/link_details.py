@@ -15,8 +15,8 @@ from gpudoctor.facts.model.links import generation_of
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node
 from gpudoctor.report.model import Report, findings_of
+from gpudoctor.report.tables.devices import gpu_of_rank, on_cpus, screen_name
 from gpudoctor.report.tables.links import host_table, way_of
-from gpudoctor.report.tables.ranks import gpu_of_rank, on_cpus, screen_name
 from gpudoctor.tui.labels import WORDS, style_of, worst_first
 from gpudoctor.tui.panes.link_matrices import pair_of
 from gpudoctor.tui.state import State

@@ -13,8 +13,8 @@ from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node
 from gpudoctor.report.model import Report, findings_of
+from gpudoctor.report.tables.devices import gpu_of_rank, on_cpus
 from gpudoctor.report.tables.links import RateMatrix, both_ways_matrix, pair_matrix, peer_matrix, way_of
-from gpudoctor.report.tables.ranks import gpu_of_rank, on_cpus
 from gpudoctor.tui.labels import Tone
 from gpudoctor.tui.widgets.bars import heat_sign
 from gpudoctor.tui.widgets.matrix import DIAGONAL, Cell, Grid

@@ -19,7 +19,7 @@ from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node
 from gpudoctor.facts.model.telemetry import Spread
 from gpudoctor.report.model import Report, findings_of
-from gpudoctor.report.tables.ranks import gpu_of_rank, on_cpus, training_table
+from gpudoctor.report.tables.devices import gpu_of_rank, on_cpus, training_table
 from gpudoctor.tui.labels import WORDS, style_of, worst_first
 from gpudoctor.tui.panes.pane import DrawnPane, RunWanted, put
 from gpudoctor.tui.widgets.bars import nice_limit, plot_lines, stacked

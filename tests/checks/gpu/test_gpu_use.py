@@ -14,7 +14,7 @@ from gpudoctor.facts.model.node import Node, Source
 from gpudoctor.facts.simulated.load import load_node
 from gpudoctor.facts.stream.messages import GpuTick, Opening, ProcessTick, Tick
 from gpudoctor.load.devices import LoadRequest, devices_to_load
-from gpudoctor.tui.feeds.check_runner import users_of_gpus
+from gpudoctor.tui.check_runner import users_of_gpus
 from gpudoctor.tui.state import State
 from tests.checks.one_check import judge
 

@@ -1,4 +1,4 @@
-"""The report as JUnit XML, for CI systems that display test results."""
+"""The report for other programs' formats: JUnit XML for CI systems, and one line of a Nagios plugin."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from gpudoctor.checks.core.causes import headline
 from gpudoctor.checks.core.finding import Status
 from gpudoctor.checks.core.runner import CheckResult
 from gpudoctor.report.model import Report
+
+CODES = {"pass": 0, "warn": 1, "fail": 2, "unknown": 3}
+WORDS = {"pass": "OK", "warn": "WARNING", "fail": "CRITICAL", "unknown": "UNKNOWN"}
 
 
 def render_junit(report: Report) -> str:
@@ -59,3 +62,21 @@ def _case(suite: ElementTree.Element, result: CheckResult) -> None:
 def _clean(text: str) -> str:
     """Replace control characters and lone surrogates, which XML 1.0 cannot represent."""
     return "".join(c if c == "\n" or c.isprintable() else "?" for c in text)
+
+
+def render_nagios(report: Report) -> str:
+    """`GPUDOCTOR CRITICAL - reason | perfdata`; the first bar starts the perfdata, so the text must not contain one."""
+    counts = report.counts
+    simulated = "SIMULATED " if report.simulated else ""
+    data = (
+        f"pass={counts.passed} warn={counts.warn} fail={counts.fail} skip={counts.skip} unknown={counts.unknown} "
+        f"gpus={len(report.gpus)} faults={len(report.faults)} time={report.run.duration_s:.3f}s"
+    )
+    text = (report.error or report.reason).replace("|", "/")
+    text = "".join(c for c in text if c.isprintable())
+    return f"GPUDOCTOR {WORDS[report.verdict]} - {simulated}{text} | {data}\n"
+
+
+def nagios_code(report: Report) -> int:
+    """The exit code of a Nagios plugin; UNKNOWN if gpudoctor could not do its work."""
+    return 3 if report.error else CODES[report.verdict]

@@ -1,21 +1,27 @@
-"""The live source: `gpudoctor watch` as a child process, local or over ssh, restarted whenever it fails."""
+"""Where the screen gets its lines: `gpudoctor watch` as a child process, local or over ssh, or a recorded stream."""
 
 from __future__ import annotations
 
 import asyncio
 import signal
 import time
+from bisect import bisect_right
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
+from gpudoctor.errors import UserError
 from gpudoctor.exits import printable
 from gpudoctor.facts.deadlines import COLLECTION
-from gpudoctor.facts.stream.messages import Opening, WatchLine
+from gpudoctor.facts.stream.messages import Opening, Tick, WatchLine
 from gpudoctor.process.async_child import AsyncChild, Taker
 from gpudoctor.process.pipes import LineReader
-from gpudoctor.tui.feeds import FeedFailure
+from gpudoctor.tui.state import HISTORY_TICKS, FeedFailure, Playback
+
+if TYPE_CHECKING:
+    from gpudoctor.facts.stream.recording import Recording
 
 LINE_BYTES_MAX = 16 << 20
 FIRST_LINE_S = COLLECTION.seconds + 35.0  # the facts are read first; ssh may need time to connect
@@ -26,6 +32,19 @@ LONGEST_PAUSE_S = 60.0
 _SECOND_LOOK_S = 0.25
 _ENDING_S = 0.5
 _WORDS_BYTES_MAX = 4096
+SPEEDS = (0.5, 1.0, 2.0, 5.0, 10.0, 60.0)
+STEP_S = 10.0
+LONGEST_GAP_S = 5.0  # a longer gap in the recording is shortened to this
+
+
+class Feed(Protocol):
+    """A source of lines. `lines` yields until `close`, also after failures; `close` never waits."""
+
+    label: str
+
+    def lines(self) -> AsyncIterator[WatchLine | FeedFailure]: ...
+
+    def close(self) -> None: ...
 
 
 class ChildFeed:
@@ -151,3 +170,101 @@ class _Child(AsyncChild):
 def _nonsense(line: bytes, error: Exception) -> str:
     said = printable(line[:60].decode("utf-8", "replace").strip())
     return f"wrote what is no line of gpudoctor watch ({' '.join(str(error).split())[:80]}): {said}"
+
+
+class PlaybackFeed:
+    """Ticks of a recording at their original pace times `playback.speed`.
+
+    `playback` is the position that the screen shows; `pause`, `faster` and `seek` change it. After a seek,
+    `before` returns what the state is rebuilt from. At its end the recording pauses.
+    """
+
+    def __init__(self, recording: Recording, label: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self.label = label
+        self.playback = Playback(recording.begin_s, recording.end_s, recording.begin_s)
+        self._recording = recording
+        self._clock = clock
+        self._next = 0
+        self._opened = -1
+        self._changed = asyncio.Event()
+        self._closed = False
+
+    async def lines(self) -> AsyncIterator[WatchLine | FeedFailure]:
+        """Yield the facts in force and each tick when it is due, until `close`; a FeedFailure for a broken line."""
+        recording = self._recording
+        due_s = self._clock()
+        while not self._closed:
+            if self._opened != self._opening_place():
+                self._opened = self._opening_place()
+                yield recording.opening_at(self._next)
+            if self._next >= recording.count:
+                self.playback.paused = True
+            if self.playback.paused:
+                await self._wait(None)
+                due_s = self._clock() + self._gap_s()
+                continue
+            if await self._wait(due_s - self._clock()):
+                due_s = self._clock() + self._gap_s()
+                continue
+            number, self._next = self._next, self._next + 1
+            self.playback.at_s = recording.time_of(number)
+            due_s = max(due_s, self._clock() - LONGEST_GAP_S) + self._gap_s()
+            try:
+                yield recording.tick(number)
+            except UserError as error:
+                yield FeedFailure(str(error), self.playback.at_s)
+
+    def pause(self) -> None:
+        """Pause or resume; at the end, start again."""
+        if self.playback.paused and self._next >= self._recording.count:
+            self._next = 0
+        self.playback.paused = not self.playback.paused
+        self._changed.set()
+
+    def faster(self, steps: int) -> None:
+        """Move `steps` up (negative: down) in `SPEEDS`."""
+        place = SPEEDS.index(self.playback.speed) + steps
+        self.playback.speed = SPEEDS[min(max(place, 0), len(SPEEDS) - 1)]
+        self._changed.set()
+
+    def seek(self, at_s: float) -> None:
+        """Move to the last tick at or before this Unix time."""
+        recording = self._recording
+        number = recording.number_at(min(max(at_s, recording.begin_s), recording.end_s))
+        if recording.count:
+            self.playback.at_s = recording.time_of(number)
+            self._next = number + 1
+        self._changed.set()
+
+    def before(self) -> tuple[Opening, list[Tick]]:
+        """The facts in force now and the ticks that the history is built from, without broken ones."""
+        ticks = []
+        for number in range(max(0, self._next - HISTORY_TICKS), self._next):
+            with suppress(UserError):
+                ticks.append(self._recording.tick(number))
+        self._opened = self._opening_place()
+        return self._recording.opening_at(self._next), ticks
+
+    def close(self) -> None:
+        self._closed = True
+        self._changed.set()
+        self._recording.close()
+
+    def _opening_place(self) -> int:
+        return max(0, bisect_right(self._recording.openings, self._next) - 1)
+
+    def _gap_s(self) -> float:
+        """Seconds until the next tick."""
+        if self._next >= self._recording.count:
+            return 0.0
+        gap_s = self._recording.time_of(self._next) - self.playback.at_s
+        return min(max(gap_s, 0.0), LONGEST_GAP_S) / self.playback.speed
+
+    async def _wait(self, seconds: float | None) -> bool:
+        """Wait; whether the controls were used meanwhile."""
+        try:
+            await asyncio.wait_for(self._changed.wait(), None if seconds is None else max(seconds, 0.0))
+        except asyncio.TimeoutError:
+            return False
+        self._changed.clear()
+        return True
