@@ -25,6 +25,9 @@ CHANNEL = re.compile(
     r"(?:Channel|Ring) \d+(?:/\d+)? : (?P<src>\d+)\[\w+\] -> (?P<dst>\d+)\[\w+\] (?P<way>\[receive\]|\[send\]|via)"
 )
 INTERFACE = re.compile(r"NET/Socket ?: Using |Call to connect returned [^,]{1,60}, retrying")
+RETRIES = re.compile(
+    r"Call to connect returned [^,]{1,60}(?:timed out|refused|unreachable|No route)[^,]{0,60}, retrying(?! \((\d+)/\1\))"
+)
 LAST_RETRY = re.compile(r"connect returned [^,]{1,60}, retrying \((\d+)/\1\)")
 # the program's NCCL call returned this code; the reason was not printed
 RETURNED = re.compile(r"(?:^|/)(?:init|group)\.cc:\d+ -> (?P<code>[126])\b")
@@ -61,6 +64,7 @@ STARTS = tuple(
 UNCAUGHT = re.compile(
     r"(?:\brank=(?P<rank>\d{1,6})\b.{0,80})?\b[Uu]ncaught (?:exception:? )?(?P<exception>(?:\w+\.){0,12}\w*(?:Error|Exception): \S.*)"
 )
+FAILED_ON_RANK = re.compile(r"(?i)\b(?:failed|error|exception|executor)\b[^,;(]{0,40} on rank (\d{1,6})\b")
 PREVIOUS_XID = re.compile(r"caused by previous Xid (?P<code>\d{1,3})\b")
 PROBED = re.compile(r"NVRM: The NVIDIA GPU (?P<gpu>[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7])")
 DEVICE_NODE = re.compile(r"Device: (?P<gpu>\d+), node: (?P<host>[\w.-]+)")
@@ -76,6 +80,8 @@ DONE = re.compile(
     r"(?i)^\W*(?:done|finished|completed?)\b|^\W*success(?:ful(?:ly)?)?\W*$|\b(?:train(?:ing)?|job|run|fit|epochs?)\b.{0,40}\b(?:finished|completed?|done|succeeded)\b"
     r"|max_(?:steps|epochs)\S* reached|srun exit code 0\b|exit(?:ed with)? (?:code|status) 0\b|state=COMPLETED"
 )
+# any script's last line
+ONE_WORD = re.compile(r"(?i)^\W*(?:done|finished|completed?|success(?:ful(?:ly)?)?)\W*$")
 # before a word like "done": "Timed out waiting for job step to complete", "training was not finished"
 _FAILED = re.compile(r"(?i)\b(?:error|exception|fail(?:ed|ure|s)?|timed out|timeout|abort(?:ed)?)\b")
 # in the same clause: "model saved to x, training completed" is an end

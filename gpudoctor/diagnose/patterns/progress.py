@@ -38,7 +38,7 @@ def read_facts(text: str, raw: str) -> Iterator[Event]:
     if ("resum" in lowered or "checkpoint" in lowered) and facts.RESUMED.search(text):
         yield Event(role="fact", what="resumed")
     if any(word in lowered for word in facts.WORDS_OF_AN_END) and facts.is_done(text):
-        yield Event(role="done", what="done")
+        yield Event(role="done", what="done", detail={"one_word": 1} if facts.ONE_WORD.match(text) else {})
     elif step := facts.PROGRESS.search(text):
         yield Event(role="progress", what="progress", detail={"step": int(step[1])})
     elif WORK.search(text):

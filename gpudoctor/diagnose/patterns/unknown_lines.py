@@ -14,10 +14,13 @@ _LOUD = re.compile(
 _NOT_LOUD = re.compile(
     r"(?-i:\b(?:INFO|Info|WARN(?:ING)?|Warning|DEBUG|TRACE|NOTICE)\b|Warning:)|level=(?:info|warn|debug)|\b(?:retry|retrying|retries|ignor(?:ed|ing))\b"
     r"|\b(?:no|0|zero|without|any) (?:\w+ )?(?:errors?|exceptions?|failures?)\b|\bfailed\b(?: \w+){0,2}\s?[:=]?\s?0\b"
-    r"|\bi(?:['\u2019](?:m|ve|d|ll))? (?!in\b|is\b|of\b)[a-z]{2,}"  # prose: "I see this error"
+    # prose: "I constantly see this error"
+    r"|^(?!\W{0,3}(?:fatal|error)|\s*\[).{0,200}?\bi (?:\w{2,12} )?(?:see|saw|get|got|have|had|am|was|tried|try|run|ran|use|think|found|keep)\b"
     r"|\berror(?: rate)?\s?[:=]?\s?\d+\.\d|^\s*(?:except|raise|def|class|if|return|import|from|#)\b|^wandb: ",
     re.IGNORECASE,
 )
+# a level that says enough
+_LOUD_LEVEL = re.compile(r".{0,60}?\b(?:CRITICAL|FATAL)\b")
 # lines that only a job, what starts it or the machine below it prints
 _OF_A_JOB = re.compile(
     r"NCCL (?:INFO|WARN|version)|torch[./]distributed|torchelastic|ProcessGroup(?:NCCL|Gloo)|\[c10d\]|OMP_NUM_THREADS environment"
@@ -33,7 +36,7 @@ OF_A_KERNEL = re.compile(
     r"^\[ *\d{1,8}\.\d{6}\] |^\[[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4}\] |\bkernel: "
 )
 # a bar of tqdm, a loss: work goes on, at a step that is not known
-WORK = re.compile(r"\d%\|.{0,200}\| *\d+/\d+ \[|(?i:\b(?:\w+_)?(?:loss|grad_norm)\b[\"']?\s?[:=]?\s?-?\d)")
+WORK = re.compile(r"\d%\|.{0,200}\| *\d+/\d+ \[|(?i:\b(?:\w+_)?(?:loss|grad_norm|accuracy)\b[\"']?\s?[:=]?\s?-?\d)")
 
 # Lines with words of failure that report none. Sources: NCCL's src/plugin and src/misc (information about optional
 # parts), torch's warnings at a clean end, Ray
@@ -60,7 +63,8 @@ def is_loud(text: str, raw: str = "") -> bool:
     >>> is_loud("fatal: the flux capacitor is empty"), is_loud("validation error 0.31, failed samples: 0")
     (True, False)
     """
-    return _LOUD.search(text) is not None and _NOT_LOUD.search(raw or text) is None
+    loud = _LOUD.search(text) or _LOUD_LEVEL.match(raw or text)
+    return loud is not None and _NOT_LOUD.search(raw or text) is None
 
 
 def is_of_a_job(text: str) -> bool:
