@@ -14,7 +14,7 @@ from gpudoctor.diagnose.job import Job, is_work
 from gpudoctor.diagnose.places import REQUEUED
 from gpudoctor.diagnose.rules.collective_timeouts import nccl_timeouts, watchdogs_stuck
 from gpudoctor.diagnose.rules.direct import direct_causes, echoes, mismatches, weak_causes
-from gpudoctor.diagnose.rules.dumps import from_dumps, from_stacks
+from gpudoctor.diagnose.rules.dumps import from_dumps, from_stacks, undecided_stacks
 from gpudoctor.diagnose.rules.ends import early_exit, unexplained_exits
 from gpudoctor.diagnose.rules.missing_peers import gloo_timeouts, missing_ranks, stalled_tensors
 from gpudoctor.diagnose.rules.model import Hypothesis, address_of, host_of, only_rank, ranks_of
@@ -28,7 +28,7 @@ from gpudoctor.diagnose.rules.outside import (
     scheduler_endings,
     signals_and_cancels,
 )
-from gpudoctor.diagnose.rules.silence import ended_before, only_a_launcher, only_victims, silent_places
+from gpudoctor.diagnose.rules.silence import ended_before, only_a_launcher, only_victims, silent_places, unknown_errors
 from gpudoctor.diagnose.stacks import Stack
 
 _ENDED_FROM_OUTSIDE = (0, -2, -9, -15)  # SIGINT, SIGKILL, SIGTERM
@@ -92,6 +92,9 @@ def hypotheses(job: Job, dumps: list[Dump], stacks: list[Stack]) -> list[Hypothe
         only_a_launcher(job, at),
     ]
     found = [hypothesis for tier in tiers for hypothesis in tier]
+    found = found or undecided_stacks(_stacks_by_process(job, stacks))
+    if found and all(e.role == "echo" and e.detail.get("warning") for e in found[0].events):
+        found = [*unknown_errors(job), *found]  # the job may have gone on after it
     if found and not any(h.host for h in found[:1]) and found[0].ranks:
         _find_host(job, found[0])
     return found
@@ -166,7 +169,8 @@ def went_on(job: Job) -> bool:
         and not (finished and e.what == "store_lost" and e.detail.get("warning"))
         and not (finished and e.number("xid") is not None and e.strength < 3 and not is_hard(e))
     ]
-    if not troubles:
+    # a host whose own name does not resolve: no trouble of a job that does not fail to connect
+    if all(e.what == "bootstrap_no_interface" and e.detail.get("warning") for e in troubles):
         return True
     for number in {e.file for e in troubles}:
         in_file = [e for e in troubles if e.file == number]
@@ -175,6 +179,8 @@ def went_on(job: Job) -> bool:
         # every bar is drawn once more when an exception ends its program; what a broken GPU computes is no proof
         if any(e.detail.get("traceback") or e.what in _OF_A_GPU or _EXCEPTION.match(e.text) for e in in_file):
             after = [e for e in after if e.what != "work"]
+        if any(e.detail.get("traceback") or (e.role == "cause" and e.strength >= 2) for e in in_file):
+            after = [e for e in after if not e.detail.get("one_word")]
         if not any(e.role == "done" or e.what == "unstuck" for e in after) and len(after) < 3:
             return False
     return True

@@ -165,7 +165,7 @@ def labels_of(lines: list[str]) -> Labels:
         # pdsh and its like write in front of what a logger prints
         if found and not _NO_HOSTS.fullmatch(found[1]) and origin.source is None and origin.level is None:
             counts[found[1]] = counts.get(found[1], 0) + 1
-    a_word = len(counts) == 1 and all(label.isalpha() for label in counts)  # "Training: step 3"
+    a_word = len(counts) == 1 and all(label.isalpha() and label[0].isupper() for label in counts)  # "Training: step 3"
     if sum(counts.values()) >= 0.6 * len(free) and len(free) >= 4 and min(counts.values()) >= 2 and not a_word:
         return Labels(hosts=frozenset(counts), margin=margin)
     return Labels(margin=margin)

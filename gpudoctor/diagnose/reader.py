@@ -78,8 +78,7 @@ class LogReader:
         yield from self._flush()
         if self._bare is not None:
             yield self._bare
-        for number in self._traces.without_end():  # the text was cut off, or the exception was never printed
-            text = "Traceback (most recent call last):"
+        for number, text in self._traces.without_end():  # the text was cut off, or the exception was never printed
             yield Event(role="fact", what="error_words", file=self._file, line=number, text=text)
 
     def _read(self, number: int, raw: str) -> Iterator[Event]:
@@ -141,6 +140,8 @@ class LogReader:
         for field in ("rank", "local_rank", "task", "host", "pid", "ip", "gpu", "time_s"):
             if getattr(event, field) is None:
                 setattr(event, field, getattr(origin, field))
+        if event.role == "cause" and event.rank is None and (failed := facts.FAILED_ON_RANK.search(event.text)):
+            event.rank = int(failed[1])
         for field in ("rank", "local_rank", "task"):
             if (getattr(event, field) or 0) >= MOST_RANKS:
                 setattr(event, field, None)
@@ -257,6 +258,8 @@ class LogReader:
             rank = channel["dst"] if channel["way"] == "[receive]" else channel["src"]
             yield Event(role="fact", what="comm_rank", detail={"comm_rank": int(rank)})
             return
+        if facts.RETRIES.search(words):
+            yield Event(role="fact", what="error_words")
         if facts.INTERFACE.search(words):
             yield Event(role="fact", what="interface")
             return

@@ -22,7 +22,12 @@ _CURRENT = re.compile(r"^(?:Current thread|Thread) (?P<id>0x[0-9a-fA-F]+)(?: \[[
 # what people write above each dump: a title with the rank, or the command
 _TITLE = re.compile(r"(?i)^(?!Thread |Process \d)\S.{0,160}$")
 _RANK = re.compile(r"(?i)\brank[ _=:#-]{0,3}(\d{1,6})\b")
-_DUMP = re.compile(r'^(?:Process \d+: |Thread (?:0x[0-9a-fA-F]+|\d+) \([a-z+ ]{4,20}\)(?:: "|$))', re.MULTILINE)
+_DUMP = re.compile(
+    r'^(?:Process \d+: |Thread (?:0x[0-9a-fA-F]+|\d+) \([a-z+ ]{4,20}\)(?:: "|$)'
+    r"|(?:Current thread|Thread) 0x[0-9a-fA-F]+(?: \[[^\]]*\])? \(most recent call first\):)"
+)
+_CRASH = "Fatal Python error"  # faulthandler's stacks of a crash belong to a log, which tells more
+_UNNAMED = "most recent call first"
 _MOST_TITLES = 6
 # not of a rank: launchers, data loader workers, helpers of multiprocessing
 _HELPERS = re.compile(
@@ -74,10 +79,10 @@ def looks_like_stacks(head: bytes) -> bool:
     lines = head.lstrip().decode("utf-8", "replace").split("\n")
     titles = 0
     for line in lines[:-1]:
-        if _DUMP.match(line):
+        if _DUMP.match(line) or (not titles and _FAULT.match(f" {line}")):  # or the head is cut off
             return True
         titles += bool(line.strip())
-        if titles > _MOST_TITLES or (line.strip() and not _TITLE.match(line)):
+        if line.startswith(_CRASH) or titles > _MOST_TITLES or (line.strip() and not _TITLE.match(line)):
             return False
     return False
 
@@ -92,7 +97,8 @@ def read_stacks(lines: list[str], file: int) -> list[Stack]:
 
     def close() -> None:
         if threads and not _HELPERS.search("\n".join([command, *(frame for t in threads for frame in t[3])])):
-            main = next((t for t in threads if t[1] == "MainThread"), threads[0])
+            # faulthandler names no thread and dumps the newest first
+            main = next((t for t in threads if t[1] == "MainThread"), threads[-1 if threads[0][2] == _UNNAMED else 0])
             frames = tuple(main[3][:60])
             waits = any(_WAITING.search(frame.split(" (")[0]) and not _LOCAL_WAIT.search(frame) for frame in frames[:8])
             found.append(
@@ -112,7 +118,9 @@ def read_stacks(lines: list[str], file: int) -> list[Stack]:
         if process := _PROCESS.match(line):
             close()
             pid, command = int(process["pid"]), process["command"]
-        elif (thread := _CURRENT.match(line)) or (thread := _THREAD.match(line)):
+        elif _CURRENT.match(line):
+            threads.append((number, "", _UNNAMED, []))
+        elif thread := _THREAD.match(line):
             groups = thread.groupdict()
             threads.append((number, groups.get("name") or groups.get("other") or "", groups.get("state") or "", []))
         elif threads and ((frame := _FRAME.match(line)) or (frame := _FAULT.match(line))):

@@ -16,7 +16,9 @@ from gpudoctor.diagnose.patterns.catalogue import error_event
 from gpudoctor.diagnose.prefixes import with_short_numbers
 
 _BEGIN = re.compile(r"Traceback \(most recent call last\):?(?: \(RANK (?P<rank>\d{1,6})\))?")
-_FRAME = re.compile(r'\s*(?:\|\s*)?File "(?P<file>[^"]{1,400})", line (?P<line>\d+)(?:, in (?P<function>.{1,120}))?')
+_FRAME = re.compile(
+    r'\s*(?:\|\s*)?File "(?P<file>[^"]{1,400})", line (?P<line>\d+)\b(?! in )(?:, in (?P<function>.{1,120}))?'
+)
 _EXCEPTION = re.compile(
     r"(?P<type>(?:[A-Za-z_]\w{0,80}\.){0,12}[A-Za-z_]\w{0,80})(?::(?: (?P<message>.*))?)?$", re.DOTALL
 )
@@ -113,6 +115,7 @@ class _Open(msgspec.Struct):
     """A traceback whose exception line has not been read yet."""
 
     line: int
+    text: str
     rank: int | None = None
     user_frame: str = ""
     collective: str = ""
@@ -152,7 +155,9 @@ class Tracebacks:
                 self._open.clear()
             rank = int(begin["rank"]) if begin["rank"] else None
             reraised = "Original Traceback" in text
-            self._open[stream] = _Open(number, rank, chained=stream in self._chain, reraised=reraised, functions=set())
+            self._open[stream] = _Open(
+                number, text, rank, chained=stream in self._chain, reraised=reraised, functions=set()
+            )
             self._open[stream].ignored = stream in self._ignored
             self._logged = (number, stream, writer) if begin.start() else None
             self._chain.discard(stream)
@@ -161,7 +166,7 @@ class Tracebacks:
         trace = self._open.get(stream)
         if frame := _FRAME.match(text):
             if trace is None:
-                trace = self._open[stream] = self._taken_over(number) or _Open(number, functions=set())
+                trace = self._open[stream] = self._taken_over(number) or _Open(number, text, functions=set())
             self._frame(trace, frame)
             return True, None
         if text.startswith(_CHAINED):
@@ -169,7 +174,7 @@ class Tracebacks:
             return True, None
         if trace is None and (_CUT.match(text) or (labelled and _UNCAUGHT.match(text))):
             # the head is missing: no frame was seen, only the line right before the exception, or the exception itself
-            trace = self._open[stream] = _Open(number, functions=set())
+            trace = self._open[stream] = _Open(number, text, functions=set())
         if trace is None:
             return False, None
         if not text.strip() or text[0] in " \t|+^~" or trace.frames > _MOST_FRAMES:
@@ -185,9 +190,9 @@ class Tracebacks:
         del self._open[stream]
         return True, self._event(stream, trace, found, text)
 
-    def without_end(self) -> Iterable[int]:
-        """The lines at which tracebacks began whose exception was not read."""
-        return [trace.line for trace in self._open.values() if not trace.ignored]
+    def without_end(self) -> Iterable[tuple[int, str]]:
+        """The number and words of each line at which a traceback began whose exception was not read."""
+        return [(trace.line, trace.text) for trace in self._open.values() if not trace.ignored]
 
     def _taken_over(self, number: int) -> _Open | None:
         """The traceback that a logger's line began if its other lines have no label: `[... TP2] ... Traceback`."""

@@ -93,6 +93,82 @@ CASES: dict[str, tuple[str, int | None, str]] = {
         "[05/27/2025-21:12:36] [TRT-LLM] [E] Failed to initialize executor on rank 3: CUDA runtime error in cudaMemsetAsync(x): "
         "an illegal memory access was encountered\n",
     ),
+    "vLLM: an engine is dead": (
+        "unknown_error",
+        None,
+        "[rank0]: step 3\nCRITICAL 02-25 11:11:34 launcher.py:101] MQLLMEngine is already dead, terminating server process\n",
+    ),
+    "CUDA: an illegal instruction": (
+        "cuda_launch_failure",
+        None,
+        "RuntimeError: CUDA error: an illegal instruction was encountered\n",
+    ),
+    "TensorRT: memory": (
+        "cuda_oom",
+        None,
+        "[TensorRT-LLM][ERROR] [defaultAllocator.cpp::allocate::31] Error Code 1: Cuda Runtime (out of memory)\n",
+    ),
+    "a container's code": ("killed_sigkill", None, "[f81-n0-0] terminated with exit code (137). Reason [Error].\n"),
+    "a queue pair of a library": ("ib_qp_setup_failed", None, "Failed to modify QP to RTR: Connection timed out\n"),
+    "a signal in the middle of a line": ("sigbus", None, "call ncclCommInitRank got Signal: Bus error (7)\n"),
+    "a time limit of a second": (
+        "timeout_too_short",
+        None,
+        "[rank1]: [Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1, OpType=ALLREDUCE, "
+        "Timeout(ms)=1000) ran for 1090 milliseconds before timing out.\n",
+    ),
+    "NCCL: connects that are tried again at the end": (
+        "unknown_error",
+        None,
+        "w:10:19 [0] NCCL INFO Channel 00 : 0[18000] -> 1[18000] [send] via NET/Socket/1\n"
+        "w:10:19 [0] NCCL INFO Call to connect returned Connection timed out, retrying\n",
+    ),
+    "NCCL: connects that came in the end": (
+        "healthy",
+        None,
+        "w:10:19 [0] NCCL INFO Call to connect returned Connection refused, retrying\n"
+        "w:10:19 [0] NCCL INFO Channel 00 : 0[18000] -> 1[18000] [send] via NET/Socket/1\n",
+    ),
+    "one word at the end is no proof": (
+        "gpu_ecc",
+        0,
+        "[rank0]: RuntimeError: CUDA error: uncorrectable ECC error encountered\nSUCCESS\n",
+    ),
+    "one word at the end explains no last error": (
+        "unknown_error",
+        None,
+        "FATAL: the flux is empty\nworld size 2\nSuccess\n",
+    ),
+    "Ray's only word on a dead worker": (
+        "process_died_unknown",
+        None,
+        "step 1\nstep 2\nstep 3\n(raylet) WARNING: A worker died or was killed while executing a task. Worker exit type: "
+        "SYSTEM_ERROR\n",
+    ),
+    "a rank that the words only mention": (
+        "cuda_oom",
+        3,
+        "[rank3]: torch.OutOfMemoryError: CUDA out of memory while gathering on rank 0\n",
+    ),
+    "Gloo: the loopback address, and work": (
+        "healthy",
+        None,
+        "[W1123 10:00:00.0 ProcessGroupGloo.cpp:757] Warning: Unable to resolve hostname to a (local) address.\n"
+        "world_size: 2\n",
+    ),
+    "EFA: no device, and work": (
+        "healthy",
+        None,
+        "libfabric:1:1:core:core:fi_getinfo_():1213<warn> fi_getinfo: provider efa output empty list\naccuracy: 0.9\n",
+    ),
+    "words that end like a library's": ("healthy", None, "world size 2\nepoch 1 oracle error: 0.1\n"),
+    "an error with the letter I": ("unknown_error", None, "world size 2\nERROR: worker I died, job failed\n"),
+    "a host of letters": (
+        "user_exception",
+        None,
+        'thor: step 1\nthor: step 2\nthor: Traceback (most recent call last):\nthor:   File "/w/t.py", line 10, in f\n'
+        "thor: KeyError: 'bar'\n",
+    ),
     "MPICH: init fails on a rank": (
         "mpi_failed",
         5,

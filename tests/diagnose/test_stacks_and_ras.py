@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.diagnose.asking import answer_of, answer_to, said
 
 WAITS = "    _engine_run_backward (torch/autograd/graph.py:841)\n    backward (torch/_tensor.py:625)\n    main (train.py:41)\n"
@@ -59,3 +61,31 @@ def test_ras_names_who_launched_fewer_operations(tmp_path: Path) -> None:
         "  2 ranks have launched up to operation 1146\n"
     )
     assert said(answer_to(text, tmp_path)) == ("rank_behind", 1)
+
+
+_FAULTHANDLER = """Thread 0x00007f4fe54b0480 (most recent call first):
+  File "/usr/lib/python3.10/threading.py", line 320 in wait
+  File "/usr/lib/python3.10/site-packages/tqdm/_monitor.py", line 60 in run
+
+Thread 0x00007f4fe54b0481 (most recent call first):
+  File "/usr/lib/python3.10/threading.py", line 607 in wait
+  File "/w/scheduler.py", line 1147 in next_batch
+  File "/w/scheduler.py", line 519 in event_loop
+"""
+
+
+@pytest.mark.parametrize("text", [_FAULTHANDLER, _FAULTHANDLER.partition("\n")[2]], ids=["whole", "without its head"])
+def test_one_stack_tells_where_the_process_stands_and_not_why(text: str, tmp_path: Path) -> None:
+    answer = answer_to(text, tmp_path)
+    assert (answer.verdict, said(answer)) == ("unknown", ("stalled", None))
+    assert answer.cause is not None
+    assert "next_batch" in answer.cause.text
+    assert "Traceback" not in str(answer.cause.evidence)
+
+
+def test_a_crash_that_faulthandler_tells_of_stays_a_crash(tmp_path: Path) -> None:
+    text = (
+        "Fatal Python error: Segmentation fault\n\nCurrent thread 0x00007f4f (most recent call first):\n"
+        + _FAULTHANDLER
+    )
+    assert said(answer_to(text, tmp_path))[0] == "segfault"

@@ -36,7 +36,7 @@ _OF_A_MACHINE = _OF_HARDWARE | frozenset(
         *("host_oom", "host_alloc_failed", "process_died_unknown", "silent_exit", "missing_rank", "watchdog_stuck"),
         *("rank_hung", "disk_full", "shm_too_small", "shm_too_small_loader", "shm_permission"),
         *("loader_worker_killed", "limit_nofile", "killed_sigkill", "kernel_hang", "ib_device_refused"),
-        *("ib_access_error", "heartbeat_lost"),
+        *("ib_access_error", "efa_not_found", "heartbeat_lost", "accelerator_error", "checkpoint_not_written"),
     )
 )
 

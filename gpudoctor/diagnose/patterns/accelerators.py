@@ -14,14 +14,17 @@ CUDA = rows(
     ("cuda_device_assert", "assert", r"device-side assert triggered|:\d+: \S+: block: \[\d.{0,60}Assertion `.{0,300}failed"),
     ("cuda_illegal_access", "illegal", r"an illegal memory access was encountered|CUDA_ERROR_ILLEGAL_ADDRESS"),
     ("cuda_illegal_access", "memory access fault", r"Memory access fault by GPU (?P<gpu>node-\d+)"),
-    ("cuda_illegal_access", "illegal", r"an illegal instruction was encountered", "cause", 2),
+    ("cuda_launch_failure", "illegal", r"an illegal instruction was encountered|CUDA_ERROR_ILLEGAL_INSTRUCTION", "cause", 2),
+    ("cuda_launch_failure", "invalid", r"invalid program counter|CUDA_ERROR_INVALID_PC", "cause", 2),
     ("cuda_launch_failure", "launch", r"unspecified launch failure|CUDA_ERROR_LAUNCH_FAILED", "cause", 2),
     ("cuda_launch_failure", "misaligned", r"misaligned address", "cause", 2),
     ("cuda_launch_failure", "launch", r"the launch timed out and was terminated", "cause", 2),
     ("cuda_oom", "memory",
      r"(?:CUDA|HIP) out of memory|(?:CUDA|HIP) error: out of memory|cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY"
      r"|OutOfMemoryError: (?:CUDA|HIP|Allocation)|Cuda failure (?:\d+ )?'out of memory'|cudaMalloc failed: out of memory|Test CUDA failure \S+ 'out of memory'"
-     r"|RESOURCE_EXHAUSTED: .{0,120}?[Oo]ut of memory"),
+     r"|RESOURCE_EXHAUSTED: .{0,120}?[Oo]ut of memory"
+     # TensorRT
+     r"|Cuda Runtime \(out of memory\)|Error Code \d+: OutOfMemory|Requested amount of GPU memory .{0,80}could not be allocated"),
     ("cuda_oom", "resource_exhausted", r"RESOURCE_EXHAUSTED: .{0,120}?Failed to allocate"),
     # vLLM and SGLang at their start
     ("cuda_oom", "memory", r"Free memory on device .{0,60} is less than desired GPU memory utilization|No available memory for the cache blocks"
@@ -82,5 +85,5 @@ ACCELERATORS = rows(
     ("peer_timeout", "ei0006", r"\bEI0006: ", "wait"),
     ("accelerator_error", "reason: ", r"\bE[A-Z]\d{4}: .{1,300}? Reason: \S", "cause", 2),
     ("accelerator_error", "device:", r"Device:(?P<gpu>\d{1,3}), RankID:(?P<task_rank>\d{1,6})\) ERR\d{5} ", "cause", 1),
-    ("accelerator_error", "error", r"(?:HCCL|RCCL|XCCL|oneCCL|HCCP|acl\w{0,40}) error\b|\berror code is 507\d{3}\b", "cause", 1),
+    ("accelerator_error", "error", r"\b(?:HCCL|RCCL|XCCL|oneCCL|HCCP|acl[A-Za-z]\w{0,40}) error\b(?!\s?[:=]?\s?\d+\.\d)|\berror code is 507\d{3}\b", "cause", 1),
 )  # fmt: skip

@@ -15,11 +15,10 @@ from gpudoctor.diagnose.patterns.outside import ENDINGS, KERNEL, STARTS
 from gpudoctor.diagnose.patterns.rows import LinePattern
 
 # after these a job may go on, and worse than slow it need not be
-_ONLY_WARNINGS = ("kernel_hang", "ib_device_refused", "cuda_no_kernel_image")
+_ONLY_WARNINGS = ("kernel_hang", "ib_device_refused", "cuda_no_kernel_image", "efa_not_found", "bootstrap_no_interface")
 # in the order in which they are tried
 ROWS: tuple[LinePattern, ...] = (*KERNEL, *ENDINGS, *STARTS, *NCCL, *CUDA, *TPU, *ACCELERATORS, *TORCH, *NCCL_WRAPPERS)
 
-_ON_RANK = re.compile(r"\bon rank (\d{1,6})\b")
 _FAR, _BEFORE = 250, 100
 # most lines differ from others only in their numbers
 _DIGITS = str.maketrans("123456789", "0" * 9)
@@ -65,8 +64,6 @@ def with_place(event: Event, text: str) -> Event:
     if event.what == "ssh_failed" and (host := event.word("host")):
         event.host = "" if host in ("localhost", "127.0.0.1", "::1") else host
     if event.what == "nan" and (named := re.search(r"[Rr]ank (\d+)", text)):
-        event.rank = int(named[1])
-    if event.role == "cause" and event.rank is None and (named := _ON_RANK.search(text)):
         event.rank = int(named[1])
     if where := facts.DEVICE_NODE.search(text):
         event.gpu, event.host = where["gpu"], where["host"]

@@ -28,6 +28,9 @@ CHANNEL = re.compile(
     r"(?:Channel|Ring) \d+(?:/\d+)? : (?P<src>\d+)\[\w+\] -> (?P<dst>\d+)\[\w+\] (?P<way>\[receive\]|\[send\]|via)"
 )
 INTERFACE = re.compile(r"NET/Socket ?: Using |Call to connect returned [^,]{1,60}, retrying")
+RETRIES = re.compile(
+    r"Call to connect returned [^,]{1,60}(?:timed out|refused|unreachable|No route)[^,]{0,60}, retrying(?! \((\d+)/\1\))"
+)
 LAST_RETRY = re.compile(r"connect returned [^,]{1,60}, retrying \((\d+)/\1\)")
 # the program's NCCL call returned this code; the reason was not printed
 RETURNED = re.compile(r"(?:^|/)(?:init|group)\.cc:\d+ -> (?P<code>[126])\b")
@@ -64,6 +67,7 @@ _STARTS = tuple(
 UNCAUGHT = re.compile(
     r"(?:\brank=(?P<rank>\d{1,6})\b.{0,80})?\b[Uu]ncaught (?:exception:? )?(?P<exception>(?:\w+\.){0,12}\w*(?:Error|Exception): \S.*)"
 )
+FAILED_ON_RANK = re.compile(r"(?i)\b(?:failed|error|exception|executor)\b[^,;(]{0,40} on rank (\d{1,6})\b")
 PREVIOUS_XID = re.compile(r"caused by previous Xid (?P<code>\d{1,3})\b")
 PROBED = re.compile(r"NVRM: The NVIDIA GPU (?P<gpu>[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7])")
 DEVICE_NODE = re.compile(r"Device: (?P<gpu>\d+), node: (?P<host>[\w.-]+)")
@@ -79,6 +83,8 @@ _DONE = re.compile(
     r"(?i)^\W*(?:done|finished|completed?)\b|^\W*success(?:ful(?:ly)?)?\W*$|\b(?:train(?:ing)?|job|run|fit|epochs?)\b.{0,40}\b(?:finished|completed?|done|succeeded)\b"
     r"|max_(?:steps|epochs)\S* reached|srun exit code 0\b|exit(?:ed with)? (?:code|status) 0\b|state=COMPLETED"
 )
+# any script's last line
+_ONE_WORD = re.compile(r"(?i)^\W*(?:done|finished|completed?|success(?:ful(?:ly)?)?)\W*$")
 # before a word like "done": "Timed out waiting for job step to complete", "training was not finished"
 _FAILED = re.compile(r"(?i)\b(?:error|exception|fail(?:ed|ure|s)?|timed out|timeout|abort(?:ed)?)\b")
 # in the same clause: "model saved to x, training completed" is an end
@@ -110,10 +116,13 @@ _LOUD = re.compile(
 _NOT_LOUD = re.compile(
     r"(?-i:\b(?:INFO|Info|WARN(?:ING)?|Warning|DEBUG|TRACE|NOTICE)\b|Warning:)|level=(?:info|warn|debug)|\b(?:retry|retrying|retries|ignor(?:ed|ing))\b"
     r"|\b(?:no|0|zero|without|any) (?:\w+ )?(?:errors?|exceptions?|failures?)\b|\bfailed\b(?: \w+){0,2}\s?[:=]?\s?0\b"
-    r"|\bi(?:['\u2019](?:m|ve|d|ll))? (?!in\b|is\b|of\b)[a-z]{2,}"  # prose: "I see this error"
+    # prose: "I constantly see this error"
+    r"|^(?!\W{0,3}(?:fatal|error)|\s*\[).{0,200}?\bi (?:\w{2,12} )?(?:see|saw|get|got|have|had|am|was|tried|try|run|ran|use|think|found|keep)\b"
     r"|\berror(?: rate)?\s?[:=]?\s?\d+\.\d|^\s*(?:except|raise|def|class|if|return|import|from|#)\b|^wandb: ",
     re.IGNORECASE,
 )
+# a level that says enough
+_LOUD_LEVEL = re.compile(r".{0,60}?\b(?:CRITICAL|FATAL)\b")
 # lines that only a job, what starts it or the machine below it prints
 _OF_A_JOB = re.compile(
     r"NCCL (?:INFO|WARN|version)|torch[./]distributed|torchelastic|ProcessGroup(?:NCCL|Gloo)|\[c10d\]|OMP_NUM_THREADS environment"
@@ -129,7 +138,7 @@ OF_A_KERNEL = re.compile(
     r"^\[ *\d{1,8}\.\d{6}\] |^\[[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4}\] |\bkernel: "
 )
 # a bar of tqdm, a loss: work goes on, at a step that is not known
-_WORK = re.compile(r"\d%\|.{0,200}\| *\d+/\d+ \[|(?i:\b(?:\w+_)?(?:loss|grad_norm)\b[\"']?\s?[:=]?\s?-?\d)")
+_WORK = re.compile(r"\d%\|.{0,200}\| *\d+/\d+ \[|(?i:\b(?:\w+_)?(?:loss|grad_norm|accuracy)\b[\"']?\s?[:=]?\s?-?\d)")
 
 # Lines with words of failure that report none. Sources: NCCL's src/plugin and src/misc (information about optional
 # parts), torch's warnings at a clean end, Ray
@@ -181,7 +190,8 @@ def is_loud(text: str, raw: str = "") -> bool:
     >>> is_loud("fatal: the flux capacitor is empty"), is_loud("validation error 0.31, failed samples: 0")
     (True, False)
     """
-    return _LOUD.search(text) is not None and _NOT_LOUD.search(raw or text) is None
+    loud = _LOUD.search(text) or _LOUD_LEVEL.match(raw or text)
+    return loud is not None and _NOT_LOUD.search(raw or text) is None
 
 
 def is_of_a_job(text: str) -> bool:
@@ -222,7 +232,7 @@ def read_facts(text: str, raw: str) -> Iterator[Event]:
     if ("resum" in lowered or "checkpoint" in lowered) and _RESUMED.search(text):
         yield Event(role="fact", what="resumed")
     if any(word in lowered for word in _WORDS_OF_AN_END) and is_done(text):
-        yield Event(role="done", what="done")
+        yield Event(role="done", what="done", detail={"one_word": 1} if _ONE_WORD.match(text) else {})
     elif step := _PROGRESS.search(text):
         yield Event(role="progress", what="progress", detail={"step": int(step[1])})
     elif _WORK.search(text):

@@ -40,7 +40,7 @@ TORCH = rows(
     ("rendezvous_unreachable", "stop_waiting", r"[Ss]top_waiting response is (?:expected|required)"),
     ("rendezvous_unreachable", "client socket has", r"client socket has (?:timed out|failed).{0,120}(?:while trying to connect|connect to)"),
     # torch goes on with the loopback address, which no other host reaches
-    ("bootstrap_no_interface", "unable to resolve hostname", r"Unable to resolve hostname to a \(local\) address", "echo", 2),
+    ("bootstrap_no_interface", "unable to resolve hostname", r"Unable to resolve hostname to a \(local\) address", "echo", 1),
     ("bootstrap_connect_failed", "gloo/transport", r"gloo/transport/\S+\] connect \[(?P<address>[0-9a-fA-F.:]{3,45})\]:\d+: (?:Connection refused|Connection timed out|No route to host)"),
     # SGLang ends its processes after it
     ("stalled", "watchdog_timeout", r"Watchdog timeout \(self\.watchdog_timeout=\d+", "cause", 3, False),

@@ -63,6 +63,11 @@ _COMPOSER = re.compile(
     r"Rank (?P<rank>\d+) crashed with exit code (?P<code>-?\d+)|Global rank (?P<global>\d+) \(PID (?P<pid>\d+)\) exited with code (?P<other>-?\d+)"
 )
 # the job, one of its processes, or any helper: `which nvcc` at the start, an upload at the end
+# 128 and the number of the signal, as shells and containers report it
+_SIGNALLED = re.compile(
+    r"(?:terminated|exited|failed|completed|died) with (?:exit )?(?:code|status):? ?\(?(?P<code>13[4-9]|143)\b"
+)
+_SIGNAL = re.compile(r"\bSignal: (?P<how>Segmentation fault|Bus error|Aborted) \(\d+\)")
 _EXITED = re.compile(r"(?:exited with|returned)(?: non-?zero)?(?: exit)? (?:code|status) -?[1-9]\d*\b")
 _PART_OF_A_JOB = re.compile(
     r"(?i)srun|torchrun|mpirun|deepspeed|accelerate|launch|python|train|rank|worker|process|container|pod\b|job|task"
@@ -185,6 +190,10 @@ def read_launcher(text: str) -> list[Event]:
         return [Event(role="wrapper", what="cpp_terminate")]
     if "ChildFailedError" in text:
         return [Event(role="wrapper", what="child_failed")]
+    if found := _SIGNALLED.search(text):
+        return [_exit(128 - int(found["code"]), "container")]
+    if "Signal: " in text and (found := _SIGNAL.search(text)):
+        return [_exit(_SRUN_WORDS[found["how"]], "own", strength=3)]
     if _EXITED.search(text):
         helper = 0 if _PART_OF_A_JOB.search(text) else 1
         return [Event(role="wrapper", what="launcher_exit", detail={"vague": 1, "helper": helper})]

@@ -36,13 +36,15 @@ NCCL = rows(
     # NCCL takes sockets then: slow, and a hang if other hosts take InfiniBand
     ("ib_device_refused", "open", r"ibv_open_device failed|NET/IB ?: Unable to open device \S+", "echo", 1, False),
     ("ib_qp_setup_failed", "ibv_modify_qp", r"ibv_modify_qp failed"),
+    # NVSHMEM, DeepEP, UCCL, perftest
+    ("ib_qp_setup_failed", "to modify", r"[Ff]ailed to modify (?:the )?QP\b.{0,30}? to (?:INIT|RTR|RTS)"),
     ("ib_qp_setup_failed", "ibv_create_qp", r"ibv_create_qp failed"),
     ("ib_qp_setup_failed", "nvshmem", r"nvshmem.{0,200}(?:Error in mlx5dv_devx_obj_modify|ibgda_\w+ failed|ep_connect failed|connect EPS failed|setup connections failed)"),
     ("ib_qp_setup_failed", "devx_obj_modify", r"Error in mlx5dv_devx_obj_modify for (?:INIT2RTR|RTR2RTS)"),
     ("ib_memlock", "ibv_", r"ibv_(?:reg_mr\w*|create_cq|create_qp)(?:\(\))? failed.{0,60}Cannot allocate memory"),
     ("ib_registration_failed", "ibv_reg", r"ibv_reg_\w*mr\w* failed.{0,40}(?:Bad address|Invalid argument|Operation not permitted|Input/output)"),
     # the plugin of EFA found no device in this host or container
-    ("efa_not_found", "provider efa", r"libfabric:.{0,200}provider efa\S* output empty list", "echo", 2, False),
+    ("efa_not_found", "provider efa", r"libfabric:.{0,200}provider efa\S* output empty list", "echo", 1, False),
     ("efa_not_found", "net/ofi", r"NET/OFI .{0,120}(?:No eligible providers|Unable to find a protocol that worked|fi_getinfo\S* .{0,60}No data available)",
      "cause", 2, False),
     ("ofi_error", "net/ofi", r"NET/OFI .{0,200}(?:RC: |[Uu]nable to|[Ff]ailed|err(?:or|no)?\b|Request .{0,40}completed with error)",

@@ -66,8 +66,8 @@ class RayReader:
             if worker := _DEAD_WORKER.search(text):
                 self._said |= worker.groupdict()
             event = self._death("process_died_unknown")
-            if "WARNING" in text:  # printed at each end of an actor's process, also after the work
-                event.role, event.strength, event.detail["warning"] = "echo", 1, 1
+            if "WARNING" in text:  # the driver may go on without that worker, or have ended it itself
+                event.role, event.strength, event.detail["vague"] = "echo", 1, 1
             return event
         return None
 

@@ -10,6 +10,7 @@ from gpudoctor.diagnose.rules.direct import minority
 from gpudoctor.diagnose.rules.model import Hypothesis, host_of, named, ranks_of
 
 _UNEVEN = ("ALLTOALL", "SEND", "RECV", "GATHER", "SCATTER", "COALESCED", "UNKNOWN")
+_SHORT_MS = 10_000
 _OVERHEARD = 0.1  # if fewer ranks than this share are heard of, nothing can be concluded about the others
 
 
@@ -33,10 +34,30 @@ def nccl_timeouts(job: Job, attempt: int) -> list[Hypothesis]:
     groups = groups_of(job, attempt)
     if not groups:
         return []
+    if short := _too_short(job, attempt):
+        return short
     found = [*_mismatched(groups), *_behind(groups)]
     if found:
         return found
     return _same_everywhere(job, attempt, groups)
+
+
+def _too_short(job: Job, attempt: int) -> list[Hypothesis]:
+    """A time limit that a healthy collective may exceed, as while another rank still loads or compiles."""
+    events = job.of("wait", attempt=attempt, what="nccl_timeout")
+    limits = [e.number("timeout_ms") for e in events]
+    longest = max((limit for limit in limits if limit is not None), default=None)
+    if longest is None or None in limits or longest >= _SHORT_MS:
+        return []
+    return [
+        Hypothesis(
+            what="timeout_too_short",
+            host=host_of(events),
+            confidence="likely",
+            events=events[:4],
+            text=f"the limit for a collective is {longest} ms; torch's own is 10 minutes or more",
+        )
+    ]
 
 
 def groups_of(job: Job, attempt: int) -> dict[Group, dict[int, Waiting]]:

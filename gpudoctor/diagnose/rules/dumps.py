@@ -7,7 +7,7 @@ from collections import Counter
 from gpudoctor.diagnose.events import Event
 from gpudoctor.diagnose.flight_recorder import Dump, RecordedCollective
 from gpudoctor.diagnose.rules.direct import minority
-from gpudoctor.diagnose.rules.model import Hypothesis, named
+from gpudoctor.diagnose.rules.model import Hypothesis, named, only_rank
 from gpudoctor.diagnose.stacks import Stack
 
 Group = tuple[str, tuple[int, ...]]
@@ -131,6 +131,23 @@ def from_stacks(stacks: dict[str, tuple[int | None, Stack]]) -> list[Hypothesis]
             confidence="certain" if len(odd) == 1 and len(stacks) > 2 else "likely",
             text=f"{who} {verb} in {stacks[odd[0]][1].place} while the others wait in a collective",
             events=[_shown(*stacks[name]) for name in shown],
+        )
+    ]
+
+
+def undecided_stacks(stacks: dict[str, tuple[int | None, Stack]]) -> list[Hypothesis]:
+    """Where the processes stand, if their stacks do not tell who waits for whom: one alone, or all alike."""
+    if not stacks:
+        return []
+    words = "; ".join(f"{name} stands in {stack.place}" for name, (_, stack) in list(stacks.items())[:4])
+    return [
+        Hypothesis(
+            what="stalled",
+            ranks=only_rank([rank for rank, _ in stacks.values() if rank is not None]) if len(stacks) == 1 else (),
+            confidence="possible",
+            unknown=True,
+            text=f"{words}; what it waits for is not in these stacks",
+            events=[_shown(*each) for each in list(stacks.values())[:4]],
         )
     ]
 

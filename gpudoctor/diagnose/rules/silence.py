@@ -6,7 +6,7 @@ import re
 from collections import Counter
 
 from gpudoctor.diagnose.events import TROUBLE, Event
-from gpudoctor.diagnose.job import Job
+from gpudoctor.diagnose.job import Job, is_work
 from gpudoctor.diagnose.rules.model import Hypothesis, host_of, named, only_rank, ranks_of
 
 _NEARLY_FULL_PCT = 80
@@ -130,6 +130,7 @@ def only_a_launcher(job: Job, attempt: int) -> list[Hypothesis]:
     if not told and not exits:
         return _only_closed(job, attempt)
     if not exits and all(e.what == "cpp_terminate" for e in told):
+        said = [e for e in job.of("fact", attempt=attempt, what="error_words") if "what():" in e.text]
         return [
             Hypothesis(
                 what="process_died_unknown",
@@ -137,8 +138,9 @@ def only_a_launcher(job: Job, attempt: int) -> list[Hypothesis]:
                 host=host_of(told),
                 confidence="possible",
                 unknown=True,
-                events=told[:3],
-                text="a process ended by an uncaught C++ exception, whose words are not known here",
+                events=[*told[:2], *said[:2]],
+                text="a process ended by an uncaught C++ exception, whose words are not known here"
+                + (f": {said[0].text.strip()}" if said else ""),
             )
         ]
     if closed := [e for e in events if e.what == "rendezvous_closed"]:
@@ -192,9 +194,13 @@ def last_words(job: Job) -> list[Event]:
     for event in job.events:
         if event.what == "error_words":
             spoken[event.file] = event
-        elif event.role in ("progress", "done") or event.what == "work":
+        elif is_work(event) and not event.detail.get("one_word"):
             spoken.pop(event.file, None)
-        elif event.number("complete") and event.file in spoken and "NCCL WARN" in spoken[event.file].text:
+        elif event.file not in spoken:
+            continue
+        elif event.what == "comm_rank" and "Call to connect" in spoken[event.file].text:
+            del spoken[event.file]
+        elif event.number("complete") and "NCCL " in spoken[event.file].text:
             del spoken[event.file]  # NCCL went on
     return list(spoken.values())
 
