@@ -231,6 +231,26 @@ def test_a_lost_gpu_in_the_middle_of_a_sentence() -> None:
     assert [gpu.name for gpu in read("GPU 0: A (UUID: GPU-1) GPU 1: A (UUID: GPU-2)\n").gpus] == ["A", "A"]
 
 
+def test_a_driver_that_does_not_answer_in_the_middle_of_a_sentence() -> None:
+    said = "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver"
+    (finding,) = bad(
+        "driver.loaded", f"Since last week the container has the card, and running the tool in it: {said}.\n"
+    )
+    assert finding.status is Status.FAIL
+
+
+def test_what_syslogd_writes_to_all_terminals_is_of_the_kernel() -> None:
+    text = "".join(
+        f"Message from syslogd@n7 at Feb  3 04:05:06 ...\n kernel:[Hardware Error]: {words}\n\n"
+        for words in (
+            "MC2 Error (node 0): DRAM ECC error detected.",
+            "Error Status: Corrected error, no action required.",
+        )
+    )
+    (finding,) = bad("host.kernel", text)
+    assert (finding.status, "machine checks" in text_of(finding)) == (Status.WARN, True)
+
+
 HEAD = "| NVIDIA-SMI 540.4.0      Driver Version: 540.4.0      CUDA Version: 12.6     |\n"
 ROW = "|   0  Tesla T4            On   | 00000000:02:00.0 Off |                    0 |\n"
 ROW_2 = "| N/A   27C    P8    16W /  70W |      0MiB / 15360MiB |      0%      Default |\n"
