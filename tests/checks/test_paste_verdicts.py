@@ -527,6 +527,11 @@ NCCL = "n7:420:437 [5] transport/nvls.cc:379 (nvlsAllocate) NCCL {}\n"
             "n7 state",
         ),
         ("Job for nvidia-persistenced.service failed because the control process exited\n", "nvidia-persistenced"),
+        ("Fatal: call to cuInit returned error 214\n", "a fault of GPU memory: Fatal"),
+        ("  (CUDA_ERROR_ECC_UNCORRECTABLE): uncorrectable ECC error encountered\n", "a fault of GPU memory: (CUDA_ERR"),
+        ("step 9 died: cudaErrorNvlinkUncorrectable\n", "a fault of NVLink: step 9"),
+        ("[n7] torch: CUDA initialization: Error 802: system not yet initialized\n", "nvidia-fabricmanager"),
+        ("E0101 driver.cc:9] cuInit: CUDA_ERROR_SYSTEM_DRIVER_MISMATCH\n", "differ in their version: E0101"),
     ],
 )
 def test_what_a_tool_says_is_wrong_is_named_and_passes_nothing(text: str, told: str) -> None:
@@ -571,6 +576,15 @@ def test_a_fabric_manager_that_is_being_stopped_does_not_run(end: str) -> None:
     assert bad("driver.fabric-manager", started) == []
     (finding,) = bad("driver.fabric-manager", f"{started}{STAMP}{end}\n")
     assert finding.status is Status.WARN
+
+
+@pytest.mark.parametrize(
+    "driver", ["", "$ nvidia-smi\n| NVIDIA-SMI 535.129.03   Driver Version: 535.129.03   CUDA Version: 12.2     |\n"]
+)
+def test_a_fabric_manager_that_refuses_the_driver_in_a_line_that_is_cut_off_fails(driver: str) -> None:
+    line = f"{STAMP}nv-fabricmanager[77]: fabric manager NVIDIA GPU driver interface version 535.104.05 don'\n"
+    (finding,) = bad("driver.fabric-manager", line + driver)
+    assert (finding.status, "fabric manager 535.104.05, driver" in text_of(finding)) == (Status.FAIL, True)
 
 
 def test_a_fabric_manager_that_systemd_could_not_start_is_named() -> None:

@@ -108,6 +108,31 @@ def copy_failures(block: Block) -> list[str]:
     return [line.strip() for line in block.lines if "Result = FAIL" in line] + told
 
 
+# CUDA's errors whose cause is not the program; source: the enumerations CUresult and cudaError_t
+CUDA_FAULTS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
+    (meaning, re.compile(rf"(?:CUDA_ERROR_|cudaError)(?:{names})\b|\b(?i:error(?: code)?:? ){number}\b|{words}"))
+    for number, names, words, meaning in (
+        (214, "ECC_UNCORRECTABLE|ECCUncorrectable", "uncorrectable ECC error encountered", "a fault of GPU memory"),
+        (220, "NVLINK_UNCORRECTABLE|NvlinkUncorrectable", "uncorrectable NVLink error detected", "a fault of NVLink"),
+        (714, "HARDWARE_STACK_ERROR|HardwareStackError", "hardware stack error", "a fault of the GPU"),
+        (721, "CONTAINED|Contained", "contained error", "a fault of GPU memory"),
+        (802, "SYSTEM_NOT_READY|SystemNotReady", "system not yet initialized",
+         "the NVSwitches are not set up (nvidia-fabricmanager)"),
+        (803, "SYSTEM_DRIVER_MISMATCH|SystemDriverMismatch",
+         "unsupported display driver / cuda driver combination", "library and driver differ in their version"),
+    )
+)  # fmt: skip
+
+
+def cuda_failures(block: Block) -> list[str]:
+    """The lines in which a program tells of an error of CUDA, with what it means if it can only mean one thing."""
+    told = []
+    for line in block.lines:
+        meaning = next((words for words, fault in CUDA_FAULTS if fault.search(line)), None)
+        told.append(f"{meaning}: {line.strip()}" if meaning else line.strip(" \t#"))
+    return told
+
+
 POD = re.compile(
     r"(?:[\w.-]{1,100}\s+)?(?:pod/)?(?P<pod>[\w.-]{1,253})\s+\d{1,3}/\d{1,3}\s+(?P<status>[A-Z]\S{2,60})\s"
 )
