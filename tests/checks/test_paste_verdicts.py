@@ -647,6 +647,26 @@ def test_the_nodes_that_sinfo_shows_out_of_service_are_named() -> None:
 
 
 @pytest.mark.parametrize(
+    ("prose", "told"),
+    [
+        ("Node n7: the card is not usable, it shows an Uncorrectable ECC Error since noon.", True),
+        ("11:04 operator: Xid 79 again on the third card", True),
+        ("our exporter says GPU is lost for the last one", True),
+        ("All well again, no uncorrectable ECC error since the swap.", False),
+        ("We did not see Xid 79 this week.", False),
+        ("What would I do if the GPU has fallen off the bus?", False),
+        ("11:04 Xid 31 of the user's program", False),
+        ("11:04 Xid 31 of the card\n11:09 Xid 79 of the card", True),
+    ],
+)
+def test_a_sentence_that_tells_of_a_broken_gpu_is_no_pass_of_the_rest(prose: str, told: bool) -> None:
+    memory = "$ free -m\n      total  used  free\nMem:  31744  12288  5530\nSwap:     0      0     0\n"
+    report = judge_all(read(f"{prose}\n{memory}"))
+    assert report.verdict == ("unknown" if told else "pass")
+    assert (prose.splitlines()[-1] in " ".join(report.run.notes)) is told
+
+
+@pytest.mark.parametrize(
     ("text", "said"),
     [
         (

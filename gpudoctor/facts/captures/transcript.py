@@ -52,6 +52,28 @@ _HEADING = re.compile(
 )
 
 
+# what only a broken GPU is told of, and the words with which a sentence tells of none
+_FAULT = re.compile(
+    r"(?<!no )(?<!0 )\b(?i:uncorrectable ECC error)\b|GPU is lost|fallen off the bus"
+    r"|\bXid:? (?:error:? |code:? )?(?:48|62|64|74|79|95|119|120|140)\b"
+)
+_NO_FAULT = re.compile(
+    r"\b(?:no|never|without|none|zero|if|when|whether|may|might|could|would|e\.g|such as|fix\w*|rather than)\b"
+    r"|\b(?:not|n't)(?! (?:usable|work|working|available|visible|respond\w*))\b",
+    re.IGNORECASE,
+)
+_MOST_HARD = 3
+
+
+def tells_of_a_fault(line: str) -> bool:
+    """Whether a line in a form that no reader knows says that a GPU is broken.
+
+    >>> tells_of_a_fault("GPU 3 is dead since noon: fallen off the bus"), tells_of_a_fault("We saw no Xid 79 since")
+    (True, False)
+    """
+    return _FAULT.search(line) is not None and _NO_FAULT.search(line) is None
+
+
 class Passed(msgspec.Struct):
     """Numbers of the lines that no reader took, as up to a thousand ranges; further ones are only counted."""
 
@@ -103,6 +125,7 @@ class Transcript:
         # forms of lines that no reader took: programs repeat lines that differ only in their digits
         self._unknown: set[tuple[TextReader | None, str]] = set()
         self.passed = Passed()
+        self.hard: list[str] = []  # lines that no reader took, and that tell of a broken GPU
         self.too_long = Passed()
         self.blocks = 0
 
@@ -182,7 +205,10 @@ class Transcript:
             return
         else:
             self.passed.add(number)
-            if look is not None and len(self._unknown) < _MOST_REMEMBERED:
+            if len(self.hard) < _MOST_HARD and tells_of_a_fault(line):
+                self.hard.append(line.strip()[:300])
+            # the number of an Xid is what matters in such a line
+            if look is not None and len(self._unknown) < _MOST_REMEMBERED and "Xid" not in line:
                 self._unknown.add(look)
 
     def _offer(self, line: str, number: int) -> bool:
