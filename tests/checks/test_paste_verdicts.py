@@ -634,6 +634,25 @@ def test_ports_without_indentation_are_ports() -> None:
     assert (port.state, port.physical_state) == ("DOWN", "Polling")
 
 
+def test_files_of_a_port_with_their_paths_are_a_port() -> None:
+    root = "/sys/class/infiniband/mlx5_{}/ports/1"
+    files = {"state": "{}", "rate": "200 Gb/sec (4X HDR)", "phys_state": "{}"}
+    words = [("4: ACTIVE", "5: LinkUp"), ("1: DOWN", "2: Polling")]
+    text = "".join(
+        f"{root.format(number)}/{name}:{value.format(words[number][name != 'state'])}\n"
+        for name, value in files.items()
+        for number in range(2)
+    )
+    up, down = known(read(text).network.rdma_ports) or ()
+    assert (up.device, up.state, up.physical_state, up.rate_gbit_s) == ("mlx5_0", "ACTIVE", "LinkUp", 200)
+    assert (down.device, down.state, down.physical_state) == ("mlx5_1", "DOWN", "Polling")
+
+
+def test_a_matrix_with_an_editors_line_numbers_is_recognised() -> None:
+    text = "  8 P2P=Enabled Latency (P2P Writes) Matrix (us)\n  9    GPU     0      1\n 10      0   2.11   1.93\n"
+    assert "p2pBandwidthLatencyTest" in read(text).source.notes[0]
+
+
 def test_the_nodes_that_sinfo_shows_out_of_service_are_named() -> None:
     rows = (
         "PARTITION AVAIL TIMELIMIT NODES STATE NODELIST",
@@ -641,9 +660,11 @@ def test_the_nodes_that_sinfo_shows_out_of_service_are_named() -> None:
         "gpu up 1-00 2 mix c[001-002]",
     )
     text = "".join(f"{row}\n" for row in rows)
-    (note,) = read(text).source.notes
-    assert "fail* c[020-022]" in note
-    assert "c[001-002]" not in note
+    bare = "".join(f"{row.partition('1-00 ')[2]}\n" for row in rows[1:])
+    for pasted in (text, f"Half of them are gone:\n\n{bare}"):
+        note = read(pasted).source.notes[0]
+        assert "fail* c[020-022]" in note
+        assert "c[001-002]" not in note
 
 
 @pytest.mark.parametrize(

@@ -98,8 +98,9 @@ OTHER_TOOL_READERS: tuple[TextReader, ...] = (
     ),
     _tool(
         "p2pBandwidthLatencyTest",
-        r"\[P2P \(Peer-to-Peer\) GPU Bandwidth Latency Test\]|P2P Connectivity Matrix"
-        r"|(?:Uni|Bi)directional P2P=(?:En|Dis)abled Bandwidth|P2P=(?:En|Dis)abled Latency",
+        # with an editor's line number
+        r"(?:[ \t]{0,8}\d{1,4} )?(?:\[P2P \(Peer-to-Peer\) GPU Bandwidth Latency Test\]|P2P Connectivity Matrix"
+        r"|(?:Uni|Bi)directional P2P=(?:En|Dis)abled Bandwidth|P2P=(?:En|Dis)abled Latency)",
         rf"{_DEVICE}|Device=\d{{1,4}} CAN|\s+(?:D\\D|GPU|CPU)(?:\s+\d{{1,4}})+\s*$|{_MATRIX_ROW}|\*\*\*NOTE: In case"
         r"|So you can see lesser|NOTE: The CUDA Samples",
         f"{_NOT_MEASURED}: gpudoctor check link.peer --level full",

@@ -46,6 +46,12 @@ def read_scontrol(block: Block) -> Part:
     return Part(Node(scheduler=Scheduler(kind="slurm", **leaves), host=Host(**host)))
 
 
+_STATES = (
+    r"(?:idle|alloc|mix|drain|drng|down|fail|maint|resv|reserved|unk|comp|boot|inval|planned|plnd)"
+    r"[a-z]*[*~#!%$@^+-]{0,2}"
+)
+# sinfo -o "%D %t %N", pasted without its header
+_WITHOUT_HEADER = re.compile(rf"\s*\d{{1,6}}\s+{_STATES}\s+[\w.-]{{1,100}}\[[\d,-]{{1,500}}\]\s*$")
 _AWAY = re.compile(r"down|drain|drng|fail|inval|unk|[a-z]{1,12}\*")
 
 
@@ -56,7 +62,10 @@ def read_sinfo(block: Block) -> Part:
     for line in block.lines:
         if _SINFO.match(line):
             header = line.split()
-        elif header and (words := line.split()):
+            continue
+        if not header and _WITHOUT_HEADER.match(line):
+            header = ["NODES", "STATE", "NODELIST"]
+        if header and (words := line.split()):
             # a reason contains spaces: the columns after it are counted from the right
             if header[0] == "REASON":
                 words = [" ".join(words[: 1 - len(header)]), *words[1 - len(header) :]]
@@ -141,14 +150,13 @@ def read_kubectl_status(block: Block) -> Part:
     return Part(Node(scheduler=Scheduler(kind="kubernetes", **leaves))) if leaves else Part()
 
 
-_STATES = r"(?:idle|alloc|mix|drain|drng|down|fail|maint|resv|reserved|unk|comp|boot|inval|planned|plnd)[a-z]*"
 SCHEDULER_READERS: tuple[TextReader, ...] = (
     text_reader("scontrol show node", _SCONTROL.match, r"NodeName=|\s+[A-Z]\w{1,30}=", read_scontrol),
     text_reader(
         "sinfo",
-        _SINFO.match,
+        lambda line: _SINFO.match(line) or _WITHOUT_HEADER.match(line),
         # a row has a state after the number of nodes, or ends in the time and the list of nodes
-        rf"\S+\s+(?:(?:up|inact|down|drain)\s+\S+\s+)?\d{{1,6}}\s+(?:\S+\s+)?{_STATES}[*~#!%$@^+-]{{0,2}}(?:\s|$)"
+        rf"\S+\s+(?:(?:up|inact|down|drain)\s+\S+\s+)?\d{{1,6}}\s+(?:\S+\s+)?{_STATES}(?:\s|$)"
         r"|\S.*\s\d{4}-\d\d-\d\dT[\d:]{8}\s+\S+\s*$",
         read_sinfo,
     ),
