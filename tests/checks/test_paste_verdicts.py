@@ -674,7 +674,7 @@ def test_the_nodes_that_sinfo_shows_out_of_service_are_named() -> None:
         ("11:04 operator: Xid 79 again on the third card", True),
         ("our exporter says GPU is lost for the last one", True),
         ("All well again, no uncorrectable ECC error since the swap.", False),
-        ("We did not see Xid 79 this week.", False),
+        ("We didn't see Xid 79 this week.", False),
         ("What would I do if the GPU has fallen off the bus?", False),
         ("11:04 Xid 31 of the user's program", False),
         ("11:04 Xid 31 of the card\n11:09 Xid 79 of the card", True),

@@ -1,4 +1,4 @@
-"""What the texts of other tools report: figures for the note on them, and failures, after which a node cannot pass."""
+"""What other tools and people report: figures for a note, and failures, after which a node cannot pass."""
 
 from __future__ import annotations
 
@@ -152,3 +152,24 @@ def acs_failures(block: Block) -> list[str]:
     """Whether ACS is on in any function: NVIDIA's advice is to see "SrcValid-" everywhere."""
     on = sum("SrcValid+" in line or "Redir+" in line for line in block.lines)
     return [f"ACS is on (SrcValid+) in {on} of {len(block.lines)} functions"] if on else []
+
+
+# what only a broken GPU is told of, and the words with which a sentence tells of none
+_FAULT = re.compile(
+    r"(?<!no )(?<!0 )\b(?i:uncorrectable ECC error)\b|GPU is lost|fallen off the bus"
+    r"|\bXid:? (?:error:? |code:? )?(?:48|62|64|74|79|95|119|120|140)\b"
+)
+_NO_FAULT = re.compile(
+    r"\b(?:no|never|without|none|zero|if|when|whether|may|might|could|would|e\.g|such as|fix\w*|rather than)\b"
+    r"|(?:\bnot|n't)(?! (?:usable|work|working|available|visible|respond\w*))\b",
+    re.IGNORECASE,
+)
+
+
+def tells_of_a_fault(line: str) -> bool:
+    """Whether a line in a form that no reader knows says that a GPU is broken.
+
+    >>> tells_of_a_fault("GPU 3 is dead since noon: fallen off the bus"), tells_of_a_fault("We saw no Xid 79 since")
+    (True, False)
+    """
+    return _FAULT.search(line) is not None and _NO_FAULT.search(line) is None

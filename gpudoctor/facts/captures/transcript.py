@@ -10,6 +10,7 @@ import msgspec
 from gpudoctor.facts.captures import SourceError
 from gpudoctor.facts.captures.lines import unescaped, unprefixed, without_terminal
 from gpudoctor.facts.captures.reader import Block, TextReader
+from gpudoctor.facts.captures.reported_failures import tells_of_a_fault
 
 PIECE_LINES = 20_000  # per piece of a log
 MAX_BLOCK_LINES = 500_000
@@ -19,7 +20,7 @@ MAX_UNKNOWN_CHARACTERS = 1 << 24
 _MOST_REMEMBERED, _LONGEST_REMEMBERED = 10_000, 1000
 _HIDES = ("", " ", "\t", ">", "-")  # first characters of blank, indented and quoted lines and of grep's gap
 _ONE_DIGIT = str.maketrans("123456789", "000000000")
-_MOST_RANGES = 1000
+_MOST_RANGES, _MOST_HARD = 1000, 3
 
 # a line that begins with one of these names is a command, also after root's prompt ("# dmesg") or without a prompt
 _PROGRAMS = (
@@ -50,28 +51,6 @@ _RULER = re.compile(r"[ \t]*(?:[-_=*#~.]{3,}|(?:[-*_] ){2,}[-*_]|[─━═]{3,}
 _HEADING = re.compile(
     r"[ \t]*(?:==> (?P<file>\S.{0,200}) <==|(?:[=*#_-]{3,}|#{1,6}) *(?P<title>\S.{0,80}?):? *(?:[=*#_-]{3,}|#{0,6}))$"
 )
-
-
-# what only a broken GPU is told of, and the words with which a sentence tells of none
-_FAULT = re.compile(
-    r"(?<!no )(?<!0 )\b(?i:uncorrectable ECC error)\b|GPU is lost|fallen off the bus"
-    r"|\bXid:? (?:error:? |code:? )?(?:48|62|64|74|79|95|119|120|140)\b"
-)
-_NO_FAULT = re.compile(
-    r"\b(?:no|never|without|none|zero|if|when|whether|may|might|could|would|e\.g|such as|fix\w*|rather than)\b"
-    r"|\b(?:not|n't)(?! (?:usable|work|working|available|visible|respond\w*))\b",
-    re.IGNORECASE,
-)
-_MOST_HARD = 3
-
-
-def tells_of_a_fault(line: str) -> bool:
-    """Whether a line in a form that no reader knows says that a GPU is broken.
-
-    >>> tells_of_a_fault("GPU 3 is dead since noon: fallen off the bus"), tells_of_a_fault("We saw no Xid 79 since")
-    (True, False)
-    """
-    return _FAULT.search(line) is not None and _NO_FAULT.search(line) is None
 
 
 class Passed(msgspec.Struct):
@@ -116,17 +95,15 @@ class Transcript:
         self._reader: TextReader | None = None
         self._block = Block([])
         self._characters = 0
-        self._blank = False
-        self._by_command = False
+        self._blank = self._by_command = False
         self._command = ""
         # the lines of each reader that is `interleaved` or `alone`, until the next boundary
         self._asides: dict[TextReader, Block] = {}
         self._margin = ""  # the blanks before the first line of a block, as before code in Markdown
-        # forms of lines that no reader took: programs repeat lines that differ only in their digits
+        # forms of lines that no reader took: programs repeat lines that differ only in digits (an Xid's number counts)
         self._unknown: set[tuple[TextReader | None, str]] = set()
-        self.passed = Passed()
-        self.hard: list[str] = []  # lines that no reader took, and that tell of a broken GPU
-        self.too_long = Passed()
+        self.passed, self.too_long = Passed(), Passed()
+        self.hard: list[str] = []  # those of them that tell of a broken GPU
         self.blocks = 0
 
     def read(self, lines: Iterable[tuple[str, bool]]) -> None:
@@ -207,7 +184,6 @@ class Transcript:
             self.passed.add(number)
             if len(self.hard) < _MOST_HARD and tells_of_a_fault(line):
                 self.hard.append(line.strip()[:300])
-            # the number of an Xid is what matters in such a line
             if look is not None and len(self._unknown) < _MOST_REMEMBERED and "Xid" not in line:
                 self._unknown.add(look)
 
