@@ -653,6 +653,15 @@ def test_a_matrix_with_an_editors_line_numbers_is_recognised() -> None:
     assert "p2pBandwidthLatencyTest" in read(text).source.notes[0]
 
 
+@pytest.mark.parametrize("head", ["REASON USER TIMESTAMP NODELIST\n", "This is what it says:\n```\n"])
+def test_a_node_that_slurm_gives_a_reason_for_is_out_of_service(head: str) -> None:
+    row = "Kill task failed root 2025-03-04T05:06:07 {}\n"
+    (finding,) = bad("gpu.count", head + row.format("gpu-7"))
+    assert (finding.status, "gpu-7: down or drained; Kill task failed" in text_of(finding)) == (Status.WARN, True)
+    note = read(head + row.format("gpu-7") + row.format("gpu-[8-9]")).source.notes[0]
+    assert "gpu-[8-9] Kill task failed" in note
+
+
 def test_the_nodes_that_sinfo_shows_out_of_service_are_named() -> None:
     rows = (
         "PARTITION AVAIL TIMELIMIT NODES STATE NODELIST",
