@@ -268,6 +268,15 @@ def test_a_mismatch_in_the_log_names_both_versions(code: int | None) -> None:
     assert "kernel module 535.183.01, user library 550.54.15" in text_of(finding)
 
 
+def test_a_mismatch_of_which_one_line_was_kept_fails() -> None:
+    line = "NVRM: API mismatch: the client has the version 550.54.15, but"
+    for more in ({}, {"driver": Driver(module_version="535.183.01")}):
+        finding = only("driver.version-match", logged(line, **more))
+        assert (finding.status, "library 550.54.15" in text_of(finding)) == (Status.FAIL, True)
+    same = Driver(module_version="550.54.15")
+    assert bad("driver.version-match", logged(line, driver=same)) == []
+
+
 def test_a_mismatch_that_any_user_can_write_fails_no_driver_that_answers() -> None:
     driver = Driver(init_code=0, module_version="535.183.01", library_version="535.183.01")
     node = Node(driver=driver, kernel_log=KernelLog(events=(), api_mismatch=ApiMismatch("999.1", "535.183.01")))
@@ -440,6 +449,23 @@ def test_uncorrected_errors_of_a_gpu_are_not_outweighed_by_its_replays() -> None
     one = Gpu(0, BUS, pcie=PcieLink(replays=0))
     assert only("pcie.errors", logged(line, gpus=(one,))).status is Status.WARN
     assert bad("pcie.errors", logged(line.replace("Uncorrected (Non-Fatal)", "Corrected"), gpus=(one,))) == []
+
+
+def test_a_gpu_that_the_kernel_cannot_recover_fails_beside_the_port_that_lost_data() -> None:
+    told = f"nvidia {BUS}: AER: can't recover (no error_detected callback)"
+    (alone,) = bad("pcie.errors", logged(told))
+    assert (alone.status, alone.subject.bus_id) == (Status.FAIL, BUS)
+    port = "pcieport 0000:00:03.0: PCIe Bus Error: severity=Uncorrected (Fatal), type=Transaction Layer"
+    announced = f"pcieport 0000:00:03.0: AER: Uncorrected (Non-Fatal) error received: {BUS}"
+    own = f"nvidia {BUS}: PCIe Bus Error: severity=Uncorrected (Non-Fatal), type=Transaction Layer"
+    sound = told.replace("nvidia", "snd_hda_intel").replace(".0:", ".1:")
+    counted = Gpu(0, BUS, pcie=PcieLink(replays=0))
+    for facts in ({}, {"gpus": (counted,)}):
+        found = bad("pcie.errors", logged(announced, port, own, told, sound, **facts))
+        assert [(f.status, f.subject.bus_id) for f in found] == [
+            (Status.FAIL, BUS),
+            (Status.WARN, "0000:00:03.0"),
+        ]
 
 
 def test_a_display_of_another_vendor_beside_nvidia_gpus_is_no_gap() -> None:

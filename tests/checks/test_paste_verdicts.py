@@ -231,6 +231,26 @@ def test_a_lost_gpu_in_the_middle_of_a_sentence() -> None:
     assert [gpu.name for gpu in read("GPU 0: A (UUID: GPU-1) GPU 1: A (UUID: GPU-2)\n").gpus] == ["A", "A"]
 
 
+def test_a_driver_that_does_not_answer_in_the_middle_of_a_sentence() -> None:
+    said = "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver"
+    (finding,) = bad(
+        "driver.loaded", f"Since last week the container has the card, and running the tool in it: {said}.\n"
+    )
+    assert finding.status is Status.FAIL
+
+
+def test_what_syslogd_writes_to_all_terminals_is_of_the_kernel() -> None:
+    text = "".join(
+        f"Message from syslogd@n7 at Feb  3 04:05:06 ...\n kernel:[Hardware Error]: {words}\n\n"
+        for words in (
+            "MC2 Error (node 0): DRAM ECC error detected.",
+            "Error Status: Corrected error, no action required.",
+        )
+    )
+    (finding,) = bad("host.kernel", text)
+    assert (finding.status, "machine checks" in text_of(finding)) == (Status.WARN, True)
+
+
 HEAD = "| NVIDIA-SMI 540.4.0      Driver Version: 540.4.0      CUDA Version: 12.6     |\n"
 ROW = "|   0  Tesla T4            On   | 00000000:02:00.0 Off |                    0 |\n"
 ROW_2 = "| N/A   27C    P8    16W /  70W |      0MiB / 15360MiB |      0%      Default |\n"
@@ -507,6 +527,11 @@ NCCL = "n7:420:437 [5] transport/nvls.cc:379 (nvlsAllocate) NCCL {}\n"
             "n7 state",
         ),
         ("Job for nvidia-persistenced.service failed because the control process exited\n", "nvidia-persistenced"),
+        ("Fatal: call to cuInit returned error 214\n", "a fault of GPU memory: Fatal"),
+        ("  (CUDA_ERROR_ECC_UNCORRECTABLE): uncorrectable ECC error encountered\n", "a fault of GPU memory: (CUDA_ERR"),
+        ("step 9 died: cudaErrorNvlinkUncorrectable\n", "a fault of NVLink: step 9"),
+        ("[n7] torch: CUDA initialization: Error 802: system not yet initialized\n", "nvidia-fabricmanager"),
+        ("E0101 driver.cc:9] cuInit: CUDA_ERROR_SYSTEM_DRIVER_MISMATCH\n", "differ in their version: E0101"),
     ],
 )
 def test_what_a_tool_says_is_wrong_is_named_and_passes_nothing(text: str, told: str) -> None:
@@ -551,6 +576,15 @@ def test_a_fabric_manager_that_is_being_stopped_does_not_run(end: str) -> None:
     assert bad("driver.fabric-manager", started) == []
     (finding,) = bad("driver.fabric-manager", f"{started}{STAMP}{end}\n")
     assert finding.status is Status.WARN
+
+
+@pytest.mark.parametrize(
+    "driver", ["", "$ nvidia-smi\n| NVIDIA-SMI 535.129.03   Driver Version: 535.129.03   CUDA Version: 12.2     |\n"]
+)
+def test_a_fabric_manager_that_refuses_the_driver_in_a_line_that_is_cut_off_fails(driver: str) -> None:
+    line = f"{STAMP}nv-fabricmanager[77]: fabric manager NVIDIA GPU driver interface version 535.104.05 don'\n"
+    (finding,) = bad("driver.fabric-manager", line + driver)
+    assert (finding.status, "fabric manager 535.104.05, driver" in text_of(finding)) == (Status.FAIL, True)
 
 
 def test_a_fabric_manager_that_systemd_could_not_start_is_named() -> None:
@@ -600,6 +634,34 @@ def test_ports_without_indentation_are_ports() -> None:
     assert (port.state, port.physical_state) == ("DOWN", "Polling")
 
 
+def test_files_of_a_port_with_their_paths_are_a_port() -> None:
+    root = "/sys/class/infiniband/mlx5_{}/ports/1"
+    files = {"state": "{}", "rate": "200 Gb/sec (4X HDR)", "phys_state": "{}"}
+    words = [("4: ACTIVE", "5: LinkUp"), ("1: DOWN", "2: Polling")]
+    text = "".join(
+        f"{root.format(number)}/{name}:{value.format(words[number][name != 'state'])}\n"
+        for name, value in files.items()
+        for number in range(2)
+    )
+    up, down = known(read(text).network.rdma_ports) or ()
+    assert (up.device, up.state, up.physical_state, up.rate_gbit_s) == ("mlx5_0", "ACTIVE", "LinkUp", 200)
+    assert (down.device, down.state, down.physical_state) == ("mlx5_1", "DOWN", "Polling")
+
+
+def test_a_matrix_with_an_editors_line_numbers_is_recognised() -> None:
+    text = "  8 P2P=Enabled Latency (P2P Writes) Matrix (us)\n  9    GPU     0      1\n 10      0   2.11   1.93\n"
+    assert "p2pBandwidthLatencyTest" in read(text).source.notes[0]
+
+
+@pytest.mark.parametrize("head", ["REASON USER TIMESTAMP NODELIST\n", "This is what it says:\n```\n"])
+def test_a_node_that_slurm_gives_a_reason_for_is_out_of_service(head: str) -> None:
+    row = "Kill task failed root 2025-03-04T05:06:07 {}\n"
+    (finding,) = bad("gpu.count", head + row.format("gpu-7"))
+    assert (finding.status, "gpu-7: down or drained; Kill task failed" in text_of(finding)) == (Status.WARN, True)
+    note = read(head + row.format("gpu-7") + row.format("gpu-[8-9]")).source.notes[0]
+    assert "gpu-[8-9] Kill task failed" in note
+
+
 def test_the_nodes_that_sinfo_shows_out_of_service_are_named() -> None:
     rows = (
         "PARTITION AVAIL TIMELIMIT NODES STATE NODELIST",
@@ -607,9 +669,31 @@ def test_the_nodes_that_sinfo_shows_out_of_service_are_named() -> None:
         "gpu up 1-00 2 mix c[001-002]",
     )
     text = "".join(f"{row}\n" for row in rows)
-    (note,) = read(text).source.notes
-    assert "fail* c[020-022]" in note
-    assert "c[001-002]" not in note
+    bare = "".join(f"{row.partition('1-00 ')[2]}\n" for row in rows[1:])
+    for pasted in (text, f"Half of them are gone:\n\n{bare}"):
+        note = read(pasted).source.notes[0]
+        assert "fail* c[020-022]" in note
+        assert "c[001-002]" not in note
+
+
+@pytest.mark.parametrize(
+    ("prose", "told"),
+    [
+        ("Node n7: the card is not usable, it shows an Uncorrectable ECC Error since noon.", True),
+        ("11:04 operator: Xid 79 again on the third card", True),
+        ("our exporter says GPU is lost for the last one", True),
+        ("All well again, no uncorrectable ECC error since the swap.", False),
+        ("We didn't see Xid 79 this week.", False),
+        ("What would I do if the GPU has fallen off the bus?", False),
+        ("11:04 Xid 31 of the user's program", False),
+        ("11:04 Xid 31 of the card\n11:09 Xid 79 of the card", True),
+    ],
+)
+def test_a_sentence_that_tells_of_a_broken_gpu_is_no_pass_of_the_rest(prose: str, told: bool) -> None:
+    memory = "$ free -m\n      total  used  free\nMem:  31744  12288  5530\nSwap:     0      0     0\n"
+    report = judge_all(read(f"{prose}\n{memory}"))
+    assert report.verdict == ("unknown" if told else "pass")
+    assert (prose.splitlines()[-1] in " ".join(report.run.notes)) is told
 
 
 @pytest.mark.parametrize(

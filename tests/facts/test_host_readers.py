@@ -325,7 +325,7 @@ def test_sinfo_of_one_node() -> None:
     long = "NODELIST NODES PARTITION STATE CPUS S:C:T MEMORY REASON\nn1 1 gpu* drained* 224 2:56:2 2000000 bad_gpu\n"
     assert read(long).scheduler == Scheduler("slurm", "n1", state="drained*", reason="bad_gpu")
     reasons = "REASON        USER  TIMESTAMP           NODELIST\ngpu is gone   root  2024-10-02T10:11:12 n1\n"
-    assert read(reasons).scheduler == Scheduler("slurm", "n1", reason="gpu is gone")
+    assert read(reasons).scheduler == Scheduler("slurm", "n1", state="down or drained", reason="gpu is gone")
     many = "PARTITION AVAIL  TIMELIMIT  NODES  STATE NODELIST\ngpu*  up  infinite  4  idle n[1-4]\n"
     assert read(many) == Node()
 

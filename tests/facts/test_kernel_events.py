@@ -114,6 +114,8 @@ MISMATCH = {
                    "NVRM: the version 535.183.01.  Please make sure that this"),
     "one record": ("NVRM: API mismatch: the client has the version 550.54.15, but\\x0aNVRM: this kernel module has the "
                    "version 535.183.01.",),
+    "rsyslog": ("NVRM: API mismatch: the client has the version 550.54.15, but#012NVRM: this kernel module has the "
+                "version 535.183.01.  Please#012NVRM: make sure that this kernel module",),
 }  # fmt: skip
 
 
@@ -125,12 +127,38 @@ def test_both_versions_of_a_mismatch_are_kept(lines: tuple[str, ...], later: str
     assert (log.api_mismatch, log.events) == (ApiMismatch("550.54.15", "535.183.01"), ())
 
 
+@pytest.mark.parametrize(
+    ("line", "library", "module"),
+    [
+        ("the client has the version 550.54.15, but", "550.54.15", None),
+        ("the client 'nvidia-smi' (pid 4711)", None, None),
+        ("the NVIDIA kernel module has version 340.108,", None, "340.108"),
+    ],
+)
+def test_the_first_line_of_a_mismatch_is_one(line: str, library: str | None, module: str | None) -> None:
+    mismatch = log_of(f"NVRM: API mismatch: {line}").api_mismatch
+    assert mismatch is not None
+    assert (known(mismatch.library), known(mismatch.module)) == (library, module)
+
+
 def test_a_version_that_is_none_is_no_mismatch() -> None:
     log = log_of("NVRM: API mismatch: the client has the version $(reboot), but", "NVRM: this kernel module has the")
     assert log.api_mismatch is None
 
 
+def test_a_message_of_several_lines_in_one_line_of_syslog_is_read() -> None:
+    of_boot = "NVRM: The NVIDIA GPU 0000:9b:00.0#012NVRM: (PCI ID: 10de:1c82)#012NVRM: installed in this system is#012"
+    assert only(f"{of_boot}NVRM:  not supported by open nvidia.ko").bus_id == "0000:9b:00.0"
+
+
 # --- the host -----------------------------------------------------------------------------------
+
+
+def test_the_lines_of_one_hardware_error_are_one_event_of_its_severity() -> None:
+    detail = "{7}[Hardware Error]: Hardware error from APEI Generic Hardware Error Source: 4"
+    for severity, kinds in {"corrected": ["machine-check"], "fatal": ["machine-check-fatal"], "info": []}.items():
+        log = log_of(detail, f"{{7}}[Hardware Error]: event severity: {severity}", "{7}[Hardware Error]:  Error 0")
+        assert [event.kind for event in known(log.host_events) or ()] == kinds
 
 
 @pytest.mark.parametrize(("line", "kind", "device"), HOST_LINES, ids=[line[0][:40] for line in HOST_LINES])

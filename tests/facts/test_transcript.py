@@ -454,7 +454,11 @@ def test_a_text_that_is_not_judged_is_named_and_is_no_pass(name: str) -> None:
             transcripts.GPUSTAT.replace("NVIDIA RTX A6000     | 39'C,", "((Unknown Error)) | ?'C,"),
             "gpustat: [1] ((Unknown Error)) | ?'C,   3 % |   341 / 49140 MB |",
         ),
-        (transcripts.CUDA_WARNING, f"CUDA in a program: {transcripts.CUDA_WARNING.rstrip()}"),
+        (
+            transcripts.CUDA_WARNING,
+            "CUDA in a program: the NVSwitches are not set up (nvidia-fabricmanager): "
+            f"{transcripts.CUDA_WARNING.rstrip()}",
+        ),
         (transcripts.DEVICE_PLUGIN, f"Kubernetes device plugin: {transcripts.DEVICE_PLUGIN.rstrip()}"),
     ],
 )

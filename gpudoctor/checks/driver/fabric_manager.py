@@ -31,7 +31,10 @@ _SERVICE = "nvidia-fabricmanager"
 _SWITCHED_GPUS = 8
 # log lines on machines without work for it; source: Fabric Manager user guide
 _NOTHING_TO_DO = re.compile(r"NV_WARN_NOTHING_TO_DO|no NVSwitch|NVSwitch.{0,40}not (?:found|present|detected)", re.I)
-_OTHER_DRIVER = re.compile(r"interface version (\d[\d.]*).{0,40}match.{0,20}driver version (\d[\d.]*)", re.I)
+# "fabric manager NVIDIA GPU driver interface version 535.54.03 don't match with driver version 535.86.10", or its begin
+_OTHER_DRIVER = re.compile(
+    r"interface version (\d[\d.]*)(?:.{0,40}match.{0,20}driver version (\d[\d.]*)| do(?:n|es))", re.I
+)
 
 
 @check(
@@ -123,20 +126,26 @@ def _other_version(case: Case) -> Iterator[Finding]:
     own, errors = known(facts.version), known(facts.errors) or ()
     said = next((found for line in reversed(errors) if (found := _OTHER_DRIVER.search(line))), None)
     if said is not None:
-        own, module = said[1], said[2].rstrip(".")
-    if own is None or module is None or own.strip() == module.strip():
+        own, module = said[1], said[2].rstrip(".") if said[2] else module
+    if own is None or (module is None and said is None) or own.strip() == (module or "").strip():
         return
+    branch = module.partition(".")[0] if module else "BRANCH"
     yield fail(
         NODE,
-        f"fabric manager {own}, driver {module}",
-        Expected(f"both {module}", "==", module, source="Fabric Manager user guide: the versions must be the same"),
+        f"fabric manager {own}, driver {module or 'of another version'}",
+        Expected(
+            f"both {module}" if module else "the same version",
+            "==",
+            module,
+            source="Fabric Manager user guide: the versions must be the same",
+        ),
         *_evidence(case),
         *_last(errors),
         likely="one of the two packages was updated without the other: the fabric manager refuses this driver",
         advice=(
             Advice(
                 "Install the driver's own version.",
-                f"apt-get install nvidia-fabricmanager-{module.partition('.')[0]}={module}-1",
+                f"apt-get install nvidia-fabricmanager-{branch}={module or 'VERSION'}-1",
             ),
             Advice(
                 "Then start it, and see that the GPUs join.", f"systemctl restart {_SERVICE}; nvidia-smi -q -d FABRIC"

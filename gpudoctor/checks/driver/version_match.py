@@ -31,13 +31,16 @@ def version_match(case: Case) -> Iterator[Finding]:
     refused = case.node.kernel_log.api_mismatch
     # any program may send the module a version: the log decides only if the library itself gave no result
     if refused and (isinstance(driver.init_code, Missing) or driver.init_code in _WITHOUT_AN_ANSWER):
-        module, library = module or refused.module, library or refused.library
+        module, library = module or known(refused.module), library or known(refused.library)
+    else:
+        refused = None
     evidence = (
         Evidence("kernel module", module or "not read"),
         Evidence("user library", library or "not read"),
         init_evidence(case),
     )
-    if driver.init_code == INIT_VERSION_MISMATCH or (module and library and module.strip() != library.strip()):
+    differ = module.strip() != library.strip() if module and library else refused is not None
+    if driver.init_code == INIT_VERSION_MISMATCH or differ:
         yield fail(
             NODE,
             f"kernel module {module or 'of another version'}, user library {library or 'of another version'}",

@@ -31,7 +31,10 @@ from gpudoctor.facts.model.gpu import Gpu, PcieHop
 from gpudoctor.facts.model.missing import Missing, known
 
 # "nvidia 0000:81:00.0: PCIe Bus Error: severity=Corrected, type=Physical Layer": the driver's name means a GPU
-_OWN = re.compile(r"\bnvidia [0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]: PCIe Bus Error: severity=")
+_GPU = r"\bnvidia [0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]: "
+# an uncorrected error at the GPU or above it, after which the kernel cannot bring the GPU back
+_NOT_RECOVERED = re.compile(rf"{_GPU}AER: can't recover")
+_OWN = re.compile(rf"{_GPU}PCIe Bus Error: severity=|{_NOT_RECOVERED.pattern}")
 # Linux 6.11 and later say Correctable and Uncorrectable
 _SEVERITY = re.compile(
     r"(?:severity=|AER: (?:Multiple )?)((?:Corrected|Correctable|Uncorrect\w{2,4})(?: \([\w-]{1,12}\))?)"
@@ -76,7 +79,11 @@ def errors(case: Case) -> Iterator[Finding]:
     """Judge each GPU's counters, and the PCIe errors in the kernel log of GPUs and other devices without counters."""
     found = tuple(_each(case))
     counted = {f.subject.bus_id for f in found if f.status is not Status.SKIP}
-    logged = tuple(f for f in _logged(case) if f.subject.bus_id not in counted or (f.found and _LOST in f.found.text))
+    logged = tuple(
+        f
+        for f in _logged(case)
+        if f.subject.bus_id not in counted or f.status is Status.FAIL or (f.found and _LOST in f.found.text)
+    )
     told = {f.subject.bus_id for f in logged}
     yield from (f for f in found if f.subject.bus_id not in told)
     yield from logged
@@ -94,7 +101,7 @@ def _logged(case: Case) -> Iterator[Finding]:
     for bus_id, events in _by_device(case).items():
         own = [event for event in events if _OWN.search(event.text)]
         if own:
-            yield warn(
+            yield (fail if any(_NOT_RECOVERED.search(event.text) for event in own) else warn)(
                 of_gpu(by_gpu[bus_id]) if bus_id in by_gpu else Subject(kind="gpu", bus_id=bus_id),
                 Found(f"the kernel log tells of PCIe errors of it: {_kinds(own)} ({_lines(own)})", len(own), "lines"),
                 Expected("none", source="PCIe advanced error reporting"),
@@ -141,7 +148,10 @@ def _by_device(case: Case) -> dict[str | None, list[KernelEvent]]:
     for event in known(case.node.kernel_log.events) or ():
         if event.kind == "aer":
             by_bus.setdefault(event.bus_id, []).append(event)
-    own = {bus: [event for event in events if "PCIe Bus Error" in event.text] for bus, events in by_bus.items()}
+    own = {
+        bus: [event for event in events if "PCIe Bus Error" in event.text or _NOT_RECOVERED.search(event.text)]
+        for bus, events in by_bus.items()
+    }
     return {bus: own[bus] or events for bus, events in by_bus.items()}
 
 

@@ -59,6 +59,8 @@ class Dumps:
         self.notes.extend(f"{file}, {place}: not read: {error}" for place, error in self._errors)
         if self._read and transcript.passed.count and not quiet:
             self.notes.append(f"{file}: {transcript.passed.words()}")
+        if self._read and not quiet:
+            self._reported.extend(f"a line that was not recognised: {line}" for line in transcript.hard)
         if transcript.too_long.count:
             self.notes.append(f"{file}: {transcript.too_long.count} lines of a text beyond its limit were not read")
         if self._read and file not in self.files:

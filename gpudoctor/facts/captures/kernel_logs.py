@@ -23,12 +23,13 @@ _KERNEL_LINE = re.compile(
     r"|\d{1,3},\d+,\d+,|.{0,80}?\S.{0,80}? kernel: "
 )
 _BARE_MESSAGE = re.compile(
-    r"\s*(?:NVRM: |nvidia-nvswitch\d*: "
+    r"\s*(?:NVRM: |nvidia-nvswitch\d*: |(?:mce: |\{\d{1,9}\})?\[Hardware Error\]: "
     r"|(?:nvidia|pcieport|mlx5_core|pci|nouveau|vfio-pci) [0-9a-f]{4}:[0-9a-f]{2}:"
     r"|dmesg: read kernel buffer failed)"
 )
 _DAY_S = 86_400.0
-_TAG, _VERSION = "kernel: ", re.compile(r"\d+\.\d")
+# also of syslogd's messages to all terminals: " kernel:[Hardware Error]: ..."
+_TAG, _VERSION = re.compile(r"kernel:(?: |(?=\[))"), re.compile(r"\d+\.\d")
 _CONTINUED = re.compile(r" {10,}\S")  # dmesg and journalctl indent continuation lines by the width of the timestamp
 _STAMPED = re.compile(
     r"\[ *\+?\d+\.\d|\[[A-Z][a-z]{2} |\d{4}-\d\d-\d\dT\d\d:|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d |<\d+>"
@@ -45,8 +46,8 @@ def is_kernel_line(line: str) -> bool:
 
 def _begins_kernel_log(line: str) -> object:
     message = line.lstrip()
-    if message.startswith(_TAG):  # "kernel: 6.8.0" is not a log line
-        return _VERSION.match(message, len(_TAG)) is None
+    if tag := _TAG.match(message):  # "kernel: 6.8.0" is not a log line
+        return _VERSION.match(message, tag.end()) is None
     if is_kernel_line(line) or _BARE_MESSAGE.match(unwrapped(line)):
         return True
     # without a timestamp, only a message in the table of host events is certain to be from the kernel

@@ -18,6 +18,7 @@ from gpudoctor.facts.captures.reported_failures import (
     burn_failures,
     copy_failures,
     copy_figures,
+    cuda_failures,
     nccl_figures,
     p2p_failures,
     pod_failures,
@@ -97,8 +98,9 @@ OTHER_TOOL_READERS: tuple[TextReader, ...] = (
     ),
     _tool(
         "p2pBandwidthLatencyTest",
-        r"\[P2P \(Peer-to-Peer\) GPU Bandwidth Latency Test\]|P2P Connectivity Matrix"
-        r"|(?:Uni|Bi)directional P2P=(?:En|Dis)abled Bandwidth|P2P=(?:En|Dis)abled Latency",
+        # with an editor's line number
+        r"(?:[ \t]{0,8}\d{1,4} )?(?:\[P2P \(Peer-to-Peer\) GPU Bandwidth Latency Test\]|P2P Connectivity Matrix"
+        r"|(?:Uni|Bi)directional P2P=(?:En|Dis)abled Bandwidth|P2P=(?:En|Dis)abled Latency)",
         rf"{_DEVICE}|Device=\d{{1,4}} CAN|\s+(?:D\\D|GPU|CPU)(?:\s+\d{{1,4}})+\s*$|{_MATRIX_ROW}|\*\*\*NOTE: In case"
         r"|So you can see lesser|NOTE: The CUDA Samples",
         f"{_NOT_MEASURED}: gpudoctor check link.peer --level full",
@@ -197,14 +199,17 @@ OTHER_TOOL_READERS: tuple[TextReader, ...] = (
     _tool(
         "CUDA in a program",
         r".{0,300}?(?:CUDA initialization: |CUDA error: (?:uncorrectable ECC|unknown error|system not yet"
-        r"|no CUDA-capable|hardware stack|initialization error|CUDA-capable device\(s\) is/are busy))|"
+        r"|no CUDA-capable|hardware stack|initialization error|CUDA-capable device\(s\) is/are busy)"
+        r"|\b(?:CUDA_ERROR_(?:ECC_U|NVLINK_U|HARDWARE_S|CONTAINED|SYSTEM_)|cudaError(?:ECCU|NvlinkU|HardwareS|System)"
+        r"|uncorrectable (?:ECC error encountered|NVLink error detected)"
+        r"|\w+ returned error (?:214|220|714|721|80[23])\b))|"
         r"(?:RuntimeError|(?:torch|cupy|numba)[\w.]{1,60}Error|CUDA error|CUDA_ERROR_\w{1,40}|THCudaCheck FAIL"
         r"|Check failed: .{1,80}\(\d{1,4} vs\. 0\)|cudaGetDeviceCount|\S{1,200}UserWarning: CUDA init).{0,200}"
         r"(?:no CUDA-capable device|No CUDA GPUs are available|CUDA unknown error|CUDA driver initialization failed"
         r"|devices? are busy|device\(s\) is/are busy|Error 80[234]\b)",
         _ALONE,
         "a program's error, whose cause is not judged; on the node: gpudoctor check; its log: gpudoctor diagnose FILE",
-        failures=".",
+        failures=cuda_failures,
     ),
     _tool(
         "nvidia-smi mig",

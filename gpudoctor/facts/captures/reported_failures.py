@@ -1,4 +1,4 @@
-"""What the texts of other tools report: figures for the note on them, and failures, after which a node cannot pass."""
+"""What other tools and people report: figures for a note, and failures, after which a node cannot pass."""
 
 from __future__ import annotations
 
@@ -108,6 +108,31 @@ def copy_failures(block: Block) -> list[str]:
     return [line.strip() for line in block.lines if "Result = FAIL" in line] + told
 
 
+# CUDA's errors whose cause is not the program; source: the enumerations CUresult and cudaError_t
+CUDA_FAULTS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
+    (meaning, re.compile(rf"(?:CUDA_ERROR_|cudaError)(?:{names})\b|\b(?i:error(?: code)?:? ){number}\b|{words}"))
+    for number, names, words, meaning in (
+        (214, "ECC_UNCORRECTABLE|ECCUncorrectable", "uncorrectable ECC error encountered", "a fault of GPU memory"),
+        (220, "NVLINK_UNCORRECTABLE|NvlinkUncorrectable", "uncorrectable NVLink error detected", "a fault of NVLink"),
+        (714, "HARDWARE_STACK_ERROR|HardwareStackError", "hardware stack error", "a fault of the GPU"),
+        (721, "CONTAINED|Contained", "contained error", "a fault of GPU memory"),
+        (802, "SYSTEM_NOT_READY|SystemNotReady", "system not yet initialized",
+         "the NVSwitches are not set up (nvidia-fabricmanager)"),
+        (803, "SYSTEM_DRIVER_MISMATCH|SystemDriverMismatch",
+         "unsupported display driver / cuda driver combination", "library and driver differ in their version"),
+    )
+)  # fmt: skip
+
+
+def cuda_failures(block: Block) -> list[str]:
+    """The lines in which a program tells of an error of CUDA, with what it means if it can only mean one thing."""
+    told = []
+    for line in block.lines:
+        meaning = next((words for words, fault in CUDA_FAULTS if fault.search(line)), None)
+        told.append(f"{meaning}: {line.strip()}" if meaning else line.strip(" \t#"))
+    return told
+
+
 POD = re.compile(
     r"(?:[\w.-]{1,100}\s+)?(?:pod/)?(?P<pod>[\w.-]{1,253})\s+\d{1,3}/\d{1,3}\s+(?P<status>[A-Z]\S{2,60})\s"
 )
@@ -127,3 +152,24 @@ def acs_failures(block: Block) -> list[str]:
     """Whether ACS is on in any function: NVIDIA's advice is to see "SrcValid-" everywhere."""
     on = sum("SrcValid+" in line or "Redir+" in line for line in block.lines)
     return [f"ACS is on (SrcValid+) in {on} of {len(block.lines)} functions"] if on else []
+
+
+# what only a broken GPU is told of, and the words with which a sentence tells of none
+_FAULT = re.compile(
+    r"(?<!no )(?<!0 )\b(?i:uncorrectable ECC error)\b|GPU is lost|fallen off the bus"
+    r"|\bXid:? (?:error:? |code:? )?(?:48|62|64|74|79|95|119|120|140)\b"
+)
+_NO_FAULT = re.compile(
+    r"\b(?:no|never|without|none|zero|if|when|whether|may|might|could|would|e\.g|such as|fix\w*|rather than)\b"
+    r"|(?:\bnot|n't)(?! (?:usable|work|working|available|visible|respond\w*))\b",
+    re.IGNORECASE,
+)
+
+
+def tells_of_a_fault(line: str) -> bool:
+    """Whether a line in a form that no reader knows says that a GPU is broken.
+
+    >>> tells_of_a_fault("GPU 3 is dead since noon: fallen off the bus"), tells_of_a_fault("We saw no Xid 79 since")
+    (True, False)
+    """
+    return _FAULT.search(line) is not None and _NO_FAULT.search(line) is None

@@ -10,6 +10,7 @@ import msgspec
 from gpudoctor.facts.captures import SourceError
 from gpudoctor.facts.captures.lines import unescaped, unprefixed, without_terminal
 from gpudoctor.facts.captures.reader import Block, TextReader
+from gpudoctor.facts.captures.reported_failures import tells_of_a_fault
 
 PIECE_LINES = 20_000  # per piece of a log
 MAX_BLOCK_LINES = 500_000
@@ -19,7 +20,7 @@ MAX_UNKNOWN_CHARACTERS = 1 << 24
 _MOST_REMEMBERED, _LONGEST_REMEMBERED = 10_000, 1000
 _HIDES = ("", " ", "\t", ">", "-")  # first characters of blank, indented and quoted lines and of grep's gap
 _ONE_DIGIT = str.maketrans("123456789", "000000000")
-_MOST_RANGES = 1000
+_MOST_RANGES, _MOST_HARD = 1000, 3
 
 # a line that begins with one of these names is a command, also after root's prompt ("# dmesg") or without a prompt
 _PROGRAMS = (
@@ -94,16 +95,15 @@ class Transcript:
         self._reader: TextReader | None = None
         self._block = Block([])
         self._characters = 0
-        self._blank = False
-        self._by_command = False
+        self._blank = self._by_command = False
         self._command = ""
         # the lines of each reader that is `interleaved` or `alone`, until the next boundary
         self._asides: dict[TextReader, Block] = {}
         self._margin = ""  # the blanks before the first line of a block, as before code in Markdown
-        # forms of lines that no reader took: programs repeat lines that differ only in their digits
+        # forms of lines that no reader took: programs repeat lines that differ only in digits (an Xid's number counts)
         self._unknown: set[tuple[TextReader | None, str]] = set()
-        self.passed = Passed()
-        self.too_long = Passed()
+        self.passed, self.too_long = Passed(), Passed()
+        self.hard: list[str] = []  # those of them that tell of a broken GPU
         self.blocks = 0
 
     def read(self, lines: Iterable[tuple[str, bool]]) -> None:
@@ -182,7 +182,9 @@ class Transcript:
             return
         else:
             self.passed.add(number)
-            if look is not None and len(self._unknown) < _MOST_REMEMBERED:
+            if len(self.hard) < _MOST_HARD and tells_of_a_fault(line):
+                self.hard.append(line.strip()[:300])
+            if look is not None and len(self._unknown) < _MOST_REMEMBERED and "Xid" not in line:
                 self._unknown.add(look)
 
     def _offer(self, line: str, number: int) -> bool:

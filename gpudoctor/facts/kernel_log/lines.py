@@ -18,6 +18,7 @@ from gpudoctor.facts.kernel_log.messages import (
     WORDS,
     begins_coded,
     holds_a_name,
+    in_one_line,
     installed_gpu,
     is_sxid,
     may_go_on,
@@ -179,6 +180,10 @@ def _event_of(record: LogRecord) -> KernelEvent | Literal["quoted"] | None:
     return KernelEvent("unclear", record.line, time_s=record.time_s) if unclear else "quoted"
 
 
+_HARDWARE_ERROR = re.compile(r"(?:mce: |\{\d{1,9}\})?\[Hardware Error\]: *\S")
+_HARMLESS = "event severity: info"  # acpi/apei/ghes.c
+
+
 class HostEvents:
     """Counts the events of one log by kind and device."""
 
@@ -186,12 +191,19 @@ class HostEvents:
         self._found: dict[tuple[HostEventKind, str | None], HostEvent] = {}
         self._last_day: dict[tuple[HostEventKind, str | None], deque[tuple[float, int]]] = {}
         self._in_day: Counter[tuple[HostEventKind, str | None]] = Counter()
+        self._unread_error: HostEvent | None = None
+        self._severity_known = False
 
     def add(self, message: str, time_s: float | None) -> None:
         """Count the message if it is in the table."""
         found = host_message(message)
         if found is None:
+            if self._unread_error is None and _HARDWARE_ERROR.match(message):
+                in_day = None if time_s is None else 1
+                self._unread_error = HostEvent("machine-check", message, None, 1, time_s, time_s, in_day)
+            self._severity_known = self._severity_known or _HARMLESS in message
             return
+        self._severity_known = self._severity_known or found[0].startswith("machine-check")
         told, errors = found[:2], found[2]
         before = self._found.get(told)
         if before is None and len(self._found) >= MAX_SUBJECTS:
@@ -210,14 +222,24 @@ class HostEvents:
 
     @property
     def events(self) -> tuple[HostEvent, ...]:
-        return tuple(self._found.values())
+        """All events, and the first hardware error that the table does not read if it reads the severity of none."""
+        unread = () if self._severity_known or self._unread_error is None else (self._unread_error,)
+        return (*self._found.values(), *unread)
 
 
 _MISMATCH = re.compile(
     rf"has the version ({DRIVER_VERSION}),? but this kernel module has the version ({DRIVER_VERSION})"
 )
 _MISMATCH_LINES = 4
-_LINE_BEGIN = re.compile(r"(?:\\x0a|\n)? *NVRM: +")
+_CUT_OFF = Missing("the driver's message is cut off in the log", "failed")
+_ONE_VERSION = re.compile(rf"(kernel module )?has(?: the)? version ({DRIVER_VERSION})(?:,|\s|$)")
+
+
+def _of_first_line(message: str) -> ApiMismatch | None:
+    """What the first line shows by itself: the next ones may be cut off. None for a version of another form."""
+    if version := _ONE_VERSION.search(message):
+        return ApiMismatch(_CUT_OFF, version[2]) if version[1] else ApiMismatch(version[2], _CUT_OFF)
+    return None if " version " in message else ApiMismatch(_CUT_OFF, _CUT_OFF)
 
 
 class MismatchLines:
@@ -231,12 +253,13 @@ class MismatchLines:
         """Add the log's next message."""
         if message.startswith(API_MISMATCH):
             self._lines = [message]
+            self.found = self.found or _of_first_line(message)
         elif self._lines and message.startswith("NVRM: ") and len(self._lines) < _MISMATCH_LINES:
             self._lines.append(message)
         else:
             self._lines = []
             return
-        whole = " ".join(_LINE_BEGIN.sub(" ", " " + line).strip() for line in self._lines)
+        whole = in_one_line("\n".join(line.strip() for line in self._lines))
         if versions := _MISMATCH.search(" ".join(whole.split())):
             self.found = ApiMismatch(versions[1], versions[2])
             self._lines = []

@@ -26,6 +26,8 @@ MARK = re.compile("|".join(map(re.escape, WORDS)))
 HARD_WORDS = re.compile(r"NVRM: Xid \(|^NVRM: Xid|SXid \(|NVRM: .{0,200}fallen off the bus")
 LOADING = "NVRM: loading NVIDIA UNIX"
 API_MISMATCH = "NVRM: API mismatch: "
+# a line end inside a message: as it is, as the kernel and journald write it, as rsyslog does
+_NEXT_LINE = re.compile(r" *(?:\n|\\x0a|#012) *(?:NVRM: +)?")
 # The driver's two or three lines at boot; the first contains the GPU, and one of the next the fault
 INSTALLED_FAULT = re.compile(
     "fallen off the bus and is not responding|not supported by|requires use of the NVIDIA open"
@@ -56,6 +58,8 @@ _PREVIOUS = re.compile(r"caused by previous Xid (\d{1,6})\b")
 _AER = re.compile(
     rf"[\w.-]{{1,32}} ({_FUNCTION}): (?:AER: [^:]{{0,60}}error (?:message )?received(?:(?: from|:) ({_BUS_ID}))?"
     r"|PCIe Bus Error: severity=|AER: device recovery failed|DPC: containment event)"
+    # of the kernel, about a device whose driver has no handler for errors
+    rf"|nvidia (?P<unrecovered>{_FUNCTION}): AER: can't recover"
 )
 # drivers/iommu/amd/iommu.c: nvidia 0000:07:00.0: AMD-Vi: Event logged [IO_PAGE_FAULT domain=..., or without a driver
 # AMD-Vi: Event logged [IO_PAGE_FAULT device=07:00.0 ...; drivers/iommu/intel/dmar.c: DMAR: [DMA Write NO_PASID] Request
@@ -102,7 +106,7 @@ def parse_message(message: str) -> KernelEvent | None:
         fatal = {"fatal": True, "non-fatal": False}.get(word)
         return _event("sxid", message, bus_id=sxid[1], code=int(sxid[2]), fatal=fatal)
     if aer := _AER.match(message):
-        return _event("aer", message, bus_id=aer[2] or aer[1])
+        return _event("aer", message, bus_id=aer[2] or aer[1] or aer["unrecovered"])
     if refused := _IOMMU_FAULT.match(message):
         bus_id = refused[1] or refused[2] or refused[3]
         return _event("iommu-fault", message, bus_id=bus_id, named=False) if bus_id else None
@@ -111,8 +115,17 @@ def parse_message(message: str) -> KernelEvent | None:
         return msgspec.structs.replace(event, limit=_limit(bandwidth))
     if probe := _PROBE.match(message):
         return _event("rm", message, bus_id=probe[1] or probe[2])
-    row = driver_message(message) if is_drivers(message) else None
+    row = driver_message(in_one_line(message)) if is_drivers(message) else None
     return _event(row.kind, message) if row else None
+
+
+def in_one_line(message: str) -> str:
+    """A message of the driver of several lines as one line, without the driver's name on each of them.
+
+    >>> in_one_line("NVRM: installed in this system is#012NVRM:  not supported by open")
+    'NVRM: installed in this system is not supported by open'
+    """
+    return _NEXT_LINE.sub(" ", message)
 
 
 def is_drivers(message: str) -> bool:

@@ -213,10 +213,13 @@ class HostEvent(Fact, frozen=True):
 
 
 class ApiMismatch(Fact, frozen=True):
-    """The versions of a program's driver library and of the kernel module that refused it, as the module logs them."""
+    """The versions of a program's driver library and of the kernel module that refused it, as the module logs them.
 
-    library: str
-    module: str
+    A version that the log does not show is Missing: only some lines of the message were kept.
+    """
+
+    library: str | Missing
+    module: str | Missing
 
 
 class KernelLog(Fact, frozen=True):

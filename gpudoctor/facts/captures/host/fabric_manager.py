@@ -43,7 +43,10 @@ _LOG = re.compile(r"\[[A-Z][a-z]{2} [ \d]?\d \d{4} [\d:]{8}\] \[(DEBUG|INFO|NOTI
 _OWN_LINE = re.compile(r"(?<!\S)\S+ (?:nv-fabricmanager|nvidia-fabricmanager-start\.sh)\[\d{1,10}\]: (.{1,300})")
 # Words that mark an error in a line without a level; source: the messages in the Fabric Manager user guide
 _ERROR_WORDS = re.compile(
-    r"\b(?:fail(?:ed|ure)|error|abort|don't match|does ?n[o']t match|not supported|fatal|timed? ?out)\b", re.IGNORECASE
+    r"\b(?:fail(?:ed|ure)|error|abort|don't match|does ?n[o']t match|not supported|fatal|timed? ?out)\b"
+    # "don't match with driver version", cut off at the width of a terminal
+    r"|interface version \d[\d.]* do",
+    re.IGNORECASE,
 )
 # the configuration that it prints when it starts: "Option when facing NVSwitch failure = 0"
 _SETTING = re.compile(r" = \S*$")

@@ -1,4 +1,4 @@
-"""`ibstat`, `ibstatus`, `ibv_devinfo`, `mlxlink` and `rdma link`: the RDMA ports of a host."""
+"""`ibstat`, `ibstatus`, `ibv_devinfo`, `mlxlink`, `rdma link` and /sys: the RDMA ports of a host."""
 
 from __future__ import annotations
 
@@ -15,6 +15,10 @@ _DEVICE_LINE = re.compile(
 _MLXLINK_DEVICE = re.compile(rf"mlxlink\b.*?(?:-d|--device)[ =]{_DEVICE}")
 _RDMA_LINK = re.compile(
     rf"(?:\d{{1,4}}/\d{{1,4}}: |link ){_DEVICE}/(?P<port>\d{{1,3}}):? (?P<told>.{{0,100}}\bstate \w.{{0,200}})$"
+)
+# grep "" /sys/class/infiniband/*/ports/*/{state,rate,phys_state}
+_SYSFS = re.compile(
+    rf"(?:/sys/class/infiniband/)?{_DEVICE}/ports/(?P<port>\d{{1,3}})/(?P<key>state|phys_state|rate|link_layer):(?P<value>.{{1,60}})$"
 )
 _NUMBER = re.compile(r"(\d{1,5}(?:\.\d{1,3})?)")
 _PORT_LINE = re.compile(r"\s*[Pp]ort:?\s*(\d{1,3}):?\s*$")
@@ -113,6 +117,16 @@ def read_rdma_link(block: Block) -> Part:
     return ports.part()
 
 
+def read_sysfs(block: Block) -> Part:
+    """The files of the ports in /sys/class/infiniband, each with its path before it."""
+    ports = _Ports()
+    for line in block.lines:
+        if found := _SYSFS.match(line):
+            value = _NUMBERED.sub("", found["value"].strip())
+            ports.put(found["device"], int(found["port"]), **_port_leaf(found["key"], value))
+    return ports.part()
+
+
 def _port_leaf(key: str, value: str) -> dict[str, Any]:
     """The leaf in one line of a port; empty for a line that is not kept, or cut off after its colon."""
     word = value.split(" (")[0].strip()
@@ -138,6 +152,7 @@ _UNINDENTED = (
 RDMA_READERS: tuple[TextReader, ...] = (
     text_reader("ibstat", _DEVICE_LINE.match, rf"[ \t]+[\w ()\[\]-]{{1,40}}:|\s+GID\[|{_UNINDENTED}", read_ports),
     text_reader("rdma link", _RDMA_LINK.match, NO_MORE, read_rdma_link),
+    text_reader("/sys/class/infiniband", _SYSFS.match, NO_MORE, read_sysfs),
     text_reader(
         "mlxlink",
         r"Operational Info\s*$",

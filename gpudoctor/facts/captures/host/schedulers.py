@@ -46,6 +46,17 @@ def read_scontrol(block: Block) -> Part:
     return Part(Node(scheduler=Scheduler(kind="slurm", **leaves), host=Host(**host)))
 
 
+_STATES = (
+    r"(?:idle|alloc|mix|drain|drng|down|fail|maint|resv|reserved|unk|comp|boot|inval|planned|plnd)"
+    r"[a-z]*[*~#!%$@^+-]{0,2}"
+)
+# sinfo -o "%D %t %N", pasted without its header
+_WITHOUT_HEADER = re.compile(rf"\s*\d{{1,6}}\s+{_STATES}\s+[\w.-]{{1,100}}\[[\d,-]{{1,500}}\]\s*$")
+# a row of sinfo -R without its header: with one of the reasons that Slurm itself gives
+_REASON_ROW = re.compile(
+    r"(?:Kill task failed|Not responding|Node unexpectedly rebooted|Low RealMemory|Prolog error|Epilog error"
+    r"|gres/gpu count)\b.{0,120}?\s[\w.-]{1,40}\s+\d{4}-\d\d-\d\dT[\d:]{8}\s+[\w.,\[\]-]{1,300}\s*$"
+)
 _AWAY = re.compile(r"down|drain|drng|fail|inval|unk|[a-z]{1,12}\*")
 
 
@@ -56,7 +67,12 @@ def read_sinfo(block: Block) -> Part:
     for line in block.lines:
         if _SINFO.match(line):
             header = line.split()
-        elif header and (words := line.split()):
+            continue
+        if not header and _WITHOUT_HEADER.match(line):
+            header = ["NODES", "STATE", "NODELIST"]
+        elif not header and _REASON_ROW.match(line):
+            header = ["REASON", "USER", "TIMESTAMP", "NODELIST"]
+        if header and (words := line.split()):
             # a reason contains spaces: the columns after it are counted from the right
             if header[0] == "REASON":
                 words = [" ".join(words[: 1 - len(header)]), *words[1 - len(header) :]]
@@ -65,7 +81,7 @@ def read_sinfo(block: Block) -> Part:
     if len(names) != 1 or not _NODE_LIST_OF_ONE.match(name := names.pop()):
         away = [
             f"{row['STATE']} {row.get('NODELIST', '')}" for row in rows if _AWAY.match(row.get("STATE", "").lower())
-        ]
+        ] + [f"{row.get('NODELIST', '')} {row['REASON']}" for row in rows if "STATE" not in row and "REASON" in row]
         told = clipped(f": {'; '.join(dict.fromkeys(away))}") if away else ""
         return Part(notes=(f"sinfo: the text is not of one node only{told}",))
     states = {row["STATE"].lower() for row in rows if "STATE" in row}
@@ -73,6 +89,8 @@ def read_sinfo(block: Block) -> Part:
     leaves: dict[str, Any] = {"name": name}
     if len(states) == 1:
         leaves["state"] = states.pop()
+    elif header[:1] == ["REASON"]:
+        leaves["state"] = "down or drained"  # sinfo -R lists no other nodes
     if reasons:
         leaves["reason"] = reasons[0]
     return Part(Node(scheduler=Scheduler(kind="slurm", **leaves)))
@@ -141,14 +159,13 @@ def read_kubectl_status(block: Block) -> Part:
     return Part(Node(scheduler=Scheduler(kind="kubernetes", **leaves))) if leaves else Part()
 
 
-_STATES = r"(?:idle|alloc|mix|drain|drng|down|fail|maint|resv|reserved|unk|comp|boot|inval|planned|plnd)[a-z]*"
 SCHEDULER_READERS: tuple[TextReader, ...] = (
     text_reader("scontrol show node", _SCONTROL.match, r"NodeName=|\s+[A-Z]\w{1,30}=", read_scontrol),
     text_reader(
         "sinfo",
-        _SINFO.match,
+        lambda line: _SINFO.match(line) or _WITHOUT_HEADER.match(line) or _REASON_ROW.match(line),
         # a row has a state after the number of nodes, or ends in the time and the list of nodes
-        rf"\S+\s+(?:(?:up|inact|down|drain)\s+\S+\s+)?\d{{1,6}}\s+(?:\S+\s+)?{_STATES}[*~#!%$@^+-]{{0,2}}(?:\s|$)"
+        rf"\S+\s+(?:(?:up|inact|down|drain)\s+\S+\s+)?\d{{1,6}}\s+(?:\S+\s+)?{_STATES}(?:\s|$)"
         r"|\S.*\s\d{4}-\d\d-\d\dT[\d:]{8}\s+\S+\s*$",
         read_sinfo,
     ),
