@@ -404,6 +404,18 @@ def test_an_event_that_is_alone_in_its_log_is_no_pass_of_the_node(line: str, che
     assert judge_all(node).verdict == status
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Loading of unsigned module is rejected",
+        "nvidia: version magic '6.8.0-31-generic SMP' should be '6.8.0-35-generic SMP'",
+        f"nouveau {BUS}: NVIDIA AD102 (192000a1)",
+    ],
+)
+def test_a_driver_that_was_refused_is_no_pass_beside_gpus_that_only_the_bus_shows(line: str) -> None:
+    assert only("driver.loaded", logged(line, gpus=(Gpu(0, BUS, name="AD102"),))).status is Status.UNKNOWN
+
+
 def test_every_kind_of_event_has_one_check_that_judges_it() -> None:
     owned = [kind for check in registry() for kind in check.events]
     assert sorted(owned) == sorted({*get_args(KernelEventKind), *get_args(HostEventKind)})
