@@ -469,6 +469,8 @@ def test_a_line_with_very_many_blanks_is_read() -> None:
 
 
 BURN = "100.0%  proc'd: {} Gflop/s)   errors: {}   temps: 61 C - 60 C \nKilling processes.. done\n\nTested 2 GPUs:\n"
+# the program counts anew after each line
+WRONG_ONCE = BURN.format("9 (99 Gflop/s) - 9 (98", "0 - 3  (WARNING!)") + BURN.format("9 (99 Gflop/s) - 9 (98", "0 - 0")
 SLOW = (
     "Unidirectional P2P={}abled Bandwidth Matrix (GB/s)\n   D\\D     0      1\n     0 911.08  {}\n     1  {} 920.20\n"
 )
@@ -491,6 +493,8 @@ NCCL = "n7:420:437 [5] transport/nvls.cc:379 (nvlsAllocate) NCCL {}\n"
     [
         (BURN.format("0 (0 Gflop/s) - 0 (0", "0 - 0") + "\tGPU 0: OK\n\tGPU 1: OK\n", "0 Gflop/s on 2 of 2 GPUs"),
         (BURN.format("9 (99 Gflop/s) - 9 (98", "0 - -524288  (WARNING!)"), "compute errors on 1 of 2 GPUs"),
+        (WRONG_ONCE, "compute errors on 1 of 2 GPUs"),
+        (WRONG_ONCE.replace("3  (WARNING!)", "-1  (DIED!)"), "the test died on 1 of 2 GPUs"),
         ("Tested 2 GPUs:\n\tGPU 0: FAULTY\n\tGPU 1: FAULTY\n", "2 of 2 GPUs FAULTY: GPU 0-1"),
         ("Couldn't init a GPU test: Error: CUDA_ERROR_UNKNOWN\n", "Couldn't init a GPU test"),
         (SLOW.format("Dis", 22, 22) + SLOW.format("En", 10, 10), "10 GB/s with peer to peer and 22 without"),

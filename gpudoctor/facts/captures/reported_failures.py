@@ -29,7 +29,8 @@ def nccl_figures(block: Block) -> str:
 
 _BURN_GPU = re.compile(r"\s*GPU (\d{1,4}): (OK|FAULTY)")
 _BURN_PROGRESS = re.compile(r"(\d{1,3})\.\d%\s+proc'd: ([^e]{1,20000})errors: ?([^t]{0,20000})")
-_BURN_ENDED = re.compile(r"Couldn't init a GPU test|No clients are alive|\(DIED!\)")
+_BURN_ERRORS = re.compile(r"(-?\d{1,20})\s*(\(DIED!\))?")
+_BURN_ENDED = re.compile(r"Couldn't init a GPU test|No clients are alive")
 
 
 def burn_failures(block: Block) -> list[str]:
@@ -37,17 +38,21 @@ def burn_failures(block: Block) -> list[str]:
     verdicts = [found for line in block.lines if (found := _BURN_GPU.match(line))]
     faulty = [int(found[1]) for found in verdicts if found[2] == "FAULTY"]
     told = [f"{len(faulty)} of {len(verdicts)} GPUs FAULTY: GPU {ranges(sorted(set(faulty)))}"] if faulty else []
-    progress = [found for line in block.lines if (found := _BURN_PROGRESS.match(line))]
+    progress = [found for line in block.lines for found in _BURN_PROGRESS.finditer(line)]
     if progress:
         last = progress[-1]
         rates = re.findall(r"\((\d{1,12}(?:\.\d{1,6})?) Gflop/s\)", last[2])
-        errors = re.findall(r"-?\d{1,20}", last[3])
-        idle, wrong = sum(float(rate) == 0 for rate in rates), sum(int(count) != 0 for count in errors)
+        idle = sum(float(rate) == 0 for rate in rates)
         # the first lines come before the first result
         if idle and int(last[1]) >= 50:
             told.append(f"0 Gflop/s on {idle} of {len(rates)} GPUs")
-        if wrong:
-            told.append(f"compute errors on {wrong} of {len(errors)} GPUs")
+        # its counts start again at 0 after each line
+        counts = [_BURN_ERRORS.findall(found[3]) for found in progress]
+        gpus = max(map(len, counts))
+        died = {gpu for line in counts for gpu, (_, end) in enumerate(line) if end}
+        wrong = {gpu for line in counts for gpu, (count, end) in enumerate(line) if int(count) != 0 and not end}
+        told += [f"compute errors on {len(wrong)} of {gpus} GPUs"] if wrong else []
+        told += [f"the test died on {len(died)} of {gpus} GPUs"] if died else []
     return told + [line.strip()[:200] for line in block.lines if _BURN_ENDED.match(line.lstrip())]
 
 
