@@ -180,20 +180,23 @@ def _event_of(record: LogRecord) -> KernelEvent | Literal["quoted"] | None:
     return KernelEvent("unclear", record.line, time_s=record.time_s) if unclear else "quoted"
 
 
+_Subject = tuple[HostEventKind, str | None, str | None]
+
+
 class HostEvents:
-    """Counts the events of one log by kind and device."""
+    """Counts the events of one log by kind, device and interface."""
 
     def __init__(self) -> None:
-        self._found: dict[tuple[HostEventKind, str | None], HostEvent] = {}
-        self._last_day: dict[tuple[HostEventKind, str | None], deque[tuple[float, int]]] = {}
-        self._in_day: Counter[tuple[HostEventKind, str | None]] = Counter()
+        self._found: dict[_Subject, HostEvent] = {}
+        self._last_day: dict[_Subject, deque[tuple[float, int]]] = {}
+        self._in_day: Counter[_Subject] = Counter()
 
     def add(self, message: str, time_s: float | None) -> None:
         """Count the message if it is in the table."""
         found = host_message(message)
         if found is None:
             return
-        told, errors = found[:2], found[2]
+        told, errors = found[:3], found[3]
         before = self._found.get(told)
         if before is None and len(self._found) >= MAX_SUBJECTS:
             return
@@ -201,7 +204,7 @@ class HostEvents:
         in_day = None if time_s is None else self._in_last_day(told, time_s, errors)
         self._found[told] = HostEvent(told[0], message, told[1], count, first_s, time_s, in_day)
 
-    def _in_last_day(self, told: tuple[HostEventKind, str | None], time_s: float, errors: int) -> int:
+    def _in_last_day(self, told: _Subject, time_s: float, errors: int) -> int:
         times = self._last_day.setdefault(told, deque())
         times.append((time_s, errors))
         self._in_day[told] += errors
@@ -211,7 +214,12 @@ class HostEvents:
 
     @property
     def events(self) -> tuple[HostEvent, ...]:
-        return tuple(self._found.values())
+        """One event per kind and device: of an adapter with several interfaces (representors), that of the most."""
+        most: dict[tuple[HostEventKind, str | None], HostEvent] = {}
+        for (kind, device, _), event in self._found.items():
+            if (before := most.get((kind, device))) is None or event.count >= before.count:
+                most[kind, device] = event
+        return tuple(most.values())
 
 
 _MISMATCH = re.compile(
