@@ -612,6 +612,9 @@ def test_a_corrupted_inforom_is_found_in_a_sentence() -> None:
     (finding,) = bad("gpu.inforom", text)
     assert finding.subject.bus_id == "0000:00:1e.0"
     assert bad("gpu.inforom", f"what does infoROM is corrupted at gpu mean?\n{BUS}") == []
+    story = f"last year the infoROM is corrupted at gpu 0000:1a:00.0 was what n9 said\n$ lspci\n{BUS}"
+    assert bad("gpu.inforom", story) == [], "of which node it speaks is not known"
+    assert read(story).source.reported == ("infoROM is corrupted at gpu 0000:1a:00.0",)
 
 
 def test_ports_without_indentation_are_ports() -> None:
