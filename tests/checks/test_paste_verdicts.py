@@ -585,6 +585,25 @@ def test_a_fabric_manager_that_systemd_could_not_start_is_named() -> None:
     assert judge_all(read(f"{JOB}{gpu_list(load_node('rtx4090-4', {}))}")).verdict == "pass"
 
 
+ACTIVE = "$ systemctl is-active nvidia-fabricmanager\nactive\n"
+
+
+def test_a_fabric_manager_that_was_started_in_the_end_runs() -> None:
+    assert bad("driver.fabric-manager", f"$ systemctl start nvidia-fabricmanager\n{JOB}{ACTIVE}") == []
+    assert bad("driver.fabric-manager", f"{ACTIVE}$ systemctl restart nvidia-fabricmanager\n{JOB}") != []
+    script = STAMP + 'nvidia-fabricmanager-start.sh[7]: {} "Nvidia Fabric Manager"\n'
+    assert bad("driver.fabric-manager", script.format("Stopped") + script.format("Started")) == []
+
+
+def test_a_container_that_shows_its_gpus_after_all_is_no_failure() -> None:
+    refused = 'docker: Error response from daemon: could not select device driver "" with capabilities: [[gpu]].\n'
+    listed = gpu_list(load_node("rtx4090-4", {}))
+    run = f"$ docker run --rm --gpus all ubuntu nvidia-smi -L\n{listed}"
+    assert bad("driver.loaded", f"{refused}$ nvidia-smi -L\n{listed}") != []
+    assert bad("driver.loaded", f"{run}{refused}") != []
+    assert bad("driver.loaded", f"{refused}$ apt-get install -y nvidia-container-toolkit\n{run}") == []
+
+
 @pytest.mark.parametrize(
     "stamp", ["Okt 15 14:15:47 n7 ", "11月 15 14:15:47 n7 ", "févr. 05 14:15:47 n7 ", "Feb 23 03:28:16  "]
 )
