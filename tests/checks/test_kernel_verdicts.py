@@ -441,6 +441,16 @@ def test_few_corrected_errors_of_a_bridge_pass_and_are_named() -> None:
     assert only("pcie.errors", logged(*[line] * 10)).status is Status.WARN
 
 
+def test_corrected_errors_of_a_bridge_warn_beside_gpus_only_if_one_is_behind_it() -> None:
+    line = "pcieport 0000:00:1b.0: PCIe Bus Error: severity=Corrected, type=Physical Layer, (Receiver ID)"
+    elsewhere = logged(*[line] * 12, gpus=(gpu(0),))
+    assert bad("pcie.errors", elsewhere) == []
+    assert any("0000:00:1b.0" in note for note in judge_all(elsewhere).run.notes)
+    path = (PcieHop(bus_id=gpu(0).bus_id), PcieHop(bus_id="0000:00:1b.0"))
+    above = gpu(0, pcie=PcieLink(path=path))
+    assert only("pcie.errors", logged(*[line] * 12, gpus=(above,))).status is Status.WARN
+
+
 def test_uncorrected_errors_of_a_gpu_are_not_outweighed_by_its_replays() -> None:
     line = f"nvidia {BUS}: PCIe Bus Error: severity=Uncorrected (Non-Fatal), type=Transaction Layer"
     one = Gpu(0, BUS, pcie=PcieLink(replays=0))
