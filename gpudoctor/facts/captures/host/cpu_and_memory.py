@@ -90,8 +90,7 @@ def parse_df(text: str) -> Host:
     return Host()
 
 
-# the file systems that every job writes to; others may be full for good, as images (squashfs, ISO, AppImage) and data
-# sets are
+# the file systems that every job writes to; others may be full for good, as images (ISO, AppImage) and data sets are
 _DF_FULL = re.compile(rf"(?!/dev/(?:loop|sr)\d|squashfs|erofs)\S.*\s({_CELL})\s+100%\s+(/\S*)$")
 _DF_WRITTEN = re.compile(r"/(?:run$|$|(?:tmp|var|home|root|scratch|dev/shm)(?:/|$)(?!.*(?:/snap/|\.mount_)))")
 _DF_LEFT_MIB = 64  # df rounds the share up: 100% of a large disk may leave much
