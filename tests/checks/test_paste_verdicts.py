@@ -504,6 +504,7 @@ NCCL = "n7:420:437 [5] transport/nvls.cc:379 (nvlsAllocate) NCCL {}\n"
         (PODS.format("0/1   Init:0/1   0"), "nvidia-driver-x7 Init:0/1"),
         (PODS.format("0/1   Running   3 (8m ago)"), "nvidia-driver-x7 0/1 Running"),
         (NCCL.format("WARN Cuda failure 3 'initialization error'"), "initialization error"),
+        (NCCL.format("WARN Cuda failure 401 'the operation cannot be performed in the present state'"), "failure 401"),
         (ACS.format("+") + ACS.format("-"), "ACS is on (SrcValid+) in 1 of 2 functions"),
         (FULL.format("440G  0 100%", "/"), "no space is left on /"),
         (FULL.format("440G  12M 100%", "/var/lib/docker"), "no space is left on /var/lib/docker"),

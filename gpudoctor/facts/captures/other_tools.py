@@ -94,7 +94,8 @@ OTHER_TOOL_READERS: tuple[TextReader, ...] = (
         "it tells of a job, not of the state of a node: gpudoctor diagnose FILE",
         # other failures of CUDA (no memory left, a bad argument) are the program's
         failures=r"(?P<words>NCCL WARN .{0,200})(?:NVLink|NVLS|(?:CUDA error|Cuda failure).{0,40}(?:ECC error"
-        r"|system not|initialization error|unknown error|hardware stack|no CUDA-capable|busy or unavailable))",
+        r"|system (?:not|has)|initialization error|unknown error|hardware stack|no CUDA-capable|busy or unavailable"
+        r"|in the present state))",
         between=True,
     ),
     _tool(
