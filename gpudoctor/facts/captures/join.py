@@ -121,7 +121,7 @@ class Dumps:
     def node(self, name: str) -> Node:
         """The joined node, independent of the order of the dumps; leaves in no dump are "not in this capture".
 
-        Raise SourceError if the dumps cannot be of one machine.
+        Only a success below a failure in the same text ends it. Raise SourceError for dumps of several machines.
         """
         parts = sorted(self._parts, key=lambda item: (item[0], item[1]))
         topology = self._topology([part.topology for _, _, part in parts if part.topology is not None])

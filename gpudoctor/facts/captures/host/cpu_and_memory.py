@@ -91,24 +91,18 @@ def parse_df(text: str) -> Host:
 
 
 # the file systems that every job writes to; others may be full for good, as images (ISO, AppImage) and data sets are
-_DF_FULL = re.compile(rf"(?!/dev/(?:loop|sr)\d|squashfs|erofs)\S.*\s({_CELL})\s+100%\s+(/\S*)$")
+_DF_FULL = re.compile(rf"(?!/dev/(?:loop|sr)\d|(?:\S+\s+)?(?:squashfs|iso9660)\s)\S.*\s({_CELL})\s+100%\s+(/\S*)$")
 _DF_WRITTEN = re.compile(r"/(?:run$|$|(?:tmp|var|home|root|scratch|dev/shm)(?:/|$)(?!.*(?:/snap/|\.mount_)))")
 _DF_LEFT_MIB = 64  # df rounds the share up: 100% of a large disk may leave much
 
 
 def _read_df(block: Block) -> Part:
-    inodes = re.search(r"\bdf\b[^|;&]* (?:-\w*i|--inodes)", block.command)
-    what = "inodes" if inodes or any(map(_DF_INODES.search, block.lines)) else "space"
+    inodes = re.search(r"\bdf\b[^|;&]* (?:-\w*i|--inodes)", block.command) or any(map(_DF_INODES.search, block.lines))
     unit_bytes = next((_block_bytes(line) for line in block.lines if _DF_HEADER.match(line)), 1024)
-    full = []
-    for line in block.lines:
-        found = _DF_FULL.match(line)
-        if found is None or not _DF_WRITTEN.match(found[2]) or " squashfs " in line or " iso9660 " in line:
-            continue
-        left = 0 if found[1] == "0" else _mib(found[1], unit_bytes)
-        if left == 0 if what == "inodes" else not isinstance(left, Missing) and left < _DF_LEFT_MIB:
-            full.append(found[2])
-    reported = (f"df: no {what} is left on {', '.join(full[:5])}",) if full else ()
+    rows = [found.groups() for line in block.lines if (found := _DF_FULL.match(line))]
+    left = [(0 if cell == "0" else _ODD if inodes else _mib(cell, unit_bytes), on) for cell, on in rows]
+    full = [on for mib, on in left if isinstance(mib, int) and mib < _DF_LEFT_MIB and _DF_WRITTEN.match(on)]
+    reported = (f"df: no {'inodes' if inodes else 'space'} is left on {', '.join(full[:5])}",) if full else ()
     return Part(Node(host=Host() if inodes else parse_df(block.text)), reported=reported)
 
 

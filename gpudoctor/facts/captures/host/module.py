@@ -72,7 +72,7 @@ _CONTAINER_NVML = (
     (re.compile(r".{0,300}nvidia-container-cli: .{0,80}nvml error: unknown error"), 999),
 )
 _CONTAINER_WITH_GPUS = re.compile(
-    r"\b(?:docker|podman|nerdctl)\b.* run .*(?:--gpus|--runtime[= ]nvidia|nvidia\.com/gpu)"
+    r"\b(?:docker|podman|nerdctl)(?: container)? run [^|;&]{0,400}?(?:--gpus|--runtime[= ]nvidia|nvidia\.com/gpu)"
 )
 # one of these is in each of the lines above: a long log is searched for them only
 _LOAD_WORDS = re.compile("modprobe: |insmod: |modinfo: |rror! |ERROR: |device driver|untime|CDI|container-cli")
