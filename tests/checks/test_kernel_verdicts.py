@@ -419,6 +419,18 @@ def test_an_event_that_is_alone_in_its_log_is_no_pass_of_the_node(line: str, che
     assert judge_all(node).verdict == status
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Loading of unsigned module is rejected",
+        "nvidia: version magic '6.8.0-31-generic SMP' should be '6.8.0-35-generic SMP'",
+        f"nouveau {BUS}: NVIDIA AD102 (192000a1)",
+    ],
+)
+def test_a_driver_that_was_refused_is_no_pass_beside_gpus_that_only_the_bus_shows(line: str) -> None:
+    assert only("driver.loaded", logged(line, gpus=(Gpu(0, BUS, name="AD102"),))).status is Status.UNKNOWN
+
+
 def test_every_kind_of_event_has_one_check_that_judges_it() -> None:
     owned = [kind for check in registry() for kind in check.events]
     assert sorted(owned) == sorted({*get_args(KernelEventKind), *get_args(HostEventKind)})
@@ -442,6 +454,16 @@ def test_few_corrected_errors_of_a_bridge_pass_and_are_named() -> None:
     (note,) = report.run.notes
     assert all(word in note for word in ("set aside", "0000:00:03.0", "Correctable"))
     assert only("pcie.errors", logged(*[line] * 10)).status is Status.WARN
+
+
+def test_corrected_errors_of_a_bridge_warn_beside_gpus_only_if_one_is_behind_it() -> None:
+    line = "pcieport 0000:00:1b.0: PCIe Bus Error: severity=Corrected, type=Physical Layer, (Receiver ID)"
+    elsewhere = logged(*[line] * 12, gpus=(gpu(0),))
+    assert bad("pcie.errors", elsewhere) == []
+    assert any("0000:00:1b.0" in note for note in judge_all(elsewhere).run.notes)
+    path = (PcieHop(bus_id=gpu(0).bus_id), PcieHop(bus_id="0000:00:1b.0"))
+    above = gpu(0, pcie=PcieLink(path=path))
+    assert only("pcie.errors", logged(*[line] * 12, gpus=(above,))).status is Status.WARN
 
 
 def test_uncorrected_errors_of_a_gpu_are_not_outweighed_by_its_replays() -> None:

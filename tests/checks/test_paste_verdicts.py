@@ -489,6 +489,8 @@ def test_a_line_with_very_many_blanks_is_read() -> None:
 
 
 BURN = "100.0%  proc'd: {} Gflop/s)   errors: {}   temps: 61 C - 60 C \nKilling processes.. done\n\nTested 2 GPUs:\n"
+# the program counts anew after each line
+WRONG_ONCE = BURN.format("9 (99 Gflop/s) - 9 (98", "0 - 3  (WARNING!)") + BURN.format("9 (99 Gflop/s) - 9 (98", "0 - 0")
 SLOW = (
     "Unidirectional P2P={}abled Bandwidth Matrix (GB/s)\n   D\\D     0      1\n     0 911.08  {}\n     1  {} 920.20\n"
 )
@@ -511,13 +513,21 @@ NCCL = "n7:420:437 [5] transport/nvls.cc:379 (nvlsAllocate) NCCL {}\n"
     [
         (BURN.format("0 (0 Gflop/s) - 0 (0", "0 - 0") + "\tGPU 0: OK\n\tGPU 1: OK\n", "0 Gflop/s on 2 of 2 GPUs"),
         (BURN.format("9 (99 Gflop/s) - 9 (98", "0 - -524288  (WARNING!)"), "compute errors on 1 of 2 GPUs"),
+        (WRONG_ONCE, "compute errors on 1 of 2 GPUs"),
+        (WRONG_ONCE.replace("3  (WARNING!)", "-1  (DIED!)"), "the test died on 1 of 2 GPUs"),
         ("Tested 2 GPUs:\n\tGPU 0: FAULTY\n\tGPU 1: FAULTY\n", "2 of 2 GPUs FAULTY: GPU 0-1"),
         ("Couldn't init a GPU test: Error: CUDA_ERROR_UNKNOWN\n", "Couldn't init a GPU test"),
         (SLOW.format("Dis", 22, 22) + SLOW.format("En", 10, 10), "10 GB/s with peer to peer and 22 without"),
         (COPIES.format("3783.4"), "host to device 3.8 GB/s"),
         (PODS.format("0/1   CrashLoopBackOff   7"), "nvidia-driver-x7 CrashLoopBackOff"),
+        (PODS.format("0/1   Running   32"), "nvidia-driver-x7 0/1 Running"),
+        (PODS.format("0/1   Init:0/1   0"), "nvidia-driver-x7 Init:0/1"),
+        (PODS.format("0/1   Running   3 (8m ago)"), "nvidia-driver-x7 0/1 Running"),
+        (NCCL.format("WARN Cuda failure 3 'initialization error'"), "initialization error"),
+        (NCCL.format("WARN Cuda failure 401 'the operation cannot be performed in the present state'"), "failure 401"),
         (ACS.format("+") + ACS.format("-"), "ACS is on (SrcValid+) in 1 of 2 functions"),
         (FULL.format("440G  0 100%", "/"), "no space is left on /"),
+        (FULL.format("440G  12M 100%", "/var/lib/docker"), "no space is left on /var/lib/docker"),
         ("$ docker info\nData Space Total: 107.4 GB\nData Space Available: 0 B\n", "no data space is left"),
         (TORCH.format("False"), "PyTorch is built with CUDA 11.8"),
         (NCCL.format("WARN Failed to bind NVLink SHARP (NVLS) memory : CUDA error 401"), "NVLink SHARP"),
@@ -551,9 +561,20 @@ def test_what_a_tool_says_is_wrong_is_named_and_passes_nothing(text: str, told: 
         SLOW.format("Dis", 22, 22) + SLOW.format("En", 45, 45),
         COPIES.format("12150.7"),
         COPIES.format("6.2").replace("MB/s", "GB/s"),
+        COPIES.format("4.4").replace("MB/s", "GB/s").replace("PINNED", "PAGEABLE"),
+        COPIES.format("410.5").replace("33554432 ", "1024000 "),
         PODS.format("1/1   Running   0"),
+        PODS.format("0/1   ContainerCreating   0").replace("18m", "5s"),
+        PODS.format("0/1   Running   0").replace("18m", "2m30s"),
+        PODS.format("1/1   Running   0") + "my-gpu-training-0   0/1   Pending   0   5d\ngpu-book-1 0/1  Error  0  5d\n",
+        NCCL.format("WARN Cuda failure 'out of memory'"),
+        "[2026-03-02T08:00:00] slurmctld: Setting node n7 state to IDLE\n",
         ACS.format("-"),
         FULL.format("40G  400G 10%", "/") + "/dev/sdb1  9T  9T  0 100% /data/imagenet\n",
+        FULL.format("438G  2.0G 100%", "/home"),
+        FULL.format("440G  0 100%", "/tmp/.mount_toolAb1"),
+        FULL.format("440G  0 100%", "/run/media/me/Stick"),
+        FULL.format("440G  0 100%", "/run/credentials/systemd-sysctl.service"),
         TORCH.format("True"),
         TORCH.format("False").replace("11.8", "None"),
         NCCL.format("INFO NVLS multicast support is available on dev 0"),
@@ -599,6 +620,25 @@ def test_a_fabric_manager_that_systemd_could_not_start_is_named() -> None:
     assert judge_all(read(f"{JOB}{gpu_list(load_node('rtx4090-4', {}))}")).verdict == "pass"
 
 
+ACTIVE = "$ systemctl is-active nvidia-fabricmanager\nactive\n"
+
+
+def test_a_fabric_manager_that_was_started_in_the_end_runs() -> None:
+    assert bad("driver.fabric-manager", f"$ systemctl start nvidia-fabricmanager\n{JOB}{ACTIVE}") == []
+    assert bad("driver.fabric-manager", f"{ACTIVE}$ systemctl restart nvidia-fabricmanager\n{JOB}") != []
+    script = STAMP + 'nvidia-fabricmanager-start.sh[7]: {} "Nvidia Fabric Manager"\n'
+    assert bad("driver.fabric-manager", script.format("Stopped") + script.format("Started")) == []
+
+
+def test_a_container_that_shows_its_gpus_after_all_is_no_failure() -> None:
+    refused = 'docker: Error response from daemon: could not select device driver "" with capabilities: [[gpu]].\n'
+    listed = gpu_list(load_node("rtx4090-4", {}))
+    run = f"$ docker run --rm --gpus all ubuntu nvidia-smi -L\n{listed}"
+    assert bad("driver.loaded", f"{refused}$ nvidia-smi -L\n{listed}") != []
+    assert bad("driver.loaded", f"{run}{refused}") != []
+    assert bad("driver.loaded", f"{refused}$ apt-get install -y nvidia-container-toolkit\n{run}") == []
+
+
 @pytest.mark.parametrize(
     "stamp", ["Okt 15 14:15:47 n7 ", "11月 15 14:15:47 n7 ", "févr. 05 14:15:47 n7 ", "Feb 23 03:28:16  "]
 )
@@ -626,6 +666,9 @@ def test_a_corrupted_inforom_is_found_in_a_sentence() -> None:
     (finding,) = bad("gpu.inforom", text)
     assert finding.subject.bus_id == "0000:00:1e.0"
     assert bad("gpu.inforom", f"what does infoROM is corrupted at gpu mean?\n{BUS}") == []
+    story = f"last year the infoROM is corrupted at gpu 0000:1a:00.0 was what n9 said\n$ lspci\n{BUS}"
+    assert bad("gpu.inforom", story) == [], "of which node it speaks is not known"
+    assert read(story).source.reported == ("infoROM is corrupted at gpu 0000:1a:00.0",)
 
 
 def test_ports_without_indentation_are_ports() -> None:

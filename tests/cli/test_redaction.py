@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -324,3 +325,19 @@ def test_the_start_of_a_uuid_is_not_shown_either(gpudoctor: Gpudoctor) -> None:
     assert "beef" not in text
     assert start not in text
     assert text.endswith("GPU-3 and GPU-based")
+
+
+def test_nodes_and_pods_that_a_scheduler_names_are_not_shown(gpudoctor: Gpudoctor, tmp_path: Path) -> None:
+    pasted = tmp_path / "pasted.txt"
+    pasted.write_text(
+        "slurmctld: error: Setting node amelies7 state to INVAL with reason:x\n"
+        "slurmctld: drain_nodes: node amelies8 state set to DRAIN\n"
+        "$ sinfo -N\nNODELIST NODES PARTITION STATE\n"
+        "berndbox1 1 gpu* down*\nberndbox2 1 gpu* fail\nberndbox3 1 gpu* idle\n"
+        "$ kubectl get pods\nNAME READY STATUS RESTARTS AGE\n"
+        "nvidia-driver-daemonset-q7x2z 0/1 CrashLoopBackOff 3 5d\nnvidia-test-of-amelie 0/1 Error 0 5d\n"
+    )
+    output = gpudoctor("check", "--node", str(pasted), "--redact", "--json").out
+    assert not re.search("amelie|berndbox", output)
+    assert "nvidia-driver-daemonset-q7x2z CrashLoopBackOff" in output, "the operator's own pods name nobody"
+    assert "not of one node only" in output

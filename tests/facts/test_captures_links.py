@@ -214,3 +214,15 @@ def test_gpus_known_by_their_index_only_have_the_addresses_that_lspci_shows(tmp_
         listed = "".join(f"GPU {n}: NVIDIA H100 (UUID: GPU-{n}1111111-2222)\n" for n in (0, index))
         pasted.write_text(f"$ nvidia-smi -L\n{listed}$ lspci\n{functions}")
         assert [gpu.bus_id for gpu in load_source(str(pasted)).node.gpus] == addresses
+
+
+@pytest.mark.parametrize(("second", "fits"), [("GA102GL [RTX A6000]", True), ("TU117GL [T1000 8GB]", False)])
+def test_gpus_whose_names_do_not_fit_those_of_lspci_get_no_addresses(tmp_path: Path, second: str, fits: bool) -> None:
+    names = ("NVIDIA RTX A6000", "NVIDIA A100-PCIE-40GB")
+    listed = "".join(f"GPU {n}: {name} (UUID: GPU-{n}1111111-2222)\n" for n, name in enumerate(names))
+    functions = (second, "GA100 [A100 PCIe 40GB]")
+    shown = "".join(f"{17 + n}:00.0 3D controller: NVIDIA Corporation {f} (rev a1)\n" for n, f in enumerate(functions))
+    pasted = tmp_path / "pasted.txt"
+    pasted.write_text(f"$ nvidia-smi -L\n{listed}$ lspci\n{shown}")
+    found = [gpu.bus_id for gpu in load_source(str(pasted)).node.gpus]
+    assert found == (["0000:17:00.0", "0000:18:00.0"] if fits else ["unknown-0", "unknown-1"])

@@ -363,6 +363,19 @@ def test_kubernetes_node(ready: str, cordoned: str, state: str) -> None:
     assert not any("MemoryPressure" in condition for condition in told.conditions)
 
 
+def test_conditions_of_health_are_bad_if_they_are_not_true() -> None:
+    rows = (
+        "AcceleratedHardwareReady False {0} {0} XID79 lost",
+        "KernelReady True {0} {0} KernelIsReady fine",
+        "NetworkUnavailable False {0} {0} CalicoIsUp fine",
+        "GpuNotReady True {0} {0} Gone lost",
+    )
+    more = "".join(f"  {row.format('Wed, 02 Oct 2024 10:11:12 +0000')}\n" for row in rows)
+    text = KUBECTL.format(ready="True", cordoned="false").replace("  GpuXidError", f"{more}  GpuXidError")
+    told = read(text, "kubectl describe node n1").scheduler
+    assert [bad.split()[0] for bad in told.conditions] == ["AcceleratedHardwareReady", "GpuNotReady", "GpuXidError"]
+
+
 # --- containers ---------------------------------------------------------------------------------
 
 INSPECT = """\

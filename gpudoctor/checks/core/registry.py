@@ -44,7 +44,8 @@ class Check(msgspec.Struct, frozen=True):
     `needs_gpu`: the runner skips the check if there is no GPU in the facts. `limits` are its thresholds.
     `page` is the text of the check's page, if there is no page file next to its module. `impact` is what a bad
     finding means for a training; None: nothing in particular. `explains` is what a bad finding explains. `events` are
-    the kinds of kernel log lines that only this check judges: if it skips, they make it `unknown`.
+    the kinds of kernel log lines that only this check judges: if it only skips, and the driver shows no GPU, they
+    make it `unknown`.
     """
 
     id: str

@@ -8,6 +8,7 @@ import msgspec
 
 from gpudoctor.checks.core.case import Case
 from gpudoctor.checks.core.driver_messages import events_not_judged
+from gpudoctor.checks.core.each_gpu import shown_by_driver
 from gpudoctor.checks.core.finding import PROBLEMS, Finding, Status, skip, unknown, worst
 from gpudoctor.checks.core.registry import LEVELS, Check, Level
 from gpudoctor.checks.core.subject import NODE as NODE_SUBJECT
@@ -60,8 +61,10 @@ def _run(case: Case, check: Check, level: Level, clock: Callable[[], float]) -> 
             findings = [found for found in findings if found.status in PROBLEMS] + [unknown(NODE_SUBJECT, reason)]
         if not findings:
             findings.append(skip(NODE_SUBJECT, "nothing here to judge"))
-    # an event that was read, and whose only check has nothing to say of it, is no pass of the node
-    if not case.gpus and case.scope is None and all(finding.status is Status.SKIP for finding in findings):
+    # an event that was read, and whose only check has nothing to say of it, is no pass of the node; lspci lists a GPU
+    # also if its driver does not run
+    unseen = case.scope is None and not any(shown_by_driver(case.node, gpu) for gpu in case.gpus)
+    if unseen and all(finding.status is Status.SKIP for finding in findings):
         findings += events_not_judged(case, check.events, findings[0].reason or "")
     return _result(check, (clock() - started) * 1000, tuple(findings))
 

@@ -14,6 +14,7 @@ from gpudoctor.checks.core.subject import NODE
 from gpudoctor.checks.host.memory import OURS, gpus_in_words, not_told
 from gpudoctor.checks.network.infiniband import carries_training
 from gpudoctor.facts.model.missing import Missing, known
+from gpudoctor.facts.model.node import Node
 
 _FAIL_CPUS = Limit(1, "CPUs a GPU", f"{OURS}: one process a GPU, each with a launching thread", name="fail_cpus")
 _WARN_CPUS = Limit(
@@ -101,10 +102,15 @@ def user_limits(case: Case) -> Iterator[Finding]:
     yield _limit(case, _OPEN_FILES, "open files (ulimit -n)", host.open_files, "ulimit -n 65536")
     yield _limit(case, _PROCESSES, "processes (ulimit -u)", host.processes, "ulimit -u 65536")
     ports = known(case.node.network.rdma_ports)
-    if ports is None and case.node.source.kind == "capture" and known(host.memlock_kib) is not None:
+    if ports is None and case.node.source.kind == "capture" and (held_kib := known(host.memlock_kib)) is not None:
         # which adapters there are is not in the text: a limit that RDMA could not live with is no pass
         finding = _limit(case, _MEMLOCK_KIB, "lockable memory (ulimit -l)", host.memlock_kib, "ulimit -l unlimited")
-        yield finding if finding.likely is None else replace(finding, likely=f"{_IF_RDMA}: {finding.likely}")
+        if finding.likely is not None and not _may_use_rdma(case.node):
+            yield skip(
+                NODE, f"locked memory (ulimit -l), {held_kib} KiB: matters for RDMA only, of which nothing is said"
+            )
+        else:
+            yield finding if finding.likely is None else replace(finding, likely=f"{_IF_RDMA}: {finding.likely}")
     elif ports is None:
         yield skip(NODE, "locked memory (ulimit -l): matters for RDMA only, and the RDMA ports are not known")
     elif not any(port.is_active for port in ports):
@@ -113,6 +119,18 @@ def user_limits(case: Case) -> Iterator[Finding]:
         yield skip(NODE, "locked memory (ulimit -l): matters for RDMA only, and the active ports are a few of Ethernet")
     else:
         yield _limit(case, _MEMLOCK_KIB, "lockable memory (ulimit -l)", host.memlock_kib, "ulimit -l unlimited")
+
+
+def _may_use_rdma(node: Node) -> bool:
+    """Whether a text that does not list its ports may be of a node with RDMA: any but of one GPU without a sign."""
+    events = known(node.kernel_log.host_events) or ()
+    variables = known(node.environment.variables) or ()
+    return (
+        len(node.gpus) != 1
+        or known(node.network.peermem_loaded) is True
+        or any(event.kind.startswith("nic-") for event in events)
+        or any(variable.name.startswith(("NCCL_IB", "UCX_", "FI_")) for variable in variables)
+    )
 
 
 def _limit(case: Case, limit: Limit, what: str, value: int | Missing | None, command: str) -> Finding:

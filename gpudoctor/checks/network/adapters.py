@@ -16,6 +16,7 @@ from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import HostEvent, HostEventKind, RdmaPort
 
 _HOUR_S = 3600.0
+_BOOT_S = 600.0
 _FLAPS = Limit(5, "times a day", "AzureHPC node health checks: 5 link losses in 24 hours", name="flaps", status="warn")
 _BURST = Limit(3, "times in 3 hours", "Azure healthagent: 3 link losses in 3 hours", name="burst", status="warn")
 _ERRORS = Limit(10, "errors", "ibqueryerrors' default threshold", name="errors", status="warn")
@@ -212,7 +213,7 @@ def _link_losses(case: Case) -> Iterator[Finding]:
 def _lost_unseen(case: Case) -> Iterator[Finding]:
     """Links that came up again and again in an excerpt of a log, which lacks the lines of their losses.
 
-    A whole log has these lines; without any, an interface was only configured again.
+    A whole log has these lines; without any, an interface was only configured again, as several times at boot.
     """
     events = known(case.node.kernel_log.host_events) or ()
     if case.node.source.kind != "capture" or any(event.kind == "nic-link-down" for event in events):
@@ -220,6 +221,8 @@ def _lost_unseen(case: Case) -> Iterator[Finding]:
     for event in events:
         lasted_s = (event.last_s or 0) - (event.first_s or 0)
         if event.kind != "nic-link-up" or event.count <= case.limit(_BURST) or lasted_s > 3 * _HOUR_S:
+            continue
+        if event.first_s is not None and event.first_s < _BOOT_S:
             continue
         of = f"{event.device}: " if event.device else ""
         yield warn(

@@ -114,9 +114,11 @@ def _logged(case: Case) -> Iterator[Finding]:
 def _of_other_devices(case: Case) -> Iterator[Finding]:
     """The AER lines of bridges and other devices: those that lost data, and many corrected ones, are warnings.
 
-    The counters of the bridges above GPUs are read on a live node, and judged with the GPUs.
+    Corrected ones are only if a GPU is behind the device, or if no GPU is known. The counters of the bridges above
+    GPUs are read on a live node, and judged with the GPUs.
     """
     paths = [known(gpu.pcie.path) or () for gpu in case.node.gpus]
+    above = {hop.bus_id for path in paths for hop in path}
     counted = {hop.bus_id for path in paths for hop in path if not isinstance(hop.aer_fatal, Missing)}
     counted |= {gpu.bus_id for gpu in case.node.gpus}
     for bus_id, events in _by_device(case).items():
@@ -129,7 +131,9 @@ def _of_other_devices(case: Case) -> Iterator[Finding]:
         found = Found(f"PCIe errors: {_kinds(lost or events)} ({_lines(lost or events)})", len(events), "lines")
         subject = Subject("node", bus_id=bus_id, name=device)
         evidence = [Evidence("kernel log", event.text[:300]) for event in (lost or events)[-2:]]
-        if not lost and _most_a_day(events) < case.limit(_CORRECTED_LINES):
+        if not lost and (
+            _most_a_day(events) < case.limit(_CORRECTED_LINES) or (case.node.gpus and bus_id not in above)
+        ):
             yield ok(subject, found, None, *evidence)
             continue
         yield warn(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -17,6 +18,8 @@ from gpudoctor.facts.model.missing import NOT_READ, Missing, known
 from gpudoctor.facts.model.node import Driver, Host
 
 UNKNOWN_BUS = "unknown-"
+_IN_BRACKETS = re.compile(r"\[([^\]:]{1,80})\]")
+_MODEL = re.compile(r"\b[A-Z]{0,2}\d{1,4}[A-Z]?\b")
 # the most detailed dump first: if two readings differ, the first one counts
 _BEST_FIRST = ("nvidia-smi -q", "nvidia-smi --query-gpu", "nvidia-smi", "collect_env", "nvidia-smi -L")
 _INIT_OK = 0
@@ -227,10 +230,22 @@ def with_addresses(gpus: tuple[Gpu, ...], functions: list[Function]) -> tuple[Gp
     ordered = sorted(gpus, key=lambda gpu: gpu.index)
     if [gpu.index for gpu in ordered] != list(range(len(functions))) or any(map(_has_address, gpus)):
         return gpus
+    # CUDA's order may differ from the bus'
+    if any(_of_another_model(gpu, function) for gpu, function in zip(ordered, functions, strict=True)):
+        return gpus
     return tuple(
         replace(gpu, bus_id=function.bus_id, name=gpu.name if known(gpu.name) else function.name)
         for gpu, function in zip(ordered, functions, strict=True)
     )
+
+
+def _of_another_model(gpu: Gpu, function: Function) -> bool:
+    """Whether the driver's name of a GPU and lspci's one in brackets ("GA100 [A100 PCIe 40GB]") share no model."""
+    listed, name = _IN_BRACKETS.search(function.name), known(gpu.name)
+    if listed is None or name is None:
+        return False
+    models = set(_MODEL.findall(listed[1].upper()))
+    return bool(models) and models.isdisjoint(_MODEL.findall(name.upper()))
 
 
 def with_failures(gpus: tuple[Gpu, ...], lost: tuple[Gpu, ...]) -> tuple[Gpu, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from msgspec.structs import replace
@@ -14,7 +14,9 @@ from gpudoctor.facts.captures.gpu_lists import (
     with_failures,
     without_gpu_memory,
 )
+from gpudoctor.facts.captures.host.fabric_manager import without_failed_jobs
 from gpudoctor.facts.captures.host.lspci import PciTree
+from gpudoctor.facts.captures.host.module import shows_gpus_in_container, without_container_failures
 from gpudoctor.facts.captures.kernel_logs import continued, joined_logs
 from gpudoctor.facts.captures.leaves import merged, plausible, say_absent
 from gpudoctor.facts.captures.nvidia_smi.nvlink import with_remote_kinds
@@ -44,6 +46,7 @@ class Dumps:
         self._file = ""
         self._read = 0
         self._errors: list[tuple[str, SourceError]] = []
+        self._of_file: list[tuple[int, Part]] = []  # first line, facts
 
     def add(self, lines: Iterable[tuple[str, bool]], file: str, *, quiet: bool = False) -> int:
         """Read the lines of one source (see `lines_of`) and return how many dumps in it were read.
@@ -51,7 +54,7 @@ class Dumps:
         Lines that were not recognised are counted in the notes, unless `quiet`. Raise SourceError, without the file's
         name, if dumps were recognised but none of them could be read.
         """
-        self._file, self._read, self._errors = file, 0, []
+        self._file, self._read, self._errors, self._of_file = file, 0, [], []
         transcript = Transcript(READERS, self._read_block, file)
         transcript.read(lines)
         if self._errors and not self._read:
@@ -74,6 +77,7 @@ class Dumps:
             self._errors.append((f"{reader.name} in line {block.first_line}", error))
             return
         self._read += 1
+        self._settle(reader, block, part)
         self.notes.extend(f"{self._file}: {note}" for note in part.notes)
         self._reported.extend(part.reported)
         if part.node.kernel_log != KernelLog():
@@ -83,6 +87,20 @@ class Dumps:
             self._left_out += 1
         elif part != Part(notes=part.notes, reported=part.reported):
             self._parts.append((self._file, block.text if len(self._parts) < 100 else "", part))
+
+    def _settle(self, reader: TextReader, block: Block, part: Part) -> None:
+        """Drop the failures that this success, further down in the same text, shows to be repaired."""
+        repaired: list[Callable[[Node], Node]] = []
+        # not the journal, whose lines may be older than those before it
+        if reader.name == "systemctl status" and part.node.fabric_manager.service == "active":
+            repaired.append(without_failed_jobs)
+        if shows_gpus_in_container(block, part):
+            repaired.append(without_container_failures)
+        for first_line, earlier in self._of_file if repaired else ():
+            for without in repaired if first_line < block.first_line else ():
+                earlier.node = without(earlier.node)
+        if len(self._of_file) < MAX_PARTS:
+            self._of_file.append((block.first_line, part))
 
     def _add_log(self, log: KernelLog, block: Block) -> None:
         if block.goes_on_from and self._logs:
@@ -105,7 +123,7 @@ class Dumps:
     def node(self, name: str) -> Node:
         """The joined node, independent of the order of the dumps; leaves in no dump are "not in this capture".
 
-        Raise SourceError if the dumps cannot be of one machine.
+        Only a success below a failure in the same text ends it. Raise SourceError for dumps of several machines.
         """
         parts = sorted(self._parts, key=lambda item: (item[0], item[1]))
         topology = self._topology([part.topology for _, _, part in parts if part.topology is not None])

@@ -93,7 +93,10 @@ OTHER_TOOL_READERS: tuple[TextReader, ...] = (
         _NCCL_LINE,
         _ALONE,
         "it tells of a job, not of the state of a node: gpudoctor diagnose FILE",
-        failures=r"(?P<words>NCCL WARN .{0,200})(?:NVLink|NVLS|CUDA error|Cuda failure)",
+        # other failures of CUDA (no memory left, a bad argument) are the program's
+        failures=r"(?P<words>NCCL WARN .{0,200})(?:NVLink|NVLS|(?:CUDA error|Cuda failure).{0,40}(?:ECC error"
+        r"|system (?:not|has)|initialization error|unknown error|hardware stack|no CUDA-capable|busy or unavailable"
+        r"|in the present state))",
         between=True,
     ),
     _tool(
@@ -166,7 +169,8 @@ OTHER_TOOL_READERS: tuple[TextReader, ...] = (
         r"|node \S{1,100} state set to (?:DOWN|DRAIN|FAIL))",
         _ALONE,
         "the scheduler's own log; paste of the node: nvidia-smi -q; scontrol show node NAME",
-        failures=r"(?P<words>(?:Setting node|node \S{1,100} state set))",
+        failures=r"(?P<words>Setting node \S{1,100} state to (?:DOWN|DRAIN|FAIL|ERR|INVAL|NO)"
+        r"|node \S{1,100} state set)",
     ),
     _tool(
         "kubectl get pods",

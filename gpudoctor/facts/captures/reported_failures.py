@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator
 
 from gpudoctor.facts.captures.reader import Block
 from gpudoctor.units import ranges
@@ -29,7 +30,8 @@ def nccl_figures(block: Block) -> str:
 
 _BURN_GPU = re.compile(r"\s*GPU (\d{1,4}): (OK|FAULTY)")
 _BURN_PROGRESS = re.compile(r"(\d{1,3})\.\d%\s+proc'd: ([^e]{1,20000})errors: ?([^t]{0,20000})")
-_BURN_ENDED = re.compile(r"Couldn't init a GPU test|No clients are alive|\(DIED!\)")
+_BURN_ERRORS = re.compile(r"(-?\d{1,20})\s*(\(DIED!\))?")
+_BURN_ENDED = re.compile(r"Couldn't init a GPU test|No clients are alive")
 
 
 def burn_failures(block: Block) -> list[str]:
@@ -37,17 +39,21 @@ def burn_failures(block: Block) -> list[str]:
     verdicts = [found for line in block.lines if (found := _BURN_GPU.match(line))]
     faulty = [int(found[1]) for found in verdicts if found[2] == "FAULTY"]
     told = [f"{len(faulty)} of {len(verdicts)} GPUs FAULTY: GPU {ranges(sorted(set(faulty)))}"] if faulty else []
-    progress = [found for line in block.lines if (found := _BURN_PROGRESS.match(line))]
+    progress = [found for line in block.lines for found in _BURN_PROGRESS.finditer(line)]
     if progress:
         last = progress[-1]
         rates = re.findall(r"\((\d{1,12}(?:\.\d{1,6})?) Gflop/s\)", last[2])
-        errors = re.findall(r"-?\d{1,20}", last[3])
-        idle, wrong = sum(float(rate) == 0 for rate in rates), sum(int(count) != 0 for count in errors)
+        idle = sum(float(rate) == 0 for rate in rates)
         # the first lines come before the first result
         if idle and int(last[1]) >= 50:
             told.append(f"0 Gflop/s on {idle} of {len(rates)} GPUs")
-        if wrong:
-            told.append(f"compute errors on {wrong} of {len(errors)} GPUs")
+        # its counts start again at 0 after each line
+        counts = [_BURN_ERRORS.findall(found[3]) for found in progress]
+        gpus = max(map(len, counts))
+        died = {gpu for line in counts for gpu, (_, end) in enumerate(line) if end}
+        wrong = {gpu for line in counts for gpu, (count, end) in enumerate(line) if int(count) != 0 and not end}
+        told += [f"compute errors on {len(wrong)} of {gpus} GPUs"] if wrong else []
+        told += [f"the test died on {len(died)} of {gpus} GPUs"] if died else []
     return told + [line.strip()[:200] for line in block.lines if _BURN_ENDED.match(line.lstrip())]
 
 
@@ -79,31 +85,40 @@ def p2p_failures(block: Block) -> list[str]:
 
 _COPY = re.compile(r"\s*(Host to Device|Device to Host) Bandwidth, ")
 _COPY_UNIT = re.compile(r"\s+Transfer Size \(Bytes\)\s+Bandwidth\((M|G)B/s\)")
-_COPY_RATE = re.compile(r"\s+\d{3,12}\s+(\d{1,7}(?:\.\d{1,3})?)\s*$")
+_COPY_RATE = re.compile(r"\s+(\d{3,12})\s+(\d{1,7}(?:\.\d{1,3})?)\s*$")
 _SLOW_COPY_GB_S = 5  # PCIe 3.0 x8 carries 6
+_LARGE_COPY_BYTES = 16_000_000  # smaller ones, and those of pageable memory, do not reach a link's rate
 
 
-def _copies(block: Block) -> list[tuple[str, float]]:
-    """The ways of bandwidthTest between RAM and a GPU, with their highest rate in GB/s."""
-    rates: dict[str, float] = {}
-    way, unit_gb = "", 0.0
+def _copies(block: Block) -> Iterator[tuple[str, float, bool]]:
+    """Rates of bandwidthTest between RAM and a GPU: the way, GB/s, and whether it could be that of the link."""
+    way, unit_gb, pinned = "", 0.0, False
     for line in block.lines:
         if " Bandwidth, " in line:
-            way, unit_gb = (found[1].lower() if (found := _COPY.match(line)) else ""), 0.0
+            way, unit_gb, pinned = (found[1].lower() if (found := _COPY.match(line)) else ""), 0.0, False
+        elif " Memory Transfers" in line:
+            pinned = "PINNED" in line
         elif unit := _COPY_UNIT.match(line):
             unit_gb = 1.0 if unit[1] == "G" else 0.001
         elif way and unit_gb and (rate := _COPY_RATE.match(line)):
-            rates[way] = max(rates.get(way, 0.0), float(rate[1]) * unit_gb)
+            yield way, float(rate[2]) * unit_gb, pinned and int(rate[1]) >= _LARGE_COPY_BYTES
+
+
+def _highest(copies: Iterable[tuple[str, float, bool]]) -> list[tuple[str, float]]:
+    rates: dict[str, float] = {}
+    for way, rate, _ in copies:
+        rates[way] = max(rates.get(way, 0.0), rate)
     return list(rates.items())
 
 
 def copy_figures(block: Block) -> str:
-    return ", ".join(f"{way} {rate:.1f} GB/s" for way, rate in _copies(block))
+    return ", ".join(f"{way} {rate:.1f} GB/s" for way, rate in _highest(_copies(block)))
 
 
 def copy_failures(block: Block) -> list[str]:
     """What bandwidthTest says has failed, and copies that are slower than any link of a GPU should be."""
-    slow = [f"{way} {rate:.1f} GB/s" for way, rate in _copies(block) if rate < _SLOW_COPY_GB_S]
+    rates = _highest(copy for copy in _copies(block) if copy[2])
+    slow = [f"{way} {rate:.1f} GB/s" for way, rate in rates if rate < _SLOW_COPY_GB_S]
     told = [f"{rate}: a slow link, or CPUs and memory far from the GPU" for rate in slow]
     return [line.strip() for line in block.lines if "Result = FAIL" in line] + told
 
@@ -134,18 +149,37 @@ def cuda_failures(block: Block) -> list[str]:
 
 
 POD = re.compile(
-    r"(?:[\w.-]{1,100}\s+)?(?:pod/)?(?P<pod>[\w.-]{1,253})\s+\d{1,3}/\d{1,3}\s+(?P<status>[A-Z]\S{2,60})\s"
+    r"(?:[\w.-]{1,100}\s+)?(?:pod/)?(?P<pod>[\w.-]{1,253})\s+(?P<ready>\d{1,3})/(?P<containers>\d{1,3})"
+    r"\s+(?P<status>[A-Z]\S{2,60})\s(?:\s*(?P<restarts>\d{1,6})(?:\s+\([^)]{1,40}\))?\s+(?P<age>(?:\d{1,6}[smhdy])+))?"
 )
-_GPU_SOFTWARE = re.compile(r"nvidia|gpu|dcgm")
-_POD_WELL = ("Running", "Completed", "Succeeded", "Terminating")
+# a user's pod may have "gpu" in its name, too
+_GPU_SOFTWARE = re.compile(
+    r"nvidia-|gpu-operator|gpu-feature-discovery|dcgm"
+    r"|.*nvidia-(?:driver|device-plugin|container-toolkit|operator|mig-manager|dcgm)"
+)
+_POD_WELL = ("Completed", "Succeeded", "Terminating")
+_POD_WAITS = ("Init:0", "Pending", "ContainerCreating", "PodInitializing", "Running")
+_YOUNG = re.compile(r"\d{1,6}s|\d(?:m\d{1,2}s|m)")  # less than ten minutes: it still loads images, or starts
 
 
 def pod_failures(block: Block) -> list[str]:
-    """The pods of GPU software that do not run, as kubectl says; those that fail before those that wait."""
-    pods = [found for line in block.lines if (found := POD.match(line)) and _GPU_SOFTWARE.search(found["pod"])]
-    bad = [pod for pod in pods if pod["status"] not in _POD_WELL]
-    bad.sort(key=lambda pod: pod["status"].startswith(("Init:0", "Pending", "ContainerCreating", "PodInitializing")))
-    return [f"{pod['pod']} {pod['status']}" for pod in bad]
+    """The pods of GPU software that do not run, or are not ready, as kubectl says; those that fail first."""
+    pods = [found for line in block.lines if (found := POD.match(line)) and _GPU_SOFTWARE.match(found["pod"])]
+    bad = [pod for pod in pods if not _is_well(pod)]
+    bad.sort(key=lambda pod: pod["status"].startswith(_POD_WAITS))
+    return [
+        f"{pod['pod']} {pod['ready']}/{pod['containers']} {pod['status']}"
+        if pod["status"] == "Running"
+        else f"{pod['pod']} {pod['status']}"
+        for pod in bad
+    ]
+
+
+def _is_well(pod: re.Match[str]) -> bool:
+    if pod["status"] in _POD_WELL or (pod["status"] == "Running" and int(pod["ready"]) >= int(pod["containers"])):
+        return True
+    young = pod["restarts"] == "0" and _YOUNG.fullmatch(pod["age"] or "") is not None
+    return young and pod["status"].startswith(_POD_WAITS)
 
 
 def acs_failures(block: Block) -> list[str]:

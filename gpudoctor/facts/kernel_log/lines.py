@@ -182,15 +182,16 @@ def _event_of(record: LogRecord) -> KernelEvent | Literal["quoted"] | None:
 
 _HARDWARE_ERROR = re.compile(r"(?:mce: |\{\d{1,9}\})?\[Hardware Error\]: *\S")
 _HARMLESS = "event severity: info"  # acpi/apei/ghes.c
+_Subject = tuple[HostEventKind, str | None, str | None]
 
 
 class HostEvents:
-    """Counts the events of one log by kind and device."""
+    """Counts the events of one log by kind, device and interface."""
 
     def __init__(self) -> None:
-        self._found: dict[tuple[HostEventKind, str | None], HostEvent] = {}
-        self._last_day: dict[tuple[HostEventKind, str | None], deque[tuple[float, int]]] = {}
-        self._in_day: Counter[tuple[HostEventKind, str | None]] = Counter()
+        self._found: dict[_Subject, HostEvent] = {}
+        self._last_day: dict[_Subject, deque[tuple[float, int]]] = {}
+        self._in_day: Counter[_Subject] = Counter()
         self._unread_error: HostEvent | None = None
         self._severity_known = False
 
@@ -204,7 +205,7 @@ class HostEvents:
             self._severity_known = self._severity_known or _HARMLESS in message
             return
         self._severity_known = self._severity_known or found[0].startswith("machine-check")
-        told, errors = found[:2], found[2]
+        told, errors = found[:3], found[3]
         before = self._found.get(told)
         if before is None and len(self._found) >= MAX_SUBJECTS:
             return
@@ -212,7 +213,7 @@ class HostEvents:
         in_day = None if time_s is None else self._in_last_day(told, time_s, errors)
         self._found[told] = HostEvent(told[0], message, told[1], count, first_s, time_s, in_day)
 
-    def _in_last_day(self, told: tuple[HostEventKind, str | None], time_s: float, errors: int) -> int:
+    def _in_last_day(self, told: _Subject, time_s: float, errors: int) -> int:
         times = self._last_day.setdefault(told, deque())
         times.append((time_s, errors))
         self._in_day[told] += errors
@@ -222,9 +223,16 @@ class HostEvents:
 
     @property
     def events(self) -> tuple[HostEvent, ...]:
-        """All events, and the first hardware error that the table does not read if it reads the severity of none."""
+        """One event per kind and device: of an adapter with several interfaces (representors), that of the most.
+
+        Then the first hardware error that the table does not read, if it reads the severity of none.
+        """
+        most: dict[tuple[HostEventKind, str | None], HostEvent] = {}
+        for (kind, device, _), event in self._found.items():
+            if (before := most.get((kind, device))) is None or event.count >= before.count:
+                most[kind, device] = event
         unread = () if self._severity_known or self._unread_error is None else (self._unread_error,)
-        return (*self._found.values(), *unread)
+        return (*most.values(), *unread)
 
 
 _MISMATCH = re.compile(

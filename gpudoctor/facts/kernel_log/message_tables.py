@@ -80,14 +80,16 @@ def driver_message(words: str) -> DriverMessage | None:
 
 _BUS = r"(?P<bus>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])"
 _NIC = rf"(?:mlx5_core|mlx4_core|mlx4_en|bnxt_en|ice|i40e|ixgbe|igb|ena|qede|be2net) {_BUS}"
+_OF_NIC = r"(?: (?P<interface>\S{1,40}))?"
 _DISK = r"(?P<device>(?!(?:fd|sr|loop|ram|zram)\d)[\w-]{1,40})"
 
 
 class HostMessage(msgspec.Struct, frozen=True):
     """One row of the table: the event that a message matching `pattern` means, and the code that prints it.
 
-    The group `device` or `bus` is the subject of the event, `count` the number of errors that a line stands for. The
-    message must contain `words`, which is cheap to check, so that a pattern is only compiled when it is needed.
+    The group `device` or `bus` is the subject of the event, `interface` one of several of its parts, `count` the
+    number of errors that a line stands for. The message must contain `words`, which is cheap to check, so that a
+    pattern is only compiled when it is needed.
     """
 
     kind: HostEventKind
@@ -156,9 +158,9 @@ HOST_MESSAGES: tuple[HostMessage, ...] = (
         "mlx5/core/health.c"),
     HostMessage("nic-firmware", "NETDEV WATCHDOG", r"NETDEV WATCHDOG: .{0,60}transmit queue \d+ timed out",
         "net/sched/sch_generic.c"),
-    HostMessage("nic-link-down", "ink", rf"{_NIC}(?: \S{{1,40}})?: (?:NIC )?[Ll]ink (?:is )?[Dd]own",
+    HostMessage("nic-link-down", "ink", rf"{_NIC}{_OF_NIC}: (?:NIC )?[Ll]ink (?:is )?[Dd]own",
         "mlx5/core/en_main.c and others"),
-    HostMessage("nic-link-up", "ink", rf"{_NIC}(?: \S{{1,40}})?: (?:NIC )?[Ll]ink (?:is )?[Uu]p",
+    HostMessage("nic-link-up", "ink", rf"{_NIC}{_OF_NIC}: (?:NIC )?[Ll]ink (?:is )?[Uu]p",
         "mlx5/core/en_main.c and others"),
     HostMessage("signature-rejected", "rejected",
         r"Loading of (?:unsigned module|module with unavailable key|unsigned binary) is rejected",
@@ -188,11 +190,11 @@ HOST_WORDS = tuple(dict.fromkeys(row.words for row in HOST_MESSAGES))
 _compiled = cache(re.compile)
 
 
-def host_message(message: str) -> tuple[HostEventKind, str | None, int] | None:
-    """The kind of event, the device and the number of errors in a kernel message; None for any other message."""
+def host_message(message: str) -> tuple[HostEventKind, str | None, str | None, int] | None:
+    """The kind of event, the device, its interface and the number of errors in a kernel message; None for any other."""
     for row in HOST_MESSAGES:
         if row.words in message and (found := _compiled(row.pattern).match(message)):
             named = found.groupdict()
             device = short_bus_id(named["bus"]) if named.get("bus") else named.get("device")
-            return row.kind, device, int(named.get("count") or 1)
+            return row.kind, device, named.get("interface"), int(named.get("count") or 1)
     return None

@@ -195,7 +195,8 @@ HostEventKind = Literal[
 class HostEvent(Fact, frozen=True):
     """An event of the machine around the GPUs: kernel log lines of one kind and device, merged.
 
-    `count` is their number, or that of the errors if each line says how many it stands for (EDAC).
+    `count` is their number, or that of the errors if each line says how many it stands for (EDAC); of links, that of
+    the adapter's interface with the most.
 
     `device` is what the line names: the bus id of a network adapter or another PCI function in sysfs form, a disk, an
     NFS server, a CPU; None if none. `text` is the last of the messages, without the log's prefixes; `first_s` and

@@ -205,6 +205,17 @@ def test_a_text_without_ports_tells_of_a_low_limit_of_locked_memory() -> None:
     assert text(64, "live").status is Status.PASS
 
 
+@pytest.mark.parametrize(
+    ("gpu_count", "peermem", "status"), [(1, False, "pass"), (1, True, "warn"), (2, False, "warn")]
+)
+def test_the_text_of_a_single_gpu_without_a_sign_of_rdma_asks_for_no_locked_memory(
+    gpu_count: int, peermem: bool, status: str
+) -> None:
+    host, network = Host(memlock_kib=64, open_files=1024), Network(peermem_loaded=peermem)
+    result = judge(LIMITS, Node(source=Source("capture"), gpus=gpus(gpu_count), host=host, network=network))
+    assert (result.status.value, "64 KiB" in words(result)) == (status, True)
+
+
 def test_the_ethernet_adapters_of_a_server_ask_for_no_locked_memory() -> None:
     def status(gpu_count: int, port_count: int) -> Status:
         ports = tuple(RdmaPort(f"irdma{i}", 1, state="ACTIVE", link_layer="Ethernet") for i in range(port_count))

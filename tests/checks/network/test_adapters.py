@@ -8,6 +8,7 @@ import pytest
 
 from gpudoctor.checks.core.finding import Status
 from gpudoctor.checks.core.runner import CheckResult
+from gpudoctor.facts.kernel_log.lines import read_kernel_text
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import (
     Host,
@@ -159,3 +160,15 @@ def test_an_adapter_whose_limits_are_exceeded_is_no_broken_one() -> None:
     result = check(HostEvent("nic-firmware", line, "0000:5c:00.0", last_s=NOW_S))
     assert (result.status, "memory regions" in words(result)) == (Status.WARN, True)
     assert "mlxfwreset" not in words(result)
+
+
+def ups(*interfaces: str, at_s: float) -> CheckResult:
+    lines = (f"[{at_s + i:.6f}] mlx5_core 0000:5c:00.0 {name}: Link up\n" for i, name in enumerate(interfaces))
+    log = read_kernel_text("".join(lines), "dmesg.txt")
+    return judge("network.adapters", Node(kernel_log=log, source=Source("capture", "dmesg.txt")))
+
+
+def test_links_that_come_up_again_and_again_are_counted_for_each_interface_and_after_boot() -> None:
+    assert ups(*["eth2"] * 5, at_s=5000).status is Status.WARN
+    assert ups("eth2", "rep0", "rep1", "rep2", "rep3", at_s=5000).status is Status.PASS
+    assert ups(*["eth2"] * 5, at_s=18).status is Status.PASS, "drivers set their links up several times at boot"

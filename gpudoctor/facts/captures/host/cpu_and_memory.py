@@ -90,16 +90,19 @@ def parse_df(text: str) -> Host:
     return Host()
 
 
-# the file systems that every job writes to; others may be full for good, as images (squashfs, ISO) and data sets are
-_DF_FULL = re.compile(r"(?!/dev/(?:loop|sr)\d)\S.*\s100%\s+(/\S*)$")
-_DF_WRITTEN = re.compile(r"/(?:$|(?:tmp|var|home|root|scratch|run|dev/shm)(?:/|$)(?!.*/snap/))")
+# the file systems that every job writes to; others may be full for good, as images (ISO, AppImage) and data sets are
+_DF_FULL = re.compile(rf"(?!/dev/(?:loop|sr)\d|(?:\S+\s+)?(?:squashfs|iso9660)\s)\S.*\s({_CELL})\s+100%\s+(/\S*)$")
+_DF_WRITTEN = re.compile(r"/(?:run$|$|(?:tmp|var|home|root|scratch|dev/shm)(?:/|$)(?!.*(?:/snap/|\.mount_)))")
+_DF_LEFT_MIB = 64  # df rounds the share up: 100% of a large disk may leave much
 
 
 def _read_df(block: Block) -> Part:
-    inodes = re.search(r"\bdf\b[^|;&]* (?:-\w*i|--inodes)", block.command)
-    what = "inodes" if inodes or any(map(_DF_INODES.search, block.lines)) else "space"
-    full = [found[1] for line in block.lines if (found := _DF_FULL.match(line)) and _DF_WRITTEN.match(found[1])]
-    reported = (f"df: no {what} is left on {', '.join(full[:5])}",) if full else ()
+    inodes = re.search(r"\bdf\b[^|;&]* (?:-\w*i|--inodes)", block.command) or any(map(_DF_INODES.search, block.lines))
+    unit_bytes = next((_block_bytes(line) for line in block.lines if _DF_HEADER.match(line)), 1024)
+    rows = [found.groups() for line in block.lines if (found := _DF_FULL.match(line))]
+    left = [(0 if cell == "0" else _ODD if inodes else _mib(cell, unit_bytes), on) for cell, on in rows]
+    full = [on for mib, on in left if isinstance(mib, int) and mib < _DF_LEFT_MIB and _DF_WRITTEN.match(on)]
+    reported = (f"df: no {'inodes' if inodes else 'space'} is left on {', '.join(full[:5])}",) if full else ()
     return Part(Node(host=Host() if inodes else parse_df(block.text)), reported=reported)
 
 

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from gpudoctor.facts.captures.reader import NO_MORE, Block, Part, TextReader, text_reader
 from gpudoctor.facts.model.driver import DRIVER_VERSION, FabricManager
+from gpudoctor.facts.model.missing import known
 from gpudoctor.facts.model.node import Node
 
 MOST_ERRORS = 20
@@ -31,13 +32,14 @@ _JOURNAL = re.compile(
     rf"|systemd\[1\]: (?:\w+ |Failed to start ){{0,1}}{_SERVICE_NAME})"
 )
 _JOURNAL_STATE = re.compile(rf"systemd\[1\]: (Starting|Started|Stopping|Stopped|Failed to start) {_SERVICE_NAME}")
-_SCRIPT_STOPPED = re.compile(r"nvidia-fabricmanager-start\.sh\[\d{1,10}\]: Stopped \"")
+_SCRIPT_STATE = re.compile(r"nvidia-fabricmanager-start\.sh\[\d{1,10}\]: (Started|Stopped) \"")
 _JOURNAL_RESULT = re.compile(r"systemd\[1\]: nvidia-fabricmanager\.service: Failed with result '([a-z-]{3,30})'")
 _STATE_WORDS = {"Started": "active", "Stopping": "deactivating", "Stopped": "inactive", "Failed to start": "failed"}
 _ACTIVE = re.compile(r"\s+Active: ([a-z-]{3,20})(?: \(([^)]{1,60})\))?")
 _RESULT = re.compile(r"Result: ([a-z-]{3,30})")
 _IS_ACTIVE = re.compile(r"(active|inactive|failed|activating|deactivating|unknown)\s*$")
 _IS_ACTIVE_COMMAND = re.compile(r"systemctl is-active nvidia-fabricmanager(?:\.service)?\s*$")
+_JOB_FAILED = re.compile(r"(?:Job|A dependency job) for nvidia-fabricmanager\.service failed")
 _LOG = re.compile(r"\[[A-Z][a-z]{2} [ \d]?\d \d{4} [\d:]{8}\] \[(DEBUG|INFO|NOTICE|WARNING|ERROR|CRITICAL|FATAL)\] ")
 # linear in the length of the line because of (?<!\S)
 _OWN_LINE = re.compile(r"(?<!\S)\S+ (?:nv-fabricmanager|nvidia-fabricmanager-start\.sh)\[\d{1,10}\]: (.{1,300})")
@@ -89,8 +91,8 @@ def read_journal(block: Block) -> Part:
             service = _STATE_WORDS[state[1]]
         elif failed is not None:
             service, result = "failed", failed[1]
-        elif _SCRIPT_STOPPED.search(line):
-            service = "inactive"
+        elif script := _SCRIPT_STATE.search(line):
+            service = _STATE_WORDS[script[1]]
         lines.append(line)
     return _service_part(Block(lines), service, result)
 
@@ -136,10 +138,17 @@ def read_job(block: Block) -> Part:
     return Part(Node(fabric_manager=FabricManager(errors=tuple(dict.fromkeys(line[:300] for line in block.lines)))))
 
 
+def without_failed_jobs(node: Node) -> Node:
+    """The node without the answers of `read_job`."""
+    errors = tuple(error for error in known(node.fabric_manager.errors) or () if not _JOB_FAILED.match(error))
+    left = replace(node.fabric_manager, errors=errors or FabricManager().errors)
+    return replace(node, fabric_manager=left)
+
+
 FABRIC_MANAGER_READERS: tuple[TextReader, ...] = (
     text_reader(
         "systemctl start",
-        r"(?:Job|A dependency job) for nvidia-fabricmanager\.service failed",
+        _JOB_FAILED.match,
         NO_MORE,
         read_job,
         alone=True,

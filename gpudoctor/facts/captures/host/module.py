@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import msgspec
+from msgspec.structs import replace
 
 from gpudoctor.facts.captures import SourceError
 from gpudoctor.facts.captures.reader import NO_MORE, Block, Part, TextReader, text_reader
@@ -70,6 +71,9 @@ _CONTAINER_NVML = (
     (re.compile(r".{0,300}nvidia-container-cli: .{0,80}driver/library version mismatch"), 18),
     (re.compile(r".{0,300}nvidia-container-cli: .{0,80}nvml error: unknown error"), 999),
 )
+_CONTAINER_WITH_GPUS = re.compile(
+    r"\b(?:docker|podman|nerdctl)(?: container)? run [^|;&]{0,400}?(?:--gpus|--runtime[= ]nvidia|nvidia\.com/gpu)"
+)
 # one of these is in each of the lines above: a long log is searched for them only
 _LOAD_WORDS = re.compile("modprobe: |insmod: |modinfo: |rror! |ERROR: |device driver|untime|CDI|container-cli")
 
@@ -127,6 +131,17 @@ def read_load_errors(block: Block) -> Part:
             )
         )
     )
+
+
+def shows_gpus_in_container(block: Block, part: Part) -> bool:
+    """Whether the text is of a container that was started with GPUs, and shows them."""
+    return _CONTAINER_WITH_GPUS.search(block.command) is not None and any(dump.gpus for dump in part.smi)
+
+
+def without_container_failures(node: Node) -> Node:
+    """The node without the failures to give GPUs to a container."""
+    left = tuple(failure for failure in node.driver.load_failures if failure.cause != "no-container-runtime")
+    return replace(node, driver=replace(node.driver, load_failures=left))
 
 
 def is_load_error(line: str) -> bool:

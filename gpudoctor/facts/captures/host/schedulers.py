@@ -18,6 +18,8 @@ _GRES_GPUS = re.compile(r"(?:^|,)gpu(?::[A-Za-z][\w.-]{0,60})?:(\d{1,3})(?=[,(]|
 _SINFO = re.compile(r"(?:PARTITION\s.*\bSTATE\b|NODELIST\s.*\bSTATE\b|REASON\s.*\bNODELIST\b)")
 _NODE_LIST_OF_ONE = re.compile(r"[\w.-]{1,253}$")
 _CONDITION = re.compile(r"\s+([A-Z]\w{2,60})\s+(True|False|Unknown)\s+(.*)")
+# "KernelReady"; most others are problems: "MemoryPressure", "NetworkUnavailable", "GpuNotReady"
+_CONDITION_OF_HEALTH = re.compile(r"(?<!Not)(?:Ready|Healthy|Available)$")
 _QUANTITY = re.compile(r"\s+nvidia\.com/gpu:\s+(\d{1,4})\s*$")
 _SCHEDULABLE = re.compile(r"Unschedulable:\s+(true|false)")
 _VERSION = re.compile(r"\s+Kernel Version:\s+(\S{1,80})\s*$")
@@ -127,7 +129,7 @@ def read_kubectl(block: Block) -> Part:
                     leaves["state"] = "ready" if status == "True" else "not-ready"
                 well = status == "True"
             else:
-                well = status == "False"
+                well = status == ("True" if _CONDITION_OF_HEALTH.search(kind) else "False")
             if not well:
                 bad.append(f"{kind} {status}: {' '.join(rest.split())[-120:]}")
     if bad:

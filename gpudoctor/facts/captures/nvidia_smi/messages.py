@@ -22,11 +22,10 @@ _BEGIN = re.compile(
     r"|NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver)"
 )
 _MORE = re.compile(r"\s*NVML library version:|.{0,80}?(?:latest NVIDIA driver is installed|Reboot the system)")
-# in the middle of a sentence only if the driver's words are complete
-_INFOROM = re.compile(
-    rf"\s*(?:WARNING: )?infoROM is corrupted at gpu |[^|]{{1,400}}?\binfoROM is corrupted at gpu {BUS_ID}",
-    re.IGNORECASE,
-)
+_CORRUPTED = r"infoROM is corrupted at gpu "
+_INFOROM = re.compile(rf"\s*(?:WARNING: )?{_CORRUPTED}|[^|]{{1,400}}?\b{_CORRUPTED}{BUS_ID}", re.IGNORECASE)
+# in the middle of a sentence only if it quotes the whole message: other words may be about any node
+_INFOROM_TOLD = re.compile(rf"(?:\s*(?i:WARNING: )?|.{{1,400}}WARNING: )(?i:{_CORRUPTED})")
 
 
 def _failure(block: Block) -> Part:
@@ -38,11 +37,15 @@ def _failure(block: Block) -> Part:
 
 def _inforom(block: Block) -> Part:
     """The GPUs in "WARNING: infoROM is corrupted at gpu 0008:00:00.0", which follows nvidia-smi's table."""
-    bus_ids = sorted({short_bus_id(found.group()) for line in block.lines if (found := re.search(BUS_ID, line))})
-    if not bus_ids:
+    named = [(line, short_bus_id(found.group())) for line in block.lines if (found := re.search(BUS_ID, line))]
+    if not named:
         raise SourceError("a corrupted infoROM, but no bus id")
+    bus_ids = sorted({bus_id for line, bus_id in named if _INFOROM_TOLD.match(line)})
     gpus = tuple(Gpu(index, bus_id, inforom_corrupted=True) for index, bus_id in enumerate(bus_ids))
-    return Part(smi=(SmiDump(gpus, Driver(), name="nvidia-smi", ended=False),))
+    return Part(
+        smi=(SmiDump(gpus, Driver(), name="nvidia-smi", ended=False),) if gpus else (),
+        reported=tuple(f"infoROM is corrupted at gpu {bus_id}" for _, bus_id in named if bus_id not in bus_ids),
+    )
 
 
 # /proc/driver/nvidia/gpus/BUS/information
