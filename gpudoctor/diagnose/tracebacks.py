@@ -46,49 +46,18 @@ _LIBRARY = re.compile(r"site-packages|dist-packages|/lib/python3|lib64/python3|<
 _LOADER = {"_try_get_data", "_get_data", "rebuild_storage_fd", "rebuild_storage_filename", "get_connection"}
 # of torch.distributed, and the backward pass, in which DDP and FSDP reduce gradients
 _COLLECTIVES = {
-    "all_reduce",
-    "broadcast",
-    "all_gather",
-    "all_gather_into_tensor",
-    "all_gather_object",
-    "reduce",
-    "reduce_scatter",
-    "reduce_scatter_tensor",
-    "all_to_all",
-    "all_to_all_single",
-    "barrier",
-    "broadcast_object_list",
-    "gather",
-    "scatter",
-    "send",
-    "recv",
-    "_engine_run_backward",
-}
+    "all_reduce", "broadcast", "all_gather", "all_gather_into_tensor", "all_gather_object", "reduce",
+    "reduce_scatter", "reduce_scatter_tensor", "all_to_all", "all_to_all_single", "barrier",
+    "broadcast_object_list", "gather", "scatter", "send", "recv", "_engine_run_backward"
+}  # fmt: skip
 # launchers and engines that repeat what happened in another process
 _WRAPPERS = {
-    "ChildFailedError",
-    "SignalException",
-    "CalledProcessError",
-    "WorkerGroupError",
-    "RayTaskError",
-    "TrainingFailedError",
-    "ProcessRaisedException",
-    "CheckpointException",
-    "SystemExit",
-    "GeneratorExit",
-    "EngineDeadError",
-    "RendezvousClosedError",
-    "RendezvousGracefulExitError",
-    "RendezvousStateError",
-    "ActorDiedError",
-    "RayActorError",
-    "ActorUnavailableError",
-    "WorkerCrashedError",
-    "NodeDiedError",
-    "EngineGenerateError",
-    "ExceptionGroup",
-    "BaseExceptionGroup",
-}
+    "ChildFailedError", "SignalException", "CalledProcessError", "WorkerGroupError", "RayTaskError",
+    "TrainingFailedError", "ProcessRaisedException", "CheckpointException", "SystemExit", "GeneratorExit",
+    "EngineDeadError", "RendezvousClosedError", "RendezvousGracefulExitError", "RendezvousStateError",
+    "ActorDiedError", "RayActorError", "ActorUnavailableError", "WorkerCrashedError", "NodeDiedError",
+    "EngineGenerateError", "ExceptionGroup", "BaseExceptionGroup"
+}  # fmt: skip
 # answers of hubs, object stores and trackers, and what their clients raise if none comes
 _SERVICE = re.compile(
     r"\b(?:429|50[0-4]) (?:Client|Server) Error\b|\bToo Many Requests\b|Max retries exceeded with url|SlowDown"
@@ -96,16 +65,9 @@ _SERVICE = re.compile(
     r"|HTTPS?ConnectionPool\(host=|Could not connect to the endpoint URL"
 )
 _MOVED = {
-    "ConnectionResetError",
-    "ConnectionRefusedError",
-    "ConnectionAbortedError",
-    "BrokenPipeError",
-    "EOFError",
-    "DistStoreError",
-    "DistNetworkError",
-    "DistBackendError",
-    "IncompleteReadError",
-}
+    "ConnectionResetError", "ConnectionRefusedError", "ConnectionAbortedError", "BrokenPipeError", "EOFError",
+    "DistStoreError", "DistNetworkError", "DistBackendError", "IncompleteReadError"
+}  # fmt: skip
 _IMPORT = {"ModuleNotFoundError", "ImportError"}
 _MOST_FRAMES = 400
 _MOST_OPEN = 512
