@@ -61,6 +61,11 @@ def test_the_rank_that_did_not_enqueue_is_named(tmp_path: Path, as_json: bool) -
     assert answer.cause.evidence[0].file.endswith("rank_1")
 
 
+def test_last_words_that_no_rule_knows_do_not_outweigh_the_dumps(tmp_path: Path) -> None:
+    (tmp_path / "train.log").write_text("world size 3\nfatal: the flux capacitor is empty\n")
+    assert said(answer_of(written(tmp_path, {0: dump(9), 1: dump(8), 2: dump(9)}))) == ("rank_behind", 1)
+
+
 def test_a_rank_without_a_dump_is_a_suspect(tmp_path: Path) -> None:
     answer = answer_of(written(tmp_path, {0: dump(9), 2: dump(9)}))
     assert said(answer) == ("rank_behind", 1)

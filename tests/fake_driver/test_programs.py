@@ -220,7 +220,8 @@ def test_gpus_without_persistence_mode_wake_one_after_the_other_and_the_node_pas
 
 def test_a_driver_that_stalls_once_costs_nothing_and_is_told(run: Run) -> None:
     words = ("check", "--level", "quick", "--json", "--include-facts")
-    done = run("hgx-h100-8", *GPUDOCTOR, *words, faults=("driver-stall@3:1.2s",))
+    # one GPU: beside the start of another one, which may wait behind the stall, nobody can tell whose time it is
+    done = run("gh200-1", *GPUDOCTOR, *words, faults=("driver-stall@0:1.2s",))
     report = json.loads(done.stdout)
     assert (done.returncode, report["verdict"]) == (0, "pass")
     driver = report["facts"]["driver"]
