@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 
 import msgspec
 import pytest
@@ -17,6 +18,15 @@ from gpudoctor.probes.strategies.memory import LiveBytes  # noqa: E402
 from gpudoctor.probes.strategies.transformer import Norm, Transformer, TransformerBlock, loss_of  # noqa: E402
 
 KIB = 1024
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Other workers need the cores too, and the bytes are the same."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 def test_a_tensor_counts_from_its_making_to_its_end_and_a_view_never() -> None:
