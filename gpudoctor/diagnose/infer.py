@@ -92,7 +92,8 @@ def hypotheses(job: Job, dumps: list[Dump], stacks: list[Stack]) -> list[Hypothe
         only_a_launcher(job, at),
     ]
     found = [hypothesis for tier in tiers for hypothesis in tier]
-    found = found or undecided_stacks(_stacks_by_process(job, stacks))
+    if not found and not job.of("done"):
+        found = undecided_stacks(_stacks_by_process(job, stacks))
     if found and found[0].events and all(e.role == "echo" and e.detail.get("warning") for e in found[0].events):
         found = [*unknown_errors(job), *found]  # the job may have gone on after it
     if found and not any(h.host for h in found[:1]) and found[0].ranks:

@@ -83,6 +83,12 @@ def test_one_stack_tells_where_the_process_stands_and_not_why(text: str, tmp_pat
     assert "Traceback" not in str(answer.cause.evidence)
 
 
+def test_a_stack_of_a_job_that_reached_its_end_tells_of_no_trouble(tmp_path: Path) -> None:
+    (tmp_path / "stack.txt").write_text(_FAULTHANDLER)
+    (tmp_path / "train.log").write_text("[rank0]: step 1\n[rank0]: step 2\n[rank0]: Training completed\n")
+    assert said(answer_of(tmp_path))[0] == "healthy"
+
+
 def test_a_crash_that_faulthandler_tells_of_stays_a_crash(tmp_path: Path) -> None:
     text = (
         "Fatal Python error: Segmentation fault\n\nCurrent thread 0x00007f4f (most recent call first):\n"
