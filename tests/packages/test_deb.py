@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gpudoctor import __version__
-from gpudoctor.cli.main import COMMANDS
+from gpudoctor.cli.commands import COMMANDS
 from tests.packages.project_files import ROOT
 
 pytestmark = pytest.mark.skipif(shutil.which("dpkg-deb") is None, reason="dpkg-deb is not installed")
