@@ -9,11 +9,12 @@ from pathlib import Path
 from gpudoctor.acceptance.command import accept
 from gpudoctor.acceptance.run import AcceptanceRequest
 from gpudoctor.acceptance.steps import NAMES
+from gpudoctor.cli.guarded import guarded
 from gpudoctor.cli.options import output_option, up_to
 from gpudoctor.errors import UserError
-from gpudoctor.exits import catch_signals, guarded
 from gpudoctor.load.burn import burn_duration_s
 from gpudoctor.probes.runner.launch_engine import MAX_RANKS
+from gpudoctor.process.signals import catch_signals
 
 _MOST_REPEATS = 1000
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 
 from gpudoctor.errors import UserError
-from gpudoctor.exits import OK, write_stdout
+from gpudoctor.exit_codes import OK
 from gpudoctor.lazy_import import lazy_imports
+from gpudoctor.output import write_stdout
 
 with lazy_imports():
     from gpudoctor.checks.core import registry

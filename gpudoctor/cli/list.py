@@ -6,8 +6,9 @@ import argparse
 
 import msgspec
 
-from gpudoctor.exits import OK, printable, write_stdout
+from gpudoctor.exit_codes import OK
 from gpudoctor.lazy_import import lazy_imports
+from gpudoctor.output import printable, write_stdout
 
 with lazy_imports():
     from gpudoctor.checks.core import registry

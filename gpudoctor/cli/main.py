@@ -10,8 +10,10 @@ from importlib import import_module
 from typing import NoReturn, Protocol, cast
 
 from gpudoctor import __version__
+from gpudoctor.cli.guarded import guarded
 from gpudoctor.errors import UserError
-from gpudoctor.exits import catch_signals, guarded, printable
+from gpudoctor.output import printable
+from gpudoctor.process.signals import catch_signals
 
 # each is a module of that name in this folder, with `add_options`, `run`, and `write_error` if errors are documents too
 COMMANDS = {

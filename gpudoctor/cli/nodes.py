@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 
-from gpudoctor.exits import OK, write_stdout
+from gpudoctor.exit_codes import OK
 from gpudoctor.facts.simulated.load import faults, node_titles
+from gpudoctor.output import write_stdout
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -49,9 +49,7 @@ echo $! $$ > "$JOURNAL_PIDS.new"
 mv "$JOURNAL_PIDS.new" "$JOURNAL_PIDS"
 while :; do wait; sleep 1; done
 """
-PATIENT = (
-    "import gpudoctor.exits as e; e._PATIENCE_S = 0.0; from gpudoctor.cli.main import main; raise SystemExit(main())"
-)
+PATIENT = "import gpudoctor.process.signals as e; e._PATIENCE_S = 0.0; from gpudoctor.cli.main import main; raise SystemExit(main())"
 
 
 @pytest.fixture
