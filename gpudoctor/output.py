@@ -6,7 +6,6 @@ import io
 import os
 import sys
 from contextlib import suppress
-from typing import NoReturn
 
 from gpudoctor.errors import UserError
 from gpudoctor.process.pipes import write_all
@@ -47,23 +46,16 @@ def write_stdout(text: str | bytes) -> None:
     try:
         _pour(text)
     except (OSError, ValueError) as error:
-        _refuse(error)
+        silence(1)
+        why = getattr(error, "strerror", None) or error
+        raise ClosedStdoutError(f"stdout could not take the output ({why})") from None
     except InterruptedBySignal:
         silence(1)
         raise
 
 
-def flush_stdout() -> None:
-    """Flush what was printed. Raise ClosedStdoutError, instead of exit code 120 from the interpreter's own flush."""
-    try:
-        if sys.stdout is not None:
-            sys.stdout.flush()
-    except (OSError, ValueError) as error:
-        _refuse(error)
-
-
 def flush_stderr() -> None:
-    """Flush, and drop what stderr does not take: nobody can be told, and the exit code stays that of the command."""
+    """Flush, and drop what stderr does not take: the interpreter would flush it again, and exit with 120."""
     try:
         if sys.stderr is not None:
             sys.stderr.flush()
@@ -75,12 +67,6 @@ def silence(descriptor: int) -> None:
     """Let /dev/null take what is still buffered for stdout (1) or stderr (2)."""
     with suppress(OSError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
-
-
-def _refuse(error: OSError | ValueError) -> NoReturn:
-    silence(1)
-    why = getattr(error, "strerror", None) or error
-    raise ClosedStdoutError(f"stdout could not take the output ({why})") from None
 
 
 def _pour(text: str | bytes) -> None:

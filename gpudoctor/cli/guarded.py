@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from gpudoctor.errors import UserError
 from gpudoctor.exit_codes import COULD_NOT
-from gpudoctor.output import flush_stderr, flush_stdout, say, silence
+from gpudoctor.output import flush_stderr, say, silence
 from gpudoctor.process.signals import InterruptedBySignal, WritingAbandoned, hold_signals, ignore_signals
 
 
@@ -39,7 +39,7 @@ def _guarded(command: Callable[[], int], on_error: Callable[[str, int], int]) ->
             return code
 
     try:
-        return _flushed(command)
+        return command()
     except UserError as error:
         return could_not(str(error))
     except WritingAbandoned:
@@ -56,16 +56,6 @@ def _guarded(command: Callable[[], int], on_error: Callable[[str, int], int]) ->
         return could_not(
             f"internal error: {type(error).__name__}: {error}{where}; GPUDOCTOR_TRACEBACK=1 shows all of it"
         )
-
-
-def _flushed(command: Callable[[], int]) -> int:
-    try:
-        code = command()
-    except SystemExit:  # argparse has printed help
-        flush_stdout()
-        raise
-    flush_stdout()
-    return code
 
 
 def _place(error: BaseException) -> str:

@@ -7,10 +7,11 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import NoReturn, Protocol, cast
+from typing import Protocol, cast
 
 from gpudoctor import __version__
 from gpudoctor.cli.guarded import guarded
+from gpudoctor.cli.parser import Parser
 from gpudoctor.errors import UserError
 from gpudoctor.output import printable
 from gpudoctor.process.signals import catch_signals
@@ -84,7 +85,7 @@ def _of_command(command: str, given: list[str]) -> argparse.Namespace:
     below = next((w for w in given if command == "plan" and w[:1] == "-" and w[1:2].isdecimal()), "")
     if below[-1:].isalpha():  # a negative size such as -7b, which argparse would take for an option
         raise UserError(f"{printable(below)[:60]} is no size: did you mean {printable(below)[1:60]}?")
-    parser = _Parser(
+    parser = Parser(
         prog=f"gpudoctor {command}",
         description=COMMANDS[command],
         formatter_class=_fixed_width,
@@ -115,13 +116,6 @@ def _refuse_lone_dashes(args: argparse.Namespace, command: str | None) -> None:
             _parser(command).error(f"argument --{name}: '--' is no value for it")
 
 
-class _Parser(argparse.ArgumentParser):
-    """Escapes control characters in errors, which repeat arguments such as file names."""
-
-    def error(self, message: str) -> NoReturn:
-        super().error(printable(message))
-
-
 def parser_of_all_commands() -> argparse.ArgumentParser:
     """Every command with all its options, for completion and manual pages; too slow for anything else."""
     return _parser(*COMMANDS)
@@ -129,7 +123,7 @@ def parser_of_all_commands() -> argparse.ArgumentParser:
 
 def _parser(*with_their_options: str | None) -> argparse.ArgumentParser:
     """The parser of all commands; only the named ones get their options, since each option adds to start-up time."""
-    parser: argparse.ArgumentParser = _Parser(
+    parser: argparse.ArgumentParser = Parser(
         prog="gpudoctor",
         description="Is this multi-GPU node fit to train on, and if not, which part is at fault?",
         epilog="exit codes: 0 no failure, 1 a failure, 2 gpudoctor could not do its work, 3 something is unknown",

@@ -49,7 +49,10 @@ echo $! $$ > "$JOURNAL_PIDS.new"
 mv "$JOURNAL_PIDS.new" "$JOURNAL_PIDS"
 while :; do wait; sleep 1; done
 """
-PATIENT = "import gpudoctor.process.signals as e; e._PATIENCE_S = 0.0; from gpudoctor.cli.main import main; raise SystemExit(main())"
+PATIENT = (
+    "import gpudoctor.process.signals as e; e._PATIENCE_S = 0.0\n"
+    "from gpudoctor.cli.main import main; raise SystemExit(main())"
+)
 
 
 @pytest.fixture
