@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import IO, NoReturn
+from typing import Any, NoReturn
 
 from gpudoctor.output import printable, write_stdout
 
@@ -15,7 +15,7 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         super().error(printable(message))
 
-    def _print_message(self, message: str, file: IO[str] | None = None) -> None:
+    def _print_message(self, message: str, file: Any = None) -> None:
         if file is not None and file is sys.stdout:
             write_stdout(message)  # argparse itself would ignore a full disk
         else:

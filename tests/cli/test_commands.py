@@ -49,4 +49,6 @@ def test_a_check_imports_the_file_of_no_other_command() -> None:
         "print(*[m for m in sys.modules if m.startswith('gpudoctor.cli.')], file=sys.stderr)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert set(done.stderr.split()) == {f"gpudoctor.cli.{name}" for name in ("main", "options", "check")}
+    assert set(done.stderr.split()) == {
+        f"gpudoctor.cli.{name}" for name in ("main", "guarded", "parser", "options", "check")
+    }
