@@ -24,9 +24,11 @@ from gpudoctor.cli.options import (
     up_to,
     write_as_asked,
 )
-from gpudoctor.exits import COULD_NOT, OK, InterruptedBySignal, hold_signals, printable, say
+from gpudoctor.exit_codes import COULD_NOT, OK
 from gpudoctor.lazy_import import lazy_imports
+from gpudoctor.output import printable, say
 from gpudoctor.probes.runner.launch_engine import MAX_RANKS, LocalPlacement, local_placement
+from gpudoctor.process.signals import InterruptedBySignal, hold_signals
 
 with lazy_imports():
     # the checks are imported while the driver is being read, which takes as long; formats only when requested

@@ -6,7 +6,8 @@ import argparse
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from gpudoctor.exits import OK, write_stdout
+from gpudoctor.exit_codes import OK
+from gpudoctor.output import write_stdout
 
 _SHELLS = ("bash", "zsh", "fish")
 # arguments that are files, besides those of type Path

@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from gpudoctor.cli.options import color_option, output_color, terminal_width
 from gpudoctor.cli.parsing import nearest_words
 from gpudoctor.errors import UserError
-from gpudoctor.exits import OK, is_terminal, printable, write_stdout
+from gpudoctor.exit_codes import OK
 from gpudoctor.lazy_import import lazy_imports
+from gpudoctor.output import is_terminal, printable, write_stdout
 
 with lazy_imports():
     import pydoc

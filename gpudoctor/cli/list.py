@@ -8,8 +8,9 @@ import msgspec
 
 from gpudoctor.cli.options import terminal_width
 from gpudoctor.errors import UserError
-from gpudoctor.exits import OK, printable, write_stdout
+from gpudoctor.exit_codes import OK
 from gpudoctor.lazy_import import lazy_imports
+from gpudoctor.output import printable, write_stdout
 
 with lazy_imports():
     from gpudoctor.checks.core import registry

@@ -9,9 +9,12 @@ from collections.abc import Sequence
 
 from gpudoctor import __version__
 from gpudoctor.cli.commands import module_of, start_page
+from gpudoctor.cli.guarded import guarded
 from gpudoctor.cli.parsing import parsed
 from gpudoctor.errors import UserError
-from gpudoctor.exits import COULD_NOT, OK, catch_signals, guarded, write_stdout
+from gpudoctor.exit_codes import COULD_NOT, OK
+from gpudoctor.output import write_stdout
+from gpudoctor.process.signals import catch_signals
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -11,9 +11,10 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
-from gpudoctor.exits import COULD_NOT, ClosedStdoutError, is_terminal, say, write_stdout
+from gpudoctor.exit_codes import COULD_NOT
 from gpudoctor.facts.deadlines import COLLECTION
 from gpudoctor.lazy_import import lazy_imports
+from gpudoctor.output import ClosedStdoutError, is_terminal, say, write_stdout
 
 with lazy_imports():
     import shutil

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from gpudoctor import __version__
 from gpudoctor.cli.commands import COMMANDS, EXIT_CODES, QUESTION, module_of
 from gpudoctor.errors import UserError, nearest_names
-from gpudoctor.exits import printable
+from gpudoctor.output import printable, write_stdout
 
 
 def parsed(given: list[str]) -> argparse.Namespace:
@@ -22,7 +22,7 @@ def parsed(given: list[str]) -> argparse.Namespace:
 
 def parser_of_all_commands() -> argparse.ArgumentParser:
     """Every command with all its options, for completion and manual pages; too slow for anything else."""
-    parser = _Parser(
+    parser = Parser(
         prog="gpudoctor",
         description=f"{QUESTION[:1].upper()}{QUESTION[1:]}",
         epilog=EXIT_CODES,
@@ -64,9 +64,9 @@ def _before_program(command: str, words: list[str]) -> tuple[list[str], list[str
     return words[:place], words[place + 1 :]
 
 
-def _parser_of(command: str) -> _Parser:
+def _parser_of(command: str) -> Parser:
     """The parser of one command: building that of all commands takes longer than parsing."""
-    parser = _Parser(
+    parser = Parser(
         prog=f"gpudoctor {command}",
         description=COMMANDS[command],
         formatter_class=_fixed_width,
@@ -106,8 +106,8 @@ def nearest_words(word: str, names: Iterable[str]) -> str:
     return f"; did you mean {close[0]}?" if close else ""
 
 
-class _Parser(argparse.ArgumentParser):
-    """Raises UserError, one line, instead of printing the usage; names the nearest choice."""
+class Parser(argparse.ArgumentParser):
+    """Raises UserError, one line with the nearest choice, for wrong words and for help that stdout does not take."""
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{printable(message)}; see: {self.prog} --help")
@@ -118,3 +118,6 @@ class _Parser(argparse.ArgumentParser):
             raise argparse.ArgumentError(
                 action, f"{value!r} is none of {', '.join(choices)}{nearest_words(str(value), choices)}"
             )
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        write_stdout(message)  # argparse itself would ignore a full disk

@@ -7,8 +7,9 @@ from importlib import import_module
 
 import msgspec
 
-from gpudoctor.exits import OK, write_stdout
+from gpudoctor.exit_codes import OK
 from gpudoctor.lazy_import import lazy_imports
+from gpudoctor.output import write_stdout
 
 with lazy_imports():
     from gpudoctor.report import model

@@ -13,10 +13,10 @@ from gpudoctor.checks.core.causes import Fault
 from gpudoctor.checks.core.finding import Finding, Status
 from gpudoctor.checks.core.registry import LEVELS, Level
 from gpudoctor.checks.core.runner import CheckResult
-from gpudoctor.exits import printable
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.node import Node, SourceKind
 from gpudoctor.json_text import json_line
+from gpudoctor.output import printable
 
 Verdict = Literal["pass", "warn", "fail", "unknown"]
 

@@ -50,5 +50,5 @@ def test_a_check_imports_the_file_of_no_other_command() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert set(done.stderr.split()) == {
-        f"gpudoctor.cli.{name}" for name in ("main", "commands", "parsing", "options", "check")
+        f"gpudoctor.cli.{name}" for name in ("main", "commands", "guarded", "parsing", "options", "check")
     }

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
+from tests.needs import module
+
+torch = module("torch")
 
 from gpudoctor.errors import UserError  # noqa: E402
 from gpudoctor.facts.model.measured_hardware import ComputeRank  # noqa: E402
