@@ -12,6 +12,7 @@ from gpudoctor import __version__
 GROUPS: dict[str, dict[str, str]] = {
     "Node": {
         "check": "judge this node, a simulated one, or what somebody pasted",
+        "status": "one line a GPU: health, load, links, program; and a verdict",
         "explain": "what a check, cause, fault or Xid means, and the fix",
         "list": "every check: id, level, title",
     },
