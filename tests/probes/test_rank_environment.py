@@ -28,8 +28,6 @@ def test_a_cpu_rank_sees_no_gpu_that_a_cuda_build_of_torch_could_open(monkeypatc
     assert environment("gloo")["CUDA_VISIBLE_DEVICES"] == ""
     assert environment("nccl")["CUDA_VISIBLE_DEVICES"] == "0,1"
     with socket.socket() as hub:
-        between = {
-            name: LocalRanks(name, ["GPU-1"], "", None, hub)._environment(0, "GPU-1") for name in ("gloo", "nccl")
-        }
+        ranks = {name: LocalRanks(name, ["GPU-1"], "", None, hub) for name in ("gloo", "nccl")}
     shown = {name: each._environment(0, "GPU-1")["CUDA_VISIBLE_DEVICES"] for name, each in ranks.items()}
     assert shown == {"gloo": "", "nccl": "GPU-1"}
