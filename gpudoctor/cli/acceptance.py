@@ -10,7 +10,7 @@ from gpudoctor.acceptance.run import AcceptanceRequest
 from gpudoctor.acceptance.steps import NAMES
 from gpudoctor.cli.guarded import guarded
 from gpudoctor.cli.options import output_option, up_to
-from gpudoctor.cli.parser import Parser
+from gpudoctor.cli.parsing import Parser
 from gpudoctor.errors import UserError
 from gpudoctor.load.burn import burn_duration_s
 from gpudoctor.probes.runner.launch_engine import MAX_RANKS

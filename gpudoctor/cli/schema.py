@@ -27,7 +27,10 @@ _TYPES = {
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("of", nargs="?", choices=("report", *_TYPES), default="report")
+    documents = ("report", *_TYPES)
+    parser.add_argument(
+        "of", nargs="?", choices=documents, default="report", metavar="DOCUMENT", help=", ".join(documents)
+    )
 
 
 def run(args: argparse.Namespace) -> int:

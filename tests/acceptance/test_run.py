@@ -222,7 +222,7 @@ def test_a_disk_that_fills_up_costs_the_archive_and_not_the_summary(accept: Acce
     [
         (("--burn", "5x"), "--burn '5x': write it as"),
         (("--only", "quick", "--skip", "quick"), "leave no step to run"),
-        (("--only", "nonsense"), "invalid choice: 'nonsense'"),
+        (("--only", "nonsense"), "--only: 'nonsense' is none of driver"),
         (("--repeats", "0"), "'0': a number from 1 to 1000 is wanted"),
     ],
 )

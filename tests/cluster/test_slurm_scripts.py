@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gpudoctor.cli.main import parsed
+from gpudoctor.cli.parsing import parsed
 from gpudoctor.slurm.hooks import metrics
 from gpudoctor.slurm.settings import HookSettings
 from tests.cluster.slurm import HOOKS, hooks_that_read

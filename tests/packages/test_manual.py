@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from gpudoctor.cli.main import COMMANDS, parser_of_all_commands
+from gpudoctor.cli.commands import COMMANDS
+from gpudoctor.cli.parsing import parser_of_all_commands
 from tests.needs import needs
 
 WRITER = Path(__file__).parents[2] / "contrib" / "packages" / "man_pages.py"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpudoctor.cli.main import parsed
+from gpudoctor.cli.parsing import parsed
 from gpudoctor.facts.system.services import BUILT_IN_BY_COMM
 from tests.agent.running import DEADLINE_S
 from tests.needs import find, needs
