@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from gpudoctor.facts.model.gpu import CallError, Gpu, PcieLink, Thermal
+from gpudoctor.facts.model.gpu import CallError, Gpu, GpuProcess, PcieLink, Thermal
 from gpudoctor.facts.model.missing import UNSUPPORTED, Missing
 from gpudoctor.facts.nvml.read_node import read_nvml
 from gpudoctor.facts.simulated.load import load_node
@@ -347,3 +347,15 @@ def test_mig_instances_that_cannot_be_counted_are_a_failure(root: Path) -> None:
     instances = heard.gpus[0].settings.mig_instances
     assert isinstance(instances, Missing)
     assert instances.kind == "failed"
+
+
+@pytest.mark.parametrize("version", ["470.57.02", "535.43.02", "535.86.10", "535.98", "570.172.08"])
+def test_processes_are_read_from_every_size_of_the_drivers_struct(root: Path, version: str) -> None:
+    pids = (4242, 4243, 4244)
+    node = make_node(1, driver=version)
+    running = tuple(GpuProcess(pid, kind="C", memory_mib=5) for pid in pids)
+    node = replace(node, gpus=tuple(replace(gpu, processes=running) for gpu in node.gpus))
+    absent = ABSENT_IN_470 if version.startswith("470") else ()
+    found = read(root, node, absent=absent)[1].gpus[0].processes
+    assert not isinstance(found, Missing)
+    assert tuple((process.pid, process.memory_mib) for process in found) == tuple((pid, 5) for pid in pids)

@@ -76,7 +76,7 @@ def read_gpu(client: NvmlClient, gpu: Gpu, system: System, on_part: Callable[[Gp
         lambda: {"nvlinks": read_links(client, fields[LINK_COUNT, 0], fields[SWITCH_LINK_COUNT, 0])},
         lambda: {"fabric": read_fabric(client)},
         lambda: {
-            "processes": read_processes(client, system.root, system.own_pid),
+            "processes": read_processes(client, system.root, system.own_pid, system.driver_version),
             "utilization": read_utilization(client),
         },
         lambda: {"numa_node": read_numa_node(client, device), "cpu_affinity": read_cpu_affinity(client, device)},
