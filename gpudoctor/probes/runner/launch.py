@@ -23,7 +23,7 @@ from gpudoctor.facts.system.path_status import ask_paths
 from gpudoctor.probes.runner.local_workers import LocalWorkers
 from gpudoctor.probes.runner.messages import AnyMessage, RankJob
 from gpudoctor.probes.runner.plan import Limits, ProbePlan, checked
-from gpudoctor.probes.runner.rank_starter_client import end, order_for, start
+from gpudoctor.probes.runner.rank_starter_client import contexts_of, end, order_for, start, teardown_s
 from gpudoctor.probes.runner.run_collector import RunCollector
 from gpudoctor.probes.runner.stalls import ProgressBoard
 from gpudoctor.process.pipes import LineReader, ready
@@ -64,7 +64,8 @@ def run_probes(
 
     `deadline_s` bounds the run from the rendezvous of the ranks on, `probe_deadline_s` each probe. The import of
     torch and the rendezvous have separate limits (plan.py): a cold disk or sleeping GPUs may take minutes.
-    Ending ranks that ignore SIGTERM may take 2 s more, or 11 s if the driver does not release one.
+    Ending CPU ranks that ignore SIGTERM may take 2 s more; GPU ranks first get 3 s to let their GPU finish, and a
+    minute and more if the driver is slow to release them (rank_starter_client.py).
     `progress` is called with each phase that begins, `on_wait` about every 10 s with what the run is waiting for.
     `python`: an interpreter for the ranks other than ours.
     `workers`: processes that a launch engine started on this node; they host all ranks but the first.
@@ -149,8 +150,9 @@ class _Children:
     `stuck`, valid after `end`: a process could not be ended.
     """
 
-    def __init__(self, process: Child, workers: LocalWorkers | None, pipes: dict[int, int]) -> None:
+    def __init__(self, process: Child, workers: LocalWorkers | None, pipes: dict[int, int], contexts: int) -> None:
         self.process = process
+        self._contexts = contexts
         self.stuck = False
         self._workers = workers
         self._has_ranks = False
@@ -178,9 +180,9 @@ class _Children:
         try:
             if self._workers is not None:
                 self._workers.shut_down()
-            self.stuck = end(self.process, has_ranks=self._has_ranks)
+            self.stuck = end(self.process, has_ranks=self._has_ranks, contexts=self._contexts)
             if self._workers is not None:
-                self.stuck |= not self._workers.ended()
+                self.stuck |= not self._workers.ended(teardown_s(self._contexts))
         finally:
             for pipe in self._pipes:
                 os.close(pipe)
@@ -213,7 +215,7 @@ def _started(job: RankJob, life: int, python: str | None, workers: LocalWorkers 
             for writer in writers.values():
                 os.close(writer)
         undo.pop_all()
-    children = _Children(process, workers, readers)
+    children = _Children(process, workers, readers, contexts_of(job))
     try:
         yield children
     finally:
