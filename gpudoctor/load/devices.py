@@ -92,7 +92,8 @@ def gpus_to_load(node: Node, request: LoadRequest, workers: LocalWorkers | None)
         found = gpus_of_ranks(node, workers.visible)
         why = found if isinstance(found, str) else next(filter(None, map(_unfit, found)), None)
         if why is not None or isinstance(found, str):
-            return Missing(f"{workers.engine} started {workers.ranks} ranks here; {why}", "denied")
+            # nobody is in the way, so what was not measured is not known
+            return Missing(f"{workers.engine} started {workers.ranks} ranks here; {why}", "failed")
         gpus = found
     danger = _danger(node, gpus)
     if danger is not None:

@@ -17,6 +17,9 @@ from gpudoctor.facts.simulated.load import load_node
 from gpudoctor.facts.stream.messages import GpuTick, Opening, ProcessTick, Tick
 from gpudoctor.load import other_users
 from gpudoctor.load.devices import LoadRequest, devices_to_load
+from gpudoctor.load.measure import not_run
+from gpudoctor.report.judge import Question
+from gpudoctor.report.judge import judge as report_on
 from gpudoctor.tui.check_runner import users_of_gpus
 from gpudoctor.tui.state import State
 from tests.checks.one_check import judge
@@ -168,6 +171,26 @@ def test_readings_of_a_gpu_that_wakes_are_taken_again(
     scrubbed = Machine({**busy, "power": Power(draw_w=600.0, limit_w=700.0)}, Status.PASS, True)
     found = devices_to_load(node_of(scrubbed), LoadRequest())
     assert isinstance(found, Missing) is not loaded
+
+
+@pytest.mark.parametrize(
+    ("name", "verdict", "exit_code"),
+    [
+        ("a small model of another container", "unknown", 3),
+        ("a list that could not be read", "unknown", 3),
+        ("another user's train", "warn", 0),
+    ],
+)
+def test_load_refused_on_a_node_that_nobody_is_seen_to_use_is_no_pass(name: str, verdict: str, exit_code: int) -> None:
+    node = node_of(MACHINES[name])
+    refused = other_users.used_by_others(msgspec.structs.replace(node, source=Source("facts", "there")), node.gpus)
+    assert refused is not None
+    report = report_on(node, not_run(refused), Question(level="standard"))
+    assert (report.verdict, report.exit_code) == (verdict, exit_code)
+    if name.startswith("a small model"):
+        assert report.reason.startswith("UNKNOWN load refused: GPU 3: 35 % busy")
+    required = report_on(node, not_run(refused), Question(level="standard", required=("train",)))
+    assert (required.verdict, required.exit_code) == ("unknown", 3)
 
 
 @EACH
