@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pwd
 from collections import Counter
 from pathlib import Path
+from threading import Event
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -12,6 +15,7 @@ from msgspec.structs import replace
 
 from gpudoctor.facts.model.gpu import CallError, Gpu, GpuProcess, PcieLink, Thermal
 from gpudoctor.facts.model.missing import UNSUPPORTED, Missing
+from gpudoctor.facts.nvml import settings
 from gpudoctor.facts.nvml.read_node import read_nvml
 from gpudoctor.facts.simulated.load import load_node
 from gpudoctor.fakes.fake_nvml import FakeNvml, ScriptedFault
@@ -359,3 +363,22 @@ def test_processes_are_read_from_every_size_of_the_drivers_struct(root: Path, ve
     found = read(root, node, absent=absent)[1].gpus[0].processes
     assert not isinstance(found, Missing)
     assert tuple((process.pid, process.memory_mib) for process in found) == tuple((pid, 5) for pid in pids)
+
+
+def test_the_inforom_is_not_read_beside_a_job(root: Path) -> None:
+    node = make_node(2)
+    job = (GpuProcess(4242, kind="C", memory_mib=5),)
+    node = replace(node, gpus=(node.gpus[0], replace(node.gpus[1], processes=job)))
+    _, heard, nvml = read(root, node)
+    assert (nvml.calls["nvmlDeviceValidateInforom", 0], nvml.calls["nvmlDeviceValidateInforom", 1]) == (1, 0)
+    beside = heard.gpus[1].inforom_corrupted
+    assert isinstance(beside, Missing)
+    assert "while a process uses the GPU" in beside.reason
+
+
+def test_a_directory_of_users_that_does_not_answer_costs_only_the_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = Event()
+    monkeypatch.setattr(pwd, "getpwuid", lambda uid: SimpleNamespace(pw_name=f"found after {answer.wait()}"))
+    monkeypatch.setattr(settings, "_NAME_LOOKUP_S", 0.01)
+    assert settings._user_name(4_000_000_001) == "4000000001"
+    answer.set()

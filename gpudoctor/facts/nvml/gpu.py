@@ -68,7 +68,6 @@ def read_gpu(client: NvmlClient, gpu: Gpu, system: System, on_part: Callable[[Gp
         lambda: {
             "ecc": read_ecc(client, fields),
             "memory_repair": read_memory_repair(client, fields),
-            "inforom_corrupted": read_inforom(client),
         },
         lambda: {"clocks": _clocks(client), "throttle_times": throttle_times(fields, system.driver_version)},
         lambda: {"thermal": _thermal(client, fields), "power": _power(client, fields)},
@@ -80,6 +79,7 @@ def read_gpu(client: NvmlClient, gpu: Gpu, system: System, on_part: Callable[[Gp
             "utilization": read_utilization(client),
         },
         lambda: {"numa_node": read_numa_node(client, device), "cpu_affinity": read_cpu_affinity(client, device)},
+        lambda: {"inforom_corrupted": read_inforom(client, gpu.processes)},
     )
     for section in sections:
         leaves = section()

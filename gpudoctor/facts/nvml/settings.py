@@ -6,8 +6,11 @@ import os
 import pwd
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from ctypes import byref, c_uint
+from functools import lru_cache
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 from gpudoctor.facts.model.gpu import GpuProcess, MigInstance, Settings
@@ -32,6 +35,7 @@ _NODE_SCOPE = 0
 _MAX_MIG_INSTANCES = 16
 _NO_INSTANCE = (2, 6)  # invalid argument, not found: this slot is empty
 _LARGE_PROCESS_SINCE, _LARGE_PROCESS_UNTIL = (535, 43), (535, 87)
+_NAME_LOOKUP_S = 0.5
 # comm is cut at 15 characters
 _COMM_LENGTH = 15
 
@@ -211,10 +215,23 @@ def _user(root: Path, pid: int) -> str | Missing:
         uid = (root / "proc" / str(pid)).stat().st_uid
     except OSError:
         return _no_process(pid)
-    try:
-        return pwd.getpwuid(uid).pw_name.encode("utf-8", "replace").decode()
-    except KeyError:
-        return str(uid)
+    return _user_name(uid)
+
+
+@lru_cache(maxsize=256)
+def _user_name(uid: int) -> str:
+    """The user's name, or the number if it has none, or if the directory that knows it (LDAP) is slow to answer."""
+    found: list[str] = []
+
+    def look_up() -> None:
+        with suppress(KeyError):
+            found.append(pwd.getpwuid(uid).pw_name.encode("utf-8", "replace").decode())
+
+    # a daemon: it may never return, and must not keep the collector from answering
+    thread = Thread(target=look_up, daemon=True)
+    thread.start()
+    thread.join(_NAME_LOOKUP_S)
+    return found[0] if found else str(uid)
 
 
 def _ancestors(root: Path, pid: int) -> set[int]:

@@ -7,6 +7,7 @@ parent-death signal, and a guardian removes the run's directory however this pro
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import tempfile
@@ -120,6 +121,7 @@ def _private_folder() -> Iterator[tuple[Path, int]]:
                 life.callback(os.close, end)
             _refuse_silent_tmpdir()
             folder = Path(tempfile.mkdtemp(prefix="gpudoctor-"))
+            _require_locks(folder)
         try:
             yield folder, reader
         finally:
@@ -133,6 +135,19 @@ def _refuse_silent_tmpdir() -> None:
     [status] = ask_paths([path])
     if isinstance(status, Missing):
         raise OSError(f"TMPDIR, {path}, {status.reason}")
+
+
+def _require_locks(folder: Path) -> None:
+    """Raise OSError if files in this folder cannot be locked: torch's FileStore, where the ranks meet, needs flock."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        text = f"TMPDIR, {folder.parent}, has no file locks ({error.strerror}): set it to a folder on a local disk"
+        raise OSError(text) from error
+    finally:
+        os.close(descriptor)
 
 
 @contextmanager

@@ -21,6 +21,9 @@ KILL_GRACE_S = 10.0
 _TEARDOWN_S, _TEARDOWN_PER_CONTEXT_S = 60.0, 0.5
 # Settings of OpenMP and similar libraries that would bind all ranks to one core, or start too many threads
 _THREADING = ("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_")
+# User settings that change how fast or how exactly a GPU computes: env.nccl names the first, and both stay in force for
+# the user's job
+_MEASURES_ANOTHER_GPU = ("CUDA_LAUNCH_BLOCKING", "NVIDIA_TF32_OVERRIDE")
 # User settings with which the watchdog would not run, would distort the measurement, or would first write a dump
 _NO_WATCHDOG = ("BLOCKING_WAIT", "DESYNC_DEBUG", "NAN_CHECK", "ENABLE_TIMING", "DUMP_ON_TIMEOUT", "PROPAGATE_ERROR")
 
@@ -70,6 +73,8 @@ def end(process: Child, *, has_ranks: bool, contexts: int) -> bool:
 def _environment(job: RankJob) -> dict[str, str]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith(_THREADING)}
     environment.pop("PYTHONWARNINGS", None)
+    for name in _MEASURES_ANOTHER_GPU:
+        environment.pop(name, None)
     environment["TMPDIR"] = job.folder  # torch._inductor, which DDP imports, makes a directory there
     environment["GLOO_SOCKET_IFNAME"] = "lo"
     environment["TORCH_DISTRIBUTED_DEBUG"] = "OFF"  # its checks would be measured too
