@@ -15,12 +15,12 @@ from gpudoctor.checks.core.finding import Status
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.node import Node
 from gpudoctor.probes.runner import rank, rank_starter, rank_starter_client, run_collector
+from gpudoctor.probes.runner.board import ProgressBoard
 from gpudoctor.probes.runner.messages import RankJob, Started
 from gpudoctor.probes.runner.plan import ProbePlan
 from gpudoctor.probes.runner.rank_starter import STOP, TERM_GRACE_S
 from gpudoctor.probes.runner.rank_starter_client import contexts_of, end, teardown_s
 from gpudoctor.probes.runner.run_collector import RunCollector, process_state
-from gpudoctor.probes.runner.stalls import ProgressBoard
 from tests.checks.one_check import gpus, judge, uuid_of
 
 EIGHT = tuple((number, uuid_of(number), f"0000:{number:02x}:00.0") for number in range(8))

@@ -21,12 +21,12 @@ import msgspec
 from gpudoctor.facts.model.measurements import PROBES, Measurements, ProbeProblem
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.system.path_status import ask_paths
+from gpudoctor.probes.runner.board import ProgressBoard
 from gpudoctor.probes.runner.local_workers import LocalWorkers
 from gpudoctor.probes.runner.messages import AnyMessage, RankJob
 from gpudoctor.probes.runner.plan import Limits, ProbePlan, checked
 from gpudoctor.probes.runner.rank_starter_client import contexts_of, end, order_for, start, teardown_s
 from gpudoctor.probes.runner.run_collector import RunCollector
-from gpudoctor.probes.runner.stalls import ProgressBoard
 from gpudoctor.process.pipes import LineReader, ready
 from gpudoctor.process.spawn import Child
 

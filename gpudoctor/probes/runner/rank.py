@@ -21,10 +21,10 @@ import torch.distributed as dist
 
 from gpudoctor.facts.model.measurements import ONCE
 from gpudoctor.probes.runner import messages
+from gpudoctor.probes.runner.board import ProgressBoard
 from gpudoctor.probes.runner.messages import RankJob, Where
 from gpudoctor.probes.runner.plan import Injection, InjectionKind
 from gpudoctor.probes.runner.rank_starter import STOP
-from gpudoctor.probes.runner.stalls import ProgressBoard
 from gpudoctor.probes.runner.torch_device import UnusableTorchError, rank_failure, require_usable, torch_view
 from gpudoctor.process.ending import leave, send_signal
 from gpudoctor.process.pipes import write_all

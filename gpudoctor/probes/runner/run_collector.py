@@ -12,17 +12,11 @@ import msgspec
 from gpudoctor.facts.model.measurements import Launch, Measurements, Probe, ProbeProblem, RankInfo, TorchView
 from gpudoctor.facts.model.missing import NOT_READ, Missing
 from gpudoctor.probes.runner import messages
+from gpudoctor.probes.runner.board import ProgressBoard
 from gpudoctor.probes.runner.merge import merged_torch_view
 from gpudoctor.probes.runner.plan import ProbePlan, Stage
+from gpudoctor.probes.runner.rank_state import RankState, failure_problems, rank_list, slow_problem, timeout_problem
 from gpudoctor.probes.runner.run_progress import RunProgress
-from gpudoctor.probes.runner.stalls import (
-    ProgressBoard,
-    RankState,
-    failure_problems,
-    rank_list,
-    slow_problem,
-    timeout_problem,
-)
 
 FIGURES_OF_PROBE: dict[Probe, str] = {  # the field of Measurements that is empty if the probe brought nothing
     "collective": "collectives",
