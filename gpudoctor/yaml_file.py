@@ -13,6 +13,7 @@ import msgspec
 import yaml
 
 from gpudoctor.errors import UserError
+from gpudoctor.lazy_pattern import lazy_pattern
 
 MAX_BYTES = 1 << 20
 _DEEPEST = 32  # a configuration nests 5 levels
@@ -22,7 +23,7 @@ _LARGEST_NUMBER = 1e15
 _LONGEST_SHOWN = 200
 _DEV_NULL = os.makedev(1, 3)
 _TOP = ("the top level",)
-_BUS_ID = re.compile(r"(?:[0-9A-Fa-f]{4,8}:)?[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7]")
+_BUS_ID = lazy_pattern(r"(?:[0-9A-Fa-f]{4,8}:)?[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7]")
 
 T = TypeVar("T")
 Place = tuple["str | int", ...]  # ("suppress", 0, "until")

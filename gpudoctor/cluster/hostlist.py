@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from gpudoctor.lazy_pattern import lazy_pattern
+
 # what a host list may contain: a name from a report must not inject a second host, an option or a command
-_HOST_NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9_])?")
-_DIGITS = re.compile(r"([0-9]+)")
-_NUMBERED = re.compile(r"(.*?)([0-9]{1,9})", re.DOTALL)
+_HOST_NAME = lazy_pattern(r"[A-Za-z0-9_](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9_])?")
+_DIGITS = lazy_pattern(r"([0-9]+)")
+_NUMBERED = lazy_pattern(r"(.*?)([0-9]{1,9})", re.DOTALL)
 
 
 def is_host_name(name: str) -> bool:

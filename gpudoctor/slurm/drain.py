@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Sequence
 from enum import Enum
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from gpudoctor.lazy_pattern import lazy_pattern
 from gpudoctor.private_folder import read_own_file
 from gpudoctor.process.command import CommandLateError, run_command
 from gpudoctor.report.output_files import OutputError, write_file
@@ -20,9 +20,9 @@ REASON_LENGTH = 100
 # slurmd ends a health check after 60 s, and three of these calls may follow a check
 _DEADLINE_S = 5.0
 _BYTES_MAX = 64 << 20
-_FIELD = {name: re.compile(rf"(?:^| ){name}=(\S+)") for name in ("NodeName", "State", "Gres", "Partitions")}
+_FIELD = {name: lazy_pattern(rf"(?:^| ){name}=(\S+)") for name in ("NodeName", "State", "Gres", "Partitions")}
 # newer versions of Slurm write more fields after it
-_SIGNED_REASON = re.compile(r"(.*) \[([^\[\]]*@[^\[\]]*)\](?: [A-Z]\w*=.*)?")
+_SIGNED_REASON = lazy_pattern(r"(.*) \[([^\[\]]*@[^\[\]]*)\](?: [A-Z]\w*=.*)?")
 
 
 class NodeRecord(msgspec.Struct, frozen=True):

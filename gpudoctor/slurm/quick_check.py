@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from gpudoctor.errors import UserError
+from gpudoctor.lazy_pattern import lazy_pattern
 from gpudoctor.slurm.settings import FILE, HookSettings, SettingsError
 
 if TYPE_CHECKING:
@@ -94,9 +95,9 @@ def _matches(check: str, word: str) -> bool:
 
 # The job's GPUs, and whether this machine has any.
 
-_NUMBERS = re.compile(r"\d{1,4}(?:,\d{1,4})*")
-_MINOR = re.compile(r"^Device Minor:\s*(\d+)", re.MULTILINE)
-_BUS = re.compile(r"^Bus Location:\s*(\S+)", re.MULTILINE)
+_NUMBERS = lazy_pattern(r"\d{1,4}(?:,\d{1,4})*")
+_MINOR = lazy_pattern(r"^Device Minor:\s*(\d+)", re.MULTILINE)
+_BUS = lazy_pattern(r"^Bus Location:\s*(\S+)", re.MULTILINE)
 # MIG instances: if there are any, Slurm numbers these, and number 1 may be an instance on GPU 0
 _MIG = "proc/driver/nvidia/capabilities/gpu*/mig/gi*"
 _NVIDIA = "0x10de"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -10,6 +9,7 @@ from typing import Any, Literal
 import msgspec
 
 from gpudoctor.errors import UserError
+from gpudoctor.lazy_pattern import lazy_pattern
 
 FILE = "/etc/default/gpudoctor"
 # the variable of each field of `HookSettings`
@@ -32,9 +32,9 @@ _OTHERS = ("GPUDOCTOR", "GPUDOCTOR_TRACEBACK", "GPUDOCTOR_FAKE_DRIVER")
 _CHOICES = {"action": ("drain", "log"), "on_error": ("run", "hold"), "scope": ("job", "node")}
 _FOLDERS = ("state", "textfile", "log")
 _NUMBERS = {
-    "drain_cap_percent": (re.compile(r"(\d{1,3})%"), 1, 100, "a share of a partition, from 1% to 100%"),
-    "undrain_after": (re.compile(r"(\d{1,4})"), 1, 1000, "a number of healthy checks from 1 to 1000"),
-    "max_age_s": (re.compile(r"(\d{1,4})"), 0, 3600, "seconds from 0 (never) to 3600"),
+    "drain_cap_percent": (lazy_pattern(r"(\d{1,3})%"), 1, 100, "a share of a partition, from 1% to 100%"),
+    "undrain_after": (lazy_pattern(r"(\d{1,4})"), 1, 1000, "a number of healthy checks from 1 to 1000"),
+    "max_age_s": (lazy_pattern(r"(\d{1,4})"), 0, 3600, "seconds from 0 (never) to 3600"),
 }
 
 

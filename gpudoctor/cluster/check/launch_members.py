@@ -36,6 +36,7 @@ from gpudoctor.errors import UserError
 from gpudoctor.exit_codes import OK, UNKNOWN
 from gpudoctor.facts.system.environment import node_name
 from gpudoctor.facts.system.network import own_addresses
+from gpudoctor.lazy_pattern import lazy_pattern
 from gpudoctor.output import say
 from gpudoctor.process.die_with_parent import dependent_gpudoctor, dependent_program, dependent_python
 from gpudoctor.process.own_program import own_gpudoctor
@@ -49,7 +50,7 @@ _LAUNCHER_END_S = 15.0
 _WORDS_BYTES = 1 << 14
 _WORDS_MAX = 300
 _LETTERS_MIN = 5
-_TROUBLE = re.compile(
+_TROUBLE = lazy_pattern(
     "error|not resolve|cannot|could not|unable|not found|refused|denied|invalid|no such", re.IGNORECASE
 )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import KernelEvent, KernelLog
 from gpudoctor.facts.system.sysfs import missing_from, run_command
 from gpudoctor.lazy_import import lazy_imports
+from gpudoctor.lazy_pattern import lazy_pattern
 
 with lazy_imports():
     from gpudoctor.process import ending
@@ -27,7 +27,7 @@ _JOURNAL_LINES = 100_000  # the newest ones: if something floods the log, the jo
 _JOURNAL_BYTES = 16 << 20
 # -k selects _TRANSPORT=kernel; without -a, a message with an unprintable byte is printed as "[123B blob data]"
 _JOURNAL = ("journalctl", "-k", "-b", "-a", "-o", "short-monotonic", "--no-pager", "-q", "-n", str(_JOURNAL_LINES))
-_JOURNAL_LINE = re.compile(r"\[ *(\d+\.\d+)\] \S+ kernel: ")
+_JOURNAL_LINE = lazy_pattern(r"\[ *(\d+\.\d+)\] \S+ kernel: ")
 _JOURNAL_NAME = " ".join(_JOURNAL[:3])
 # The kernel's first messages have the time 0; NVIDIA's driver is never loaded within the first second
 _FROM_BOOT_S = 1.0
