@@ -46,8 +46,12 @@ _GPUDOCTOR = """#!/bin/sh
 export PYTHONPATH={root} PATH=/usr/bin:/bin
 echo "$SLURMD_NODENAME ${{SLURM_SCRIPT_CONTEXT:-none}} $*" >> {folder}/calls
 [ -e {folder}/answer/$SLURMD_NODENAME ] && exec sh {folder}/answer/$SLURMD_NODENAME
-[ "$1" = check ] && set -- "$@" --node hgx-h100-8 $(sed 's/[^ ][^ ]*/--fault &/g' {folder}/faults/$SLURMD_NODENAME)
-exec {python} -m gpudoctor "$@"
+[ "$1" = check ] || exec {python} -m gpudoctor "$@"
+{python} -m gpudoctor "$@" --node hgx-h100-8 $(sed 's/[^ ][^ ]*/--fault &/g' {folder}/faults/$SLURMD_NODENAME)
+code=$?
+# every simulated node is called the same
+sed -i "s/\\"host\\":{{\\"name\\":\\"[a-z]*\\"/\\"host\\":{{\\"name\\":\\"$SLURMD_NODENAME\\"/" "${{folder:-/nowhere}}/$SLURMD_NODENAME.json"
+exit $code
 """
 # settings of contrib/slurm/slurm.conf that cannot apply here
 _HERE = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterator
 
@@ -177,19 +178,57 @@ def test_a_gpudoctor_that_cannot_start_neither_drains_nor_undrains_nor_holds_a_j
     assert job.stdout == "node1\n"
 
 
-def test_the_batch_script_leaves_a_report_a_node_and_names_the_node_without_one(slurm: Slurm) -> None:
+def test_the_next_job_runs_on_nodes_that_the_batch_script_knows_as_good(slurm: Slurm) -> None:
+    """The recipe of contrib/slurm/README.md: a node that fails, one that is silent and one that is unknown."""
+    slurm.set_fault("node1", "xid-79@3")
     slurm.set_answer("node2", "exit 137")
-    folder = slurm.folder / "reports"
+    slurm.set_fault("node4", "storage-hang")
+    recipe = (slurm.folder / "recipe.sh").resolve()
+    recipe.write_text(_recipe(slurm))
 
-    slurm.run(
-        "sbatch", "--nodes=4", "--gpus-per-node=8", "--output=batch.out", HOOKS / "check-nodes.sbatch", folder
-    ).check_returncode()
-    slurm.wait(slurm.is_free)
+    done = slurm.run("bash", "-x", recipe)
 
-    reports = {file.stem: json.loads(file.read_text()) for file in folder.iterdir()}
-    assert sorted(reports) == ["node1", "node3", "node4"]
+    job = max((slurm.folder / "reports").iterdir(), key=lambda folder: int(folder.name))
+    reports = {file.stem: json.loads(file.read_text()) for file in job.glob("*.json")}
+    assert {name: report["verdict"] for name, report in reports.items()} == {
+        "node1": "fail",
+        "node3": "pass",
+        "node4": "unknown",
+    }
     assert {report["run"]["level"] for report in reports.values()} == {"standard"}
-    assert "no report from node2" in (slurm.folder / "batch.out").read_text()
+    assert (job / "exclude").read_text() == "node[1-2,4]\n"
+    slurm.wait(slurm.output)
+    assert slurm.output() == "node3\n", done.stderr
+
+
+def test_no_job_follows_a_check_after_which_no_node_is_known_as_good(slurm: Slurm) -> None:
+    slurm.set_fault("node1", "xid-79@3")  # it runs the batch script
+    for name in ("node2", "node3", "node4"):
+        slurm.set_answer(name, "exit 1")
+    recipe = (slurm.folder / "recipe.sh").resolve()
+    recipe.write_text(_recipe(slurm))
+
+    done = slurm.run("bash", recipe)
+
+    job = max((slurm.folder / "reports").iterdir(), key=lambda folder: int(folder.name))
+    assert [file.name for file in job.iterdir()] == ["node1.json"]
+    assert "exclude: No such file" in done.stderr
+    assert slurm.is_free()
+
+
+def _recipe(slurm: Slurm) -> str:
+    """The recipe as the README has it, with the paths of this Slurm."""
+    text = (HOOKS / "README.md").read_text()
+    (recipe,) = re.findall(r"((?:^    .*\n)+)(?=\n.*`exclude`)", text, re.MULTILINE)
+    train = f"--gpus-per-node=8 --output={slurm.folder}/job.out --wrap hostname"
+    for old, new in (
+        ("-N 16", "-N 4"),
+        ("/opt/gpudoctor/slurm", str(HOOKS)),
+        ("train.sbatch", train),
+    ):
+        assert old in recipe
+        recipe = recipe.replace(old, new)
+    return recipe
 
 
 def test_srun_checks_every_node_of_the_allocation_and_names_the_one_with_the_fault(slurm: Slurm) -> None:

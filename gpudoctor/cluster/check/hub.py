@@ -33,7 +33,7 @@ from gpudoctor.cluster.check.messages import (
     new_secret,
     notice_silence,
 )
-from gpudoctor.cluster.hostlist import natural
+from gpudoctor.hostlist import natural
 from gpudoctor.errors import UserError
 from gpudoctor.exits import printable
 
