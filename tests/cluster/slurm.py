@@ -50,8 +50,8 @@ echo "$SLURMD_NODENAME ${{SLURM_SCRIPT_CONTEXT:-none}} $*" >> {folder}/calls
 {python} -m gpudoctor "$@" --node hgx-h100-8 $(sed 's/[^ ][^ ]*/--fault &/g' {folder}/faults/$SLURMD_NODENAME)
 code=$?
 # every simulated node is called the same
-sed -i \\
-   "s/\\"host\\":{{\\"name\\":\\"[a-z]*\\"/\\"host\\":{{\\"name\\":\\"$SLURMD_NODENAME\\"/" "${{folder:-/nowhere}}/$SLURMD_NODENAME.json"
+cd ${{folder:-/nowhere}} && sed -i \\
+  "s/\\"host\\":{{\\"name\\":\\"[a-z]*\\"/\\"host\\":{{\\"name\\":\\"$SLURMD_NODENAME\\"/" "$SLURMD_NODENAME.json"
 exit $code
 """
 # settings of contrib/slurm/slurm.conf that cannot apply here
@@ -177,10 +177,9 @@ class Slurm:
         """Run this shell script on `node` in place of gpudoctor."""
         (self.folder / "answer" / node).write_text(script)
 
-    def log(self, node: str) -> str:
-        """The output of `node`'s hooks since `reset`."""
-        file = self.folder / "state" / node / "log"
-        return file.read_text() if file.exists() else ""
+    def log(self, node: str = "*") -> str:
+        """The output of `node`'s hooks, or of all hosts', since `reset`."""
+        return "".join(file.read_text() for file in self.folder.glob(f"state/{node}/log"))
 
     def metrics(self, node: str, hook: str) -> str:
         """The metrics file that a hook of `node` left for node_exporter; empty if it has not run since `reset`."""

@@ -188,7 +188,7 @@ def test_a_failed_jobs_cause_is_in_a_file_beside_its_output(slurm: Slurm) -> Non
     answer = slurm.folder / "job.out.diagnosis.txt"
     slurm.wait(answer.exists)
 
-    slurm.wait(lambda: "cuda_oom (certain) rank 3 gpu 3" in slurm.log("login"))
+    slurm.wait(lambda: "cuda_oom (certain) rank 3 gpu 3" in slurm.log())
     assert "CUDA out of memory" in answer.read_text()
 
 
@@ -197,7 +197,7 @@ def test_a_path_that_a_user_chose_is_not_read_unless_it_is_the_users_file(slurm:
     slurm.switch_on("job_end")
     path = slurm.folder / "job.out"
     slurm.submit("--nodes=1", _swap(path, output))
-    slurm.wait(lambda: "not diagnosed: " in slurm.log("login"))
+    slurm.wait(lambda: "not diagnosed: " in slurm.log())
     assert not (slurm.folder / "job.out.diagnosis.txt").exists()
 
 
