@@ -68,7 +68,6 @@ def run_agent(request: AgentRequest) -> int:
     """Run until SIGINT, SIGTERM or SIGHUP; return 128 + its number. Raise UserError if the agent cannot start."""
     # first, because these imports raise UserError if a library is missing
     from gpudoctor.agent.answers import AgentAnswers, AgentMetrics
-    from gpudoctor.report.prometheus import wants_old_series
 
     where = listen_address(request.listen, "--listen", DEFAULT_LISTEN)
     token = token_of(request.token_file, os.environ, where)
@@ -76,7 +75,7 @@ def run_agent(request: AgentRequest) -> int:
         sockets = [kept.enter_context(each) for each in where.listening_sockets()]
         schedule = _schedule(request, kept)
         plan = schedule.plan
-        metrics = AgentMetrics(schedule.scrape_figures, old_series=wants_old_series(os.environ))
+        metrics = AgentMetrics(schedule.scrape_figures)
         answers = AgentAnswers(HttpAccess(token, where.host), metrics, schedule.status, plan.prefix)
         adopt_orphans()
         url = where.url(sockets[0].getsockname()[1])

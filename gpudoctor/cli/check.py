@@ -177,7 +177,7 @@ def _rendered(report: model.Report, args: argparse.Namespace, *, to_file: bool) 
     if args.format == "nagios":
         return junit_nagios.render_nagios(report)
     if args.format == "prometheus":
-        return prometheus.render_prometheus(report, old_series=prometheus.wants_old_series(os.environ))
+        return prometheus.render_prometheus(report)
     if args.format == "junit":
         return junit_nagios.render_junit(report)
     if args.format == "html":

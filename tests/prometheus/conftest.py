@@ -67,6 +67,8 @@ def site(faulty: Agent, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Si
         written = write_metrics(textfiles / "gpudoctor.prom", "--node", "rtx4090-4", "--fault", "pcie-width-x4@2")
         settings, passed = HookSettings(textfile=textfiles), HookVerdict("pass", "")
         assert hooks.write_metrics(settings, "health", passed, None, out_of_service=False) is None
+        failed = HookVerdict("fail", "", check="gpu.xid")
+        assert hooks.write_metrics(settings, "epilog", failed, "cap", out_of_service=False) is None
         config = {
             "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
             "rule_files": [str(folder / "rules.yml")],
