@@ -49,7 +49,7 @@ class AgentRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What the agent checks, how often, and where it listens; times in seconds.
 
     `strikes`: consecutive runs with a warn before it is an alarm. `jitter_s` None: a tenth of the interval, 60 s at
-    most.
+    most. `events`: also check when the kernel log or the driver reports something.
     """
 
     node: str | None = None
@@ -62,6 +62,7 @@ class AgentRequest(msgspec.Struct, frozen=True, kw_only=True):
     deadline_s: float = 90.0
     state: Path | None = None
     config: Path | None = None
+    events: bool = True
 
 
 def run_agent(request: AgentRequest) -> int:
@@ -156,6 +157,7 @@ def _plan(request: AgentRequest) -> SchedulePlan:
         jitter_s=usual_jitter_s if request.jitter_s is None else request.jitter_s,
         deadline_s=request.deadline_s,
         strikes=request.strikes,
+        events=request.events and request.node is None,
     )
 
 

@@ -313,6 +313,12 @@ def test_srun_checks_every_node_of_the_allocation_and_names_the_one_with_the_fau
     slurm.wait(slurm.is_free)  # no step, and nothing of it, is left
 
 
+def test_a_drill_on_a_host_that_is_not_there_is_an_error(slurm: Slurm) -> None:
+    done = slurm.run("salloc", "--nodes=2", "--gpus-per-node=8", *_CHECK, "--fault", "nod3:xid-79@3", timeout=240)
+    assert done.returncode == 2
+    assert "--fault nod3:xid-79@3: no node of this check is called nod3: node[1-2]" in done.stderr
+
+
 def test_without_an_allocation_srun_makes_one_and_nodes_that_do_not_exist_end_it(slurm: Slurm) -> None:
     done = slurm.run(*_CHECK, "-N", "2", "--launcher-args=--gpus-per-node=8", timeout=240)
     assert done.returncode == 0, done.stderr
