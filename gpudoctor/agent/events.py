@@ -54,7 +54,8 @@ class EventWatch:
         if self._kernel.descriptor is None and descriptor is not None:
             self._loop.remove_reader(descriptor)
         if events:
-            self._wake(f"kernel log: {printable(events[0].text)[:120]}")
+            text = events[0].text
+            self._wake(f"kernel log: {printable(text.partition(';')[2] or text)[:120]}")
 
     def _of_driver(self) -> None:
         events = self._driver.read() if self._driver is not None else None

@@ -65,8 +65,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--no-events",
         dest="events",
         action="store_false",
-        help="check on schedule only, not also when the kernel log or the driver (Xid, ECC, clocks) reports something: "
-        "which is at most every 30 s. Waiting for the driver's events keeps the GPUs open: stop the agent before a GPU reset",
+        help="check on schedule only, not also when the kernel log or the driver (Xid, ECC, clocks) reports something "
+        "(at most every 30 s). Waiting for the driver keeps the GPUs open: stop the agent before a GPU reset",
     )
     parser.add_argument(
         "--deadline",

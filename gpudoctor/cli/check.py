@@ -65,6 +65,11 @@ def add_options(check: argparse.ArgumentParser) -> None:
     check.add_argument("--need", metavar="RATE", help="what each GPU must be fed: 400MB/s, 1.5GB/s")
     check.add_argument("--profile", metavar="NAME|FILE", help="judge against this profile (default: matched)")
     check.add_argument("--config", type=Path, metavar="FILE")
+    check.add_argument(
+        "--strict",
+        action="store_true",
+        help="refuse a configuration with keys that this version does not know",
+    )
     facts_deadline_option(check, "for reading the facts (default 60)")
     format_options(check, *FORMATS)
     check.add_argument(
