@@ -7,10 +7,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from gpudoctor.exits import printable, say
 from gpudoctor.facts.kernel_log.live import KernelTail
 from gpudoctor.facts.nvml.driver_events import DriverEvents
 from gpudoctor.facts.nvml.event_child import DriverEvent
+from gpudoctor.output import printable, say
 
 # an Xid is written in several lines, and the driver needs a moment to count what it reports
 SETTLE_S = 0.3

@@ -6,7 +6,8 @@ import argparse
 import os
 from collections.abc import Mapping
 
-from gpudoctor.exits import FAILED, OK, printable, write_stdout
+from gpudoctor.exit_codes import FAILED, OK
+from gpudoctor.output import printable, write_stdout
 from gpudoctor.slurm import HOOKS
 
 

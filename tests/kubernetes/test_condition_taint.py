@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.kubernetes.api_server import LABEL, api_server, node
 from tests.kubernetes.manifests import script_of, the
+from tests.needs import needs
 
+pytestmark = needs("kubectl")
 OURS = "gpudoctor.dev/gpu-problem"
-
-
-@pytest.fixture(autouse=True)
-def _kubectl() -> None:
-    if shutil.which("kubectl") is None:
-        pytest.skip("no kubectl: apt-get install kubectl")
 
 
 def _round(tmp_path: Path, nodes: list[dict[str, Any]], most: str = "25") -> tuple[dict[str, list[str]], str]:
     """The taints of each node after one run of the script, and its output."""
     config = tmp_path / "kubeconfig"
-    environ = {**os.environ, "KUBECONFIG": str(config), "MAX_PERCENT": most, "HOLD_OFF_S": "1800", "HOME": str(tmp_path)}
+    environ = {**os.environ, "KUBECONFIG": str(config), "MAX_PERCENT": most, "HOLD_OFF_S": "1800"}
+    environ["HOME"] = str(tmp_path)
+        **os.environ,
+        "KUBECONFIG": str(config),
+        "MAX_PERCENT": most,
+        "HOLD_OFF_S": "1800",
+        "HOME": str(tmp_path),
+    }
     script = script_of(the("CronJob/gpudoctor-taint"), "taint")
     with api_server(nodes, config):
         done = subprocess.run(
