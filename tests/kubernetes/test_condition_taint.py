@@ -18,8 +18,7 @@ OURS = "gpudoctor.dev/gpu-problem"
 def _round(tmp_path: Path, nodes: list[dict[str, Any]], most: str = "25") -> tuple[dict[str, list[str]], str]:
     """The taints of each node after one run of the script, and its output."""
     config = tmp_path / "kubeconfig"
-    environ = {**os.environ, "KUBECONFIG": str(config), "MAX_PERCENT": most, "HOLD_OFF_S": "1800"}
-    environ["HOME"] = str(tmp_path)
+    environ = {
         **os.environ,
         "KUBECONFIG": str(config),
         "MAX_PERCENT": most,
