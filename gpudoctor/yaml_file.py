@@ -33,6 +33,14 @@ class YamlFileError(UserError):
     """The file cannot be used; the message is one line that starts with its path."""
 
 
+class UnknownKeyError(YamlFileError):
+    """A key at `place` that this version does not know."""
+
+    def __init__(self, message: str, place: Place) -> None:
+        super().__init__(message)
+        self.place = place
+
+
 class YamlFile(NamedTuple):
     """The content of a file: `data` as plain Python values, and the line (from 1) of every place in it."""
 
@@ -47,8 +55,20 @@ class YamlFile(NamedTuple):
             there = there[:-1]
         return _error(self.path, self.lines.get(there, 1), place or _TOP, problem)
 
+    def without(self, place: Place) -> YamlFile:
+        """The file without what is at a place; the items of a list that follow keep their lines."""
+        *parent, last = place
+        lines = self.lines
+        if isinstance(last, int):
+            lines = {
+                _moved_up(at, tuple(parent), last): line for at, line in lines.items() if at[: len(place)] != place
+            }
+        return YamlFile(self.path, _removed(self.data, place), lines)
+
     def convert(self, data: Any, to: type[T], hint: Callable[[Place, str], str] = lambda parent, key: "") -> T:
-        """Convert `data`, which is `self.data` or derived from it, to the type `to`. Raise YamlFileError.
+        """Convert `data`, which is `self.data` or derived from it, to the type `to`.
+
+        Raise YamlFileError, UnknownKeyError among them.
 
         `hint(parent, key)` is appended to the message "unknown key".
         """
@@ -59,7 +79,8 @@ class YamlFile(NamedTuple):
             place = _named(data, path, to)
             if "unknown field" in message:
                 key = message.split("`")[1]
-                raise self.error((*place, key), f"unknown key{hint(place, key[:_LONGEST_SHOWN])}") from None
+                error_ = self.error((*place, key), f"unknown key{hint(place, key[:_LONGEST_SHOWN])}")
+                raise UnknownKeyError(str(error_), (*place, key)) from None
             raise self.error(place, message) from None
 
 
@@ -218,6 +239,21 @@ def _wrong_path(data: Any, to: Any) -> str | None:
     except msgspec.ValidationError as error:
         return str(error).partition(" - at `$")[2]
     return None
+
+
+def _removed(data: Any, place: Place) -> Any:
+    copy = data.copy()
+    if len(place) == 1:
+        del copy[place[0]]
+    else:
+        copy[place[0]] = _removed(data[place[0]], place[1:])
+    return copy
+
+
+def _moved_up(at: Place, parent: Place, removed: int) -> Place:
+    place = len(parent)
+    number = at[place] if len(at) > place and at[:place] == parent else None
+    return (*parent, number - 1, *at[place + 1 :]) if isinstance(number, int) and number > removed else at
 
 
 def _with(data: Any, place: Place, value: Any) -> Any:

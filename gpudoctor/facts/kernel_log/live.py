@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -194,11 +195,14 @@ class KernelTail:
 
     def __init__(self, root: Path = Path("/")) -> None:
         self._device: int | None = None
-        try:
+        with suppress(OSError):
             self._device = os.open(root / "dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
             os.lseek(self._device, 0, os.SEEK_END)
-        except OSError:
-            self.close()
+
+    @property
+    def descriptor(self) -> int | None:
+        """Readable when there are new lines; None if there will be none."""
+        return self._device
 
     def read(self) -> tuple[KernelEvent, ...]:
         """The events since the last call; never waits."""
@@ -217,7 +221,8 @@ class KernelTail:
             except OSError:
                 self.close()
                 break
-            if not part:
+            if not part:  # not /dev/kmsg, which has no end
+                self.close()
                 break
             parts.append(part)
         return (*gap, *kmsg_events(b"".join(parts).decode("utf-8", "replace"))[-_MOST_EVENTS:])
