@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -23,7 +24,7 @@ from gpudoctor.diagnose.decoding import (
 from gpudoctor.diagnose.diagnosis import Unread
 from gpudoctor.diagnose.events import EventLog
 from gpudoctor.diagnose.flight_recorder import Dump, DumpError, looks_like_dump, rank_in_name, read_dump
-from gpudoctor.diagnose.patterns.facts import is_of_a_job
+from gpudoctor.diagnose.patterns.facts import OF_A_KERNEL, is_of_a_job
 from gpudoctor.diagnose.places import LogFile
 from gpudoctor.diagnose.reader import LogReader
 from gpudoctor.diagnose.scan import Hit, all_lines, interesting_lines
@@ -37,6 +38,11 @@ _WHOLE_BYTES = 256 << 10  # at either end of a file every line is read: ranks an
 _SAMPLE_BYTES = 2048
 _SAMPLE_LINES = 4
 _POOL_FROM_BYTES = 96 << 20
+_HEADING = re.compile(r"#{1,6} [A-Za-z`]|(?:=|-){4,}$|<h[1-6][ >]")
+_OF_A_DOCUMENT = re.compile(
+    r"^#{1,6} |^(?:=|-){4,}$|^\|.*\|$|^[*-] |^\d+\. |\]\([^)]{1,300}\)|`[^`]{1,80}`|\*\*[^*]{1,80}\*\*|</?\w{1,12}[ >/]"
+)
+_SHARE_OF_MARKS = 0.3
 _SIGNS_OF_A_JOB = 3  # steps, ranks, processes: ordinary prose may mention one by chance
 
 
@@ -96,7 +102,12 @@ def _read_text(source: LogSource, number: int, found: GatheredLogs) -> None:
     file = found.files[number]
     hits = _hits(source, found.unread)
     first = list(islice(hits, LABEL_LINES))
-    reader = LogReader(number, labels_of([_text(line) for _, line in first]))
+    shown = [_text(line) for _, line in first]
+    file.kernel_log = _mostly(shown, OF_A_KERNEL)
+    if is_document(shown):
+        file.lines, file.text = len(shown), False
+        return
+    reader = LogReader(number, labels_of(shown))
     ras: list[str] = []
     last = signs = 0
     for place, line in chain(first, hits):
@@ -114,6 +125,19 @@ def _read_text(source: LogSource, number: int, found: GatheredLogs) -> None:
     found.log.extend(read_ras(ras, number))
     file.lines = last
     file.like_a_job = signs >= _SIGNS_OF_A_JOB
+
+
+def _mostly(lines: list[str], pattern: re.Pattern[str]) -> bool:
+    filled = [line for line in lines if line.strip()]
+    return bool(filled) and 2 * sum(pattern.search(line) is not None for line in filled) > len(filled)
+
+
+def is_document(lines: list[str]) -> bool:
+    """Whether the lines are a text with headings that people wrote, which may write about errors; no job prints one."""
+    plain = [line for line in lines if line.strip() and not line.startswith(("    ", "```"))]
+    headings = sum(_HEADING.match(line) is not None for line in plain)
+    marks = sum(_OF_A_DOCUMENT.search(line) is not None for line in plain)
+    return headings >= 2 and marks >= _SHARE_OF_MARKS * len(plain) and not any(is_of_a_job(line) for line in plain[:20])
 
 
 def _text(line: bytes) -> str:
