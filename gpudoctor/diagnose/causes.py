@@ -86,6 +86,7 @@ CAUSES: dict[str, CauseText] = {
     "gpu_ecc": _c("gpu-fault", "the memory of a GPU failed (uncorrectable ECC)", "Drain the node, reset the GPU; replace it if it comes again.", checks="gpu.ecc gpu.memory-repair"),
     "nvlink_failed": _c("gpu-fault", "an access over NVLink failed: the link or the other GPU", "Read the kernel logs of all nodes of that NVLink domain: Xids 74 and 144 to 150, SXids.", "Drain the node, reset its GPUs; replace what comes again.", checks="nvlink.errors nvlink.links nvlink.fabric gpu.xid"),
     "gpu_lost": _c("gpu-fault", "a GPU no longer answers", "Drain the node and power-cycle it; reseat the card if it comes again.", checks="gpu.lost pcie.errors"),
+    "gpu_reset_required": _c("gpu-fault", "a GPU must be reset before it works again", "Drain the node and reset the GPU; read the kernel log for why.", checks="gpu.lost gpu.xid"),
     "kernel_hang": _c("gpu-fault", "a process or processor hangs in the kernel", "Read the call trace below that line: nvidia functions mean the driver, those of nfs or lustre the file system.", checks="gpu.xid driver.responsive"),
     "gpu_xid": _c("gpu-fault", "the driver reported a fault of a GPU (Xid)", "See gpudoctor explain gpu.xid for the code.", checks="gpu.xid"),
     "nccl_cuda_unknown": _c("nccl-error", "a CUDA call of NCCL failed; which, is not in this text", _NCCL_AGAIN, checks="gpu.xid env.torch"),
@@ -149,7 +150,7 @@ COLLECT = (
 )
 
 
-_HARDWARE = ("gpu_ecc", "gpu_lost", "gpu_xid", "nvlink_failed", "wrong_results")
+_HARDWARE = ("gpu_ecc", "gpu_reset_required", "gpu_lost", "gpu_xid", "nvlink_failed", "wrong_results")
 _LOOK_FIRST = (
     "Look before you drain: only the job's output says so. Read dmesg -T on that node and run the checks below there; "
     "their reports (--reports) confirm it or not.",

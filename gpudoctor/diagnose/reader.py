@@ -21,9 +21,10 @@ from gpudoctor.statements.classes import kind_of
 from gpudoctor.statements.prefixes import Labels, Origin, stripped, with_short_numbers
 from gpudoctor.statements.reader import statement_of
 
+_MOST_TEXT = 8192
 _MOST_WRAPPED = 9
 # a file that begins with a line of a traceback, or with its exception, lacks what came before
-_INSIDE = re.compile(r"  File |    |\^|(?:[A-Za-z_]\w*\.)*\w*(?:Error|Exception): |(?P<begin>Traceback \(most recent)")
+_INSIDE = re.compile(r"  File |    |\^|(?:[A-Za-z_]\w{0,60}\.){0,8}\w{0,60}(?:Error|Exception): |(?P<begin>Traceback \(most recent)")
 _NUMBERS = re.compile(r"\d+")
 _MOST_ALIKE_AT_THE_END = 3
 _MOST_WRITERS = 100_000
@@ -90,6 +91,8 @@ class LogReader:
 
     def _read(self, number: int, raw: str) -> Iterator[Event]:
         raw = raw.removeprefix(self.labels.margin)
+        if len(raw) > _MOST_TEXT:  # no expression needs more, and some take the square of it
+            raw = f"{raw[: _MOST_TEXT // 2]} ... {raw[-_MOST_TEXT // 2 :]}"
         read = with_short_numbers(raw)
         origin, text = stripped(read, self.labels)
         if held := self._held:

@@ -56,7 +56,7 @@ _TEXTS: tuple[_Row, ...] = (
     ("program", "error",
      rf"(?P<message>(?P<program>[\w./+-]{{1,80}})(?:\[\d{{1,10}}\])?: (?:(?:line )?\d{{1,7}}: )?(?:(?i:(?:{_COMPLAINTS})\b).*|[^:]{{1,200}}: (?i:(?:{_COMPLAINTS})\b).*|.{{0,300}}(?:{ERRNO}).*))"),
     ("event", "error",
-     r"\s*(?:\S{1,40} +)?(?P<message>Warning +(?:Failed\w*|BackOff|Unhealthy|FailedScheduling|Evicted|NodeNotReady|OOMKilling|[A-Z]\w{0,40}(?:Failed|Error|Down)) +.*)"),
+     r"\s{0,40}(?:\S{1,40} {1,40})?(?P<message>Warning {1,40}(?:Failed\w*|BackOff|Unhealthy|FailedScheduling|Evicted|NodeNotReady|OOMKilling|[A-Z]\w{0,40}(?:Failed|Error|Down)) +.*)"),
     ("exit", "error",
      r"(?P<message>.{0,400}?(?:\b(?:exit(?:ed|s)?|terminated|died|returned|failed|completed|finished)\b.{0,40}?\b(?:exit )?(?:code|status|signal)[ :=(]{0,4}-?[1-9]\d{0,3}\b|\bexitcode ?[:=] ?-?[1-9]\d{0,3}\b"
      r"|\b(?:died|killed|terminated|exited) (?:with|by|on|due to) (?:<Signals\.|signal )?(?:SIG[A-Z]+|\d{1,2}\b)|\bsignal: (?:killed|aborted|segmentation fault)).*)"),

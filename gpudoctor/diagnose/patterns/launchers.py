@@ -88,7 +88,7 @@ _SHELL_SAYS = re.compile(
 )
 # up to where its output goes
 _RUNS_A_JOB = re.compile(
-    r"[^>|]*?(?:\b(?:python[\d.]*|torchrun|srun|mpirun|mpiexec|deepspeed|accelerate|horovodrun)\b|(?:train|launch|run)\w*(?:\.sh|\.py)\b)"
+    r"[^>|]{0,300}?(?:\b(?:python[\d.]{0,6}|torchrun|srun|mpirun|mpiexec|deepspeed|accelerate|horovodrun)\b|(?:train|launch|run)\w{0,40}(?:\.sh|\.py)\b)"
 )
 # Paddle
 _TRAINERS = re.compile(
