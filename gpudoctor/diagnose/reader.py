@@ -24,7 +24,9 @@ from gpudoctor.statements.reader import statement_of
 _MOST_TEXT = 8192
 _MOST_WRAPPED = 9
 # a file that begins with a line of a traceback, or with its exception, lacks what came before
-_INSIDE = re.compile(r"  File |    |\^|(?:[A-Za-z_]\w{0,60}\.){0,8}\w{0,60}(?:Error|Exception): |(?P<begin>Traceback \(most recent)")
+_INSIDE = re.compile(
+    r"  File |    |\^|(?:[A-Za-z_]\w{0,60}\.){0,8}\w{0,60}(?:Error|Exception): |(?P<begin>Traceback \(most recent)"
+)
 _NUMBERS = re.compile(r"\d+")
 _MOST_ALIKE_AT_THE_END = 3
 _MOST_WRITERS = 100_000

@@ -60,7 +60,7 @@ _TEXTS: tuple[_Row, ...] = (
     ("exit", "error",
      r"(?P<message>.{0,400}?(?:\b(?:exit(?:ed|s)?|terminated|died|returned|failed|completed|finished)\b.{0,40}?\b(?:exit )?(?:code|status|signal)[ :=(]{0,4}-?[1-9]\d{0,3}\b|\bexitcode ?[:=] ?-?[1-9]\d{0,3}\b"
      r"|\b(?:died|killed|terminated|exited) (?:with|by|on|due to) (?:<Signals\.|signal )?(?:SIG[A-Z]+|\d{1,2}\b)|\bsignal: (?:killed|aborted|segmentation fault)).*)"),
-    ("verdict", "error", rf"(?P<message>.{{1,200}}?(?:[|:=]|\.{{2,}}| {{2,}}|\t) ?(?:{_VERDICTS})\b(?! ?[:=]? ?0\b)(?:.{{0,200}}|$))"),
+    ("verdict", "error", rf"(?P<message>.{{1,200}}?(?:[|:=]|\.{{2,9}}| {{2,9}}|\t) ?(?:{_VERDICTS})\b(?! ?[:=]? ?0\b)(?:.{{0,200}}|$))"),
     ("errno", "error", rf"(?P<message>.{{0,600}}?(?:{ERRNO}|errno ?[:=]? ?\d{{1,3}}\b).*)"),
     ("sentence", "error",
      r"(?P<message>.{0,400}?(?:(?i:\b(?:failed|failure|cannot|can't|couldn't|could not|unable to|error|fatal|crash(?:ed|es)?|abort(?:ed|ing)|panic|exception|segfault(?:ed|s)?|not reachable|unreachable|unrecognized|not recognized"
