@@ -31,7 +31,7 @@ from gpudoctor.diagnose.scan import Hit, all_lines, interesting_lines
 from gpudoctor.diagnose.sources import LogSource
 from gpudoctor.diagnose.stacks import Stack, looks_like_stacks, read_ras, read_stacks
 from gpudoctor.diagnose.tracebacks import looks_like_error_file, read_error_file
-from gpudoctor.process.bounded import ChildRefusedError, Limits, bounded, bounded_results
+from gpudoctor.process.bounded import ChildLimits, ChildRefusedError, bounded, bounded_results
 from gpudoctor.statements.prefixes import LABEL_LINES, labels_of
 
 T = TypeVar("T")
@@ -41,7 +41,7 @@ _SAMPLE_BYTES = 2048
 _SAMPLE_LINES = 4
 _SPLIT_FROM_BYTES = 96 << 20
 _MOST_STACK_BYTES = 64 << 20
-_OF_A_PART = Limits(seconds=300.0)
+_OF_A_PART = ChildLimits(seconds=300.0)
 _HEADING = re.compile(r"#{1,6} [A-Za-z`]|(?:=|-){4,}$|<h[1-6][ >]")
 _OF_A_DOCUMENT = re.compile(
     r"^#{1,6} |^(?:=|-){4,}$|^\|.*\|$|^[*-] |^\d+\. |\]\([^)]{1,300}\)|`[^`]{1,80}`|\*\*[^*]{1,80}\*\*|</?\w{1,12}[ >/]"

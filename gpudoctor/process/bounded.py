@@ -27,7 +27,7 @@ _READ_BYTES = 1 << 20
 _MEMORY_ENDED = 77  # the child's exit status
 
 
-class Limits(msgspec.Struct, frozen=True):
+class ChildLimits(msgspec.Struct, frozen=True):
     """What a child may take: memory beyond what it shares, time, and bytes of its result."""
 
     memory_bytes: int = 1 << 30
@@ -35,7 +35,7 @@ class Limits(msgspec.Struct, frozen=True):
     result_bytes: int = 256 << 20
 
 
-LIMITS = Limits()
+LIMITS = ChildLimits()
 
 
 class ChildRefusedError(Exception):
@@ -45,7 +45,7 @@ class ChildRefusedError(Exception):
 class BoundedChild:
     """Runs `work` in a child; `result` returns the bytes that it returned. Raises OSError if fork fails."""
 
-    def __init__(self, work: Callable[[], bytes], limits: Limits) -> None:
+    def __init__(self, work: Callable[[], bytes], limits: ChildLimits) -> None:
         self._limits = limits
         self._ends_s = monotonic() + limits.seconds
         self._reader, writer = os.pipe()
@@ -86,12 +86,14 @@ class BoundedChild:
         os.close(self._reader)
 
 
-def bounded(work: Callable[[], bytes], limits: Limits = LIMITS) -> bytes:
+def bounded(work: Callable[[], bytes], limits: ChildLimits = LIMITS) -> bytes:
     """What `work` returns, from a child. Raises ChildRefusedError."""
     return next(bounded_results([work], workers=1, limits=limits))
 
 
-def bounded_results(works: Iterable[Callable[[], bytes]], *, workers: int, limits: Limits = LIMITS) -> Iterator[bytes]:
+def bounded_results(
+    works: Iterable[Callable[[], bytes]], *, workers: int, limits: ChildLimits = LIMITS
+) -> Iterator[bytes]:
     """What each of `works` returns, in order, from at most so many children at once. Raises ChildRefusedError."""
     left = iter(works)
     children: list[BoundedChild] = []
@@ -106,14 +108,14 @@ def bounded_results(works: Iterable[Callable[[], bytes]], *, workers: int, limit
             child.close()
 
 
-def _started(work: Callable[[], bytes], limits: Limits) -> BoundedChild:
+def _started(work: Callable[[], bytes], limits: ChildLimits) -> BoundedChild:
     try:
         return BoundedChild(work, limits)
     except OSError as error:
         raise ChildRefusedError(f"no process to read it: {error.strerror}") from None
 
 
-def _be_child(work: Callable[[], bytes], limits: Limits, parent: int, writer: int) -> None:
+def _be_child(work: Callable[[], bytes], limits: ChildLimits, parent: int, writer: int) -> None:
     for number in ENDING_SIGNALS:  # the parent's handlers are inherited
         signal.signal(number, signal.SIG_DFL)
     die_with_parent(parent)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpudoctor.process.bounded import BoundedChild, ChildRefusedError, Limits, bounded, bounded_results
+from gpudoctor.process.bounded import BoundedChild, ChildLimits, ChildRefusedError, bounded, bounded_results
 
 
 def asleep() -> bytes:
@@ -29,14 +29,14 @@ def test_results_come_in_order() -> None:
 
 def test_who_takes_too_much_memory_is_refused() -> None:
     with pytest.raises(ChildRefusedError, match="needs more than 64 MiB"):
-        bounded(lambda: bytes(bytearray(1 << 30)[:1]), Limits(memory_bytes=64 << 20))
+        bounded(lambda: bytes(bytearray(1 << 30)[:1]), ChildLimits(memory_bytes=64 << 20))
 
 
 def test_who_takes_too_long_or_says_too_much_is_refused() -> None:
     with pytest.raises(ChildRefusedError, match="reading it takes longer"):
-        bounded(asleep, Limits(seconds=0.2))
+        bounded(asleep, ChildLimits(seconds=0.2))
     with pytest.raises(ChildRefusedError, match="larger than 1 MiB"):
-        bounded(lambda: bytes(3 << 20), Limits(result_bytes=1 << 20))
+        bounded(lambda: bytes(3 << 20), ChildLimits(result_bytes=1 << 20))
 
 
 def test_a_child_that_dies_is_said() -> None:
@@ -45,6 +45,6 @@ def test_a_child_that_dies_is_said() -> None:
 
 
 def test_the_child_of_a_reader_that_stops_is_ended() -> None:
-    child = BoundedChild(asleep, Limits())
+    child = BoundedChild(asleep, ChildLimits())
     child.close()
     assert not Path(f"/proc/{child._process.pid}").exists()
