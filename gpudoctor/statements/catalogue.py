@@ -111,7 +111,7 @@ _ROWS: tuple[_Row, ...] = (
     ("cuda_init_failed", "cudnn", r"CUDNN_STATUS_(?:NOT_INITIALIZED|ALLOC_FAILED)|[Cc]ould not create cudnn handle", "memory", _FULL, "cuDNN", 1, True),
     ("cuda_launch_failure", "cublas", r"CUBLAS_STATUS_(?:EXECUTION_FAILED|INTERNAL_ERROR)", "kernel", "the GPU stopped in the middle of the work", "cuBLAS", 1, True),
     ("duplicate_gpu", "duplicate gpu", r"Duplicate GPU detected ?: ?rank (?P<a>\d+) and rank (?P<b>\d+) both on CUDA device (?P<device>\w+)", "program", "two ranks were given the same GPU", "NCCL", 3, False),
-    ("shm_too_small", "/dev/shm", r"failed to extend /dev/shm/|/dev/shm/nccl-.{0,160}No space left|shared memory segment /dev/shm", "setup", "NCCL got no room in /dev/shm", "NCCL", 3, True),
+    ("shm_too_small", "/dev/shm", r"failed to extend /dev/shm/|/dev/shm/nccl-.{0,160}No space left|(?<!attaching to )shared memory segment /dev/shm", "setup", "NCCL got no room in /dev/shm", "NCCL", 3, True),
     ("host_alloc_failed", "allocat", r"DefaultCPUAllocator: (?:can't allocate memory|not enough memory).{0,40}(?:allocate )?(?P<bytes>\d+)? ?|Unable to allocate [\d.]+ [KMGTPE]iB for an array", "memory", "the host has no memory left", "torch", 3, True),
     ("host_alloc_failed", "memory", r"OSError: \[Errno 12\] Cannot allocate memory|^MemoryError", "memory", "the host has no memory left", "errno 12", 3, True),
 )  # fmt: skip
