@@ -8,6 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from gpudoctor.checks.core.finding import Status
+from gpudoctor.facts.captures.leaves import say_absent
 from gpudoctor.facts.model.gpu import Gpu, GpuProcess
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Node, Variable
@@ -146,14 +147,13 @@ def test_a_gpu_whose_readings_were_all_denied_is_unknown(indices: tuple[int, ...
 
 def test_a_gpu_of_a_facts_file_that_says_nothing_is_unknown_and_one_of_a_capture_is_skipped() -> None:
     node = packaged("hgx-h100-8")
-    bare = replace(node, gpus=(Gpu(0, node.gpus[0].bus_id), *node.gpus[1:]))
-    statuses = {}
-    for kind in ("facts", "live", "capture"):
-        report = judge(put(bare, "source.kind", kind))
-        statuses[kind] = {
-            f.status.value for r in report.checks if r.id == "gpu.lost" for f in r.findings if f.subject.gpu == 0
-        }
-    assert statuses == {"facts": {"unknown"}, "live": {"unknown"}, "capture": {"skip"}}
+    statuses = []
+    for bare in (Gpu(0, node.gpus[0].bus_id), say_absent(Gpu(0, node.gpus[0].bus_id))):
+        report = judge(replace(node, gpus=(bare, *node.gpus[1:])))
+        statuses.append(
+            {f.status.value for r in report.checks if r.id == "gpu.lost" for f in r.findings if f.subject.gpu == 0}
+        )
+    assert statuses == [{"unknown"}, {"skip"}]
 
 
 def test_a_few_denied_values_leave_the_rest_to_be_judged() -> None:

@@ -27,7 +27,7 @@ from gpudoctor.checks.core.sight import denied
 from gpudoctor.checks.core.subject import NODE, Subject, of_gpu
 from gpudoctor.checks.gpu.xid_codes import STOPPED_CODES
 from gpudoctor.facts.model.gpu import Gpu
-from gpudoctor.facts.model.missing import Missing, known
+from gpudoctor.facts.model.missing import NOT_READ, Missing, known
 from gpudoctor.facts.nvml.codes import LOST, condemning, no_handle_cost
 
 
@@ -155,7 +155,7 @@ def _alive(case: Case, gpu: Gpu) -> Finding:
     if failed := first_failed((action, *live) if silent and asks_nothing else (action,)):
         return unread(subject, "signs of life", failed)
     if isinstance(action, Missing):
-        if case.node.source.kind != "capture" and says_nothing(gpu):
+        if action == NOT_READ and says_nothing(gpu):
             return unknown(subject, f"nothing was read of it, not even its name: {action.reason}")
         if silent:
             return unread(subject, "signs of life", action)
