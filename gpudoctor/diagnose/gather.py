@@ -25,12 +25,12 @@ from gpudoctor.diagnose.events import EventLog
 from gpudoctor.diagnose.flight_recorder import Dump, DumpError, looks_like_dump, rank_in_name, read_dump
 from gpudoctor.diagnose.patterns.facts import is_of_a_job
 from gpudoctor.diagnose.places import LogFile
-from gpudoctor.diagnose.prefixes import LABEL_LINES, labels_of
 from gpudoctor.diagnose.reader import LogReader
 from gpudoctor.diagnose.scan import Hit, all_lines, interesting_lines
 from gpudoctor.diagnose.sources import LogSource
 from gpudoctor.diagnose.stacks import Stack, looks_like_stacks, read_ras, read_stacks
 from gpudoctor.diagnose.tracebacks import looks_like_error_file, read_error_file
+from gpudoctor.statements.prefixes import LABEL_LINES, labels_of
 
 _CHUNK_BYTES = 8 << 20
 _WHOLE_BYTES = 256 << 10  # at either end of a file every line is read: ranks and hosts come first, exits last

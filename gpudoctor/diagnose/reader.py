@@ -14,10 +14,10 @@ from gpudoctor.diagnose.patterns.facts import OF_A_KERNEL, is_harmless, read_fac
 from gpudoctor.diagnose.patterns.launchers import ElasticTable, HydraReader, expanded, read_launcher
 from gpudoctor.diagnose.patterns.ray import RayReader
 from gpudoctor.diagnose.patterns.watchdog import CONTINUES, DECIDES, CoordinationReader, StallReader, read_watchdog
-from gpudoctor.diagnose.prefixes import Labels, Origin, stripped, with_short_numbers
 from gpudoctor.diagnose.tracebacks import Tracebacks, exception_event
 from gpudoctor.facts.kernel_log.messages import parse_message
 from gpudoctor.facts.kernel_log.records import read_line
+from gpudoctor.statements.prefixes import Labels, Origin, stripped, with_short_numbers
 
 _MOST_WRAPPED = 9
 # a file that begins with a line of a traceback, or with its exception, lacks what came before

@@ -13,7 +13,7 @@ import msgspec
 
 from gpudoctor.diagnose.events import MAX_TEXT, Event
 from gpudoctor.diagnose.patterns.catalogue import error_event
-from gpudoctor.diagnose.prefixes import with_short_numbers
+from gpudoctor.statements.prefixes import with_short_numbers
 
 _BEGIN = re.compile(r"Traceback \(most recent call last\):?(?: \(RANK (?P<rank>\d{1,6})\))?")
 _FRAME = re.compile(

@@ -25,10 +25,10 @@ from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.runner import NO_GPU
 from gpudoctor.checks.core.sight import denied
 from gpudoctor.checks.core.subject import NODE, Subject, of_gpu
-from gpudoctor.checks.gpu.xid_codes import STOPPED_CODES
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import NOT_READ, Missing, known
 from gpudoctor.facts.nvml.codes import LOST, condemning, no_handle_cost
+from gpudoctor.statements.xids import STOPPED_CODES
 
 
 def reset_advice(gpu: Gpu) -> list[Advice]:

@@ -15,10 +15,10 @@ from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, F
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.sight import NotShown, not_shown
 from gpudoctor.checks.core.subject import NODE, Subject, of_gpu
-from gpudoctor.checks.gpu.xid_codes import SXID_THERMAL, Bucket, sxid_fatal
 from gpudoctor.checks.gpu.xid_judged import ClassifiedEvent, judge_events, start_failed
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import KernelEvent, KernelLog
+from gpudoctor.statements.xids import SXID_THERMAL, Bucket, sxid_fatal
 
 # the driver's name for a GPU in lines without a bus id
 _INSTANCE = re.compile(r"NVRM: (GPU\d{1,3})\b")

@@ -26,11 +26,11 @@ from gpudoctor.checks.core.finding import (
 )
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE, of_gpu
-from gpudoctor.checks.gpu.xid_codes import LINK_CODES
 from gpudoctor.checks.nvlink.link_state import UP, links_up, model_of, not_judged, real_links
 from gpudoctor.facts.model.gpu import Gpu, NvLink
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.profiles.profile import GpuModel, NvlinkSpec, majority
+from gpudoctor.statements.xids import LINK_CODES
 
 _BAD = (Status.FAIL, Status.WARN)
 _BRIDGE_LINKS = Limit(

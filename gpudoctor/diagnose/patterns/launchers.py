@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from gpudoctor.diagnose.events import Event
-from gpudoctor.diagnose.prefixes import seconds_in_year
+from gpudoctor.statements.prefixes import seconds_in_year
 
 SIGNALS = {
     "SIGHUP": 1,

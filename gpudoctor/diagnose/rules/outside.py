@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 
-from gpudoctor.checks.gpu.xid_codes import XIDS
 from gpudoctor.diagnose.events import Event
 from gpudoctor.diagnose.job import Job
 from gpudoctor.diagnose.rules.model import Hypothesis, host_of, named, only_rank, ranks_of
+from gpudoctor.statements.xids import XIDS
 
 _ECC = {48, 63, 64, 94, 95, 140, 171, 172}
 _FOLLOWS = {43, 45}
