@@ -61,7 +61,7 @@ _MEMORY_PCT = Limit(
     explains=("pcie.balance", "nvlink.topology", "train.memory", "train.scaling"),
 )
 def identical(case: Case) -> Iterator[Finding]:
-    """Two models are one warning; of one model, compare each attribute with the majority, and name both sides of a tie."""
+    """Name the models if there are several; of one model, compare each attribute with the majority of the GPUs."""
     gpus: list[Gpu] = []
     for gpu in case.compute_gpus:
         if doubt := untrusted(gpu):

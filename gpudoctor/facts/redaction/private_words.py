@@ -171,7 +171,6 @@ def _words_of(node: Node) -> Iterator[str]:
 
 def _hosts_of(node: Node) -> Iterator[str]:
     yield known(node.host.hostname) or ""
-    yield known(node.scheduler.name) or ""
     for mount in known(node.storage.mounts) or ():
         if mount.storage_class in ("network", "parallel") and (match := _SERVER.match(mount.source)):
             yield match[1]
@@ -182,7 +181,7 @@ def _hosts_of(node: Node) -> Iterator[str]:
             yield from (host.partition(":")[0] for host in re.split(r",(?![^\[]*\])", variable.value))
     for event in known(node.kernel_log.events) or ():
         yield from _names_before_message(event.text)
-    for text in (*node.source.notes, *node.source.reported):
+    for text in (*node.source.notes, *(each.text for each in node.reported)):
         named = [name for found in _OF_SCHEDULER.findall(text) for name in found if name]
         named += _OF_SINFO.findall(text.partition("sinfo: ")[2].partition("one node only")[2])
         yield from (name for name in named if not _PUBLIC_POD.match(name))
