@@ -22,9 +22,9 @@ from gpudoctor.diagnose.gather import GatheredLogs
 from gpudoctor.diagnose.infer import first_failed_attempt, hypotheses, recovered
 from gpudoctor.diagnose.job import Job, clock_skews
 from gpudoctor.diagnose.node_reports import NodeReport, weigh
-from gpudoctor.diagnose.rules.direct import bare_exceptions
 from gpudoctor.diagnose.rules.model import Hypothesis
-from gpudoctor.diagnose.rules.silence import last_words, unfinished_start, unknown_errors
+from gpudoctor.diagnose.rules.said import failed_saying, statements, stood_still, unknown_errors
+from gpudoctor.diagnose.rules.silence import unfinished_start
 
 _MOST_VICTIMS = 64
 _MOST_OTHERS = 5
@@ -43,9 +43,10 @@ def diagnose(gathered: GatheredLogs, reports: Iterable[NodeReport] = ()) -> Diag
         if healed
         else (
             hypotheses(job, gathered.dumps, gathered.stacks)
-            or bare_exceptions(job)
+            or failed_saying(job, job.attempts - 1)
             or unfinished_start(job)
             or unknown_errors(job)
+            or stood_still(job)
         )
     )
     answer = Diagnosis(
@@ -57,7 +58,7 @@ def diagnose(gathered: GatheredLogs, reports: Iterable[NodeReport] = ()) -> Diag
         timeline=_timeline(job),
     )
     if not found:
-        said = [e for e in last_words(job) if gathered.files[e.file].like_a_job]
+        said = [e for e in statements(job, None) if gathered.files[e.file].like_a_job]
         lines = _evidence(Hypothesis(what="", events=said[:_MOST_LAST_WORDS]), gathered)
         return msgspec.structs.replace(
             answer,

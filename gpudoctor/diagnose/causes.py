@@ -135,6 +135,7 @@ CAUSES: dict[str, CauseText] = {
     "victims_only": _c("victims-only", "only ranks speak that lost another one", "Read the log of rank 0 (it holds the store) and of the ranks that are silent."),
     "launcher_table_only": _c("victims-only", "only the launcher speaks: exit codes, no errors", "Keep the stderr of each rank: torchrun --log-dir DIR --redirects 3 --tee 3, srun -l; decorate main with torch's @record."),
     "unknown_error": _c("unknown-error", "the last error is in words that gpudoctor does not know", "Read the line that is shown, and what stands before it."),
+    "failed_saying": _c("failed-saying", "a program failed, and this is what it said", "Read the sentence that is quoted: no rule knows it, but it is the first that the job did not outlive.", "Then what stands right before it in that log."),
     "stalled": _c("nccl-timeout", "the job stands still, and no line says why", _STACKS, "ncclras shows who launched fewer operations (NCCL 2.24 and newer)."),
     "recovered": _c("ended-from-outside", "an attempt failed, and a later one ended well", "Nothing to do for this job; the first attempt's cause is named above."),
 }  # fmt: skip

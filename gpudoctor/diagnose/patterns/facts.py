@@ -73,7 +73,7 @@ PROBED = re.compile(r"NVRM: The NVIDIA GPU (?P<gpu>[0-9a-fA-F]{4,8}:[0-9a-fA-F]{
 DEVICE_NODE = re.compile(r"Device: (?P<gpu>\d+), node: (?P<host>[\w.-]+)")
 GPU = re.compile(r"\bGPU (?P<gpu>\d{1,3})\b|\bdevice=?(?:cuda:)?(?P<device>\d{1,3})\b")
 _PROGRESS = re.compile(
-    r"(?i)(?:^|[\s\[|{,\"'(])(?:global_?step|step|iter(?:ation)?|epoch|batch|it)s?[\"']?[ :=#\[(]{0,6}(\d{1,10})\b"
+    r"(?i)(?:^|[\s\[|{,\"'(])(?<!\bjob )(?:global_?step|step|iter(?:ation)?|epoch|batch|it)s?[\"']?[ :=#\[(]{0,6}(\d{1,10})\b"
 )
 _WORDS_OF_AN_END = ("done", "finish", "complet", "succe", "reached", "exit")
 _RESUMED = re.compile(
@@ -106,23 +106,6 @@ _RAM = re.compile(r"CPU Virtual Memory: +used = [\d.]+ GB, percent = (?P<pct>\d{
 SRUN_OOM = re.compile(r"error: (?P<host>[\w.-]+): tasks? (?P<tasks>[\d,\-]+): Out Of Memory")
 STEPD = re.compile(r"^slurmstepd-(?P<host>[\w.-]+?): ")
 KERNEL = re.compile(r"NVRM: |AER: |PCIe Bus Error|oom-kill:|Killed process|segfault at|SXid")
-# what looks like an error in a line that nothing else recognises
-_LOUD = re.compile(
-    r"(?i)(?<![\w-])(?:error|exception|fatal|panic|crashed|aborted|core dumped|segmentation fault)(?![\w=-])"
-    r"|\b\w+(?-i:Error|Exception): |\bfailed\b|\bfailure\b|\bconnection refused\b|\bpermission denied\b|\bno route to host\b|\bnot reachable\b"
-    r"|\bcannot (?:open|connect|allocate)\b|\bcommand not found\b|(?-i:\b(?:Killed|KILLED|ABORT(?:ING)?|Aborting)\b)"
-)
-# a logger's mark, a second try, a count of none, a metric ("validation error 0.31"), code, a tracker of experiments
-_NOT_LOUD = re.compile(
-    r"(?-i:\b(?:INFO|Info|WARN(?:ING)?|Warning|DEBUG|TRACE|NOTICE)\b|Warning:)|level=(?:info|warn|debug)|\b(?:retry|retrying|retries|ignor(?:ed|ing))\b"
-    r"|\b(?:no|0|zero|without|any) (?:\w+ )?(?:errors?|exceptions?|failures?)\b|\bfailed\b(?: \w+){0,2}\s?[:=]?\s?0\b"
-    # prose: "I constantly see this error"
-    r"|^(?!\W{0,3}(?:fatal|error)|\s*\[).{0,200}?\bi (?:\w{2,12} )?(?:see|saw|get|got|have|had|am|was|tried|try|run|ran|use|think|found|keep)\b"
-    r"|\berror(?: rate)?\s?[:=]?\s?\d+\.\d|^\s*(?:except|raise|def|class|if|return|import|from|#)\b|^wandb: ",
-    re.IGNORECASE,
-)
-# a level that says enough
-_LOUD_LEVEL = re.compile(r".{0,60}?\b(?:CRITICAL|FATAL)\b")
 # lines that only a job, what starts it or the machine below it prints
 _OF_A_JOB = re.compile(
     r"NCCL (?:INFO|WARN|version)|torch[./]distributed|torchelastic|ProcessGroup(?:NCCL|Gloo)|\[c10d\]|OMP_NUM_THREADS environment"
@@ -184,16 +167,6 @@ def is_harmless(text: str) -> bool:
     return _HARMLESS.search(text) is not None
 
 
-def is_loud(text: str, raw: str = "") -> bool:
-    """Whether the line looks like an error, and nothing in it says that it is none; `raw`: with its prefixes.
-
-    >>> is_loud("fatal: the flux capacitor is empty"), is_loud("validation error 0.31, failed samples: 0")
-    (True, False)
-    """
-    loud = _LOUD.search(text) or _LOUD_LEVEL.match(raw or text)
-    return loud is not None and _NOT_LOUD.search(raw or text) is None
-
-
 def is_of_a_job(text: str) -> bool:
     """Whether only a job, its launcher, a benchmark of GPUs or a kernel prints such a line.
 
@@ -203,11 +176,8 @@ def is_of_a_job(text: str) -> bool:
     return (_OF_A_JOB.search(text) or _WORK.search(text) or OF_A_KERNEL.search(text)) is not None
 
 
-def read_facts(text: str, raw: str) -> Iterator[Event]:
-    """The events of a line that no table knows: steps of a start, members, progress, the end, what looks like an error.
-
-    `raw`: the line with its prefixes, which may call it a warning.
-    """
+def read_facts(text: str) -> Iterator[Event]:
+    """The events of a line that no table knows: steps of a start, members, progress, the end."""
     lowered = text.lower()
     if any(
         word in lowered for word in ("initializing d", "registered", "barrier", "rendezvous", "init torch", "_backend=")
@@ -237,8 +207,6 @@ def read_facts(text: str, raw: str) -> Iterator[Event]:
         yield Event(role="progress", what="progress", detail={"step": int(step[1])})
     elif _WORK.search(text):
         yield Event(role="fact", what="work")
-    elif is_loud(text, raw) and not is_harmless(text):
-        yield Event(role="fact", what="error_words")
 
 
 def _start(text: str) -> Iterator[Event]:
