@@ -17,7 +17,7 @@ _MOST = 12
 # whose word about a failed start, a missing device or a failed service is about the node
 _OF_THE_NODE = re.compile(
     r"nvidia[\w.-]*|nv-\w+|NVRM|dcgm\w*|nhc|slurm(?:d|ctld|stepd)|kubelet|fabric ?manager|opensm|ib\w+|mlx\w+"
-    r"|modprobe|insmod|dkms|kernel|gpu[-_]burn",
+    r"|scontrol|sinfo|kubectl|modprobe|insmod|dkms|kernel|gpu[-_]burn",
     re.IGNORECASE,
 )
 _BEGINS_WITH_NODE = re.compile(rf"\W*(?:\w+\W+){{0,2}}?(?:{_OF_THE_NODE.pattern})\b[^:]{{0,40}}:", re.IGNORECASE)
@@ -25,6 +25,9 @@ _BEGINS_WITH_NODE = re.compile(rf"\W*(?:\w+\W+){{0,2}}?(?:{_OF_THE_NODE.pattern}
 _SUBJECT_FIRST = re.compile(r"\W*(?:\w+ ){0,3}?\(?(?:GPUs?\b|card\b|[0-9a-fA-F:]{4,13}\.[0-7])", re.IGNORECASE)
 # errors of driver, library or system: any program of CUDA meets them
 _SETUP_OF_NODE = ("cuda_init_failed", "cuda_system_not_ready", "cuda_driver_mismatch")
+_OWN_VERDICT = re.compile(
+    r"(?:[|:=]|\.{2,}|\s{2,})\s*(?:\d+ )?(?:FAIL(?:ED|URE)?|FAULTY|Fail(?:ed)?|UNHEALTHY|Unhealthy)\b[^a-z]*$"
+)
 # in a form that only programs write
 _BY_PROGRAM = ("level", "program", "verdict", "death", "event", "exit", "errno", "exception")
 _NODE_STATE = Advice(
@@ -54,6 +57,8 @@ def _finding(case: Case, reported: Reported) -> Finding:
         )
     if reported.loudness == "unread":
         return unknown(subject, reported.text)
+    if reported.xid is not None and bucket_of_xid(reported.xid) in ("application", "info"):
+        return skip(subject, f"Xid {reported.xid} is of a program, or tells of nothing: {reported.text}")
     often = f" ({reported.count} lines say so)" if reported.count > 1 else ""
     found = Found(reported.text + often, reported.xid, "Xid" if reported.xid is not None else None)
     return (fail if _is_of_node(reported) else warn)(
@@ -63,13 +68,15 @@ def _finding(case: Case, reported: Reported) -> Finding:
 
 def _is_of_node(reported: Reported) -> bool:
     """Whether the statement says that the node, or a device of it, is broken."""
-    if reported.loudness == "warning" and reported.effect != "hardware":
-        return False
     if reported.xid is not None:
         return bucket_of_xid(reported.xid) in ("hardware", "reset")
-    if reported.effect == "hardware" or reported.label in _SETUP_OF_NODE:
+    if reported.effect == "hardware" or reported.label in _SETUP_OF_NODE[1:]:
         return True
-    if reported.kind != "cause" or reported.effect is not None:
+    if reported.loudness == "warning":
+        return False
+    if reported.label in _SETUP_OF_NODE or _OWN_VERDICT.search(reported.text):
+        return True
+    if reported.kind != "cause" or reported.effect is not None or "command not found" in reported.text:
         return False
     of_device = reported.names_a_gpu or (reported.device or "").startswith("/dev/nvidia")
     if reported.form == "sentence":

@@ -10,7 +10,7 @@ from gpudoctor.facts.captures.dcgm import DCGM_READERS
 from gpudoctor.facts.captures.host.containers import CONTAINER_READERS
 from gpudoctor.facts.captures.host.cpu_and_memory import LIMIT_READERS, MEMORY_READERS, PROCESSOR_READERS
 from gpudoctor.facts.captures.host.fabric_manager import FABRIC_MANAGER_READERS
-from gpudoctor.facts.captures.host.lspci import LSPCI
+from gpudoctor.facts.captures.host.lspci import ACS_LINES, LSPCI
 from gpudoctor.facts.captures.host.module import MODULE_READERS
 from gpudoctor.facts.captures.host.rdma import RDMA_READERS
 from gpudoctor.facts.captures.host.schedulers import SCHEDULER_READERS
@@ -48,6 +48,7 @@ HOST_READERS: tuple[TextReader, ...] = tuple(
         *SCHEDULER_READERS,
         *CONTAINER_READERS,
         LSPCI,
+        ACS_LINES,
         *MEMORY_READERS,
         ENVIRONMENT,
     )

@@ -22,7 +22,7 @@ _ONE_DIGIT = str.maketrans("123456789", "000000000")
 # what the words of a node are about: a statement with none of them, no label and no device is about something else
 _OF_A_NODE = re.compile(
     r"\b(?:GPUs?|CUDA|cu(?:blas|dnn)\w*|NVML|NVLink|NVSwitch|NVRM|nvidia[\w.-]*|nv-\w+|NCCL|DCGM|dcgmi?|Xid|ECC|HBM|PCIe|MIG"
-    r"|fabric ?manager|infiniband|RDMA|mlx\d\w*|ib\d|gres|slurm\w*|nhc)\b|nvidia|cuda|/dev/nvidia",
+    r"|fabric ?manager|infiniband|RDMA|mlx\d\w*|ib\d|gres|slurm\w*|nhc|LnkSta|Unknown Error)\b|nvidia|cuda",
     re.IGNORECASE,
 )
 # a tool's own good verdict at the end of a line: "| PCIe | Pass - All |", "Out of bounds values : 0 OK"
@@ -30,9 +30,12 @@ _WELL = re.compile(
     r"(?:[|:=]|\.{2,}|[ \t]{2,})[ \t]*(?:0 +)?(?:PASS(?:ED)?|Pass(?:ed)?|OK|Healthy|HEALTHY|SUCCESS)\b"
     r"(?: ?- ?All)?[\s|.]*$"
 )
+# a warning that names neither a device nor a known error is kept only if it is about one of these
+_GRAVE = re.compile(r"(?i)\b(?:cuda (?:error|failure)|nvlink|nvswitch|ecc|xid|fabric)\b")
 # more lines of prose than this, few of them bad news: a page that writes about errors
 _PAGE_LINES, _PAGE_SHARE = 20, 5
-_PROSE_WORDS = 9
+_PROSE = re.compile(r"(?:\b[a-z]{1,20}\b[ ,;'\"()/-]{1,3}){5}")
+_OWN_VERDICT = re.compile(r"\b(?:FAIL(?:ED)?|FAULTY)\W*$")
 
 
 class TextStatements:
@@ -42,8 +45,9 @@ class TextStatements:
         self._file = file
         self._no_news: set[str] = set()
         self._kept: dict[tuple[object, ...], Reported] = {}
+        self._verdicts: dict[str, Reported] = {}  # of a tool, in lines that name nothing of a node
         self._named: set[tuple[int | None, str | None]] = set()
-        self._lines = self._well_lines = 0
+        self._prose_lines = self._well_lines = 0
         self._well = Reported("")
         self._of_a_node = False
 
@@ -55,7 +59,7 @@ class TextStatements:
         origin, text = stripped(unmarked(with_short_numbers(line)))
         if not text or text.isspace():
             return
-        self._lines += 1
+        self._prose_lines += _PROSE.search(text[:_LONGEST_FORM]) is not None
         statement = statement_of(number, origin, text, line.strip())
         self._of_a_node = self._of_a_node or _OF_A_NODE.search(text[:_LONGEST_FORM]) is not None
         if statement is None:
@@ -68,14 +72,15 @@ class TextStatements:
     @property
     def found(self) -> tuple[Reported, ...]:
         """What was said about the node, each once, in the order of the text."""
-        kept = [each for each in self._kept.values() if not (self._is_a_page and _is_prose(each))]
+        said = (*self._kept.values(), *(self._verdicts.values() if self._of_a_node else ()))
+        kept = [each for each in said if not (self._is_a_page and _is_prose(each))]
         if not kept and self._well_lines and self._of_a_node:
             return (replace(self._well, count=self._well_lines),)
         return tuple(self._with_only_gpu(each) for each in kept)
 
     @property
     def _is_a_page(self) -> bool:
-        return self._lines >= _PAGE_LINES and len(self._kept) * _PAGE_SHARE < self._lines
+        return self._prose_lines >= _PAGE_LINES and len(self._kept) * _PAGE_SHARE < self._prose_lines
 
     def _note(self, text: str, number: int) -> None:
         self._named.add(_gpu_of(about(text)))
@@ -88,7 +93,11 @@ class TextStatements:
         self._named.add(_gpu_of(statement.about))
         reported = _reported(statement, self._file)
         named = reported.names_a_gpu or reported.device is not None or reported.label is not None
-        if not named and _OF_A_NODE.search(reported.text) is None:
+        about_node = _GRAVE if reported.loudness == "warning" else _OF_A_NODE
+        if not named and about_node.search(reported.text) is None:
+            own = reported.form in ("verdict", "event") or _OWN_VERDICT.search(reported.text)
+            if own and len(self._verdicts) < MOST_STATEMENTS:
+                self._verdicts.setdefault(reported.text.translate(_ONE_DIGIT), reported)
             return
         what = reported.label or reported.text.translate(_ONE_DIGIT)[-200:]
         key = (what, reported.gpu, reported.bus_id, reported.uuid, reported.device, reported.xid)
@@ -153,6 +162,5 @@ def _gpu_of(named: About) -> tuple[int | None, str | None]:
 
 def _is_prose(reported: Reported) -> bool:
     """Whether it is a sentence of a person about errors, and not of a device that it names."""
-    many_words = len(re.findall(r"\b[a-z]{2,}\b", reported.text)) >= _PROSE_WORDS
     of_device = (reported.names_a_gpu or reported.device is not None) and reported.effect == "hardware"
-    return (reported.form == "sentence" or many_words) and not of_device
+    return (reported.form == "sentence" or _PROSE.search(reported.text) is not None) and not of_device

@@ -146,7 +146,7 @@ def read_pods(block: Block) -> Part:
     for line in block.lines:
         if (row := _POD.match(line)) and _GPU_SOFTWARE.match(row["pod"]) and not _is_well(row):
             waits = row["status"].startswith(_POD_WAITS)
-            text = f"{row['pod']} {row['ready']}/{row['containers']} {row['status']}"
+            text = f"{row['pod']}: {row['ready']}/{row['containers']} {row['status']}"
             bad.append(from_tool("kubectl", text, "warning" if waits else "error"))
         elif line.startswith("Name:"):
             pod = line.partition(":")[2].strip()
@@ -194,7 +194,7 @@ SCHEDULER_READERS: tuple[TextReader, ...] = (
     text_reader(
         "kubectl describe pod",
         r"Name:\s+nvidia-[\w.-]{1,253}$|Controlled By:|(?:Init )?Containers:$",
-        r"[A-Z][\w -]{1,30}:(?:\s|$)|\s+\S",
+        r"(?:IPs?|[A-Z][a-z][\w-]{1,20}(?: [A-Z]\w{1,20}){0,3}):(?:\s|$)|\s+\S",
         read_pods,
         after=r"kubectl describe pods?\b",
     ),
