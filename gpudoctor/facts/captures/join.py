@@ -63,6 +63,8 @@ class Dumps:
             raise self._errors[0][1]
         self.notes.extend(f"{file}, {place}: not read: {error}" for place, error in self._errors)
         said = () if quiet else transcript.statements.found
+        if not self._read and all(each.loudness == "unread" for each in said):
+            said = ()
         self._reported.extend(said)
         if self._read and transcript.passed.count and not quiet:
             self.notes.append(f"{file}: {transcript.passed.words()}")

@@ -32,8 +32,12 @@ _WELL = re.compile(
 )
 # a warning that names neither a device nor a known error is kept only if it is about one of these
 _GRAVE = re.compile(r"(?i)\b(?:cuda (?:error|failure)|nvlink|nvswitch|ecc|xid|fabric)\b")
-# more lines of prose than this, few of them bad news: a page that writes about errors
+# more lines of prose than this, and few of them bad news, or headings and tables: a page that writes about errors
 _PAGE_LINES, _PAGE_SHARE = 20, 5
+_MARKED_LINES, _PAGE_MARKS = 4, 4
+_PAGE_MARK = re.compile(r"#{1,4} \w")
+_PAGE_TABLE = re.compile(r"\|(?: ?:?-{3,}:? ?\|){3,}")
+_PAGE_ROW = re.compile(r"\|(?:[^|]*\|){3}")
 _PROSE = re.compile(r"(?:\b[a-z]{1,20}\b[ ,;'\"()/-]{1,3}){5}")
 _OWN_VERDICT = re.compile(r"\b(?:FAIL(?:ED)?|FAULTY)\W*$")
 
@@ -47,9 +51,9 @@ class TextStatements:
         self._kept: dict[tuple[object, ...], Reported] = {}
         self._verdicts: dict[str, Reported] = {}  # of a tool, in lines that name nothing of a node
         self._named: set[tuple[int | None, str | None]] = set()
-        self._prose_lines = self._well_lines = 0
+        self._prose_lines = self._marks = self._well_lines = 0
         self._well = Reported("")
-        self._of_a_node = False
+        self._of_a_node = self._tables = False
 
     def offer(self, line: str, number: int) -> None:
         """Look at a line that no reader took."""
@@ -60,6 +64,8 @@ class TextStatements:
         if not text or text.isspace():
             return
         self._prose_lines += _PROSE.search(text[:_LONGEST_FORM]) is not None
+        self._marks += _PAGE_MARK.match(line) is not None
+        self._tables = self._tables or _PAGE_TABLE.match(line) is not None
         statement = statement_of(number, origin, text, line.strip())
         self._of_a_node = self._of_a_node or _OF_A_NODE.search(text[:_LONGEST_FORM]) is not None
         if statement is None:
@@ -73,14 +79,26 @@ class TextStatements:
     def found(self) -> tuple[Reported, ...]:
         """What was said about the node, each once, in the order of the text."""
         said = (*self._kept.values(), *(self._verdicts.values() if self._of_a_node else ()))
-        kept = [each for each in said if not (self._is_a_page and _is_prose(each))]
+        about_errors = [
+            each
+            for each in said
+            if (self._is_a_page and _is_prose(each)) or (self._tables and _PAGE_ROW.match(each.text))
+        ]
+        kept = [each for each in said if each not in about_errors]
+        kept += [
+            replace(each, loudness="unread", text=f"a page that writes about errors says: {each.text}")
+            for each in about_errors
+            if each.effect == "hardware" and each.names_a_gpu
+        ][:1]
         if not kept and self._well_lines and self._of_a_node:
             return (replace(self._well, count=self._well_lines),)
         return tuple(self._with_only_gpu(each) for each in kept)
 
     @property
     def _is_a_page(self) -> bool:
-        return self._prose_lines >= _PAGE_LINES and len(self._kept) * _PAGE_SHARE < self._prose_lines
+        few = len(self._kept) * _PAGE_SHARE < self._prose_lines
+        marked = self._marks >= _PAGE_MARKS and self._prose_lines >= _MARKED_LINES
+        return marked or (self._prose_lines >= _PAGE_LINES and few)
 
     def _note(self, text: str, number: int) -> None:
         self._named.add(_gpu_of(about(text)))
@@ -161,6 +179,5 @@ def _gpu_of(named: About) -> tuple[int | None, str | None]:
 
 
 def _is_prose(reported: Reported) -> bool:
-    """Whether it is a sentence of a person about errors, and not of a device that it names."""
-    of_device = (reported.names_a_gpu or reported.device is not None) and reported.effect == "hardware"
-    return (reported.form == "sentence" or _PROSE.search(reported.text) is not None) and not of_device
+    """Whether a person wrote it."""
+    return reported.form == "sentence" or _PROSE.search(reported.text) is not None

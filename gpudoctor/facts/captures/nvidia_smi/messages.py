@@ -18,7 +18,7 @@ FAILURE = re.compile(
 )
 # in the middle of a sentence only if the driver's words are complete
 _BEGIN = re.compile(
-    rf"[^|]{{0,60}}?(?:{FAILURE.pattern})"
+    rf"(?!.*\?\W*$)[^|]{{0,60}}?(?:{FAILURE.pattern})"
     rf"|[^|]{{0,400}}(?:Unable to determine the device handle for GPU ?(?:\d{{1,3}}: ?)?{BUS_ID}: \w"
     r"|NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver)"
 )
