@@ -149,9 +149,21 @@ COLLECT = (
 )
 
 
+_HARDWARE = ("gpu_ecc", "gpu_lost", "gpu_xid", "nvlink_failed", "wrong_results")
+_LOOK_FIRST = (
+    "Look before you drain: only the job's output says so. Read dmesg -T on that node and run the checks below there; "
+    "their reports (--reports) confirm it or not.",
+)
+
+
 def text_of_cause(what: str) -> CauseText:
     """The text for a value of `cause.what`; a plain one for a value without a row."""
     return CAUSES.get(what) or CauseText(what.replace("_", " "), "victims-only", ())
+
+
+def steps_for(what: str, confidence: str) -> tuple[str, ...]:
+    """What to do; what only a job's own output says of hardware is looked at before a node is drained for it."""
+    return _LOOK_FIRST if what in _HARDWARE and confidence != "certain" else text_of_cause(what).steps
 
 
 def page_names() -> list[str]:

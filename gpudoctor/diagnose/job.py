@@ -179,7 +179,7 @@ class Job:
                 first_work.get(place, event.line) < event.line or last_raised.get(place, 0) > event.line
             ):
                 event.role, event.what = "said", "network"
-                event.detail["severity"] = "warning"
+                event.detail["severity"], event.detail["form"] = "error", "sentence"
 
     def _assign_early_exception(self) -> None:
         """An early exception has no label: it belongs to the one rank that failed without reporting an error."""

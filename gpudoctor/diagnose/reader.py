@@ -163,6 +163,7 @@ class LogReader:
         return event
 
     def _events(self, number: int, origin: Origin, text: str, raw: str) -> Iterator[Event]:
+        pointed = False  # at an error that stands elsewhere
         if facts.KERNEL.search(text) and (event := self._kernel(number, text, raw, origin)):
             yield event
             return
@@ -181,6 +182,7 @@ class LogReader:
                 yield event
             if launched[0].role != "wrapper":
                 return
+            pointed = True
         if ray := self._ray.read(text):
             yield ray
             return
@@ -205,6 +207,7 @@ class LogReader:
             yield watchdog
             if watchdog.role != "wrapper":
                 return
+            pointed = True
         if spawned := re.match(r"-- Process (\d+) terminated with the following error", text):
             self._spawned = int(spawned[1])
         stream = (origin.stream, self._table.rank)
@@ -222,13 +225,15 @@ class LogReader:
             return
         if inside:
             return
-        yield from self._plain(number, text, origin, raw)
+        yield from (e for e in self._plain(number, text, origin, raw) if not (pointed and e.role == "said"))
 
     def _plain(self, number: int, text: str, origin: Origin, raw: str) -> Iterator[Event]:
         event = error_event(text)
         if event is None:
-            known = list(read_facts(text))
-            yield from known or _statement(number, origin, text, raw)
+            told = list(read_facts(text))
+            if not told or told[0].role == "progress":  # "AssertionError: size mismatch at step 3"
+                told = list(_statement(number, origin, text, raw, told)) or told
+            yield from told
             return
         if oom := facts.SRUN_OOM.search(text):
             for task in expanded(oom["tasks"])[:64]:
@@ -269,7 +274,7 @@ class LogReader:
             yield Event(role="fact", what="comm_rank", detail={"comm_rank": int(rank)})
             return
         if facts.RETRIES.search(words):
-            yield Event(role="said", what="network", detail={"form": "errno", "severity": "warning", "message": words})
+            yield Event(role="said", what="network", detail={"form": "sentence", "message": words})
         if facts.INTERFACE.search(words):
             yield Event(role="fact", what="interface")
             return
@@ -285,11 +290,8 @@ class LogReader:
                 yield event
             elif is_harmless(text):
                 return
-            elif facts.NCCL_FAILS.search(words):
-                detail: dict[str, str | int] = {"vague": 1, "message": words}
-                yield Event(role="wrapper", what="nccl_unknown", strength=1, names_rank=False, detail=detail)
             else:
-                detail = {"form": "level", "severity": "error", "message": words}
+                detail: dict[str, str | int] = {"form": "level", "severity": "error", "message": words}
                 yield Event(role="said", what=kind_of(words), detail=detail)
         elif returned := facts.RETURNED.search(words):
             what, role = _RETURNED[returned["code"]]
@@ -318,16 +320,14 @@ class LogReader:
         return None
 
 
-def _statement(number: int, origin: Origin, text: str, raw: str) -> Iterator[Event]:
+def _statement(number: int, origin: Origin, text: str, raw: str, told: list[Event]) -> Iterator[Event]:
     """What the line says by its form, if no table knows it; each kernel log has such words: what matters is known."""
     if OF_A_KERNEL.search(raw) or is_harmless(raw):
         return
     found = statement_of(number, origin, text, raw.strip())
-    if found is None:
+    if found is None or (told and found.form != "exception"):
         return
     detail: dict[str, str | int] = {"form": found.form, "severity": found.severity, "message": found.message}
-    if found.speaker.program:
-        detail["program"] = found.speaker.program
     yield Event(role="said", what=found.kind, detail=detail)
 
 

@@ -49,7 +49,7 @@ _TEXTS: tuple[_Row, ...] = (
      r"|Fatal Python error: .*|(?:free|malloc|realloc|munmap_chunk)\(\): .*|double free or corruption.*|corrupted (?:size|double-linked).*|\*\*\* (?:stack smashing|SIG\w+).*|thread '[^']{1,80}' panicked at .*|panic: .*)"),
     ("death", "fatal", r".{0,400}?(?P<message>\b(?:Assertion|assertion|Check|CHECK) ?(?:`|'|\"|\().{1,400}?(?:failed|`|')\.?.*|\bAssertion failed\b.*|\bCheck failed: .*|\bcore dumped\b.*)"),
     ("level", "error", r"(?:time=\S{1,60} )?level=\"?(?:error|fatal|panic|critical)\"? (?:.{0,200}?\bmsg=)?(?P<message>.*)"),
-    ("level", "fatal", r"\W{0,4}(?:FATAL|Fatal|CRITICAL|PANIC|EMERG)(?:\]| ?:| error:| -|\)| \[|$) ?(?P<message>.*)"),
+    ("level", "fatal", r"\W{0,4}(?:FATAL|Fatal|fatal|CRITICAL|PANIC|EMERG)(?:\]| ?:| error:| -|\)| \[|$) ?(?P<message>.*)"),
     ("level", "error", rf"\W{{0,4}}(?:\[?(?:{_LEVELS}|Error|error|ERROR!|Failure)\b[\]:!|)]{{1,3}}|(?:{_LEVELS}) (?:[-|] |(?=\[|\d\d|\S+\.\w+:\d+))) ?(?P<message>.*)"),
     ("level", "error", rf".{{0,160}}?(?:[ \[(|<](?:{_LEVELS})(?:[\]):|>]| -| \[| \|)|- (?:{_LEVELS}) - ) ?(?P<message>.*)"),
     ("program", "error", r"(?P<message>(?:\S{0,80} )?Error response from daemon: .*)"),
@@ -86,6 +86,8 @@ _SUPPOSES = re.compile(
     r"(?i)\b(?:no|never|without|none|zero|if|when|whether|may|might|would|should|e\.g|such as|fix(?:ed|es)?|rather than|instead of|in case|to avoid|how to|please|try|tips?|known issues?)\b|\?\s*$"
     r"|(?:n't|\bnot) (?:see|seen|get|have|had|find|show)\b|\bI (?:\w{2,12} )?(?:see|saw|get|got|have|had|am|was|tried|try|run|ran|use|think|found|keep)\b"
 )
+# glog, abseil and TensorFlow, behind a date of any form
+_HEAD = re.compile(r":? ?([IWEF]) \S{1,200}:\d{1,6}\] ?")
 _LOUD_LEVELS = ("E", "F", "ERROR", "CRITICAL", "FATAL")
 _QUIET_LEVELS = ("I", "V", "D", "T", "INFO", "DEBUG")
 
@@ -97,6 +99,8 @@ def form_of(text: str, level: str | None = None) -> Reading | None:
     ('program', None)
     """
     text = text[:_FAR]
+    if level is None and (head := _HEAD.match(text)):
+        level = head[1]
     loud = level in _LOUD_LEVELS
     if not loud and (level in _QUIET_LEVELS or _MAY_BE.search(text) is None):
         return None
@@ -113,6 +117,7 @@ def form_of(text: str, level: str | None = None) -> Reading | None:
             return None
         program = found.groupdict().get("program")
         mild = warns and form not in ("death", "event")
+        form = "level" if loud and form == "sentence" else form
         return Reading(form, "warning" if mild else severity, found["message"].strip() or text.strip(), program)
     return Reading("level", "error", text.strip()) if loud and text.strip() else None
 

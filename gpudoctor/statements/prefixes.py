@@ -63,6 +63,7 @@ _NO_HOSTS = re.compile(
     r"(?i)(?:srun|slurmstepd.*|warning|info|error|debug|critical|traceback|torchrun|mpirun|prterun|step|loss|epoch|iter\w*|"
     r"rank\d*|gpu\d*|nvrm|nvidia-nvswitch\d*|audit|note|usage|file|train|val|eval|nccl|kernel|python\d*|bash|sh|critical|fatal|std(?:out|err)|.*error|.*exception)"
 )
+_LEVEL_BEHIND = re.compile(r" ?\[?(?:DEBUG|INFO|WARN(?:ING)?|ERROR|CRITICAL)\b")
 _COLOURS = re.compile(r"\x1b\[[0-9;?]{0,20}[A-Za-z]")
 _TIME = r"\d\d:\d\d:\d\d(?:[.,]\d{1,9})?"
 
@@ -178,7 +179,14 @@ def labels_of(lines: list[str]) -> Labels:
     for origin, line in free:
         found = _HOST_LABEL.match(line)
         # pdsh and its like write in front of what a logger prints
-        if found and not _NO_HOSTS.fullmatch(found[1]) and origin.source is None and origin.level is None:
+        logger = found is not None and _LEVEL_BEHIND.match(line, found.end()) is not None
+        if (
+            found
+            and not logger
+            and not _NO_HOSTS.fullmatch(found[1])
+            and origin.source is None
+            and origin.level is None
+        ):
             counts[found[1]] = counts.get(found[1], 0) + 1
     a_word = len(counts) == 1 and all(label.isalpha() and label[0].isupper() for label in counts)  # "Training: step 3"
     if sum(counts.values()) >= 0.6 * len(free) and len(free) >= 4 and min(counts.values()) >= 2 and not a_word:

@@ -34,8 +34,6 @@ RETRIES = re.compile(
 LAST_RETRY = re.compile(r"connect returned [^,]{1,60}, retrying \((\d+)/\1\)")
 # the program's NCCL call returned this code; the reason was not printed
 RETURNED = re.compile(r"(?:^|/)(?:init|group)\.cc:\d+ -> (?P<code>[126])\b")
-# an unknown warning about something that did not work
-NCCL_FAILS = re.compile(r"(?i)^error\b|\bfailed\b|\bno algorithm")
 ERROR_HANDLER = re.compile(r'\s*"message": "([\w.]*(?:Error|Exception): [^"]*)",?\s*$')
 PROXY = re.compile(r"Failed to execute operation \w+ from rank (?P<rank>\d+)")
 SEGMENT = re.compile(r"nccl-shm-(?P<way>recv|send)-[0-9a-f]+-\d+-(?P<src>\d+)-(?P<dst>\d+)")
@@ -75,13 +73,13 @@ GPU = re.compile(r"\bGPU (?P<gpu>\d{1,3})\b|\bdevice=?(?:cuda:)?(?P<device>\d{1,
 _PROGRESS = re.compile(
     r"(?i)(?:^|[\s\[|{,\"'(])(?<!\bjob )(?:global_?step|step|iter(?:ation)?|epoch|batch|it)s?[\"']?[ :=#\[(]{0,6}(\d{1,10})\b"
 )
-_WORDS_OF_AN_END = ("done", "finish", "complet", "succe", "reached", "exit")
+_WORDS_OF_AN_END = ("done", "0 ok", "finish", "complet", "succe", "reached", "exit")
 _RESUMED = re.compile(
     r"(?i)\b(?:resum(?:ed?|ing)|restor(?:ed?|ing)|load(?:ed|ing))\b.{0,60}\bcheckpoint|\bresum(?:ed|ing)\b.{0,40}\bfrom\b"
 )
 _DONE = re.compile(
     r"(?i)^\W*(?:done|finished|completed?)\b|^\W*success(?:ful(?:ly)?)?\W*$|\b(?:train(?:ing)?|job|run|fit|epochs?)\b.{0,40}\b(?:finished|completed?|done|succeeded)\b"
-    r"|max_(?:steps|epochs)\S* reached|srun exit code 0\b|exit(?:ed with)? (?:code|status) 0\b|state=COMPLETED"
+    r"|max_(?:steps|epochs)\S* reached|srun exit code 0\b|exit(?:ed with)? (?:code|status) 0\b|state=COMPLETED|# Out of bounds values : 0 OK"
 )
 # any script's last line
 _ONE_WORD = re.compile(r"(?i)^\W*(?:done|finished|completed?|success(?:ful(?:ly)?)?)\W*$")
@@ -120,8 +118,10 @@ _OF_A_JOB = re.compile(
 OF_A_KERNEL = re.compile(
     r"^\[ *\d{1,8}\.\d{6}\] |^\[[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4}\] |\bkernel: "
 )
-# a bar of tqdm, a loss: work goes on, at a step that is not known
-_WORK = re.compile(r"\d%\|.{0,200}\| *\d+/\d+ \[|(?i:\b(?:\w+_)?(?:loss|grad_norm|accuracy)\b[\"']?\s?[:=]?\s?-?\d)")
+# a server that is ready, a bar of tqdm, a loss: work goes on, at a step that is not known
+_WORK = re.compile(
+    r"Application startup complete|\d%\|.{0,200}\| *\d+/\d+ \[|(?i:\b(?:\w+_)?(?:loss|grad_norm|accuracy)\b[\"']?\s?[:=]?\s?-?\d)"
+)
 
 # Lines with words of failure that report none. Sources: NCCL's src/plugin and src/misc (information about optional
 # parts), torch's warnings at a clean end, Ray

@@ -1,7 +1,7 @@
 """What programs said in words that no table knows: the tier under all others, and the reasons of deaths.
 
-A statement counts by its form and class alone. The first one that nothing outlived is quoted whole: what stands below it
-is mostly its consequence.
+A statement counts by its form and class alone. The first one that nothing outlived is quoted whole: what stands below
+it is mostly its consequence.
 """
 
 from __future__ import annotations
@@ -13,34 +13,18 @@ from gpudoctor.diagnose.events import Event
 from gpudoctor.diagnose.job import Job, is_work
 from gpudoctor.diagnose.rules.model import Hypothesis, host_of, only_rank, ranks_of
 from gpudoctor.diagnose.rules.silence import ended_before
+from gpudoctor.diagnose.tracebacks import exception_event
 
 _OWN_KINDS = ("cause", "resource", "network")
-_DECISIVE_FORMS = ("exception", "program", "death")
-_DECIDING_FORMS = (*_DECISIVE_FORMS, "level", "event", "errno")
+_FORMS = ("exception", "program", "death", "level", "event", "errno")
 _MOST_LINES_AFTER = 40  # whatever a program goes on to say for longer, it survived
 _NEAR = 4
 _NUMBERS = re.compile(r"\d+")
-# who complains tells what failed to start
-_BY_PROGRAM = tuple(
-    (what, re.compile(programs))
-    for what, programs in (
-        (
-            "launch_failed",
-            r"(?:srun|salloc|sbatch|slurmstepd|slurmd|torchrun|python3?(?:\.\d+)?|accelerate|deepspeed)$",
-        ),
-        (
-            "container_failed",
-            r"(?:docker|podman|enroot\S*|pyxis|nvidia-container-\w+|apptainer|singularity|runc|containerd)$",
-        ),
-        ("ssh_failed", r"(?:ssh|pdsh\S*)$"),
-        ("mpi_failed", r"(?:mpirun|mpiexec\S*|prterun|orterun|hydra\S*)$"),
-    )
-)
 
 
 def failed_saying(job: Job, attempt: int) -> list[Hypothesis]:
     """The first statement of a cause of its own that nothing outlived, quoted whole."""
-    all_said = [e for e in statements(job, attempt) if e.what in _OWN_KINDS and e.word("form") in _DECIDING_FORMS]
+    all_said = [e for e in statements(job, attempt) if e.what in _OWN_KINDS and e.word("form") in _FORMS]
     said = [e for e in all_said if _is_loud(e) and _ended_it(job, e)]
     if not said:
         return []
@@ -50,18 +34,19 @@ def failed_saying(job: Job, attempt: int) -> list[Hypothesis]:
         first = min(with_time, key=lambda e: (e.time_s or 0, e.file, e.line))
     alike = [e for e in said if _kind(e) == _kind(first)]
     before = [e for e in all_said if not _is_loud(e) and _is_just_before(e, first)]
+    known = [e for e in job.of("echo", attempt=attempt) if _is_just_before(e, first)]  # it warned why, then it failed
     words = first.word("message") or first.text.strip()
     if before:
         words = f"{words}; before it: {before[-1].word('message') or before[-1].text.strip()}"
-    confidence: Confidence = "likely" if first.word("form") in _DECISIVE_FORMS else "possible"
+    confidence: Confidence = "likely" if first.word("form") in ("program", "death") else "possible"
     return [
         Hypothesis(
-            what=_label(first),
+            what=known[-1].what if known else _label(first),
             ranks=only_rank(ranks_of(alike)),
             host=host_of(alike),
             confidence=confidence,
             text=words,
-            events=[*before[-1:], first, *[e for e in said if e not in alike][:2]],
+            events=[*known[-1:], *before[-1:], first, *[e for e in said if e not in alike][:2]],
         )
     ]
 
@@ -129,7 +114,7 @@ def _outlived(job: Job, event: Event) -> bool:
             return True
         if other.what == "comm_rank" and "Call to connect" in event.text:
             return True
-        if other.number("complete") and "NCCL " in event.text:  # NCCL went on
+        if other.number("complete") and "NCCL " in event.text and other.pid == event.pid:  # NCCL went on
             return True
     return False
 
@@ -145,7 +130,7 @@ def _ended_it(job: Job, event: Event) -> bool:
 
 
 def _is_loud(event: Event) -> bool:
-    return event.word("severity") in ("error", "fatal")
+    return event.word("severity") != "warning"
 
 
 def _is_just_before(event: Event, first: Event) -> bool:
@@ -162,8 +147,10 @@ def _same_process(job: Job, event: Event, end: Event) -> bool:
 
 
 def _label(event: Event) -> str:
-    program = (event.word("program") or "").rpartition("/")[2]
-    return next((what for what, names in _BY_PROGRAM if program and names.match(program)), "failed_saying")
+    if event.word("form") == "exception":
+        raised = exception_event(event.word("message") or event.text)
+        return raised.what if raised.role == "cause" else "failed_saying"
+    return "failed_saying"
 
 
 def _kind(event: Event) -> str:
