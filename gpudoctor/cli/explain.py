@@ -20,7 +20,7 @@ with lazy_imports():
     import shutil
 
     from gpudoctor.checks.core import registry
-    from gpudoctor.checks.gpu import xid_codes
+    from gpudoctor.statements import xids as xid_codes
     from gpudoctor.diagnose import causes
     from gpudoctor.facts.simulated import load
     from gpudoctor.report import check_docs, markdown_text

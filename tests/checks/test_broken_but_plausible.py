@@ -11,7 +11,7 @@ from gpudoctor.checks.core.finding import Status
 from gpudoctor.facts.captures.leaves import say_absent
 from gpudoctor.facts.model.gpu import Gpu, GpuProcess
 from gpudoctor.facts.model.missing import Missing
-from gpudoctor.facts.model.node import Node, Variable
+from gpudoctor.facts.model.node import Driver, KernelLog, Node, Source, Variable
 from gpudoctor.facts.simulated.load import put
 from gpudoctor.report.judge import judge
 from gpudoctor.report.model import Report
@@ -213,4 +213,18 @@ def test_the_pass_of_a_capture_says_how_little_could_be_looked_at() -> None:
     assert (report.verdict, report.exit_code) == ("pass", 0)
     looked = sum(check.status is not Status.SKIP for check in report.checks)
     asked = sum(check.level == "quick" for check in report.checks)
-    assert report.reason == f"PASS of what this capture holds: {looked} of {asked} checks could look"
+    assert (report.evaluated.checks, report.evaluated.of, report.evaluated.partly) == (looked, asked, False)
+    assert report.reason.startswith("PASS ")
+    little = judge(replace(capture, driver=Driver(), gpus=(Gpu(0, "unknown-0", thermal=node.gpus[0].thermal),)))
+    assert (little.verdict, little.exit_code, little.evaluated.partly) == ("pass", 0, True)
+    assert little.reason == f"PARTLY JUDGED, {little.evaluated.words}: nothing wrong in these"
+
+
+THERE = ({"driver": Driver(module_loaded=True, init_code=0)}, {"kernel_log": KernelLog(events=(), host_events=())})
+
+
+@pytest.mark.parametrize("facts", THERE, ids=["driver", "log"])
+def test_what_passes_because_it_is_there_is_no_pass_of_a_text(facts: dict[str, Any]) -> None:
+    report = judge(Node(source=Source("capture"), **facts))
+    assert (report.verdict, report.exit_code) == ("unknown", 3)
+    assert report.reason.startswith("UNKNOWN only ")

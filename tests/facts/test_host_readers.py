@@ -410,8 +410,8 @@ Init Containers:
 def test_pods_of_gpu_software_that_do_not_run() -> None:
     """NVIDIA/gpu-operator #258: the driver's pod does not get beyond its first container."""
     assert said(PODS) == [
-        ("error", "nvidia-device-plugin-daemonset-5crlk 0/1 CrashLoopBackOff"),
-        ("error", "nvidia-driver-daemonset-v5gqj 0/1 Init:CrashLoopBackOff"),
+        ("error", "nvidia-device-plugin-daemonset-5crlk: 0/1 CrashLoopBackOff"),
+        ("error", "nvidia-driver-daemonset-v5gqj: 0/1 Init:CrashLoopBackOff"),
     ]
     assert said(POD) == [("error", "nvidia-driver-daemonset-v5gqj: k8s-driver-manager waits in CrashLoopBackOff")]
 
