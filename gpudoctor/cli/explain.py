@@ -20,10 +20,10 @@ with lazy_imports():
     import shutil
 
     from gpudoctor.checks.core import registry
-    from gpudoctor.statements import xids as xid_codes
     from gpudoctor.diagnose import causes
     from gpudoctor.facts.simulated import load
     from gpudoctor.report import check_docs, markdown_text
+    from gpudoctor.statements import xids as xid_codes
 
 _XID = re.compile(r"(?:xid[ :#]*)?(\d{1,5})", re.IGNORECASE)
 _HOW_BAD = {

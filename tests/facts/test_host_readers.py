@@ -319,6 +319,19 @@ def test_slurms_node() -> None:
     assert said(parked) == [("warning", "n1 is idle+drain: new disk")]
 
 
+@pytest.mark.parametrize(
+    ("state", "named"),
+    [
+        *(("DOWN+NOT_RESPONDING", True), ("DRNG@", True), ("FAIL*", True), ("IDLE*", True), ("INVAL", True)),
+        *(("MIXED", False), ("IDLE~", False), ("IDLE+POWERED_DOWN", False), ("ALLOCATED", False)),
+    ],
+)
+def test_a_node_that_slurm_gives_no_jobs_is_named_with_its_state(state: str, named: bool) -> None:
+    text = SCONTROL.replace("gres/gpu=6", "gres/gpu=8").replace("IDLE+DRAIN", state)
+    away = [words for _, words in said(text) if words.startswith("n1 is ")]
+    assert away == [f"n1 is {state.lower()}: gpu 3 xid 79"] * named
+
+
 def test_numbers_of_several_nodes_are_not_compared() -> None:
     two = SCONTROL + "\n" + SCONTROL.replace("NodeName=n1", "NodeName=n2")
     part = READERS["scontrol show node"].read(Block(two.split("\n")))
