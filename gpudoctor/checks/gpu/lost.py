@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 
 from gpudoctor.checks.core.case import Case
+from gpudoctor.checks.core.condemning import condemning
 from gpudoctor.checks.core.each_gpu import first_failed, says_err, says_nothing, shown_by_driver, unreadable
 from gpudoctor.checks.core.explains import PROBES, READINGS, RECOVERY_ACTIONS, VIEWS, Explains, RecoveryAction
 from gpudoctor.checks.core.finding import (
@@ -27,7 +28,7 @@ from gpudoctor.checks.core.sight import denied
 from gpudoctor.checks.core.subject import NODE, Subject, of_gpu
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import NOT_READ, Missing, known
-from gpudoctor.facts.nvml.codes import LOST, condemning, no_handle_cost
+from gpudoctor.facts.nvml.codes import LOST, no_handle_cost
 from gpudoctor.statements.xids import STOPPED_CODES
 
 
