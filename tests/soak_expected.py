@@ -35,7 +35,8 @@ gpu.clocks fail: clocks-locked
 gpu.settings fail: compute-mode-prohibited mig-mixed
 gpu.settings warn: ecc-off-one persistence-off
 gpu.in-use warn: leaked-memory foreign-process
-gpu.identical warn: mixed-model, mixed-vbios
+gpu.in-use pass: scrubbing latched-utilisation
+gpu.identical warn: mixed-model mixed-vbios
 pcie.link-width fail: pcie-width-x8 pcie-width-x4 pcie-width-x1
 pcie.link-speed fail: pcie-gen1-busy
 pcie.upstream fail: pcie-upstream-downgraded
