@@ -64,7 +64,7 @@ _TEXTS: tuple[_Row, ...] = (
     ("errno", "error", rf"(?P<message>.{{0,600}}?(?:{ERRNO}|errno ?[:=]? ?\d{{1,3}}\b).*)"),
     ("sentence", "error",
      r"(?P<message>.{0,400}?(?:(?i:\b(?:failed|failure|cannot|can't|couldn't|could not|unable to|error|fatal|crash(?:ed|es)?|abort(?:ed|ing)|panic|exception|segfault(?:ed|s)?|not reachable|unreachable|unrecognized|not recognized"
-     r"|does not (?:work|respond|exist|support|match)|doesn't (?:work|respond|exist)|not (?:responding|listed|visible|available|detected|found|usable|working|allocatable|loaded|running)|no longer (?:answers|responds)|is lost|fallen off|fell off|is missing|only \d+ of \d+|(?:is|are) down|timed out|hangs|hung|stuck|unhealthy|degraded|mismatch)\b)).*)"),
+     r"|does not (?:work|respond|exist|support|match)|doesn't (?:work|respond|exist)|not (?:responding|listed|visible|available|detected|found|usable|working|allocatable|loaded|running)|no longer (?:answers|responds)|is lost|lost (?:a|one|its) (?:GPU|card|link)|downgraded|fallen off|fell off|is missing|only \d+ of \d+|(?:is|are) down|timed out|hangs|hung|stuck|unhealthy|degraded|mismatch)\b)).*)"),
 )  # fmt: skip
 _FORMS = tuple((form, severity, re.compile(text)) for form, severity, text in _TEXTS)
 # one of these is in each line that any form takes: most lines are ruled out by this alone
@@ -84,7 +84,7 @@ _WARNS = re.compile(r"(?i)(?:^|[\s\[(|:])(?:warn(?:ing)?s?)\b[\]:|)]?|\w+Warning
 # plain prose that tells of no failure now
 _SUPPOSES = re.compile(
     r"(?i)\b(?:no|never|without|none|zero|if|when|whether|may|might|would|should|e\.g|such as|fix(?:ed|es)?|rather than|instead of|in case|to avoid|how to|please|try|tips?|known issues?)\b|\?\s*$"
-    r"|\bI (?:\w{2,12} )?(?:see|saw|get|got|have|had|am|was|tried|try|run|ran|use|think|found|keep)\b"
+    r"|(?:n't|\bnot) (?:see|seen|get|have|had|find|show)\b|\bI (?:\w{2,12} )?(?:see|saw|get|got|have|had|am|was|tried|try|run|ran|use|think|found|keep)\b"
 )
 # glog, abseil and TensorFlow, behind a date of any form
 _HEAD = re.compile(r":? ?([IWEF]) \S{1,200}:\d{1,6}\] ?")

@@ -93,7 +93,7 @@ def _by_bus(events: Iterable[KernelEvent]) -> dict[str | None, list[KernelEvent]
 
 def _since(case: Case, log: KernelLog) -> str:
     """The period that the log covers, as text."""
-    if case.node.source.kind == "capture":
+    if isinstance(case.node.host.uptime_s, Missing):
         return "in this kernel log"
     return "since boot" if log.starts_s is None else "since the driver was loaded"
 

@@ -125,7 +125,8 @@ def _all_of(case: Case, gpu: Gpu, spec: NvlinkSpec) -> Finding:
         return ok(subject, _count(gpu, spec.links), expected)
     siblings = [peer for peer in case.gpus if peer is not gpu]
     if up == 0 and not any(links_up(peer) for peer in siblings):
-        if not siblings and case.node.source.kind == "capture" and spec.kind == "switch":
+        # without the PCI bus it is not known that this GPU is the only one
+        if not siblings and isinstance(case.node.pci.nvidia_devices, Missing) and spec.kind == "switch":
             return warn(
                 subject,
                 _count(gpu, spec.links),
