@@ -12,6 +12,7 @@ with lazy_imports():
     from gpudoctor.checks.core import registry
     from gpudoctor.diagnose import causes
     from gpudoctor.report import check_docs
+    from gpudoctor.run.findings import run_check
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -23,7 +24,8 @@ def run(args: argparse.Namespace) -> int:
     if args.id.startswith("diagnose."):
         write_stdout(_page_of_cause(args.id))
         return OK
-    for check in registry.select(registry.all_checks(), [args.id]):
+    checks = (*registry.all_checks(), *(run_check.run_checks() if args.id.startswith("run") else ()))
+    for check in registry.select(checks, [args.id]):
         write_stdout(check_docs.page_text(check))
     return OK
 

@@ -22,6 +22,7 @@ COMMANDS = {
     "bundle": "facts, a quick report, kernel lines and versions in one .tar.gz",
     "watch": "live values as JSON lines: the facts once, then a sample at each interval",
     "tui": "the live view, with verdicts",
+    "run": "your own training, watched and judged: gpudoctor run -- torchrun ... train.py",
     "plan": "which strategy trains a model here: memory, batch, communication, and how to launch it",
     "cluster": "many nodes, on an existing engine: check them, or read their reports",
     "agent": "check this node on a schedule, and serve the result to Prometheus and health checks",
@@ -34,6 +35,7 @@ COMMANDS = {
     "config": "the merged configuration, as YAML",
     "completion": "the completion of bash, zsh or fish, for the shell to load",
 }
+_START_A_PROGRAM = ("fake-driver", "run")  # their arguments end at --
 
 
 class CommandModule(Protocol):
@@ -59,18 +61,18 @@ def parsed(given: list[str]) -> argparse.Namespace:
 
 def _parsed(given: list[str]) -> argparse.Namespace:
     command = next((word for word in given if not word.startswith("-")), None)
-    if given[:1] == [command] and command in COMMANDS and command != "fake-driver":
+    if given[:1] == [command] and command in COMMANDS and command not in _START_A_PROGRAM:
         return _of_command(command, given)
     parser = _parser(command)
-    if given[:1] == ["fake-driver"] and "--" in given:
+    if given[:1] == [command] and command in _START_A_PROGRAM and "--" in given:
         # everything after -- belongs to the program: argparse must not interpret it
         place = given.index("--")
         args = parser.parse_args(given[:place])
         args.program = given[place + 1 :]
-    elif given[:1] == ["fake-driver"]:
+    elif given[:1] == [command] and command in _START_A_PROGRAM:
         args, program = parser.parse_known_args(given)
         if program:
-            raise UserError(f"fake-driver needs -- before the program, as in: -- {' '.join(program)}")
+            raise UserError(f"{command} needs -- before the program, as in: -- {' '.join(program)}")
     else:
         args = parser.parse_args(given)
     _refuse_lone_dashes(args, command)

@@ -1,0 +1,133 @@
+"""What the training thread does now, and how long each phase of a step took: wall time and its own CPU time.
+
+The phases are a stack: the time of a phase is without that of the phases inside it. Time outside all phases is
+`between` the parts of one step (a loss function, clipping), or `host`: after the optimizer, before the next batch or
+forward.
+"""
+
+from __future__ import annotations
+
+import threading
+from time import monotonic_ns, thread_time_ns
+
+from . import layout
+from .device_timeline import DeviceTimeline
+from .finite import FiniteChecks
+from .memory import MemoryReading
+from .record_file import RecordFile
+
+_NONE = (0.0,) * len(layout.PHASES)
+
+
+class Phases:
+    """The stack of phases of the training thread, and the step that it is in. All times in ns until a step is kept."""
+
+    def __init__(self, record: RecordFile) -> None:
+        self.record = record
+        self.steps = 0
+        self.stack: list[int] = []
+        self.device = DeviceTimeline(self._keep)
+        self.finite = FiniteChecks()
+        self.memory = MemoryReading()
+        self.thread = threading.get_ident()
+        self.owned = False
+        self._marks = 0
+        self._worked = False  # a forward or backward since the last optimizer step
+        self._wall = [0] * len(layout.PHASES)
+        self._cpu = [0] * len(layout.PHASES)
+        self._last = 0
+        self._last_cpu = 0
+        self._rows = 0.0
+        self._elements = 0.0
+        self._forwards = 0
+        self._model = 0
+
+    def own(self) -> None:
+        """The calling thread trains: only what it does counts. A framework may train in another than the main one."""
+        if not self.owned or threading.get_ident() != self.thread:
+            if threading.get_ident() != self.thread:
+                self.stack.clear()
+                self._last = 0
+            self.thread = threading.get_ident()
+            self.owned = True
+
+    def begin(self, phase: int) -> int:
+        """Enter a phase; return the depth to `end` it at, or -1 if another thread trains."""
+        if threading.get_ident() != self.thread:
+            return -1
+        depth = len(self.stack)
+        self._mark(self.stack[-1] if depth else self._gap(phase), phase)
+        self.stack.append(phase)
+        if phase in (layout.FORWARD, layout.BACKWARD):
+            self._worked = True
+        return depth
+
+    def end(self, depth: int) -> None:
+        """Leave the phase that began at this depth, with all inside it."""
+        if depth < 0 or len(self.stack) <= depth:
+            return
+        phase = self.stack[-1]
+        del self.stack[depth:]
+        self._mark(phase, self.stack[-1] if self.stack else layout.HOST)
+
+    def turn(self, phase: int) -> None:
+        """What remains of the innermost phase is another one: after its own work, backward only waits."""
+        if self.stack and threading.get_ident() == self.thread:
+            self._mark(self.stack[-1], phase)
+            self.stack[-1] = phase
+
+    def batch(self, module: int, rows: float, elements: float) -> None:
+        """The model was called on a first input of this many rows and elements."""
+        if not self._model:
+            self._model = module
+        if module == self._model:
+            self._rows += rows
+            self._elements += elements
+            self._forwards += 1
+
+    def end_step(self) -> None:
+        """One step is finished: keep its figures."""
+        values = (
+            float(self._last),
+            *(ns / 1e6 for ns in self._wall),
+            *(ns / 1e6 for ns in self._cpu),
+            self._rows,
+            self._elements,
+            float(self._forwards),
+            self.finite.loss,
+            self.finite.gradients,
+            self.memory.mib(self._last),
+        )
+        number = self.steps
+        self.steps += 1
+        if not self._forwards:
+            self._model = 0
+        if not self.device.end_step(number, values, self.finite):
+            self._keep(number, values)
+        self.finite.next_step()
+        self._wall = [0] * len(layout.PHASES)
+        self._cpu = [0] * len(layout.PHASES)
+        self._rows = self._elements = 0.0
+        self._forwards = 0
+        self._worked = False
+        self.record.now(self.steps, self._marks, layout.HOST, self._last)
+
+    def _gap(self, following: int) -> int:
+        """What the time outside all phases was, by what follows it."""
+        if following in (layout.DATA, layout.FORWARD):
+            return layout.HOST
+        return layout.BETWEEN if self._worked or following == layout.BACKWARD else layout.HOST
+
+    def _mark(self, passed: int, following: int) -> None:
+        now, cpu = monotonic_ns(), thread_time_ns()
+        if self._last:
+            self._wall[passed] += now - self._last
+            self._cpu[passed] += cpu - self._last_cpu
+        self._last, self._last_cpu = now, cpu
+        self._marks += 1
+        self.record.now(self.steps, self._marks, following, now)
+        if self.device.active:
+            self.device.mark(passed)
+
+    def _keep(self, number: int, values: tuple[float, ...]) -> None:
+        self.record.step(number, (*values, 0.0, 0.0)[: layout.STEP.size // 8 - 1])
