@@ -26,7 +26,7 @@ from gpudoctor.process.foreground import CannotStartError, ForegroundCommand
 from gpudoctor.run import report
 from gpudoctor.run.findings.progress import of_stall
 from gpudoctor.run.run_folder import NoFolderError, RunFolder
-from gpudoctor.run.settings import OBSERVER_ENTRY, failure_settings, observer_settings
+from gpudoctor.run.settings import failure_settings, observer_settings
 from gpudoctor.run.watched import Stall, Watched
 from gpudoctor.run.watching import RunWatch
 from gpudoctor.units import rfc3339
@@ -70,7 +70,7 @@ def run(request: RunRequest, *, ignored: Sequence[int] = (), say: Say) -> Finish
     settings = dict(failure_settings(folder.path, os.environ)) if folder and not request.no_env else {}
     env = {**os.environ, **settings}
     if folder and not request.no_observer:
-        env.update(observer_settings(folder.path, OBSERVER_ENTRY, os.environ))
+        env.update(observer_settings(folder.path, os.environ, settings=not request.no_env))
     if settings:
         say(f"set for the command: {' '.join(settings)} (--no-env sets nothing)")
     began_s, began = time.monotonic(), time.time()
@@ -105,8 +105,10 @@ def _check_before(request: RunRequest, say: Say) -> tuple[Node, report.Precheck 
         return Node(), None
     prepared = api.prepared(api.CheckRequest(level=request.precheck, include_facts=True))
     found = api.examined(prepared)
-    precheck = report.Precheck(request.precheck, found.verdict, found.reason)
-    say(f"before the start, level {request.precheck}: {found.verdict.upper()}{': ' + found.reason if found.reason else ''}")
+    reason = found.reason.removeprefix(f"{found.verdict.upper()} ")
+    precheck = report.Precheck(request.precheck, found.verdict, reason)
+    words = ": ".join(filter(None, (found.verdict.upper(), reason)))
+    say(f"before the start, level {request.precheck}: {words}")
     if request.require_fit and found.verdict == "fail":
         raise NotFitError("the node is not fit and --require-fit was given: the command was not started")
     return found.facts or Node(), precheck
@@ -202,6 +204,9 @@ def _kept(folder: RunFolder | None, request: RunRequest, watched: Watched) -> st
         folder.remove()
         return None
     folder.remove_records()
+    if request.keep is None and not folder.has_logs():
+        folder.remove()
+        return None
     return str(folder.path)
 
 

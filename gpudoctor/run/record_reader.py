@@ -132,13 +132,14 @@ class RankRecord:
 
     def _step(self, values: tuple[float, ...]) -> Step:
         number, end_ns, *rest = values
-        wall, cpu, rest = rest[:_PHASES], rest[_PHASES : 2 * _PHASES], rest[2 * _PHASES :]
+        wall, cpu, queued = (rest[n * _PHASES : (n + 1) * _PHASES] for n in range(3))
+        rest = rest[3 * _PHASES :]
         rows, elements, _, loss, gradients, memory_mib, *_ = rest
         if loss == 0.0 and self.bad_loss is None:
             self.bad_loss = int(number)
         if gradients == 0.0 and self.bad_gradient is None:
             self.bad_gradient = int(number)
-        return Step(int(number), tuple(wall), tuple(cpu), rows, elements, memory_mib, end_ns)
+        return Step(int(number), tuple(wall), tuple(cpu), tuple(queued), rows, elements, memory_mib, end_ns)
 
 
 def find_records(folder: Path, known: set[Path]) -> list[RankRecord]:

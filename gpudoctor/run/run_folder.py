@@ -47,6 +47,10 @@ class RunFolder:
     def logs(self) -> Path:
         return self.path / "logs"
 
+    def has_logs(self) -> bool:
+        """Whether anything was kept in it."""
+        return any(path.is_file() for path in self.path.rglob("*"))
+
     def remove(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
 

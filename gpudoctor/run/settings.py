@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 FOLDER_VARIABLE = "GPUDOCTOR_RUN_FOLDER"
-OBSERVER_ENTRY = Path(__file__).parent / "observer" / "entry"
+NO_SETTINGS_VARIABLE = "GPUDOCTOR_RUN_NO_ENV"
+_ENTRY = Path(__file__).parent / "observer" / "entry"
 
 
 def failure_settings(folder: Path, environ: Mapping[str, str]) -> dict[str, str]:
@@ -17,19 +18,17 @@ def failure_settings(folder: Path, environ: Mapping[str, str]) -> dict[str, str]
     variables; torch.distributed.elastic.multiprocessing.errors.
     """
     groups = (
-        {
-            "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",
-            "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
-            "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": f"{folder}/dumps/nccl_trace_rank_",
-        },
         {"NCCL_DEBUG": "WARN", "NCCL_DEBUG_FILE": f"{folder}/logs/nccl.%h.%p.log"},
         {"TORCHELASTIC_ERROR_FILE": f"{folder}/logs/torchelastic_error.json"},
     )
     return {name: value for group in groups if not group.keys() & environ.keys() for name, value in group.items()}
 
 
-def observer_settings(folder: Path, entry: Path, environ: Mapping[str, str]) -> dict[str, str]:
-    """Variables that put the observer into each Python process, in front of what the user has on the path."""
+def observer_settings(folder: Path, environ: Mapping[str, str], *, settings: bool) -> dict[str, str]:
+    """Variables that put the observer into each Python process, in front of what the user has on the path.
+
+    With `settings` the observer sets those of torch's flight recorder, whose names depend on the version of torch.
+    """
     others = environ.get("PYTHONPATH", "")
-    path = f"{entry}{os.pathsep}{others}" if others else str(entry)
-    return {"PYTHONPATH": path, FOLDER_VARIABLE: str(folder)}
+    path = f"{_ENTRY}{os.pathsep}{others}" if others else str(_ENTRY)
+    return {"PYTHONPATH": path, FOLDER_VARIABLE: str(folder), **({} if settings else {NO_SETTINGS_VARIABLE: "1"})}

@@ -11,6 +11,7 @@ from gpudoctor.run.observer.layout import BACKWARD, BETWEEN, DATA, FORWARD, HOST
 
 MOST_BLOCKS = 4096
 COMPUTE = (FORWARD, BACKWARD, OPTIMIZER, BETWEEN)
+OWN = (DATA, *COMPUTE, HOST)
 _WARM_RATIO = 1.5
 _WARM_SHARE = 0.2
 _LEAST_WARM = 3
@@ -18,7 +19,8 @@ _NUMBERS = len(PHASES)
 
 
 class Step(msgspec.Struct, frozen=True):
-    """One step, or the mean of several: ms of wall time and of the training thread's CPU time in each phase.
+    """One step, or the mean of several. In ms, for each phase: wall time, and of the training thread its CPU time, and
+    the time in which it was ready to run and had no CPU.
 
     `rows` and `elements` of the model's first input; `memory_mib` of the rank; `end_ns` on the node's monotonic clock.
     """
@@ -26,6 +28,7 @@ class Step(msgspec.Struct, frozen=True):
     number: int
     wall_ms: tuple[float, ...]
     cpu_ms: tuple[float, ...]
+    queued_ms: tuple[float, ...]
     rows: float = 0.0
     elements: float = 0.0
     memory_mib: float = 0.0
@@ -56,6 +59,15 @@ class Step(msgspec.Struct, frozen=True):
     def compute_cpu_ms(self) -> float:
         return sum(self.cpu_ms[phase] for phase in COMPUTE)
 
+    @property
+    def own_queued_ms(self) -> float:
+        """How long it lacked a CPU while it did not wait for others."""
+        return sum(self.queued_ms) - self.queued_ms[WAIT]
+
+    def undisturbed_ms(self, *phases: int) -> float:
+        """Time in these phases without that in which it lacked a CPU."""
+        return sum(self.wall_ms[phase] - self.queued_ms[phase] for phase in phases)
+
 
 def mean_step(steps: Sequence[Step]) -> Step:
     """The mean of steps, at least one."""
@@ -63,6 +75,7 @@ def mean_step(steps: Sequence[Step]) -> Step:
         steps[0].number,
         tuple(fmean(step.wall_ms[phase] for step in steps) for phase in range(_NUMBERS)),
         tuple(fmean(step.cpu_ms[phase] for step in steps) for phase in range(_NUMBERS)),
+        tuple(fmean(step.queued_ms[phase] for step in steps) for phase in range(_NUMBERS)),
         fmean(step.rows for step in steps),
         fmean(step.elements for step in steps),
         fmean(step.memory_mib for step in steps),

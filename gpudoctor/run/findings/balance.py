@@ -10,6 +10,7 @@ from gpudoctor.checks.core.subject import NODE, Subject, of_rank
 from gpudoctor.facts.model.missing import known
 from gpudoctor.run.findings.run_check import run_check
 from gpudoctor.run.findings.slow_ranks import LEAST_STEPS, LIMITS, WARN_RATIO, SlowRank, compared
+from gpudoctor.run.observer.layout import WAIT
 from gpudoctor.run.watched import Watched, WatchedRank
 
 _OWN = ("compute", "cpu", "blocked")
@@ -28,14 +29,14 @@ def expected_ratio() -> Expected:
 def evidence_of(watched: Watched, slow: SlowRank) -> tuple[Evidence, ...]:
     """Its step, what the others wait, and the lines in which it was found most often."""
     others = [rank for rank in watched.ranks if rank.rank != slow.rank.rank and rank.steps]
-    own_wait = sum(step.wall_ms[4] for step in slow.rank.steps) / len(slow.rank.steps)
-    waits = [sum(step.wall_ms[4] for step in rank.steps) / len(rank.steps) for rank in others]
+    own_wait = sum(step.wall_ms[WAIT] for step in slow.rank.steps) / len(slow.rank.steps)
+    waits = [sum(step.wall_ms[WAIT] for step in rank.steps) / len(rank.steps) for rank in others]
     found = [
         Evidence("waits", f"{own_wait:.1f} ms a step for the others, they {min(waits):.1f} to {max(waits):.1f} ms"),
     ]
     phase = "host" if slow.cause == "host" else slow.phase
     places = [place for place in slow.rank.places if place.phase == phase]
-    if places:
+    if slow.cause != "cpu" and places:
         samples = sum(place.count for place in places)
         where = f"{places[0].text} ({places[0].count} of {samples} samples of its {phase})"
         found.append(Evidence("code", where))
@@ -69,9 +70,10 @@ def balance(watched: Watched) -> Iterator[Finding]:
 
 def _slow(watched: Watched, slow: SlowRank) -> Finding:
     rank, mean = slow.rank, slow.mean
-    text = f"makes the others wait: its compute takes {slow.own_ms:.1f} ms a step, theirs {slow.usual_ms:.1f} ms"
+    part = "own part of a step" if slow.cause == "cpu" else "compute"
+    text = f"makes the others wait: its {part} takes {slow.own_ms:.1f} ms a step, theirs {slow.usual_ms:.1f} ms"
     if slow.cause == "cpu":
-        text += f"; it waits {rank.cpu_wait_ms or 0:.1f} ms a step for a CPU core"
+        text += f"; it waits {mean.own_queued_ms:.1f} ms a step for a CPU core"
         where = f"CPU {', '.join(map(str, rank.cpus[:8]))}" if len(rank.cpus) < 8 else "its CPUs"
         likely = f"slow for want of a CPU: {rank.cpu_neighbour or 'another process'} runs on {where}"
         advice = (Advice("Give every rank its own cores.", "gpudoctor check host topology -v"),)

@@ -7,16 +7,16 @@ in which a rank did not wait.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from statistics import fmean, median
-from typing import Literal
+from statistics import median
+from typing import Literal, NamedTuple
 
 import msgspec
 
 from gpudoctor.checks.core.case import Limit
 from gpudoctor.checks.train.straggler import Deviation, Thresholds, deviations
 from gpudoctor.facts.model.measurements import Training, TrainRank
-from gpudoctor.run.observer.layout import BACKWARD, BETWEEN, FORWARD, OPTIMIZER, PHASES
-from gpudoctor.run.step_series import Step, turns
+from gpudoctor.run.observer.layout import DATA, HOST, PHASES
+from gpudoctor.run.step_series import COMPUTE, OWN, Step, turns
 from gpudoctor.run.watched import Watched, WatchedRank
 
 _SIMULATED = "as train.balance: simulation of 20 000 runs, false alarms at most 0.01 % at 1.10"
@@ -29,9 +29,12 @@ _STEPS_A_TURN = 3
 LEAST_STEPS = LEAST_TURNS * _STEPS_A_TURN
 _LEAST_EXCESS_MS = 0.3
 _LEAST_OWN_RATIO = 1.03  # what makes no difference to the whole is no finding
+_LEAST_STARVED_RATIO = 1.2  # on a busy machine all ranks lack CPUs now and then
+_STARVED_SHARE = 0.6
 _THRESHOLDS = Thresholds(WARN_RATIO.value, 9.0, _LEAST_EXCESS_MS, LAST_IN_SHARE.value, _LEAST_EXCESS_MS)
 
 Cause = Literal["compute", "batch", "data", "host", "cpu", "blocked"]
+Of = Callable[[Step], float]
 
 
 class SlowRank(msgspec.Struct, frozen=True):
@@ -64,30 +67,59 @@ class Comparison(msgspec.Struct, frozen=True):
 
 
 def compared(watched: Watched) -> Comparison:
-    """Compare the ranks of a run."""
+    """Compare the ranks of a run.
+
+    What counts first is the time in which a rank had a CPU or needed none: on a busy machine the rest is chance. A
+    rank that lacks a CPU much more than the others is named for that alone.
+    """
     ranks = [rank for rank in watched.ranks if rank.steps]
     steps = min((len(rank.steps) for rank in ranks), default=0)
     if len(ranks) < 2 or steps < LEAST_STEPS:
         return Comparison((), (), 0)
     count = min(MOST_TURNS, steps // _STEPS_A_TURN)
     each = {rank.rank: turns(rank.steps, count) for rank in ranks}
-    by_own = _deviations(each, lambda step: step.own_ms)
-    tests = [by_own]
-    on_cpu = all(rank.gpu is None for rank in ranks)
-    if on_cpu:
-        tests.append(_deviations(each, lambda step: step.compute_cpu_ms))
-    tests.append(_deviations(each, lambda step: step.compute_ms))
+    own = _deviations(each, lambda step: step.undisturbed_ms(*OWN))
+    compute = _deviations(each, lambda step: step.undisturbed_ms(*COMPUTE))
+    wall = _deviations(each, lambda step: step.own_ms)
     slow: list[SlowRank] = []
     unsure: list[Deviation] = []
     for place, rank in enumerate(ranks):
-        own = by_own[place]
-        confirmed = next((test[place] for test in tests if test[place].verdict in ("warn", "fail")), None)
-        if confirmed is not None and own.ratio >= _LEAST_OWN_RATIO:
-            others = [other for other in ranks if other is not rank]
-            slow.append(_named(rank, max(confirmed.ratio, own.ratio), each[rank.rank], [each[o.rank] for o in others], others))
-        elif own.verdict == "noisy" and own.ratio >= WARN_RATIO.value:
-            unsure.append(own)
-    return Comparison(tuple(slow), tuple(unsure), count, max(d.ratio for d in by_own))
+        pair = _Pair(each[rank.rank], [each[other.rank] for other in ranks if other is not rank])
+        if _is_confirmed(own[place]) or (_is_confirmed(compute[place]) and own[place].ratio >= _LEAST_OWN_RATIO):
+            slow.append(_named(rank, max(own[place].ratio, compute[place].ratio), pair))
+        elif _is_confirmed(wall[place]) and wall[place].ratio >= _LEAST_STARVED_RATIO and _is_starved(pair):
+            own_ms, usual_ms = pair.both(lambda step: step.own_ms)
+            slow.append(SlowRank(rank, wall[place].ratio, "cpu", own_ms, usual_ms, "own", pair.middle))
+        elif own[place].verdict == "noisy" and own[place].ratio >= WARN_RATIO.value:
+            unsure.append(own[place])
+    return Comparison(tuple(slow), tuple(unsure), count, max(deviation.ratio for deviation in own))
+
+
+class _Pair(NamedTuple):
+    """The turns of a rank, and those of the others."""
+
+    own: Sequence[Step]
+    peers: Sequence[Sequence[Step]]
+
+    def both(self, of: Of) -> tuple[float, float]:
+        """The median of the rank's turns, and the median of those of the others."""
+        return median(map(of, self.own)), median(median(map(of, peer)) for peer in self.peers)
+
+    def excess(self, of: Of) -> float:
+        own, usual = self.both(of)
+        return own - usual
+
+    @property
+    def middle(self) -> Step:
+        return self.own[len(self.own) // 2]
+
+
+def _is_confirmed(deviation: Deviation) -> bool:
+    return deviation.verdict in ("warn", "fail")
+
+
+def _is_starved(pair: _Pair) -> bool:
+    return pair.excess(lambda step: step.own_queued_ms) >= _STARVED_SHARE * pair.excess(lambda step: step.own_ms)
 
 
 def _deviations(each: dict[int, list[Step]], of: Callable[[Step], float]) -> tuple[Deviation, ...]:
@@ -108,46 +140,26 @@ def _deviations(each: dict[int, list[Step]], of: Callable[[Step], float]) -> tup
     return deviations(training, training.ranks, _THRESHOLDS)
 
 
-def _named(
-    rank: WatchedRank, ratio: float, own: Sequence[Step], peers: Sequence[Sequence[Step]], others: Sequence[WatchedRank]
-) -> SlowRank:
+def _named(rank: WatchedRank, ratio: float, pair: _Pair) -> SlowRank:
     """The part of the step in which the excess lies, and why it takes longer."""
-
-    def both(of: Callable[[Step], float]) -> tuple[float, float]:
-        return median(map(of, own)), median(median(map(of, peer)) for peer in peers)
-
-    parts: dict[Cause, tuple[float, float]] = {
-        "compute": both(lambda step: step.compute_ms),
-        "data": both(lambda step: step.data_ms),
-        "host": both(lambda step: step.host_ms),
+    parts: dict[Cause, Of] = {
+        "compute": lambda step: step.undisturbed_ms(*COMPUTE),
+        "data": lambda step: step.undisturbed_ms(DATA),
+        "host": lambda step: step.undisturbed_ms(HOST),
     }
-    cause = max(parts, key=lambda part: parts[part][0] - parts[part][1])
-    own_ms, usual_ms = parts[cause]
-    phase = cause
+    cause = max(parts, key=lambda part: pair.excess(parts[part]))
+    own_ms, usual_ms = pair.both(parts[cause])
+    phase: str = cause
     if cause == "compute":
-        excess = {PHASES[p]: both(lambda step, p=p: step.wall_ms[p]) for p in (FORWARD, BACKWARD, OPTIMIZER, BETWEEN)}  # type: ignore[misc]
-        name = max(excess, key=lambda part: excess[part][0] - excess[part][1])
-        cause, phase = _why_compute(rank, own_ms, usual_ms, both, others), name
-    return SlowRank(rank, ratio, cause, own_ms, usual_ms, str(phase), own[len(own) // 2])
+        longest = max(COMPUTE, key=lambda number: pair.excess(lambda step: step.undisturbed_ms(number)))
+        cause, phase = _why_compute(rank, own_ms, usual_ms, pair), PHASES[longest]
+    return SlowRank(rank, ratio, cause, own_ms, usual_ms, phase, pair.middle)
 
 
-def _why_compute(
-    rank: WatchedRank,
-    own_ms: float,
-    usual_ms: float,
-    both: Callable[[Callable[[Step], float]], tuple[float, float]],
-    others: Sequence[WatchedRank],
-) -> Cause:
-    excess_ms = own_ms - usual_ms
-    size, usual_size = both(lambda step: step.elements)
+def _why_compute(rank: WatchedRank, own_ms: float, usual_ms: float, pair: _Pair) -> Cause:
+    size, usual_size = pair.both(lambda step: step.elements)
     if usual_size and size / usual_size - 1 >= max(0.05, 0.4 * (own_ms / usual_ms - 1 if usual_ms else 0)):
         return "batch"
-    if rank.gpu is not None:
+    if rank.gpu is not None or pair.excess(lambda step: step.compute_cpu_ms) >= 0.5 * (own_ms - usual_ms):
         return "compute"
-    cpu_ms, usual_cpu_ms = both(lambda step: step.compute_cpu_ms)
-    if cpu_ms - usual_cpu_ms >= 0.5 * excess_ms:
-        return "compute"
-    waits = [other.cpu_wait_ms for other in others if other.cpu_wait_ms is not None]
-    if rank.cpu_wait_ms is not None and waits and rank.cpu_wait_ms - fmean(waits) >= 0.4 * excess_ms:
-        return "cpu"
     return "blocked"

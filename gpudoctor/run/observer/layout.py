@@ -31,9 +31,10 @@ COLLECTIVE_AT, COLLECTIVE_BYTES = 192, 64
 # bytes of output kept so far
 OUTPUT_TOTAL, OUTPUT_TOTAL_AT = struct.Struct("<q"), 256
 
-# one step: number, end (ns), wall time of each phase (ms), CPU time of the main thread in each (ms), rows and
-# elements of the first input, forwards, loss finite (1, 0; -1 not looked at), gradients finite (same), memory (MiB)
-STEP = struct.Struct("<24d")  # the last two are spare
+# one step: number, end (ns); of each phase in ms: wall time, CPU time of the training thread, and how long that thread
+# was ready to run without a CPU; rows and elements of the first input, forwards, loss finite (1, 0; -1 not looked at),
+# gradients finite (same), memory (MiB)
+STEP = struct.Struct("<30d")  # the last one is spare
 STEPS_AT = 4096
 STEPS_KEPT = 4096
 

@@ -1,4 +1,4 @@
-"""What the training thread does now, and how long each phase of a step took: wall time and its own CPU time.
+"""What the training thread does now, and how long each phase of a step took: wall time, its CPU time, its wait for a CPU.
 
 The phases are a stack: the time of a phase is without that of the phases inside it. Time outside all phases is
 `between` the parts of one step (a loss function, clipping), or `host`: after the optimizer, before the next batch or
@@ -7,6 +7,7 @@ forward.
 
 from __future__ import annotations
 
+import os
 import threading
 from time import monotonic_ns, thread_time_ns
 
@@ -15,8 +16,6 @@ from .device_timeline import DeviceTimeline
 from .finite import FiniteChecks
 from .memory import MemoryReading
 from .record_file import RecordFile
-
-_NONE = (0.0,) * len(layout.PHASES)
 
 
 class Phases:
@@ -37,6 +36,9 @@ class Phases:
         self._cpu = [0] * len(layout.PHASES)
         self._last = 0
         self._last_cpu = 0
+        self._queued = [0] * len(layout.PHASES)
+        self._last_queued = 0
+        self._schedule = _schedule_file()
         self._rows = 0.0
         self._elements = 0.0
         self._forwards = 0
@@ -48,6 +50,7 @@ class Phases:
             if threading.get_ident() != self.thread:
                 self.stack.clear()
                 self._last = 0
+                self._schedule = _schedule_file()
             self.thread = threading.get_ident()
             self.owned = True
 
@@ -91,6 +94,7 @@ class Phases:
             float(self._last),
             *(ns / 1e6 for ns in self._wall),
             *(ns / 1e6 for ns in self._cpu),
+            *(ns / 1e6 for ns in self._queued),
             self._rows,
             self._elements,
             float(self._forwards),
@@ -107,6 +111,7 @@ class Phases:
         self.finite.next_step()
         self._wall = [0] * len(layout.PHASES)
         self._cpu = [0] * len(layout.PHASES)
+        self._queued = [0] * len(layout.PHASES)
         self._rows = self._elements = 0.0
         self._forwards = 0
         self._worked = False
@@ -119,15 +124,30 @@ class Phases:
         return layout.BETWEEN if self._worked or following == layout.BACKWARD else layout.HOST
 
     def _mark(self, passed: int, following: int) -> None:
-        now, cpu = monotonic_ns(), thread_time_ns()
+        now, cpu, queued = monotonic_ns(), thread_time_ns(), 0
+        if self._schedule >= 0 and not self.device.active:
+            queued = int(os.pread(self._schedule, 64, 0).split()[1])
         if self._last:
             self._wall[passed] += now - self._last
             self._cpu[passed] += cpu - self._last_cpu
-        self._last, self._last_cpu = now, cpu
+            self._queued[passed] += queued - self._last_queued
+        self._last, self._last_cpu, self._last_queued = now, cpu, queued
         self._marks += 1
         self.record.now(self.steps, self._marks, following, now)
         if self.device.active:
             self.device.mark(passed)
 
     def _keep(self, number: int, values: tuple[float, ...]) -> None:
-        self.record.step(number, (*values, 0.0, 0.0)[: layout.STEP.size // 8 - 1])
+        self.record.step(number, (*values, 0.0))
+
+
+def _schedule_file() -> int:
+    """The file in which the kernel counts how long the calling thread waited for a CPU; -1 if it does not count that."""
+    try:
+        descriptor = os.open(f"/proc/self/task/{threading.get_native_id()}/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+        if len(os.pread(descriptor, 64, 0).split()) == 3:
+            return descriptor
+        os.close(descriptor)
+    except OSError:
+        return -1
+    return -1

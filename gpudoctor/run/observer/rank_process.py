@@ -18,6 +18,8 @@ from .stacks import Sampler, write_stacks_on_signal
 from .streams import keep_output
 from .torch_hooks import TorchHooks
 
+# torch pull request 152563 of May 2025 gave the variables new names; in the versions between, torch's defaults stay
+_RENAMED_FROM, _RENAMED_BY = (2, 8), (2, 9)
 _RANK = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 _LOCAL_RANK = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
 _WORLD = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
@@ -42,11 +44,28 @@ class RankProcess:
         self._sampler = Sampler(self._phases, lambda: self._guard.call(self._now_and_then))
 
     def begin(self) -> None:
+        if not os.environ.get("GPUDOCTOR_RUN_NO_ENV"):
+            self._set_flight_recorder()
         atexit.register(self._at_exit)
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._in_forked_child)
         self._write()
         self._sampler.start()
+
+    def _set_flight_recorder(self) -> None:
+        """The last collectives of each rank, written when one times out; torch reads it when ranks join.
+
+        Unless the user has set any of it. Torch warns of a name of another version, so only the right one is set.
+        """
+        version = tuple(int("".join(filter(str.isdigit, part)) or 0) for part in self._torch.__version__.split(".")[:2])
+        if any(name.startswith(("TORCH_FR_", "TORCH_NCCL_TRACE", "TORCH_NCCL_DUMP", "TORCH_NCCL_DEBUG_INFO")) for name in os.environ):
+            return
+        file = f"{os.path.dirname(os.path.dirname(self._path))}/dumps/nccl_trace_rank_"  # noqa: PTH120
+        os.environ["TORCH_NCCL_DUMP_ON_TIMEOUT"] = "1"
+        if version >= _RENAMED_BY:
+            os.environ.update(TORCH_FR_BUFFER_SIZE="2000", TORCH_FR_DUMP_TEMP_FILE=file)
+        elif version < _RENAMED_FROM:
+            os.environ.update(TORCH_NCCL_TRACE_BUFFER_SIZE="2000", TORCH_NCCL_DEBUG_INFO_TEMP_FILE=file)
 
     def _in_forked_child(self) -> None:
         # a worker of a DataLoader, or a rank that was forked: the record is its parent's
