@@ -1,8 +1,8 @@
 """Runs a command in the place of this process: same terminal, same process group, same descriptors and signals.
 
-Signals that reach the whole group (Ctrl-C, Ctrl-Z, a closed terminal, a batch system that ends a step) reach the command
-by themselves. A signal that was sent to this process alone is passed on. A witness, a forked process in the same
-group, shows which of both it was.
+Signals that reach the whole group (Ctrl-C, Ctrl-Z, a closed terminal, a batch system that ends a step) reach the
+command by themselves. A signal that was sent to this process alone is passed on. A witness, a forked process in the
+same group, shows which of both it was.
 """
 
 from __future__ import annotations

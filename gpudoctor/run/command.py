@@ -20,6 +20,7 @@ from gpudoctor.errors import UserError
 from gpudoctor.facts.model.measurements import Launch, Measurements, RankInfo
 from gpudoctor.facts.model.missing import known
 from gpudoctor.facts.model.node import Node
+from gpudoctor.facts.model.telemetry import Telemetry
 from gpudoctor.facts.nvml.sampler import Sampler
 from gpudoctor.process.ending import signal_name
 from gpudoctor.process.foreground import CannotStartError, ForegroundCommand
@@ -121,7 +122,9 @@ def _folder(request: RunRequest) -> tuple[RunFolder | None, list[str]]:
         return None, [f"nothing was observed and no output kept: no place for records ({error})"]
 
 
-def _follow(request: RunRequest, started: ForegroundCommand, watch: RunWatch | None, telemetry: _Telemetry, say: Say) -> None:
+def _follow(
+    request: RunRequest, started: ForegroundCommand, watch: RunWatch | None, telemetry: _Telemetry, say: Say
+) -> None:
     described: Stall | None = None
     while started.step(_TICK_S) is None:
         if watch is None:
@@ -268,7 +271,7 @@ class _Telemetry:
             self.stop()
             self._start()
 
-    def readings(self):  # type: ignore[no-untyped-def]
+    def readings(self) -> tuple[Telemetry, ...]:
         if self._sampler is None:
             return ()
         now_s = time.monotonic()

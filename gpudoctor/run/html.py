@@ -20,7 +20,9 @@ _MOST_BARS = 64
 def render_html(report: RunReport) -> str:
     """The page; the same report gives the same bytes."""
     ended = f"ended by {report.signal}" if report.signal else f"exit code {report.exit_code}"
-    head = element("header", element("h1", f"run: {report.verdict.upper()}, {ended}"), class_=f"verdict {report.verdict}")
+    head = element(
+        "header", element("h1", f"run: {report.verdict.upper()}, {ended}"), class_=f"verdict {report.verdict}"
+    )
     return page(f"{report.verdict.upper()}: gpudoctor run", head, element("main", *_parts(report)))
 
 
@@ -37,12 +39,22 @@ def _parts(report: RunReport) -> Iterator[Child]:
     ranks = [rank for rank in report.ranks if rank.phases is not None]
     if ranks:
         bad = {each.subject.rank: each.status for each in problems if each.subject.rank is not None}
-        bars = [Bar(f"rank {rank.rank}", _parts_ms(rank.phases), bad.get(rank.rank)) for rank in ranks[:_MOST_BARS] if rank.phases]
-        yield section("The step of each rank", stacked_bars(_PARTS, bars, "where the step goes, ms"), _table(ranks), id_="step")
+        bars = [
+            Bar(f"rank {rank.rank}", _parts_ms(rank.phases), bad.get(rank.rank))
+            for rank in ranks[:_MOST_BARS]
+            if rank.phases
+        ]
+        yield section(
+            "The step of each rank", stacked_bars(_PARTS, bars, "where the step goes, ms"), _table(ranks), id_="step"
+        )
         over = [_over_time(rank) for rank in ranks[:_MOST_BARS] if len(rank.over_time) > 1]
         if over:
             yield section("Over time", *over, id_="time")
-    rest = [(f.id, chip(f.status), getattr(f.found, "text", None) or f.reason or "") for f in report.findings if f not in problems]
+    rest = [
+        (f.id, chip(f.status), getattr(f.found, "text", None) or f.reason or "")
+        for f in report.findings
+        if f not in problems
+    ]
     if rest:
         yield section("Also looked at", table(("check", "status", "found"), rest), id_="rest")
     if report.notes:
@@ -57,7 +69,13 @@ def _finding(flat: FlatFinding) -> Element:
 
 def _table(ranks: list[RankReport]) -> Element:
     rows = [
-        (str(r.rank), str(r.steps), f"{r.step_ms:.2f}", *(f"{ms:.2f}" for ms in _parts_ms(r.phases)), f"{r.memory_mib:.0f}")
+        (
+            str(r.rank),
+            str(r.steps),
+            f"{r.step_ms:.2f}",
+            *(f"{ms:.2f}" for ms in _parts_ms(r.phases)),
+            f"{r.memory_mib:.0f}",
+        )
         for r in ranks
         if r.phases is not None
     ]

@@ -14,7 +14,7 @@ _CGROUP_ROOT = Path("/sys/fs/cgroup")
 
 
 class ThreadTimes(msgspec.Struct, frozen=True):
-    """Time of the training thread on a CPU, and ready to run without one, in ns; context switches that it did not ask."""
+    """Time of the training thread on a CPU, and ready to run without one, in ns."""
 
     on_cpu_ns: int
     waiting_ns: int

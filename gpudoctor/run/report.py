@@ -23,8 +23,8 @@ _MOST_POINTS = 60
 class PhaseMs(msgspec.Struct, frozen=True):
     """Mean time of each phase in a step, in ms; together they are the step.
 
-    `wait`: in collectives for others; `between`: between forward, backward and optimizer (loss, clipping); `host`: after
-    the optimizer until the next batch or forward.
+    `wait`: in collectives for others; `between`: between forward, backward and optimizer (loss, clipping); `host`:
+    after the optimizer until the next batch or forward.
     """
 
     data: float
@@ -68,14 +68,6 @@ class RankReport(msgspec.Struct, frozen=True, kw_only=True):
     ended: str = ""
     error: str | None = None
     over_time: tuple[RankPoint, ...] = ()
-
-
-class RunFinding(msgspec.Struct, frozen=True, kw_only=True):
-    """A finding as `check` has it, with its check's id."""
-
-    id: str
-    title: str
-    finding: Finding
 
 
 class FlatFinding(msgspec.Struct, frozen=True, kw_only=True):
@@ -195,7 +187,7 @@ def rank_report(rank: WatchedRank, host: str) -> RankReport:
     """The figures of a rank."""
     report = RankReport(
         rank=rank.rank, host=host, pid=rank.pid, gpu=rank.gpu, steps=rank.finished, ended=rank.ending, error=rank.error,
-        warm_up_steps=len(rank.warm_up), warm_up_ms=_rounded(sum(s.step_ms for s in rank.warm_up)) if rank.warm_up else None,
+        warm_up_steps=len(rank.warm_up), warm_up_ms=_rounded(sum(s.step_ms for s in rank.warm_up)),
     )  # fmt: skip
     if not rank.steps:
         return report

@@ -62,7 +62,7 @@ class RunFolder:
 
 
 def _places() -> list[Path]:
-    places = [os.environ.get("TMPDIR"), "/tmp", "/dev/shm"]  # noqa: S108 - a private folder is made in it
+    places = [os.environ.get("TMPDIR"), "/tmp", "/dev/shm"]
     return [Path(place) for place in dict.fromkeys(places) if place and Path(place).is_dir()]
 
 

@@ -115,4 +115,6 @@ def _by_py_spy(pid: int) -> str:
         return ""
     # as faulthandler writes it
     frames = re.findall(r"^\s+(\S.*) \((.+):(\d+)\)$", done.stdout, re.MULTILINE)
-    return "Thread 0x0 (most recent call first):\n" + "".join(f'  File "{f}", line {n} in {fn}\n' for fn, f, n in frames)
+    return "Thread 0x0 (most recent call first):\n" + "".join(
+        f'  File "{f}", line {n} in {fn}\n' for fn, f, n in frames
+    )

@@ -121,7 +121,7 @@ def aligned(series: Iterable[StepSeries]) -> list[list[Step]]:
 
 
 def warm_up(steps: Sequence[Step]) -> int:
-    """How many first steps are warm-up: 3, and as long as they take 1.5 x the median of the later half; at most 20 %."""
+    """How many first steps are warm-up: 3, and those of 1.5 x the later half's median; at most 20 %."""
     if len(steps) < 2 * _LEAST_WARM:
         return min(1, len(steps))
     usual_ms = median(step.step_ms for step in steps[len(steps) // 2 :])

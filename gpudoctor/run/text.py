@@ -68,7 +68,7 @@ def _ranks(report: RunReport) -> str:
 
 
 def _warm_up(report: RunReport) -> str:
-    first = next((rank for rank in report.ranks if rank.warm_up_ms is not None), None)
+    first = next((rank for rank in report.ranks if rank.warm_up_steps), None)
     return f"{first.warm_up_steps} steps of warm-up ({(first.warm_up_ms or 0) / 1000:.2f} s)" if first else "no warm-up"
 
 

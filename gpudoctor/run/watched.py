@@ -11,7 +11,7 @@ from gpudoctor.facts.model.node import Node
 from gpudoctor.run.record_reader import SampledPlace
 from gpudoctor.run.step_series import Step
 
-# how a rank's process ended: still there; by Python's own end; by an exception; without Python's end (a signal, os._exit)
+# how a rank's process ended; abrupt: without Python's own end, by a signal or os._exit
 Ending = Literal["runs", "normal", "exception", "abrupt"]
 
 
@@ -19,7 +19,8 @@ class WatchedRank(msgspec.Struct, frozen=True, kw_only=True):
     """One rank. `steps` are those that all ranks have, after warm-up; `finished` counts all of its own.
 
     `cpu_wait_ms`: how long its training thread was ready in each step without getting a CPU. `ended_s` is in seconds
-    after the start. `bad_loss` and `bad_gradient` are the first steps with a value that is not finite.
+    after the start; an abrupt end is noticed a little later. `bad_loss` and `bad_gradient` are the first steps with a
+    value that is not finite.
     """
 
     rank: int
@@ -42,7 +43,7 @@ class WatchedRank(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoppedRank(msgspec.Struct, frozen=True, kw_only=True):
-    """Where one rank stood while nothing moved: its phase, its collective if it waits, and the line of the user's code."""
+    """Where one rank stood while nothing moved: its phase, its collective if it waits, the line of the user's code."""
 
     rank: int
     finished: int

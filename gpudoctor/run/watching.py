@@ -1,4 +1,4 @@
-"""Watches a running command: takes over the steps of its ranks, counts with the kernel, and notices that nothing moves."""
+"""Watches a running command: takes over the steps of its ranks, and notices that nothing moves."""
 
 from __future__ import annotations
 
@@ -23,7 +23,12 @@ _KERNEL_EVERY_S = 1.0
 _BEFORE_FIRST_STEP_S = 1800.0
 _LEAST_HANG_S = 120.0
 _HANG_STEPS = 10
-_LAUNCHERS = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch", "deepspeed.launcher.runner")
+_LAUNCHERS = (
+    "torch.distributed.run",
+    "torch.distributed.launch",
+    "accelerate.commands.launch",
+    "deepspeed.launcher.runner",
+)
 
 
 class _Seen(msgspec.Struct):
@@ -83,12 +88,8 @@ class RunWatch:
 
     def finish(self) -> None:
         """Look a last time, once the command has ended."""
-        now_s = monotonic()
-        for seen in self._seen.values():
-            if seen.ended_s is None and not rank_process.lives(seen.record.pid, seen.record.started):
-                seen.ended_s = now_s - self._began_s
+        self._records_due_s = 0.0
         self.step()
-        self._notice_ends(now_s)
         if self._stall is not None:
             self.stalls.append(self._stall)
             self._stall = None
@@ -137,7 +138,9 @@ class RunWatch:
             return found
         places = {seen.record.place[0] for seen in started}
         # a rank that has made no step yet, or never will, is one of them
-        return started + [s for s in found if s not in started and s.record.place[0] not in places and s.record.place[0] >= 0]
+        return started + [
+            s for s in found if s not in started and s.record.place[0] not in places and s.record.place[0] >= 0
+        ]
 
     def _is_launcher(self, seen: _Seen) -> bool:
         if seen.record.now.steps:
@@ -217,8 +220,8 @@ class RunWatch:
         waits = now.phase == WAIT
         kernel = "" if stack else rank_process.kernel_place(record.pid)
         return StoppedRank(
-            rank=rank, finished=now.steps, waits=waits, phase=now.phase_name, collective=record.collective if waits else "",
-            place=place, code=code, stack=stack, kernel=kernel,
+            rank=rank, finished=now.steps, waits=waits, phase=now.phase_name,
+            collective=record.collective if waits else "", place=place, code=code, stack=stack, kernel=kernel,
         )  # fmt: skip
 
     def _watched_rank(self, number: int, seen: _Seen, steps: list, warm: int) -> WatchedRank:  # type: ignore[type-arg]
@@ -240,5 +243,3 @@ class RunWatch:
             bad_gradient=record.bad_gradient, cpu_wait_ms=wait_ms, cpus=seen.cpus, cpu_neighbour=neighbour,
             loader=bool(words.get("loader")), observer_off=words.get("observer_off") or None,
         )  # fmt: skip
-
-

@@ -60,7 +60,8 @@ def balance(watched: Watched) -> Iterator[Finding]:
     for deviation in found.unsure:
         rank = next(rank for rank in ranks if rank.rank == deviation.rank.rank)
         if not found.slow:
-            text = f"too uneven to judge: its own part of a step takes {deviation.ratio:.2f} x the others', but {deviation.why}"
+            part = f"its own part of a step takes {deviation.ratio:.2f} x the others'"
+            text = f"too uneven to judge: {part}, but {deviation.why}"
             yield unknown(subject_of(watched, rank), text)
     if not slow and not found.unsure:
         text = f"{len(ranks)} ranks: each within {max(1.0, found.largest_ratio):.2f} x of the others' own time"
@@ -76,7 +77,7 @@ def _slow(watched: Watched, slow: SlowRank) -> Finding:
         text += f"; it waits {mean.own_queued_ms:.1f} ms a step for a CPU core"
         where = f"CPU {', '.join(map(str, rank.cpus[:8]))}" if len(rank.cpus) < 8 else "its CPUs"
         likely = f"slow for want of a CPU: {rank.cpu_neighbour or 'another process'} runs on {where}"
-        advice = (Advice("Give every rank its own cores.", "gpudoctor check host topology -v"),)
+        advice: tuple[Advice, ...] = (Advice("Give every rank its own cores.", "gpudoctor check host topology -v"),)
     elif slow.cause == "blocked":
         likely = f"slow compute: its {_part(slow.phase)} stands still (sleep, I/O or a lock) while it uses no more CPU"
         advice = (Advice("Look at the line of code in the evidence: it waits for something there."),)

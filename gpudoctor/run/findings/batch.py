@@ -15,7 +15,10 @@ from gpudoctor.run.observer.layout import WAIT
 from gpudoctor.run.watched import Watched
 
 _UNEVEN = Limit(
-    1.15, "largest over mean, average of steps", "gpudoctor's own choice: that much of a step is waited", name="uneven_warn"
+    1.15,
+    "largest over mean, average of steps",
+    "gpudoctor's own choice: that much of a step is waited",
+    name="uneven_warn",
 )
 _WAIT_SHARE = Limit(0.10, "of the step", "gpudoctor's own choice: below, there is little to gain", name="wait_share")
 _ADVICE = (Advice("Give all ranks batches of equal size: sort or bucket by length, pack, or limit by tokens."),)
@@ -39,7 +42,9 @@ def batch(watched: Watched) -> Iterator[Finding]:
             f"makes the others wait: its batches are {own / usual:.2f} x as large as theirs, its compute takes "
             f"{slow.own_ms:.1f} ms a step, theirs {slow.usual_ms:.1f} ms"
         )
-        sizes = Evidence("first input", f"{rows:.1f} rows, {own:.0f} elements a step; others {usual_rows:.1f}, {usual:.0f}")
+        sizes = Evidence(
+            "first input", f"{rows:.1f} rows, {own:.0f} elements a step; others {usual_rows:.1f}, {usual:.0f}"
+        )
         yield warn(
             subject_of(watched, slow.rank),
             Found(text, round(own / usual, 3), "ratio"),

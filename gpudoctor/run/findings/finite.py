@@ -11,6 +11,12 @@ from gpudoctor.run.findings.run_check import run_check
 from gpudoctor.run.watched import Watched, WatchedRank
 
 _LATEST = 1 << 62
+_ALONE = "a bad batch, a division by zero or an overflow on this rank: the reduction then spreads it to all"
+_TOGETHER = "all ranks have it in the same step: it came in with the gradients of one of them, or from the weights"
+_ADVICE = (
+    Advice("Look at its batch of that step; torch.autograd.set_detect_anomaly(True) names the operation."),
+    Advice("If no code explains it: do the GPUs compute right?", "gpudoctor check --level full"),
+)
 
 
 @run_check("run.finite", title="Loss and gradients are finite")
@@ -38,13 +44,8 @@ def finite(watched: Watched) -> Iterator[Finding]:
             Found(text, first, "step"),
             Expected("finite"),
             *evidence,
-            likely="a bad batch, a division by zero or an overflow on this rank: the reduction then spreads it to all"
-            if alone
-            else "all ranks have it in the same step: it came in with the gradients of one of them, or from the weights",
-            advice=(
-                Advice("Look at this rank's batch of that step; torch.autograd.set_detect_anomaly(True) names the operation."),
-                Advice("If no code explains it, let the GPUs prove that they compute right.", "gpudoctor check --level full"),
-            ),
+            likely=_ALONE if alone else _TOGETHER,
+            advice=_ADVICE,
         )
 
 

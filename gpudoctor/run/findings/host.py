@@ -51,5 +51,9 @@ def host(watched: Watched) -> Iterator[Finding]:
     places = [place for rank in ranks for place in rank.places if place.phase == "host"]
     shown = (Evidence("code", max(places, key=lambda place: place.count).text),) if places else ()
     loader = any(rank.loader for rank in ranks)
-    likely = "code of the loop outside of data and training" if loader else "getting batches (there is no DataLoader), or logging"
+    likely = (
+        "code of the loop outside of data and training"
+        if loader
+        else "getting batches (there is no DataLoader), or logging"
+    )
     yield warn(NODE, found, expected, *shown, likely=likely, advice=_ADVICE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from statistics import median
 
 from gpudoctor.checks.core.case import Limit
@@ -12,7 +13,9 @@ from gpudoctor.run.findings.balance import subject_of
 from gpudoctor.run.findings.run_check import run_check
 from gpudoctor.run.watched import Watched, WatchedRank
 
-_GROWTH = Limit(5, "% of its memory", "gpudoctor's own choice: caches and allocators settle below that", name="growth_warn")
+_GROWTH = Limit(
+    5, "% of its memory", "gpudoctor's own choice: caches and allocators settle below that", name="growth_warn"
+)
 _GROWTH_MIB = Limit(24, "MiB", "gpudoctor's own choice: less may be one cache that fills", name="growth_mib")
 _PARTS = 8
 _LEAST_STEPS = 24
@@ -29,7 +32,7 @@ def growth_mib(values: Sequence[float]) -> float | None:
         return None
     size = len(values) // _PARTS
     parts = [median(values[n * size : (n + 1) * size]) for n in range(_PARTS)]
-    rises = [after - before for before, after in zip(parts, parts[1:], strict=False)]
+    rises = [after - before for before, after in pairwise(parts)]
     first, second = parts[_PARTS // 2 - 1] - parts[0], parts[-1] - parts[_PARTS // 2]
     if sum(rise > 0 for rise in rises) >= len(rises) - 1 and min(rises) >= 0 and second >= 0.6 * first:
         return values[-1] - values[0]
@@ -77,6 +80,8 @@ def _growing(watched: Watched, rank: WatchedRank, values: Sequence[float], grown
         subject_of(watched, rank),
         Found(text, round(a_step, 3), "MiB/step"),
         Expected("no steady growth"),
-        likely="a memory leak: something keeps tensors or data of past steps, such as a list of losses with their graphs",
-        advice=(Advice("Keep loss.item() or loss.detach(), not loss; clear lists and caches that grow with the steps."),),
+        likely="a memory leak: something keeps data of past steps, such as a list of losses with their graphs",
+        advice=(
+            Advice("Keep loss.item() or loss.detach(), not loss; clear lists and caches that grow with the steps."),
+        ),
     )

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 
 from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, skip, warn
-from gpudoctor.checks.core.subject import NODE
+from gpudoctor.checks.core.subject import NODE, Subject
 from gpudoctor.process.ending import ending_words
 from gpudoctor.run.findings.balance import subject_of
 from gpudoctor.run.findings.run_check import run_check
@@ -13,7 +14,11 @@ from gpudoctor.run.watched import Stall, StoppedRank, Watched, WatchedRank
 from gpudoctor.units import ranges
 
 _EXPECTED = Expected("all ranks go on to the end")
-_SAME_END_S = 0.05  # ends that are no further apart are of one moment
+_MOST_ERROR = 160
+# what gloo, NCCL and the store say of a peer that has gone
+_LOST_PEER = re.compile(
+    r"[Cc]onnection (closed|reset|refused|was)|Broken pipe|remote process exited|Timed out|[Tt]imeout"
+)
 
 
 @run_check("run.progress", title="All ranks go on to the end")
@@ -34,7 +39,7 @@ def progress(watched: Watched) -> Iterator[Finding]:
 
 
 def missing_ranks(ranks: tuple[StoppedRank, ...]) -> tuple[StoppedRank, ...]:
-    """Those for which the others wait: gone, or not waiting; if all wait, those that are behind or in another collective."""
+    """Those for which the others wait: gone or not waiting; if all wait, those behind or in another collective."""
     gone = tuple(rank for rank in ranks if rank.gone)
     busy = tuple(rank for rank in ranks if not rank.gone and not rank.waits)
     if gone or busy:
@@ -56,7 +61,9 @@ def _of_stalls(watched: Watched) -> Iterator[Finding]:
         judge = warn if stall.resumed else fail
         if not named or len(named) == len(stall.ranks) > 1:
             text = f"no rank made progress for {stall.stood_s:.0f} s"
-            yield judge(NODE, text + ("; then it went on" if stall.resumed else ""), _EXPECTED, *evidence, advice=advice)
+            yield judge(
+                NODE, text + ("; then it went on" if stall.resumed else ""), _EXPECTED, *evidence, advice=advice
+            )
             continue
         for rank in named:
             text = f"stopped after step {rank.finished}: {stand_words(rank)}; nothing moved for {stall.stood_s:.0f} s"
@@ -65,8 +72,14 @@ def _of_stalls(watched: Watched) -> Iterator[Finding]:
             if stall.resumed:
                 text += "; then it went on"
             subject = _subject(watched, rank.rank)
-            likely = "it left while the others went on" if rank.gone else "it does not come to the collective that the others are in"
-            yield judge(subject, Found(text, rank.finished, "steps"), _EXPECTED, *evidence, likely=likely, advice=advice)
+            likely = (
+                "it left while the others went on"
+                if rank.gone
+                else "it does not come to the collective that the others are in"
+            )
+            yield judge(
+                subject, Found(text, rank.finished, "steps"), _EXPECTED, *evidence, likely=likely, advice=advice
+            )
 
 
 def stand_words(rank: StoppedRank) -> str:
@@ -82,59 +95,87 @@ def stand_words(rank: StoppedRank) -> str:
 
 
 def _of_ends(watched: Watched) -> Iterator[Finding]:
-    """The rank that ended first, if it ended otherwise than all did."""
+    """The rank that ended first, if the command failed or it made fewer steps than others."""
     ranks = [rank for rank in watched.ranks if rank.finished or rank.ending != "runs"]
-    ended = [rank for rank in ranks if rank.ended_s is not None]
     failed = watched.exit_code != 0 and not watched.sent
     most = max((rank.finished for rank in ranks), default=0)
-    early = [rank for rank in ended if rank.finished < most]
-    if not ended or watched.oom_kills or not (failed or early):
+    first = first_to_end(ranks) if failed else _left_early(ranks, most)
+    if first is None or watched.oom_kills:
         return
-    first = min(ended, key=lambda rank: (rank.ended_s or 0.0))
-    if not failed:
-        if len(early) == len(ranks) or not any(rank.finished > min(r.finished for r in early) for rank in ranks):
-            return
-        first = min(early, key=lambda rank: rank.finished)
-        if most - first.finished <= 1 and len(ranks) == 1:
-            return
     others = [rank for rank in ranks if rank is not first]
-    came = [rank for rank in others if rank.ending == first.ending and _moment(rank) - _moment(first) < _SAME_END_S]
-    step = f"after step {first.finished}" if first.finished else "before its first step"
     how = {
-        "exception": f"raised {first.error or 'an exception'}",
+        "exception": f"raised {_short(first.error)}",
         "normal": "left by itself, without an error",
         "abrupt": "ended without Python's own end: killed by a signal, or by os._exit",
         "runs": "",
     }[first.ending]
-    text = f"{how}, {step}"
-    if others:
-        text += f"; the others had made {ranges(sorted({rank.finished for rank in others}))} steps"
+    step = f"after step {first.finished}" if first.finished else "before its first step"
+    made = f"; the others had made {ranges(sorted({rank.finished for rank in others}))} steps" if others else ""
     evidence = [Evidence(f"rank {rank.rank}", _end_words(rank)) for rank in ranks[:16]]
     judge = fail if failed else warn
-    if came and first.ending == "exception" and len(came) == len(others):
-        yield judge(NODE, f"all ranks {text}", _EXPECTED, *evidence)
+    if others and all(rank.ending == "exception" and _short(rank.error) == _short(first.error) for rank in ranks):
+        yield judge(NODE, f"all ranks {how}, {step}", _EXPECTED, *evidence)
         return
+    advice = Advice("Look at its own output first; what its logs say follows, if they say it.")
     yield judge(
         subject_of(watched, first),
-        Found(text, first.finished, "steps"),
+        Found(f"{how}, {step}{made}", first.finished, "steps"),
         _EXPECTED,
         *evidence,
         likely="it was the first to end; what the others report follows from that" if others else None,
-        advice=(Advice("Look at its own output first: the diagnosis below names the line, if there is one."),) if failed else (),
+        advice=(advice,) if failed else (),
     )
 
 
-def _moment(rank: WatchedRank) -> float:
-    return rank.ended_s if rank.ended_s is not None else float("inf")
+def first_to_end(ranks: Sequence[WatchedRank]) -> WatchedRank | None:
+    """The rank whose end came before those of the others, and is not one that only lost its connection to a peer.
+
+    An abrupt end is noticed a little later than it happens, the others are exact.
+    """
+    ended = [rank for rank in ranks if rank.ended_s is not None]
+    causes = [rank for rank in ended if not _lost_a_peer(rank)] or ended
+    raised = [rank for rank in causes if rank.ending != "abrupt"]
+    abrupt = min(
+        (rank for rank in causes if rank.ending == "abrupt"), key=lambda rank: rank.ended_s or 0.0, default=None
+    )
+    first = min(raised, key=lambda rank: rank.ended_s or 0.0, default=None)
+    if first is None or abrupt is None:
+        return first or abrupt
+    return abrupt if (abrupt.ended_s or 0.0) < (first.ended_s or 0.0) else first
+
+
+def _left_early(ranks: Sequence[WatchedRank], most: int) -> WatchedRank | None:
+    fewest = min(ranks, key=lambda rank: rank.finished, default=None)
+    if (
+        fewest is None
+        or fewest.finished == most
+        or sum(rank.finished == fewest.finished for rank in ranks) * 2 > len(ranks)
+    ):
+        return None
+    return fewest
+
+
+def _lost_a_peer(rank: WatchedRank) -> bool:
+    return rank.ending == "exception" and _LOST_PEER.search(rank.error or "") is not None
+
+
+def _short(error: str | None) -> str:
+    text = (error or "an exception").split(". ")[0].splitlines()[0]
+    return text if len(text) <= _MOST_ERROR else text[: _MOST_ERROR - 3] + "..."
 
 
 def _end_words(rank: WatchedRank) -> str:
     at = "still ran" if rank.ended_s is None else f"ended at {rank.ended_s:.2f} s"
-    how = {"exception": f": {rank.error}", "normal": " by itself", "abrupt": " without Python's own end", "runs": ""}
+    how = {
+        "exception": f": {_short(rank.error)}",
+        "normal": " by itself",
+        "abrupt": " without Python's own end",
+        "runs": "",
+    }
     return f"{rank.finished} steps, {at}{how[rank.ending]}"
 
 
-def _subject(watched: Watched, rank: int):  # type: ignore[no-untyped-def]
+def _subject(watched: Watched, rank: int) -> Subject:
     found = next((each for each in watched.ranks if each.rank == rank), WatchedRank(rank=rank, pid=0))
     return subject_of(watched, found)
 

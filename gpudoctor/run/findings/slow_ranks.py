@@ -21,7 +21,9 @@ from gpudoctor.run.watched import Watched, WatchedRank
 
 _SIMULATED = "as train.balance: simulation of 20 000 runs, false alarms at most 0.01 % at 1.10"
 WARN_RATIO = Limit(1.10, "of the others' median", _SIMULATED, name="warn_ratio")
-LAST_IN_SHARE = Limit(0.8, "of the turns", "as train.balance: an innocent rank is slowest in 1 of n", name="last_in_share")
+LAST_IN_SHARE = Limit(
+    0.8, "of the turns", "as train.balance: an innocent rank is slowest in 1 of n", name="last_in_share"
+)
 LIMITS = (WARN_RATIO, LAST_IN_SHARE)
 MOST_TURNS = 20
 LEAST_TURNS = 6
@@ -38,7 +40,7 @@ Of = Callable[[Step], float]
 
 
 class SlowRank(msgspec.Struct, frozen=True):
-    """A rank that others wait for. `excess_ms` a step of the part that `cause` names, which takes `own_ms`, others `usual_ms`.
+    """A rank that others wait for. The part of a step that `cause` names takes it `own_ms`, the others `usual_ms`.
 
     `cpu`: it waits for a CPU core; `blocked`: it computes no more than others, and stands still meanwhile. `phase` is
     where most of the excess lies.
@@ -51,10 +53,6 @@ class SlowRank(msgspec.Struct, frozen=True):
     usual_ms: float
     phase: str
     mean: Step
-
-    @property
-    def excess_ms(self) -> float:
-        return self.own_ms - self.usual_ms
 
 
 class Comparison(msgspec.Struct, frozen=True):

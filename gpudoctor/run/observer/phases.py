@@ -1,4 +1,4 @@
-"""What the training thread does now, and how long each phase of a step took: wall time, its CPU time, its wait for a CPU.
+"""What the training thread does now, and how long each phase of a step took: wall, CPU, and waiting for a CPU.
 
 The phases are a stack: the time of a phase is without that of the phases inside it. Time outside all phases is
 `between` the parts of one step (a loss function, clipping), or `host`: after the optimizer, before the next batch or
@@ -142,7 +142,7 @@ class Phases:
 
 
 def _schedule_file() -> int:
-    """The file in which the kernel counts how long the calling thread waited for a CPU; -1 if it does not count that."""
+    """The file in which the kernel counts how long the calling thread waited for a CPU; -1 if it counts nothing."""
     try:
         descriptor = os.open(f"/proc/self/task/{threading.get_native_id()}/schedstat", os.O_RDONLY | os.O_CLOEXEC)
         if len(os.pread(descriptor, 64, 0).split()) == 3:

@@ -58,7 +58,10 @@ class RankProcess:
         Unless the user has set any of it. Torch warns of a name of another version, so only the right one is set.
         """
         version = tuple(int("".join(filter(str.isdigit, part)) or 0) for part in self._torch.__version__.split(".")[:2])
-        if any(name.startswith(("TORCH_FR_", "TORCH_NCCL_TRACE", "TORCH_NCCL_DUMP", "TORCH_NCCL_DEBUG_INFO")) for name in os.environ):
+        if any(
+            name.startswith(("TORCH_FR_", "TORCH_NCCL_TRACE", "TORCH_NCCL_DUMP", "TORCH_NCCL_DEBUG_INFO"))
+            for name in os.environ
+        ):
             return
         file = f"{os.path.dirname(os.path.dirname(self._path))}/dumps/nccl_trace_rank_"  # noqa: PTH120
         os.environ["TORCH_NCCL_DUMP_ON_TIMEOUT"] = "1"

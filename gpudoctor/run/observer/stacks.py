@@ -64,7 +64,7 @@ class Sampler(threading.Thread):
         frame = sys._current_frames().get(phases.thread)
         phase = phases.stack[-1] if phases.stack else layout.HOST
         while frame is not None and not self._is_own(frame):
-            frame = frame.f_back  # type: ignore[assignment]
+            frame = frame.f_back
         if frame is None:
             return
         place = (phase, frame.f_code.co_filename, frame.f_lineno or 0, frame.f_code.co_name)

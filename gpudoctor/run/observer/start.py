@@ -29,7 +29,7 @@ class _TorchFinder:
                 if spec.loader is not None and hasattr(spec.loader, "exec_module"):
                     spec.loader = _Loader(spec.loader, self._observer, self._folder)
                 return spec
-        sys.meta_path.insert(0, self)  # type: ignore[arg-type]
+        sys.meta_path.insert(0, self)
         return None
 
 
@@ -55,7 +55,7 @@ class _Loader:
 
 def watch_for_torch(observer: str, folder: str) -> None:
     """Begin to observe in `folder` once this process imports torch; `observer` is the folder of our code."""
-    sys.meta_path.insert(0, _TorchFinder(observer, folder))  # type: ignore[arg-type]
+    sys.meta_path.insert(0, _TorchFinder(observer, folder))
 
 
 def _package(observer: str):  # type: ignore[no-untyped-def]
@@ -70,10 +70,4 @@ def _package(observer: str):  # type: ignore[no-untyped-def]
     module = importlib.util.module_from_spec(spec)
     sys.modules[PACKAGE] = module
     spec.loader.exec_module(module)
-    return sys.modules[f"{PACKAGE}.rank_process"] if f"{PACKAGE}.rank_process" in sys.modules else _submodule()
-
-
-def _submodule():  # type: ignore[no-untyped-def]
-    import importlib
-
     return importlib.import_module(f"{PACKAGE}.rank_process")

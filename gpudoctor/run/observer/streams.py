@@ -7,6 +7,7 @@ those of the user. What C code writes to the descriptors is not seen.
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from typing import Any
 
 from .record_file import RecordFile
@@ -24,10 +25,8 @@ def _keep(stream: Any, record: RecordFile) -> None:
 
     def keeping(text: str) -> Any:
         result = write(text)
-        try:
+        with suppress(Exception):  # the copy is no reason to fail
             record.output(text.encode("utf-8", "backslashreplace"))
-        except Exception:  # noqa: BLE001 - the copy is no reason to fail
-            pass  # noqa: S110
         return result
 
     try:

@@ -53,7 +53,9 @@ class TorchHooks:
         """Hook parts of torch that are imported later than torch, once they are there."""
         parallel = sys.modules.get("torch.nn.parallel.distributed")
         if parallel is not None:
-            self._wrap_wait(parallel.DistributedDataParallel, "_distributed_broadcast_coalesced", "broadcast of buffers")
+            self._wrap_wait(
+                parallel.DistributedDataParallel, "_distributed_broadcast_coalesced", "broadcast of buffers"
+            )
         functional = sys.modules.get("torch.distributed._functional_collectives")
         if functional is not None and hasattr(functional, "wait_tensor"):
             self._wrap_wait(functional, "wait_tensor")
@@ -175,7 +177,7 @@ class TorchHooks:
         module.__call__ = self._module_call
         for root in self._roots:
             original = root.__call__
-            root.__call__ = self._call_of(original)  # type: ignore[attr-defined,method-assign,assignment]
+            root.__call__ = self._call_of(original)  # type: ignore[method-assign]
 
     def _before_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if not self._guard.off:
@@ -234,6 +236,6 @@ def size_of_first_tensor(args: Any, kwargs: Any) -> tuple[float, float]:
                 return float(shape[0]), float(thing.numel())
         elif isinstance(thing, dict):
             waiting.extend(list(thing.values())[:16])
-        elif isinstance(thing, (list, tuple)):  # noqa: UP038 - Python 3.8
+        elif isinstance(thing, (list, tuple)):
             waiting.extend(thing[:16])
     return 0.0, 0.0

@@ -7,7 +7,7 @@ import os
 import sys
 
 
-def _start():
+def _start() -> None:
     here = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - pathlib costs every Python 10 ms
     sys.path[:] = [entry for entry in sys.path if entry != here]
     folder = os.environ.get("GPUDOCTOR_RUN_FOLDER")
@@ -17,8 +17,8 @@ def _start():
     code = os.path.join(observer, "start.py")  # noqa: PTH118
     with open(code, encoding="utf-8") as file:  # noqa: PTH123
         names = {"__name__": "_gpudoctor_observer_start", "__file__": code}
-        exec(compile(file.read(), code, "exec"), names)  # noqa: S102
-    names["watch_for_torch"](observer, folder)
+        exec(compile(file.read(), code, "exec"), names)
+    names["watch_for_torch"](observer, folder)  # type: ignore[operator]
 
 
 try:
@@ -30,7 +30,7 @@ finally:
     sys.path_importer_cache.pop(os.path.dirname(os.path.abspath(__file__)), None)  # noqa: PTH100, PTH120
 
 try:
-    import sitecustomize  # the user's
+    import sitecustomize  # type: ignore[import-not-found]  # the user's
 except ImportError as error:
     if error.name != "sitecustomize":
         raise
