@@ -196,7 +196,12 @@ def _diagnosis(folder: RunFolder | None, watch: RunWatch | None, watched: Watche
         if path.stat().st_size:
             shutil.copy(path, folder.logs / f"stacks-{path.stem}.txt")
     found, _ = sources.find_sources([str(folder.logs), str(folder.path / "dumps")])
-    return build.diagnose(gather.gather(found)) if found else None
+    if not found:
+        return None
+    answer = build.diagnose(gather.gather(found))
+    ours = any(stall.ended_by_us for stall in watched.stalls)
+    ended = answer.cause is not None and answer.cause.what == "terminated_signal"
+    return None if ours and ended else answer  # the signal that we sent is no cause
 
 
 def _kept(folder: RunFolder | None, request: RunRequest, watched: Watched) -> str | None:
