@@ -51,7 +51,7 @@ def _parts(report: RunReport) -> Iterator[Child]:
         if over:
             yield section("Over time", *over, id_="time")
     rest = [
-        (f.id, chip(f.status), getattr(f.found, "text", None) or f.reason or "")
+        (f.id, chip(f.status), f.found.text if f.found else f.reason or "")
         for f in report.findings
         if f not in problems
     ]

@@ -84,21 +84,14 @@ class RankRecord:
         return self._map[at : at + layout.COLLECTIVE_BYTES].rstrip(b"\0").decode("utf-8", "replace")
 
     def read_new_steps(self) -> list[Step]:
-        """Take over the steps since the last call; those that the ring has lost meanwhile are missing."""
+        """Take over the steps that were kept since the last call; those that the ring has lost meanwhile are missing."""
+        kept, *bad = layout.KEPT.unpack_from(self._map, layout.KEPT_AT)
+        self.bad_loss, self.bad_gradient = (number - 1 if number else None for number in bad)
         found = []
-        newest = self.now.steps
-        number = max(self.read_steps, newest - layout.STEPS_KEPT + 1, 0)
-        while number < newest:
-            at = layout.STEPS_AT + (number % layout.STEPS_KEPT) * layout.STEP.size
-            values = layout.STEP.unpack_from(self._map, at)
-            if int(values[0]) != number or not values[1]:
-                if number + layout.STEPS_KEPT // 2 > newest:
-                    break  # a GPU has not passed it yet
-                number += 1
-                continue
-            found.append(self._step(values))
-            number += 1
-        self.read_steps = number
+        for place in range(max(self.read_steps, kept - layout.STEPS_KEPT + 1), kept):
+            at = layout.STEPS_AT + (place % layout.STEPS_KEPT) * layout.STEP.size
+            found.append(_step(layout.STEP.unpack_from(self._map, at)))
+        self.read_steps = kept
         for step in found:
             self.series.add(step)
         return found
@@ -130,16 +123,12 @@ class RankRecord:
             return tuple(sorted((SampledPlace(*row) for row in rows), key=lambda place: -place.count))
         return ()
 
-    def _step(self, values: tuple[float, ...]) -> Step:
-        number, end_ns, *rest = values
-        wall, cpu, queued = (rest[n * _PHASES : (n + 1) * _PHASES] for n in range(3))
-        rest = rest[3 * _PHASES :]
-        rows, elements, _, loss, gradients, memory_mib, *_ = rest
-        if loss == 0.0 and self.bad_loss is None:
-            self.bad_loss = int(number)
-        if gradients == 0.0 and self.bad_gradient is None:
-            self.bad_gradient = int(number)
-        return Step(int(number), tuple(wall), tuple(cpu), tuple(queued), rows, elements, memory_mib, end_ns)
+
+def _step(values: tuple[float, ...]) -> Step:
+    number, end_ns, *rest = values
+    wall, cpu, queued = (tuple(rest[n * _PHASES : (n + 1) * _PHASES]) for n in range(3))
+    rows, elements, _, _, _, memory_mib, _ = rest[3 * _PHASES :]
+    return Step(int(number), wall, cpu, queued, rows, elements, memory_mib, end_ns)
 
 
 def find_records(folder: Path, known: set[Path]) -> list[RankRecord]:

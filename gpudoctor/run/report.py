@@ -8,7 +8,7 @@ from typing import Literal
 
 import msgspec
 
-from gpudoctor.checks.core.finding import PROBLEMS, Finding, Status, worst
+from gpudoctor.checks.core.finding import PROBLEMS, Advice, Evidence, Expected, Finding, Found, Status, worst
 from gpudoctor.checks.core.subject import Subject
 from gpudoctor.diagnose.diagnosis import Diagnosis
 from gpudoctor.run.findings.run_check import findings_of, run_checks
@@ -44,7 +44,8 @@ class RankPoint(msgspec.Struct, frozen=True):
 
 
 class RankReport(msgspec.Struct, frozen=True, kw_only=True):
-    """One rank. Times are means over the steps after warm-up; `step_p95_ms` of single steps, null after many."""
+    """One rank. Times are means over the steps after warm-up; `step_p95_ms` is of single
+    steps, of means of neighbouring ones in a run of many thousands."""
 
     rank: int
     host: str
@@ -76,11 +77,11 @@ class FlatFinding(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     status: Status
     subject: Subject
-    found: object = None
-    expected: object = None
-    evidence: tuple[object, ...] = ()
+    found: Found | None = None
+    expected: Expected | None = None
+    evidence: tuple[Evidence, ...] = ()
     likely: str | None = None
-    advice: tuple[object, ...] = ()
+    advice: tuple[Advice, ...] = ()
     reason: str | None = None
 
 
@@ -158,9 +159,7 @@ def judged(watched: Watched) -> tuple[FlatFinding, ...]:
 
 def as_finding(flat: FlatFinding) -> Finding:
     """The finding, for what shows findings."""
-    return msgspec.convert(
-        {name: getattr(flat, name) for name in flat.__struct_fields__ if name != "id"}, Finding, from_attributes=True
-    )
+    return Finding(**{name: getattr(flat, name) for name in flat.__struct_fields__ if name != "id"})
 
 
 def verdict_of(findings: Iterable[FlatFinding]) -> Literal["pass", "warn", "fail", "unknown"]:
@@ -179,7 +178,7 @@ def reason_of(findings: Iterable[FlatFinding]) -> str:
     if not bad:
         return ""
     first = bad[0]
-    text = getattr(first.found, "text", None) or first.reason or ""
+    text = first.found.text if first.found else first.reason or ""
     return f"{first.id} {first.subject.label}: {text}"
 
 
@@ -192,13 +191,12 @@ def rank_report(rank: WatchedRank, host: str) -> RankReport:
     if not rank.steps:
         return report
     mean = mean_step(rank.steps)
-    single = all(b.number - a.number == 1 for a, b in zip(rank.steps, rank.steps[1:], strict=False))
     times = [step.step_ms for step in rank.steps]
     memory = [step.memory_mib for step in rank.steps]
     return msgspec.structs.replace(
         report,
         step_ms=_rounded(mean.step_ms),
-        step_p95_ms=_rounded(quantiles(times, n=20)[-1]) if single and len(times) >= 20 else None,
+        step_p95_ms=_rounded(quantiles(times, n=20)[-1]) if len(times) >= 20 else None,
         compute_ms=_rounded(mean.compute_ms),
         wait_ms=_rounded(mean.wall_ms[PHASES.index("wait")]),
         data_ms=_rounded(mean.data_ms),

@@ -46,7 +46,7 @@ def _lines(report: RunReport, width: int) -> Iterator[str]:
     if any(rank.step_ms is not None for rank in report.ranks):
         yield ""
         yield from _table(report)
-    fine = [f"{f.id}: {getattr(f.found, 'text', '')}" for f in report.findings if f.status is Status.PASS]
+    fine = [f"{f.id}: {f.found.text if f.found else ''}" for f in report.findings if f.status is Status.PASS]
     if fine:
         yield ""
         yield from textwrap.wrap(f"fine: {'; '.join(fine)}", width, subsequent_indent="      ")

@@ -26,7 +26,14 @@ def rank(number: int, *, steps: int = 120, noise: float = 0.02, seed: int = 0, *
         times = tuple(ms * (1 + noise * draw.uniform(-1, 1)) for ms in wall)
         cpus = tuple(ms - q for ms, q in zip(times, queued, strict=True)) if cpu is None else cpu
         made.append(Step(n, times, cpus, queued, elements, elements, memory(n)))
-    fields = {"pid": 100 + number, "finished": steps, "steps": tuple(made), "ending": "normal", "ended_s": 9.0, **changes}
+    fields = {
+        "pid": 100 + number,
+        "finished": steps,
+        "steps": tuple(made),
+        "ending": "normal",
+        "ended_s": 9.0,
+        **changes,
+    }
     return WatchedRank(rank=number, loader=True, **fields)
 
 

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from gpudoctor.run.observer.layout import BACKWARD, DATA, FORWARD, HOST, PHASES
-from gpudoctor.run.report import as_finding, judged, rank_report, throughput
+from gpudoctor.run.report import FlatFinding, as_finding, judged, rank_report, throughput
 from gpudoctor.run.watched import Stall, StoppedRank, Watched, WatchedRank
 from tests.run.runs import USUAL_MS, more, only, problems, rank
 
@@ -28,7 +28,9 @@ def test_a_rank_that_computes_15_percent_longer_is_named_every_time() -> None:
         assert only(watched(*ranks))[:2] == ("run.balance", 2)
 
 
-@pytest.mark.parametrize(("phase", "check", "words"), [(DATA, "run.data", "slow data"), (HOST, "run.host", "host time")])
+@pytest.mark.parametrize(
+    ("phase", "check", "words"), [(DATA, "run.data", "slow data"), (HOST, "run.host", "host time")]
+)
 def test_the_part_of_the_step_decides_the_cause(phase: int, check: str, words: str) -> None:
     found = only(watched(rank(0), rank(1, wall=more(phase, 4.0))))
     assert found[:2] == (check, 1)
@@ -72,7 +74,9 @@ def test_a_rank_on_a_busy_core_is_named_for_that() -> None:
 
 
 def test_too_few_steps_are_not_compared() -> None:
-    found = {f.id: f.status.value for f in judged(watched(rank(0, steps=9), rank(1, steps=9, wall=more(FORWARD, 50.0))))}
+    found = {
+        f.id: f.status.value for f in judged(watched(rank(0, steps=9), rank(1, steps=9, wall=more(FORWARD, 50.0))))
+    }
     assert found["run.balance"] == "skip"
 
 
@@ -112,7 +116,7 @@ def test_the_first_to_end_is_named_and_not_who_lost_it(ending: str, error: str |
     victim = rank(0, ending="exception", error=LOST, ended_s=5.1)
     (finding,) = problems(watched(victim, culprit, exit_code=1))
     assert (finding.id, finding.subject.rank, finding.status.value) == ("run.progress", 1, "fail")
-    assert words in getattr(finding.found, "text", "")
+    assert words in (finding.found.text if finding.found else "")
 
 
 def test_a_rank_that_leaves_the_loop_early_is_a_warning_if_the_run_ends_well() -> None:
@@ -132,7 +136,7 @@ def test_the_rank_that_does_not_come_to_the_collective_is_named_with_its_line() 
     stall = Stall(after_s=10, stood_s=12, ranks=(WAITS, STANDS), ended_by_us=True)
     (finding,) = problems(watched(rank(0), rank(1), stalls=(stall,), exit_code=1))
     assert (finding.id, finding.subject.rank) == ("run.progress", 1)
-    assert "train.py:29 in forward: x = wait_for_ever()" in getattr(finding.found, "text", "")
+    assert "train.py:29 in forward: x = wait_for_ever()" in (finding.found.text if finding.found else "")
 
 
 def test_a_stall_that_resolved_itself_is_a_warning() -> None:
@@ -161,5 +165,5 @@ def test_a_finding_has_the_shape_of_check() -> None:
     assert as_finding(flat).status.value == "warn"
 
 
-def only_flat(run: Watched):  # type: ignore[no-untyped-def]
+def only_flat(run: Watched) -> FlatFinding:
     return problems(run)[0]

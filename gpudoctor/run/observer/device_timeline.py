@@ -67,9 +67,6 @@ class DeviceTimeline:
             wall = [0.0] * len(layout.PHASES)
             for (_, before), (phase, after) in zip(events, events[1:]):  # noqa: B905, RUF007 - Python 3.8
                 wall[phase] += before.elapsed_time(after)
-            first, rest = 1, 1 + len(layout.PHASES)
             loss, gradients = finite.read_on_gpu()
-            values = (values[0], *wall, *values[rest:-3], loss, gradients, values[-1])
-            assert first < rest
-            self._keep(number, values)
+            self._keep(number, (values[0], *wall, *values[1 + len(wall) : -4], loss, gradients, *values[-2:]))
             self._free += [event for _, event in events[:-1]]

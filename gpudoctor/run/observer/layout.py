@@ -28,6 +28,8 @@ NOW_AT = 128
 ENDED, ENDED_AT = struct.Struct("<qq"), 168
 # name of the collective that it waits in now
 COLLECTIVE_AT, COLLECTIVE_BYTES = 192, 64
+# steps kept so far; the first steps (plus 1; 0: none) with a loss, and with gradients, that are not finite
+KEPT, KEPT_AT = struct.Struct("<qqq"), 272
 # bytes of output kept so far
 OUTPUT_TOTAL, OUTPUT_TOTAL_AT = struct.Struct("<q"), 256
 

@@ -13,9 +13,14 @@ from time import monotonic_ns, thread_time_ns
 
 from . import layout
 from .device_timeline import DeviceTimeline
-from .finite import FiniteChecks
+from .finite import NOT_FINITE, FiniteChecks
 from .memory import MemoryReading
 from .record_file import RecordFile
+
+_SHARE = 0.003
+_STRIDE_AT = 16
+_MOST_STRIDE = 64
+_COSTS_SEEN = 32
 
 
 class Phases:
@@ -39,6 +44,9 @@ class Phases:
         self._queued = [0] * len(layout.PHASES)
         self._last_queued = 0
         self._schedule = _schedule_file()
+        self._timed = True
+        self._stride = 1
+        self._first = 0
         self._rows = 0.0
         self._elements = 0.0
         self._forwards = 0
@@ -89,33 +97,55 @@ class Phases:
             self._forwards += 1
 
     def end_step(self) -> None:
-        """One step is finished: keep its figures."""
-        values = (
-            float(self._last),
-            *(ns / 1e6 for ns in self._wall),
-            *(ns / 1e6 for ns in self._cpu),
-            *(ns / 1e6 for ns in self._queued),
-            self._rows,
-            self._elements,
-            float(self._forwards),
-            self.finite.loss,
-            self.finite.gradients,
-            self.memory.mib(self._last),
-        )
+        """One step is finished: keep its figures, if it is one that is timed."""
         number = self.steps
         self.steps += 1
+        finite = self.finite
+        if NOT_FINITE in (finite.loss, finite.gradients):
+            self.record.not_finite(number, finite.loss == NOT_FINITE, finite.gradients == NOT_FINITE)
+        if self._timed:
+            values = (
+                float(self._last),
+                *(ns / 1e6 for ns in self._wall),
+                *(ns / 1e6 for ns in self._cpu),
+                *(ns / 1e6 for ns in self._queued),
+                self._rows,
+                self._elements,
+                float(self._forwards),
+                finite.loss,
+                finite.gradients,
+                self.memory.mib(self._last),
+                0.0,
+            )
+            if not self.device.end_step(number, values, finite):
+                self._keep(number, values)
         if not self._forwards:
             self._model = 0
-        if not self.device.end_step(number, values, self.finite):
-            self._keep(number, values)
-        self.finite.next_step()
-        self._wall = [0] * len(layout.PHASES)
-        self._cpu = [0] * len(layout.PHASES)
-        self._queued = [0] * len(layout.PHASES)
+        if self.steps == _STRIDE_AT:
+            self._stride = self._affordable_stride()
+        self._timed = self.steps % self._stride == 0
+        if self._timed:
+            self._last, self._last_cpu, self._last_queued = self._clocks()
+            self._wall, self._cpu, self._queued = ([0] * len(layout.PHASES) for _ in range(3))
+        finite.next_step()
         self._rows = self._elements = 0.0
         self._forwards = 0
         self._worked = False
         self.record.now(self.steps, self._marks, layout.HOST, self._last)
+
+    def _affordable_stride(self) -> int:
+        """Of how many steps one is timed, a power of 2, so that its marks cost less than 0.3 % of the time."""
+        costs = []
+        for _ in range(_COSTS_SEEN):
+            began = monotonic_ns()
+            self._clocks()
+            costs.append(monotonic_ns() - began)
+        marks_ns = 2.0 * sorted(costs)[_COSTS_SEEN // 2] * self._marks / self.steps
+        step_ns = (monotonic_ns() - self._first) / self.steps
+        stride = 1
+        while marks_ns / stride > _SHARE * step_ns and stride < _MOST_STRIDE:
+            stride *= 2
+        return stride
 
     def _gap(self, following: int) -> int:
         """What the time outside all phases was, by what follows it."""
@@ -124,21 +154,35 @@ class Phases:
         return layout.BETWEEN if self._worked or following == layout.BACKWARD else layout.HOST
 
     def _mark(self, passed: int, following: int) -> None:
-        now, cpu, queued = monotonic_ns(), thread_time_ns(), 0
-        if self._schedule >= 0 and not self.device.active:
-            queued = int(os.pread(self._schedule, 64, 0).split()[1])
+        self._marks += 1
+        if not self._timed:
+            now = monotonic_ns()
+            self.record.now(self.steps, self._marks, following, now)
+            return
+        now, cpu, queued = self._clocks()
         if self._last:
             self._wall[passed] += now - self._last
             self._cpu[passed] += cpu - self._last_cpu
             self._queued[passed] += queued - self._last_queued
+        elif not self._first:
+            self._first = now
         self._last, self._last_cpu, self._last_queued = now, cpu, queued
-        self._marks += 1
         self.record.now(self.steps, self._marks, following, now)
         if self.device.active:
             self.device.mark(passed)
 
+    def _clocks(self) -> tuple[int, int, int]:
+        """Now, the CPU time of this thread, and how long it was ready without a CPU, in ns."""
+        queued = 0
+        if self._schedule >= 0 and not self.device.active:
+            queued = int(os.pread(self._schedule, 64, 0).split()[1])
+        return monotonic_ns(), thread_time_ns(), queued
+
     def _keep(self, number: int, values: tuple[float, ...]) -> None:
-        self.record.step(number, (*values, 0.0))
+        loss, gradients = values[-4], values[-3]
+        if NOT_FINITE in (loss, gradients):  # of a GPU, read later
+            self.record.not_finite(number, loss == NOT_FINITE, gradients == NOT_FINITE)
+        self.record.step(number, values)
 
 
 def _schedule_file() -> int:

@@ -32,7 +32,7 @@ class RankProcess:
         self._path = f"{folder}/ranks/{os.getpid()}"
         self._torch = torch
         self._pid = os.getpid()
-        self._guard = Guard()
+        self.guard = self._guard = Guard()
         stack_signal = write_stacks_on_signal(f"{self._path}.stacks")
         self._record = RecordFile(self._path + layout.SUFFIX, stack_signal)
         self._place = (_number(_RANK), _number(_LOCAL_RANK), _number(_WORLD))
@@ -138,6 +138,11 @@ def _number(names: tuple[str, ...]) -> int:
     return -1
 
 
+observed: RankProcess | None = None
+
+
 def begin(folder: str) -> None:
     """Observe this process; torch was just imported. Raise whatever is in the way."""
-    RankProcess(folder, sys.modules["torch"]).begin()
+    global observed
+    observed = RankProcess(folder, sys.modules["torch"])
+    observed.begin()

@@ -25,6 +25,8 @@ class RecordFile:
         finally:
             os.close(descriptor)
         self._output_total = 0
+        self._kept = 0
+        self._bad = [0, 0]
         self._now = layout.NOW.pack_into
         self._step = layout.STEP.pack_into
         layout.PLACE.pack_into(self._map, layout.PLACE_AT, -1, -1, -1, 0, -1)
@@ -48,8 +50,19 @@ class RecordFile:
 
     def step(self, number: int, values: tuple[float, ...]) -> None:
         """Write a step, `values` as in `layout.STEP` without its number, into the ring."""
-        at = layout.STEPS_AT + (number % layout.STEPS_KEPT) * layout.STEP.size
+        at = layout.STEPS_AT + (self._kept % layout.STEPS_KEPT) * layout.STEP.size
         self._step(self._map, at, number, *values)
+        self._kept += 1
+        self._write_kept()
+
+    def not_finite(self, number: int, loss: bool, gradients: bool) -> None:
+        """A step has a loss, or gradients, that are not finite; only the first counts."""
+        bad = (loss, gradients)
+        self._bad = [first or (number + 1 if now else 0) for first, now in zip(self._bad, bad)]  # noqa: B905
+        self._write_kept()
+
+    def _write_kept(self) -> None:
+        layout.KEPT.pack_into(self._map, layout.KEPT_AT, self._kept, *self._bad)
 
     def output(self, text: bytes) -> None:
         """Keep output: the first bytes, and the last ones in a ring."""
