@@ -3,9 +3,10 @@
     python benchmarks/run_overhead.py [--pairs 40]
 
 One training on one CPU thread, under `gpudoctor run`: blocks of steps with the observer's hooks at work and blocks
-with them switched off alternate, so that both see the same machine. Compared is the CPU time of a block, which other programs
-disturb less than its length; the figure is the median over the pairs of blocks. Its thread, which samples stacks, is
-added by the CPU time that it used. Exits 1 if both together are 1 % or more.
+with them switched off alternate, so that both see the same machine. Compared is the CPU time of a block, which other
+programs disturb less than its length; the figure is the median over the pairs of blocks. The observer's thread, which
+samples stacks, is added by the CPU time that it used. Exits 1 if both together are 1 % or more. On a busy machine the
+figure is the machine's: caches and hyper-threads are shared.
 """
 
 from __future__ import annotations

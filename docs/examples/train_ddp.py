@@ -1,67 +1,130 @@
-"""A small DDP training, to try `gpudoctor run` on: healthy by default, with one fault on request.
+"""A small DDP training on CPU or GPU that can be made to fail, to try `gpudoctor run` and `gpudoctor diagnose` on.
 
     gpudoctor run -- torchrun --standalone --nproc-per-node 2 docs/examples/train_ddp.py --slow-rank 1
+    torchrun --standalone --nproc-per-node 4 docs/examples/train_ddp.py --hang 2 2>&1 | tee hang.log
+    gpudoctor diagnose hang.log
 
-It needs no GPU. On GPUs, each rank takes the one of its LOCAL_RANK.
+Each option names the RANK that goes wrong, at step `--at`. `--timeout` is that of the process group in seconds.
+`--die` is `--exception`; `--slow-rank` computes more in every step.
+`--dumps DIR` has every rank write its flight recorder there, while it waits or hangs.
 """
 
+from __future__ import annotations
+
 import argparse
+import datetime
+import gc
 import os
+import signal
+import threading
 import time
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-parser = argparse.ArgumentParser()
-parser.add_argument("--steps", type=int, default=300)
-parser.add_argument("--slow-rank", type=int, help="this rank computes half as much again")
-parser.add_argument("--die", type=int, help="this rank raises an error half way")
-parser.add_argument("--hang", type=int, help="this rank stops in its forward half way")
-args = parser.parse_args()
+FAULTS = ("exception", "sigkill", "sigstop", "segfault", "hang", "mismatch", "shape", "import-error", "silent-exit",
+          "early-exit", "nan", "alloc", "full-disk", "never-starts", "params", "eat-memory", "leave")  # fmt: skip
 
 
-class Net(nn.Module):
-    def __init__(self, width: int = 512, depth: int = 6) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(*(nn.Sequential(nn.Linear(width, width), nn.GELU()) for _ in range(depth)))
-        self.head = nn.Linear(width, 1)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if step == args.steps // 2 and rank == args.hang:
-            time.sleep(3600)  # stands for whatever may hang
-        if step == args.steps // 2 and rank == args.die:
-            raise RuntimeError("a fault, put here on purpose")
-        features = self.layers(x)
-        if rank == args.slow_rank:
-            features = features + 0.0 * self.layers(x)
-        return self.head(features)
-
-
-on_gpu = torch.cuda.is_available()
-dist.init_process_group("nccl" if on_gpu else "gloo")
-rank = dist.get_rank()
-device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu")
-if on_gpu:
-    torch.cuda.set_device(device)
-step = 0
-torch.manual_seed(rank)
-data = TensorDataset(torch.randn(4096, 512), torch.randn(4096, 1))
-loader = DataLoader(data, batch_size=64, sampler=DistributedSampler(data), drop_last=True)
-model = DistributedDataParallel(Net().to(device))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-
-while step < args.steps:
-    for x, y in loader:
-        loss = nn.functional.mse_loss(model(x.to(device)), y.to(device))
+def main() -> None:
+    """Train a small model, and go wrong where told to."""
+    parser = argparse.ArgumentParser()
+    for fault in FAULTS:
+        names = ("--exception", "--die") if fault == "exception" else (f"--{fault}",)
+        parser.add_argument(*names, type=int, metavar="RANK")
+    parser.add_argument("--slow-rank", type=int, metavar="RANK")
+    parser.add_argument("--at", type=int, default=12, help="the step at which it goes wrong")
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--timeout", type=float, default=20.0)
+    parser.add_argument("--dumps", type=Path, metavar="DIR")
+    args = parser.parse_args()
+    rank = int(os.environ["RANK"])
+    if args.import_error == rank:
+        import flash_attention_of_another_image  # type: ignore[import-not-found]  # noqa: F401
+    if args.never_starts == rank:
+        time.sleep(10_000)
+    on_gpu = torch.cuda.is_available()
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu")
+    if on_gpu:
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if on_gpu else "gloo", timeout=datetime.timedelta(seconds=args.timeout))
+    torch.manual_seed(0)
+    layers = [nn.Linear(256, 256) for _ in range(3 if args.params == rank else 2)]
+    model = DistributedDataParallel(nn.Sequential(*layers, nn.Linear(256, 1)).to(device))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    for step in range(args.steps):
+        if step == args.at and args.dumps:
+            threading.Timer(args.timeout / 2, write_dump, (args.dumps, rank)).start()
+        if step == args.at:
+            go_wrong(args, rank, device)
+        if step == args.at and args.early_exit == rank:
+            print("early stopping: no improvement in 8 evaluations", flush=True)
+            os._exit(0)
+        loss = model(torch.randn(32, 256, device=device)).pow(2).mean()
+        if args.slow_rank == rank:
+            compute_more(model.module, device)
+        if step == args.at and args.nan == rank:
+            raise FloatingPointError(f"step {step}: loss is nan")
+        optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        optimizer.zero_grad()
-        step += 1
-        if step == args.steps:
-            break
-if rank == 0:
-    print(f"step {step}, loss {loss.item():.4f}")
-dist.destroy_process_group()
+        if rank == 0 and step % 5 == 0:
+            print(f"step {step:5d}  loss {loss.item():.4f}", flush=True)
+    dist.barrier()
+    # DDP holds the process group and lies in cycles: freed only as Python ends, it may abort in gloo's threads
+    del model, optimizer
+    gc.collect()
+    dist.destroy_process_group()
+    if rank == 0:
+        print("training finished", flush=True)
+
+
+def compute_more(module: nn.Module, device: torch.device) -> None:
+    """What makes the slow rank slow: as if its device computed at half the speed."""
+    with torch.no_grad():
+        for _ in range(4):
+            module(torch.randn(32, 256, device=device))
+
+
+def write_dump(folder: Path, rank: int) -> None:
+    """This rank's flight recorder, as torch's own dump on a timeout has it; torch 2.13 records gloo as well."""
+    folder.mkdir(parents=True, exist_ok=True)
+    Path(folder, f"trace_{rank}").write_bytes(torch._C._distributed_c10d._dump_fr_trace())
+
+
+def go_wrong(args: argparse.Namespace, rank: int, device: torch.device) -> None:
+    """The fault that was asked for, if it is this rank's."""
+    if args.exception == rank:
+        raise KeyError("<|im_end|>")
+    if args.sigkill == rank:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if args.sigstop == rank:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    if args.segfault == rank:
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if args.hang == rank:
+        time.sleep(10_000)
+    if args.silent_exit == rank:
+        os._exit(1)
+    if args.leave == rank:
+        os._exit(0)
+    if args.alloc == rank:
+        torch.empty(1 << 46)
+    if args.eat_memory == rank:  # 4 GiB at most: run it in a memory cgroup
+        print(len([bytearray(os.urandom(1 << 10) * (64 << 10)) for _ in range(64)]), flush=True)
+        time.sleep(10_000)
+    if args.full_disk == rank:
+        with open("/dev/full", "wb") as file:  # noqa: PTH123
+            file.write(b"0" * 100_000)
+    if args.mismatch is not None:
+        value = torch.ones(4, device=device)
+        dist.broadcast(value, 0) if args.mismatch == rank else dist.all_reduce(value)
+    if args.shape is not None:
+        dist.all_reduce(torch.ones(7 if args.shape == rank else 4, device=device))
+
+
+if __name__ == "__main__":
+    main()

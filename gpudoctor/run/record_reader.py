@@ -84,7 +84,7 @@ class RankRecord:
         return self._map[at : at + layout.COLLECTIVE_BYTES].rstrip(b"\0").decode("utf-8", "replace")
 
     def read_new_steps(self) -> list[Step]:
-        """Take over the steps that were kept since the last call; those that the ring has lost meanwhile are missing."""
+        """Take over the steps kept since the last call; those that the ring has lost meanwhile are missing."""
         kept, *bad = layout.KEPT.unpack_from(self._map, layout.KEPT_AT)
         self.bad_loss, self.bad_gradient = (number - 1 if number else None for number in bad)
         found = []

@@ -65,7 +65,7 @@ class DeviceTimeline:
                 return
             self._pending.popleft()
             wall = [0.0] * len(layout.PHASES)
-            for (_, before), (phase, after) in zip(events, events[1:]):  # noqa: B905, RUF007 - Python 3.8
+            for (_, before), (phase, after) in zip(events, events[1:]):  # noqa: B905 - Python 3.8
                 wall[phase] += before.elapsed_time(after)
             loss, gradients = finite.read_on_gpu()
             self._keep(number, (values[0], *wall, *values[1 + len(wall) : -4], loss, gradients, *values[-2:]))
