@@ -7,8 +7,9 @@ from pathlib import Path
 
 from gpudoctor.agent import DEFAULT_LISTEN
 from gpudoctor.cli.options import fault_option, node_option, request_from, seconds_between, up_to
-from gpudoctor.exits import FAILED, OK, UNKNOWN, printable, write_stdout
+from gpudoctor.exit_codes import FAILED, OK, UNKNOWN
 from gpudoctor.lazy_import import lazy_imports
+from gpudoctor.output import printable, write_stdout
 
 with lazy_imports():
     from gpudoctor.agent import run_agent
@@ -60,6 +61,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="the first run waits up to so long, by chance, so that many agents do not run at once "
         "(default: a tenth of the interval, at most 60)",
+    )
+    parser.add_argument(
+        "--no-events",
+        dest="events",
+        action="store_false",
+        help="check on schedule only, not also when the kernel log or the driver (Xid, ECC, clocks) reports something "
+        "(at most every 30 s). Waiting for the driver keeps the GPUs open: stop the agent before a GPU reset",
     )
     parser.add_argument(
         "--deadline",

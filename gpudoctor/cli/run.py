@@ -9,14 +9,15 @@ from pathlib import Path
 
 from gpudoctor.cli.options import format_options, output_option, seconds, terminal_width
 from gpudoctor.errors import UserError
-from gpudoctor.exits import say
+from gpudoctor.exit_codes import FAILED
 from gpudoctor.json_text import json_document
 from gpudoctor.lazy_import import lazy_imports
+from gpudoctor.output import say
+from gpudoctor.process.signals import ignored_at_start
 
 with lazy_imports():
     import sys
 
-    from gpudoctor import exits
     from gpudoctor.process import foreground
     from gpudoctor.report import output_files
     from gpudoctor.run import command, html, report, text
@@ -67,10 +68,10 @@ def run(args: argparse.Namespace) -> int:
         keep=args.keep,
     )
     try:
-        finished = command.run(request, ignored=exits.ignored_at_start(), say=say)
+        finished = command.run(request, ignored=ignored_at_start(), say=say)
     except command.NotFitError as error:
         say(f"error: {error}")
-        return exits.FAILED
+        return FAILED
     _write(args, output, finished.report)
     if finished.returncode < 0:
         foreground.end_by_signal(-finished.returncode)

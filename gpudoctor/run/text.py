@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from gpudoctor.checks.core.finding import PROBLEMS, Status
 from gpudoctor.diagnose import text as diagnosis_text
-from gpudoctor.exits import printable
+from gpudoctor.output import printable
 from gpudoctor.report.wording import block_rows
 from gpudoctor.run.findings.progress import of_stall
 from gpudoctor.run.report import FlatFinding, RankReport, RunReport, as_finding

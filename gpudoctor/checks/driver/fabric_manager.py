@@ -25,14 +25,15 @@ from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE
 from gpudoctor.checks.nvlink.link_state import model_of
 from gpudoctor.facts.model.missing import Missing, known
+from gpudoctor.lazy_pattern import lazy_pattern
 
 _SERVICE = "nvidia-fabricmanager"
 # HGX boards with this many GPUs connect them through switches; boards with four have direct links
 _SWITCHED_GPUS = 8
 # log lines on machines without work for it; source: Fabric Manager user guide
-_NOTHING_TO_DO = re.compile(r"NV_WARN_NOTHING_TO_DO|no NVSwitch|NVSwitch.{0,40}not (?:found|present|detected)", re.I)
+_NOTHING_TO_DO = lazy_pattern(r"NV_WARN_NOTHING_TO_DO|no NVSwitch|NVSwitch.{0,40}not (?:found|present|detected)", re.I)
 # "fabric manager NVIDIA GPU driver interface version 535.54.03 don't match with driver version 535.86.10", or its begin
-_OTHER_DRIVER = re.compile(
+_OTHER_DRIVER = lazy_pattern(
     r"interface version (\d[\d.]*)(?:.{0,40}match.{0,20}driver version (\d[\d.]*)| do(?:n|es))", re.I
 )
 
@@ -91,6 +92,9 @@ def _needed(case: Case) -> bool | None:
     if node.host.is_guest or any(re.search(r"\bG[BH]\d{3}\b", name) for name in names):
         return False
     links = [link for gpu in node.gpus for link in known(gpu.nvlinks) or ()]
+    # what is wired counts, not how the model is mostly sold: HGX A100 and H100 boards of 4 GPUs have direct links
+    if {known(link.remote_kind) for link in links if link.is_up} == {"gpu"}:
+        return False
     models = [model_of(case, gpu) for gpu in node.gpus]
     switched = [m for m in models if m is not None and m.nvlink is not None and m.nvlink.kind == "switch"]
     if any(known(link.remote_kind) == "switch" for link in links) or len(switched) >= _SWITCHED_GPUS:

@@ -37,6 +37,7 @@ from gpudoctor.checks.core.sight import (
 from gpudoctor.checks.core.subject import NODE, Subject
 from gpudoctor.checks.driver.loaded import INIT_OK
 from gpudoctor.facts.model.missing import Missing, known
+from gpudoctor.lazy_pattern import lazy_pattern
 from gpudoctor.profiles.profile import compute_gpus
 
 # numbers of SXM sockets on a board: HGX, DGX and GB200 trays
@@ -44,7 +45,7 @@ _BOARDS = (4, 8)
 # GPUs of these generations also came in servers with 6 sockets (IBM AC922)
 _OTHER_BOARDS = ("Pascal", "Volta")
 # states in which a scheduler gives a node no jobs
-_OUT_OF_SERVICE = re.compile(
+_OUT_OF_SERVICE = lazy_pattern(
     r"down|fail|failing|err|error|drain|drained|draining|drng|inval|not_responding|no_respond|not-ready|unschedulable"
 )
 _SEE_BUS = Advice("See what is on the bus.", "lspci -d 10de:")

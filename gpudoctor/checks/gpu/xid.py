@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
@@ -19,9 +18,10 @@ from gpudoctor.checks.gpu.xid_codes import SXID_THERMAL, Bucket, sxid_fatal
 from gpudoctor.checks.gpu.xid_judged import ClassifiedEvent, judge_events, start_failed
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import KernelEvent, KernelLog
+from gpudoctor.lazy_pattern import lazy_pattern
 
 # the driver's name for a GPU in lines without a bus id
-_INSTANCE = re.compile(r"NVRM: (GPU\d{1,3})\b")
+_INSTANCE = lazy_pattern(r"NVRM: (GPU\d{1,3})\b")
 
 _STATUS: dict[Bucket, Status] = {
     "hardware": Status.FAIL,

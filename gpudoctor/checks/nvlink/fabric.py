@@ -31,9 +31,10 @@ from gpudoctor.checks.gpu.xid_codes import LINK_CODES
 from gpudoctor.checks.nvlink.link_state import links_up
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import Missing, known
+from gpudoctor.lazy_pattern import lazy_pattern
 
 # compute trays with an NVLink domain that spans several machines
-_MULTI_NODE = re.compile(r"\bGB[23]00\b", re.IGNORECASE)
+_MULTI_NODE = lazy_pattern(r"\bGB[23]00\b", re.IGNORECASE)
 
 
 _SETTLING_S = Limit(

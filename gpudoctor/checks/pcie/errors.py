@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 
 from gpudoctor.checks.core.case import Case, Limit
@@ -29,18 +28,19 @@ from gpudoctor.checks.gpu.xid_codes import BUS_CODES
 from gpudoctor.facts.model.driver import KernelEvent
 from gpudoctor.facts.model.gpu import Gpu, PcieHop
 from gpudoctor.facts.model.missing import Missing, known
+from gpudoctor.lazy_pattern import lazy_pattern
 
 # "nvidia 0000:81:00.0: PCIe Bus Error: severity=Corrected, type=Physical Layer": the driver's name means a GPU
 _GPU = r"\bnvidia [0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]: "
 # an uncorrected error at the GPU or above it, after which the kernel cannot bring the GPU back
-_NOT_RECOVERED = re.compile(rf"{_GPU}AER: can't recover")
-_OWN = re.compile(rf"{_GPU}PCIe Bus Error: severity=|{_NOT_RECOVERED.pattern}")
+_NOT_RECOVERED = lazy_pattern(rf"{_GPU}AER: can't recover")
+_OWN = lazy_pattern(rf"{_GPU}PCIe Bus Error: severity=|{_NOT_RECOVERED.pattern}")
 # Linux 6.11 and later say Correctable and Uncorrectable
-_SEVERITY = re.compile(
+_SEVERITY = lazy_pattern(
     r"(?:severity=|AER: (?:Multiple )?)((?:Corrected|Correctable|Uncorrect\w{2,4})(?: \([\w-]{1,12}\))?)"
 )
-_CORRECTED = re.compile(r"(?:severity=|AER: (?:Multiple )?)Correct")
-_NON_FATAL = re.compile(r"\(Non-Fatal\)")
+_CORRECTED = lazy_pattern(r"(?:severity=|AER: (?:Multiple )?)Correct")
+_NON_FATAL = lazy_pattern(r"\(Non-Fatal\)")
 _LOST = "Uncorrect"
 _ENOUGH_TO_COMPARE = 4
 _LOOK = (

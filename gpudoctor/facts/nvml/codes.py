@@ -12,6 +12,7 @@ from typing import Literal
 
 from gpudoctor.facts.model.gpu import CallError, Gpu
 from gpudoctor.facts.model.missing import UNSUPPORTED, Missing
+from gpudoctor.lazy_pattern import lazy_pattern
 
 FUNCTION_NOT_FOUND = 13
 _UNSUPPORTED = frozenset({3, FUNCTION_NOT_FOUND, 22, 25, 26})
@@ -188,8 +189,8 @@ _HANDLE_WORDS = {
     "insufficient external power": 8,
     "interrupt": 11,
 }
-_CODE = re.compile(r"\((\d{1,3})\)$")
-_VERSION = re.compile(r"_v\d+$")
+_CODE = lazy_pattern(r"\((\d{1,3})\)$")
+_VERSION = lazy_pattern(r"_v\d+$")
 
 # what every working GPU answers, by driver call and by section of `nvidia-smi -q`
 _CORE: Mapping[str, str] = {
