@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
     )
     try:
         finished = command.run(request, ignored=ignored_at_start(), say=say)
-    except command.NotFitError as error:
+    except command.NodeNotFitError as error:
         say(f"error: {error}")
         return FAILED
     _write(args, output, finished.report)

@@ -24,11 +24,12 @@ from gpudoctor.facts.model.telemetry import Telemetry
 from gpudoctor.facts.nvml.sampler import Sampler
 from gpudoctor.process.ending import signal_name
 from gpudoctor.process.foreground import CannotStartError, ForegroundCommand
+from gpudoctor.report.model import Tool
 from gpudoctor.run import report
 from gpudoctor.run.findings.progress import of_stall
 from gpudoctor.run.run_folder import NoFolderError, RunFolder
 from gpudoctor.run.settings import failure_settings, observer_settings
-from gpudoctor.run.watched import Stall, Watched
+from gpudoctor.run.watched import RunStall, Watched
 from gpudoctor.run.watching import RunWatch
 from gpudoctor.units import rfc3339
 
@@ -53,19 +54,19 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     keep: Path | None = None
 
 
-class NotFitError(UserError):
+class NodeNotFitError(UserError):
     """The node is not fit, and the command was not started."""
 
 
-class FinishedRun(msgspec.Struct, frozen=True):
+class ReportedRun(msgspec.Struct, frozen=True):
     """The report, and how the command ended: an exit code, or -n for signal n."""
 
     report: report.RunReport
     returncode: int
 
 
-def run(request: RunRequest, *, ignored: Sequence[int] = (), say: Say) -> FinishedRun:
-    """Run the command to its end. Raise NotFitError, or UserError for options that cannot be met."""
+def run(request: RunRequest, *, ignored: Sequence[int] = (), say: Say) -> ReportedRun:
+    """Run the command to its end. Raise NodeNotFitError, or UserError for options that cannot be met."""
     node, precheck = _check_before(request, say)
     folder, notes = _folder(request)
     settings = dict(failure_settings(folder.path, os.environ)) if folder and not request.no_env else {}
@@ -81,7 +82,7 @@ def run(request: RunRequest, *, ignored: Sequence[int] = (), say: Say) -> Finish
         if folder:
             folder.remove()
         say(f"{request.command[0]}: {error}")
-        return FinishedRun(_not_started(request, str(error), error.exit_code, precheck, began), error.exit_code)
+        return ReportedRun(_not_started(request, str(error), error.exit_code, precheck, began), error.exit_code)
     watch = RunWatch(folder, request.hang_after_s, say) if folder else None
     telemetry = _Telemetry(node)
     try:
@@ -93,7 +94,7 @@ def run(request: RunRequest, *, ignored: Sequence[int] = (), say: Say) -> Finish
         answer = _diagnosis(folder, watch, watched)
         kept = _kept(folder, request, watched)
         made = _report(request, watched, precheck, settings, answer, tuple(notes), kept, began)
-        return FinishedRun(made, started.returncode or 0)
+        return ReportedRun(made, started.returncode or 0)
     finally:
         telemetry.stop()
         started.close()
@@ -111,7 +112,7 @@ def _check_before(request: RunRequest, say: Say) -> tuple[Node, report.Precheck 
     words = ": ".join(filter(None, (found.verdict.upper(), reason)))
     say(f"before the start, level {request.precheck}: {words}")
     if request.require_fit and found.verdict == "fail":
-        raise NotFitError("the node is not fit and --require-fit was given: the command was not started")
+        raise NodeNotFitError("the node is not fit and --require-fit was given: the command was not started")
     return found.facts or Node(), precheck
 
 
@@ -125,7 +126,7 @@ def _folder(request: RunRequest) -> tuple[RunFolder | None, list[str]]:
 def _follow(
     request: RunRequest, started: ForegroundCommand, watch: RunWatch | None, telemetry: _Telemetry, say: Say
 ) -> None:
-    described: Stall | None = None
+    described: RunStall | None = None
     while started.step(_TICK_S) is None:
         if watch is None:
             continue
@@ -231,7 +232,7 @@ def _report(
     findings = report.judged(watched)
     host = os.environ.get("GPUDOCTOR_NODE_NAME") or platform.node()
     return report.RunReport(
-        tool=report.Tool("gpudoctor", __version__),
+        tool=Tool(version=__version__),
         command=request.command,
         host=host,
         started_at=rfc3339(began),

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from gpudoctor.run.observer import layout
-from gpudoctor.run.step_series import Step, StepSeries
+from gpudoctor.run.step_series import StepSeries, TimedStep
 
 _PHASES = len(layout.PHASES)
 
@@ -30,7 +30,7 @@ class Now(msgspec.Struct, frozen=True):
         return layout.PHASES[self.phase] if 0 <= self.phase < _PHASES else "host"
 
 
-class SampledPlace(msgspec.Struct, frozen=True):
+class SampledLine(msgspec.Struct, frozen=True):
     """A line of the user's code in which the training thread was found `count` times in this phase."""
 
     phase: str
@@ -83,7 +83,7 @@ class RankRecord:
         at = layout.COLLECTIVE_AT
         return self._map[at : at + layout.COLLECTIVE_BYTES].rstrip(b"\0").decode("utf-8", "replace")
 
-    def read_new_steps(self) -> list[Step]:
+    def read_new_steps(self) -> list[TimedStep]:
         """Take over the steps kept since the last call; those that the ring has lost meanwhile are missing."""
         kept, *bad = layout.KEPT.unpack_from(self._map, layout.KEPT_AT)
         self.bad_loss, self.bad_gradient = (number - 1 if number else None for number in bad)
@@ -116,19 +116,19 @@ class RankRecord:
                 return content
         return {}
 
-    def places(self) -> tuple[SampledPlace, ...]:
+    def places(self) -> tuple[SampledLine, ...]:
         """Where the training thread was, most often first."""
         with suppress(msgspec.ValidationError):
             rows = msgspec.convert(self.words().get("places", []), list[tuple[str, str, int, str, int]])
-            return tuple(sorted((SampledPlace(*row) for row in rows), key=lambda place: -place.count))
+            return tuple(sorted((SampledLine(*row) for row in rows), key=lambda place: -place.count))
         return ()
 
 
-def _step(values: tuple[float, ...]) -> Step:
+def _step(values: tuple[float, ...]) -> TimedStep:
     number, end_ns, *rest = values
     wall, cpu, queued = (tuple(rest[n * _PHASES : (n + 1) * _PHASES]) for n in range(3))
     rows, elements, _, _, _, memory_mib, _ = rest[3 * _PHASES :]
-    return Step(int(number), wall, cpu, queued, rows, elements, memory_mib, end_ns)
+    return TimedStep(int(number), wall, cpu, queued, rows, elements, memory_mib, end_ns)
 
 
 def find_records(folder: Path, known: set[Path]) -> list[RankRecord]:

@@ -11,10 +11,11 @@ import msgspec
 from gpudoctor.checks.core.finding import PROBLEMS, Advice, Evidence, Expected, Finding, Found, Status, worst
 from gpudoctor.checks.core.subject import Subject
 from gpudoctor.diagnose.diagnosis import Diagnosis
+from gpudoctor.report.model import Tool
 from gpudoctor.run.findings.run_check import findings_of, run_checks
 from gpudoctor.run.observer.layout import PHASES
-from gpudoctor.run.step_series import Step, mean_step, turns
-from gpudoctor.run.watched import Stall, Watched, WatchedRank
+from gpudoctor.run.step_series import TimedStep, mean_step, turns
+from gpudoctor.run.watched import RunStall, Watched, WatchedRank
 
 SCHEMA = "gpudoctor.run/1"
 _MOST_POINTS = 60
@@ -85,13 +86,6 @@ class FlatFinding(msgspec.Struct, frozen=True, kw_only=True):
     reason: str | None = None
 
 
-class Tool(msgspec.Struct, frozen=True):
-    """Who wrote it."""
-
-    name: str
-    version: str
-
-
 class Throughput(msgspec.Struct, frozen=True):
     """Of all ranks together, after warm-up: steps, rows and elements of the model's first input in a second."""
 
@@ -131,7 +125,7 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
     throughput: Throughput | None
     ranks: tuple[RankReport, ...]
     findings: tuple[FlatFinding, ...]
-    stalls: tuple[Stall, ...]
+    stalls: tuple[RunStall, ...]
     diagnosis: Diagnosis | None
     notes: tuple[str, ...] = ()
     kept: str | None = None
@@ -229,7 +223,7 @@ def throughput(watched: Watched) -> Throughput | None:
     )
 
 
-def _phases(step: Step) -> PhaseMs:
+def _phases(step: TimedStep) -> PhaseMs:
     return PhaseMs(*(_rounded(ms) for ms in step.wall_ms))
 
 

@@ -18,7 +18,7 @@ _LEAST_WARM = 3
 _NUMBERS = len(PHASES)
 
 
-class Step(msgspec.Struct, frozen=True):
+class TimedStep(msgspec.Struct, frozen=True):
     """One step, or the mean of several. In ms, for each phase: wall time, and of the training thread its CPU time, and
     the time in which it was ready to run and had no CPU.
 
@@ -69,9 +69,9 @@ class Step(msgspec.Struct, frozen=True):
         return sum(self.wall_ms[phase] - self.queued_ms[phase] for phase in phases)
 
 
-def mean_step(steps: Sequence[Step]) -> Step:
+def mean_step(steps: Sequence[TimedStep]) -> TimedStep:
     """The mean of steps, at least one."""
-    return Step(
+    return TimedStep(
         steps[0].number,
         tuple(fmean(step.wall_ms[phase] for step in steps) for phase in range(_NUMBERS)),
         tuple(fmean(step.cpu_ms[phase] for step in steps) for phase in range(_NUMBERS)),
@@ -88,27 +88,27 @@ class StepSeries:
 
     def __init__(self) -> None:
         self.size = 1
-        self._blocks: dict[int, list[Step]] = {}
+        self._blocks: dict[int, list[TimedStep]] = {}
 
-    def add(self, step: Step) -> None:
+    def add(self, step: TimedStep) -> None:
         self._blocks.setdefault(step.number // self.size, []).append(step)
         if len(self._blocks) > MOST_BLOCKS:
             self.coarsen()
 
     def coarsen(self) -> None:
         """Merge each two neighbouring blocks."""
-        merged: dict[int, list[Step]] = {}
+        merged: dict[int, list[TimedStep]] = {}
         for number, steps in sorted(self._blocks.items()):
             merged.setdefault(number // 2, []).append(mean_step(steps))
         self.size *= 2
         self._blocks = merged
 
-    def steps(self) -> dict[int, Step]:
+    def steps(self) -> dict[int, TimedStep]:
         """Block number -> mean step of the block."""
         return {number: mean_step(steps) for number, steps in sorted(self._blocks.items())}
 
 
-def aligned(series: Iterable[StepSeries]) -> list[list[Step]]:
+def aligned(series: Iterable[StepSeries]) -> list[list[TimedStep]]:
     """The steps that all ranks have, in order: one list a rank, all equally long."""
     series = tuple(series)
     size = max((each.size for each in series), default=1)
@@ -120,7 +120,7 @@ def aligned(series: Iterable[StepSeries]) -> list[list[Step]]:
     return [[each[number] for number in common] for each in blocks]
 
 
-def warm_up(steps: Sequence[Step]) -> int:
+def warm_up(steps: Sequence[TimedStep]) -> int:
     """How many first steps are warm-up: 3, and those of 1.5 x the later half's median; at most 20 %."""
     if len(steps) < 2 * _LEAST_WARM:
         return min(1, len(steps))
@@ -131,7 +131,7 @@ def warm_up(steps: Sequence[Step]) -> int:
     return max(_LEAST_WARM, min(count, int(len(steps) * _WARM_SHARE)))
 
 
-def turns(steps: Sequence[Step], count: int) -> list[Step]:
+def turns(steps: Sequence[TimedStep], count: int) -> list[TimedStep]:
     """The steps as `count` means of equally many consecutive steps; the first steps that are too many are left out."""
     size = len(steps) // count
     begin = len(steps) - size * count

@@ -8,8 +8,8 @@ import msgspec
 
 from gpudoctor.checks.core.case import Case
 from gpudoctor.facts.model.node import Node
-from gpudoctor.run.record_reader import SampledPlace
-from gpudoctor.run.step_series import Step
+from gpudoctor.run.record_reader import SampledLine
+from gpudoctor.run.step_series import TimedStep
 
 # how a rank's process ended; abrupt: without Python's own end, by a signal or os._exit
 Ending = Literal["runs", "normal", "exception", "abrupt"]
@@ -27,12 +27,12 @@ class WatchedRank(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
     gpu: int | None = None
     finished: int = 0
-    steps: tuple[Step, ...] = ()
-    warm_up: tuple[Step, ...] = ()
+    steps: tuple[TimedStep, ...] = ()
+    warm_up: tuple[TimedStep, ...] = ()
     ending: Ending = "runs"
     ended_s: float | None = None
     error: str | None = None
-    places: tuple[SampledPlace, ...] = ()
+    places: tuple[SampledLine, ...] = ()
     bad_loss: int | None = None
     bad_gradient: int | None = None
     cpu_wait_ms: float | None = None
@@ -57,7 +57,7 @@ class StoppedRank(msgspec.Struct, frozen=True, kw_only=True):
     kernel: str = ""
 
 
-class Stall(msgspec.Struct, frozen=True, kw_only=True):
+class RunStall(msgspec.Struct, frozen=True, kw_only=True):
     """A time without progress. `resumed`: the run went on by itself."""
 
     after_s: float
@@ -75,7 +75,7 @@ class Watched(msgspec.Struct, frozen=True, kw_only=True):
     signal: int | None = None
     sent: tuple[int, ...] = ()
     duration_s: float = 0.0
-    stalls: tuple[Stall, ...] = ()
+    stalls: tuple[RunStall, ...] = ()
     oom_kills: int = 0
     world_size: int | None = None
     not_observed: str | None = None

@@ -16,7 +16,7 @@ from gpudoctor.run.record_reader import RankRecord, find_records
 from gpudoctor.run.run_folder import RunFolder
 from gpudoctor.run.stack_request import own_line, request_stacks, training_stack
 from gpudoctor.run.step_series import aligned, warm_up
-from gpudoctor.run.watched import Ending, Stall, StoppedRank, Watched, WatchedRank
+from gpudoctor.run.watched import Ending, RunStall, StoppedRank, Watched, WatchedRank
 
 _RECORDS_EVERY_S = 0.5
 _KERNEL_EVERY_S = 1.0
@@ -57,8 +57,8 @@ class RunWatch:
         self._began_s = monotonic()
         self._records_due_s = self._kernel_due_s = 0.0
         self._oom_before: dict[Path, int] = {}
-        self._stall: Stall | None = None
-        self.stalls: list[Stall] = []
+        self._stall: RunStall | None = None
+        self.stalls: list[RunStall] = []
 
     def step(self) -> None:
         """Look once; called several times a second."""
@@ -195,7 +195,7 @@ class RunWatch:
             else:
                 self._stall = msgspec.structs.replace(self._stall, stood_s=still_s)
         elif still_s >= (limit_s := self._limit_s(ranks)):
-            self._stall = Stall(after_s=limit_s, stood_s=still_s, ranks=self.stopped_ranks())
+            self._stall = RunStall(after_s=limit_s, stood_s=still_s, ranks=self.stopped_ranks())
 
     def _limit_s(self, ranks: list[_Seen]) -> float:
         if not any(seen.record.now.steps for seen in ranks):
@@ -206,7 +206,7 @@ class RunWatch:
         return max(_LEAST_HANG_S, _HANG_STEPS * (median(times) if times else 0.0) / 1000)
 
     @property
-    def stall(self) -> Stall | None:
+    def stall(self) -> RunStall | None:
         return self._stall
 
     def _stopped(self, number: int, seen: _Seen, stacks: dict[int, str]) -> StoppedRank:

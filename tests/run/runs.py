@@ -6,7 +6,7 @@ import random
 from typing import Any
 
 from gpudoctor.run.report import FlatFinding, judged
-from gpudoctor.run.step_series import Step
+from gpudoctor.run.step_series import TimedStep
 from gpudoctor.run.watched import Watched, WatchedRank
 
 # data, forward, backward, optimizer, wait, between, host
@@ -25,7 +25,7 @@ def rank(number: int, *, steps: int = 120, noise: float = 0.02, seed: int = 0, *
     for n in range(steps):
         times = tuple(ms * (1 + noise * draw.uniform(-1, 1)) for ms in wall)
         cpus = tuple(ms - q for ms, q in zip(times, queued, strict=True)) if cpu is None else cpu
-        made.append(Step(n, times, cpus, queued, elements, elements, memory(n)))
+        made.append(TimedStep(n, times, cpus, queued, elements, elements, memory(n)))
     fields = {
         "pid": 100 + number,
         "finished": steps,

@@ -7,7 +7,7 @@ import pytest
 
 from gpudoctor.run.observer.layout import BACKWARD, DATA, FORWARD, HOST, PHASES
 from gpudoctor.run.report import FlatFinding, as_finding, judged, rank_report, throughput
-from gpudoctor.run.watched import Stall, StoppedRank, Watched, WatchedRank
+from gpudoctor.run.watched import RunStall, StoppedRank, Watched, WatchedRank
 from tests.run.runs import USUAL_MS, more, only, problems, rank
 
 
@@ -133,14 +133,14 @@ STANDS = StoppedRank(rank=1, finished=20, phase="forward", place="train.py:29 in
 
 
 def test_the_rank_that_does_not_come_to_the_collective_is_named_with_its_line() -> None:
-    stall = Stall(after_s=10, stood_s=12, ranks=(WAITS, STANDS), ended_by_us=True)
+    stall = RunStall(after_s=10, stood_s=12, ranks=(WAITS, STANDS), ended_by_us=True)
     (finding,) = problems(watched(rank(0), rank(1), stalls=(stall,), exit_code=1))
     assert (finding.id, finding.subject.rank) == ("run.progress", 1)
     assert "train.py:29 in forward: x = wait_for_ever()" in (finding.found.text if finding.found else "")
 
 
 def test_a_stall_that_resolved_itself_is_a_warning() -> None:
-    stall = Stall(after_s=10, stood_s=12, ranks=(WAITS, STANDS), resumed=True)
+    stall = RunStall(after_s=10, stood_s=12, ranks=(WAITS, STANDS), resumed=True)
     assert [f.status.value for f in problems(watched(rank(0), rank(1), stalls=(stall,)))] == ["warn"]
 
 
@@ -148,7 +148,7 @@ def test_a_rank_that_is_gone_or_in_another_collective_is_the_missing_one() -> No
     gone = StoppedRank(rank=1, finished=12, gone=True)
     other = msgspec.structs.replace(WAITS, rank=2, collective="broadcast")
     for missing, ranks in ((1, (WAITS, gone)), (2, (WAITS, msgspec.structs.replace(WAITS, rank=1), other))):
-        stall = Stall(after_s=10, stood_s=12, ranks=ranks)
+        stall = RunStall(after_s=10, stood_s=12, ranks=ranks)
         (finding,) = problems(watched(rank(0), rank(1), stalls=(stall,)))
         assert finding.subject.rank == missing
 

@@ -10,7 +10,7 @@ from gpudoctor.checks.core.subject import NODE, Subject
 from gpudoctor.process.ending import ending_words
 from gpudoctor.run.findings.balance import subject_of
 from gpudoctor.run.findings.run_check import run_check
-from gpudoctor.run.watched import Stall, StoppedRank, Watched, WatchedRank
+from gpudoctor.run.watched import RunStall, StoppedRank, Watched, WatchedRank
 from gpudoctor.units import ranges
 
 _EXPECTED = Expected("all ranks go on to the end")
@@ -180,7 +180,7 @@ def _subject(watched: Watched, rank: int) -> Subject:
     return subject_of(watched, found)
 
 
-def of_stall(stall: Stall) -> Iterator[str]:
+def of_stall(stall: RunStall) -> Iterator[str]:
     """The description of a stall for people, while it lasts."""
     named = {rank.rank for rank in missing_ranks(stall.ranks)}
     for rank in stall.ranks:

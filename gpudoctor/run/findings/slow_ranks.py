@@ -16,7 +16,7 @@ from gpudoctor.checks.core.case import Limit
 from gpudoctor.checks.train.straggler import Deviation, Thresholds, deviations
 from gpudoctor.facts.model.measurements import Training, TrainRank
 from gpudoctor.run.observer.layout import DATA, HOST, PHASES
-from gpudoctor.run.step_series import COMPUTE, OWN, Step, turns
+from gpudoctor.run.step_series import COMPUTE, OWN, TimedStep, turns
 from gpudoctor.run.watched import Watched, WatchedRank
 
 _SIMULATED = "as train.balance: simulation of 20 000 runs, false alarms at most 0.01 % at 1.10"
@@ -36,7 +36,7 @@ _STARVED_SHARE = 0.6
 _THRESHOLDS = Thresholds(WARN_RATIO.value, 9.0, _LEAST_EXCESS_MS, LAST_IN_SHARE.value, _LEAST_EXCESS_MS)
 
 Cause = Literal["compute", "batch", "data", "host", "cpu", "blocked"]
-Of = Callable[[Step], float]
+Of = Callable[[TimedStep], float]
 
 
 class SlowRank(msgspec.Struct, frozen=True):
@@ -52,10 +52,10 @@ class SlowRank(msgspec.Struct, frozen=True):
     own_ms: float
     usual_ms: float
     phase: str
-    mean: Step
+    mean: TimedStep
 
 
-class Comparison(msgspec.Struct, frozen=True):
+class RankComparison(msgspec.Struct, frozen=True):
     """`slow` ranks; `unsure` ones, that seem slow without being so steadily; the turns compared, 0 if too few steps."""
 
     slow: tuple[SlowRank, ...]
@@ -64,7 +64,7 @@ class Comparison(msgspec.Struct, frozen=True):
     largest_ratio: float = 1.0
 
 
-def compared(watched: Watched) -> Comparison:
+def compared(watched: Watched) -> RankComparison:
     """Compare the ranks of a run.
 
     What counts first is the time in which a rank had a CPU or needed none: on a busy machine the rest is chance. A
@@ -73,7 +73,7 @@ def compared(watched: Watched) -> Comparison:
     ranks = [rank for rank in watched.ranks if rank.steps]
     steps = min((len(rank.steps) for rank in ranks), default=0)
     if len(ranks) < 2 or steps < LEAST_STEPS:
-        return Comparison((), (), 0)
+        return RankComparison((), (), 0)
     count = min(MOST_TURNS, steps // _STEPS_A_TURN)
     each = {rank.rank: turns(rank.steps, count) for rank in ranks}
     own = _deviations(each, lambda step: step.undisturbed_ms(*OWN))
@@ -90,14 +90,14 @@ def compared(watched: Watched) -> Comparison:
             slow.append(SlowRank(rank, wall[place].ratio, "cpu", own_ms, usual_ms, "own", pair.middle))
         elif own[place].verdict == "noisy" and own[place].ratio >= WARN_RATIO.value:
             unsure.append(own[place])
-    return Comparison(tuple(slow), tuple(unsure), count, max(deviation.ratio for deviation in own))
+    return RankComparison(tuple(slow), tuple(unsure), count, max(deviation.ratio for deviation in own))
 
 
 class _Pair(NamedTuple):
     """The turns of a rank, and those of the others."""
 
-    own: Sequence[Step]
-    peers: Sequence[Sequence[Step]]
+    own: Sequence[TimedStep]
+    peers: Sequence[Sequence[TimedStep]]
 
     def both(self, of: Of) -> tuple[float, float]:
         """The median of the rank's turns, and the median of those of the others."""
@@ -108,7 +108,7 @@ class _Pair(NamedTuple):
         return own - usual
 
     @property
-    def middle(self) -> Step:
+    def middle(self) -> TimedStep:
         return self.own[len(self.own) // 2]
 
 
@@ -120,7 +120,7 @@ def _is_starved(pair: _Pair) -> bool:
     return pair.excess(lambda step: step.own_queued_ms) >= _STARVED_SHARE * pair.excess(lambda step: step.own_ms)
 
 
-def _deviations(each: dict[int, list[Step]], of: Callable[[Step], float]) -> tuple[Deviation, ...]:
+def _deviations(each: dict[int, list[TimedStep]], of: Callable[[TimedStep], float]) -> tuple[Deviation, ...]:
     """The sanity train's comparison, turn by turn."""
     ranks = []
     for rank, its_turns in each.items():

@@ -14,7 +14,7 @@ from . import layout
 from .guard import Guard
 from .phases import Phases
 from .record_file import RecordFile
-from .stacks import Sampler, write_stacks_on_signal
+from .stacks import StackSampler, write_stacks_on_signal
 from .streams import keep_output
 from .torch_hooks import TorchHooks
 
@@ -41,7 +41,7 @@ class RankProcess:
         self._phases = Phases(self._record)
         self._hooks = TorchHooks(torch, self._phases, self._guard)
         self._hooks.install()
-        self._sampler = Sampler(self._phases, lambda: self._guard.call(self._now_and_then))
+        self._sampler = StackSampler(self._phases, lambda: self._guard.call(self._now_and_then))
 
     def begin(self) -> None:
         if not os.environ.get("GPUDOCTOR_RUN_NO_ENV"):

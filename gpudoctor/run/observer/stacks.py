@@ -36,7 +36,7 @@ def write_stacks_on_signal(path: str) -> int:
     return int(STACK_SIGNAL)
 
 
-class Sampler(threading.Thread):
+class StackSampler(threading.Thread):
     """Counts in which line of the user's code the training thread is, by phase, and has them written now and then."""
 
     def __init__(self, phases: Phases, write: Any) -> None:
