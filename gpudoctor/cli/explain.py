@@ -20,11 +20,11 @@ with lazy_imports():
     import shutil
 
     from gpudoctor.checks.core import registry
-    from gpudoctor.checks.gpu import xid_codes
     from gpudoctor.diagnose import causes
     from gpudoctor.facts.simulated import load
     from gpudoctor.report import check_docs, markdown_text
     from gpudoctor.run.findings import run_check
+    from gpudoctor.statements import xids
 
 _XID = re.compile(r"(?:xid[ :#]*)?(\d{1,5})", re.IGNORECASE)
 _HOW_BAD = {
@@ -100,7 +100,7 @@ def _page_of_xid(name: str) -> str | None:
     match = _XID.fullmatch(name)
     if match is None:
         return None
-    xid = xid_codes.xid(int(match[1]))
+    xid = xids.xid(int(match[1]))
     return (
         f"# Xid {xid.code}: {xid.words}\n\nIn a recent kernel log: {_HOW_BAD[xid.bucket]}.\n\n{xid.advice}\n\n"
         "How gpudoctor judges all of them: `gpudoctor explain gpu.xid`. Source: NVIDIA's Xid catalogue.\n"
@@ -123,7 +123,7 @@ def _topics() -> Iterator[tuple[str, str, str]]:
         yield what, cause.title, f"{what} {cause.title} {' '.join(cause.steps)}"
     for fault in load.faults():
         yield fault.name, fault.title, f"{fault.name} {fault.title}"
-    for xid in xid_codes.XIDS.values():
+    for xid in xids.XIDS.values():
         yield f"Xid {xid.code}", xid.words, f"Xid {xid.code} {xid.words}"
 
 

@@ -33,6 +33,7 @@ _LEAST_EXCESS_MS = 0.3
 _LEAST_OWN_RATIO = 1.03  # what makes no difference to the whole is no finding
 _LEAST_STARVED_RATIO = 1.2  # on a busy machine all ranks lack CPUs now and then
 _STARVED_SHARE = 0.6
+_STARVED_RATIO = 1.5
 _THRESHOLDS = Thresholds(WARN_RATIO.value, 9.0, _LEAST_EXCESS_MS, LAST_IN_SHARE.value, _LEAST_EXCESS_MS)
 
 Cause = Literal["compute", "batch", "data", "host", "cpu", "blocked"]
@@ -83,11 +84,11 @@ def compared(watched: Watched) -> RankComparison:
     unsure: list[Deviation] = []
     for place, rank in enumerate(ranks):
         pair = _Pair(each[rank.rank], [each[other.rank] for other in ranks if other is not rank])
-        if _is_confirmed(own[place]) or (_is_confirmed(compute[place]) and own[place].ratio >= _LEAST_OWN_RATIO):
-            slow.append(_named(rank, max(own[place].ratio, compute[place].ratio), pair))
-        elif _is_confirmed(wall[place]) and wall[place].ratio >= _LEAST_STARVED_RATIO and _is_starved(pair):
+        if _is_confirmed(wall[place]) and wall[place].ratio >= _LEAST_STARVED_RATIO and _is_starved(pair):
             own_ms, usual_ms = pair.both(lambda step: step.own_ms)
             slow.append(SlowRank(rank, wall[place].ratio, "cpu", own_ms, usual_ms, "own", pair.middle))
+        elif _is_confirmed(own[place]) or (_is_confirmed(compute[place]) and own[place].ratio >= _LEAST_OWN_RATIO):
+            slow.append(_named(rank, max(own[place].ratio, compute[place].ratio), pair))
         elif own[place].verdict == "noisy" and own[place].ratio >= WARN_RATIO.value:
             unsure.append(own[place])
     return RankComparison(tuple(slow), tuple(unsure), count, max(deviation.ratio for deviation in own))
@@ -117,7 +118,10 @@ def _is_confirmed(deviation: Deviation) -> bool:
 
 
 def _is_starved(pair: _Pair) -> bool:
-    return pair.excess(lambda step: step.own_queued_ms) >= _STARVED_SHARE * pair.excess(lambda step: step.own_ms)
+    """Whether it lacks a CPU much more than the others, for what it does: who computes more also waits for CPUs more."""
+    queued, usual = pair.both(lambda step: step.own_queued_ms / max(step.undisturbed_ms(*OWN), 0.001))
+    excess_ms = pair.excess(lambda step: step.own_queued_ms)
+    return queued >= _STARVED_RATIO * usual and excess_ms >= _STARVED_SHARE * pair.excess(lambda step: step.own_ms)
 
 
 def _deviations(each: dict[int, list[TimedStep]], of: Callable[[TimedStep], float]) -> tuple[Deviation, ...]:
