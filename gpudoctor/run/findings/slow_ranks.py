@@ -118,7 +118,7 @@ def _is_confirmed(deviation: Deviation) -> bool:
 
 
 def _is_starved(pair: _Pair) -> bool:
-    """Whether it lacks a CPU much more than the others, for what it does: who computes more also waits for CPUs more."""
+    """Whether it lacks a CPU much more than the others, for what it does: more work alone waits more too."""
     queued, usual = pair.both(lambda step: step.own_queued_ms / max(step.undisturbed_ms(*OWN), 0.001))
     excess_ms = pair.excess(lambda step: step.own_queued_ms)
     return queued >= _STARVED_RATIO * usual and excess_ms >= _STARVED_SHARE * pair.excess(lambda step: step.own_ms)
