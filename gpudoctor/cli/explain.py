@@ -23,6 +23,7 @@ with lazy_imports():
     from gpudoctor.diagnose import causes
     from gpudoctor.facts.simulated import load
     from gpudoctor.report import check_docs, markdown_text
+    from gpudoctor.run.findings import run_check
     from gpudoctor.statements import xids
 
 _XID = re.compile(r"(?:xid[ :#]*)?(\d{1,5})", re.IGNORECASE)
@@ -59,15 +60,20 @@ def run(args: argparse.Namespace) -> int:
 
 def _page_of(name: str) -> str:
     """The pages of a name, as Markdown."""
-    checks = [each for each in registry.all_checks() if registry.matches(each, name)]
+    checks = [each for each in _checks() if registry.matches(each, name)]
     if checks:
         return "\n\n".join(map(check_docs.page_text, checks))
     for find in (_page_of_cause, _page_of_fault, _page_of_xid, _search):
         page = find(name)
         if page is not None:
             return page
-    known = [*(check.id for check in registry.all_checks()), *causes.CAUSES, *load.fault_names()]
+    known = [*(check.id for check in _checks()), *causes.CAUSES, *load.fault_names()]
     raise UserError(f"nothing is called {printable(name)[:60]!r}{nearest_words(name, known)}; see: gpudoctor list")
+
+
+def _checks() -> tuple[registry.Check, ...]:
+    """The checks of a node, and those of a run."""
+    return (*registry.all_checks(), *run_check.run_checks())
 
 
 def _page_of_cause(name: str) -> str | None:
@@ -111,7 +117,7 @@ def _search(name: str) -> str | None:
 
 def _topics() -> Iterator[tuple[str, str, str]]:
     """The name, the title and the text of everything that has a page."""
-    for check in registry.all_checks():
+    for check in _checks():
         yield check.id, check.title, f"{check.id} {check.title} {check_docs.page_text(check)}"
     for what, cause in causes.CAUSES.items():
         yield what, cause.title, f"{what} {cause.title} {' '.join(cause.steps)}"
