@@ -10,6 +10,7 @@ from shlex import quote
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.padding import Padding
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 from rich.theme import Theme
@@ -22,6 +23,7 @@ from gpudoctor.report.model import Report, alarms, is_above, node_words, profile
 from gpudoctor.report.text_figures import figure_lines
 from gpudoctor.report.wording import (
     PARTLY,
+    CommandText,
     also_paste,
     block_rows,
     check_count,
@@ -43,6 +45,11 @@ STYLES = {
 }
 PARTLY_STYLE = "bold cyan"  # as loud as a verdict, and not the green of a PASS
 _THEME = Theme({"markdown.code": "cyan"})  # rich's own has a black background
+# what the command to run next takes over from this one
+_KEPT_OPTIONS = (
+    *("--node", "--fault", "--gpu", "--profile", "--config", "--level", "--backend", "--ranks", "--inject", "--data"),
+    *("--need",),
+)
 _GAP = 2  # of `TextRows`
 # if less width is left for the last cell, it goes on lines below the row
 _WORDS_MIN = 20
@@ -68,7 +75,7 @@ def laid_out(parts: Iterable[RenderableType], *, width: int, color: bool) -> str
         theme=_THEME,
     )
     with console.capture() as captured:
-        console.print(Group(*parts))
+        console.print(Group(*parts), crop=False)
     return "\n".join(line.rstrip() for line in captured.get().splitlines()) + "\n"
 
 
@@ -163,15 +170,36 @@ def _block(check_id: str, findings: list[Finding], explains: list[str]) -> Itera
     label = label_of(findings)
     who = "" if label == "node" else f"   {label}"
     yield Text.assemble(status_word(first.status), "  ", plain(check_id, "bold"), plain(who))
-    table = Table.grid(padding=(0, 2))
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold", ratio=1)
-    for name, value in block_rows(first, explains, findings[1:]):
-        table.add_row(plain(name, "dim"), plain(value))
-    yield Padding(table, (0, 0, 0, 2))
+    yield from labelled_rows(block_rows(first, explains, findings[1:]))
 
 
-def _tail(report: Report) -> Iterator[Text]:
+def labelled_rows(rows: Sequence[tuple[str, str]]) -> Iterator[RenderableType]:
+    """Rows of (label, text), the text wrapped beside its label; a command is a line of its own and never wrapped."""
+    width = max((len(label) for label, _ in rows), default=0)
+    for is_command, group in groupby(rows, key=lambda row: isinstance(row[1], CommandText)):
+        if is_command:
+            yield from (UnwrappedLine(" " * (width + 2 * _GAP) + printable(command)) for _, command in group)
+            continue
+        table = Table.grid(padding=(0, _GAP))
+        table.add_column(no_wrap=True, width=width)
+        table.add_column(overflow="fold", ratio=1)
+        for label, text in group:
+            table.add_row(plain(label, "dim"), plain(text))
+        yield Padding(table, (0, 0, 0, _GAP))
+
+
+class UnwrappedLine:
+    """A line that may be wider than the terminal: what is copied from a wrapped line does not run."""
+
+    def __init__(self, line: str) -> None:
+        self._line = line
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield Segment(self._line)
+        yield Segment.line()
+
+
+def _tail(report: Report) -> Iterator[RenderableType]:
     counts = report.counts
     faults = f"{len(report.faults)} {'fault' if len(report.faults) == 1 else 'faults'}"
     parts = [fault.subject for fault in report.faults if fault.subject.label != NODE.label]
@@ -190,19 +218,24 @@ def _tail(report: Report) -> Iterator[Text]:
     yield Text.assemble(word, plain(f"  {verdict_words(report)}{aside}"))
     if more := also_paste(report):
         yield plain(more)
-    worst_check = next((r.id for status in PROBLEMS for r in report.checks if r.status is status), "")
-    if worst_check:
-        again = f"gpudoctor check {worst_check.partition('.')[0]} -v{_same_node(report.run.argv)}"
-        yield plain(f"Next:  gpudoctor explain {worst_check}  |  {again}")
+    worst = report.faults[0].check if report.faults else _worst_check(report)
+    if worst:
+        yield plain("Next:")
+        yield UnwrappedLine(f"  gpudoctor explain {worst}")
+        yield UnwrappedLine(f"  gpudoctor check {worst.partition('.')[0]} -v{_same_run(report.run.argv)}")
 
 
-def _same_node(argv: tuple[str, ...]) -> str:
-    """The options of this run that select the node, quoted for a shell, for the command to run next."""
+def _worst_check(report: Report) -> str:
+    return next((r.id for status in PROBLEMS for r in report.checks if r.status is status), "")
+
+
+def _same_run(argv: tuple[str, ...]) -> str:
+    """The options of this run that select the node and its load, quoted for a shell, for the command to run next."""
     kept = []
     for word, value in zip_longest(argv, argv[1:], fillvalue=""):
-        if word in ("--node", "--fault", "--gpu", "--profile", "--config"):
+        if word in _KEPT_OPTIONS:
             kept.append(f"{word} {quote(value)}")
-        elif word.startswith(("--node=", "--fault=", "--gpu=", "--profile=", "--config=")):
+        elif word.partition("=")[0] in _KEPT_OPTIONS:
             kept.append(quote(word))
     return "".join(f" {option}" for option in kept)
 

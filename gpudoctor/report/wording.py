@@ -174,21 +174,28 @@ def block_parts(findings: Sequence[Finding], explains: Iterable[str]) -> Iterato
     yield from ((label, part) for label, part in parts if part)
 
 
+class CommandText(str):
+    """A command on a line of its own, which no layout may wrap: it is there to be copied."""
+
+
 def block_rows(first: Finding, explains: Iterable[str], others: Sequence[Finding] = ()) -> list[tuple[str, str]]:
-    """`block_parts` as rows of (label, words); an empty label continues the previous one."""
+    """`block_parts` as rows of (label, text); an empty label continues the previous one. Commands are `CommandText`."""
     rows: list[tuple[str, str]] = []
     for label, part in block_parts((first, *others), explains):
-        lines = [part] if isinstance(part, str) else [_line(each) for each in part]
-        if label == "do" and len(lines) > 1:
-            lines = [f"{n}. {line}" for n, line in enumerate(lines, 1)]
+        items: list[Evidence | Advice | str] = [part] if isinstance(part, str) else list(part)
+        numbered = label == "do" and len(items) > 1
+        lines = [line for n, item in enumerate(items, 1) for line in _lines(item, f"{n}. " if numbered else "")]
         rows += [(label if n == 0 else "", line) for n, line in enumerate(lines)]
     return rows
 
 
-def _line(item: Evidence | Advice | str) -> str:
+def _lines(item: Evidence | Advice | str, number: str) -> Iterator[str]:
     if isinstance(item, Evidence):
-        return f"{item.source} = {item.value}"
-    return item if isinstance(item, str) else item.text + (f"  {item.command}" if item.command else "")
+        yield f"{number}{item.source} = {item.value}"
+        return
+    yield number + (item if isinstance(item, str) else item.text)
+    if isinstance(item, Advice) and item.command:
+        yield CommandText(" " * len(number) + item.command)
 
 
 def _shown_evidence(findings: Sequence[Finding]) -> tuple[Evidence, ...]:

@@ -144,7 +144,7 @@ def test_two_dashes_are_no_value(option: str, gpudoctor: Gpudoctor) -> None:
 def test_what_to_run_next_is_about_the_same_node(gpudoctor: Gpudoctor) -> None:
     outcome = gpudoctor(*QUICK, "--fault", "pcie-width-x8@6")
     last = " ".join(outcome.out[outcome.out.index("Next:") :].split())
-    assert last.endswith("gpudoctor check pcie -v --node hgx-h100-8 --fault pcie-width-x8@6")
+    assert last.endswith("gpudoctor check pcie -v --level quick --node hgx-h100-8 --fault pcie-width-x8@6")
 
 
 STARTUP = """

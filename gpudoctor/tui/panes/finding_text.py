@@ -18,7 +18,7 @@ from gpudoctor.checks.core.runner import CheckResult
 from gpudoctor.checks.core.subject import Subject, grouped_label
 from gpudoctor.output import printable
 from gpudoctor.report.model import Report
-from gpudoctor.report.wording import block_rows, explained_by, verdict_word, verdict_words
+from gpudoctor.report.wording import CommandText, block_rows, explained_by, verdict_word, verdict_words
 from gpudoctor.tui.labels import WORDS, clock, style_of
 from gpudoctor.tui.panes.pane import PageWanted
 from gpudoctor.tui.state import FinishedRun, State
@@ -89,12 +89,24 @@ def _problem(
         head = Content.assemble(head, " " * (width - head.cell_length - len(since)), since)
         since = ""
     yield from head.wrap(width)
-    for name, words in _urgent_first(block_rows(finding, explained_by(report, result.id, [finding])), small):
+    for name, words in _urgent_first(_short(block_rows(finding, explained_by(report, result.id, [finding]))), small):
         yield from _labelled(name, words, width, no_color)
     if finding.explained_by is not None:
         yield from _labelled("cause", f"explained by {finding.explained_by}", width, no_color)
     if since:
         yield from _labelled("seen", since, width, no_color)
+
+
+def _short(rows: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    """The rows with each command behind its step: on the screen, lines are scarcer than room for copying."""
+    joined: list[tuple[str, str]] = []
+    for name, text in rows:
+        if isinstance(text, CommandText) and joined:
+            before, step = joined.pop()
+            joined.append((before, f"{step}  {text.strip()}"))
+        else:
+            joined.append((name, text))
+    return joined
 
 
 def _urgent_first(rows: list[tuple[str, str]], small: bool) -> list[tuple[str, str]]:
