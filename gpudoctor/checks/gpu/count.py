@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from gpudoctor.checks.core.case import Case
 from gpudoctor.checks.core.driver_messages import failed_starts
-from gpudoctor.checks.core.each_gpu import shown_by_driver
+from gpudoctor.checks.core.each_gpu import first_failed, shown_by_driver
 from gpudoctor.checks.core.explains import VIEWS, Explains
 from gpudoctor.checks.core.finding import (
     Advice,
@@ -104,7 +104,9 @@ def count(case: Case) -> Iterator[Finding]:
     if shown == 0 and not problems:
         yield fail(NODE, Found("the driver shows no GPU", 0, "GPUs"), "at least one GPU", advice=[_SEE_BUS])
     elif not problems and said is None and on_bus is None and case.expect.gpus is None:
-        yield skip(NODE, f"{shown} GPUs in this capture: neither the driver's count nor the PCI bus to compare with")
+        words = f"{shown} GPUs in this capture: neither the driver's count nor the PCI bus to compare with"
+        cut = first_failed([node.driver.device_count])
+        yield unread(NODE, f"{shown} GPUs", cut) if cut else skip(NODE, words)
     elif not problems and case.expect.gpus is None and isinstance(gpus, Missing) and gpus.kind == "failed":
         yield unread(NODE, f"{shown} GPUs; the PCI bus to compare with", gpus)
     elif not problems:

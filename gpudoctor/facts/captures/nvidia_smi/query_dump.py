@@ -143,8 +143,8 @@ def unlicensed(text: str) -> tuple[str, ...]:
     return ()
 
 
-def marked_as_cut(value: T, like: T | None = None) -> T:
-    """The facts with every absent leaf set to `CUT`, except those that are absent in `like`, a complete one, too.
+def marked_as_cut(value: T, like: T | None = None, reason: Missing = CUT) -> T:
+    """The facts with every absent leaf set to `reason`, except those that are absent in `like`, a complete one, too.
 
     What a truncated text would have contained is unknown, so none of it may pass.
     """
@@ -154,9 +154,9 @@ def marked_as_cut(value: T, like: T | None = None) -> T:
         old, same = getattr(made, field), getattr(like, field, None)
         if old == ABSENT:
             if field not in _NEVER_PRINTED and same != ABSENT:
-                news[field] = CUT
+                news[field] = reason
         elif isinstance(old, Fact):
-            news[field] = marked_as_cut(old, same)
+            news[field] = marked_as_cut(old, same, reason)
     made = replace(made, **news)
     result: T = made
     return result
