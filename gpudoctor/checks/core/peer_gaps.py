@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from operator import attrgetter
 from typing import Any, TypeVar
@@ -37,31 +38,38 @@ def gaps_marked(node: Node) -> Node:
     their own reason. Return the same object if nothing is lacking.
     """
     kinds = [tuple(known(value) for value in _KIND(gpu)) for gpu in node.gpus]
-    gpus = _lists_marked(_marked(node.gpus, kinds), kinds)
+    # one of the texts may be about a few GPUs only; readers mark what is lacking within a text
+    gpus = _marked(node.gpus, kinds, most=node.source.kind == "capture")
+    gpus = _lists_marked(gpus, kinds)
     pairs = node.pairs if isinstance(node.pairs, Missing) else _pairs_marked(node.pairs, node.gpus, kinds)
     return node if gpus == node.gpus and pairs == node.pairs else replace(node, gpus=gpus, pairs=pairs)
 
 
-def _marked(facts: Sequence[F], kinds: Sequence[Kind]) -> tuple[F, ...]:
-    """The facts, each with the values that others of its kind show and it lacks as `failed`. Linear in their number."""
+def _marked(facts: Sequence[F], kinds: Sequence[Kind], *, most: bool = False) -> tuple[F, ...]:
+    """The facts, each with the values that others of its kind show and it lacks as `failed`. Linear in their number.
+
+    `most`: only values that more than half of them show.
+    """
     if len(facts) < 2:
         return tuple(facts)
     names = _LEAVES[type(facts[0])]
     read = attrgetter(*names)
     rows = [read(fact) for fact in facts]
     shown: dict[Kind, list[int]] = {}
+    number = Counter(kinds)
     for row, kind in zip(rows, kinds, strict=True):
         counts = shown.setdefault(kind, [0] * len(names))
         for place, value in enumerate(row):
             counts[place] += not isinstance(value, Missing) and (value is not True or names[place] not in _TOLD_IF_TRUE)
     of_kind = {kind: [sum(column) for column in zip(*_peers(kind, shown), strict=True)] for kind in shown}
+    needed = {kind: number[kind] // 2 if most else 0 for kind in shown}
     made = []
     for fact, row, kind in zip(facts, rows, kinds, strict=True):
         counts = of_kind[kind]
         lacking = {
             name: _unlike_peers(value, counts[place])
             for place, (name, value) in enumerate(zip(names, row, strict=True))
-            if counts[place] and _is_gap(value)
+            if counts[place] > needed[kind] and _is_gap(value)
         }
         made.append(_with(fact, lacking) if lacking else fact)
     return tuple(made)

@@ -59,7 +59,8 @@ class Dumps:
         transcript.read(lines)
         if self._errors and not self._read:
             raise self._errors[0][1]
-        self.notes.extend(f"{file}, {place}: not read: {error}" for place, error in self._errors)
+        for place, error in self._errors:
+            self.could_not_read(f"{file}, {place}: not read: {error}")
         if self._read and transcript.passed.count and not quiet:
             self.notes.append(f"{file}: {transcript.passed.words()}")
         if self._read and not quiet:
@@ -69,6 +70,11 @@ class Dumps:
         if self._read and file not in self.files:
             self.files.append(file)
         return self._read
+
+    def could_not_read(self, text: str) -> None:
+        """Record that a part of the source could not be read: it may hold a failure, so that the node cannot pass."""
+        self.notes.append(text)
+        self._reported.append(text)
 
     def _read_block(self, reader: TextReader, block: Block) -> None:
         try:

@@ -148,6 +148,9 @@ def _parse(lines: list[str], command: str, whole_end: bool) -> SmiDump:
     for number, row in enumerate(rows):
         cells = [clipped(cell.strip()) for cell in row]
         values = _values(columns, cells)
+        if values is None:
+            notes.append(f"a row of {len(cells)} cells under {len(columns)} columns was not read")
+            continue
         if not whole_end and number == len(rows) - 1:
             values.pop(columns[-1], None)
         index = values.get("index", "")
@@ -199,17 +202,18 @@ _NUMBERED_FLAGS = ("remapped_rows.pending", "remapped_rows.failure")
 _YES_NO = {"0": "No", "1": "Yes"}
 
 
-def _values(columns: list[str], cells: list[str]) -> dict[str, str]:
+def _values(columns: list[str], cells: list[str]) -> dict[str, str] | None:
     """The cells by column. An error word at the end of a short row is the answer to the rest of the columns.
 
-    Of any other row with the wrong number of cells, only the index in front is certain.
+    Of any other row with the wrong number of cells only the index is certain; without one it is prose (None).
     """
     if len(cells) == len(columns):
         return dict(zip(columns, cells, strict=True))
     refused = missing_word(cells[-1])
     if len(cells) < len(columns) and refused is not None and refused.kind == "failed":
         return dict(zip_longest(columns, cells, fillvalue=cells[-1]))
-    return {"index": cells[0]} if columns[0] == "index" else {}
+    index = dict(zip(columns, cells, strict=False)).get("index", "")
+    return {"index": index} if index.isdecimal() else None
 
 
 def _paths(values: dict[str, str]) -> dict[str, str]:
