@@ -124,7 +124,7 @@ _models: tuple[tuple[Gpu, ...], dict[str, list[Gpu]]] = ((), {})
 
 
 def _by_model(node: Node) -> dict[str, list[Gpu]]:
-    global _models  # noqa: PLW0603
+    global _models
     gpus, found = _models
     if gpus is not node.gpus:
         found = {}
