@@ -5,7 +5,6 @@ These facts have two sources in a node, and the same answer is expected of both:
 - whether the driver runs: the list of kernel modules, and the driver's own answers;
 - how many GPUs it has: its count, and the GPUs that answered;
 - which GPUs are there: the PCI bus, and the driver;
-- a GPU's model: the id that the driver reports, and that of the function on the bus;
 - a GPU's place: its bus id, and the lowest device of its PCIe path;
 - the width of its PCIe link: the driver, and sysfs or lspci (not in a virtual machine, whose bus is made up);
 - whether MIG is on: the mode, and the instances.
@@ -21,7 +20,7 @@ from msgspec.structs import replace
 
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import Missing, known
-from gpudoctor.facts.model.node import Node, PciDevice
+from gpudoctor.facts.model.node import Node
 
 # sysfs shows 0 or 255 lanes if a port has no link
 _NO_LINK = (0, 255)
@@ -30,7 +29,7 @@ _NO_LINK = (0, 255)
 def conflicts_marked(node: Node) -> Node:
     """The node, with every fact on which two sources differ marked as failed; the same object if there is none."""
     driver, pci = node.driver, node.pci
-    devices = {device.bus_id: device for device in known(pci.nvidia_devices) or ()}
+    devices = {device.bus_id for device in known(pci.nvidia_devices) or ()}
     answers = known(driver.init_code) == 0
     if driver.module_loaded is False and answers:
         text = "the kernel module is not loaded, by the list of modules, but the driver answers"
@@ -44,7 +43,7 @@ def conflicts_marked(node: Node) -> Node:
     if absent and answers and node.source.kind != "capture":
         names = ", ".join(gpu.label for gpu in absent[:4])
         pci = replace(pci, nvidia_devices=Missing(f"without {names}, which the driver shows", "failed"))
-    gpus = tuple(_marked(node, gpu, devices.get(gpu.bus_id)) for gpu in node.gpus)
+    gpus = tuple(_marked(node, gpu) for gpu in node.gpus)
     same = driver is node.driver and pci is node.pci and all(map(_is, gpus, node.gpus))
     return node if same else replace(node, driver=driver, pci=pci, gpus=gpus)
 
@@ -53,7 +52,7 @@ def _is(one: object, other: object) -> bool:
     return one is other
 
 
-def _marked(node: Node, gpu: Gpu, device: PciDevice | None) -> Gpu:
+def _marked(node: Node, gpu: Gpu) -> Gpu:
     pcie, settings = gpu.pcie, gpu.settings
     function = (known(pcie.path) or (None,))[0]
     if function is not None and function.bus_id != gpu.bus_id:
@@ -65,9 +64,6 @@ def _marked(node: Node, gpu: Gpu, device: PciDevice | None) -> Gpu:
     instances = settings.mig_instances
     if settings.mig_enabled is False and not isinstance(instances, Missing) and instances:
         settings = replace(settings, mig_enabled=Missing("MIG is off, but there are instances", "failed"))
-    by_driver, on_bus_id = known(gpu.pci_device_id), known(device.device_id) if device else None
-    if by_driver and on_bus_id and on_bus_id.removeprefix("0x").lower() not in by_driver.lower():
-        gpu = replace(gpu, pci_device_id=_differ("the device id", by_driver, on_bus_id))
     same = pcie is gpu.pcie and settings is gpu.settings
     return gpu if same else replace(gpu, pcie=pcie, settings=settings)
 
