@@ -1,5 +1,7 @@
 # Two commands set up everything on a fresh machine with Python 3.10 or newer:
-#   make demo   installs into .venv, then checks a simulated node with real CPU ranks
+#   make demo   installs into .venv, then checks a simulated node, first by reading and then with real CPU ranks
+#     For the ranks it fetches PyTorch, unless $(PYTHON) has one: TORCH_INDEX=https://download.pytorch.org/whl/cpu is the
+#     small CPU build, TORCH=no leaves PyTorch out
 #   make test   installs the same way, then runs every test
 # While you work:
 #   make test-fast   facts, checks and reports, without the tests that start processes: under a minute
@@ -7,7 +9,9 @@
 #   make lint        ruff, mypy --strict and import-linter
 #   make site        builds the documentation pages in build/site
 #   make accept      regenerates goldens and generated files and lists what changed; read the difference
+#   make test-engines      the tests that make test skips where an engine (Slurm, Prometheus, fio ...) is missing
 #   make test-frameworks   the DeepSpeed and TensorFlow tests, which need a separate environment of 3 GB
+#   make test-cuda-build   the tests with ranks under PyTorch's CUDA build, in an environment of 5.5 GB; needs no GPU
 # Release artefacts (docs/install.md), for this processor or another one: make packages PROCESSOR=aarch64
 #   make dist          wheel and sdist
 #   make packages      all of dist/: wheel, sdist, single file, Debian package, manual pages
@@ -19,13 +23,24 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 FRAMEWORKS := .venv-frameworks
+CUDA_BUILD := .venv-cuda
+TORCH ?= yes
+export TORCH_INDEX
+INSTALL = PYTHON='$(PYTHON)' contrib/packages/environment.sh
 BACKEND ?= auto
 
-.PHONY: demo test test-fast test-wide accept test-frameworks dist man single-file deb packages test-packages gpu-acceptance lint \
+.PHONY: demo test test-fast test-wide test-engines test-cuda-build accept test-frameworks dist man single-file deb packages test-packages gpu-acceptance lint \
   site coverage fuzz soak clean
 
-demo: $(VENV)/.installed
+# A first answer before PyTorch is fetched
+demo: $(VENV)/.installed-reading
+	$(BIN)/gpudoctor check --node hgx-h100-8 --level quick
+ifeq ($(TORCH),no)
+	@echo; echo "With PyTorch (make demo) it also runs collectives, links and a DDP train, here on CPU ranks."
+else
+	@$(MAKE) --no-print-directory $(VENV)/.installed
 	$(BIN)/gpudoctor check --node hgx-h100-8 --backend gloo --ranks 2
+endif
 
 # Tests wait as much as they compute: two workers per core. tests/conftest.py orders the files
 TWO_A_CORE = $(shell echo $$(( 2 * $$(nproc) )))
@@ -54,10 +69,21 @@ accept: $(VENV)/.installed-dev
 	-GPUDOCTOR_ACCEPT=1 $(BIN)/python -m pytest $$(grep -rlE --include='test_*.py' 'golden_files import' tests)
 	git --no-pager diff --stat
 
-# Separate from `test`, because these tests keep both cores busy for a minute or two. pip compiles nothing
-# (--no-compile): Python compiles what they import and keeps it, even if the container sets PYTHONDONTWRITEBYTECODE
+# ABSENT: Debian packages that may be missing; any other missing engine fails
+test-engines: $(VENV)/.installed-dev
+	GPUDOCTOR_ENGINES="$(ABSENT)" $(BIN)/python -m pytest -n $(TWO_A_CORE) --maxprocesses=8 $(BY_FILE) --no-loadscope-reorder \
+	  $$(grep -rlE --include='test_*.py' '[( @]needs\(' tests; grep -rl --include=conftest.py 'fixture_needs(' tests | xargs -n 1 dirname)
+
+# Separate from `test`, because these tests keep both cores busy for a minute or two. Python keeps what it compiles of
+# them, even if the container sets PYTHONDONTWRITEBYTECODE
 test-frameworks: $(FRAMEWORKS)/.installed
 	GPUDOCTOR_FRAMEWORKS=1 PYTHONDONTWRITEBYTECODE= $(FRAMEWORKS)/bin/python -m pytest tests/frameworks
+
+# CPU ranks must not open a GPU that the CUDA build could see: the fake driver is one
+RANKS := forked_starters|forked_python|Accept\b
+test-cuda-build: $(CUDA_BUILD)/.installed
+	$(CUDA_BUILD)/bin/gpudoctor fake-driver --node hgx-h100-8 -- $(CUDA_BUILD)/bin/gpudoctor check --backend gloo --ranks 2 train
+	$(CUDA_BUILD)/bin/python -m pytest -n $$(nproc) $(BY_FILE) $$(grep -rlE --include='test_*.py' '$(RANKS)' tests)
 
 VERSION := $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' gpudoctor/__init__.py)
 PROCESSOR ?= $(shell uname -m)
@@ -117,22 +143,32 @@ fuzz: $(VENV)/.installed-dev
 soak: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.soak
 
-$(VENV)/bin/python:
-	$(PYTHON) -c 'import sys; sys.exit("gpudoctor needs Python 3.10 or newer, this is " + sys.version.split()[0] + ": make PYTHON=python3.12 ..." if sys.version_info < (3, 10) else 0)'
-	$(PYTHON) -m venv $(VENV)
+$(VENV)/.installed-reading: pyproject.toml constraints.txt
+	@test -e $(VENV)/.installed-dev || echo "gpudoctor: installing into $(VENV): fetches 20 MB"
+	@$(INSTALL) $(VENV) -c constraints.txt -e .
+	@touch $@
 
-$(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch]'
-	touch $@
+$(VENV)/.installed: $(VENV)/.installed-reading
+	@$(BIN)/python -c 'import torch' 2>/dev/null || { echo "gpudoctor: PyTorch is next: fetches 0.2 GB for the CPU build" \
+	  "(TORCH_INDEX=https://download.pytorch.org/whl/cpu), 3 GB for the CUDA build that PyPI has for x86_64"; \
+	  $(INSTALL) $(VENV) -c constraints.txt -e '.[torch]'; }
+	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,dev]'
-	touch $@
+	@echo "gpudoctor: installing what tests need: fetches 0.4 GB"
+	@$(INSTALL) $(VENV) -c constraints.txt -e '.[dev]'
+	@touch $@
 
+# --no-compile: Python compiles what they import and keeps it
 $(FRAMEWORKS)/.installed: pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(FRAMEWORKS)
-	$(FRAMEWORKS)/bin/pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e '.[torch,deepspeed]' tensorflow-cpu pytest pytest-timeout hypothesis
-	touch $@
+	@$(INSTALL) $(FRAMEWORKS) --no-compile -c constraints.txt -e '.[torch,deepspeed]' tensorflow-cpu pytest pytest-timeout hypothesis
+	@touch $@
+
+$(CUDA_BUILD)/.installed: pyproject.toml constraints.txt constraints-cuda.txt
+	@mkdir -p build && { sed '/^torch==/d' constraints.txt; cat constraints-cuda.txt; } > build/constraints-cuda.txt
+	@TORCH_INDEX= $(INSTALL) $(CUDA_BUILD) --no-compile --no-cache-dir -c build/constraints-cuda.txt -e '.[torch]' \
+	  pytest pytest-timeout pytest-xdist hypothesis
+	@touch $@
 
 clean:
-	rm -rf $(VENV) $(FRAMEWORKS) build dist .pytest_cache .mypy_cache .ruff_cache .coverage
+	rm -rf $(VENV) $(FRAMEWORKS) $(CUDA_BUILD) build dist .pytest_cache .mypy_cache .ruff_cache .coverage

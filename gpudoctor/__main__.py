@@ -6,7 +6,7 @@ import sys
 
 from gpudoctor.process.own_program import forget_working_directory
 
-_LIVE = (["check"], ["facts"], ["bundle"])
+_LIVE = (["check"], ["status"], ["facts"], ["bundle"])
 
 
 def run() -> int:

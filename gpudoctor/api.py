@@ -18,7 +18,6 @@ import msgspec
 from gpudoctor.checks.core.registry import LEVELS, Check, Level, all_checks, matches, select
 from gpudoctor.config import Config, load_config, threshold_overrides
 from gpudoctor.errors import UserError
-from gpudoctor.exits import InterruptedBySignal, printable
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.node import Node, Source
 from gpudoctor.lazy_import import lazy_imports
@@ -26,7 +25,9 @@ from gpudoctor.load.burn import burn_duration_s, count_again
 from gpudoctor.load.devices import Backend, LoadRequest
 from gpudoctor.load.measure import cut_short, measure, puts_load
 from gpudoctor.load.storage import absolute_paths, need_gb_s, refuse_data, with_storage
+from gpudoctor.output import printable
 from gpudoctor.probes.runner.launch_engine import MAX_RANKS, LocalPlacement
+from gpudoctor.process.signals import InterruptedBySignal
 from gpudoctor.units import rfc3339
 
 with lazy_imports():

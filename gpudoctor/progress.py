@@ -11,9 +11,9 @@ from collections.abc import Callable
 
 import msgspec
 
-from gpudoctor.exits import is_terminal, printable
 from gpudoctor.json_text import terminal_safe
 from gpudoctor.lazy_import import lazy_imports
+from gpudoctor.output import is_terminal, printable
 from gpudoctor.process.ending import send_signal
 
 with lazy_imports():

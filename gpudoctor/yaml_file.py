@@ -79,9 +79,10 @@ def read_yaml(path: Path) -> YamlFile:
         data = None if tree is None else _Builder(path, lines, yaml.constructor.SafeConstructor()).value(tree, ())
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
-        raise _error(
-            path, mark.line + 1 if mark else None, (), f"not valid YAML: {error.problem or 'broken'}"
-        ) from None
+        # libyaml has a limit of its own, which it may reach before the event at which _scan would stop
+        deep = "nesting depth" in str(error.problem)
+        why = f"nested deeper than {_DEEPEST} levels" if deep else f"not valid YAML: {error.problem or 'broken'}"
+        raise _error(path, mark.line + 1 if mark else None, (), why) from None
     except yaml.reader.ReaderError as error:
         raise _error(path, text.count("\n", 0, error.position) + 1, (), f"not valid YAML: {error.reason}") from None
     return YamlFile(path, data, lines)

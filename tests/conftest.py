@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, settings
 
 from gpudoctor.checks.core import registry as check_registry
 from gpudoctor.probes.runner import launch
+from tests import needs
 from tests.golden_files import ACCEPT
 from tests.imported_torch import ForkedPython, ImportedTorch
 
@@ -55,6 +56,11 @@ SLOWEST = (
 
 # more than the slowest fixture needs to end the processes it started
 TEARDOWN_LIMIT_S = 120.0
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Tests of programs that this machine lacks are skipped."""
+    config.pluginmanager.register(needs)
 
 
 @pytest.hookimpl(wrapper=True, trylast=True)

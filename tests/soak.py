@@ -10,7 +10,6 @@ so that a run can be repeated: python -m tests.soak [COUNT [SEED]].
 from __future__ import annotations
 
 import random
-import shutil
 import sys
 import time
 from collections import Counter
@@ -27,6 +26,7 @@ from gpudoctor.facts.simulated.load import apply_faults, faults, node_names
 from gpudoctor.report.judge import FailOn
 from gpudoctor.report.model import Report
 from tests.checks.simulated_nodes import healthy_report, packaged, speaks_of
+from tests.needs import has
 from tests.soak_expected import EXPECTED, NODES
 from tests.soak_sources import DRIVERS, HANGS, NOT_PLAYED, SOURCES, Asked
 
@@ -219,7 +219,7 @@ def verdict_problems(report: Report, draw: Draw) -> list[str]:
 def weights(left_out: Iterable[str] = ()) -> dict[str, int]:
     """The ways to read facts that work here; the fake driver's library has to be built."""
     without = set(left_out)
-    if not any(map(shutil.which, ("cc", "gcc", "clang"))):
+    if not has("cc"):
         without.add("library")
     return {source: weight for source, (_, weight) in SOURCES.items() if source not in without}
 

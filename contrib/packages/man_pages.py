@@ -10,7 +10,8 @@ from pathlib import Path
 from argparse_manpage.manpage import Manpage  # type: ignore[import-untyped]
 
 from gpudoctor import __version__
-from gpudoctor.cli.main import COMMANDS, parser_of_all_commands
+from gpudoctor.cli.commands import COMMANDS
+from gpudoctor.cli.parsing import parser_of_all_commands
 
 TITLE = "is this multi-GPU node fit to train on, and if not, which part is at fault?"
 EXIT_STATUS = """\

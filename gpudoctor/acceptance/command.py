@@ -36,13 +36,15 @@ from gpudoctor.acceptance.run import (
 from gpudoctor.acceptance.smi_step import DUMP
 from gpudoctor.acceptance.steps import wanted_steps
 from gpudoctor.errors import UserError
-from gpudoctor.exits import FAILED, OK, InterruptedBySignal, hold_signals, printable, write_stdout
+from gpudoctor.exit_codes import FAILED, OK
 from gpudoctor.facts.captures.archives import ACCEPTANCE, FACTS, KERNEL, MEASURED, REPORT, VERSIONS, pack
 from gpudoctor.facts.model.gpu import system_program
 from gpudoctor.facts.model.missing import known
 from gpudoctor.facts.model.node import to_json
 from gpudoctor.facts.redaction.redact import Redaction
 from gpudoctor.json_text import terminal_safe
+from gpudoctor.output import printable, write_stdout
+from gpudoctor.process.signals import InterruptedBySignal, hold_signals
 from gpudoctor.report.bundle_files import kernel_lines, versions
 from gpudoctor.report.model import render_json
 from gpudoctor.report.output_files import OutputError, write_new_file

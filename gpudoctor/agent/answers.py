@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Iterator
 from gpudoctor import __version__
 from gpudoctor.agent.node_status import NodeStatus, ScrapeFigures
 from gpudoctor.errors import UserError
-from gpudoctor.exits import printable
 from gpudoctor.http.address import HttpAccess
 from gpudoctor.http.listener import BoundedListener
+from gpudoctor.output import printable
 from gpudoctor.report.model import render_json
 from gpudoctor.report.prometheus import Family, Labels, Sample, families, verdict_states
 

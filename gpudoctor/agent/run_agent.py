@@ -17,7 +17,6 @@ from gpudoctor.agent.node_status import NodeStatus
 from gpudoctor.agent.schedule import OUTPUT_BYTES_MAX, TOKEN_VARIABLE, Schedule, SchedulePlan, environment
 from gpudoctor.agent.state import StateDirectory, WatchedSubject, default_directory
 from gpudoctor.errors import UserError
-from gpudoctor.exits import printable, say
 from gpudoctor.facts.model.node import Source
 from gpudoctor.facts.system.environment import node_name
 from gpudoctor.http.address import (
@@ -29,6 +28,7 @@ from gpudoctor.http.address import (
     read_token,
 )
 from gpudoctor.http.listener import ended_by_signal
+from gpudoctor.output import printable, say
 from gpudoctor.process.command import CommandLateError, run_command
 from gpudoctor.process.die_with_parent import adopt_orphans
 from gpudoctor.process.own_program import own_gpudoctor

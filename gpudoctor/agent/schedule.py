@@ -15,7 +15,7 @@ import msgspec
 
 from gpudoctor.agent.node_status import Last, Moment, NodeStatus, ScrapeFigures, no_report, status_at, streaks_after
 from gpudoctor.agent.state import StateDirectory, now
-from gpudoctor.exits import printable, say
+from gpudoctor.output import printable, say
 from gpudoctor.process.ending import end_leftovers, ending_words
 from gpudoctor.process.pipes import anonymous_file, content
 from gpudoctor.process.spawn import Child

@@ -14,7 +14,7 @@ import msgspec
 
 from gpudoctor.agent.node_status import Last, Moment
 from gpudoctor.errors import UserError
-from gpudoctor.exits import printable, say
+from gpudoctor.output import printable, say
 from gpudoctor.private_folder import make_private_folder, read_own_file, why_not_private
 from gpudoctor.report.output_files import write_file
 

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
 from gpudoctor.acceptance.command import accept
 from gpudoctor.acceptance.run import AcceptanceRequest
 from gpudoctor.acceptance.steps import NAMES
+from gpudoctor.cli.guarded import guarded
 from gpudoctor.cli.options import output_option, up_to
+from gpudoctor.cli.parsing import Parser
 from gpudoctor.errors import UserError
-from gpudoctor.exits import catch_signals, guarded
 from gpudoctor.load.burn import burn_duration_s
 from gpudoctor.probes.runner.launch_engine import MAX_RANKS
+from gpudoctor.process.signals import catch_signals
 
 _MOST_REPEATS = 1000
 
@@ -30,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parsed(argv: Sequence[str] | None, names: Sequence[str]) -> tuple[AcceptanceRequest, Path | None]:
     """The request and the path of the archive. Exits as argparse does if the options are wrong."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m gpudoctor.acceptance",
         description="Compare gpudoctor with nvidia-smi, plain torch loops and nccl-tests on this node, and write all "
         "of it into one archive. Takes about 10 minutes on one GPU and 20 on eight.",

@@ -7,8 +7,9 @@ from pathlib import Path
 
 from gpudoctor.agent import DEFAULT_LISTEN
 from gpudoctor.cli.options import fault_option, node_option, request_from, seconds_between, up_to
-from gpudoctor.exits import FAILED, OK, UNKNOWN, printable, write_stdout
+from gpudoctor.exit_codes import FAILED, OK, UNKNOWN
 from gpudoctor.lazy_import import lazy_imports
+from gpudoctor.output import printable, write_stdout
 
 with lazy_imports():
     from gpudoctor.agent import run_agent

@@ -19,9 +19,10 @@ from gpudoctor.cli.options import (
     write_error_document,
     write_output,
 )
-from gpudoctor.exits import OK, printable, write_stdout
+from gpudoctor.exit_codes import OK
 from gpudoctor.json_text import json_line
 from gpudoctor.lazy_import import lazy_imports
+from gpudoctor.output import printable, write_stdout
 
 with lazy_imports():
     from gpudoctor.cluster.baseline import compare, runs

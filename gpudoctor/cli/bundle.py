@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 
 from gpudoctor.cli.options import facts_deadline_option, output_option, read_source, redact_option, source_options
 from gpudoctor.errors import UserError
-from gpudoctor.exits import OK, is_terminal, printable, write_stdout
+from gpudoctor.exit_codes import OK
 from gpudoctor.facts.model.missing import known
 from gpudoctor.lazy_import import lazy_imports
+from gpudoctor.output import is_terminal, printable, write_stdout
 
 with lazy_imports():
     from gpudoctor.facts.captures import archives

@@ -9,22 +9,26 @@ import uuid
 from pathlib import Path
 
 from gpudoctor.cli.options import (
+    NODE_HELP,
     color_option,
     facts_deadline_option,
+    fault_option,
     format_options,
+    node_option,
     output_color,
     output_option,
     redact_option,
     request_from,
-    source_options,
     terminal_width,
     to_file,
     up_to,
     write_as_asked,
 )
-from gpudoctor.exits import COULD_NOT, OK, InterruptedBySignal, hold_signals, printable, say
+from gpudoctor.exit_codes import COULD_NOT, OK
 from gpudoctor.lazy_import import lazy_imports
+from gpudoctor.output import printable, say
 from gpudoctor.probes.runner.launch_engine import MAX_RANKS, LocalPlacement, local_placement
+from gpudoctor.process.signals import InterruptedBySignal, hold_signals
 
 with lazy_imports():
     # the checks are imported while the driver is being read, which takes as long; formats only when requested
@@ -36,53 +40,87 @@ with lazy_imports():
     from gpudoctor.report import html, junit_nagios, model, output_files, prometheus, text
 
 LEVELS = ("quick", "standard", "full", "burn")
+_EXAMPLES = """examples:
+  gpudoctor check                            this machine, half a minute
+  gpudoctor check pcie nvlink --level quick  two domains, without load
+  gpudoctor check --node bug-report.log.gz   what somebody sent
+  nvidia-smi -q | gpudoctor check --node -   what a command prints
+  gpudoctor check --json -o report.json      for a script
+
+exit codes: 0 no failure, 1 a failure, 2 gpudoctor could not do its work,
+            3 something is unknown
+"""
 FORMATS = ("text", "json", "nagios", "prometheus", "junit", "html")
 
 
 def add_options(check: argparse.ArgumentParser) -> None:
+    check.usage = "gpudoctor check [ID|DOMAIN ...] [--node SOURCE] [--level LEVEL] [OPTION ...]"
+    check.epilog = _EXAMPLES
     check.add_argument("ids", nargs="*", metavar="ID|DOMAIN", help="only these checks (globs too); all without")
-    source_options(check)
-    check.add_argument(
+    _add_what(check.add_argument_group("what"))
+    _add_how_deep(check.add_argument_group("how deep"))
+    _add_output(check.add_argument_group("output"))
+    _add_policy(check.add_argument_group("policy"))
+    _add_trials(check.add_argument_group("try it"))
+    check.formatter_class = argparse.RawDescriptionHelpFormatter  # last: argparse makes one an option
+
+
+def _add_what(what: argparse._ArgumentGroup) -> None:
+    node_option(what, NODE_HELP + "; without it, this machine")
+    what.add_argument("--gpu", metavar="LIST", help="judge only these GPUs: indices, UUIDs, bus ids, with commas")
+    what.add_argument("--skip", action="append", default=[], metavar="ID|DOMAIN", help="leave these out")
+    what.add_argument(
+        "--data", action="append", default=[], metavar="PATH", help="a folder or file that training reads"
+    )
+    what.add_argument("--need", metavar="RATE", help="what each GPU must be fed: 400MB/s, 1.5GB/s")
+
+
+def _add_how_deep(depth: argparse._ArgumentGroup) -> None:
+    depth.add_argument(
         "--level",
         choices=LEVELS,
         help="quick reads only; standard (default) adds collectives and a DDP train; full adds links, compute and "
         "memory; burn repeats full",
     )
-    check.add_argument("--duration", metavar="TIME", help="of level burn: 90s, 10m (default), 1h, or seconds")
-    check.add_argument("--skip", action="append", default=[], metavar="ID|DOMAIN", help="leave these out")
-    check.add_argument("--gpu", metavar="LIST", help="judge only these GPUs: indices, UUIDs, bus ids, with commas")
-    check.add_argument("--backend", choices=("auto", "nccl", "gloo"), default="auto", help="gloo: CPU ranks")
-    check.add_argument(
+    depth.add_argument("--duration", metavar="TIME", help="of level burn: 90s, 10m (default), 1h, or seconds")
+    depth.add_argument("--backend", choices=("auto", "nccl", "gloo"), default="auto", help="gloo: CPU ranks")
+    depth.add_argument(
         "--ranks", type=up_to(MAX_RANKS), metavar="N", help="number of ranks (default: one a GPU; gloo: 2)"
     )
-    check.add_argument(
-        "--inject", action="append", default=[], metavar="CASE", help="make a probe go wrong, to try alarms"
-    )
-    check.add_argument("--force", action="store_true", help="load GPUs that another process uses")
-    check.add_argument(
-        "--data", action="append", default=[], metavar="PATH", help="a folder or file that training reads"
-    )
-    check.add_argument("--need", metavar="RATE", help="what each GPU must be fed: 400MB/s, 1.5GB/s")
-    check.add_argument("--profile", metavar="NAME|FILE", help="judge against this profile (default: matched)")
-    check.add_argument("--config", type=Path, metavar="FILE")
-    facts_deadline_option(check, "for reading the facts (default 60)")
-    format_options(check, *FORMATS)
-    check.add_argument(
+    depth.add_argument("--force", action="store_true", help="load GPUs that another process uses")
+    facts_deadline_option(depth, "for reading the facts (default 60)")
+
+
+def _add_output(output: argparse._ArgumentGroup) -> None:
+    format_options(output, *FORMATS)
+    output_option(output, "write the report to FILE, atomically")
+    output.add_argument("-v", "--verbose", action="store_true", help="every finding")
+    output.add_argument(
         "--include-facts", action="store_true", help="put the facts as JSON into JSON (it can be judged again) and HTML"
     )
-    output_option(check, "write the report to FILE, atomically")
-    redact_option(check)
-    check.add_argument("--fail-on", choices=("fail", "warn", "never"), help="what exits with 1 (default: fail)")
-    check.add_argument(
-        "--require", action="append", default=[], metavar="ID", help="exit 3 if this check gave no verdict"
-    )
-    check.add_argument("-v", "--verbose", action="store_true", help="every finding")
-    check.add_argument(
+    redact_option(output)
+    output.add_argument(
         "--progress",
         action="store_true",
         help="write progress to stderr as JSON lines (progress, rank, probe, left_s), until stderr is closed",
     )
-    color_option(check)
+    color_option(output)
+
+
+def _add_policy(policy: argparse._ArgumentGroup) -> None:
+    policy.add_argument("--fail-on", choices=("fail", "warn", "never"), help="what exits with 1 (default: fail)")
+    policy.add_argument(
+        "--require", action="append", default=[], metavar="ID", help="exit 3 if this check gave no verdict"
+    )
+    policy.add_argument("--profile", metavar="NAME|FILE", help="judge against this profile (default: matched)")
+    policy.add_argument("--config", type=Path, metavar="FILE", help="thresholds, suppressions, expectations")
+
+
+def _add_trials(trials: argparse._ArgumentGroup) -> None:
+    fault_option(trials)
+    trials.add_argument(
+        "--inject", action="append", default=[], metavar="CASE", help="make a probe go wrong, to try alarms"
+    )
 
 
 def run(args: argparse.Namespace) -> int:

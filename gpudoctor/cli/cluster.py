@@ -22,9 +22,10 @@ from gpudoctor.cli.options import (
     write_as_asked,
 )
 from gpudoctor.cluster.check import LAUNCHERS
-from gpudoctor.exits import COULD_NOT, is_terminal, printable
+from gpudoctor.exit_codes import COULD_NOT
 from gpudoctor.json_text import json_line
 from gpudoctor.lazy_import import lazy_imports
+from gpudoctor.output import is_terminal, printable
 
 with lazy_imports():
     from gpudoctor.cluster.check import coordinator, launch_members, launcher_commands, report

@@ -17,9 +17,10 @@ from gpudoctor.cli.options import (
     terminal_width,
     write_as_asked,
 )
-from gpudoctor.exits import COULD_NOT, is_terminal, printable, say, write_stdout
+from gpudoctor.exit_codes import COULD_NOT
 from gpudoctor.json_text import json_line
 from gpudoctor.lazy_import import lazy_imports
+from gpudoctor.output import is_terminal, printable, say, write_stdout
 
 with lazy_imports():
     # importing the text and HTML renderers takes more than half of the start-up of a JSON report

@@ -6,7 +6,8 @@ import argparse
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from gpudoctor.exits import OK, write_stdout
+from gpudoctor.exit_codes import OK
+from gpudoctor.output import write_stdout
 
 _SHELLS = ("bash", "zsh", "fish")
 # arguments that are files, besides those of type Path
@@ -28,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
     """Write the script. Raise UserError for a plugin that cannot be loaded."""
     import shtab
 
-    from gpudoctor.cli.main import parser_of_all_commands
+    from gpudoctor.cli.parsing import parser_of_all_commands
 
     parser = parser_of_all_commands()
     _offer_names(parser)
@@ -44,7 +45,7 @@ def _offer_names(parser: argparse.ArgumentParser) -> None:
     import shtab
 
     from gpudoctor.checks.core.registry import all_checks
-    from gpudoctor.diagnose.causes import page_names
+    from gpudoctor.diagnose.causes import CAUSES
     from gpudoctor.facts.simulated.load import fault_names, node_names
     from gpudoctor.profiles.load import profile_names
 
@@ -54,7 +55,7 @@ def _offer_names(parser: argparse.ArgumentParser) -> None:
         "ids": [*domains, *checks],
         "skip": [*domains, *checks],
         "require": checks,
-        "id": [*checks, *(f"diagnose.{page}" for page in page_names())],
+        "id": [*checks, *CAUSES, *fault_names()],
         "fault": fault_names(),
     }
     names_or_files = {"node": node_names(), "profile": profile_names()}

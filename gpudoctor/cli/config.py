@@ -6,8 +6,9 @@ import argparse
 import os
 from pathlib import Path
 
-from gpudoctor.exits import OK, write_stdout
+from gpudoctor.exit_codes import OK
 from gpudoctor.lazy_import import lazy_imports
+from gpudoctor.output import write_stdout
 
 with lazy_imports():
     from gpudoctor import config

@@ -20,9 +20,10 @@ from gpudoctor.cli.options import (
     write_output,
 )
 from gpudoctor.errors import UserError
-from gpudoctor.exits import COULD_NOT, FAILED, OK, UNKNOWN, printable, say
+from gpudoctor.exit_codes import COULD_NOT, FAILED, OK, UNKNOWN
 from gpudoctor.json_text import json_document
 from gpudoctor.lazy_import import lazy_imports
+from gpudoctor.output import printable, say
 
 with lazy_imports():
     from gpudoctor.diagnose import build, diagnosis, follow, gather, html, node_reports, sources, text

@@ -14,7 +14,7 @@ from gpudoctor.cli.options import (
     source_options,
     write_output,
 )
-from gpudoctor.exits import OK
+from gpudoctor.exit_codes import OK
 from gpudoctor.json_text import terminal_safe
 from gpudoctor.lazy_import import lazy_imports
 

@@ -1,25 +1,61 @@
-"""`gpudoctor nodes`: prints the simulated nodes and the faults that can be applied to them."""
+"""`gpudoctor nodes`: prints the simulated nodes and the faults that can be applied to them, or some."""
 
 from __future__ import annotations
 
 import argparse
 
-from gpudoctor.exits import OK, write_stdout
+import msgspec
+
+from gpudoctor.cli.options import terminal_width
+from gpudoctor.errors import UserError
+from gpudoctor.exit_codes import OK
 from gpudoctor.facts.simulated.load import faults, node_titles
+from gpudoctor.lazy_import import lazy_imports
+from gpudoctor.output import printable, write_stdout
+
+with lazy_imports():
+    from gpudoctor.report import text
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add nothing: the command has no options."""
+    parser.add_argument("words", nargs="*", metavar="WORD", help="only those with this word in name, title or check")
+    parser.add_argument("--json", action="store_true", help="as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the name and title of each node and fault."""
-    titles = node_titles()
-    width = max(len(name) for name in titles)
-    lines = ["Simulated nodes (--node NAME):", *(f"  {name:<{width}}  {title}" for name, title in titles.items())]
-    kit = faults()
-    width = max(len(fault.name) for fault in kit)
-    lines += ["", "Faults (--fault NAME[@GPU]), with the check that finds them:"]
-    lines += [f"  {fault.name:<{width}}  {fault.check}: {fault.title}" for fault in kit]
-    write_stdout("\n".join(lines) + "\n")
+    """Write the name and title of each node and fault. Raise UserError if a word is in none."""
+    words = [word.lower() for word in args.words]
+    nodes = [row for row in node_titles().items() if _has(words, row)]
+    kit = [(each.name, each.check, each.title) for each in faults()]
+    kit = [row for row in kit if _has(words, row)]
+    if words and not nodes and not kit:
+        raise UserError(
+            f"no simulated node or fault has {' or '.join(map(printable, args.words))} in its name or title"
+        )
+    if args.json:
+        document = {
+            "nodes": [{"name": name, "title": title} for name, title in nodes],
+            "faults": [{"name": name, "check": check, "title": title} for name, check, title in kit],
+        }
+        write_stdout(msgspec.json.encode(document).decode() + "\n")
+        return OK
+    width = terminal_width()
+    parts = []
+    if nodes:
+        parts.append("Simulated nodes (--node NAME):\n" + text.columns(nodes, width=width, indent=2))
+    if kit:
+        head = "Faults (--fault NAME[@GPU]), with the check that finds them:\n"
+        parts.append(head + text.columns(kit, width=width, indent=2))
+    write_stdout("\n".join(parts))
     return OK
+
+
+def _has(words: list[str], row: tuple[str, ...]) -> bool:
+    return not words or any(word in " ".join(row).lower() for word in words)
+
+
+def write_error(args: argparse.Namespace, message: str, code: int) -> int:
+    """Write the error as a JSON object if JSON was requested; return the exit code."""
+    if args.json:
+        write_stdout(msgspec.json.encode({"error": printable(message)}).decode() + "\n")
+    return code

@@ -11,9 +11,10 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
-from gpudoctor.exits import COULD_NOT, ClosedStdoutError, is_terminal, say, write_stdout
+from gpudoctor.exit_codes import COULD_NOT
 from gpudoctor.facts.deadlines import COLLECTION
 from gpudoctor.lazy_import import lazy_imports
+from gpudoctor.output import ClosedStdoutError, is_terminal, say, write_stdout
 
 with lazy_imports():
     import shutil
@@ -29,6 +30,13 @@ class _Document(Protocol):
     def error(self) -> str | None: ...
 
 
+# argparse's parsers and groups share what adds an option
+_Options = argparse._ActionsContainer
+
+NODE_HELP = (
+    "a facts file, an nvidia-smi dump, a directory of dumps, a bug report, a report JSON, a bundle, "
+    "a recorded watch, - for stdin, or a simulated node's name (see: gpudoctor nodes)"
+)
 _R = TypeVar("_R", bound=msgspec.Struct)
 _D = TypeVar("_D", bound=_Document)
 
@@ -54,47 +62,43 @@ class _Once(argparse.Action):
         setattr(namespace, self.dest, values)
 
 
-def output_option(parser: argparse.ArgumentParser, text: str) -> None:
+def output_option(parser: _Options, text: str) -> None:
     """Add `-o FILE`, which may be given once; `text` is its help."""
     parser.add_argument("-o", "--output", type=Path, action=_Once, metavar="FILE", help=text)
 
 
-def redact_option(parser: argparse.ArgumentParser) -> None:
+def redact_option(parser: _Options) -> None:
     text = "replace UUIDs, serials, addresses, paths, names of hosts, users and processes"
     parser.add_argument("--redact", action="store_true", help=text)
 
 
-def format_options(parser: argparse.ArgumentParser, *formats: str, default: str | None = None) -> None:
+def format_options(parser: _Options, *formats: str, default: str | None = None) -> None:
     """Add `--format` and `--json`. Without `default`, None stands for text."""
     text = None if default else "default: text"
     parser.add_argument("--format", choices=formats, default=default, help=text)
     parser.add_argument("--json", action="store_const", const="json", dest="format", help="same as --format json")
 
 
-def color_option(parser: argparse.ArgumentParser) -> None:
+def color_option(parser: _Options) -> None:
     parser.add_argument("--color", choices=("auto", "always", "never"), default="auto")
 
 
-def node_option(parser: argparse.ArgumentParser, text: str) -> None:
+def node_option(parser: _Options, text: str) -> None:
     parser.add_argument("--node", metavar="SOURCE", help=text)
 
 
-def fault_option(parser: argparse.ArgumentParser, text: str = "put a fault on the node; makes it SIMULATED") -> None:
+def fault_option(parser: _Options, text: str = "put a fault on the node; makes it SIMULATED") -> None:
     """Add `--fault NAME[@GPU]`, which may be repeated."""
     parser.add_argument("--fault", action="append", default=[], metavar="NAME[@GPU]", help=text)
 
 
 def source_options(parser: argparse.ArgumentParser, without: str = "; without it, this machine") -> None:
     """Add `--node` and `--fault`; `without` is the end of the help of `--node`."""
-    node_option(
-        parser,
-        "a facts file, an nvidia-smi dump, a directory of dumps, a bug report, a report JSON, a bundle, "
-        f"a recorded watch, - for stdin, or a simulated node's name (see: gpudoctor nodes){without}",
-    )
+    node_option(parser, NODE_HELP + without)
     fault_option(parser)
 
 
-def facts_deadline_option(parser: argparse.ArgumentParser, text: str = "for reading the facts (60)") -> None:
+def facts_deadline_option(parser: _Options, text: str = "for reading the facts (60)") -> None:
     parser.add_argument("--deadline", type=seconds, metavar="SECONDS", help=text)
 
 

@@ -19,9 +19,10 @@ from gpudoctor.cli.options import (
     write_error_document,
     write_output,
 )
-from gpudoctor.exits import FAILED, OK, UNKNOWN, printable
+from gpudoctor.exit_codes import FAILED, OK, UNKNOWN
 from gpudoctor.json_text import json_line
 from gpudoctor.lazy_import import lazy_imports
+from gpudoctor.output import printable
 from gpudoctor.plan import MAX_BATCH
 
 with lazy_imports():

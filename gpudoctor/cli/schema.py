@@ -7,8 +7,9 @@ from importlib import import_module
 
 import msgspec
 
-from gpudoctor.exits import OK, write_stdout
+from gpudoctor.exit_codes import OK
 from gpudoctor.lazy_import import lazy_imports
+from gpudoctor.output import write_stdout
 
 with lazy_imports():
     from gpudoctor.report import model
@@ -26,7 +27,10 @@ _TYPES = {
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("of", nargs="?", choices=("report", *_TYPES), default="report")
+    documents = ("report", *_TYPES)
+    parser.add_argument(
+        "of", nargs="?", choices=documents, default="report", metavar="DOCUMENT", help=", ".join(documents)
+    )
 
 
 def run(args: argparse.Namespace) -> int:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import os
 
-from gpudoctor.exits import FAILED, OK, printable, write_stdout
+from gpudoctor.exit_codes import FAILED, OK
+from gpudoctor.output import printable, write_stdout
 from gpudoctor.slurm import HOOKS
 
 

@@ -16,7 +16,7 @@ import msgspec
 
 from gpudoctor.cli.options import seconds_between, source_options
 from gpudoctor.errors import UserError
-from gpudoctor.exits import OK
+from gpudoctor.exit_codes import OK
 from gpudoctor.json_text import terminal_safe
 from gpudoctor.lazy_import import lazy_imports
 

@@ -18,11 +18,11 @@ from pathlib import Path
 import msgspec
 
 from gpudoctor.errors import UserError
-from gpudoctor.exits import printable, say
 from gpudoctor.facts.captures.source import load_source
 from gpudoctor.facts.nvml.fake_driver_context import VARIABLE, write_fake_driver_context
 from gpudoctor.facts.simulated.load import apply_faults
 from gpudoctor.fakes.table_node import answers_of, branch_of
+from gpudoctor.output import printable, say
 from gpudoctor.private_folder import make_private_folder, why_replaceable
 from gpudoctor.process.command import CommandLateError, run_command
 from gpudoctor.process.die_with_parent import die_with_parent

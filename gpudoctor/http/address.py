@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from gpudoctor.errors import UserError
-from gpudoctor.exits import printable, say
+from gpudoctor.output import printable, say
 
 _BACKLOG = 64
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from gpudoctor.exits import printable
+from gpudoctor.output import printable
 from gpudoctor.plan.model_shape import ModelError, ModelShape
 
 MAX_BYTES = 4 * 2**20

@@ -15,12 +15,12 @@ from gpudoctor.checks.core.registry import all_checks
 from gpudoctor.checks.core.scope import scope_of
 from gpudoctor.config import load_config
 from gpudoctor.errors import UserError
-from gpudoctor.exits import printable
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.node import Node
 from gpudoctor.lazy_import import lazy_imports
 from gpudoctor.load.devices import CPU_RANKS
+from gpudoctor.output import printable
 from gpudoctor.plan import communication, memory, model_shape, settings, strategies, tensor_bytes
 from gpudoctor.plan.choose import Choice, choose, choose_forced, nearest_split, undividable
 from gpudoctor.plan.communication import StepTime, step_time

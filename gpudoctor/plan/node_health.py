@@ -11,11 +11,11 @@ from gpudoctor.checks.core.finding import Finding, Status
 from gpudoctor.checks.core.registry import Check, Impact, Level, impact_of
 from gpudoctor.config import Config, threshold_overrides
 from gpudoctor.errors import UserError
-from gpudoctor.exits import printable
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.missing import known
 from gpudoctor.facts.model.node import Node
+from gpudoctor.output import printable
 from gpudoctor.plan.communication import StepTime
 from gpudoctor.plan.machine import Machine
 from gpudoctor.plan.rates import Rate

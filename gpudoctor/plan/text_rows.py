@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from textwrap import wrap
 
-from gpudoctor.exits import printable
+from gpudoctor.output import printable
 from gpudoctor.plan.model import Plan, PlanVerification
 from gpudoctor.plan.model_shape import count_text
 from gpudoctor.units import seconds_text

@@ -9,12 +9,12 @@ import msgspec
 
 from gpudoctor import __version__
 from gpudoctor.checks.core.registry import all_checks
-from gpudoctor.exits import printable
 from gpudoctor.facts.captures.archives import FACTS, KERNEL, REPORT, VERSIONS
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node, to_json
 from gpudoctor.facts.redaction.redact import Redaction
 from gpudoctor.json_text import terminal_safe
+from gpudoctor.output import printable
 from gpudoctor.report.judge import Question, judge
 from gpudoctor.report.model import Report, Run, SourceSummary, render_json
 

@@ -13,10 +13,10 @@ from gpudoctor.checks.core.causes import Fault
 from gpudoctor.checks.core.finding import Finding, Status
 from gpudoctor.checks.core.registry import LEVELS, Level
 from gpudoctor.checks.core.runner import CheckResult
-from gpudoctor.exits import printable
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.node import Node, SourceKind
 from gpudoctor.json_text import json_line
+from gpudoctor.output import printable
 
 Verdict = Literal["pass", "warn", "fail", "unknown"]
 
@@ -115,6 +115,21 @@ class Report(msgspec.Struct, frozen=True):
     def to_json(self) -> str:
         """The document that `gpudoctor check --json` writes, on one line without a newline."""
         return json_line(self).rstrip("\n")
+
+    def __str__(self) -> str:
+        """For `print` and notebooks: the node, the counts, each fault, and the verdict."""
+        lines = [f"{word} {text}" for word, text in alarms(self)]
+        lines.append(" | ".join(filter(None, (self.host.name or self.run.source.name, *node_words(self, "x")))))
+        n = self.counts
+        counts = f"{n.passed} passed, {n.warn} warned, {n.fail} failed, {n.skip} skipped, {n.unknown} unknown"
+        lines.append(f"level {self.run.level}: {counts}")
+        lines += [f"  {fault.check}: {fault.headline}" for fault in self.faults]
+        lines.append(f"UNKNOWN {self.error}" if self.error else self.reason)
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        text = str(self).replace("&", "&amp;").replace("<", "&lt;")  # the module html takes 6 ms to import
+        return f"<pre>{text}</pre>"
 
 
 def alarms(report: Report) -> Iterator[tuple[str, str]]:

@@ -12,11 +12,12 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
+from rich.theme import Theme
 
 from gpudoctor.checks.core.finding import PROBLEMS, Finding, Status, worst
 from gpudoctor.checks.core.registry import LEVELS
 from gpudoctor.checks.core.subject import NODE, grouped_label
-from gpudoctor.exits import printable
+from gpudoctor.output import printable
 from gpudoctor.report.model import Report, alarms, is_above, node_words, profile_words, suppressed_in
 from gpudoctor.report.text_figures import figure_lines
 from gpudoctor.report.wording import (
@@ -38,6 +39,7 @@ STYLES = {
     Status.SKIP: "dim",
     Status.UNKNOWN: "bold magenta",
 }
+_THEME = Theme({"markdown.code": "cyan"})  # rich's own has a black background
 _GAP = 2  # of `TextRows`
 # if less width is left for the last cell, it goes on lines below the row
 _WORDS_MIN = 20
@@ -60,10 +62,17 @@ def laid_out(parts: Iterable[RenderableType], *, width: int, color: bool) -> str
         markup=False,
         emoji=False,
         legacy_windows=False,
+        theme=_THEME,
     )
     with console.capture() as captured:
         console.print(Group(*parts))
     return "\n".join(line.rstrip() for line in captured.get().splitlines()) + "\n"
+
+
+def columns(rows: Iterable[Sequence[str]], *, width: int, indent: int = 0) -> str:
+    """Rows of plain text as `TextRows` lays them out."""
+    table = TextRows([[plain(cell) for cell in row] for row in rows])
+    return laid_out([Padding(table, (0, 0, 0, indent))], width=width, color=False)
 
 
 def _parts(report: Report, verbose: bool) -> Iterator[RenderableType]:

@@ -12,7 +12,7 @@ from functools import partial
 import msgspec
 
 from gpudoctor.errors import UserError
-from gpudoctor.exits import printable, say
+from gpudoctor.output import printable, say
 from gpudoctor.report.output_files import OutputError, write_file
 from gpudoctor.slurm import Hook, kept_verdict
 from gpudoctor.slurm.drain import DrainResult, NodeRecord, count_healthy, drain, forget_healthy, read_node, undo_drain

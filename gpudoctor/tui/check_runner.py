@@ -13,10 +13,11 @@ import msgspec
 from gpudoctor.checks.core.registry import LEVELS, Level, all_checks, select
 from gpudoctor.checks.gpu.in_use import use_of
 from gpudoctor.errors import UserError
-from gpudoctor.exits import COULD_NOT, printable
+from gpudoctor.exit_codes import COULD_NOT
 from gpudoctor.facts.model.gpu import GpuProcess
 from gpudoctor.facts.model.missing import NOT_READ, Missing, known
 from gpudoctor.load.measure import puts_load as checks_put_load
+from gpudoctor.output import printable
 from gpudoctor.process.async_child import AsyncChild
 from gpudoctor.process.ending import ending_words
 from gpudoctor.process.own_program import own_gpudoctor

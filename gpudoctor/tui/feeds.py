@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from gpudoctor.errors import UserError
-from gpudoctor.exits import printable
 from gpudoctor.facts.deadlines import COLLECTION
 from gpudoctor.facts.stream.messages import Opening, Tick, WatchLine
+from gpudoctor.output import printable
 from gpudoctor.process.async_child import AsyncChild, Taker
 from gpudoctor.process.pipes import LineReader
 from gpudoctor.tui.state import HISTORY_TICKS, FeedFailure, Playback

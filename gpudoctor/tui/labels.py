@@ -11,7 +11,7 @@ from textual.theme import Theme
 from textual.widget import Widget
 
 from gpudoctor.checks.core.finding import WORST_FIRST, Finding, Status
-from gpudoctor.exits import printable
+from gpudoctor.output import printable
 from gpudoctor.units import rate_number
 
 # colour never carries the meaning alone: the word is always shown

@@ -12,12 +12,12 @@ from textual.app import App
 
 from gpudoctor.checks.core.registry import Level
 from gpudoctor.errors import UserError
-from gpudoctor.exits import printable
 from gpudoctor.facts.captures import SourceError
 from gpudoctor.facts.captures.facts_file import checked
 from gpudoctor.facts.captures.opened import read_file
 from gpudoctor.facts.model.node import Node
 from gpudoctor.lazy_import import lazy_imports
+from gpudoctor.output import printable
 from gpudoctor.progress import ProgressLine
 from gpudoctor.report.model import Report
 from gpudoctor.report.output_files import write_file

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from gpudoctor.errors import UserError
-from gpudoctor.exits import printable
 from gpudoctor.facts.system.environment import node_name
 from gpudoctor.lazy_import import lazy_imports
+from gpudoctor.output import printable
 from gpudoctor.process.die_with_parent import die_with_parent
 from gpudoctor.process.own_program import own_gpudoctor
 

@@ -7,11 +7,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from gpudoctor.checks.core.finding import PROBLEMS, Finding, Status
+from gpudoctor.checks.core.finding import Finding
 from gpudoctor.checks.core.registry import Level
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.node import Node
 from gpudoctor.facts.stream.messages import WATCHED, GpuTick, HostTick, Opening, ProcessTick, Tick, WatchLine
+from gpudoctor.report.gpu_health import health_of, problems_of
 from gpudoctor.report.model import Report
 from gpudoctor.tui.labels import clock
 
@@ -221,15 +222,7 @@ class State:
 
     def findings_of(self, gpu: int) -> list[tuple[str, Finding]]:
         """(check id, finding) of every problem of this GPU (NVML index), worst first."""
-        if self.report is None:
-            return []
-        found = [
-            (check.id, finding)
-            for check in self.report.checks
-            for finding in check.findings
-            if finding.status in PROBLEMS and gpu in (finding.subject.gpu, *(finding.subject.gpus or ()))
-        ]
-        return sorted(found, key=lambda row: (PROBLEMS.index(row[1].status), row[1].explained_by is not None))
+        return problems_of(self.report, gpu) if self.report is not None else []
 
     def health_of(self, gpu: int) -> str:
         """One word: FAIL, unknown, warn, ok; LOST if the driver no longer lists the GPU; "-" if no check judged it.
@@ -238,17 +231,8 @@ class State:
         """
         if gpu in self.lost:
             return "LOST"
-        found = self.findings_of(gpu)
-        if found:
-            return {Status.FAIL: "FAIL", Status.UNKNOWN: "unknown", Status.WARN: "warn"}[found[0][1].status]
-        if not self._passed(gpu):
-            return "-"
-        return "ok" if self.trouble is None else "unknown"
-
-    def _passed(self, gpu: int) -> bool:
-        """Whether any check passed on this GPU."""
-        checks = self.report.checks if self.report is not None else ()
-        return any(f.status is Status.PASS and f.subject.gpu == gpu for check in checks for f in check.findings)
+        health = health_of(self.report, gpu) if self.report is not None else "-"
+        return "unknown" if health == "ok" and self.trouble is not None else health
 
 
 def _merged(before: GpuTick | None, now: GpuTick) -> GpuTick:

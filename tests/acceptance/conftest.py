@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,6 +12,7 @@ import msgspec
 import pytest
 
 from tests.fake_driver.conftest import COMMAND, ROOT
+from tests.needs import fixture_needs
 
 PROGRAM = (sys.executable, "-m", "gpudoctor.acceptance")
 
@@ -43,9 +43,8 @@ Begin = Callable[..., "tuple[subprocess.Popen[str], Ran]"]
 
 
 @pytest.fixture(scope="session")
+@fixture_needs("cc")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if not any(map(shutil.which, ("cc", "gcc", "clang"))):
-        pytest.skip("no C compiler here: the fake driver cannot be built")
     return tmp_path_factory.mktemp("cache")
 
 

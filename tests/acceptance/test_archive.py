@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from gpudoctor.facts.captures.opened import read_file
 from gpudoctor.facts.captures.source import load_source
 from gpudoctor.facts.model.node import to_json
 from gpudoctor.facts.simulated.load import load_node
+from tests.needs import needs
 
 NODE = load_node("t4-cloud-4")
 ROOT = Path(__file__).parents[2]
@@ -77,12 +77,11 @@ def test_the_summary_keeps_to_80_columns_and_shows_no_escapes() -> None:
     assert not any("\x1b" in line for line in lines)
 
 
+@needs("make")
 @pytest.mark.parametrize(
     ("backend", "before"), [("gloo", ["gpudoctor", "fake-driver", "--node", "hgx-h100-8", "--"]), ("auto", [])]
 )
 def test_make_without_a_gpu_plays_a_driver_and_with_one_does_not(backend: str, before: list[str]) -> None:
-    if shutil.which("make") is None:
-        pytest.skip("no make here")
     command = ["make", "--no-print-directory", "-n", "-o", ".venv/.installed", "gpu-acceptance", f"BACKEND={backend}"]
     said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60).stdout
     words = said.strip().splitlines()[-1].replace(".venv/bin/", "").split()

@@ -42,6 +42,7 @@ from gpudoctor.report.model import Report, SourceSummary
 from gpudoctor.report.model import Run as ReportRun
 from tests.acceptance.fake_smi import dump
 from tests.fake_driver.conftest import COMMAND, ROOT
+from tests.needs import needs
 
 
 def of(items: Iterator[Item], outcome: str) -> list[str]:
@@ -85,8 +86,8 @@ def test_the_figure_of_one_gpu_that_is_off_is_named_and_no_other() -> None:
     assert len(of(iter(items), "agreed")) == 6
 
 
+@needs("torch")
 def test_the_plain_loops_run_on_a_cpu() -> None:
-    pytest.importorskip("torch")
     order = msgspec.json.encode(LoopOrder((), "fp32", 128, 0.1)).decode()
     done = subprocess.run(
         own_python("gpudoctor.probes.compute.plain_loops", "main", order), capture_output=True, check=True, timeout=120

@@ -19,6 +19,7 @@ import pytest
 
 from gpudoctor.facts.simulated.load import load_node
 from tests.acceptance.conftest import Accept, Begin, Ran
+from tests.needs import needs
 
 SHORT = ("--backend", "gloo", "--repeats", "2")
 GPU_7 = "0000:cb:00.0"
@@ -207,11 +208,9 @@ def test_an_archive_that_is_there_already_is_not_replaced(accept: Accept, tmp_pa
     assert ran.archive.read_text(encoding="utf-8") == "mine"
 
 
+@needs("prlimit")
 def test_a_disk_that_fills_up_costs_the_archive_and_not_the_summary(accept: Accept) -> None:
-    limit = ("prlimit", "--fsize=20000") if Path("/usr/bin/prlimit").exists() else None
-    if limit is None:
-        pytest.skip("no prlimit here to make files end early")
-    ran = accept(*only("driver"), before=limit)
+    ran = accept(*only("driver"), before=("prlimit", "--fsize=20000"))
     assert ran.code == 2
     assert ran.err.splitlines()[1:] == [f"gpudoctor: error: {ran.archive}: cannot write: File too large"]
     assert "AGREED: 1 steps agreed" in ran.out
@@ -223,7 +222,7 @@ def test_a_disk_that_fills_up_costs_the_archive_and_not_the_summary(accept: Acce
     [
         (("--burn", "5x"), "--burn '5x': write it as"),
         (("--only", "quick", "--skip", "quick"), "leave no step to run"),
-        (("--only", "nonsense"), "invalid choice: 'nonsense'"),
+        (("--only", "nonsense"), "--only: 'nonsense' is none of driver"),
         (("--repeats", "0"), "'0': a number from 1 to 1000 is wanted"),
     ],
 )

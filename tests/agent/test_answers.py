@@ -17,7 +17,7 @@ from aiohttp import web
 
 from gpudoctor.agent.run_agent import token_of
 from gpudoctor.checks.core.finding import Status
-from gpudoctor.cli.main import parsed
+from gpudoctor.cli.parsing import parsed
 from gpudoctor.errors import UserError
 from gpudoctor.http.address import HttpAccess, ListenAddress, listen_address
 from gpudoctor.http.listener import BoundedListener

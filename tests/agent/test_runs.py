@@ -26,6 +26,7 @@ from gpudoctor.report.model import Report, SourceSummary, render_json
 from gpudoctor.report.prometheus import families
 from tests.agent.running import DEADLINE_S, FAULTY, command, environ, wait_for
 from tests.conftest import ROOT
+from tests.needs import needs
 
 HEALTHY = judge(load_node("hgx-h100-8", {}))
 WARNING = judge(apply_faults(load_node("hgx-h100-8", {}), ["persistence-off@3"]))
@@ -267,7 +268,7 @@ def test_a_state_that_other_users_could_forge_is_refused(tmp_path: Path, mode: i
     assert {oct(level.stat().st_mode)[-3:] for level in folder.rglob("*") if level.is_dir()} == {"700"}
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives folders and links away")
+@needs("root")
 def test_a_state_of_a_stranger_is_refused_and_a_link_of_systemds_is_not(tmp_path: Path) -> None:
     folder, link = tmp_path / "private", tmp_path / "state"
     folder.mkdir(mode=0o755)

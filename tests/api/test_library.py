@@ -157,3 +157,12 @@ def test_the_levels_are_the_command_lines() -> None:
 def _printed(program: str) -> list[str]:
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     return run.stdout.split()
+
+
+def test_a_report_is_readable_where_it_is_printed() -> None:
+    report = gpudoctor.check(node="hgx-h100-8", faults="pcie-width-x8@5", level="quick")
+    lines = str(report).splitlines()
+    assert lines[0].startswith("SIMULATED node hgx-h100-8 with pcie-width-x8@5")
+    assert "  pcie.link-width: GPU 5 (0000:ab:00.0): PCIe Gen5 x8" in lines
+    assert lines[-1] == report.reason
+    assert report._repr_html_().startswith("<pre>SIMULATED node")

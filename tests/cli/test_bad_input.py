@@ -87,7 +87,7 @@ def test_an_empty_directory_and_one_without_dumps_are_refused(gpudoctor: Gpudoct
         (("check", "--fault", "gpu-lost@1", "--level", "quick"), ("--node",)),
         (("check", "--node", "hgx-h100-8", "--backend", "nccl"), ("hgx-h100-8", "gloo")),
         (("check", "--node", "hgx-h100-8", "--backend", "gloo", "--inject", "nonsense"), ("nonsense",)),
-        (("explain", "nothing"), ("nothing",)),
+        (("explain", "nonsuch"), ("nonsuch",)),
         (("facts", "--node", "nothing"), ("nothing",)),
     ],
 )

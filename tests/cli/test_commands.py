@@ -7,11 +7,11 @@ import sys
 from pathlib import Path
 
 import gpudoctor.cli
-from gpudoctor.cli.main import COMMANDS
+from gpudoctor.cli.commands import COMMANDS
 
 OPTIONS = """
 import argparse, sys
-from gpudoctor.cli.main import COMMANDS, module_of
+from gpudoctor.cli.commands import COMMANDS, module_of
 for name in COMMANDS:
     module_of(name).add_options(argparse.ArgumentParser())
 print(*sys.modules)
@@ -49,4 +49,6 @@ def test_a_check_imports_the_file_of_no_other_command() -> None:
         "print(*[m for m in sys.modules if m.startswith('gpudoctor.cli.')], file=sys.stderr)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert set(done.stderr.split()) == {f"gpudoctor.cli.{name}" for name in ("main", "options", "check")}
+    assert set(done.stderr.split()) == {
+        f"gpudoctor.cli.{name}" for name in ("main", "commands", "guarded", "parsing", "options", "check")
+    }

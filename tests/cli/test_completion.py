@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pty
 import select
-import shutil
 import subprocess
 import sys
 import time
@@ -15,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from gpudoctor.cli.main import main
+from tests.needs import fixture_needs, needs
 
 # how a shell is started and loads the script: from its startup file, or from where a package puts it
 LOADING = {
@@ -62,11 +62,10 @@ class Terminal:
         self._shell.wait()
 
 
-@pytest.fixture(params=LOADING)
+@pytest.fixture(params=[pytest.param(name, marks=needs(name.split()[0])) for name in LOADING])
+@fixture_needs("setsid")
 def terminal(request: pytest.FixtureRequest, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Terminal]:
     shell = request.param.partition(" ")[0]
-    if shutil.which(shell) is None:
-        pytest.skip(f"{shell} is not installed")
     assert main(["completion", shell]) == 0
     (tmp_path / "_gpudoctor").write_text(capsys.readouterr().out)
     (tmp_path / "saved-facts.json").touch()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +15,7 @@ import psutil
 import pytest
 
 from tests.cli.conftest import Gpudoctor, Outcome
+from tests.needs import missing, needs
 from tests.probes.conftest import GONE_WITHIN_S, goes_on
 
 HERE = ("check", "data.loader", "--backend", "gloo", "--json")
@@ -48,7 +48,7 @@ def of_status(check: dict[str, Any], status: str) -> list[dict[str, Any]]:
     return [finding for finding in check["findings"] if finding["status"] == status]
 
 
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2 or not shutil.which("taskset"), reason="needs two CPUs, taskset")
+@needs("taskset", "two processor cores")
 def test_files_are_loaded_by_workers_and_a_core_that_they_all_share_is_named_with_its_cause(
     temporary: Path, tmp_path: Path
 ) -> None:
@@ -88,14 +88,14 @@ def test_files_are_loaded_by_workers_and_a_core_that_they_all_share_is_named_wit
 
 
 def _own_shm(command: str, size: str = "1m") -> list[str]:
-    return ["unshare", "-m", "sh", "-c", f"mount -t tmpfs -o size={size} tmpfs /dev/shm && {command}"]
+    shell, mount = ["unshare", "-m", "sh", "-c"], f"mount -t tmpfs -o size={size} tmpfs /dev/shm"
+    tried = subprocess.run([*shell, mount], capture_output=True, text=True)
+    if tried.returncode:
+        missing("mounts", tried.stderr.strip())
+    return [*shell, f"{mount} && {command}"]
 
 
-def _can_mount() -> bool:
-    return bool(shutil.which("unshare")) and subprocess.run(_own_shm("true"), capture_output=True).returncode == 0
-
-
-@pytest.mark.skipif(not _can_mount(), reason="needs root, to mount a small /dev/shm")
+@needs("root", "unshare", "mount")
 def test_a_tiny_dev_shm_is_named_and_never_filled(temporary: Path) -> None:
     code, check, measured = checked(*_own_shm(" ".join((*CHECK, "--ranks", "1"))))
     assert (code, check["status"]) == (0, "warn")
@@ -107,7 +107,7 @@ def test_a_tiny_dev_shm_is_named_and_never_filled(temporary: Path) -> None:
     assert list(temporary.iterdir()) == []
 
 
-@pytest.mark.skipif(not _can_mount(), reason="needs root, to mount a /dev/shm without a limit")
+@needs("root", "unshare", "mount")
 def test_a_dev_shm_without_a_limit_is_not_a_full_one(temporary: Path) -> None:
     code, check, measured = checked(*_own_shm(" ".join((*CHECK, "--ranks", "1")), size="0"))
     assert code == 0

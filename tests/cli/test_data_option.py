@@ -11,6 +11,7 @@ import gpudoctor as library
 from gpudoctor.api import CheckRequest
 from gpudoctor.errors import UserError
 from tests.cli.conftest import Gpudoctor
+from tests.needs import needs
 
 
 def _fifo(folder: Path) -> Path:
@@ -59,7 +60,7 @@ def test_a_path_that_no_data_can_be_read_from_is_refused_in_one_line(
     assert word in outcome.err
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+@needs("a user other than root")
 def test_a_folder_without_permission_is_refused_in_one_line(gpudoctor: Gpudoctor, tmp_path: Path) -> None:
     (tmp_path / "shut").mkdir(mode=0o000)
     outcome = gpudoctor("check", "--level", "quick", "--data", str(tmp_path / "shut"))

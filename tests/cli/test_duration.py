@@ -28,6 +28,7 @@ from gpudoctor.load.burn import burn_duration_s, count_again
 from gpudoctor.load.measure import CPU_PROBE_DEADLINE_S, RUN_DEADLINE_S
 from gpudoctor.probes.runner import launch
 from tests.cli.conftest import Gpudoctor
+from tests.needs import needs
 
 BURN = ("check", "--node", "hgx-h100-8", "--level", "burn", "--backend", "gloo")
 
@@ -170,8 +171,8 @@ def test_a_duration_is_told_apart_from_the_one_of_another_level() -> None:
         burn_duration_s("10m", "full", 600.0)
 
 
+@needs("torch")
 def test_ctrl_c_in_a_later_round_keeps_what_was_known_and_leaves_no_rank(tmp_path: Path) -> None:
-    pytest.importorskip("torch", reason="PyTorch is not installed")
     reading, writing = os.openpty()  # progress is shown on a terminal only, with the round
     with (tmp_path / "out").open("wb") as out:
         process = subprocess.Popen(

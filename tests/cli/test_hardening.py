@@ -57,9 +57,18 @@ def test_a_suppressed_fault_stays_visible(gpudoctor: Gpudoctor, tmp_path: Path) 
     assert "suppressed until 2999-01-01" in verbose.out[verbose.out.index("PASS     pcie.link-width") :]
 
 
-@pytest.mark.parametrize("redirect", ["2>&-", ">&- 2>&-", "2>/dev/full"])
-def test_a_closed_stderr_does_not_turn_an_error_into_a_verdict(redirect: str) -> None:
-    assert shell(f"{GPUDOCTOR} check no-such-check {redirect}").returncode == 2
+@pytest.mark.parametrize("buffered", ["env -u PYTHONUNBUFFERED", "env PYTHONUNBUFFERED=1"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        *("check no-such-check 2>&-", "check no-such-check >&- 2>&-", "check no-such-check 2>/dev/full"),
+        *("check --no-such-option 2>/dev/full", "--help >/dev/full", "--version >/dev/full 2>/dev/full"),
+    ],
+)
+def test_a_stream_that_takes_nothing_turns_no_error_into_another_exit_code(command: str, buffered: str) -> None:
+    done = shell(f"{buffered} {GPUDOCTOR} {command}")
+    assert done.returncode == 2
+    assert b"Exception ignored" not in done.stderr
 
 
 @pytest.mark.parametrize("option", ["--node", "--gpu", "--profile", "--config"])
@@ -140,12 +149,12 @@ def test_what_to_run_next_is_about_the_same_node(gpudoctor: Gpudoctor) -> None:
 
 STARTUP = """
 import os, signal, sys
-import gpudoctor.exits as exits
-real = exits.catch_signals
+import gpudoctor.process.signals as signals
+real = signals.catch_signals
 def caught():
     real()
     os.kill(os.getpid(), signal.{name})
-exits.catch_signals = caught
+signals.catch_signals = caught
 import gpudoctor.cli.main
 gpudoctor.cli.main.catch_signals = caught
 sys.exit(gpudoctor.cli.main.main({argv!r}))

@@ -50,7 +50,8 @@ mv "$JOURNAL_PIDS.new" "$JOURNAL_PIDS"
 while :; do wait; sleep 1; done
 """
 PATIENT = (
-    "import gpudoctor.exits as e; e._PATIENCE_S = 0.0; from gpudoctor.cli.main import main; raise SystemExit(main())"
+    "import gpudoctor.process.signals as e; e._PATIENCE_S = 0.0\n"
+    "from gpudoctor.cli.main import main; raise SystemExit(main())"
 )
 
 

@@ -17,12 +17,13 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Gpudoctor
+from tests.needs import needs
 
 QUICK = ("check", "--level", "quick", "--json", "--node", "t4-cloud-4", "-o")
 FACTS = ("facts", "--node", "t4-cloud-4", "-o")
 BUNDLE = ("bundle", "--node", "t4-cloud-4", "-o")
 COMMANDS = pytest.mark.parametrize("command", [QUICK, FACTS], ids=["check", "facts"])
-AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+AS_ROOT = needs("root")
 
 
 @pytest.fixture
@@ -117,7 +118,7 @@ def test_a_replaced_file_keeps_its_owner(gpudoctor: Gpudoctor, mine: Path) -> No
     assert (seen.st_uid, seen.st_gid, stat.S_IMODE(seen.st_mode)) == (4321, 4322, 0o600)
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write to every file")
+@needs("a user other than root")
 def test_a_file_that_must_not_be_written_to_is_not_replaced(gpudoctor: Gpudoctor, mine: Path) -> None:
     path = mine / "r.json"
     path.write_text("old")

@@ -23,9 +23,10 @@ from gpudoctor.load import measure
 from gpudoctor.report.model import Report, report_schema
 from tests.cli.conftest import Gpudoctor, Outcome
 from tests.imported_torch import ForkedPython, own_children
+from tests.needs import needs
 from tests.probes.conftest import open_files
 
-pytest.importorskip("torch", reason="PyTorch is not installed")
+pytestmark = needs("torch")
 pytestmark = pytest.mark.usefixtures("forked_starters")
 
 

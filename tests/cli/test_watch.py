@@ -30,6 +30,7 @@ from tests.cli.conftest import Gpudoctor
 from tests.conftest import ROOT
 from tests.facts.nvml_nodes import make_node, make_root, with_gpu
 from tests.imported_torch import own_children
+from tests.needs import needs
 
 PATIENT_S = 60.0
 Start = Callable[..., "subprocess.Popen[bytes]"]
@@ -170,9 +171,8 @@ def test_a_recording_cut_in_its_first_line_is_one_line_of_error(gpudoctor: Gpudo
         assert outcome.err.count("\n") == 1
 
 
+@needs("/dev/full")
 def test_a_full_disk_is_an_error_of_one_line() -> None:
-    if not Path("/dev/full").exists():
-        pytest.skip("no /dev/full here")
     with Path("/dev/full").open("wb") as full:
         done = subprocess.run(
             [sys.executable, "-m", "gpudoctor", "watch", "--node", "rtx4090-4"],

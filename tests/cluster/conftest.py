@@ -7,17 +7,19 @@ from collections.abc import Iterator
 import pytest
 
 from tests.cli.conftest import gpudoctor as gpudoctor  # the command line, as a fixture
-from tests.cluster.hosts import EmulationError, Hosts
+from tests.cluster.hosts import TOOLS, EmulationError, Hosts
+from tests.needs import fixture_needs, missing
 
 
 @pytest.fixture(scope="module")
+@fixture_needs(*TOOLS)
 def module_hosts() -> Iterator[Hosts]:
     """Four hosts and a login host for the tests of one module: for a daemon that they share."""
     hosts = Hosts(4)
     try:
         hosts.start()
     except EmulationError as error:
-        pytest.skip(str(error))
+        missing("network namespaces", error)
     try:
         yield hosts
     finally:

@@ -18,7 +18,7 @@ import pytest
 
 from gpudoctor.cluster.fleet.files import Listed
 from gpudoctor.cluster.fleet.reading import Outcome, ReportReader
-from gpudoctor.exits import InterruptedBySignal
+from gpudoctor.process.signals import InterruptedBySignal
 from tests.cli.conftest import Gpudoctor
 from tests.cluster.fleet_reports import Report, fleet, report, write
 from tests.imported_torch import own_children

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 from gpudoctor.cluster.hostlist import hostlist
 from tests.cli.conftest import Gpudoctor
 from tests.cluster.fleet_reports import Report, fleet, report, write
+from tests.needs import needs
 
 
 def test_good_and_bad_hosts_stand_one_a_line_and_unknown_ones_in_neither(gpudoctor: Gpudoctor, tmp_path: Path) -> None:
@@ -66,14 +66,12 @@ NAMES = [
 ]
 
 
+@needs("scontrol")
 @pytest.mark.parametrize("names", NAMES)
 def test_slurm_reads_the_expression_as_the_same_names(names: list[str], tmp_path: Path) -> None:
-    scontrol = shutil.which("scontrol")
-    if scontrol is None:
-        pytest.skip("no scontrol here (apt-get install slurm-client)")
     config = tmp_path / "slurm.conf"  # it needs one, and queries no daemon
     config.write_text("ClusterName=here\nSlurmctldHost=localhost\n")
-    command = [scontrol, "show", "hostnames", hostlist(names)]
+    command = ["scontrol", "show", "hostnames", hostlist(names)]
     environ = {**os.environ, "SLURM_CONF": str(config)}
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environ)
     assert sorted(done.stdout.split()) == sorted(names), done.stderr

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.hosts import EmulationError, Hosts
+from tests.cluster.hosts import TOOLS, EmulationError, Hosts
+from tests.needs import missing, needs
 
 # sends 4 MB to the other host's echo of a byte count, and prints how long that took
 _RECEIVE = """
@@ -74,6 +75,7 @@ def test_a_host_that_is_cut_off_cannot_be_reached_till_it_is_mended(hosts: Hosts
     assert mended.returncode == 0, mended.stderr
 
 
+@needs(*TOOLS)
 def test_nothing_is_left_when_the_block_fails() -> None:
     before = _spaces()
     folders, sleepers = [], []
@@ -89,7 +91,7 @@ def test_nothing_is_left_when_the_block_fails() -> None:
         with pytest.raises(KeyError):
             fail_with_a_host_busy()
     except EmulationError as error:
-        pytest.skip(str(error))
+        missing("network namespaces", error)
 
     assert _spaces() == before
     sleepers[0].communicate(timeout=60)
@@ -102,17 +104,6 @@ def test_a_command_that_hangs_is_killed_with_what_it_printed(hosts: Hosts) -> No
         hosts.run(1, ["sh", "-c", "echo so far; sleep 600"], timeout=1)
 
     assert caught.value.output == "so far\n"
-
-
-def test_without_root_or_tools_the_reason_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.geteuid", lambda: 1000)
-    with pytest.raises(EmulationError, match="need root"):
-        Hosts(1).start()
-
-    monkeypatch.setattr("os.geteuid", lambda: 0)
-    monkeypatch.setenv("PATH", "")
-    with pytest.raises(EmulationError, match="need ip, tc, nsenter"):
-        Hosts(1).start()
 
 
 def _spaces() -> set[str]:

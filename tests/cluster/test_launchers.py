@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpudoctor.cli.cluster import request_of
-from gpudoctor.cli.main import parsed
+from gpudoctor.cli.parsing import parsed
 from gpudoctor.cluster.check import launcher_commands
 from gpudoctor.cluster.check.launcher_commands import chosen_launcher, launch_with
 from gpudoctor.cluster.check.report import ClusterCheckRequest

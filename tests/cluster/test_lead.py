@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpudoctor.cli.cluster import request_of, write_report
-from gpudoctor.cli.main import parsed
+from gpudoctor.cli.parsing import parsed
 from gpudoctor.cluster.check.coordinator import Coordinator, file_name
 from gpudoctor.cluster.check.hub import Hub
 from gpudoctor.cluster.check.report import ClusterOutput

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import pytest
 
 from gpudoctor.checks.core.finding import Status
 from gpudoctor.cluster.check.report import ClusterReport
+from tests.needs import needs
 
 # the cluster runs in a separate process: it starts 26, with warnings that pytest makes errors here
 _CLUSTER = """
@@ -29,8 +29,8 @@ cluster.shutdown()
 """
 
 
+@needs("ray")
 def test_ray_runs_one_check_a_node_and_says_that_its_nodes_are_one_machine(tmp_path: Path) -> None:
-    pytest.importorskip("ray", reason="Ray is not installed: pip install ray")
     env = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0"}
     with subprocess.Popen(
         [sys.executable, "-c", _CLUSTER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env

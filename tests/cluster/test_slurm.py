@@ -13,18 +13,20 @@ from gpudoctor.checks.core.finding import Status
 from gpudoctor.cluster.check.report import ClusterReport
 from tests.cluster.hosts import Hosts
 from tests.cluster.slurm import HOOKS, Slurm, SlurmError
+from tests.needs import fixture_needs, missing
 
 _REASON = "gpudoctor: SIMULATED FAIL gpu.xid GPU 3 (0000:4b:00.0): Xid 79: GPU has fallen off the bus"
 _CHECK = [sys.executable, "-m", "gpudoctor", "cluster", "check", "--level", "quick", "--node", "hgx-h100-8"]
 
 
 @pytest.fixture(scope="module")
+@fixture_needs("munged", "slurmctld", "slurmd", "srun")
 def cluster(module_hosts: Hosts) -> Slurm:
     slurm = Slurm(module_hosts)
     try:
         slurm.start()
     except SlurmError as error:
-        pytest.skip(str(error))
+        missing("a running Slurm", error)
     return slurm
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -12,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from gpudoctor.cli.main import parsed
+from gpudoctor.cli.parsing import parsed
 from gpudoctor.slurm.hooks import metrics
 from gpudoctor.slurm.settings import HookSettings
 from tests.cluster.slurm import HOOKS, hooks_that_read
 from tests.conftest import ROOT
+from tests.needs import needs
 
 _GO_ON = "echo 'go on: PASS 33 of 51 checks'"
 _REFUSE = "echo 'refuse: FAIL gpu.xid GPU 3: Xid 79'; exit 1"
@@ -166,7 +166,7 @@ def test_a_settings_file_whose_last_line_is_false_is_a_good_one(bench: Bench) ->
     assert len(bench.calls()) == 1
 
 
-@pytest.mark.skipif(any(Path("/dev").glob("nvidia[0-9]*")), reason="this machine has GPUs")
+@needs("no GPU")
 @SCRIPTS
 def test_a_node_without_gpus_needs_no_gpudoctor(bench: Bench, script: str) -> None:
     bench.setting("GPUDOCTOR=/nowhere/gpudoctor\nGPUDOCTOR_ON_ERROR=hold\nunset GPUDOCTOR_TRIAL")
@@ -196,7 +196,7 @@ def test_a_gpudoctor_that_nothing_ends_is_not_waited_for(bench: Bench) -> None:
     assert (done.returncode, "no answer in 40 s" in done.stderr) == (0, True)
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+@needs("/dev/full")
 def test_a_metric_that_cannot_be_written_leaves_no_part_of_it(bench: Bench) -> None:
     bench.gpudoctor("exit 4")
     file = bench.hooks / "gpudoctor-hooks.sh"
@@ -319,9 +319,8 @@ def test_a_job_that_ended_well_is_not_diagnosed(bench: Bench) -> None:
     assert bench.calls() == []
 
 
+@needs("shellcheck")
 def test_shellcheck_finds_nothing() -> None:
-    if shutil.which("shellcheck") is None:
-        pytest.skip("no shellcheck: apt-get install shellcheck")
     scripts = sorted(path.name for path in HOOKS.iterdir() if path.suffix in (".sh", ".sbatch"))
 
     done = subprocess.run(["shellcheck", "-x", *scripts], cwd=HOOKS, capture_output=True, text=True, check=False)

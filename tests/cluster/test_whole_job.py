@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -18,6 +17,7 @@ from gpudoctor.checks.core.finding import Finding, Status
 from gpudoctor.cluster.check.report import ClusterReport
 from gpudoctor.report.model import Report
 from tests.cluster.hosts import LOGIN, Hosts
+from tests.needs import needs
 
 _LIMIT_S = 240
 _TOKEN = {"GPUDOCTOR_CLUSTER_TOKEN": "of-the-test-0123456789abcdef"}
@@ -104,11 +104,10 @@ def rsh_agent(hosts: Hosts) -> Path:
     return agent
 
 
+@needs("mpirun")
 def test_mpirun_starts_one_check_a_host_and_healthy_hosts_are_not_named(
     hosts: Hosts, rsh_agent: Path, tmp_path: Path
 ) -> None:
-    if shutil.which("mpirun") is None:
-        pytest.skip("Open MPI is not installed: apt-get install openmpi-bin")
     done = hosts.run(
         LOGIN,
         [*_CHECK, "--hosts", "node1,node2,node3", *_OPTIONS, "--reports", tmp_path],
@@ -204,9 +203,8 @@ def test_a_hostname_of_loopback_and_an_interface_that_is_not_there_are_told_and_
     assert ranks[0].returncode == 1
 
 
+@needs("mpirun")
 def test_an_interrupted_check_writes_what_it_knows_and_leaves_nothing_running(hosts: Hosts, rsh_agent: Path) -> None:
-    if shutil.which("mpirun") is None:
-        pytest.skip("Open MPI is not installed: apt-get install openmpi-bin")
     env = {"OMPI_MCA_plm_rsh_agent": str(rsh_agent), "OMPI_MCA_oob_tcp_if_include": "eth0"}
     command = [*_CHECK, "--hosts", "node1,node2", *_OPTIONS, "--progress"]
     check = hosts.popen(LOGIN, command, env=env)

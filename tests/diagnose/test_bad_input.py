@@ -28,6 +28,7 @@ from gpudoctor.diagnose.scan import all_lines, interesting_lines
 from gpudoctor.diagnose.sources import LogSource, find_sources
 from gpudoctor.errors import UserError
 from tests.diagnose.asking import answer_of, answer_to, said
+from tests.needs import module
 
 FAILURE = (
     "[rank0]: step 10 loss 3.0\n[rank3]: Traceback (most recent call last):\n"
@@ -97,14 +98,14 @@ def test_a_boundary_at_the_end_of_a_read_ends_no_file(packed: Callable[[bytes], 
 
 
 def test_frames_of_zstd_are_read_one_after_the_other(tmp_path: Path) -> None:
-    zstandard = pytest.importorskip("zstandard")
+    zstandard = module("zstandard")
     data = FAILURE.encode()
     packed = zstandard.compress(data[:40]) + zstandard.compress(data[40:])
     assert said(answer_to(packed, tmp_path)) == ("user_exception", 3)
 
 
 def test_a_torn_or_broken_zstd_is_one_line_or_what_came_before(tmp_path: Path) -> None:
-    zstandard = pytest.importorskip("zstandard")
+    zstandard = module("zstandard")
     whole = zstandard.compress((FAILURE + "".join(f"step {n} {n * n % 977}\n" for n in range(50_000))).encode())
     torn = answer_to(whole[: len(whole) // 2], tmp_path)
     assert torn.verdict in ("cause", "nothing")

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.diagnose.real_runs import FAULTS, can_limit_memory, run_job
+from tests.needs import missing, needs
 
 TIMES = int(os.environ.get("GPUDOCTOR_DIAGNOSE_RUNS", "0"))
 
@@ -16,11 +17,11 @@ pytestmark = pytest.mark.skipif(
 )
 
 
+@needs("torch")
 @pytest.mark.parametrize("fault", FAULTS)
 def test_the_first_failure_of_a_real_job_is_found(fault: str, tmp_path: Path) -> None:
-    pytest.importorskip("torch")
     if fault == "eat-memory" and not can_limit_memory():
-        pytest.skip("no memory cgroup can be made here: needs root and a writable cgroup")
+        missing("control groups")
     verdicts = []
     for seed in range(TIMES):
         folder = tmp_path / str(seed)

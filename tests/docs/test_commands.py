@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gpudoctor.cli.main import COMMANDS, parsed
+from gpudoctor.cli.commands import COMMANDS
+from gpudoctor.cli.parsing import parsed
 from gpudoctor.errors import UserError
 
 ROOT = Path(__file__).parent.parent.parent

@@ -17,9 +17,10 @@ import yaml
 
 from gpudoctor.checks.core.registry import registry
 from gpudoctor.diagnose.causes import page_names
-from tests.tui.chromium import browsing, chromium
+from tests.needs import find, needs
+from tests.tui.chromium import browsing
 
-pytest.importorskip("mkdocs", reason="mkdocs is not installed")
+pytestmark = needs("mkdocs")
 ROOT = Path(__file__).parent.parent.parent
 
 
@@ -113,10 +114,9 @@ _COPIED = """[...document.querySelectorAll(".highlight code")].map(code => {
 })"""
 
 
+@needs("chromium")
 def test_what_is_copied_can_be_pasted_into_a_shell(site: Path, tmp_path: Path) -> None:
-    path = chromium()
-    if path is None:
-        pytest.skip("no Chromium is installed: apt install chromium, or set GPUDOCTOR_CHROMIUM")
+    path = str(find("chromium"))
 
     async def body() -> None:
         async with browsing(path, tmp_path / "profile") as page:

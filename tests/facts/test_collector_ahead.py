@@ -16,12 +16,12 @@ from typing import Any
 import psutil
 import pytest
 
-from gpudoctor.errors import UserError
 from gpudoctor.facts.nvml.fake_driver_context import write_fake_driver_context
 from gpudoctor.fakes.fake_nvml import Script, ScriptedFault, write_script
 from gpudoctor.fakes.run_program import find_compiler
 from tests.conftest import ROOT
 from tests.facts.nvml_nodes import make_node, make_root
+from tests.needs import fixture_needs
 
 GPUDOCTOR = (sys.executable, "-m", "gpudoctor")
 QUICK = ("check", "--level", "quick", "--json")
@@ -72,12 +72,10 @@ def _marked(mark: str) -> list[psutil.Process]:
 
 
 @pytest.fixture
+@fixture_needs("cc")
 def machine(tmp_path: Path) -> tuple[dict[str, str], Path]:
     """The environment of a machine whose kernel module is loaded, and the file that its driver library makes."""
-    try:
-        compiler = find_compiler(os.environ)
-    except UserError:
-        pytest.skip("no C compiler here")
+    compiler = find_compiler(os.environ)
     libraries, fake_driver, loaded = tmp_path / "lib", tmp_path / "fake_driver", tmp_path / "loaded"
     libraries.mkdir()
     fake_driver.mkdir()

@@ -327,7 +327,6 @@ def test_a_limits_file_without_the_line_or_the_number_is_missing(tmp_path: Path)
 # --- this machine ------------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(not Path("/proc/self/limits").exists(), reason="needs Linux")
 def test_this_machine_is_read_without_a_failure() -> None:
     host = read_host(Path("/"))
     failed = {name for name in Host.__struct_fields__ if getattr(getattr(host, name), "kind", "") == "failed"}

@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import pytest
-
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.system.environment import read_nccl_net_plugins
+from tests.needs import needs
 from tests.sysfs_tree import write
 
 OFI = "/opt/amazon/ofi-nccl/lib/libnccl-net.so"
@@ -63,7 +62,7 @@ def test_without_a_plugin_there_is_none_with_a_cache_or_without(tmp_path: Path) 
     assert read_nccl_net_plugins(tmp_path, {}) == ()
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read every file")
+@needs("a user other than root")
 def test_a_cache_that_may_not_be_read_is_not_taken_for_one_without_plugins(tmp_path: Path) -> None:
     cache(tmp_path, OFI)
     (tmp_path / "etc/ld.so.cache").chmod(0)

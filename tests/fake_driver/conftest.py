@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.needs import fixture_needs
 
 ROOT = Path(__file__).parents[2]
 COMMAND = (sys.executable, "-m", "gpudoctor", "fake-driver")
@@ -21,9 +22,8 @@ Ask = Callable[..., Any]
 
 
 @pytest.fixture(scope="session")
+@fixture_needs("cc")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if not any(map(shutil.which, ("cc", "gcc", "clang"))):
-        pytest.skip("no C compiler here")
     return tmp_path_factory.mktemp("cache")
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.fake_driver.conftest import Run
+from tests.needs import needs
 
 WHERE = "import os; print(os.environ['LD_LIBRARY_PATH'].split(':')[0])"
 STRANGER = 12345
@@ -75,7 +76,7 @@ def test_a_library_that_others_could_have_put_there_is_built_anew_and_said(how: 
     assert f"built anew, not taken from {made}" in done.stderr
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives a link away")
+@needs("root")
 def test_a_link_that_a_stranger_laid_on_the_way_is_not_followed(made: Path, run: Run, tmp_path: Path) -> None:
     link = tmp_path / "link"
     link.symlink_to(made)

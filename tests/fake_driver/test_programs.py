@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -23,6 +21,7 @@ from gpudoctor.facts.simulated.load import load_node
 from gpudoctor.fakes.run_program import FLAGS, LIBRARY, SOURCES, find_compiler
 from gpudoctor.fakes.table_node import answers_of
 from tests.fake_driver.conftest import Run
+from tests.needs import find, needs
 
 GPUDOCTOR = (sys.executable, "-m", "gpudoctor")
 NVITOP = """
@@ -82,7 +81,7 @@ def as_nvitop_says(gpu: Gpu) -> dict[str, Any]:
     }
 
 
-@pytest.mark.skipif(importlib.util.find_spec("nvitop") is None, reason="nvitop is not installed")
+@needs("nvitop")
 @pytest.mark.parametrize("name", ["hgx-h100-8", "t4-cloud-4", "dgx-a100-8"])
 def test_nvitop_shows_what_the_node_file_says(run: Run, name: str) -> None:
     done = run(name, sys.executable, "-c", NVITOP)
@@ -95,7 +94,7 @@ def test_nvitop_shows_what_the_node_file_says(run: Run, name: str) -> None:
     assert "FunctionNotFound" not in done.stderr
 
 
-@pytest.mark.skipif(importlib.util.find_spec("nvitop") is None, reason="nvitop is not installed")
+@needs("nvitop")
 def test_nvitop_shows_a_lost_gpu_without_values_beside_seven_with(run: Run) -> None:
     done = run("hgx-h100-8", sys.executable, "-c", NVITOP, faults=("gpu-lost@2",))
     shown = json.loads(done.stdout)[2]
@@ -103,7 +102,7 @@ def test_nvitop_shows_a_lost_gpu_without_values_beside_seven_with(run: Run) -> N
     assert [gpu["used"] == "N/A" for gpu in shown] == [index == 2 for index in range(8)]
 
 
-@pytest.mark.skipif(importlib.util.find_spec("nvitop") is None, reason="nvitop is not installed")
+@needs("nvitop")
 def test_nvitop_itself_runs_once_and_ends(run: Run) -> None:
     done = run("hgx-h100-8", sys.executable, "-m", "nvitop", "-1", faults=("gpu-lost@2",))
     assert done.returncode == 0, done.stderr
@@ -111,9 +110,9 @@ def test_nvitop_itself_runs_once_and_ends(run: Run) -> None:
     assert "570.172.08" in done.stdout
 
 
-@pytest.mark.skipif(shutil.which("gpustat") is None, reason="gpustat is not on the PATH")
+@needs("gpustat")
 def test_gpustat_shows_what_the_node_file_says(run: Run) -> None:
-    done = run("hgx-h100-8", str(shutil.which("gpustat")), "--json", faults=("gpu-lost@2",))
+    done = run("hgx-h100-8", str(find("gpustat")), "--json", faults=("gpu-lost@2",))
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     node = load_node("hgx-h100-8", {})

@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
+from tests.needs import module
+
 
 @pytest.fixture(scope="session")
 def schemas() -> Iterator[Any]:
-    validator = pytest.importorskip("kubernetes_validate", reason="no kubernetes-validate: pip install -e .[dev]")
+    validator = module("kubernetes_validate")
     patch = pytest.MonkeyPatch()
     # it reads the megabytes of a version's definitions for each object anew
     patch.setattr(validator.utils, "schema_contents", functools.cache(validator.utils.schema_contents))

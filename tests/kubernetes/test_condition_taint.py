@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.kubernetes.api_server import LABEL, api_server, node
 from tests.kubernetes.manifests import script_of, the
+from tests.needs import needs
 
+pytestmark = needs("kubectl")
 OURS = "gpudoctor.dev/gpu-problem"
-
-
-@pytest.fixture(autouse=True)
-def _kubectl() -> None:
-    if shutil.which("kubectl") is None:
-        pytest.skip("no kubectl: apt-get install kubectl")
 
 
 def _round(tmp_path: Path, nodes: list[dict[str, Any]], most: str = "25") -> tuple[dict[str, list[str]], str]:

@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 import yaml
 
-from gpudoctor.cli.main import parsed
+from gpudoctor.cli.parsing import parsed
 from gpudoctor.cluster.check.placement import job_placement
 from tests.kubernetes.manifests import Manifest, commands_in, manifests, script_of, the
 

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from gpudoctor.checks.core.registry import registry
-from gpudoctor.cli.main import parsed
+from gpudoctor.cli.parsing import parsed
 from gpudoctor.config import load_config
 from tests.conftest import ROOT
 from tests.kubernetes.manifests import FOLDER, Manifest, commands, commands_in, manifests, script_of, the

@@ -14,6 +14,7 @@ import yaml
 
 from tests.conftest import ROOT
 from tests.kubernetes.manifests import COMPONENTS, FOLDER, OVERLAYS, Manifest, built, manifests
+from tests.needs import needs
 
 OLDEST, NEWEST = "1.25", "1.37"
 # Kubernetes, Pod Security Standards: volumes that the restricted level allows
@@ -27,6 +28,7 @@ def test_every_folder_is_built_or_added_here() -> None:
     assert kustomizations == {"base", *OVERLAYS, *COMPONENTS}
 
 
+@needs("kubectl")
 @pytest.mark.parametrize("version", [OLDEST, NEWEST])
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_what_an_overlay_gives_is_valid(schemas: Any, overlay: str, version: str) -> None:
@@ -34,6 +36,7 @@ def test_what_an_overlay_gives_is_valid(schemas: Any, overlay: str, version: str
         assert schemas.validate(manifest.data, version, strict=True) == version, manifest.name
 
 
+@needs("kubectl")
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_an_overlay_starts_one_thing_and_what_it_needs_is_there_or_named(overlay: str) -> None:
     objects = built(FOLDER / overlay)
@@ -52,6 +55,7 @@ def test_an_overlay_starts_one_thing_and_what_it_needs_is_there_or_named(overlay
     assert all(f"create secret generic {name} --from-literal=token=" in kustomization for name in secrets)
 
 
+@needs("kubectl")
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_all_of_an_overlay_is_in_one_namespace_that_allows_its_pods(overlay: str) -> None:
     objects = built(FOLDER / overlay)
@@ -94,6 +98,7 @@ def _more_than_restricted(manifest: Manifest) -> list[str]:
     return found
 
 
+@needs("kubectl")
 def test_the_readmes_own_kustomization_puts_an_image_by_digest_everywhere(tmp_path: Path) -> None:
     objects = built(_site(tmp_path))
     images = {container["image"] for each in objects for container in each.containers}
@@ -104,6 +109,7 @@ def test_the_readmes_own_kustomization_puts_an_image_by_digest_everywhere(tmp_pa
     assert yaml.safe_load(config)["expect"] == {"gpus": 8}
 
 
+@needs("kubectl")
 @pytest.mark.parametrize("overlay", ["agent", "textfile"])
 def test_with_the_kernel_log_a_daemonset_is_privileged_and_so_is_its_namespace(
     schemas: Any, tmp_path: Path, overlay: str
@@ -120,6 +126,7 @@ def test_with_the_kernel_log_a_daemonset_is_privileged_and_so_is_its_namespace(
         schemas.validate(each.data, NEWEST, strict=True)
 
 
+@needs("kubectl")
 def test_the_kernel_log_named_last_takes_the_pod_monitor_along(tmp_path: Path) -> None:
     components = ["../pod-monitor", "../kernel-log"]
     objects = built(_kustomization(tmp_path, {"resources": ["../agent"], "components": components}))
@@ -183,10 +190,9 @@ def test_the_kubectl_commands_are_of_kinds_that_are_tried_here_or_want_a_server(
     assert verbs == {"apply", "create", "wait", "logs"}
 
 
+@needs("kubectl")
 @pytest.mark.parametrize("line", [line for line in _shell_lines() if " create " in line])
 def test_what_is_created_by_hand_is_what_the_manifests_ask_for(schemas: Any, line: str) -> None:
-    if shutil.which("kubectl") is None:
-        pytest.skip("no kubectl: apt-get install kubectl")
     done = subprocess.run(
         ["sh", "-c", f"{line} --dry-run=client -o yaml"], capture_output=True, text=True, timeout=60, check=False
     )

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +15,7 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.kubernetes.manifests import FOLDER, commands_in, script_of, the
+from tests.needs import needs
 
 _SIMULATED = f"""
 case " $* " in *" --node "*) ;; *) set -- "$@" --node hgx-h100-8 $FAULTS ;; esac
@@ -145,9 +145,8 @@ def test_no_result_and_a_stale_one_are_not_known_to_node_problem_detector(tmp_pa
     assert max(len(absent.stdout), len(stale.stdout)) <= 81
 
 
+@needs("shellcheck")
 def test_shellcheck_finds_nothing_in_the_scripts(tmp_path: Path) -> None:
-    if shutil.which("shellcheck") is None:
-        pytest.skip("no shellcheck: apt-get install shellcheck")
     scripts = {
         "daemonset": script_of(the("DaemonSet/gpudoctor"), "check"),
         "job": script_of(the("Job/gpudoctor-check"), "check"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -12,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from gpudoctor import __version__
-from gpudoctor.cli.main import COMMANDS
+from gpudoctor.cli.commands import COMMANDS
+from tests.needs import has, needs
 from tests.packages.project_files import ROOT
 
-pytestmark = pytest.mark.skipif(shutil.which("dpkg-deb") is None, reason="dpkg-deb is not installed")
+pytestmark = needs("dpkg-deb")
 CLEAN = {"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8"}
 
 
@@ -79,8 +79,6 @@ def test_the_package_says_what_it_needs(small_package: Path) -> None:
 def installed(built: Callable[[str], Path]) -> Iterator[None]:
     """The package on this machine, for as long as the test runs."""
     package = built("gpudoctor_{version}_{deb}.deb")
-    if os.geteuid() != 0:
-        pytest.skip("only root installs a package")
     state = subprocess.run(["dpkg-query", "--show", "gpudoctor"], capture_output=True, text=True)
     if state.returncode == 0 or Path("/usr/lib/gpudoctor").exists():
         pytest.skip("gpudoctor is installed on this machine, and the test would replace it")
@@ -96,18 +94,19 @@ def left_behind() -> list[Path]:
     return [path for path in folders if path.exists()]
 
 
+@needs("root")
 @pytest.mark.usefixtures("installed")
 def test_the_installed_package_works_and_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "json.py").write_text("raise SystemExit('the working directory is searched')\n")
     assert run("gpudoctor", "--version") == f"gpudoctor {__version__}\n"
     run("gpudoctor", "check", "--node", "hgx-h100-8", "--level", "quick", cwd=tmp_path)
     run("gpudoctor", "check", "--node", "hgx-h100-8", "--fault", "pcie-width-x8@5", "--level", "quick", code=1)
-    if shutil.which("gcc"):
+    if has("cc"):
         argv = ["fake-driver", "--node", "hgx-h100-8", "--fault", "gpu-lost@2", "--", "gpudoctor", "check", "--level"]
         home = {**CLEAN, "HOME": str(tmp_path)}
         assert "GPU 2" in run("gpudoctor", *argv, "quick", code=1, env=home, cwd=tmp_path)
     assert "SIMULATED" in run("gpudoctor", "agent", "--once", "--node", "hgx-h100-8", "--state", tmp_path)
-    if shutil.which("man"):
+    if has("man"):
         assert "--include-facts" in run("man", "gpudoctor-check", env={**CLEAN, "MANWIDTH": "200"})
         assert "which part is at fault" in run("man", "gpudoctor", env={**CLEAN, "MANWIDTH": "200"})
     script = "/usr/share/bash-completion/completions/gpudoctor"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import shutil
@@ -15,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from gpudoctor import __version__
+from tests.needs import has, needs
 from tests.packages.project_files import ROOT
 
 QUICK = ("check", "--node", "hgx-h100-8", "--level", "quick")
@@ -101,7 +101,7 @@ def test_the_single_file_starts_pythons_of_its_own(single_file: SingleFile) -> N
     """The collector that reads the driver, and the ranks: without torch they say so, and nothing passes."""
     facts = single_file.run("facts")
     assert (facts.returncode, json.loads(facts.stdout)["source"]["kind"]) == (0, "live")
-    if shutil.which("gcc"):
+    if has("cc"):
         argv = ("fake-driver", "--node", "hgx-h100-8", "--fault", "gpu-lost@2", "--", str(single_file.file))
         lost = single_file.run(*argv, "check", "--level", "quick")
         assert lost.returncode == 1
@@ -111,6 +111,7 @@ def test_the_single_file_starts_pythons_of_its_own(single_file: SingleFile) -> N
     assert "PyTorch is not installed" in ranks.stdout
 
 
+@needs("torch")
 def test_the_single_file_runs_in_the_python_that_starts_it_and_finds_its_torch(single_file: SingleFile) -> None:
     assert single_file.run(*QUICK).returncode == 0  # in the system's Python, which unpacks it
     env = {"PATH": "/usr/bin:/bin", "HOME": str(single_file.home)}
@@ -120,8 +121,6 @@ def test_the_single_file_runs_in_the_python_that_starts_it_and_finds_its_torch(s
     python, package = told.splitlines()
     assert python == sys.executable
     assert package.startswith(str(single_file.home))
-    if importlib.util.find_spec("torch") is None:
-        pytest.skip("the tests' own Python has no PyTorch")
     argv = [
         sys.executable,
         single_file.file,
@@ -138,7 +137,7 @@ def test_the_single_file_runs_in_the_python_that_starts_it_and_finds_its_torch(s
     assert (ended.returncode, bool(measured)) == (0, True), ended.stdout + ended.stderr
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be a user who may write nowhere")
+@needs("root")
 def test_the_single_file_needs_no_home(single_file: SingleFile) -> None:
     """Not below pytest's own folder, which every pytest run closes to other users again."""
     with tempfile.TemporaryDirectory(prefix="gpudoctor-") as name:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from gpudoctor.cli.main import COMMANDS, parser_of_all_commands
+from gpudoctor.cli.commands import COMMANDS
+from gpudoctor.cli.parsing import parser_of_all_commands
+from tests.needs import needs
 
 WRITER = Path(__file__).parents[2] / "contrib" / "packages" / "man_pages.py"
 
@@ -26,8 +27,6 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def shown(page: Path) -> str:
     """The page as man shows it, on one line."""
-    if shutil.which("man") is None:
-        pytest.skip("man is not installed")
     environ = {**os.environ, "MANWIDTH": "400", "LC_ALL": "C.UTF-8", "MANOPT": "--no-hyphenation"}
     ended = subprocess.run(["man", "--warnings", "-l", page], env=environ, capture_output=True, text=True, check=True)
     assert ended.stderr == ""
@@ -43,12 +42,14 @@ def options(parser: argparse.ArgumentParser) -> Iterator[str]:
             yield from action.option_strings
 
 
+@needs("man")
 def test_every_command_has_a_page_and_the_first_page_names_them_all(pages: Path) -> None:
     assert {page.name for page in pages.iterdir()} == {"gpudoctor.1", *(f"gpudoctor-{name}.1" for name in COMMANDS)}
     first = shown(pages / "gpudoctor.1")
     assert [name for name, text in COMMANDS.items() if f"gpudoctor-{name}(1) {text}" not in first] == []
 
 
+@needs("man")
 @pytest.mark.parametrize("command", ["bundle", "check", "cluster", "fake-driver"])
 def test_a_page_has_every_option_of_its_command(pages: Path, command: str) -> None:
     text = shown(pages / f"gpudoctor-{command}.1")

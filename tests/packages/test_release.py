@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
 import gpudoctor
+from tests.needs import find, needs
 from tests.packages.project_files import ROOT, files_of_the_project
 
 PYPROJECT = (ROOT / "pyproject.toml").read_text()
@@ -58,11 +56,9 @@ def test_every_action_of_a_workflow_is_pinned_by_its_hash(path: Path) -> None:
     assert [u for u in used if not re.fullmatch(r"[\w./-]+@[0-9a-f]{40}", u[0]) or "# v" not in u[1]] == []
 
 
+@needs("zizmor")
 def test_a_scanner_of_workflows_finds_nothing() -> None:
-    zizmor = shutil.which("zizmor", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
-    if zizmor is None:
-        pytest.skip("zizmor is not installed")
-    argv = [zizmor, "--offline", "--format", "json", "--persona", "pedantic", *map(str, WORKFLOWS)]
+    argv = [str(find("zizmor")), "--offline", "--format", "json", "--persona", "pedantic", *map(str, WORKFLOWS)]
     ended = subprocess.run(argv, capture_output=True, text=True)
     assert [f"{finding['ident']}: {finding['desc']}" for finding in json.loads(ended.stdout)] == [], ended.stderr
 

@@ -8,7 +8,9 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+from tests.needs import module
+
+torch = module("torch")
 
 from gpudoctor.plan.memory import PlanJob, RankSplit, memory_of  # noqa: E402
 from gpudoctor.plan.model_shape import ModelShape  # noqa: E402

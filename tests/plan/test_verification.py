@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from importlib.util import find_spec
 from typing import Any
 
 import jsonschema
@@ -15,6 +14,7 @@ from gpudoctor.plan import verification
 from gpudoctor.probes.runner.launch import OnMessage
 from gpudoctor.probes.runner.messages import UnusableTorch
 from tests.cli.conftest import Gpudoctor
+from tests.needs import needs
 
 pytestmark = pytest.mark.usefixtures("forked_starters")
 
@@ -27,7 +27,7 @@ def _short_trials(monkeypatch: pytest.MonkeyPatch) -> None:
 
 CPU = ("--node", "cpu-only", "--try", "--backend", "gloo")
 
-with_torch = pytest.mark.skipif(find_spec("torch") is None, reason="PyTorch is not installed")
+with_torch = needs("torch")
 
 
 def tried(gpudoctor: Gpudoctor, *argv: str) -> Any:

@@ -12,6 +12,7 @@ from gpudoctor.facts.model.missing import Missing
 from gpudoctor.probes.runner import messages
 from gpudoctor.probes.runner.launch import ProbePlan
 from gpudoctor.probes.runner.messages import Finished
+from tests.needs import module
 from tests.probes.conftest import measure
 
 pytestmark = pytest.mark.usefixtures("forked_starters")
@@ -37,7 +38,7 @@ class FakeRank:
 
 
 def _rounds(rank: FakeRank, clock: Callable[[], float], monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    rank_module = pytest.importorskip("gpudoctor.probes.runner.rank", reason="PyTorch is not installed")
+    rank_module = module("gpudoctor.probes.runner.rank")
     monkeypatch.setattr(rank_module.time, "monotonic", clock)
     monkeypatch.setattr(rank_module.time, "sleep", lambda _: None)
     rank_module._run_repetitions(rank, {"collective": lambda _: None, "train": lambda _: None})
@@ -73,7 +74,6 @@ def test_without_a_duration_or_a_probe_there_is_no_second_round(
 
 
 def test_real_ranks_make_rounds_together_until_the_time_is_over() -> None:
-    pytest.importorskip("torch", reason="PyTorch is not installed")
     plan = ProbePlan("gloo", 2, probes=("collective",), duration_s=2.0, inject=("wrong-sum=1",))
     found = measure(plan)
     assert found.problems == ()

@@ -10,7 +10,9 @@ from typing import Any, cast
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+from tests.needs import module
+
+torch = module("torch")
 
 from gpudoctor.probes.collective import operations as collective_ops  # noqa: E402
 from gpudoctor.probes.collective import probe as collectives  # noqa: E402

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
+from tests.needs import module
+
+torch = module("torch")
 
 from gpudoctor.errors import UserError  # noqa: E402
 from gpudoctor.facts.model.measured_hardware import ComputeRank  # noqa: E402
@@ -18,7 +20,6 @@ from gpudoctor.probes.compute import correctness  # noqa: E402
 from gpudoctor.probes.compute import probe as compute  # noqa: E402
 from gpudoctor.probes.runner import messages, torch_device  # noqa: E402
 from gpudoctor.probes.runner.launch import ProbePlan  # noqa: E402
-from gpudoctor.probes.runner.messages import RankJob  # noqa: E402
 from gpudoctor.probes.runner.plan import parse_injection  # noqa: E402
 from tests.probes.conftest import measure  # noqa: E402
 from tests.probes.fake_gpus import GpuRank, install  # noqa: E402
@@ -260,15 +261,3 @@ def test_memory_that_runs_out_is_known_by_its_class_or_words() -> None:
     assert torch_device.out_of_memory(torch.cuda.OutOfMemoryError("x"))
     assert torch_device.out_of_memory(RuntimeError("CUDA error: out of memory"))
     assert not torch_device.out_of_memory(RuntimeError("CUDA error: launch failure"))
-
-
-def test_cublas_is_told_a_fixed_workspace_where_bits_are_compared() -> None:
-    from gpudoctor.probes.runner.rank_starter_client import _environment
-
-    variable = "CUBLAS_WORKSPACE_CONFIG"
-
-    def environment(probe: Any) -> dict[str, str]:
-        return _environment(RankJob("nccl", 1, probes=(probe,), folder="/nowhere", group_timeout_s=10.0))
-
-    assert environment("compute")[variable] == ":4096:8"
-    assert variable not in environment("train")

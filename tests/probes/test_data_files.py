@@ -31,7 +31,8 @@ from gpudoctor.probes.data.loader import (
 )
 from gpudoctor.probes.runner.merge import merged_loading
 from gpudoctor.probes.storage import listing, page_cache
-from tests.probes.test_storage_slow import fuse_mount
+from tests.needs import needs
+from tests.probes.test_storage_slow import FUSE, fuse_mount
 
 
 def chosen(*paths: Path) -> DataFiles:
@@ -76,6 +77,7 @@ def test_where_there_is_nothing_to_read_the_reason_is_given(tmp_path: Path) -> N
     assert "on other file systems" in reason(tmp_path / "only")
 
 
+@needs(*FUSE)
 def test_a_mount_that_hangs_is_given_up_by_the_rank_that_looks(tmp_path: Path) -> None:
     (tmp_path / "sound").write_bytes(b"x" * 100)
     with fuse_mount(tmp_path / "silent", 0.0) as server:

@@ -330,7 +330,7 @@ def test_no_framework_is_asked_while_others_use_a_gpu_that_it_would_open(
 INTERRUPTED = """
 import signal, sys
 from gpudoctor.load import measure as loading
-from gpudoctor.exits import InterruptedBySignal
+from gpudoctor.process.signals import InterruptedBySignal
 from gpudoctor.facts.model.measured_strategies import FrameworkView
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.missing import Missing

@@ -18,6 +18,7 @@ from gpudoctor.probes.frameworks import run as frameworks
 from gpudoctor.probes.frameworks.isolated import IsolatedProcess, run_isolated
 from gpudoctor.probes.frameworks.isolated_child import TensorflowTask, ViewTask
 from gpudoctor.probes.frameworks.run import framework_views
+from tests.needs import needs
 from tests.probes.fake_frameworks import install, jax, tensorflow, torch
 
 ALL = ("torch", "tensorflow", "jax")
@@ -158,9 +159,9 @@ sys.modules["gpudoctor.probes.frameworks.tensorflow_steps"] = steps
 """
 
 
+@needs("numpy")
 def test_a_worker_stays_until_the_others_are_done_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """TensorFlow's workers fetch from each other what the last step has summed: if one leaves first, another fails."""
-    pytest.importorskip("numpy")
     os.mkfifo(tmp_path / "pipe")
     install(tmp_path, monkeypatch, {"tensorflow": WORKERS.format(pipe=str(tmp_path / "pipe"))})
     shape = StrategyShape(1, 8, 1, 8, 4, 2)

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
+from tests.needs import module
+
+torch = module("torch")
 
 from gpudoctor.facts.model.measurements import TorchView  # noqa: E402
 from gpudoctor.facts.model.missing import Missing  # noqa: E402

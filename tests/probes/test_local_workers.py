@@ -15,8 +15,9 @@ from gpudoctor.errors import UserError
 from gpudoctor.probes.runner import local_workers
 from gpudoctor.probes.runner.launch_engine import LocalPlacement
 from gpudoctor.probes.runner.local_workers import LocalWorkers, WorkerHello, run_local_worker
+from tests.needs import needs
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can play another user, too")
+pytestmark = needs("root")
 STRANGER = 12345
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import mmap
 import os
 import resource
-import shutil
 import signal
 import subprocess
 import sys
@@ -27,6 +26,7 @@ from gpudoctor.probes.storage.page_cache import cold, may_stay_in_ram
 from gpudoctor.probes.storage.read_child import NothingToReadError, made_in
 from gpudoctor.probes.storage.readers import Piece, ReadersStuckError, pieces_of, read_at_once
 from gpudoctor.process.ending import marked_processes
+from tests.needs import missing, needs
 
 MIB = 1 << 20
 
@@ -296,8 +296,9 @@ def mounted(point: Path, *commands: list[str]) -> Iterator[None]:
     point.mkdir()
     try:
         for command in commands:
-            if shutil.which(command[0]) is None or subprocess.run(command, check=False, capture_output=True).returncode:
-                pytest.skip(f"{' '.join(command)} does not work here")
+            done = subprocess.run(command, check=False, capture_output=True, text=True)
+            if done.returncode:
+                missing("mounts", f"{' '.join(command)}: {done.stderr.strip()}")
         yield
     finally:
         subprocess.run(["umount", "-R", str(point)], check=False, capture_output=True)
@@ -310,7 +311,7 @@ def image(tmp_path: Path) -> Path:
     return tmp_path / "image"
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount")
+@needs("root", "mount", "mkfs.ext4", "losetup", "findmnt")
 @pytest.mark.parametrize(("options", "word"), [("loop", "is a file"), ("loop,data=journal", "is a file")])
 def test_a_loop_device_is_not_taken_for_a_disk(options: str, word: str, image: Path, tmp_path: Path) -> None:
     point = tmp_path / "point"
@@ -324,7 +325,7 @@ def test_a_loop_device_is_not_taken_for_a_disk(options: str, word: str, image: P
     assert past is ("data=journal" not in options)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount")
+@needs("root", "mount", "mkfs.ext4", "losetup", "findmnt")
 def test_layers_and_loop_devices_in_ram_are_not_taken_for_a_disk(tmp_path: Path) -> None:
     ram = tmp_path / "ram"
     layers = ",".join(f"{name}dir={ram}/{name}" for name in ("lower", "upper", "work"))

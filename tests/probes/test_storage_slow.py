@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from time import monotonic, sleep
 
@@ -35,15 +33,15 @@ from gpudoctor.load.storage import with_storage
 from gpudoctor.probes.runner.launch import _refuse_silent_tmpdir
 from gpudoctor.probes.storage.measure import read_paths
 from tests.checks.one_check import judge, words
+from tests.needs import find, missing, needs
 
 MIB = 1 << 20
+FUSE = ("mfusepy", "/dev/fuse", "fusermount3")
 
 
 @contextmanager
 def fuse_mount(point: Path, delay_s: float) -> Iterator[subprocess.Popen[bytes]]:
-    """The file system of fuse_server.py at this place; skips if the machine has no FUSE."""
-    if find_spec("mfusepy") is None or not os.access("/dev/fuse", os.R_OK | os.W_OK):
-        pytest.skip("no FUSE here: mfusepy, or /dev/fuse")
+    """The file system of fuse_server.py at this place; the test is marked @needs(*FUSE)."""
     point.mkdir()
     server = subprocess.Popen(
         [sys.executable, str(Path(__file__).with_name("fuse_server.py")), str(point), str(delay_s)],
@@ -53,17 +51,17 @@ def fuse_mount(point: Path, delay_s: float) -> Iterator[subprocess.Popen[bytes]]
         end_s = monotonic() + 20
         while str(point) not in Path("/proc/self/mountinfo").read_text() and monotonic() < end_s:
             if server.poll() is not None:
-                pytest.skip("FUSE may not be mounted here, or there is no libfuse")
+                missing("mounts", "of FUSE")
             sleep(0.01)
         yield server
     finally:
         server.send_signal(signal.SIGCONT)
-        unmount = shutil.which("fusermount3") or shutil.which("fusermount") or "fusermount"
-        subprocess.run([unmount, "-u", "-z", str(point)], check=False, capture_output=True)
+        subprocess.run([str(find("fusermount3")), "-u", "-z", str(point)], check=False, capture_output=True)
         server.kill()
         server.wait()
 
 
+@needs(*FUSE)
 def test_a_slow_file_system_is_named(tmp_path: Path) -> None:
     with fuse_mount(tmp_path / "slow", 0.02):
         [read] = read_paths([StorageRead(str(tmp_path / "slow"))], (1,), seconds=0.2)
@@ -73,6 +71,7 @@ def test_a_slow_file_system_is_named(tmp_path: Path) -> None:
     assert "whose reads are random waits for data" in words(result)
 
 
+@needs(*FUSE)
 def test_a_mount_that_hangs_costs_its_own_findings_and_no_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -105,6 +104,7 @@ def _holds(cmdline: Path, word: str) -> bool:
         return False
 
 
+@needs(*FUSE)
 def test_a_home_that_hangs_costs_the_users_configuration_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gpudoctor.facts.system.path_status.PATH", Deadline(1.0, "for this test"))
     said: list[str] = []
@@ -128,6 +128,7 @@ def test_a_home_that_hangs_costs_the_users_configuration_alone(tmp_path: Path, m
                     "it did not answer within 1 s"]  # fmt: skip
 
 
+@needs(*FUSE)
 def test_a_tmpdir_that_hangs_keeps_no_run_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gpudoctor.facts.system.path_status.PATH", Deadline(1.0, "for this test"))
     silent = str(tmp_path / "silent")
@@ -225,6 +226,7 @@ def test_a_name_of_bytes_that_are_no_text_may_hang(tmp_path: Path) -> None:
     assert not may_hang("/n\u00e9/data", mounts)
 
 
+@needs(*FUSE)
 def test_a_mount_that_falls_silent_while_it_is_read_keeps_what_was_measured(tmp_path: Path) -> None:
     with fuse_mount(tmp_path / "later", 0.0) as server:
 
@@ -247,13 +249,13 @@ def throttled(folder: Path, bytes_per_s: int) -> Iterator[Path]:
     try:
         group.mkdir()
     except OSError as error:
-        pytest.skip(f"no cgroup can be made: {error.strerror}")
+        missing("control groups", error.strerror)
     try:
         try:
             rule = f"{os.major(device)}:{os.minor(device)} {bytes_per_s}"
             (group / "blkio.throttle.read_bps_device").write_text(rule)
         except OSError as error:
-            pytest.skip(f"this disk cannot be throttled: {error.strerror}")
+            missing("control groups", f"this disk cannot be throttled: {error.strerror}")
         yield group
     finally:
         group.rmdir()
@@ -295,10 +297,9 @@ def test_a_disk_that_a_cgroup_throttles_is_read_as_slow_as_it_is(tmp_path: Path)
     assert result.status is Status.FAIL
 
 
+@needs("fio")
 def test_rates_are_those_of_fio_on_the_same_file_within_15_percent(tmp_path: Path) -> None:
     """At a rate that a cgroup holds: how fast a shared disk is changes from one second to the next."""
-    if shutil.which("fio") is None:
-        pytest.skip("fio is not installed")
     file = on_disk(tmp_path / "shard.bin", 128)
     tried: list[tuple[dict[str, float], dict[str, float]]] = []
     with throttled(tmp_path, 60_000_000) as group:

@@ -7,7 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-torch = pytest.importorskip("torch")
+from tests.needs import module
+
+torch = module("torch")
 
 from gpudoctor.facts.model.measurements import TorchView  # noqa: E402
 from gpudoctor.probes.runner import messages, torch_device  # noqa: E402

@@ -7,12 +7,12 @@ import os
 import shutil
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import ROOT
+from tests.needs import needs
 
 # what is imported first, what is imported late, and what every interpreter looks for at its start
 HOSTILE = (
@@ -23,7 +23,7 @@ HOSTILE = (
 PACKAGES = ("gpudoctor", "tests")
 LIMIT_S = 180
 
-with_torch = pytest.mark.skipif(find_spec("torch") is None, reason="PyTorch is not installed")
+with_torch = needs("torch")
 
 # srun, on one machine: two tasks of one step, each of which takes itself for a node
 SRUN = """#!/bin/sh
@@ -158,16 +158,16 @@ def test_of_a_trial_of_a_plan(attack: Attack) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@needs("textual_serve")
 def test_of_the_screen_and_its_browsers(attack: Attack, tmp_path: Path) -> None:
-    pytest.importorskip("textual_serve")
     script = tmp_path / "bin" / "children.py"
     script.write_text(TUI)
     done = attack.run(program=[sys.executable, str(script)])
     assert done.returncode == 0, done.stderr
 
 
+@needs("prometheus_client")
 def test_of_the_agent(attack: Attack, tmp_path: Path) -> None:
-    pytest.importorskip("prometheus_client")
     script = tmp_path / "bin" / "asking.py"
     script.write_text(AGENT)
     done = attack.run(program=[sys.executable, str(script), *attack.command()])
@@ -185,9 +185,8 @@ def test_of_all_nodes_of_a_cluster(attack: Attack, tmp_path: Path) -> None:
     assert "2 nodes" in done.stdout
 
 
+@needs("cc")
 def test_of_a_program_before_the_fake_driver(attack: Attack) -> None:
-    if not any(map(shutil.which, ("cc", "gcc", "clang"))):
-        pytest.skip("no C compiler here")
     done = attack.run("fake-driver", "--node", "hgx-h100-8", "--", *attack.command("check", "gpu.count", "--json"))
     assert '"hgx-h100-8"' in done.stdout
 

@@ -13,6 +13,7 @@ import pytest
 from gpudoctor.slurm import hooks
 from gpudoctor.slurm.settings import HookSettings
 from tests.agent.running import DEADLINE_S, FAULTY, Agent, agent, environ, wait_for
+from tests.needs import fixture_needs
 from tests.prometheus.running import CONTRIB, Prometheus, running_node_exporter, running_prometheus
 
 
@@ -50,6 +51,7 @@ def faulty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Agent]:
 
 
 @pytest.fixture(scope="package")
+@fixture_needs("prometheus", "prometheus-node-exporter")
 def site(faulty: Agent, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     """A real Prometheus with our rules, once it has scraped all and an alert fires.
 

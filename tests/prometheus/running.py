@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import socket
 import subprocess
 from collections.abc import Iterator
@@ -14,26 +13,17 @@ from urllib.error import URLError
 from urllib.parse import urlencode
 from urllib.request import urlopen
 
-import pytest
-
 from tests.agent.running import DEADLINE_S, wait_for
 from tests.conftest import ROOT
+from tests.needs import find
 
 CONTRIB = ROOT / "contrib" / "prometheus"
-
-
-def program(*names: str) -> str:
-    """The path of the first that there is; the test skips if none is."""
-    path = next(filter(None, map(shutil.which, names)), None)
-    if path is None:
-        pytest.skip(f"{names[0]} is not installed: apt install prometheus prometheus-node-exporter")
-    return path
 
 
 def promtool(*words: str, text: str | None = None) -> tuple[int, str]:
     """(exit code, all of its output)."""
     done = subprocess.run(
-        [program("promtool"), *words],
+        ["promtool", *words],
         cwd=CONTRIB,
         input=text,
         capture_output=True,
@@ -105,7 +95,7 @@ def running_prometheus(folder: Path, config: dict[str, Any]) -> Iterator[Prometh
     port = free_port()
     (folder / "prometheus.yml").write_text(json.dumps(config))
     command = [
-        program("prometheus"),
+        "prometheus",
         f"--config.file={folder / 'prometheus.yml'}",
         f"--storage.tsdb.path={folder / 'data'}",
         f"--web.listen-address=127.0.0.1:{port}",
@@ -121,7 +111,7 @@ def running_node_exporter(textfiles: Path, log: Path) -> Iterator[int]:
     """The port of a node_exporter that reads the metrics in `textfiles`, and nothing else."""
     port = free_port()
     command = [
-        program("prometheus-node-exporter", "node_exporter"),
+        str(find("prometheus-node-exporter")),
         "--collector.disable-defaults",
         "--collector.textfile",
         f"--collector.textfile.directory={textfiles}",

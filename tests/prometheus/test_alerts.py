@@ -10,6 +10,7 @@ import yaml
 
 from tests.agent.running import wait_for
 from tests.conftest import ROOT
+from tests.needs import needs
 from tests.prometheus.conftest import Site
 from tests.prometheus.running import CONTRIB, promtool
 
@@ -56,6 +57,7 @@ def test_the_test_rules_try_every_alert() -> None:
     assert raised == {alert["alert"] for alert in ALERTS}
 
 
+@needs("promtool")
 @pytest.mark.parametrize(
     "words", [("check", "rules", "gpudoctor.rules.yml"), ("test", "rules", "gpudoctor.rules.test.yml")]
 )

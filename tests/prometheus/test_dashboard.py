@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.agent.running import wait_for
+from tests.needs import module
 from tests.prometheus.conftest import Site
 from tests.prometheus.running import CONTRIB
 
@@ -126,9 +127,9 @@ def test_it_names_only_metrics_that_there_are(site: Site) -> None:
 
 def test_grafanas_own_model_of_a_dashboard_takes_all_of_it() -> None:
     """No Grafana can be installed from Debian or PyPI; its makers publish what it reads."""
-    models = pytest.importorskip("grafana_foundation_sdk.models.dashboard")
-    encoder = pytest.importorskip("grafana_foundation_sdk.cog.encoder")
-    pytest.importorskip("grafana_foundation_sdk.cog.plugins").register_default_plugins()
+    models = module("grafana_foundation_sdk.models.dashboard")
+    encoder = module("grafana_foundation_sdk.cog.encoder")
+    module("grafana_foundation_sdk.cog.plugins").register_default_plugins()
     read = models.Dashboard.from_json(json.loads(json.dumps(DASHBOARD)))
     known = json.loads(encoder.JSONEncoder(sort_keys=True).encode(read))
     lost = {path.rpartition(".")[2] for path in differences(DASHBOARD, known)}

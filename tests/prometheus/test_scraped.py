@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.agent.running import wait_for
+from tests.needs import needs
 from tests.prometheus.conftest import Site
 from tests.prometheus.running import promtool
 
@@ -17,5 +18,6 @@ def test_prometheus_gets_the_metrics_as_the_agent_has_them(site: Site) -> None:
     wait_for(lambda: len(prometheus.query('gpudoctor_check_status{instance="node7"}')) == count)
 
 
+@needs("promtool")
 def test_promtool_finds_nothing_wrong_with_the_agents_metrics(site: Site) -> None:
     assert promtool("check", "metrics", text=site.agent.ask("/metrics").body) == (0, "")

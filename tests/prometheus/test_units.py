@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from gpudoctor.cli.main import parsed
+from gpudoctor.cli.parsing import parsed
 from gpudoctor.facts.system.services import BUILT_IN_BY_COMM
 from tests.agent.running import DEADLINE_S
-from tests.prometheus.running import CONTRIB, program
+from tests.needs import find, needs
+from tests.prometheus.running import CONTRIB
 
 
+@needs("systemd-analyze")
 def test_systemd_accepts_the_units(tmp_path: Path) -> None:
-    if shutil.which("systemd-analyze") is None:
-        pytest.skip("systemd-analyze is not installed: apt install systemd")
     units = []
     for unit in CONTRIB.glob("gpudoctor-*.*"):
         units.append(str(tmp_path / unit.name))
@@ -50,6 +49,7 @@ def test_no_unit_hides_the_driver_or_sets_a_limit_that_a_check_would_judge(name:
     assert parsed(words).command == words[0]  # options that there are
 
 
+@needs("prometheus-node-exporter")
 def test_the_timer_writes_where_debians_node_exporter_reads_and_may_write_there() -> None:
     text = (CONTRIB / "gpudoctor-textfile.service").read_text(encoding="utf-8")
     [folder] = re.findall(r"^Environment=TEXTFILE_DIRECTORY=(\S+)$", text, re.MULTILINE)
@@ -57,6 +57,6 @@ def test_the_timer_writes_where_debians_node_exporter_reads_and_may_write_there(
     [writable] = re.findall(r"^ReadWritePaths=(.+)$", text, re.MULTILINE)
     assert f"-{folder}" in writable.split()
     assert folder == BUILT_IN_BY_COMM["prometheus-node"]
-    command = [program("prometheus-node-exporter"), "--help"]
+    command = [str(find("prometheus-node-exporter")), "--help"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
     assert f'--collector.textfile.directory="{folder}"' in done.stdout + done.stderr

@@ -15,12 +15,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpudoctor.exits import printable
 from gpudoctor.facts.model.measured_hardware import StorageRate, StorageRead
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Node
 from gpudoctor.facts.simulated.load import apply_faults, load_node
+from gpudoctor.output import printable
 from gpudoctor.report.html import render_html
 from gpudoctor.report.judge import judge
 from gpudoctor.report.model import Report

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from gpudoctor.report.judge import judge
 from gpudoctor.report.model import Report
 from gpudoctor.report.prometheus import families, metric_unit, render_prometheus, statuses, wants_old_series
 from tests.golden_files import ACCEPT
+from tests.needs import needs
 
 NAMES = Path(__file__).parent.parent / "golden" / "metric_names.txt"
 BROKEN = judge(apply_faults(load_node("rtx4090-4"), ["pcie-width-x4@2"]))
@@ -115,10 +115,9 @@ def test_a_threshold_stands_in_the_same_unit_as_what_it_judged() -> None:
     assert limit == float(shm.expected.value or 0) * (1 << 20)
 
 
+@needs("promtool")
 def test_the_names_keep_to_prometheus_own_rules() -> None:
     """What a report writes, and every metric that was ever promised or that a check under load can make."""
-    if shutil.which("promtool") is None:
-        pytest.skip("promtool is not installed: apt install prometheus")
     units = (
         "GB/s",
         "Gbit/s",

@@ -6,7 +6,6 @@ import asyncio
 import base64
 import itertools
 import os
-import shutil
 import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
@@ -15,7 +14,6 @@ from typing import Any
 
 import aiohttp
 
-NAMES = ("chromium", "chromium-browser", "google-chrome")
 DEADLINE_S = 90.0
 _FLAGS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-dev-shm-usage"),
@@ -39,12 +37,6 @@ _SCREEN = """
   return Array.from({length: buffer.length}, (_, n) => buffer.getLine(n).translateToString(true)).join("\\n");
 })()
 """
-
-
-def chromium() -> str | None:
-    """The browser's path: GPUDOCTOR_CHROMIUM, else the first of `NAMES` that is installed."""
-    named = os.environ.get("GPUDOCTOR_CHROMIUM")
-    return named or next((path for name in NAMES if (path := shutil.which(name))), None)
 
 
 class Page:

@@ -189,7 +189,6 @@ def test_escape_saves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_html_is_chosen_with_the_keys_and_changes_the_name(tmp_path: Path) -> None:
-    pytest.importorskip("gpudoctor.report.html")
     path = tmp_path / "r.json"
     keys = ("shift+tab", "right", "enter", "tab", "enter")
     assert answer_of(SaveScreen(REPORT), saving(*keys, path=path)) == str(tmp_path / "r.html")

@@ -22,7 +22,8 @@ from gpudoctor.errors import UserError
 from gpudoctor.http.address import ListenAddress, listen_address
 from gpudoctor.tui.web.session import DEFAULT_ADDRESS, BrowserAccess, token_of
 from tests.cli.conftest import Gpudoctor, gpudoctor
-from tests.tui.chromium import CATCH_TERMINAL, browsing, chromium
+from tests.needs import find, needs
+from tests.tui.chromium import CATCH_TERMINAL, browsing
 
 __all__ = ["gpudoctor"]  # the fixture
 
@@ -202,10 +203,9 @@ def test_no_app_outlives_the_server_however_it_ends(number: signal.Signals) -> N
     run(body)
 
 
+@needs("chromium")
 def test_real_chromium_shows_the_screen_and_asks_nobody_else(tmp_path: Path) -> None:
-    path = chromium()
-    if path is None:
-        pytest.skip("no Chromium is installed: apt install chromium, or set GPUDOCTOR_CHROMIUM")
+    path = str(find("chromium"))
 
     async def body() -> None:
         async with serving(token=TOKEN) as served, browsing(path, tmp_path / "profile") as page:

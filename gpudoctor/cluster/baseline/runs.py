@@ -17,8 +17,8 @@ from gpudoctor.cluster.fleet.files import Document, Listed, documents_of, stdin_
 from gpudoctor.cluster.fleet.records import BrokenError, ForeignError, Recorder, ReportRecord
 from gpudoctor.cluster.hostlist import is_host_name
 from gpudoctor.errors import UserError
-from gpudoctor.exits import printable
 from gpudoctor.json_text import json_line
+from gpudoctor.output import printable
 from gpudoctor.progress import terminal_progress
 from gpudoctor.report.judge import Question, judge
 from gpudoctor.report.model import Run, SourceSummary, render_json

@@ -26,10 +26,12 @@ from gpudoctor.cluster.check.report import (
     ClusterRunPlan,
 )
 from gpudoctor.errors import UserError
-from gpudoctor.exits import COULD_NOT, InterruptedBySignal, hold_signals, printable, say
+from gpudoctor.exit_codes import COULD_NOT
 from gpudoctor.facts.deadlines import COLLECTION
 from gpudoctor.load.measure import run_limit_s
+from gpudoctor.output import printable, say
 from gpudoctor.private_folder import make_private_folder, why_not_private
+from gpudoctor.process.signals import InterruptedBySignal, hold_signals
 from gpudoctor.report.model import COULD_NOT_REASON, Tool
 from gpudoctor.report.output_files import OutputError, write_file
 

@@ -35,7 +35,7 @@ from gpudoctor.cluster.check.messages import (
 )
 from gpudoctor.cluster.hostlist import natural
 from gpudoctor.errors import UserError
-from gpudoctor.exits import printable
+from gpudoctor.output import printable
 
 _UNPROVED_MAX = 1024  # unauthenticated connections: more than a large job opens at once
 _PROOF_S = 5.0  # a member answers at once; a late one connects again

@@ -24,7 +24,7 @@ from gpudoctor.cluster.check.report import (
     node_subject,
     verdict_of,
 )
-from gpudoctor.exits import FAILED, OK, UNKNOWN
+from gpudoctor.exit_codes import FAILED, OK, UNKNOWN
 from gpudoctor.facts.model.missing import known
 from gpudoctor.report.judge import REASON_LENGTH, FailOn
 from gpudoctor.report.model import Tool, Verdict

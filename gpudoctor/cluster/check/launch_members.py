@@ -33,9 +33,10 @@ from gpudoctor.cluster.check.placement import (
 )
 from gpudoctor.cluster.check.report import ClusterCheckRequest, ClusterOutput
 from gpudoctor.errors import UserError
-from gpudoctor.exits import OK, UNKNOWN, say
+from gpudoctor.exit_codes import OK, UNKNOWN
 from gpudoctor.facts.system.environment import node_name
 from gpudoctor.facts.system.network import own_addresses
+from gpudoctor.output import say
 from gpudoctor.process.die_with_parent import dependent_gpudoctor, dependent_program, dependent_python
 from gpudoctor.process.own_program import own_gpudoctor
 from gpudoctor.process.pipes import LineReader

@@ -12,6 +12,7 @@ import msgspec
 
 from gpudoctor.cluster.check.messages import JoinGroup, MemberFailure, Times
 from gpudoctor.probes.inter_node.rank import AllReduceTimes, Answer, InterNodeFailure, Opened, RankGroup, Rendezvous
+from gpudoctor.probes.runner.rank_starter_client import hide_gpus
 from gpudoctor.process.die_with_parent import dependent_python
 from gpudoctor.process.ending import kill_all, signal_name
 from gpudoctor.process.pipes import DisturbedError, LineReader, pipe_with_child, ready, write_all
@@ -99,8 +100,10 @@ class LocalRanks:
         }
         if self._backend == "nccl":
             environment["CUDA_VISIBLE_DEVICES"] = uuid  # by UUID: a torch ordinal is not an NVML index
-        elif self._interface is not None:
-            environment["GLOO_SOCKET_IFNAME"] = self._interface
+        else:
+            hide_gpus(environment)
+            if self._interface is not None:
+                environment["GLOO_SOCKET_IFNAME"] = self._interface
         return environment
 
     def _answers(self, limit_s: float, late: str) -> list[Answer] | MemberFailure:

@@ -14,9 +14,9 @@ import msgspec
 from gpudoctor.cluster.check.messages import new_secret
 from gpudoctor.cluster.check.report import ClusterCheckRequest
 from gpudoctor.errors import UserError
-from gpudoctor.exits import printable
 from gpudoctor.facts.model.sagemaker import sagemaker_hosts
 from gpudoctor.http.address import TOKEN_BYTES_MAX, checked_token, is_loopback, read_token
+from gpudoctor.output import printable
 from gpudoctor.probes.runner.launch_engine import SLURM_SPECIAL_STEPS, number_of
 from gpudoctor.process.pipes import write_all
 

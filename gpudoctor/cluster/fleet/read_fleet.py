@@ -15,7 +15,7 @@ from gpudoctor.cluster.fleet.model import Fleet
 from gpudoctor.cluster.fleet.reading import Gathered, Refused, ReportReader, without_collector
 from gpudoctor.cluster.fleet.records import ReportRecord
 from gpudoctor.errors import UserError
-from gpudoctor.exits import InterruptedBySignal, hold_signals
+from gpudoctor.process.signals import InterruptedBySignal, hold_signals
 
 
 class ClusterReportRequest(msgspec.Struct, frozen=True):

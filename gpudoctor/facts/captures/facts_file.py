@@ -104,6 +104,8 @@ def load_yaml(data: bytes) -> Loaded:
         raise SourceError(f"not UTF-8 at byte {error.start}") from None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
+        if mark and "nesting depth" in str(error.problem):  # libyaml's own limit, reached before _check_plain's
+            raise SourceError(f"line {mark.line + 1}: nested deeper than {_DEEPEST} levels") from None
         place = f"line {mark.line + 1}, column {mark.column + 1}" if mark else "somewhere"
         raise SourceError(f"broken YAML at {place}: {error.problem or error.context}") from None
     except yaml.YAMLError as error:

@@ -58,18 +58,25 @@ def _environment(job: RankJob) -> dict[str, str]:
     environment["TMPDIR"] = job.folder  # torch._inductor, which DDP imports, makes a directory there
     environment["GLOO_SOCKET_IFNAME"] = "lo"
     environment["TORCH_DISTRIBUTED_DEBUG"] = "OFF"  # its checks would be measured too
-    environment["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # counts GPUs without opening them
     # One thread per rank: the threads of several ranks would compete for the cores. None may start at import
     # either, or the starter could not fork.
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         environment[name] = "1"
-    if job.backend == "nccl":
+    if job.backend == "gloo":
+        hide_gpus(environment)
+    else:
+        environment["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # counts GPUs without opening them
         environment.setdefault("NCCL_DEBUG", "WARN")
         _set_watchdog(environment, job.group_timeout_s)
         if "compute" in job.probes:
             # read when cuBLAS starts: without a workspace of fixed size its results may differ in bits from run to run
             environment["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
     return environment
+
+
+def hide_gpus(environment: dict[str, str]) -> None:
+    """Let no CPU rank open a GPU: parts of torch's CUDA build, such as DataLoader, do so if they merely see one."""
+    environment["CUDA_VISIBLE_DEVICES"] = ""
 
 
 def _set_watchdog(environment: dict[str, str], limit_s: float) -> None:

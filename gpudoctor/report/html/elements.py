@@ -7,7 +7,7 @@ from pathlib import Path
 from xml.etree.ElementTree import Element, tostring
 
 from gpudoctor.checks.core.finding import Status
-from gpudoctor.exits import printable
+from gpudoctor.output import printable
 
 Child = Element | str | None
 Value = str | int | float | bool | None

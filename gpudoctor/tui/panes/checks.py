@@ -16,7 +16,7 @@ from textual.widgets import Button, Markdown, Static
 
 from gpudoctor.checks.core.finding import Status
 from gpudoctor.checks.core.registry import Level
-from gpudoctor.exits import printable
+from gpudoctor.output import printable
 from gpudoctor.report.model import Report
 from gpudoctor.report.two_reports import Difference, differences
 from gpudoctor.tui.labels import Tone, clock, style_of

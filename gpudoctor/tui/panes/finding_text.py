@@ -16,7 +16,7 @@ from textual.widgets import Static
 from gpudoctor.checks.core.finding import PROBLEMS, WORST_FIRST, Finding, Status
 from gpudoctor.checks.core.runner import CheckResult
 from gpudoctor.checks.core.subject import Subject, grouped_label
-from gpudoctor.exits import printable
+from gpudoctor.output import printable
 from gpudoctor.report.model import Report
 from gpudoctor.report.wording import block_rows, explained_by, verdict_words
 from gpudoctor.tui.labels import WORDS, clock, style_of

@@ -10,9 +10,9 @@ from textual import events
 from textual.message import Message
 
 from gpudoctor import __version__
-from gpudoctor.exits import printable
 from gpudoctor.facts.model.missing import known
 from gpudoctor.facts.model.node import Node
+from gpudoctor.output import printable
 from gpudoctor.report.model import Report
 from gpudoctor.tui.labels import clock
 from gpudoctor.tui.panes.pane import DrawnLines

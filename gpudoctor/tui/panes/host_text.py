@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gpudoctor.exits import printable
 from gpudoctor.facts.model.missing import known
 from gpudoctor.facts.stream.messages import ProcessTick
+from gpudoctor.output import printable
 from gpudoctor.tui.panes.pane import DrawnLines
 from gpudoctor.tui.state import State
 from gpudoctor.tui.widgets.lines import Row, Run, length, row

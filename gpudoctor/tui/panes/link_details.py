@@ -9,11 +9,11 @@ from textual.content import Content
 
 from gpudoctor.checks.core.causes import headline
 from gpudoctor.checks.core.finding import PROBLEMS, Finding
-from gpudoctor.exits import printable
 from gpudoctor.facts.model.gpu import Gpu, PcieHop
 from gpudoctor.facts.model.links import generation_of
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node
+from gpudoctor.output import printable
 from gpudoctor.report.model import Report, findings_of
 from gpudoctor.report.tables.devices import gpu_of_rank, on_cpus, screen_name
 from gpudoctor.report.tables.links import host_table, way_of

@@ -9,8 +9,8 @@ from textual.containers import VerticalScroll
 from textual.content import Content
 from textual.widgets import Static
 
-from gpudoctor.exits import printable
 from gpudoctor.facts.model.node import Node
+from gpudoctor.output import printable
 from gpudoctor.report.model import Report
 from gpudoctor.tui.labels import style_of
 from gpudoctor.tui.panes.link_details import details, pair_line, rank_of_gpu

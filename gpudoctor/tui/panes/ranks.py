@@ -13,11 +13,11 @@ from textual.content import Content
 from textual.widgets import Static
 
 from gpudoctor.checks.core.finding import PROBLEMS, Finding
-from gpudoctor.exits import printable
 from gpudoctor.facts.model.measurements import Measurements, Training
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node
 from gpudoctor.facts.model.telemetry import Spread
+from gpudoctor.output import printable
 from gpudoctor.report.model import Report, findings_of
 from gpudoctor.report.tables.devices import gpu_of_rank, on_cpus, training_table
 from gpudoctor.tui.labels import WORDS, style_of, worst_first

@@ -9,9 +9,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from gpudoctor.errors import UserError
-from gpudoctor.exits import printable, say
 from gpudoctor.http.address import ListenAddress, is_host, listen_address
 from gpudoctor.http.listener import BoundedListener, ended_by_signal
+from gpudoctor.output import printable, say
 from gpudoctor.process.own_program import own_gpudoctor
 from gpudoctor.report.html.elements import document, element
 from gpudoctor.tui.start import TuiRequest, opened

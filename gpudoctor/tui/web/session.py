@@ -13,8 +13,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 
 from gpudoctor.errors import UserError
-from gpudoctor.exits import printable
 from gpudoctor.http.address import TOKEN_LENGTH_MIN, HttpAccess, ListenAddress, digest
+from gpudoctor.output import printable
 from gpudoctor.process.async_child import AsyncChild
 from gpudoctor.process.ending import send_signal
 from gpudoctor.process.spawn import PIPE

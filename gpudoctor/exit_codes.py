@@ -1,0 +1,6 @@
+"""Exit codes of every command; docs/exit-codes.md. `process/signals.py` has those of a signal, 128 + its number."""
+
+OK = 0  # no failure
+FAILED = 1  # at least one fail
+COULD_NOT = 2  # gpudoctor could not do its work
+UNKNOWN = 3  # no failure, but something is unknown

@@ -1,0 +1,88 @@
+"""What is written to stdout and stderr. stdout holds the report and nothing else."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from contextlib import suppress
+
+from gpudoctor.errors import UserError
+from gpudoctor.process.pipes import write_all
+from gpudoctor.process.signals import InterruptedBySignal
+
+
+class ClosedStdoutError(UserError):
+    """stdout is closed, a broken pipe, or a file on a full disk."""
+
+
+def say(message: str) -> None:
+    """Write one line to stderr; a closed stderr is not an error."""
+    if sys.stderr is None:
+        return
+    try:
+        sys.stderr.write(f"gpudoctor: {printable(message)}\n")
+        sys.stderr.flush()
+    except (OSError, ValueError):
+        return
+
+
+def is_terminal(stream: object) -> bool:
+    """Whether the stream is a terminal; a closed stream or None is not."""
+    isatty = getattr(stream, "isatty", None)
+    try:
+        return bool(isatty and isatty())
+    except ValueError:
+        return False
+
+
+def printable(text: str) -> str:
+    """The text with control characters escaped: names from captures and drivers may hold terminal sequences."""
+    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text.replace("\n", " "))
+
+
+def write_stdout(text: str | bytes) -> None:
+    """Write all of it to stdout and flush. Raise ClosedStdoutError, instead of failing at interpreter exit."""
+    try:
+        _pour(text)
+    except (OSError, ValueError) as error:
+        silence(1)
+        why = getattr(error, "strerror", None) or error
+        raise ClosedStdoutError(f"stdout could not take the output ({why})") from None
+    except InterruptedBySignal:
+        silence(1)
+        raise
+
+
+def flush_stderr() -> None:
+    """Flush, and drop what stderr does not take: the interpreter would flush it again, and exit with 120."""
+    try:
+        if sys.stderr is not None:
+            sys.stderr.flush()
+    except (OSError, ValueError):
+        silence(2)
+
+
+def silence(descriptor: int) -> None:
+    """Let /dev/null take what is still buffered for stdout (1) or stderr (2)."""
+    with suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
+
+
+def _pour(text: str | bytes) -> None:
+    stream = sys.stdout
+    if stream is None:
+        raise OSError("stdout is closed")
+    if isinstance(text, str):
+        text = text.encode(stream.encoding or "utf-8", "backslashreplace")
+    stream.flush()
+    try:
+        descriptor = stream.fileno()
+    except io.UnsupportedOperation:  # a caller of main() replaced it by a stream in memory
+        if hasattr(stream, "buffer"):
+            stream.buffer.write(text)
+        else:
+            stream.write(text.decode())
+        return
+    # not stream.write: with PYTHONUNBUFFERED a signal makes it write a part and drop the rest
+    write_all(descriptor, text)

@@ -1,0 +1,123 @@
+"""The quick table of `gpudoctor status`: one line a GPU, and the verdict of the quick checks in the last line.
+
+Drawn without rich, which would take longer to import than the driver takes to answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpudoctor.checks.core.finding import Status
+from gpudoctor.facts.model.gpu import Gpu
+from gpudoctor.facts.model.missing import Missing, known
+from gpudoctor.facts.model.node import Node
+from gpudoctor.output import printable
+from gpudoctor.report.gpu_health import health_of, problems_of
+from gpudoctor.report.model import Report, alarms, node_words
+from gpudoctor.report.wording import verdict_words
+from gpudoctor.units import MIB, gib_number, ranges
+
+_HEADINGS = ("GPU", "health", "util%", "mem GiB", "MHz", "°C", "W", "PCIe", "NVLink", "program")
+_LEFT = ("health", "program")
+# left out first on a narrow terminal
+_DROPPED_FIRST = ("W", "MHz", "NVLink", "PCIe")
+_COLORS = {"FAIL": "1;31", "unknown": "1;35", "warn": "33", "ok": "32", "PASS": "32", "WARN": "33", "UNKNOWN": "1;35"}
+_GAP = 2
+_LEAST_FOR_PROGRAM = 10
+_NONE = "-"
+
+
+def status_text(report: Report, node: Node, *, width: int, color: bool) -> str:
+    """The table for `width` columns. `node` has the facts that `report` judged; a missing reading is a dash."""
+    lines = [f"{word} {text}" for word, text in alarms(report)]
+    host = report.host.name or report.run.source.name
+    lines.append(" | ".join(filter(None, (host, *node_words(report, "x")))))
+    lines += _table([_cells(gpu, report) for gpu in node.gpus], width, color) if node.gpus else []
+    lines += [f"  {line}" for line in _problem_lines(report)]
+    verdict = report.verdict.upper()
+    lines.append(f"{_colored(verdict, verdict, color)}  {verdict_words(report)}")
+    return "".join(f"{line if color else printable(line)}\n" for line in lines)
+
+
+def _cells(gpu: Gpu, report: Report) -> dict[str, str]:
+    if gpu.errors:  # a GPU that is half lost still answers with old values
+        return {**dict.fromkeys(_HEADINGS, _NONE), "GPU": str(gpu.index), "health": health_of(report, gpu.index)}
+    used, total = known(gpu.memory_used_mib), known(gpu.memory_total_mib)
+    memory = "" if used is None else gib_number(used * MIB)
+    return {
+        "GPU": str(gpu.index),
+        "health": health_of(report, gpu.index),
+        "util%": _whole(gpu.utilization.gpu_pct),
+        "mem GiB": memory + (f"/{gib_number(total * MIB, 0)}" if total else "") if used is not None else _NONE,
+        "MHz": _whole(gpu.clocks.sm_mhz),
+        "°C": _whole(gpu.thermal.gpu_c),
+        "W": _whole(gpu.power.draw_w),
+        "PCIe": _pcie(gpu),
+        "NVLink": _nvlinks(gpu),
+        "program": printable(_programs(gpu)),
+    }
+
+
+def _whole(value: float | Missing) -> str:
+    return _NONE if isinstance(value, Missing) else f"{value:.0f}"
+
+
+def _pcie(gpu: Gpu) -> str:
+    generation, width = known(gpu.pcie.generation), known(gpu.pcie.width)
+    return _NONE if generation is None or width is None else f"{generation} x{width}"
+
+
+def _nvlinks(gpu: Gpu) -> str:
+    links = known(gpu.nvlinks)
+    return f"{sum(link.is_up for link in links)}/{len(links)}" if links else _NONE
+
+
+def _programs(gpu: Gpu) -> str:
+    """The program with the most memory, its process and user, and how many more there are."""
+    if isinstance(gpu.processes, Missing):
+        return _NONE
+    running = sorted((p for p in gpu.processes if not p.is_own), key=lambda p: -(known(p.memory_mib) or 0))
+    if not running:
+        return ""
+    first = running[0]
+    name = (known(first.name) or "process").rpartition("/")[2]
+    user = f" ({first.user})" if known(first.user) else ""
+    more = f" +{len(running) - 1}" if len(running) > 1 else ""
+    return f"{name} {first.pid}{user}{more}"
+
+
+def _table(rows: list[dict[str, str]], width: int, color: bool) -> Iterator[str]:
+    names = list(_HEADINGS)
+    widths = {name: max(len(name), *(len(row[name]) for row in rows)) for name in names}
+    widths["program"] = _LEAST_FOR_PROGRAM
+    for dropped in _DROPPED_FIRST:
+        if sum(widths[name] + _GAP for name in names) - _GAP > width:
+            names.remove(dropped)
+    room = width - sum(widths[name] + _GAP for name in names if name != "program")
+    if room < _LEAST_FOR_PROGRAM:
+        names.remove("program")
+    for row in ({name: name for name in names}, *rows):
+        cells = []
+        for name in names:
+            cell = row[name][:room] if name == "program" else row[name]
+            padded = f"{cell:<{widths[name]}}" if name in _LEFT else f"{cell:>{widths[name]}}"
+            cells.append(_colored(padded, cell, color) if name == "health" else padded)
+        yield (" " * _GAP).join(cells).rstrip()
+
+
+def _colored(text: str, word: str, color: bool) -> str:
+    code = _COLORS.get(word)
+    return f"\x1b[{code}m{text}\x1b[0m" if color and code else text
+
+
+def _problem_lines(report: Report) -> Iterator[str]:
+    """One line for each fault, then one for each check that warns or got no answer, unless a fault explains it."""
+    for fault in report.faults:
+        yield f"{fault.headline} ({fault.check})"
+    gpus: dict[tuple[str, str], list[int]] = {}
+    for gpu in report.gpus:
+        for check, finding in problems_of(report, gpu.index):
+            if finding.status is not Status.FAIL and finding.explained_by is None:
+                gpus.setdefault((finding.status.value, check), []).append(gpu.index)
+    for (status, check), indices in gpus.items():
+        yield f"{status}: {check}, GPU {ranges(indices)}"

@@ -1,0 +1,115 @@
+"""What a newcomer types first: no command, a wrong word, a word that gpudoctor printed."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+
+import pytest
+
+from gpudoctor.cli.commands import COMMANDS, GROUPS
+from tests.cli.conftest import Gpudoctor
+
+
+def test_without_a_command_it_shows_them_by_what_they_are_for(
+    gpudoctor: Gpudoctor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    alone, asked = gpudoctor(), gpudoctor("help")
+    assert alone.out == asked.out == gpudoctor("--help").out
+    # in a script, a command that got lost must not look like a healthy node
+    assert (alone.code, asked.code) == (2, 0)
+    assert all(f" {name} " in asked.out for name in COMMANDS)
+    assert [line.split()[0] for line in asked.out.splitlines() if line[:1].isupper()][: len(GROUPS)] == list(GROUPS)
+    assert max(map(len, asked.out.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (("chek",), "no command is called 'chek'; did you mean check?; see: gpudoctor --help"),
+        (("check", "--level", "medium"), "--level: 'medium' is none of quick, standard, full, burn; see: gpudoctor"),
+        (("check", "--lvel", "quick"), "unrecognized arguments: --lvel; did you mean --level?"),
+        (("schema", "fact"), "did you mean facts?"),
+        (("cluster", "reprt", "x"), "did you mean report?; see: gpudoctor cluster --help"),
+        (("explain", "rank_hng"), "nothing is called 'rank_hng'; did you mean rank_hung?"),
+        (("nodes", "no-such-thing"), "no simulated node or fault has no-such-thing in its name or title"),
+        (("list", "--level", "burn", "pcie"), "no check at level burn has pcie in its id or title"),
+    ],
+)
+def test_a_wrong_word_is_one_line_with_the_nearest_match(
+    argv: tuple[str, ...], message: str, gpudoctor: Gpudoctor
+) -> None:
+    outcome = gpudoctor(*argv)
+    assert outcome.code == 2
+    assert outcome.out == ""
+    assert outcome.err.startswith("gpudoctor: error: ")
+    assert message in outcome.err
+    assert outcome.err.count("\n") == 1
+
+
+def test_help_of_a_command_is_that_command_s(gpudoctor: Gpudoctor) -> None:
+    helped = gpudoctor("help", "check")
+    assert helped.code == 0
+    assert "how deep:" in helped.out
+    assert "nvidia-smi -q | gpudoctor check --node -" in helped.out
+    assert gpudoctor("help", "chek").code == 2
+    assert gpudoctor("version").out == gpudoctor("--version").out
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("rank_hung", "a rank hangs while the others wait for it"),
+        ("diagnose.nccl-timeout", "A collective timed out"),
+        ("gpu-lost@2", "gpu.lost must say fail"),
+        ("Xid 79", "the node needs work by hand"),
+        ("48", "Xid 48: double-bit ECC error"),
+        ("Xid 31", "no fault of the node: a program did it"),
+        ("retimer", "pcie.upstream: Every link above the GPUs"),
+        ("shm", "shm_too_small"),
+    ],
+)
+def test_whatever_gpudoctor_prints_can_be_looked_up(name: str, expected: str, gpudoctor: Gpudoctor) -> None:
+    page = gpudoctor("explain", *name.split())
+    assert page.code == 0
+    assert expected in " ".join(page.out.split())
+
+
+def test_a_page_is_text_not_markdown(gpudoctor: Gpudoctor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    for name in ("pcie.link-width", "diagnose.nccl-timeout", "gpu.xid"):
+        lines = gpudoctor("explain", name).out.splitlines()
+        assert max(map(len, lines)) <= 80
+        assert not any(line.startswith(("#", "|")) or "`" in line for line in lines)
+
+
+def test_a_long_page_goes_through_the_pager_of_a_terminal() -> None:
+    parent, child = pty.openpty()
+    command = [sys.executable, "-m", "gpudoctor", "explain", "pcie.link-width"]
+    environ = {"PATH": "/usr/bin:/bin", "TERM": "xterm", "PAGER": "sed s/^/paged:/", "COLUMNS": "80", "LINES": "24"}
+    process = subprocess.Popen(command, stdin=child, stdout=child, stderr=child, env=environ)
+    os.close(child)
+    output = b""
+    while True:
+        try:
+            part = os.read(parent, 65536)
+        except OSError:  # the other end is closed
+            break
+        output += part
+    os.close(parent)
+    assert process.wait() == 0
+    assert b"paged:" in output
+    assert b"Every GPU uses all of its PCIe lanes" in output
+
+
+def test_lists_can_be_searched_and_read_by_programs(gpudoctor: Gpudoctor) -> None:
+    assert [row["id"] for row in gpudoctor("list", "lanes", "--json").json] == ["pcie.link-width", "pcie.balance"]
+    assert {row["level"] for row in gpudoctor("list", "--level", "full", "--json").json} == {"full"}
+    found = json.loads(gpudoctor("nodes", "shm", "--json").out)
+    assert [fault["name"] for fault in found["faults"]] == ["shm-64m", "shm-small", "nccl-shm-disable"]
+    assert found["nodes"] == []
+    assert "hgx-h100-8" not in gpudoctor("nodes", "GH200").out
