@@ -35,6 +35,7 @@ gpu.clocks fail: clocks-locked
 gpu.settings fail: compute-mode-prohibited mig-mixed
 gpu.settings warn: ecc-off-one persistence-off
 gpu.in-use warn: leaked-memory foreign-process
+gpu.in-use pass: scrubbing latched-utilisation
 gpu.identical fail: mixed-model
 gpu.identical warn: mixed-vbios
 pcie.link-width fail: pcie-width-x8 pcie-width-x4 pcie-width-x1

@@ -26,7 +26,7 @@ from gpudoctor.lazy_import import lazy_imports
 from gpudoctor.output import printable, say
 
 with lazy_imports():
-    from gpudoctor.diagnose import build, diagnosis, follow, gather, html, node_reports, sources, text
+    from gpudoctor.diagnose import build, diagnosis, example_jobs, follow, gather, html, node_reports, sources, text
 
 _CODES = {"cause": FAILED, "unknown": UNKNOWN, "nothing": OK}
 _FILE_WIDTH = 110
@@ -40,9 +40,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "sources",
-        nargs="+",
+        nargs="*",
         metavar="FILE|FOLDER|-",
         help="logs of a job, folders of them, flight recorder dumps, stacks, kernel logs; - for stdin",
+    )
+    parser.add_argument(
+        "--example",
+        choices=example_jobs.EXAMPLE_JOBS,
+        metavar="NAME",
+        help=f"the log of a small real job that comes with gpudoctor: {', '.join(example_jobs.EXAMPLE_JOBS)}",
     )
     parser.add_argument(
         "--reports",
@@ -65,7 +71,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Read the logs, infer the cause, write the answer; return the exit code. Raise UserError if no log is readable."""
-    found, not_entered = sources.find_sources(args.sources)
+    found, not_entered = _sources(args)
     reports, no_reports = node_reports.read_reports(args.reports)
     stall = None
     if args.follow:
@@ -82,6 +88,19 @@ def run(args: argparse.Namespace) -> int:
         answer = diagnosis.redacted_diagnosis(answer)
     write_output(_rendered(args, answer), args)
     return COULD_NOT if answer.not_recognised else _CODES[answer.verdict]
+
+
+def _sources(args: argparse.Namespace) -> tuple[list[sources.LogSource], list[diagnosis.Unread]]:
+    """The files that were named, or the example. Raise UserError if there is neither or both."""
+    if args.example is None:
+        if not args.sources:
+            raise UserError("name the logs of a job, - for stdin, or --example hang to try it")
+        return sources.find_sources(args.sources)
+    if args.sources:
+        raise UserError("--example goes without files")
+    say(f"example job {args.example}: {example_jobs.EXAMPLE_JOBS[args.example]} (a real run of 3 CPU ranks)")
+    path = example_jobs.log_of(args.example)
+    return [sources.LogSource(path.name, path, path.stat().st_size)], []
 
 
 def write_error(args: argparse.Namespace, message: str, code: int) -> int:

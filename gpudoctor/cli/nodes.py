@@ -1,4 +1,4 @@
-"""`gpudoctor nodes`: prints the simulated nodes and the faults that can be applied to them, or some."""
+"""`gpudoctor nodes`: what can be tried: simulated nodes, faults to put on them, example jobs."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from gpudoctor.lazy_import import lazy_imports
 from gpudoctor.output import printable, write_stdout
 
 with lazy_imports():
+    from gpudoctor.diagnose import example_jobs
     from gpudoctor.report import text
 
 
@@ -28,14 +29,15 @@ def run(args: argparse.Namespace) -> int:
     nodes = [row for row in node_titles().items() if _has(words, row)]
     kit = [(each.name, each.check, each.title) for each in faults()]
     kit = [row for row in kit if _has(words, row)]
-    if words and not nodes and not kit:
-        raise UserError(
-            f"no simulated node or fault has {' or '.join(map(printable, args.words))} in its name or title"
-        )
+    jobs = [row for row in example_jobs.EXAMPLE_JOBS.items() if _has(words, row)]
+    if words and not nodes and not kit and not jobs:
+        named = " or ".join(map(printable, args.words))
+        raise UserError(f"no simulated node, fault or example job has {named} in its name or title")
     if args.json:
         document = {
             "nodes": [{"name": name, "title": title} for name, title in nodes],
             "faults": [{"name": name, "check": check, "title": title} for name, check, title in kit],
+            "jobs": [{"name": name, "title": title} for name, title in jobs],
         }
         write_stdout(msgspec.json.encode(document).decode() + "\n")
         return OK
@@ -46,6 +48,9 @@ def run(args: argparse.Namespace) -> int:
     if kit:
         head = "Faults (--fault NAME[@GPU]), with the check that finds them:\n"
         parts.append(head + text.columns(kit, width=width, indent=2))
+    if jobs:
+        head = "Example jobs (gpudoctor diagnose --example NAME):\n"
+        parts.append(head + text.columns(jobs, width=width, indent=2))
     write_stdout("\n".join(parts))
     return OK
 

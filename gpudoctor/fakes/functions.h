@@ -260,7 +260,7 @@ int nvmlDeviceGetMemoryAffinity(void *device, unsigned words, unsigned long *out
 RUNNING_ALL(, 16)
 RUNNING_ALL(_v2, 24)
 #if DRIVER >= 510
-RUNNING_ALL(_v3, 24)
+RUNNING_ALL(_v3, newest_process())
 #endif
 
 /* No process was sampled: what an idle GPU says. */

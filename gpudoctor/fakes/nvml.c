@@ -265,6 +265,17 @@ static int masks(const char *name, void *handle, unsigned words, unsigned long *
     return SUCCESS;
 }
 
+/* The struct of the newest form has 24 bytes, and 32 in drivers 535.43 to 535.86 (protected memory behind the rest). */
+__attribute__((unused)) /* by the oldest drivers */
+static size_t newest_process(void)
+{
+    const struct record *record = NULL;
+    int minor = 0;
+    if (look("nvmlSystemGetDriverVersion", SYSTEM, 0, NULL, &record) || !record)
+        return 24;
+    return sscanf((const char *)record->bytes, "535.%d", &minor) == 1 && minor >= 43 && minor <= 86 ? 32 : 24;
+}
+
 /* Processes: the table holds 24 bytes each (pid, memory, GPU and compute instance), the oldest form 16 of them. */
 static int processes(const char *name, void *handle, unsigned *count, unsigned char *out, size_t each)
 {
@@ -279,8 +290,9 @@ static int processes(const char *name, void *handle, unsigned *count, unsigned c
         return INSUFFICIENT_SIZE;
     if (held && !out)
         return INVALID_ARGUMENT;
+    memset(out, 0, held * each);
     for (place = 0; place < held; place++)
-        memcpy(out + place * each, record->bytes + place * 24, each);
+        memcpy(out + place * each, record->bytes + place * 24, each < 24 ? each : 24);
     return SUCCESS;
 }
 

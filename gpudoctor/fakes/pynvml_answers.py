@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ctypes
+import struct
 from collections.abc import Callable
 from inspect import isfunction, unwrap
 from types import SimpleNamespace
@@ -18,7 +19,7 @@ from gpudoctor.facts.nvml import codes as words
 from gpudoctor.fakes.nvml_table import SYSTEM, NvmlTable, TableRow, code_named, handle_name
 from gpudoctor.fakes.table_gpu import UNKNOWN_BYTES
 from gpudoctor.fakes.table_links import ALL_LINKS, FIELD_VALUES
-from gpudoctor.fakes.table_node import MIG_IDS, add_node
+from gpudoctor.fakes.table_node import MIG_IDS, add_node, version_of_driver
 
 # pynvml's name -> the library's, if they differ
 _LIBRARY_NAMES = {
@@ -67,6 +68,7 @@ _ERROR_WITHOUT_ROW = {
 _NOT_SUPPORTED = 3
 _SENT, _RECEIVED = 138, 139  # field ids: what the NVLinks carried
 _PROCESS_VALUES = 4
+_BINDING_PROCESS = struct.Struct("I4xQII")
 
 
 class FakeHandle(msgspec.Struct, frozen=True):
@@ -103,7 +105,7 @@ class NvmlAnswers:
             return own
         processes, _, version = name.partition("RunningProcesses")
         if version in ("_v2", "_v3"):
-            return lambda handle: self._processes(f"{processes}RunningProcesses", handle)
+            return lambda handle: self._processes(f"{processes}RunningProcesses", version, handle)
         function = _LIBRARY_NAMES.get(name, name)
         if function not in self._table.functions and function not in _NOT_ON_EVERY_NODE:
             return None
@@ -153,11 +155,18 @@ class NvmlAnswers:
     def _handle(self, device: int) -> FakeHandle:
         return FakeHandle(device) if device in self._gpus else FakeHandle(device // MIG_IDS - 1, device % MIG_IDS)
 
-    def _processes(self, function: str, handle: FakeHandle) -> list[Any]:
+    def _processes(self, function: str, version: str, handle: FakeHandle) -> list[Any]:
+        """The processes as pynvml reads them: what the driver filled, in the binding's struct."""
         values = self._row(function, handle).values
-        each = (values[at : at + _PROCESS_VALUES] for at in range(0, len(values), _PROCESS_VALUES))
+        count = len(values) // _PROCESS_VALUES
+        major, minor, *_ = (*version_of_driver(self.node.driver), 0, 0)
+        # drivers 535.43 to 535.86 have a larger struct (protected memory behind the rest)
+        each = "I4xQIIQ" if version == "_v3" and major == 535 and 43 <= minor <= 86 else "I4xQII"
+        rows = (values[at : at + _PROCESS_VALUES] for at in range(0, len(values), _PROCESS_VALUES))
+        filled = b"".join(struct.pack(each, *row, *([0] if each.endswith("Q") else [])) for row in rows)
+        found = (_BINDING_PROCESS.unpack_from(filled, place * _BINDING_PROCESS.size) for place in range(count))
         return [
-            SimpleNamespace(pid=pid, usedGpuMemory=None if used == UNKNOWN_BYTES else used) for pid, used, *_ in each
+            SimpleNamespace(pid=pid, usedGpuMemory=None if used == UNKNOWN_BYTES else used) for pid, used, *_ in found
         ]
 
     # functions with special arguments, or that the C library does not have

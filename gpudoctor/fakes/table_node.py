@@ -50,7 +50,7 @@ def add_node(table: NvmlTable, node: Node) -> None:
         for bus_id in (gpu.bus_id, f"0000{gpu.bus_id}", gpu.bus_id.partition(":")[2]):
             table.put_handle("nvmlDeviceGetHandleByPciBusId", bus_id, gpu.index)
         add_gpu(table, gpu)
-        add_fields(table, gpu, _version(node.driver))
+        add_fields(table, gpu, version_of_driver(node.driver))
         add_links(table, gpu)
         _add_instances(table, gpu)
     _add_pairs(table, node)
@@ -58,7 +58,7 @@ def add_node(table: NvmlTable, node: Node) -> None:
 
 def branch_of(node: Node) -> int:
     """The driver's branch (535), which decides what functions the library has; 999 (all) if it is not known."""
-    version = _version(node.driver)
+    version = version_of_driver(node.driver)
     return version[0] if version and version[0] > 0 else UNKNOWN
 
 
@@ -79,7 +79,7 @@ def _is_name(call: str) -> bool:
     return call.isascii() and call.isidentifier()
 
 
-def _version(driver: Driver) -> tuple[int, ...]:
+def version_of_driver(driver: Driver) -> tuple[int, ...]:
     return tuple(int(part) for part in str(known(driver.library_version) or "").split(".") if part.isdecimal())
 
 

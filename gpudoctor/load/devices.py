@@ -9,12 +9,12 @@ import msgspec
 
 from gpudoctor.checks.core.scope import scope_of
 from gpudoctor.checks.env.cuda_device_list import resolve
-from gpudoctor.checks.gpu.in_use import use_of_gpu
 from gpudoctor.errors import UserError
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node
 from gpudoctor.facts.nvml.codes import condemning
+from gpudoctor.load.other_users import used_by_others
 from gpudoctor.profiles.profile import compute_gpus
 
 if TYPE_CHECKING:
@@ -92,13 +92,14 @@ def gpus_to_load(node: Node, request: LoadRequest, workers: LocalWorkers | None)
         found = gpus_of_ranks(node, workers.visible)
         why = found if isinstance(found, str) else next(filter(None, map(_unfit, found)), None)
         if why is not None or isinstance(found, str):
-            return Missing(f"{workers.engine} started {workers.ranks} ranks here; {why}", "denied")
+            # nobody is in the way, so what was not measured is not known
+            return Missing(f"{workers.engine} started {workers.ranks} ranks here; {why}", "failed")
         gpus = found
     danger = _danger(node, gpus)
     if danger is not None:
         return Missing(f"{danger}: no load on such a node", "denied")
-    busy = None if request.force else _busy(gpus)
-    return gpus if busy is None else Missing(f"{busy}: no load beside it without --force", "denied")
+    busy = None if request.force else used_by_others(node, gpus)
+    return busy or gpus
 
 
 def gpus_of_ranks(node: Node, visible: Sequence[str | None]) -> tuple[Gpu, ...] | str:
@@ -126,8 +127,14 @@ def refused_frameworks(node: Node, loaded: tuple[Gpu, ...], *, force: bool) -> d
     seen = resolve(node.environment.get("CUDA_VISIBLE_DEVICES"), node.gpus, node.environment.get("CUDA_DEVICE_ORDER"))
     passed_over = {gpu.index for gpu in loaded} | set(() if seen.unresolved or seen.order_uncertain else seen.hidden)
     others = tuple(gpu for gpu in node.gpus if gpu.index not in passed_over)
-    why = _danger(node, others) or (None if force else _busy(others))
-    return {"frameworks": Missing(f"{why}, and a framework opens every GPU", "denied")} if why else {}
+    if danger := _danger(node, others):
+        return {"frameworks": Missing(f"{danger}, and a framework opens every GPU", "denied")}
+    busy = None if force else used_by_others(node, others)
+    return (
+        {"frameworks": msgspec.structs.replace(busy, reason=f"frameworks open every GPU: {busy.reason}")}
+        if busy
+        else {}
+    )
 
 
 def _unfit(gpu: Gpu) -> str | None:
@@ -148,15 +155,4 @@ def _danger(node: Node, gpus: tuple[Gpu, ...]) -> str | None:
     setting = node.environment.get("CUDA_VISIBLE_DEVICES")
     if resolve(setting, node.gpus, node.environment.get("CUDA_DEVICE_ORDER")).hides_all:
         return f"CUDA_VISIBLE_DEVICES={setting} hides every GPU"
-    return None
-
-
-def _busy(gpus: tuple[Gpu, ...]) -> str | None:
-    """The first GPU that another process computes on, for a message."""
-    for gpu in gpus:
-        use = use_of_gpu(gpu)
-        for process in use.others:
-            return f"GPU {gpu.index} is used by {known(process.name) or 'a process'} (pid {process.pid})"
-        if use.unseen is not None:
-            return f"GPU {gpu.index}: {use.unseen}"
     return None

@@ -39,7 +39,8 @@ TITLES: dict[StrategyName, str] = {
 CONTEXT_BYTES = 855 * 2**20
 # NCCL_BUFFSIZE's default of 4 MiB, to send and to receive, 32 channels: a communicator. NCCL user guide
 COMMUNICATOR_BYTES = 2 * 4 * 2**20 * 32
-# memory of the caching allocator beyond the tensors; fitted to torchtitan's table of December 2024, see docs/plan.md
+# memory of the caching allocator beyond the tensors; fitted to torchtitan's table of December 2024
+# (docs/plan-accuracy.md)
 ALLOCATOR_SHARE = 0.10
 
 
@@ -146,7 +147,7 @@ def memory_of(job: PlanJob, split: RankSplit, allocator_share: float = ALLOCATOR
     Formula: states + activations + gathered, times 1.1 for the caching allocator, + 855 MiB for CUDA's
     context and libraries + 256 MiB for each NCCL communicator.
     Source: the parts' own formulas; llm.c's log for the context; NCCL_BUFFSIZE in NCCL's user guide; the
-    10 % are fitted to published runs (docs/plan.md).
+    10 % are fitted to published runs (docs/plan-accuracy.md).
     """
     last = split.pipeline - 1
     stages = [_stage(job, split, stage) for stage in sorted({0, min(1, last), last})]

@@ -209,13 +209,21 @@ def _quiet_reason(
     if lacking:
         return f"UNKNOWN required but without a verdict: {', '.join(r.id for r in lacking)}"
     if verdict == "unknown":
-        return f"UNKNOWN {', '.join(unknown)}" if unknown else "UNKNOWN nothing could be judged"
+        why = _common_reason(results) or ", ".join(unknown) or "nothing could be judged"
+        return f"UNKNOWN {why}"
     if verdict == "warn":
         return f"WARN {', '.join(r.id for r in results if r.status is Status.WARN)}"
     if holds:
         return f"PASS of {holds}"
     passed = sum(1 for r in results if r.status is Status.PASS)
     return f"PASS {passed} of {len(results)} checks, {len(results) - passed} not judged"
+
+
+def _common_reason(results: Iterable[CheckResult]) -> str | None:
+    """What several checks are unknown for, if it is one and the same; None otherwise."""
+    silent = [[f for f in r.findings if f.status is Status.UNKNOWN] for r in results if r.status is Status.UNKNOWN]
+    reasons = {(finding.reason or "").partition(": ")[2] for findings in silent for finding in findings}
+    return next(iter(reasons)) if len(silent) > 1 and len(reasons) == 1 and "" not in reasons else None
 
 
 def _scope_note(case: Case) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from gpudoctor.checks.core.registry import LEVELS, Level, all_checks, select
-from gpudoctor.checks.gpu.in_use import use_of
+from gpudoctor.checks.gpu.in_use import UseReadings, readings_of, use_of
 from gpudoctor.errors import UserError
 from gpudoctor.exit_codes import COULD_NOT
 from gpudoctor.facts.model.gpu import GpuProcess
@@ -221,8 +221,7 @@ def users_of_gpus(state: State) -> tuple[str, ...]:
     """One line for each current use of a GPU that load would disturb, by the same rule as on the command line."""
     lines = []
     for index in _gpus(state):
-        readings = state.latest[index].readings if index in state.latest else {}
-        use = use_of(_processes(state, index), readings.get("memory_used_mib"), readings.get("utilization_pct"))
+        use = use_of(_processes(state, index), _readings(state, index))
         for process in use.others:
             by = f" of {printable(user)}" if (user := known(process.user)) else ""
             lines.append(f"GPU {index}: {printable(known(process.name) or 'a process')}{by} (pid {process.pid})")
@@ -230,6 +229,19 @@ def users_of_gpus(state: State) -> tuple[str, ...]:
             lines.append(f"GPU {index}: {use.unseen}")
     more = len(lines) - _USERS_MAX
     return (*lines[:_USERS_MAX], f"and {more} more") if more > 0 else tuple(lines)
+
+
+def _readings(state: State, index: int) -> UseReadings:
+    """The newest tick's readings of this GPU; the limits and the driver's way of counting are in the facts."""
+    latest = state.latest[index].readings if index in state.latest else {}
+    gpus = state.node.gpus if state.node is not None else ()
+    facts = next((readings_of(gpu) for gpu in gpus if gpu.index == index), UseReadings())
+    return msgspec.structs.replace(
+        facts,
+        used_mib=latest.get("memory_used_mib"),
+        busy_pct=latest.get("utilization_pct"),
+        power_w=latest.get("power_w"),
+    )
 
 
 def _gpus(state: State) -> list[int]:

@@ -17,8 +17,9 @@ from gpudoctor.facts.model.gpu import GpuProcess, Settings
 from gpudoctor.facts.model.measurements import Launch, Measurements, ProbeProblem, RankInfo
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Node
+from gpudoctor.probes.runner.errors import meaning_of
 from gpudoctor.probes.runner.messages import RankFailure
-from gpudoctor.probes.runner.stalls import RankState, failure_problems, meaning_of
+from gpudoctor.probes.runner.rank_state import RankState, failure_problems
 from tests.checks.one_check import gpus, judge, uuid_of, words
 
 CORRECT, SYNC, BANDWIDTH = "collective.correct", "train.sync", "collective.bandwidth"

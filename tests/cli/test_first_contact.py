@@ -36,7 +36,7 @@ def test_without_a_command_it_shows_them_by_what_they_are_for(
         (("schema", "fact"), "did you mean facts?"),
         (("cluster", "reprt", "x"), "did you mean report?; see: gpudoctor cluster --help"),
         (("explain", "rank_hng"), "nothing is called 'rank_hng'; did you mean rank_hung?"),
-        (("nodes", "no-such-thing"), "no simulated node or fault has no-such-thing in its name or title"),
+        (("nodes", "no-such-thing"), "no simulated node, fault or example job has no-such-thing in its name or title"),
         (("list", "--level", "burn", "pcie"), "no check at level burn has pcie in its id or title"),
     ],
 )
@@ -113,3 +113,30 @@ def test_lists_can_be_searched_and_read_by_programs(gpudoctor: Gpudoctor) -> Non
     assert [fault["name"] for fault in found["faults"]] == ["shm-64m", "shm-small", "nccl-shm-disable"]
     assert found["nodes"] == []
     assert "hgx-h100-8" not in gpudoctor("nodes", "GH200").out
+
+
+@pytest.mark.parametrize(
+    ("example", "expected", "code"),
+    [
+        ("hang", "CAUSE  rank_hung", 1),
+        ("exception", "CAUSE  user_exception", 1),
+        ("sigkill", "CAUSE  killed_sigkill", 1),
+        ("early-exit", "CAUSE  early_exit", 1),
+        ("mismatch", "CAUSE  collective_mismatch", 1),
+        ("healthy", "NOTHING FOUND", 0),
+    ],
+)
+def test_diagnose_can_be_tried_on_a_job_that_comes_with_it(
+    example: str, expected: str, code: int, gpudoctor: Gpudoctor
+) -> None:
+    diagnosed = gpudoctor("diagnose", "--example", example)
+    assert (diagnosed.code, diagnosed.out[: len(expected)]) == (code, expected)
+    assert code == 0 or "where        rank 1" in diagnosed.out
+    assert f"example job {example}: " in diagnosed.err
+    assert f"  {example} " in gpudoctor("nodes", example).out
+
+
+def test_an_example_goes_without_files_and_nothing_is_an_error(gpudoctor: Gpudoctor) -> None:
+    assert "--example hang" in gpudoctor("diagnose").err
+    assert gpudoctor("diagnose", "--example", "hang", "x.log").code == 2
+    assert "did you mean hang?" in gpudoctor("diagnose", "--example", "hung").err

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import pwd
 from collections import Counter
 from pathlib import Path
+from threading import Event
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 from msgspec.structs import replace
 
-from gpudoctor.facts.model.gpu import CallError, Gpu, PcieLink, Thermal
+from gpudoctor.facts.model.gpu import CallError, Gpu, GpuProcess, PcieLink, Thermal
 from gpudoctor.facts.model.missing import UNSUPPORTED, Missing
+from gpudoctor.facts.nvml import settings
 from gpudoctor.facts.nvml.read_node import read_nvml
 from gpudoctor.facts.simulated.load import load_node
 from gpudoctor.fakes.fake_nvml import FakeNvml, ScriptedFault
@@ -347,3 +351,34 @@ def test_mig_instances_that_cannot_be_counted_are_a_failure(root: Path) -> None:
     instances = heard.gpus[0].settings.mig_instances
     assert isinstance(instances, Missing)
     assert instances.kind == "failed"
+
+
+@pytest.mark.parametrize("version", ["470.57.02", "535.43.02", "535.86.10", "535.98", "570.172.08"])
+def test_processes_are_read_from_every_size_of_the_drivers_struct(root: Path, version: str) -> None:
+    pids = (4242, 4243, 4244)
+    node = make_node(1, driver=version)
+    running = tuple(GpuProcess(pid, kind="C", memory_mib=5) for pid in pids)
+    node = replace(node, gpus=tuple(replace(gpu, processes=running) for gpu in node.gpus))
+    absent = ABSENT_IN_470 if version.startswith("470") else ()
+    found = read(root, node, absent=absent)[1].gpus[0].processes
+    assert not isinstance(found, Missing)
+    assert tuple((process.pid, process.memory_mib) for process in found) == tuple((pid, 5) for pid in pids)
+
+
+def test_the_inforom_is_not_read_beside_a_job(root: Path) -> None:
+    node = make_node(2)
+    job = (GpuProcess(4242, kind="C", memory_mib=5),)
+    node = replace(node, gpus=(node.gpus[0], replace(node.gpus[1], processes=job)))
+    _, heard, nvml = read(root, node)
+    assert (nvml.calls["nvmlDeviceValidateInforom", 0], nvml.calls["nvmlDeviceValidateInforom", 1]) == (1, 0)
+    beside = heard.gpus[1].inforom_corrupted
+    assert isinstance(beside, Missing)
+    assert "while a process uses the GPU" in beside.reason
+
+
+def test_a_directory_of_users_that_does_not_answer_costs_only_the_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = Event()
+    monkeypatch.setattr(pwd, "getpwuid", lambda uid: SimpleNamespace(pw_name=f"found after {answer.wait()}"))
+    monkeypatch.setattr(settings, "_NAME_LOOKUP_S", 0.01)
+    assert settings._user_name(4_000_000_001) == "4000000001"
+    answer.set()

@@ -115,6 +115,19 @@ def test_processes_are_told_to_each_form_of_the_call(ask: Ask, tmp_path: Path) -
     assert told == [both, both, one, one]
 
 
+def test_a_driver_of_the_larger_process_struct_confuses_a_binding_that_does_not_know_it(
+    ask: Ask, tmp_path: Path
+) -> None:
+    processes = tuple(GpuProcess(pid, kind="C", memory_mib=5) for pid in (7, 8))
+    driver = Driver(init_code=0, library_version="535.54.03")
+    told = ask(
+        _file(tmp_path, Node(driver=driver, gpus=(Gpu(0, "0000:01:00.0", processes=processes),))),
+        "def of(v): return [p.pid for p in getattr(N, f'nvmlDeviceGetComputeRunningProcesses_v{v}')(g(0))]\n"
+        "print(json.dumps([of(2), of(3)]))",
+    )
+    assert told == [[7, 8], [7, 0]]
+
+
 def test_facts_of_any_kind_give_answers_or_error_codes(ask: Ask, tmp_path: Path) -> None:
     big = 1 << 62
     hostile = Gpu(

@@ -13,7 +13,7 @@ from gpudoctor.units import GIB
 
 
 class Source(NamedTuple):
-    """A public page; `key` is its link's name in docs/plan.md."""
+    """A public page; `key` is its link's name in docs/plan-accuracy.md."""
 
     key: str
     title: str

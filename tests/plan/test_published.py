@@ -8,7 +8,7 @@ import pytest
 
 from tests.plan.published import HELD, RUNS, TITAN, TITAN_382, Run
 
-DOCS = Path(__file__).parent.parent.parent / "docs" / "plan.md"
+DOCS = Path(__file__).parent.parent.parent / "docs" / "plan-accuracy.md"
 
 
 @pytest.mark.parametrize("run", HELD, ids=lambda run: f"{run.what} {run.published}")

@@ -16,8 +16,8 @@ import pytest
 import torch
 
 from gpudoctor.probes.runner import messages, rank
+from gpudoctor.probes.runner.board import ProgressBoard
 from gpudoctor.probes.runner.messages import RankJob
-from gpudoctor.probes.runner.stalls import ProgressBoard
 
 COPY_MS = 1.0
 

@@ -12,10 +12,10 @@ from gpudoctor.facts.model.measurements import Measurements, Probe
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.telemetry import NOT_READ_AGAIN, Burn, Series
 from gpudoctor.probes.runner import messages
+from gpudoctor.probes.runner.board import ProgressBoard
 from gpudoctor.probes.runner.launch import ProbePlan
 from gpudoctor.probes.runner.messages import CollectiveSample, Finished, PairSample, Phase, StepBlock, TrainSample
 from gpudoctor.probes.runner.run_collector import RunCollector
-from gpudoctor.probes.runner.stalls import ProgressBoard
 
 PROBES: tuple[Probe, ...] = ("collective", "link", "compute", "train")
 RIGHT = "aa" * 32

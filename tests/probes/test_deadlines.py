@@ -14,10 +14,10 @@ from gpudoctor.load.measure import PROBE_DEADLINE_S, RUN_DEADLINE_S
 from gpudoctor.probes.plan_verification.messages import TransformerShape, VerificationOrder
 from gpudoctor.probes.runner import launch
 from gpudoctor.probes.runner import plan as probe_plan
+from gpudoctor.probes.runner.board import ProgressBoard
 from gpudoctor.probes.runner.messages import Phase, Started
 from gpudoctor.probes.runner.plan import Limits, ProbePlan
 from gpudoctor.probes.runner.run_collector import RunCollector
-from gpudoctor.probes.runner.stalls import ProgressBoard
 from tests.checks.one_check import gpus, judge, uuid_of, words
 from tests.probes.conftest import measure
 

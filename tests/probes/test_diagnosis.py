@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import signal
 
+from gpudoctor.probes.runner.board import BoardEntry
 from gpudoctor.probes.runner.messages import RankFailure
-from gpudoctor.probes.runner.stalls import BoardEntry, RankState, failure_problems, slow_problem, timeout_problem
+from gpudoctor.probes.runner.rank_state import RankState, failure_problems, slow_problem, timeout_problem
 
 
 def _state(number: int, moves: int, phase: str = "all_reduce of 64 MiB", step: int = 0) -> RankState:

@@ -17,10 +17,10 @@ from gpudoctor.facts.model.missing import Missing  # noqa: E402
 from gpudoctor.probes.link import peer_copies  # noqa: E402
 from gpudoctor.probes.link import probe as links  # noqa: E402
 from gpudoctor.probes.runner import messages  # noqa: E402
+from gpudoctor.probes.runner.board import ProgressBoard  # noqa: E402
 from gpudoctor.probes.runner.plan import ProbePlan  # noqa: E402
 from gpudoctor.probes.runner.rank_starter import visible_gpus  # noqa: E402
 from gpudoctor.probes.runner.run_collector import RunCollector  # noqa: E402
-from gpudoctor.probes.runner.stalls import ProgressBoard  # noqa: E402
 from gpudoctor.probes.runner.torch_device import (  # noqa: E402
     numbered,
     power_of_two,

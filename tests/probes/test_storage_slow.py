@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 import signal
@@ -30,7 +32,7 @@ from gpudoctor.facts.model.storage import Storage, StorageMount, StoragePath
 from gpudoctor.facts.system.mounts import Mount, may_hang, read_mounts
 from gpudoctor.load.devices import LoadRequest
 from gpudoctor.load.storage import with_storage
-from gpudoctor.probes.runner.launch import _refuse_silent_tmpdir
+from gpudoctor.probes.runner.launch import _refuse_silent_tmpdir, _require_locks
 from gpudoctor.probes.storage.measure import read_paths
 from tests.checks.one_check import judge, words
 from tests.needs import find, missing, needs
@@ -323,3 +325,15 @@ def of_fio(group: Path, file: Path, rw: str, block: str) -> float:
         f"--rw={rw}", f"--bs={block}", "--runtime=2", "--time_based", "--output-format=json",
     )  # fmt: skip
     return float(json.loads(told)["jobs"][0]["read"]["bw_bytes"]) / 1e9
+
+
+def test_a_tmpdir_without_file_locks_is_named_with_the_way_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    folder = tmp_path / "gpudoctor-x"
+    folder.mkdir()
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(OSError, match=r"has no file locks \(No locks available\): set it to a folder on a local disk"):
+        _require_locks(folder)
+    assert not folder.exists()

@@ -23,8 +23,8 @@ from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Node
 from gpudoctor.probes.runner import launch
+from gpudoctor.probes.runner.board import ProgressBoard
 from gpudoctor.probes.runner.launch import ProbePlan
-from gpudoctor.probes.runner.stalls import ProgressBoard
 from gpudoctor.probes.strategies.bench import Bench
 from gpudoctor.probes.strategies.data_parallel import why_not_fsdp
 from gpudoctor.probes.strategies.memory import TrafficCounter

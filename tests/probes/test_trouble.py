@@ -13,9 +13,9 @@ torch = module("torch")
 
 from gpudoctor.facts.model.measurements import TorchView  # noqa: E402
 from gpudoctor.probes.runner import messages, torch_device  # noqa: E402
+from gpudoctor.probes.runner.board import ProgressBoard  # noqa: E402
 from gpudoctor.probes.runner.messages import RankFailure, RankJob  # noqa: E402
 from gpudoctor.probes.runner.rank import Rank  # noqa: E402
-from gpudoctor.probes.runner.stalls import ProgressBoard  # noqa: E402
 from gpudoctor.probes.runner.torch_device import rank_failure  # noqa: E402
 
 _NCCL_SHM = """NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:77, unhandled system error

@@ -91,6 +91,9 @@ def _needed(case: Case) -> bool | None:
     if node.host.is_guest or any(re.search(r"\bG[BH]\d{3}\b", name) for name in names):
         return False
     links = [link for gpu in node.gpus for link in known(gpu.nvlinks) or ()]
+    # what is wired counts, not how the model is mostly sold: HGX A100 and H100 boards of 4 GPUs have direct links
+    if {known(link.remote_kind) for link in links if link.is_up} == {"gpu"}:
+        return False
     models = [model_of(case, gpu) for gpu in node.gpus]
     switched = [m for m in models if m is not None and m.nvlink is not None and m.nvlink.kind == "switch"]
     if any(known(link.remote_kind) == "switch" for link in links) or len(switched) >= _SWITCHED_GPUS:

@@ -101,12 +101,15 @@ def _build(case: Case, torch: str, cuda: str | Missing | None, opens_gpus: bool)
         yield unread(NODE, "torch's CUDA", cuda)
         return
     if cuda is None:
+        rocm = "+rocm" in torch
         yield fail(
             NODE,
-            f"torch {torch} is a CPU-only build",
-            "a build with CUDA, on a node with GPUs",
+            f"torch {torch} is a {'ROCm (AMD)' if rocm else 'CPU-only'} build",
+            "a build with CUDA, on a node with NVIDIA GPUs",
             evidence,
-            likely="pip took the CPU wheel: the wrong index, or a platform without CUDA wheels",
+            likely="pip's index was that of the ROCm builds"
+            if rocm
+            else "pip took the CPU wheel: the wrong index, or a platform without CUDA wheels",
             advice=(_WHEELS, Advice("Then reinstall.", "pip install --force-reinstall torch")),
         )
         return

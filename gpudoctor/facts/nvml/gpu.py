@@ -68,7 +68,6 @@ def read_gpu(client: NvmlClient, gpu: Gpu, system: System, on_part: Callable[[Gp
         lambda: {
             "ecc": read_ecc(client, fields),
             "memory_repair": read_memory_repair(client, fields),
-            "inforom_corrupted": read_inforom(client),
         },
         lambda: {"clocks": _clocks(client), "throttle_times": throttle_times(fields, system.driver_version)},
         lambda: {"thermal": _thermal(client, fields), "power": _power(client, fields)},
@@ -76,10 +75,11 @@ def read_gpu(client: NvmlClient, gpu: Gpu, system: System, on_part: Callable[[Gp
         lambda: {"nvlinks": read_links(client, fields[LINK_COUNT, 0], fields[SWITCH_LINK_COUNT, 0])},
         lambda: {"fabric": read_fabric(client)},
         lambda: {
-            "processes": read_processes(client, system.root, system.own_pid),
+            "processes": read_processes(client, system.root, system.own_pid, system.driver_version),
             "utilization": read_utilization(client),
         },
         lambda: {"numa_node": read_numa_node(client, device), "cpu_affinity": read_cpu_affinity(client, device)},
+        lambda: {"inforom_corrupted": read_inforom(client, gpu.processes)},
     )
     for section in sections:
         leaves = section()

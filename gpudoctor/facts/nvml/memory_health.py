@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from ctypes import byref
 from typing import Any
 
-from gpudoctor.facts.model.gpu import Ecc, MemoryRepair
+from gpudoctor.facts.model.gpu import Ecc, GpuProcess, MemoryRepair
 from gpudoctor.facts.model.missing import UNSUPPORTED, Missing
 from gpudoctor.facts.nvml.client import MAX_COUNT, DriverError, Fields, NvmlClient, in_range, prefer
 from gpudoctor.facts.nvml.codes import RECOVERY_ACTIONS, word
@@ -105,8 +106,13 @@ def read_memory_repair(client: NvmlClient, fields: Fields) -> MemoryRepair:
     )
 
 
-def read_inforom(client: NvmlClient) -> bool | Missing:
-    """Whether the infoROM is corrupted: the driver reads it, and returns 14 if its checksum is wrong."""
+def read_inforom(client: NvmlClient, processes: Sequence[GpuProcess] | Missing) -> bool | Missing:
+    """Whether the infoROM is corrupted: the driver reads it, and returns 14 if its checksum is wrong.
+
+    Not asked beside a job: it reads the board's flash, which DCGM does at most every 30 s, and hourly in its watches.
+    """
+    if not isinstance(processes, Missing) and any(not p.is_own and p.kind != "G" for p in processes):
+        return Missing("not asked while a process uses the GPU, since the driver would read the board's flash")
     try:
         client.call("nvmlDeviceValidateInforom", client.handle)
     except DriverError as error:

@@ -6,8 +6,11 @@ import os
 import pwd
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from ctypes import byref, c_uint
+from functools import lru_cache
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 from gpudoctor.facts.model.gpu import GpuProcess, MigInstance, Settings
@@ -31,6 +34,8 @@ _MASK_WORDS = 64  # 4096 CPUs
 _NODE_SCOPE = 0
 _MAX_MIG_INSTANCES = 16
 _NO_INSTANCE = (2, 6)  # invalid argument, not found: this slot is empty
+_LARGE_PROCESS_SINCE, _LARGE_PROCESS_UNTIL = (535, 43), (535, 87)
+_NAME_LOOKUP_S = 0.5
 # comm is cut at 15 characters
 _COMM_LENGTH = 15
 
@@ -136,16 +141,18 @@ def _mig_instance(client: NvmlClient, handle: Any) -> MigInstance:
     )
 
 
-def read_processes(client: NvmlClient, root: Path, own_pid: int) -> tuple[GpuProcess, ...] | Missing:
+def read_processes(
+    client: NvmlClient, root: Path, own_pid: int, driver: tuple[int, ...]
+) -> tuple[GpuProcess, ...] | Missing:
     """Processes by pid; names and users from /proc. MPS clients are read only if an MPS server is seen."""
-    compute = running(client, "Compute")
+    compute = running(client, "Compute", driver)
     if isinstance(compute, Missing):
         return compute
-    graphics = running(client, "Graphics")
+    graphics = running(client, "Graphics", driver)
     lists = {"C": compute, "G": {} if isinstance(graphics, Missing) else graphics}
     names = {pid: process_name(root, pid) for pids in lists.values() for pid in pids}
     if any(map(is_mps_server, names.values())):
-        clients = running(client, "MPSCompute")
+        clients = running(client, "MPSCompute", driver)
         lists["M"] = {} if isinstance(clients, Missing) else clients
         names |= {pid: process_name(root, pid) for pid in lists["M"]}
     return tuple(
@@ -168,11 +175,14 @@ def is_mps_server(name: str | Missing) -> bool:
     return isinstance(name, str) and name.startswith("nvidia-cuda-mps")
 
 
-def running(client: NvmlClient, kind: str) -> dict[int, int | Missing] | Missing:
+def running(client: NvmlClient, kind: str, driver: tuple[int, ...]) -> dict[int, int | Missing] | Missing:
     """Memory in MiB of each process (pid) of a kind: Compute, Graphics, MPSCompute."""
     # never the name without a version: pynvml raises another kind of error for it
     call = f"nvmlDeviceGet{kind}RunningProcesses"
-    answer = client.first(f"{call}_v3", f"{call}_v2")
+    # these drivers fill 32 bytes a process where all others, and the binding, have 24; _v2 has 24 everywhere
+    # (nvitop, libnvml.py, finds them by their functions)
+    newest = () if _LARGE_PROCESS_SINCE <= driver < _LARGE_PROCESS_UNTIL else (f"{call}_v3",)
+    answer = client.first(*newest, f"{call}_v2")
     if isinstance(answer, Missing):
         return answer
     found: dict[int, int | Missing] = {}
@@ -205,10 +215,23 @@ def _user(root: Path, pid: int) -> str | Missing:
         uid = (root / "proc" / str(pid)).stat().st_uid
     except OSError:
         return _no_process(pid)
-    try:
-        return pwd.getpwuid(uid).pw_name.encode("utf-8", "replace").decode()
-    except KeyError:
-        return str(uid)
+    return _user_name(uid)
+
+
+@lru_cache(maxsize=256)
+def _user_name(uid: int) -> str:
+    """The user's name, or the number if it has none, or if the directory that knows it (LDAP) is slow to answer."""
+    found: list[str] = []
+
+    def look_up() -> None:
+        with suppress(KeyError):
+            found.append(pwd.getpwuid(uid).pw_name.encode("utf-8", "replace").decode())
+
+    # a daemon: it may never return, and must not keep the collector from answering
+    thread = Thread(target=look_up, daemon=True)
+    thread.start()
+    thread.join(_NAME_LOOKUP_S)
+    return found[0] if found else str(uid)
 
 
 def _ancestors(root: Path, pid: int) -> set[int]:

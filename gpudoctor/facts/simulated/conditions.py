@@ -276,12 +276,10 @@ CONDITIONS: dict[str, tuple[Condition, str]] = {
         "it has no active InfiniBand or RoCE ports",
     ),
     "two-ports": (lambda n, t: len(_ports(n)) >= 2, "it has fewer than two InfiniBand or RoCE ports"),
-    # NCCL maps about 10 MB per rank in /dev/shm, and all traffic if there is no peer-to-peer (NCCL issue 342)
+    # NCCL 2.26 and later map 31.5 MiB per rank (checks/host/nccl_shared_memory.py)
     "shm-needed": (
-        lambda n, t: (
-            len(n.gpus) >= 7 or any(p.p2p_read not in ("OK", None) and not known(p.nvlinks) for p in _pairs(n))
-        ),
-        "its few GPUs reach each other without /dev/shm",
+        lambda n, t: len(n.gpus) >= 3 and bool(known(n.software.nccl)),
+        "64 MiB are enough for NCCL there, or no NCCL is installed",
     ),
     "local-storage": (_has_mount(is_local), "no local disk of it is told"),
     "remote-storage": (_has_mount(is_remote), "no network file system of it is told"),

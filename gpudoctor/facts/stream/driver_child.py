@@ -91,7 +91,7 @@ class GpuWatcher(GpuSampler):
         return kb_s if isinstance(kb_s, Missing) else round(kb_s / 1e6, 3)
 
     def _running(self, kind: str) -> dict[int, int | Missing]:
-        found = {} if kind in self._refused else running(self._client, kind)
+        found = {} if kind in self._refused else running(self._client, kind, self._driver)
         if not isinstance(found, Missing):
             return found
         if found.kind != "failed":
@@ -101,7 +101,7 @@ class GpuWatcher(GpuSampler):
     def _processes(self) -> list[OnGpu] | None:
         if "processes" in self._refused:
             return None
-        compute = running(self._client, "Compute")
+        compute = running(self._client, "Compute", self._driver)
         if isinstance(compute, Missing):
             self._miss("processes", compute)
             return None

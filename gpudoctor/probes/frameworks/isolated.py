@@ -11,6 +11,7 @@ import msgspec
 
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.probes.frameworks.isolated_child import IsolatedAnswer, IsolatedOrder, Task
+from gpudoctor.probes.runner.rank_starter_client import teardown_s
 from gpudoctor.process.die_with_parent import dependent_python
 from gpudoctor.process.ending import kill_all, send_signal, signal_name
 from gpudoctor.process.pipes import TURN_S, LineReader, anonymous_file, pipe_with_child, ready, tail
@@ -18,7 +19,7 @@ from gpudoctor.process.spawn import Child
 
 _GRACE_S = 1.0  # after one of several failed: time for the others to report why
 ENDED_WITH_OTHERS = "was ended with the others"
-_KILL_GRACE_S = 10.0  # a driver takes seconds to release a GPU
+_CONTEXTS = 8  # each process may open every GPU of a node
 
 
 class IsolatedProcess(msgspec.Struct, frozen=True):
@@ -172,7 +173,7 @@ def _end(processes: Sequence[_Process]) -> None:
     for process in processes:
         process.kill()
     # a process stuck in the driver is left behind: it ends when the kernel releases it
-    kill_all([process.process for process in processes], _KILL_GRACE_S)
+    kill_all([process.process for process in processes], teardown_s(_CONTEXTS * len(processes)))
 
 
 def _last_lines(errors: int, count: int = 20) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ from gpudoctor.probes.plan_verification.split import DTYPES, Built, RankPosition
 from gpudoctor.probes.runner.merge import finite
 from gpudoctor.probes.runner.messages import VerificationSample
 from gpudoctor.probes.runner.rank import Rank
+from gpudoctor.probes.runner.torch_device import Stopwatch
 from gpudoctor.probes.strategies.memory import LiveBytes, optimizer_tensors
 from gpudoctor.probes.strategies.pipeline_steps import SendRecvPipeline
 from gpudoctor.probes.strategies.transformer import loss_of
@@ -141,16 +142,16 @@ def _gflops(rank: Rank, order: VerificationOrder) -> float:
     """Speed of products of the sizes of the model's layers, while every rank does the same; in 1e9 FLOP/s."""
     model, tokens = order.model, order.micro_batch * order.seq
     width = max(model.ffn // order.tensor, 1)
-    left = torch.ones(tokens, model.hidden, device=rank.device, dtype=DTYPES[order.precision])
-    right = torch.ones(model.hidden, width, device=rank.device, dtype=DTYPES[order.precision])
+    # not ones: products of equal numbers draw less power, and a GPU at its power limit is then faster than it trains
+    left = torch.randn(tokens, model.hidden, device=rank.device).to(DTYPES[order.precision])
+    right = torch.randn(model.hidden, width, device=rank.device).to(DTYPES[order.precision])
     left @ right
     rank.synchronize()
     rank.barrier()
-    began = time.monotonic()
+    watch = Stopwatch(rank)
     for _ in range(_PRODUCTS):
         left @ right
-    rank.synchronize()
-    return _PRODUCTS * 2 * tokens * model.hidden * width / (time.monotonic() - began) / 1e9
+    return _PRODUCTS * 2 * tokens * model.hidden * width / watch.stop().passed_ms / 1e6
 
 
 def _all_reduce_gb_s(rank: Rank, order: VerificationOrder) -> float | None:

@@ -7,6 +7,7 @@ parent-death signal, and a guardian removes the run's directory however this pro
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import tempfile
@@ -20,12 +21,12 @@ import msgspec
 from gpudoctor.facts.model.measurements import PROBES, Measurements, ProbeProblem
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.system.path_status import ask_paths
+from gpudoctor.probes.runner.board import ProgressBoard
 from gpudoctor.probes.runner.local_workers import LocalWorkers
 from gpudoctor.probes.runner.messages import AnyMessage, RankJob
 from gpudoctor.probes.runner.plan import Limits, ProbePlan, checked
-from gpudoctor.probes.runner.rank_starter_client import end, order_for, start
+from gpudoctor.probes.runner.rank_starter_client import contexts_of, end, order_for, start, teardown_s
 from gpudoctor.probes.runner.run_collector import RunCollector
-from gpudoctor.probes.runner.stalls import ProgressBoard
 from gpudoctor.process.pipes import LineReader, ready
 from gpudoctor.process.spawn import Child
 
@@ -64,7 +65,8 @@ def run_probes(
 
     `deadline_s` bounds the run from the rendezvous of the ranks on, `probe_deadline_s` each probe. The import of
     torch and the rendezvous have separate limits (plan.py): a cold disk or sleeping GPUs may take minutes.
-    Ending ranks that ignore SIGTERM may take 2 s more, or 11 s if the driver does not release one.
+    Ending CPU ranks that ignore SIGTERM may take 2 s more; GPU ranks first get 3 s to let their GPU finish, and a
+    minute and more if the driver is slow to release them (rank_starter_client.py).
     `progress` is called with each phase that begins, `on_wait` about every 10 s with what the run is waiting for.
     `python`: an interpreter for the ranks other than ours.
     `workers`: processes that a launch engine started on this node; they host all ranks but the first.
@@ -119,6 +121,7 @@ def _private_folder() -> Iterator[tuple[Path, int]]:
                 life.callback(os.close, end)
             _refuse_silent_tmpdir()
             folder = Path(tempfile.mkdtemp(prefix="gpudoctor-"))
+            _require_locks(folder)
         try:
             yield folder, reader
         finally:
@@ -132,6 +135,19 @@ def _refuse_silent_tmpdir() -> None:
     [status] = ask_paths([path])
     if isinstance(status, Missing):
         raise OSError(f"TMPDIR, {path}, {status.reason}")
+
+
+def _require_locks(folder: Path) -> None:
+    """Raise OSError if files in this folder cannot be locked: torch's FileStore, where the ranks meet, needs flock."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        text = f"TMPDIR, {folder.parent}, has no file locks ({error.strerror}): set it to a folder on a local disk"
+        raise OSError(text) from error
+    finally:
+        os.close(descriptor)
 
 
 @contextmanager
@@ -149,8 +165,9 @@ class _Children:
     `stuck`, valid after `end`: a process could not be ended.
     """
 
-    def __init__(self, process: Child, workers: LocalWorkers | None, pipes: dict[int, int]) -> None:
+    def __init__(self, process: Child, workers: LocalWorkers | None, pipes: dict[int, int], contexts: int) -> None:
         self.process = process
+        self._contexts = contexts
         self.stuck = False
         self._workers = workers
         self._has_ranks = False
@@ -178,9 +195,9 @@ class _Children:
         try:
             if self._workers is not None:
                 self._workers.shut_down()
-            self.stuck = end(self.process, has_ranks=self._has_ranks)
+            self.stuck = end(self.process, has_ranks=self._has_ranks, contexts=self._contexts)
             if self._workers is not None:
-                self.stuck |= not self._workers.ended()
+                self.stuck |= not self._workers.ended(teardown_s(self._contexts))
         finally:
             for pipe in self._pipes:
                 os.close(pipe)
@@ -213,7 +230,7 @@ def _started(job: RankJob, life: int, python: str | None, workers: LocalWorkers 
             for writer in writers.values():
                 os.close(writer)
         undo.pop_all()
-    children = _Children(process, workers, readers)
+    children = _Children(process, workers, readers, contexts_of(job))
     try:
         yield children
     finally:

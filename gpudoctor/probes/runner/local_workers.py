@@ -21,7 +21,8 @@ import msgspec
 
 from gpudoctor.errors import UserError
 from gpudoctor.probes.runner.launch_engine import LocalPlacement
-from gpudoctor.probes.runner.rank_starter_client import KILL_GRACE_S, end, start
+from gpudoctor.probes.runner.messages import RankJob
+from gpudoctor.probes.runner.rank_starter_client import KILL_GRACE_S, contexts_of, end, start
 from gpudoctor.process.pipes import write_all
 
 # The leader starts a moment before or after its workers, and a cold network disk may delay one of them
@@ -115,10 +116,10 @@ class LocalWorkers:
             with suppress(OSError):  # the other end has closed it
                 worker.shutdown(socket.SHUT_WR)
 
-    def ended(self) -> bool:
-        """Shut the workers down and wait for them within a deadline; False if one could not end its rank."""
+    def ended(self, teardown_s: float = KILL_GRACE_S) -> bool:
+        """Shut the workers down and wait for them; False if one could not end its rank in the time it may take."""
         self.shut_down()
-        deadline = time.monotonic() + 2 * KILL_GRACE_S
+        deadline = time.monotonic() + KILL_GRACE_S + teardown_s
         answers = [_last_answer(worker, deadline) for worker, _ in self._workers.values()]
         for worker, _ in self._workers.values():
             worker.close()
@@ -206,7 +207,8 @@ def _serve(order: dict[str, Any], descriptors: list[int], leader: socket.socket)
         with suppress(OSError):  # an error, like an answer, means that the leader has ended
             leader.recv(1)
     finally:
-        stuck = end(process, has_ranks=True)
+        job = msgspec.convert(order["job"], RankJob)
+        stuck = end(process, has_ranks=True, contexts=contexts_of(job))
     if stuck:
         with suppress(OSError):
             leader.send(_STUCK)

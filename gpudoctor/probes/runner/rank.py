@@ -21,9 +21,10 @@ import torch.distributed as dist
 
 from gpudoctor.facts.model.measurements import ONCE
 from gpudoctor.probes.runner import messages
+from gpudoctor.probes.runner.board import ProgressBoard
 from gpudoctor.probes.runner.messages import RankJob, Where
 from gpudoctor.probes.runner.plan import Injection, InjectionKind
-from gpudoctor.probes.runner.stalls import ProgressBoard
+from gpudoctor.probes.runner.rank_starter import STOP
 from gpudoctor.probes.runner.torch_device import UnusableTorchError, rank_failure, require_usable, torch_view
 from gpudoctor.process.ending import leave, send_signal
 from gpudoctor.process.pipes import write_all
@@ -134,6 +135,14 @@ class Rank:
                     signal.pause()
 
 
+class StopRequested(BaseException):
+    """The starter ends this rank, and gives it time to let its GPU finish."""
+
+
+def _stop(number: int, frame: object) -> NoReturn:
+    raise StopRequested
+
+
 def run_rank(order: dict[str, Any]) -> NoReturn:
     """Run the rank that `order` describes, and end the process."""
     job = msgspec.convert(order["job"], RankJob)
@@ -143,10 +152,15 @@ def run_rank(order: dict[str, Any]) -> NoReturn:
     os.environ.update(RANK=str(number), LOCAL_RANK=str(number), WORLD_SIZE=str(job.ranks))
     torch.set_num_threads(1)
     rank = Rank(number, job, order["fd"])
+    signal.signal(STOP, _stop)
     try:
         _join(rank)
         _verify_plan(rank)
         _run_repetitions(rank, probe_functions())
+    except StopRequested:
+        with suppress(RuntimeError):
+            rank.synchronize()  # the kernel ends before its context is closed
+        leave(1)
     except UnusableTorchError as error:
         rank.send(messages.UnusableTorch(str(error)))
         leave()

@@ -12,6 +12,7 @@ import gc
 import importlib
 import importlib.util
 import json
+import math
 import os
 import shutil
 import signal
@@ -28,6 +29,7 @@ from gpudoctor.process.forked import ForkedProcess
 from gpudoctor.process.pipes import write_all
 from gpudoctor.process.spawn import Child
 
+STOP = signal.SIGUSR1  # a rank that gets it finishes what its GPU computes, and ends
 TERM_GRACE_S = 1.0
 _CLEARING_TRIES = 200  # 10 s: how long a driver may take to release a process
 # Modules for strategies and plan verification that `import torch` does not import: 2.5 s, else spent in every rank.
@@ -101,7 +103,7 @@ def _start_and_attend(order: dict[str, Any], control: int, method: str) -> None:
         send_signals(ranks, signal.SIGKILL)  # they would wait for the ranks that could not be started
         raise
     _send(control, {"type": "Started", "method": method, "pids": list(ranks)})
-    _attend(ranks, control)
+    _attend(ranks, control, order["stop_s"])
 
 
 def rank_main(argument: str) -> None:
@@ -192,23 +194,26 @@ def visible_gpus(rank: int, uuids: Sequence[str], probes: Sequence[str]) -> list
     return [uuids[rank], *others]
 
 
-def _attend(ranks: dict[int, int], control: int) -> None:
-    """Reap the ranks and report how each ended; on SIGTERM end them, with SIGKILL if SIGTERM is not enough."""
-    kill_at: float | None = None
-    ending = False
+def _attend(ranks: dict[int, int], control: int, stop_s: float) -> None:
+    """Reap the ranks and report how each ended; on SIGTERM end them.
+
+    First STOP, if they have `stop_s` for it: a kernel that is killed with its process may leave the GPU's utilization
+    at 100 %. Then SIGTERM, then SIGKILL.
+    """
+    steps = [(STOP, stop_s)] if stop_s else []
+    steps += [(signal.SIGTERM, TERM_GRACE_S), (signal.SIGKILL, 3600.0)]
+    ending, until = False, math.inf
     while True:
         _reap(ranks, None if ending else control)  # the end of a rank that we ended is not reported
         if not ranks:
             return
-        wait_s = 3600.0 if kill_at is None else max(0.0, kill_at - time.monotonic())
-        got = signal.sigtimedwait(_GUARDED, wait_s)
-        if got is not None and got.si_signo == signal.SIGTERM and not ending:
+        got = signal.sigtimedwait(_GUARDED, max(0.0, min(until - time.monotonic(), 3600.0)))
+        ordered = got is not None and got.si_signo == signal.SIGTERM and not ending
+        if steps and (ordered or time.monotonic() >= until):
             ending = True
-            send_signals(ranks, signal.SIGTERM)
-            kill_at = time.monotonic() + TERM_GRACE_S
-        elif kill_at is not None and time.monotonic() >= kill_at:
-            send_signals(ranks, signal.SIGKILL)
-            kill_at = None
+            number, grace_s = steps.pop(0)
+            send_signals(ranks, number)
+            until = time.monotonic() + grace_s
 
 
 def _reap(ranks: dict[int, int], control: int | None) -> None:

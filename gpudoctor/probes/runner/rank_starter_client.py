@@ -10,20 +10,37 @@ from typing import IO, Any
 import msgspec
 
 from gpudoctor.probes.runner.messages import RankJob
-from gpudoctor.probes.runner.rank_starter import TERM_GRACE_S
+from gpudoctor.probes.runner.rank_starter import TERM_GRACE_S, visible_gpus
 from gpudoctor.process.own_program import own_python
 from gpudoctor.process.spawn import Child
 
-KILL_GRACE_S = 10.0  # the driver takes seconds to release a GPU whose process was killed; that is no fault yet
+STOP_S = {"nccl": 3.0, "gloo": 0.0}  # for a rank to let its GPU finish, before it gets SIGTERM
+KILL_GRACE_S = 10.0
+# A driver closes the CUDA contexts of killed processes one after another: healthy nodes of 8 GPUs with 64 contexts
+# take over 30 s (sglang issues 23213, 36589)
+_TEARDOWN_S, _TEARDOWN_PER_CONTEXT_S = 60.0, 0.5
 # Settings of OpenMP and similar libraries that would bind all ranks to one core, or start too many threads
 _THREADING = ("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_")
+# User settings that change how fast or how exactly a GPU computes: env.nccl names the first, and both stay in force for
+# the user's job
+_MEASURES_ANOTHER_GPU = ("CUDA_LAUNCH_BLOCKING", "NVIDIA_TF32_OVERRIDE")
 # User settings with which the watchdog would not run, would distort the measurement, or would first write a dump
 _NO_WATCHDOG = ("BLOCKING_WAIT", "DESYNC_DEBUG", "NAN_CHECK", "ENABLE_TIMING", "DUMP_ON_TIMEOUT", "PROPAGATE_ERROR")
 
 
 def order_for(job: RankJob, ranks: list[int], method: str) -> dict[str, Any]:
     """The order to a starter; `start` adds the file descriptors."""
-    return {"ranks": ranks, "method": method, "job": msgspec.to_builtins(job)}
+    return {"ranks": ranks, "method": method, "stop_s": STOP_S[job.backend], "job": msgspec.to_builtins(job)}
+
+
+def teardown_s(contexts: int) -> float:
+    """How long a healthy driver may take to end killed processes with so many CUDA contexts."""
+    return _TEARDOWN_S + _TEARDOWN_PER_CONTEXT_S * contexts if contexts else KILL_GRACE_S
+
+
+def contexts_of(job: RankJob) -> int:
+    """The CUDA contexts of all ranks: one each, or one on each GPU if they copy between all of them."""
+    return sum(len(visible_gpus(rank, job.gpu_uuids, job.probes)) for rank in range(len(job.gpus)))
 
 
 def start(
@@ -40,12 +57,13 @@ def start(
     )
 
 
-def end(process: Child, *, has_ranks: bool) -> bool:
-    """End a starter and its ranks; True if the kernel did not release a rank."""
+def end(process: Child, *, has_ranks: bool, contexts: int) -> bool:
+    """End a starter and its ranks; True if some did not end in the time that a healthy driver may take."""
+    limit_s = teardown_s(contexts)
     try:
         process.send(signal.SIGCONT)  # in case it was stopped
         process.send(signal.SIGTERM)  # the starter ends and reaps its ranks on this signal
-        if process.ends_within(TERM_GRACE_S + (KILL_GRACE_S if has_ranks else 0.0)) is not None:
+        if process.ends_within(max(STOP_S.values()) + TERM_GRACE_S + (limit_s if has_ranks else 0.0)) is not None:
             return False
     finally:
         process.send(signal.SIGKILL, group=True)
@@ -55,6 +73,8 @@ def end(process: Child, *, has_ranks: bool) -> bool:
 def _environment(job: RankJob) -> dict[str, str]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith(_THREADING)}
     environment.pop("PYTHONWARNINGS", None)
+    for name in _MEASURES_ANOTHER_GPU:
+        environment.pop(name, None)
     environment["TMPDIR"] = job.folder  # torch._inductor, which DDP imports, makes a directory there
     environment["GLOO_SOCKET_IFNAME"] = "lo"
     environment["TORCH_DISTRIBUTED_DEBUG"] = "OFF"  # its checks would be measured too

@@ -12,7 +12,7 @@ from gpudoctor.facts.model.measured_hardware import ComputeRank
 from gpudoctor.facts.model.measurements import Collective, Measurements, Probe, Training, TrainRank
 from gpudoctor.facts.model.missing import Fact, Missing
 from gpudoctor.facts.model.telemetry import Series, Spread, WrongResult
-from gpudoctor.probes.runner.stalls import rank_list
+from gpudoctor.probes.runner.rank_state import rank_list
 
 # Drift is the last minute against the first half minute: probes.md of the design's reference, section 5.2
 EARLY_S, LATE_S = 30.0, 60.0

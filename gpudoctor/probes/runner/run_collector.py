@@ -12,17 +12,11 @@ import msgspec
 from gpudoctor.facts.model.measurements import Launch, Measurements, Probe, ProbeProblem, RankInfo, TorchView
 from gpudoctor.facts.model.missing import NOT_READ, Missing
 from gpudoctor.probes.runner import messages
+from gpudoctor.probes.runner.board import ProgressBoard
 from gpudoctor.probes.runner.merge import merged_torch_view
 from gpudoctor.probes.runner.plan import ProbePlan, Stage
+from gpudoctor.probes.runner.rank_state import RankState, failure_problems, rank_list, slow_problem, timeout_problem
 from gpudoctor.probes.runner.run_progress import RunProgress
-from gpudoctor.probes.runner.stalls import (
-    ProgressBoard,
-    RankState,
-    failure_problems,
-    rank_list,
-    slow_problem,
-    timeout_problem,
-)
 
 FIGURES_OF_PROBE: dict[Probe, str] = {  # the field of Measurements that is empty if the probe brought nothing
     "collective": "collectives",
@@ -193,10 +187,17 @@ class RunCollector:
             self._problems.append(ProbeProblem("launch", "error", text, phase="start", output=output))
 
     def note_stuck(self, stuck: bool) -> None:
-        """Report that a process could not be ended, which is typical of a hanging driver."""
-        if stuck:
-            text = "a rank could not be ended by SIGKILL: it is stuck in the kernel, most likely in the GPU driver"
-            self._problems.append(ProbeProblem("launch", "timeout", text, phase="end"))
+        """Report processes that have not ended; a driver is convicted only by those that the kernel holds (state D)."""
+        if not stuck:
+            return
+        held = [rank for rank, pid in self._pids.items() if process_state(pid) == "D"]
+        if held:
+            verb = "is" if len(held) == 1 else "are"
+            text = f"{rank_list(held)} {verb} stuck in the kernel after SIGKILL, most likely in the GPU driver"
+            self._problems.append(ProbeProblem("launch", "timeout", text, held[0], "end"))
+        else:
+            text = "the processes of this run took longer to end than a driver may take; none is stuck in the kernel"
+            self._problems.append(ProbeProblem("launch", "error", text, phase="end"))
 
     def measurements(self) -> Measurements:
         """All measurements so far, with the problems and the reasons for what is missing."""
@@ -229,7 +230,11 @@ class RunCollector:
 
     def _look(self) -> None:
         for state in self._states:
-            state.stopped = state.status is None and state.number in self._pids and _stopped(self._pids[state.number])
+            state.stopped = (
+                state.status is None
+                and state.number in self._pids
+                and process_state(self._pids[state.number]) in ("T", "t")
+            )
             state.progress = self._board.entry(state.number)
             state.output = _evidence(self._folder / f"rank-{state.number}.stderr")
 
@@ -273,12 +278,12 @@ class RunCollector:
         return text if probe is None or self._run_progress.began(probe) else f"not reached: {text}"
 
 
-def _stopped(pid: int) -> bool:
-    """Whether a signal has stopped the process; proc(5), the third field of stat."""
+def process_state(pid: int) -> str:
+    """The letter of a process's state (proc(5), third field of stat); empty if there is no such process."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][:1] in ("T", "t")
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][:1]
     except OSError:
-        return False
+        return ""
 
 
 def _evidence(path: Path) -> tuple[str, ...]:

@@ -16,9 +16,9 @@ import torch.distributed as dist
 
 from gpudoctor.facts.model.measurements import TorchView
 from gpudoctor.facts.model.missing import Missing
+from gpudoctor.probes.runner.errors import Kind, meaning_of
 from gpudoctor.probes.runner.messages import RankFailure, TorchSeen
 from gpudoctor.probes.runner.rank_starter import visible_gpus
-from gpudoctor.probes.runner.stalls import Kind, meaning_of
 
 if TYPE_CHECKING:
     from gpudoctor.probes.runner.rank import Rank

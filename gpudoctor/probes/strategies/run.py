@@ -12,9 +12,9 @@ import torch
 import torch.distributed as dist
 
 from gpudoctor.facts.model.missing import Missing
+from gpudoctor.probes.runner.errors import meaning_of
 from gpudoctor.probes.runner.messages import StrategyLeftOut, StrategyShared
 from gpudoctor.probes.runner.rank import Rank
-from gpudoctor.probes.runner.stalls import meaning_of
 from gpudoctor.probes.runner.torch_device import in_one_line
 from gpudoctor.probes.strategies.bench import Bench
 from gpudoctor.probes.strategies.checkpointing import run_checkpointing

@@ -59,7 +59,9 @@ def test_errors_of_its_log_warn() -> None:
     assert node(service="active", version="570.172.08", errors=("[ERROR] NVSwitch fatal error",)).status is Status.WARN
 
 
-@pytest.mark.parametrize("name", ["rtx4090-4", "gb200-tray-4", "hgx-h100-vm-8", "dgx1-v100-8", "h100-nvl-4"])
+@pytest.mark.parametrize(
+    "name", ["rtx4090-4", "gb200-tray-4", "hgx-h100-vm-8", "dgx1-v100-8", "h100-nvl-4", "hgx-a100-4"]
+)
 def test_nodes_without_nvswitches_of_their_own_need_none(name: str) -> None:
     for service in ("failed", "inactive", "not-found"):
         assert node(name, service=service, errors=(NOTHING,)).status is Status.SKIP

@@ -8,12 +8,18 @@ import msgspec
 import pytest
 
 from gpudoctor.checks.core.finding import Status
-from gpudoctor.facts.model.gpu import GpuProcess, Utilization, system_program
+from gpudoctor.checks.gpu.in_use import use_of_gpu
+from gpudoctor.facts.model.gpu import GpuProcess, Power, Utilization, system_program
 from gpudoctor.facts.model.missing import NOT_READ, UNSUPPORTED, Missing
 from gpudoctor.facts.model.node import Node, Source
+from gpudoctor.facts.nvml.samples import Sample, SampleRecording
 from gpudoctor.facts.simulated.load import load_node
 from gpudoctor.facts.stream.messages import GpuTick, Opening, ProcessTick, Tick
+from gpudoctor.load import other_users
 from gpudoctor.load.devices import LoadRequest, devices_to_load
+from gpudoctor.load.measure import not_run
+from gpudoctor.report.judge import Question
+from gpudoctor.report.judge import judge as report_on
 from gpudoctor.tui.check_runner import users_of_gpus
 from gpudoctor.tui.state import State
 from tests.checks.one_check import judge
@@ -73,6 +79,25 @@ MACHINES = {
     "memory that a zombie holds beside the desktop": Machine(
         {"processes": (XORG, SHELL), "memory_used_mib": 40_000}, Status.WARN, True
     ),
+    "a GPU whose memory the driver scrubs after waking it": Machine(
+        {"processes": (), "memory_used_mib": 4, "utilization": Utilization(gpu_pct=99)}, Status.PASS, False
+    ),
+    "utilization latched by a process that died in a kernel": Machine(
+        {"processes": (), "memory_used_mib": 0, "utilization": Utilization(gpu_pct=100)}, Status.PASS, False
+    ),
+    "a small model of another container": Machine(
+        {"processes": (), "memory_used_mib": 460, "utilization": Utilization(gpu_pct=35)}, Status.PASS, True
+    ),
+    "work whose memory cannot be read": Machine(
+        {
+            "processes": (),
+            "memory_used_mib": UNSUPPORTED,
+            "utilization": Utilization(gpu_pct=99),
+            "power": Power(draw_w=610.0, limit_w=700.0),
+        },
+        Status.PASS,
+        True,
+    ),
     "gpudoctor's own": Machine(
         {"processes": (process("python", mib=500, is_own=True),), "memory_used_mib": 900}, Status.PASS, False
     ),
@@ -107,14 +132,65 @@ def test_gpu_in_use_warns_of_what_would_be_in_the_way(machine: Machine) -> None:
 
 
 @EACH
-def test_load_and_plan_try_go_where_nobody_is_in_the_way(machine: Machine) -> None:
+def test_load_and_plan_try_go_where_nobody_is_in_the_way(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(other_users, "SECOND_LOOK_S", 0.0)
     args = LoadRequest(backend="auto", gpu=None, ranks=None, force=False)
-    found = devices_to_load(node_of(machine), args)
+    node = node_of(machine)
+    found = devices_to_load(node, args)
     assert isinstance(found, Missing) is machine.in_the_way
     if isinstance(found, Missing):
-        assert found.kind == "denied"
+        assert found.kind == ("denied" if use_of_gpu(node.gpus[3]).others else "failed")
         assert "GPU 3" in found.reason
         assert "--force" in found.reason
+
+
+class LaterReadings:
+    """A sampler that reads this a few seconds later."""
+
+    def __init__(self, **readings: float) -> None:
+        self.readings = readings
+
+    def __call__(self, gpus: list[tuple[int, str]]) -> LaterReadings:
+        self.gpus = gpus
+        return self
+
+    def stop(self) -> None:
+        pass
+
+    def recording(self) -> SampleRecording:
+        return SampleRecording(self.gpus, [Sample(1.0, index, self.readings) for index, _ in self.gpus])
+
+
+@pytest.mark.parametrize(("utilization_pct", "power_w", "loaded"), [(0.0, 640.0, True), (97.0, 640.0, False)])
+def test_readings_of_a_gpu_that_wakes_are_taken_again(
+    utilization_pct: float, power_w: float, loaded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(other_users, "SECOND_LOOK_S", 0.0)
+    monkeypatch.setattr(other_users, "Sampler", LaterReadings(utilization_pct=utilization_pct, power_w=power_w))
+    busy = {"processes": (), "memory_used_mib": 4, "utilization": Utilization(gpu_pct=99)}
+    scrubbed = Machine({**busy, "power": Power(draw_w=600.0, limit_w=700.0)}, Status.PASS, True)
+    found = devices_to_load(node_of(scrubbed), LoadRequest())
+    assert isinstance(found, Missing) is not loaded
+
+
+@pytest.mark.parametrize(
+    ("name", "verdict", "exit_code"),
+    [
+        ("a small model of another container", "unknown", 3),
+        ("a list that could not be read", "unknown", 3),
+        ("another user's train", "warn", 0),
+    ],
+)
+def test_load_refused_on_a_node_that_nobody_is_seen_to_use_is_no_pass(name: str, verdict: str, exit_code: int) -> None:
+    node = node_of(MACHINES[name])
+    refused = other_users.used_by_others(msgspec.structs.replace(node, source=Source("facts", "there")), node.gpus)
+    assert refused is not None
+    report = report_on(node, not_run(refused), Question(level="standard"))
+    assert (report.verdict, report.exit_code) == (verdict, exit_code)
+    if name.startswith("a small model"):
+        assert report.reason.startswith("UNKNOWN load refused: GPU 3: 35 % busy")
+    required = report_on(node, not_run(refused), Question(level="standard", required=("train",)))
+    assert (required.verdict, required.exit_code) == ("unknown", 3)
 
 
 @EACH
@@ -138,7 +214,12 @@ def asked(machine: Machine, *, ticks: bool = False) -> tuple[str, ...]:
         processes = tuple(
             ProcessTick(3, p.pid, str(p.name), kind=p.kind, memory_mib=float(str(p.memory_mib))) for p in listed
         )
-    readings = {"memory_used_mib": node.gpus[3].memory_used_mib, "utilization_pct": node.gpus[3].utilization.gpu_pct}
+    gpu = node.gpus[3]
+    readings = {
+        "memory_used_mib": gpu.memory_used_mib,
+        "utilization_pct": gpu.utilization.gpu_pct,
+        "power_w": gpu.power.draw_w,
+    }
     told = {name: float(value) for name, value in readings.items() if not isinstance(value, Missing)}
     state.take(Tick(1.0, gpus=(GpuTick(3, told),), processes=processes))
     return users_of_gpus(state)

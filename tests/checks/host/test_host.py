@@ -4,13 +4,25 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from gpudoctor.checks.core.finding import Status
 from gpudoctor.checks.core.runner import CheckResult
 from gpudoctor.facts.model.gpu import Settings
 from gpudoctor.facts.model.missing import Missing
-from gpudoctor.facts.model.node import Host, Network, Node, RdmaPort, Source, SourceKind
+from gpudoctor.facts.model.node import (
+    Driver,
+    Environment,
+    Host,
+    Network,
+    Node,
+    RdmaPort,
+    Software,
+    Source,
+    SourceKind,
+    Variable,
+)
 from tests.checks.one_check import gpu, gpus, judge, pairs, words
 
 RAM, CPU, SHM, LIMITS = "host.ram-per-gpu", "host.cpu-per-gpu", "host.shm", "host.limits"
@@ -134,29 +146,67 @@ P2P = pairs(4, nvlinks=0, p2p_read="OK")
 NVLINK = pairs(8, nvlinks=18, p2p_read="OK")
 
 
+CUMEM_OFF = {"NCCL_CUMEM_ENABLE": "0"}
+
+
 @pytest.mark.parametrize(
-    ("count", "joined", "shm_mib", "status"),
+    ("count", "joined", "nccl", "env", "shm_mib", "status"),
     [
-        (4, NO_P2P, 64, Status.FAIL),
-        (4, NO_P2P, 1000, Status.FAIL),
-        (4, NO_P2P, 2048, Status.WARN),
-        (4, P2P, 64, Status.WARN),
-        (4, P2P, 32, Status.FAIL),
-        (8, NVLINK, 64, Status.FAIL),
-        (8, NVLINK, 1024, Status.WARN),
-        (8, NVLINK, 8192, Status.PASS),
-        (1, (), 64, Status.WARN),
-        (1, (), 1024, Status.PASS),
-        (0, (), 64, Status.WARN),
-        (0, (), 4096, Status.PASS),
-        (2, Missing("not in this capture"), 64, Status.WARN),
+        # the pool of 2.21 (7 MiB a rank) and two buffers of 9.2 MiB: docker's 64 MiB carry 2 ranks, not 4 (issue 1518)
+        (2, pairs(2, nvlinks=0, p2p_read="CNS"), "2.21.5", {}, 64, Status.WARN),
+        (4, NO_P2P, "2.21.5", {}, 64, Status.FAIL),
+        (4, NO_P2P, "2.21.5", {}, 128, Status.WARN),
+        (4, P2P, "2.21.5", {}, 64, Status.WARN),
+        (8, NVLINK, "2.21.5", {}, 48, Status.FAIL),
+        # 31.5 MiB a rank, mapped late with cuMem
+        (4, P2P, "2.26.2", CUMEM_OFF, 64, Status.FAIL),
+        (8, NVLINK, "2.26.2", CUMEM_OFF, 251, Status.FAIL),
+        (8, NVLINK, "2.26.2", CUMEM_OFF, 253, Status.WARN),
+        (8, NVLINK, "2.26.2", {"NCCL_RUNTIME_CONNECT": "0"}, 64, Status.FAIL),
+        (8, NVLINK, "2.26.2", {}, 64, Status.WARN),
+        # without peer-to-peer the buffers may be cuMem host memory, from 2.24 on
+        (4, NO_P2P, "2.27.5", {}, 64, Status.WARN),
+        (4, NO_P2P, "2.27.5", {"NCCL_CUMEM_HOST_ENABLE": "0"}, 64, Status.FAIL),
+        (4, NO_P2P, "2.23.4", {}, 64, Status.FAIL),
+        (4, NO_P2P, None, {}, 64, Status.WARN),
+        (8, NVLINK, None, {}, 64, Status.WARN),
+        (8, NVLINK, None, {}, 4, Status.FAIL),
+        (8, NVLINK, "2.27.5", {}, 8192, Status.PASS),
+        (1, (), "2.27.5", {}, 64, Status.WARN),
+        (1, (), "2.27.5", {}, 1024, Status.PASS),
+        (0, (), None, {}, 64, Status.WARN),
+        (0, (), None, {}, 4096, Status.PASS),
+        (2, Missing("not in this capture"), None, {}, 64, Status.WARN),
     ],
 )
-def test_shm_is_judged_by_what_must_pass_through_it(count: int, joined: Any, shm_mib: int, status: Status) -> None:
-    result = judge(SHM, Node(gpus=gpus(count), pairs=joined, host=Host(shm_mib=shm_mib)))
+def test_shm_fails_only_if_nccl_certainly_finds_no_room(
+    count: int, joined: Any, nccl: str | None, env: dict[str, str], shm_mib: int, status: Status
+) -> None:
+    node = Node(
+        gpus=gpus(count),
+        pairs=joined,
+        host=Host(shm_mib=shm_mib, shm_free_mib=shm_mib),
+        driver=Driver(cuda_version="12.8"),
+        software=Software(nccl=nccl) if nccl else Software(),
+        environment=Environment(tuple(Variable(name, value) for name, value in env.items())),
+    )
+    result = judge(SHM, node)
     assert result.status is status
-    if status is not Status.PASS:
+    if status is Status.WARN:
         assert "--ipc=host" in words(result)
+
+
+def test_an_old_driver_makes_nccl_map_its_pool_at_the_start() -> None:
+    node = Node(gpus=gpus(8), pairs=NVLINK, host=Host(shm_mib=64, shm_free_mib=64), software=Software(nccl="2.26.2"))
+    result = judge(SHM, msgspec.structs.replace(node, driver=Driver(cuda_version="11.8")))
+    assert result.status is Status.FAIL
+    assert "at least 252 MiB: NCCL 2.26.2 maps that for 8 ranks" in words(result)
+    assert "2048 x 72 x 224 bytes a rank (ncclProxyOpsPool): 31.5 MiB" in words(result)
+
+
+def test_what_jobs_of_another_kind_map_is_named() -> None:
+    node = Node(gpus=gpus(8), pairs=NVLINK, host=Host(shm_mib=64, shm_free_mib=64), software=Software(nccl="2.28.9"))
+    assert "NCCL 2.28.9 maps 261 MiB for 8 ranks once a job uses a network" in words(judge(SHM, node))
 
 
 def test_dockers_default_is_recognised() -> None:
