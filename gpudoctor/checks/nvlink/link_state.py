@@ -60,8 +60,7 @@ def model_of(case: Case, gpu: Gpu) -> GpuModel | None:
     model, name = case.profile.gpu, known(gpu.name)
     if model is None or name is None:
         return None
-    names = {known(peer.name) for peer in case.compute_gpus}
-    if names == {name}:
-        return model
     bare = re.sub(r"^nvidia\s+", "", name, flags=re.IGNORECASE)
-    return model if any(re.fullmatch(p, bare, re.IGNORECASE) for p in model.patterns) else None
+    if any(re.fullmatch(p, bare, re.IGNORECASE) for p in model.patterns):
+        return model
+    return model if {known(peer.name) for peer in case.compute_gpus} == {name} else None

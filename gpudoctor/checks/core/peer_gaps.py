@@ -1,0 +1,175 @@
+"""Values that one GPU lacks and its peers show: a driver that has half lost a GPU answers so, and it is no pass."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from operator import attrgetter
+from typing import Any, TypeVar
+
+from msgspec.structs import replace
+
+from gpudoctor.facts.model.gpu import Gpu, GpuPair, NvLink, PcieHop
+from gpudoctor.facts.model.missing import NOT_READ, Fact, Missing, known
+from gpudoctor.facts.model.node import Node
+
+F = TypeVar("F", bound=Fact)
+# What must be the same for two things to be peers; None, what is not known, may be anything
+Kind = tuple[object, ...]
+
+# Another board, or a setting that hides values, explains that a GPU shows less than one of the same name
+_KIND = attrgetter(
+    *("name", "pci_device_id", "vbios", "ecc.enabled", "settings.mig_enabled", "settings.virtualization"),
+    *("settings.confidential_compute", "settings.display_attached", "settings.display_active"),
+)
+# texts mention these only if they are so
+_TOLD_IF_TRUE = ("inforom_corrupted", "memory_repair.unrepairable")
+
+
+class LackingValue(Missing, frozen=True):
+    """A value that this GPU, link, bridge or pair lacks although its peers show it."""
+
+
+def gaps_marked(node: Node) -> Node:
+    """The node, with every value that a GPU lacks and its peers show marked as failed.
+
+    Peers are GPUs of one model between which nothing explains a difference, see `_KIND`; and their NVLinks, bridges and
+    pairs likewise. Values that all peers lack stay as they are, and so do `denied` and `failed` ones, which have
+    their own reason. Return the same object if nothing is lacking.
+    """
+    kinds = [tuple(known(value) for value in _KIND(gpu)) for gpu in node.gpus]
+    # one of the texts may be about a few GPUs only; readers mark what is lacking within a text
+    gpus = _marked(node.gpus, kinds, most=node.source.kind == "capture")
+    gpus = _lists_marked(gpus, kinds)
+    pairs = node.pairs if isinstance(node.pairs, Missing) else _pairs_marked(node.pairs, node.gpus, kinds)
+    return node if gpus == node.gpus and pairs == node.pairs else replace(node, gpus=gpus, pairs=pairs)
+
+
+def _marked(facts: Sequence[F], kinds: Sequence[Kind], *, most: bool = False) -> tuple[F, ...]:
+    """The facts, each with the values that others of its kind show and it lacks as `failed`. Linear in their number.
+
+    `most`: only values that more than half of them show.
+    """
+    if len(facts) < 2:
+        return tuple(facts)
+    names = _LEAVES[type(facts[0])]
+    read = attrgetter(*names)
+    rows = [read(fact) for fact in facts]
+    shown: dict[Kind, list[int]] = {}
+    number = Counter(kinds)
+    for row, kind in zip(rows, kinds, strict=True):
+        counts = shown.setdefault(kind, [0] * len(names))
+        for place, value in enumerate(row):
+            counts[place] += not isinstance(value, Missing) and (value is not True or names[place] not in _TOLD_IF_TRUE)
+    of_kind = {kind: [sum(column) for column in zip(*_peers(kind, shown), strict=True)] for kind in shown}
+    needed = {kind: number[kind] // 2 if most else 0 for kind in shown}
+    made = []
+    for fact, row, kind in zip(facts, rows, kinds, strict=True):
+        counts = of_kind[kind]
+        lacking = {
+            name: _unlike_peers(value, counts[place])
+            for place, (name, value) in enumerate(zip(names, row, strict=True))
+            if counts[place] > needed[kind] and _is_gap(value)
+        }
+        made.append(_with(fact, lacking) if lacking else fact)
+    return tuple(made)
+
+
+def _peers(kind: Kind, shown: dict[Kind, list[int]]) -> Iterator[list[int]]:
+    for other, counts in shown.items():
+        if all(one is None or two is None or one == two for one, two in zip(kind, other, strict=False)):
+            yield counts
+
+
+def lacking_values(gpu: Gpu) -> tuple[str, ...]:
+    """The names of the values that `gaps_marked` marked in this GPU, its links and its bridges."""
+    own = [name for name in _LEAVES[Gpu] if isinstance(attrgetter(name)(gpu), LackingValue)]
+    lists = (("nvlinks", known(gpu.nvlinks)), ("pcie.path", known(gpu.pcie.path)))
+    inner = [
+        f"{where}.{name}"
+        for where, facts in lists
+        for fact in facts or ()
+        for name in _LEAVES[type(fact)]
+        if isinstance(attrgetter(name)(fact), LackingValue)
+    ]
+    return tuple(dict.fromkeys((*own, *inner)))
+
+
+def _is_gap(value: object) -> bool:
+    return isinstance(value, Missing) and value.kind in ("absent", "unsupported")
+
+
+def _unlike_peers(value: Missing, shown: int) -> Missing:
+    return LackingValue(f"{value.reason}, and {shown} of its kind show{'s' * (shown == 1)} it", "failed")
+
+
+def _with(fact: F, leaves: dict[str, Missing]) -> F:
+    """A copy with these leaves, by dotted name."""
+    changed: dict[str, Any] = {}
+    for name, value in leaves.items():
+        section, dot, leaf = name.partition(".")
+        changed[section] = _with(changed.get(section, getattr(fact, section)), {leaf: value}) if dot else value
+    return replace(fact, **changed)
+
+
+def _leaf_names(fact: Fact, prefix: str = "") -> Iterator[str]:
+    for name in fact.__struct_fields__:
+        value = getattr(fact, name)
+        if isinstance(value, Fact):
+            yield from _leaf_names(value, f"{prefix}{name}.")
+        elif value == NOT_READ:
+            yield prefix + name
+
+
+_TEMPLATES: tuple[Fact, ...] = (Gpu(0, ""), NvLink(0), PcieHop(""), GpuPair(0, 0))
+_LEAVES: dict[type[Fact], tuple[str, ...]] = {type(fact): tuple(_leaf_names(fact)) for fact in _TEMPLATES}
+
+
+def _lists_marked(gpus: tuple[Gpu, ...], kinds: list[Kind]) -> tuple[Gpu, ...]:
+    """The GPUs, with their NVLinks and bridges marked: links in the same state, bridges of one model at one place."""
+    links = [known(gpu.nvlinks) or () for gpu in gpus]
+    paths = [known(gpu.pcie.path) or () for gpu in gpus]
+    link_kinds = [
+        (*kind, None if isinstance(link.state, Missing) else link.is_up)
+        for own, kind in zip(links, kinds, strict=True)
+        for link in own
+    ]
+    hop_kinds = [
+        (*kind, place, known(hop.vendor_id), known(hop.device_id))
+        for path, kind in zip(paths, kinds, strict=True)
+        for place, hop in enumerate(path)
+    ]
+    marked_links = iter(_marked([link for own in links for link in own], link_kinds))
+    marked_hops = iter(_marked([hop for path in paths for hop in path], hop_kinds))
+    made = []
+    for gpu, own, path in zip(gpus, links, paths, strict=True):
+        if (new_links := tuple(next(marked_links) for _ in own)) != own:
+            gpu = replace(gpu, nvlinks=new_links)
+        if (new_path := tuple(next(marked_hops) for _ in path)) != path:
+            gpu = replace(gpu, pcie=replace(gpu.pcie, path=new_path))
+        made.append(gpu)
+    return tuple(made)
+
+
+def _pairs_marked(pairs: tuple[GpuPair, ...], gpus: tuple[Gpu, ...], kinds: list[Kind]) -> tuple[GpuPair, ...]:
+    """The pairs, and one more for each GPU that the matrix shows with only some of the others."""
+    if not pairs:
+        return pairs
+    kind_of = {gpu.index: kind for gpu, kind in zip(gpus, kinds, strict=True)}
+    partners: dict[int, set[int]] = {index: {index} for index in kind_of}
+    for pair in pairs:
+        partners.setdefault(pair.a, set()).add(pair.b)
+        partners.setdefault(pair.b, set()).add(pair.a)
+    alone = [index for index in kind_of if not partners[index] >= kind_of.keys()]
+    lacking = [_not_in_matrix(index, next(i for i in kind_of if i not in partners[index])) for index in alone]
+    joined = [None if isinstance(pair.nvlinks, Missing) else pair.nvlinks > 0 for pair in pairs]
+    pair_kinds = [
+        (*kind_of.get(pair.a, ()), *kind_of.get(pair.b, ()), by_nvlink)
+        for pair, by_nvlink in zip(pairs, joined, strict=True)
+    ]
+    return (*_marked(pairs, pair_kinds), *dict.fromkeys(lacking))
+
+
+def _not_in_matrix(one: int, other: int) -> GpuPair:
+    absent = Missing("not in the matrix that shows other pairs", "failed")
+    return GpuPair(min(one, other), max(one, other), absent, absent, absent, absent)

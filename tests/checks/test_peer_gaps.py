@@ -1,0 +1,121 @@
+"""What one GPU lacks and its peers show, and what two sources say differently, is no pass; and no failure either."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+
+import pytest
+from msgspec.structs import replace
+
+from gpudoctor.checks.core.finding import Status
+from gpudoctor.checks.core.peer_gaps import _LEAVES
+from gpudoctor.facts.captures.source import load_source
+from gpudoctor.facts.model.gpu import Gpu
+from gpudoctor.facts.model.missing import NOT_READ, Fact, Missing, known
+from gpudoctor.facts.model.node import Node
+from gpudoctor.facts.simulated.load import node_names, put
+from gpudoctor.report.judge import judge
+from tests.checks.simulated_nodes import findings, healthy_report, packaged
+from tests.conftest import WIDE
+
+NODES = [name for name in node_names() if len(packaged(name).gpus) > 1 and healthy_report(name).exit_code == 0]
+SAMPLE = NODES if WIDE else ["hgx-h100-8", "rtx4090-4", "a100-mig-8"]
+
+
+def with_last(node: Node, gpu: Gpu) -> Node:
+    return replace(node, gpus=(*node.gpus[:-1], gpu))
+
+
+def losses(gpu: Gpu) -> Iterator[tuple[str, Gpu]]:
+    """The GPU without each value that it shows, without each section that shows one, and with its identity alone."""
+    shown = [leaf for leaf in _LEAVES[Gpu] if not isinstance(value_of(gpu, leaf), Missing)]
+    for leaf in shown:
+        yield leaf, put(gpu, leaf, NOT_READ)
+    for section in {leaf.partition(".")[0] for leaf in shown if "." in leaf}:
+        yield section, replace(gpu, **{section: type(getattr(gpu, section))()})
+    yield "all but its identity", Gpu(gpu.index, gpu.bus_id, uuid=gpu.uuid, name=gpu.name)
+
+
+def value_of(fact: Fact, leaf: str) -> object:
+    section, _, name = leaf.rpartition(".")
+    return getattr(getattr(fact, section) if section else fact, name)
+
+
+@pytest.mark.parametrize("name", SAMPLE)
+def test_a_gpu_that_lacks_what_its_peers_show_is_unknown_by_name_and_fails_nothing(name: str) -> None:
+    node = packaged(name)
+    last = node.gpus[-1]
+    wrong = []
+    for lost, gpu in losses(last):
+        report = judge(with_last(node, gpu))
+        named = {finding.subject.gpu for _, finding in findings(report, Status.UNKNOWN)}
+        if report.exit_code != 3 or last.index not in named:
+            wrong.append((lost, report.exit_code, named))
+    assert wrong == []
+
+
+def test_what_all_gpus_lack_is_not_judged() -> None:
+    node = packaged("hgx-h100-8")
+    alike = replace(node, gpus=tuple(put(gpu, "clocks.memory_mhz", NOT_READ) for gpu in node.gpus))
+    assert judge(alike).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [("vbios", "96.00.99.00.99"), ("settings.display_active", True), ("settings.virtualization", "vgpu")],
+)
+def test_a_setting_that_the_node_shows_explains_what_is_lacking(setting: str, value: object) -> None:
+    node = packaged("rtx4090-4")
+    gpu = put(node.gpus[-1], setting, value)
+    lacking = put(gpu, "thermal.memory_c", NOT_READ)
+    assert judge(with_last(node, lacking)).exit_code == judge(with_last(node, gpu)).exit_code != 3
+
+
+def conflicts() -> Iterator[tuple[str, Node, str]]:
+    node = packaged("hgx-h100-8")
+    last = node.gpus[-1]
+    path = known(last.pcie.path) or ()
+    narrow = put(last, "pcie.path", (replace(path[0], width=8), *path[1:]))
+    yield "width", with_last(node, narrow), "pcie.link-width"
+    foreign = put(last, "pcie.path", (replace(path[0], bus_id="0000:99:00.0"), *path[1:]))
+    yield "bus id", with_last(node, foreign), "pcie.upstream"
+    yield "module", put(node, "driver.module_loaded", False), "driver.loaded"
+    devices = tuple(device for device in known(node.pci.nvidia_devices) or () if device.bus_id != last.bus_id)
+    yield "bus", put(node, "pci.nvidia_devices", devices), "gpu.count"
+
+
+@pytest.mark.parametrize(
+    ("conflict", "node", "check"), [*conflicts()], ids=lambda value: value if isinstance(value, str) else ""
+)
+def test_two_sources_of_one_fact_that_differ_are_unknown(conflict: str, node: Node, check: str) -> None:
+    report = judge(node)
+    assert report.exit_code == 3, conflict
+    assert next(each.status for each in report.checks if each.id == check) is Status.UNKNOWN
+
+
+HEADER = "index, name, temperature.gpu, memory.used [MiB]\n"
+ROWS = [f"{index}, NVIDIA H100 80GB HBM3, 40, 100 MiB\n" for index in range(4)]
+
+
+def pasted(text: str) -> tuple[int, set[int | None]]:
+    report = judge(load_source("-", stdin=io.BytesIO(text.encode())).node)
+    status = Status.FAIL if report.exit_code == 1 else Status.UNKNOWN
+    return report.exit_code, {finding.subject.gpu for _, finding in findings(report, status)}
+
+
+def test_a_row_of_csv_that_cannot_be_read_is_a_gpu_that_could_not_be_read() -> None:
+    assert pasted(HEADER + "".join(ROWS))[0] == 0
+    assert pasted(HEADER + "".join(ROWS[:3]) + "3, [GPU is lost]\n") == (1, {3})
+    for row in ("3, NVIDIA H100 80GB HBM3, 40, 1,000 MiB\n", "3, NVIDIA H100 80GB HBM3, 40\n", "3, NVIDIA H10"):
+        code, named = pasted(HEADER + "".join(ROWS[:3]) + row)
+        assert (code, 3 in named) == (3, True), row
+    for missing in (1, 2):
+        assert pasted(HEADER + "".join(ROWS[:missing] + ROWS[missing + 1 :]))[0] == 3
+
+
+def test_a_dump_that_counts_more_gpus_than_it_shows_is_unknown() -> None:
+    section = "GPU 00000000:18:00.0\n    Product Name : NVIDIA H100 80GB HBM3\n    Processes : None\n"
+    head = "==============NVSMI LOG==============\n\nAttached GPUs : {}\n"
+    assert pasted(head.format(1) + section)[0] != 1
+    assert pasted(head.format(8) + section)[0] == 3
