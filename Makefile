@@ -119,7 +119,7 @@ test-packages: $(VENV)/.installed-dev
 
 # gloo runs against the fake driver of a simulated node. OPTIONS: --only STEP, --burn TIME, -o FILE ...
 gpu-acceptance: $(VENV)/.installed
-	$(if $(filter gloo,$(BACKEND)),$(BIN)/gpudoctor fake-driver --node hgx-h100-8 --) $(BIN)/python -m gpudoctor.acceptance --backend $(BACKEND) $(OPTIONS)
+	$(if $(filter gloo,$(BACKEND)),$(BIN)/gpudoctor fake-driver --node hgx-h100-8 --) $(BIN)/python -m acceptance --backend $(BACKEND) $(OPTIONS)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
