@@ -43,6 +43,7 @@ from gpudoctor.facts.model.missing import known
 from gpudoctor.facts.model.node import to_json
 from gpudoctor.facts.redaction.redact import Redaction
 from gpudoctor.json_text import terminal_safe
+from gpudoctor.lazy_pattern import lazy_pattern
 from gpudoctor.output import printable, write_stdout
 from gpudoctor.process.signals import InterruptedBySignal, hold_signals
 from gpudoctor.report.bundle_files import kernel_lines, versions
@@ -224,7 +225,7 @@ T = TypeVar("T")
 
 # tags of nvidia-smi's dump that identify a part, a user's program or a rack
 _NAMING_TAGS = "serial|board_part_number|gpu_part_number|process_name|chassis_serial_number"
-_TAG = re.compile(rf"<({_NAMING_TAGS})>([^<]*)</\1>")
+_TAG = lazy_pattern(rf"<({_NAMING_TAGS})>([^<]*)</\1>")
 _NOTHING = ("N/A", "None", "")
 # the reports whose measurements go into the archive: the first one present
 _RICHEST = ("burn", "full", "standard")

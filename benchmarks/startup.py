@@ -7,7 +7,9 @@ and once with one that takes 2 ms a call, as a real one may, where the number of
 is a simulated node, for which no driver is asked, against a process that imports pynvml and msgspec.
 
 Prints a line for each, with medians and the median of the ratios of pairs; exits 1 where a ratio is above its limit.
-It wants a C compiler, and 2 cores that have nothing else to do.
+Beside them, before the driver that answers at once, `nvitop -1` if it is installed: whole processes with their
+children, by wall time and by processor time. It wants a C compiler, and 2 cores that have nothing else to do:
+processor time depends less on what else runs.
 
     python benchmarks/startup.py
 """
@@ -17,11 +19,16 @@ from __future__ import annotations
 import argparse
 import compileall
 import json
+import os
+import resource
 import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
+from typing import NamedTuple
 
 import gpudoctor
 
@@ -59,39 +66,68 @@ print(json.dumps(whole))
 IMPORTS = "import pynvml, msgspec; print(msgspec.json.encode({'gpus': list(range(8))}).decode())"
 CHECK = ["-m", "gpudoctor", "check", "--level", "quick", "--json"]
 SIMULATED = [*CHECK, "--node", NODE]
-# ratio to the floor, at most
-AT_ONCE_MAX, TWO_MS_MAX, SIMULATED_MAX = 2.2, 0.35, 2.0
+NVITOP = ["-m", "nvitop", "-1"]
+# wall time: ratio to the floor, at most
+AT_ONCE_MAX, TWO_MS_MAX, SIMULATED_MAX = 2.0, 0.35, 2.0
+# processor time: ratio to nvitop, at most
+NVITOP_CPU_MAX = 1.0
 
 
-def wall_s(arguments: list[str]) -> float:
-    """Seconds that one process takes."""
-    began = time.perf_counter()
+class Cost(NamedTuple):
+    """Seconds that one process took, with its children."""
+
+    wall_s: float
+    cpu_s: float
+
+
+def cost_of(arguments: list[str]) -> Cost:
+    before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     # not from the checkout: it would be imported, and compiled, instead of the package installed
-    subprocess.run([sys.executable, *arguments], stdout=subprocess.DEVNULL, check=True, cwd="/")
-    return time.perf_counter() - began
+    subprocess.run([sys.executable, *arguments], stdout=subprocess.DEVNULL, check=True, cwd="/", env=_compiled_once())
+    wall_s, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
+    return Cost(wall_s, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
 
 
-def pairs_of(floor: list[str], check: list[str], runs: int) -> list[tuple[float, float]]:
-    """Seconds of both, in turn."""
-    wall_s(floor), wall_s(check)  # fill the caches
-    return [(wall_s(floor), wall_s(check)) for _ in range(runs)]
+def _compiled_once() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 
-def before_a_driver(latency_ms: float, runs: int) -> list[tuple[float, float]]:
-    """Seconds of the bare script and of a live check, in turn, before a driver that takes so long for a call."""
+def rounds_of(commands: list[list[str]], runs: int) -> list[list[Cost]]:
+    """The costs of all commands, in turn."""
+    for command in commands:  # fill the caches
+        cost_of(command)
+    return [[cost_of(command) for command in commands] for _ in range(runs)]
+
+
+def before_a_driver(latency_ms: float, runs: int) -> list[list[Cost]]:
+    """Of the bare script, a live check and nvitop, before a driver that takes so long for a call."""
     fake = ["-m", "gpudoctor", "fake-driver", "--node", NODE, "--call-latency", f"{latency_ms:g}", "--", sys.executable]
     inside = [str(Path(__file__).resolve()), "--inside", "--runs", str(runs)]
     done = subprocess.run([sys.executable, *fake, *inside], stdout=subprocess.PIPE, check=True, cwd="/")
-    return [(float(floor), float(check)) for floor, check in json.loads(done.stdout)]
+    return [[Cost(*cost) for cost in each] for each in json.loads(done.stdout)]
 
 
-def held(what: str, pairs: list[tuple[float, float]], limit: float) -> bool:
-    """Print the line; whether the limit holds."""
-    floor, check = (statistics.median(column) for column in zip(*pairs, strict=True))
-    ratio = statistics.median(b / a for a, b in pairs)
+def held(what: str, rounds: list[list[Cost]], limit: float) -> bool:
+    """Print the line about wall time; whether the limit holds."""
+    floor, check = (statistics.median(each[place].wall_s for each in rounds) for place in (0, 1))
+    ratio = statistics.median(each[1].wall_s / each[0].wall_s for each in rounds)
     times = f"floor {floor * 1000:.0f} ms, quick check {check * 1000:.0f} ms"
-    print(f"{what}: {times}, ratio {ratio:.2f} (at most {limit}{'' if ratio <= limit else ', missed'})")
+    print(f"{what}: {times}, ratio {ratio:.2f} (at most {limit}{'' if ratio <= limit else ', missed'})", flush=True)
     return ratio <= limit
+
+
+def beside_nvitop(rounds: list[list[Cost]]) -> bool:
+    """Print processor and wall time of all three, and the ratios of the check; whether the limit holds."""
+
+    def figures(of: Callable[[Cost], float]) -> str:
+        script, check, nvitop = (statistics.median(of(each[place]) * 1000 for each in rounds) for place in (0, 1, 2))
+        beside = (statistics.median(of(each[1]) / of(each[place]) for each in rounds) for place in (0, 2))
+        ratios = "script {:.2f}, nvitop {:.2f}".format(*beside)
+        return f"script {script:.0f} ms, nvitop -1 {nvitop:.0f} ms, quick check {check:.0f} ms; ratio to {ratios}"
+
+    print(f"  processor time: {figures(lambda cost: cost.cpu_s)} (at most {NVITOP_CPU_MAX})")
+    print(f"  wall time: {figures(lambda cost: cost.wall_s)}", flush=True)
+    return statistics.median(each[1].cpu_s / each[2].cpu_s for each in rounds) <= NVITOP_CPU_MAX
 
 
 def main() -> int:
@@ -100,14 +136,17 @@ def main() -> int:
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.inside:
-        print(json.dumps(pairs_of(["-c", BARE], CHECK, args.runs)))
+        commands = [["-c", BARE], CHECK, *([NVITOP] if find_spec("nvitop") else [])]
+        print(json.dumps(rounds_of(commands, args.runs)))
         return 0
     # as pip leaves an installed package: a run from source would time the compiler
     compileall.compile_dir(Path(gpudoctor.__file__).parent, quiet=1)
+    at_once = before_a_driver(0, args.runs)
     limits = [
-        held("driver answers at once", before_a_driver(0, args.runs), AT_ONCE_MAX),
+        held("driver answers at once", at_once, AT_ONCE_MAX),
+        len(at_once[0]) < 3 or beside_nvitop(at_once),
         held("driver takes 2 ms a call", before_a_driver(2, args.runs), TWO_MS_MAX),
-        held("simulated node", pairs_of(["-c", IMPORTS], SIMULATED, args.runs), SIMULATED_MAX),
+        held("simulated node", rounds_of([["-c", IMPORTS], SIMULATED], args.runs), SIMULATED_MAX),
     ]
     return 0 if all(limits) else 1
 

@@ -45,29 +45,17 @@ def _run() -> int:
 
 
 def _import_msgspec() -> None:
-    """Import msgspec without what doubles the time of that and it does not need.
+    """Import msgspec without typing_extensions: that takes longer to import than all of msgspec (13 ms).
 
-    typing_extensions: `typing` of Python 3.11 and newer has all that msgspec looks up in it. platform: before Python
-    3.12 uuid asks it for the name of this system.
+    `typing` of Python 3.11 and newer has all that msgspec looks up in it.
     """
-    if sys.version_info < (3, 11):
+    if sys.version_info < (3, 11) or "typing_extensions" in sys.modules:
         return
-    stubs: dict[str, object] = {"typing_extensions": None, "platform": _Platform}
-    stubs = {name: stub for name, stub in stubs.items() if name not in sys.modules}
-    sys.modules.update(stubs)
+    sys.modules["typing_extensions"] = None
     try:
         import msgspec  # noqa: F401
     finally:
-        for name in stubs:
-            del sys.modules[name]
-
-
-class _Platform:
-    """Stands for the module platform while uuid is imported."""
-
-    @staticmethod
-    def system() -> str:
-        return os.uname().sysname
+        del sys.modules["typing_extensions"]
 
 
 def _may_read_this_machine(words: list[str]) -> bool:

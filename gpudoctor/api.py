@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from gpudoctor.checks.core.registry import LEVELS, Check, Level, all_checks, matches, select
-from gpudoctor.config import Config, load_config, threshold_overrides
+from gpudoctor.config import Config, config_of_host, load_config, threshold_overrides
 from gpudoctor.errors import UserError
 from gpudoctor.facts.model.measurements import Measurements
+from gpudoctor.facts.model.missing import known
 from gpudoctor.facts.model.node import Node, Source
 from gpudoctor.lazy_import import lazy_imports
 from gpudoctor.load.burn import burn_duration_s, count_again
@@ -52,7 +53,8 @@ class CheckRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The options of `gpudoctor check`; None takes the value of the configuration.
 
     `only` names checks (ids, domains, globs; empty: all). `duration` is that of a burn ("10m"). `data` are paths on
-    this machine that training reads from; `need` is the rate at which each GPU must be fed ("400MB/s"). Raise
+    this machine that training reads from; `need` is the rate at which each GPU must be fed ("400MB/s"). `strict`
+    refuses a configuration with keys and names that this version does not know, which are left out otherwise. Raise
     UserError for a value that the option would not accept.
     """
 
@@ -72,6 +74,7 @@ class CheckRequest(msgspec.Struct, frozen=True, kw_only=True):
     need: str | None = None
     profile: str | None = None
     config: Path | None = None
+    strict: bool = False
     deadline_s: float | None = None
     fail_on: FailOn | None = None
     include_facts: bool = False
@@ -144,7 +147,9 @@ def prepared(request: CheckRequest) -> Prepared:
     # A user's configuration on a dead mount may be skipped with a note only if all checks of this machine run: then
     # storage.mount is unknown for the same HOME, so that its expectations are not dropped silently.
     some = request.node or request.only or request.skip or os.environ.get("XDG_CONFIG_HOME")
-    config = load_config(request.config, os.environ, checks, silent=None if some else notes.append)
+    newer = None if request.strict else lambda line: notes.append(f"WARN configuration: {line}")
+    silent = None if some else notes.append
+    config = load_config(request.config, os.environ, checks, silent=silent, left_out=newer)
     required = (*config.require, *request.require)
     named = select(checks, request.only, required=required)
     # required checks run even if not named: a check that did not run has no verdict
@@ -225,7 +230,7 @@ def judged(
     signals: list[int] | None = None,
 ) -> Report:
     """The report of what was read and measured; `signals` that arrived, or arrive meanwhile, mark it as interrupted."""
-    request, config = prep.request, prep.config
+    request, config = prep.request, config_of_host(prep.config, known(node.host.hostname))
     question = judge.Question(
         checks=prep.checks,
         left_out=prep.left_out,

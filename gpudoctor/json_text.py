@@ -7,12 +7,13 @@ import re
 import msgspec
 
 from gpudoctor.lazy_import import lazy_imports
+from gpudoctor.lazy_pattern import lazy_pattern
 
 with lazy_imports():
     import json
 
 # a negated range: a positive one over all Unicode planes takes 10 ms to compile at every start
-_ABOVE_ASCII = re.compile(r"[^\x00-\x7e]")
+_ABOVE_ASCII = lazy_pattern(r"[^\x00-\x7e]")
 
 
 def json_line(struct: msgspec.Struct) -> str:

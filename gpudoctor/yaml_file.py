@@ -13,6 +13,7 @@ import msgspec
 import yaml
 
 from gpudoctor.errors import UserError
+from gpudoctor.lazy_pattern import lazy_pattern
 
 MAX_BYTES = 1 << 20
 _DEEPEST = 32  # a configuration nests 5 levels
@@ -22,7 +23,7 @@ _LARGEST_NUMBER = 1e15
 _LONGEST_SHOWN = 200
 _DEV_NULL = os.makedev(1, 3)
 _TOP = ("the top level",)
-_BUS_ID = re.compile(r"(?:[0-9A-Fa-f]{4,8}:)?[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7]")
+_BUS_ID = lazy_pattern(r"(?:[0-9A-Fa-f]{4,8}:)?[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7]")
 
 T = TypeVar("T")
 Place = tuple["str | int", ...]  # ("suppress", 0, "until")
@@ -30,6 +31,14 @@ Place = tuple["str | int", ...]  # ("suppress", 0, "until")
 
 class YamlFileError(UserError):
     """The file cannot be used; the message is one line that starts with its path."""
+
+
+class UnknownKeyError(YamlFileError):
+    """A key at `place` that this version does not know."""
+
+    def __init__(self, message: str, place: Place) -> None:
+        super().__init__(message)
+        self.place = place
 
 
 class YamlFile(NamedTuple):
@@ -46,8 +55,20 @@ class YamlFile(NamedTuple):
             there = there[:-1]
         return _error(self.path, self.lines.get(there, 1), place or _TOP, problem)
 
+    def without(self, place: Place) -> YamlFile:
+        """The file without what is at a place; the items of a list that follow keep their lines."""
+        *parent, last = place
+        lines = self.lines
+        if isinstance(last, int):
+            lines = {
+                _moved_up(at, tuple(parent), last): line for at, line in lines.items() if at[: len(place)] != place
+            }
+        return YamlFile(self.path, _removed(self.data, place), lines)
+
     def convert(self, data: Any, to: type[T], hint: Callable[[Place, str], str] = lambda parent, key: "") -> T:
-        """Convert `data`, which is `self.data` or derived from it, to the type `to`. Raise YamlFileError.
+        """Convert `data`, which is `self.data` or derived from it, to the type `to`.
+
+        Raise YamlFileError, UnknownKeyError among them.
 
         `hint(parent, key)` is appended to the message "unknown key".
         """
@@ -58,7 +79,8 @@ class YamlFile(NamedTuple):
             place = _named(data, path, to)
             if "unknown field" in message:
                 key = message.split("`")[1]
-                raise self.error((*place, key), f"unknown key{hint(place, key[:_LONGEST_SHOWN])}") from None
+                error_ = self.error((*place, key), f"unknown key{hint(place, key[:_LONGEST_SHOWN])}")
+                raise UnknownKeyError(str(error_), (*place, key)) from None
             raise self.error(place, message) from None
 
 
@@ -217,6 +239,21 @@ def _wrong_path(data: Any, to: Any) -> str | None:
     except msgspec.ValidationError as error:
         return str(error).partition(" - at `$")[2]
     return None
+
+
+def _removed(data: Any, place: Place) -> Any:
+    copy = data.copy()
+    if len(place) == 1:
+        del copy[place[0]]
+    else:
+        copy[place[0]] = _removed(data[place[0]], place[1:])
+    return copy
+
+
+def _moved_up(at: Place, parent: Place, removed: int) -> Place:
+    place = len(parent)
+    number = at[place] if len(at) > place and at[:place] == parent else None
+    return (*parent, number - 1, *at[place + 1 :]) if isinstance(number, int) and number > removed else at
 
 
 def _with(data: Any, place: Place, value: Any) -> Any:

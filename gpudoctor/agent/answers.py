@@ -103,9 +103,8 @@ _TIMESTAMP = "gpudoctor_run_timestamp_seconds"
 class AgentMetrics(Collector):
     """Collects all metrics at each scrape, in the format that the client accepts."""
 
-    def __init__(self, figures: Callable[[], ScrapeFigures], *, old_series: bool) -> None:
+    def __init__(self, figures: Callable[[], ScrapeFigures]) -> None:
         self._figures = figures
-        self._old_series = old_series
         self._registry = CollectorRegistry()
         self._registry.register(self)
         ProcessCollector(registry=self._registry)
@@ -123,7 +122,7 @@ class AgentMetrics(Collector):
         figures = self._figures()
         status = figures.status
         mark = {"simulated": "true"} if figures.simulated else {}
-        for family in _of_report(status, mark, old_series=self._old_series):
+        for family in _of_report(status, mark):
             yield _gauge(family)
         for name, text, samples in _of_agent(figures):
             yield _gauge(Family(name, text, tuple(({**labels, **mark}, value) for labels, value in samples)))
@@ -137,9 +136,9 @@ class AgentMetrics(Collector):
         yield counter
 
 
-def _of_report(status: NodeStatus, mark: Labels, *, old_series: bool) -> Iterator[Family]:
+def _of_report(status: NodeStatus, mark: Labels) -> Iterator[Family]:
     if status.report is not None:
-        yield from families(status.report, old_series=old_series)
+        yield from families(status.report)
         return
     states = tuple(({**labels, **mark}, value) for labels, value in verdict_states(status.verdict))
     yield Family("gpudoctor_verdict", "Verdict on the node (state set).", states)

@@ -49,7 +49,7 @@ class AgentRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What the agent checks, how often, and where it listens; times in seconds.
 
     `strikes`: consecutive runs with a warn before it is an alarm. `jitter_s` None: a tenth of the interval, 60 s at
-    most.
+    most. `events`: also check when the kernel log or the driver reports something.
     """
 
     node: str | None = None
@@ -62,13 +62,13 @@ class AgentRequest(msgspec.Struct, frozen=True, kw_only=True):
     deadline_s: float = 90.0
     state: Path | None = None
     config: Path | None = None
+    events: bool = True
 
 
 def run_agent(request: AgentRequest) -> int:
     """Run until SIGINT, SIGTERM or SIGHUP; return 128 + its number. Raise UserError if the agent cannot start."""
     # first, because these imports raise UserError if a library is missing
     from gpudoctor.agent.answers import AgentAnswers, AgentMetrics
-    from gpudoctor.report.prometheus import wants_old_series
 
     where = listen_address(request.listen, "--listen", DEFAULT_LISTEN)
     token = token_of(request.token_file, os.environ, where)
@@ -76,7 +76,7 @@ def run_agent(request: AgentRequest) -> int:
         sockets = [kept.enter_context(each) for each in where.listening_sockets()]
         schedule = _schedule(request, kept)
         plan = schedule.plan
-        metrics = AgentMetrics(schedule.scrape_figures, old_series=wants_old_series(os.environ))
+        metrics = AgentMetrics(schedule.scrape_figures)
         answers = AgentAnswers(HttpAccess(token, where.host), metrics, schedule.status, plan.prefix)
         adopt_orphans()
         url = where.url(sockets[0].getsockname()[1])
@@ -157,6 +157,7 @@ def _plan(request: AgentRequest) -> SchedulePlan:
         jitter_s=usual_jitter_s if request.jitter_s is None else request.jitter_s,
         deadline_s=request.deadline_s,
         strikes=request.strikes,
+        events=request.events and request.node is None,
     )
 
 

@@ -9,10 +9,11 @@ import random
 import re
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
+from gpudoctor.agent.events import EventWatch, WakeUp
 from gpudoctor.agent.node_status import Last, Moment, NodeStatus, ScrapeFigures, no_report, status_at, streaks_after
 from gpudoctor.agent.state import StateDirectory, now
 from gpudoctor.output import printable, say
@@ -37,6 +38,7 @@ class SchedulePlan(msgspec.Struct, frozen=True):
     jitter_s: float
     deadline_s: float
     strikes: int
+    events: bool = False
 
     @property
     def prefix(self) -> str:
@@ -56,6 +58,7 @@ class Schedule:
         self._runs = {"report": 0, "none": 0}
         self._state_kept = True
         self._said: str | None = None
+        self._watch: EventWatch | None = None
 
     def status(self) -> NodeStatus:
         """The node's status now."""
@@ -76,12 +79,24 @@ class Schedule:
 
     async def run(self) -> None:
         due_s = first_due_s(self._last, now(), self.plan.interval_s, random.uniform(0.0, self.plan.jitter_s))
-        while True:
-            await _sleep_until(due_s)
-            began = now()
-            outcome = await self._outcome()
-            self._record(outcome, began, now())
-            due_s = next_due_s(due_s, now().since_boot_s, self.plan.interval_s)
+        wake_up = WakeUp()
+        self._watch = EventWatch(wake_up.wake) if self.plan.events else None
+        try:
+            while True:
+                woken = await _woken_before(due_s, wake_up)
+                began = now()
+                outcome = await self._outcome()
+                self._record(outcome, began, now())
+                if not woken:
+                    due_s = next_due_s(due_s, now().since_boot_s, self.plan.interval_s)
+        finally:
+            if self._watch is not None:
+                self._watch.close()
+
+    @property
+    def _own(self) -> frozenset[int]:
+        """The processes that are no leftovers of a run."""
+        return frozenset() if self._watch is None else self._watch.pids
 
     def _record(self, outcome: Report | str, began: Moment, ended: Moment, *, quiet: bool = False) -> None:
         if isinstance(outcome, str):
@@ -100,7 +115,7 @@ class Schedule:
 
     async def _outcome(self) -> Report | str:
         """Run the check once; return its report, or why there is none."""
-        left = await _clear_leftovers()
+        left = await _clear_leftovers(self._own)
         if left:
             return (
                 f"process {left[0]} of an earlier run cannot be killed (it waits in the kernel, for the driver): "
@@ -117,7 +132,7 @@ class Schedule:
             _end_now(run)
             raise
         outcome = run.outcome()
-        await _clear_leftovers()
+        await _clear_leftovers(self._own)
         if isinstance(outcome, Report) and outcome.run.interrupted is not None:
             return f"the check was interrupted by {outcome.run.interrupted}"
         return outcome
@@ -132,7 +147,7 @@ class Schedule:
             run.abandon()
             return f"{late}, and its process {run.pid} cannot be killed: it waits in the kernel, for the driver"
         run.outcome()
-        await _clear_leftovers()
+        await _clear_leftovers(self._own)
         return f"{late}, and was ended"
 
 
@@ -150,9 +165,12 @@ def next_due_s(due_s: float, at_s: float, interval_s: float) -> float:
     return due_s + (missed + 1) * interval_s
 
 
-async def _sleep_until(due_s: float) -> None:
+async def _woken_before(due_s: float, wake_up: WakeUp) -> bool:
+    """Wait until the run is due or an event asks for one; whether it was an event."""
     while (left_s := due_s - now().since_boot_s) > 0:
-        await asyncio.sleep(min(left_s, _NAP_MAX_S))
+        if await wake_up.within(min(left_s, _NAP_MAX_S)):
+            return True
+    return False
 
 
 async def _over_within(run: QuickRun, limit_s: float) -> bool:
@@ -164,10 +182,10 @@ async def _over_within(run: QuickRun, limit_s: float) -> bool:
     return True
 
 
-async def _clear_leftovers() -> tuple[int, ...]:
+async def _clear_leftovers(spare: Collection[int]) -> tuple[int, ...]:
     """End the processes that earlier runs left behind; return the ids of those still there after `HARD_S`."""
     give_up_s = time.monotonic() + HARD_S
-    while (left := end_leftovers()) and time.monotonic() < give_up_s:
+    while (left := end_leftovers(spare)) and time.monotonic() < give_up_s:
         await asyncio.sleep(_LOOK_S)
     return left
 

@@ -63,6 +63,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "(default: a tenth of the interval, at most 60)",
     )
     parser.add_argument(
+        "--no-events",
+        dest="events",
+        action="store_false",
+        help="check on schedule only, not also when the kernel log or the driver (Xid, ECC, clocks) reports something "
+        "(at most every 30 s). Waiting for the driver keeps the GPUs open: stop the agent before a GPU reset",
+    )
+    parser.add_argument(
         "--deadline",
         type=seconds_between(1, 3600),
         default=90.0,

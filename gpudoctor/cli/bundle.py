@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 import time
 from pathlib import Path
@@ -14,6 +13,7 @@ from gpudoctor.errors import UserError
 from gpudoctor.exit_codes import OK
 from gpudoctor.facts.model.missing import known
 from gpudoctor.lazy_import import lazy_imports
+from gpudoctor.lazy_pattern import lazy_pattern
 from gpudoctor.output import is_terminal, printable, write_stdout
 
 with lazy_imports():
@@ -23,7 +23,7 @@ with lazy_imports():
 if TYPE_CHECKING:
     from gpudoctor.facts.model.node import Node
 
-_NO_FILE_NAME = re.compile(r"[^A-Za-z0-9._-]+")
+_NO_FILE_NAME = lazy_pattern(r"[^A-Za-z0-9._-]+")
 _LONGEST_HOST = 64
 
 

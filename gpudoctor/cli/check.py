@@ -114,6 +114,7 @@ def _add_policy(policy: argparse._ArgumentGroup) -> None:
     )
     policy.add_argument("--profile", metavar="NAME|FILE", help="judge against this profile (default: matched)")
     policy.add_argument("--config", type=Path, metavar="FILE", help="thresholds, suppressions, expectations")
+    policy.add_argument("--strict", action="store_true", help="refuse keys that this version does not know in it")
 
 
 def _add_trials(trials: argparse._ArgumentGroup) -> None:
@@ -215,7 +216,7 @@ def _rendered(report: model.Report, args: argparse.Namespace, *, to_file: bool) 
     if args.format == "nagios":
         return junit_nagios.render_nagios(report)
     if args.format == "prometheus":
-        return prometheus.render_prometheus(report, old_series=prometheus.wants_old_series(os.environ))
+        return prometheus.render_prometheus(report)
     if args.format == "junit":
         return junit_nagios.render_junit(report)
     if args.format == "html":

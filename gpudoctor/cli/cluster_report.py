@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from gpudoctor.cli.options import (
@@ -17,14 +18,14 @@ from gpudoctor.cli.options import (
     terminal_width,
     write_as_asked,
 )
-from gpudoctor.exit_codes import COULD_NOT
+from gpudoctor.exit_codes import COULD_NOT, FAILED, OK, UNKNOWN
 from gpudoctor.json_text import json_line
 from gpudoctor.lazy_import import lazy_imports
 from gpudoctor.output import is_terminal, printable, say, write_stdout
 
 with lazy_imports():
     # importing the text and HTML renderers takes more than half of the start-up of a JSON report
-    from gpudoctor.cluster import hostlist
+    from gpudoctor import hostlist
     from gpudoctor.cluster.fleet import html, judge, model, read_fleet, reading, records, text
     from gpudoctor.report import output_files
 
@@ -51,21 +52,30 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--bad", type=Path, metavar="FILE", help="write the hosts that fail; unknown ones are in neither file"
     )
     parser.add_argument(
+        "--expect",
+        metavar="HOSTLIST",
+        help="the hosts that should have a report, as n[1-4,7]: one without is unknown. Default: the nodes of the "
+        "Slurm job that this runs in; none if empty",
+    )
+    parser.add_argument(
         "--exclude-expr",
         action="store_true",
-        help="print the failing nodes only, as a Slurm hostlist expression: sbatch --exclude=$(...)",
+        help="print the nodes that fail or are unknown only, as a Slurm hostlist expression: sbatch --exclude=$(...)",
     )
     parser.add_argument("-v", "--verbose", action="store_true", help="every node and every figure")
     color_option(parser)
     parser.epilog = (
         "exit codes: 0 all nodes fit, 1 a node fails, 2 nothing to read, 3 none fails but some are not known (a report "
-        "that cannot be read counts as such a node)"
+        "that cannot be read counts as such a node). With --exclude-expr: 0 the list is complete, 1 it is, and no "
+        "fit node is left, 3 nodes may be missing in it"
     )
 
 
 def run(args: argparse.Namespace) -> int:
     """Read, judge and write; return the exit code. Raise UserError if nothing could be read."""
-    request = read_fleet.ClusterReportRequest(tuple(args.sources), tuple(args.against))
+    expression = os.environ.get("SLURM_JOB_NODELIST", "") if args.expect is None else args.expect
+    expected = hostlist.expand_hostlist(expression) if expression else ()
+    request = read_fleet.ClusterReportRequest(tuple(args.sources), tuple(args.against), expected)
     fleet, signals = read_fleet.read_fleet(request, read_fleet.FleetProgress(_progress(), _say_bad))
     if not signals:
         _write_lists(fleet, args)
@@ -74,9 +84,9 @@ def run(args: argparse.Namespace) -> int:
         say("interrupted: no list of hosts is written")
     if not args.exclude_expr:
         return _write(fleet, args)
-    if not signals:
-        _write_expression(fleet)
-    return fleet.exit_code
+    if signals:
+        return fleet.exit_code
+    return _write_expression(fleet, expected)
 
 
 def write_error(args: argparse.Namespace, message: str, code: int) -> int:
@@ -120,25 +130,24 @@ def _write_lists(fleet: model.Fleet, args: argparse.Namespace) -> None:
             output_files.write_file(path, "".join(f"{name}\n" for name in names))
     neither = len(dict.fromkeys(row.host for row in fleet.nodes)) - len(good) - len(bad)
     unread = fleet.counts.unread
-    if (args.good or args.bad or args.exclude_expr) and (neither or unread):
+    if (args.good or args.bad) and (neither or unread):
         and_unread = f", and {unread} reports that could not be read" if unread else ""
         say(f"in neither list: {neither} nodes that are unknown or have no host's name{and_unread}")
 
 
-def _write_expression(fleet: model.Fleet) -> None:
+def _write_expression(fleet: model.Fleet, expected: Sequence[str]) -> int:
     """Print a hostlist of short names, as Slurm uses them; names that would collide keep their domain."""
-    every = Counter(_short(name) for name in {row.host for row in fleet.nodes})
-    names = [short if every[short := _short(name)] == 1 else name for name in model.bad_names(fleet)]
+    every = Counter(hostlist.short_name(name) for name in {row.host for row in fleet.nodes})
+    excluded = model.excluded_names(fleet, expected)
+    names = [short if every[short := hostlist.short_name(name)] <= 1 else name for name in excluded]
     write_stdout(hostlist.hostlist(names) + "\n")
-
-
-def _short(name: str) -> str:
-    """
-    >>> _short("gpu-07.cluster.example"), _short("10.0.0.7")
-    ('gpu-07', '10.0.0.7')
-    """
-    first = name.partition(".")[0]
-    return name if first.isdecimal() else first
+    if not expected and (unlisted := model.unlisted_count(fleet)):
+        say(f"{unlisted} nodes have no name that a list may hold; with --expect HOSTLIST they are in it")
+        return UNKNOWN
+    if not model.good_names(fleet):
+        say("no fit node is left")
+        return FAILED
+    return OK
 
 
 def _write(fleet: model.Fleet, args: argparse.Namespace) -> int:

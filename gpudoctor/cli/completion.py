@@ -18,10 +18,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("shell", choices=_SHELLS)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = (
-        "to load it, in this shell and in new ones:\n"
-        '  bash   eval "$(gpudoctor completion bash)"   in ~/.bashrc\n'
-        '  zsh    eval "$(gpudoctor completion zsh)"    in ~/.zshrc, after compinit\n'
-        "  fish   gpudoctor completion fish | source    in ~/.config/fish/config.fish"
+        "write it once, so that no shell waits for it at its start:\n"
+        "  bash   gpudoctor completion bash >~/.local/share/bash-completion/completions/gpudoctor\n"
+        "  zsh    gpudoctor completion zsh >~/.zfunc/_gpudoctor   (fpath=(~/.zfunc $fpath) before compinit)\n"
+        "  fish   gpudoctor completion fish >~/.config/fish/completions/gpudoctor.fish"
     )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gpudoctor.exit_codes import OK
 from gpudoctor.lazy_import import lazy_imports
-from gpudoctor.output import write_stdout
+from gpudoctor.output import say, write_stdout
 
 with lazy_imports():
     from gpudoctor import config
@@ -17,10 +17,12 @@ with lazy_imports():
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", type=Path, metavar="FILE")
+    parser.add_argument("--strict", action="store_true", help="refuse what this version does not know (exit 2)")
 
 
 def run(args: argparse.Namespace) -> int:
     """Write it as YAML that is itself a valid file. Raise UserError for an invalid configuration."""
     checks = registry.all_checks()
-    write_stdout(config.as_yaml(config.load_config(args.config, os.environ, checks), checks))
+    left_out = None if args.strict else lambda line: say(f"WARN configuration: {line}")
+    write_stdout(config.as_yaml(config.load_config(args.config, os.environ, checks, left_out=left_out), checks))
     return OK

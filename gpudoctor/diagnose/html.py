@@ -7,7 +7,7 @@ from pathlib import Path
 from xml.etree.ElementTree import Element
 
 import gpudoctor.report.html
-from gpudoctor.diagnose.causes import text_of_cause
+from gpudoctor.diagnose.causes import steps_for, text_of_cause
 from gpudoctor.diagnose.diagnosis import Cause, Diagnosis, EvidenceLine
 from gpudoctor.report.html.elements import Child, document, element, section, table
 
@@ -37,7 +37,9 @@ def _headline(answer: Diagnosis) -> str:
     if answer.error is not None:
         return "no answer"
     if answer.cause is None:
-        return "not recognised" if answer.not_recognised else "nothing found"
+        if answer.verdict == "nothing":
+            return "nothing found"
+        return "unknown" if answer.recognised else "not recognised"
     return f"{answer.cause.what}: {text_of_cause(answer.cause.what).title}"
 
 
@@ -53,12 +55,15 @@ def _parts(answer: Diagnosis) -> Iterator[Child]:
             last = [(f"{line.file}:{line.line}", line.text) for line in answer.unexplained]
             yield section("Last words", table(("line", "text"), last), id_="last-words")
     else:
-        words = text_of_cause(answer.cause.what)
         yield section("Cause", _cause(answer.cause), id_="cause")
         if answer.victims:
             rows = [(_who(v.rank, v.host), v.text, *_evidence_cells(v.evidence)) for v in answer.victims]
             yield section("Only victims", table(("who", "what", "line", "text"), rows), id_="victims")
-        steps = [*words.steps, *(f"on {s.host or 'the nodes'}: {s.command}" for s in answer.next), *answer.collect]
+        steps = [
+            *steps_for(answer.cause.what, answer.cause.confidence),
+            *(f"on {s.host or 'the nodes'}: {s.command}" for s in answer.next),
+            *answer.collect,
+        ]
         yield section("What to do", element("ul", *(element("li", step) for step in steps)), id_="do")
         if answer.clocks:
             yield section("Clocks of the hosts", *(element("p", skew.words) for skew in answer.clocks), id_="clocks")

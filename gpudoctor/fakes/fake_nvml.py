@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -23,10 +22,11 @@ from gpudoctor.facts.model.missing import known
 from gpudoctor.facts.model.node import Node
 from gpudoctor.facts.simulated.load import apply_faults
 from gpudoctor.fakes.pynvml_answers import FakeHandle, NvmlAnswers, replace_functions
+from gpudoctor.lazy_pattern import lazy_pattern
 
 # functions that the library answers before nvmlInit, and after an nvmlInit that failed
 _BEFORE_INIT = ("nvmlInit", "nvmlInitWithFlags", "nvmlErrorString", "nvmlSystemGetNVMLVersion")
-_VERSION = re.compile(r"_v\d+$")
+_VERSION = lazy_pattern(r"_v\d+$")
 
 
 def load(source: Node | str | Path, faults: Iterable[str] = ()) -> Node:

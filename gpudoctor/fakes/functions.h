@@ -301,3 +301,58 @@ int nvmlDeviceGetFieldValues(void *device, int count, struct field *fields)
     }
     return SUCCESS;
 }
+
+/* Events: each line "device type data" that is appended to the file "events" beside the table is one. */
+struct event {
+    void *device;
+    unsigned long long type, data;
+    unsigned gpu_instance, compute_instance;
+};
+
+static long events_read;
+
+int nvmlEventSetCreate(void **set)
+{
+    *set = (void *)1;
+    return atomic_load(&started) ? SUCCESS : UNINITIALIZED;
+}
+
+int nvmlEventSetFree(void *set) { return set ? SUCCESS : INVALID_ARGUMENT; }
+
+int nvmlDeviceGetSupportedEventTypes(void *device, unsigned long long *types)
+{
+    *types = 0x1f;
+    return device_of(device) < 0 ? INVALID_ARGUMENT : SUCCESS;
+}
+
+int nvmlDeviceRegisterEvents(void *device, unsigned long long types, void *set)
+{
+    (void)types;
+    return !set || device_of(device) < 0 ? INVALID_ARGUMENT : SUCCESS;
+}
+
+int nvmlEventSetWait_v2(void *set, struct event *event, unsigned timeout_ms)
+{
+    const struct timespec pause = {0, 20 * 1000 * 1000};
+    char path[4096];
+    if (!set || !event || snprintf(path, sizeof path, "%s/events", getenv("GPUDOCTOR_FAKE_DRIVER")) >= (int)sizeof path)
+        return INVALID_ARGUMENT;
+    for (;; timeout_ms -= timeout_ms < 20 ? timeout_ms : 20) {
+        FILE *file = fopen(path, "r");
+        int device, found = 0;
+        if (file) {
+            fseek(file, events_read, SEEK_SET);
+            memset(event, 0, sizeof *event);
+            if ((found = fscanf(file, "%d %llu %llu\n", &device, &event->type, &event->data) == 3)) {
+                events_read = ftell(file);
+                event->device = (void *)(intptr_t)(device + 1);
+            }
+            fclose(file);
+        }
+        if (found || !timeout_ms)
+            return found ? SUCCESS : TIMEOUT;
+        nanosleep(&pause, NULL);
+    }
+}
+
+int nvmlEventSetWait(void *set, struct event *event, unsigned timeout_ms) { return nvmlEventSetWait_v2(set, event, timeout_ms); }

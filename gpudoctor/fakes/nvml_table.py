@@ -5,7 +5,6 @@ The Python fake uses the values directly; the C library gets them as the bytes o
 
 from __future__ import annotations
 
-import re
 import struct
 from collections.abc import Mapping
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import msgspec
 
 from gpudoctor.facts.model.missing import Missing
+from gpudoctor.lazy_pattern import lazy_pattern
 
 SYSTEM = -1
 NEVER = -1  # as a return code: the call does not return
@@ -20,7 +20,7 @@ UNKNOWN = 999
 
 # values absent from a capture are denied, not unsupported: "links were not read" must not become "has no NVLinks"
 _CODES = {"unsupported": 3, "absent": 4, "denied": 4}
-_CODE_AT_END = re.compile(r"\(([0-9]{1,3})\)$")
+_CODE_AT_END = lazy_pattern(r"\(([0-9]{1,3})\)$")
 # for a failed leaf without a code; not 999, which would condemn the whole GPU
 _TIMEOUT = 10
 _KEY_BYTES = 250

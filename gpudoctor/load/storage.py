@@ -18,11 +18,12 @@ from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node
 from gpudoctor.facts.system.mounts import PSEUDO, Mount, mount_of, read_mounts
 from gpudoctor.facts.system.path_status import PathStatus, ask_paths
+from gpudoctor.lazy_pattern import lazy_pattern
 from gpudoctor.load.devices import LoadRequest
 
 MAX_PATHS = 32  # each costs a thread of the process that checks them, and seconds at level full
-_RATE = re.compile(r"\s*(\d{1,9}(?:\.\d{1,9})?)\s*([kMGT]i?)?B/s\s*", re.IGNORECASE)
-_BITS = re.compile(r"\d\s*[KMGT]i?b/s|bit|bps")  # an eighth of as many bytes
+_RATE = lazy_pattern(r"\s*(\d{1,9}(?:\.\d{1,9})?)\s*([kMGT]i?)?B/s\s*", re.IGNORECASE)
+_BITS = lazy_pattern(r"\d\s*[KMGT]i?b/s|bit|bps")  # an eighth of as many bytes
 _FACTORS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 _MOST_GB_S = 1e4
 # errors of a wrong path; other errors come from a broken mount, and are judged by a check

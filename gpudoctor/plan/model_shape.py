@@ -6,10 +6,11 @@ import re
 from functools import lru_cache
 
 from gpudoctor.errors import UserError
+from gpudoctor.lazy_pattern import lazy_pattern
 from gpudoctor.probes.plan_verification.messages import TransformerShape
 
 DEFAULT_SEQ = 4096
-_SIZE = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([kmbt])", re.IGNORECASE | re.ASCII)
+_SIZE = lazy_pattern(r"([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([kmbt])", re.IGNORECASE | re.ASCII)
 _UNITS = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 SMALLEST, LARGEST = 1e6, 5e12
 

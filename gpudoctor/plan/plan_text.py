@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from textwrap import wrap
 
+from gpudoctor.lazy_pattern import lazy_pattern
 from gpudoctor.plan.model import Communication, MachineSummary, Plan, PlannedStrategy, Speed, TrafficRow
 from gpudoctor.plan.model_shape import count_text
 from gpudoctor.plan.text_rows import hanging, row_of, rows_of, verification_lines, wrapped
@@ -13,7 +13,7 @@ from gpudoctor.units import option_ranges, seconds_text
 
 NARROWEST = 40
 _WORDS = 24  # the fewest columns for text beside a strategy's figures
-_NAMED = re.compile(r"[A-Za-z0-9][\w .,()-]{1,40}:( |$)")
+_NAMED = lazy_pattern(r"[A-Za-z0-9][\w .,()-]{1,40}:( |$)")
 _FITS = {"fits": "fits", "tight": "tight", "no": "no", "not here": "-"}
 _LONE = {"no": "does not fit", "-": "not here"}  # without the column heading
 _RECOMPUTE = {"none": "no recomputation", "selective": "selective recomputation", "full": "full recomputation"}

@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic, sleep
@@ -113,13 +113,13 @@ _OBEY_S = 1.0
 _PAUSE_S = 0.2
 
 
-def end_leftovers() -> tuple[int, ...]:
-    """Kill and reap all children; return those that have not ended (yet).
+def end_leftovers(spare: Collection[int] = ()) -> tuple[int, ...]:
+    """Kill and reap all children except those to `spare`; return those that have not ended (yet).
 
     Call it after `adopt_orphans`, and only while this process waits for no child. A process that is
     stuck in the driver cannot be killed, and each run would add one.
     """
-    children = _children()
+    children = [pid for pid in _children() if pid not in spare]
     send_signals(children, signal.SIGKILL)
     while reap() is not None:
         pass

@@ -13,6 +13,7 @@ from gpudoctor.errors import UserError, nearest_names
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node
 from gpudoctor.lazy_import import lazy_imports
+from gpudoctor.lazy_pattern import lazy_pattern
 from gpudoctor.profiles.profile import NO_PROFILE, GpuModel, NodeProfile, Profile, compute_gpus, majority
 
 with lazy_imports():
@@ -54,7 +55,7 @@ def packaged() -> Packaged:
     return msgspec.json.decode(DOCUMENT.read_bytes(), type=Packaged)
 
 
-_VENDOR = re.compile(r"(nvidia\s+)?(.*)", re.IGNORECASE | re.DOTALL)
+_VENDOR = lazy_pattern(r"(nvidia\s+)?(.*)", re.IGNORECASE | re.DOTALL)
 
 
 def profile_for(node: Node, wanted: str | None = None) -> Profile:

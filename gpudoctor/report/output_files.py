@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import stat
 import time
 from contextlib import suppress
@@ -11,11 +10,12 @@ from pathlib import Path
 from typing import BinaryIO
 
 from gpudoctor.errors import UserError
+from gpudoctor.lazy_pattern import lazy_pattern
 
 # how long to wait for a program to open a named pipe for reading
 READER_DEADLINE_S = 5.0
 _ENXIO, _EEXIST = 6, 17
-_DESCRIPTOR = re.compile(r"/(?:dev|proc/self)/fd/(\d{1,6})")
+_DESCRIPTOR = lazy_pattern(r"/(?:dev|proc/self)/fd/(\d{1,6})")
 _STREAMS = {"/dev/stdout": 1, "/dev/stderr": 2}
 _MAX_LINKS = 40  # the limit of the kernel (ELOOP)
 _THERE = "there is one already, and it is not replaced"

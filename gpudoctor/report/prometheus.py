@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path, PurePath
 from typing import NamedTuple, get_args
 
@@ -72,14 +72,6 @@ Sample = tuple[Labels, float]
 
 VERDICTS: tuple[str, ...] = get_args(Verdict)
 
-# docs/decisions/metrics.md
-OLD_SERIES_VARIABLE = "GPUDOCTOR_OLD_METRICS"
-
-
-def wants_old_series(environ: Mapping[str, str]) -> bool:
-    """Whether to write the series of 0.1 in addition to the current ones, for one release."""
-    return environ.get(OLD_SERIES_VARIABLE, "") not in ("", "0")
-
 
 class Family(NamedTuple):
     """One gauge; all its samples have the same label names."""
@@ -89,16 +81,16 @@ class Family(NamedTuple):
     samples: tuple[Sample, ...]
 
 
-def render_prometheus(report: Report, *, old_series: bool = False) -> str:
+def render_prometheus(report: Report) -> str:
     """The metrics as text: low cardinality, so no pids or messages. All of a simulated node have simulated="true"."""
     lines: list[str] = []
-    for name, text, samples in families(report, old_series=old_series):
+    for name, text, samples in families(report):
         lines += [f"# HELP {name} {text}", f"# TYPE {name} gauge"]
         lines += [f"{name}{_labels(labels)} {_number(value)}" for labels, value in samples]
     return "\n".join(lines) + "\n"
 
 
-def families(report: Report, *, old_series: bool = False) -> Iterator[Family]:
+def families(report: Report) -> Iterator[Family]:
     """The metrics of a report that have samples, for `render_prometheus` and the agent."""
     mark, run = {"simulated": "true"} if report.simulated else {}, report.run
     # no number of faults if nothing was judged: 0 would look healthy
@@ -112,9 +104,8 @@ def families(report: Report, *, old_series: bool = False) -> Iterator[Family]:
     every: tuple[tuple[str, str, Iterable[Sample]], ...] = (
         # every verdict, so that sums over nodes are 0 instead of absent
         ("gpudoctor_verdict", "Verdict on the node (state set).", verdict_states(report.verdict)),
-        ("gpudoctor_check_status", "The status that each check has on each GPU.", _states(report, old_series)),
+        ("gpudoctor_check_status", "The status that each check has on each GPU.", _states(report)),
         *_numbers(report),
-        *(_numbers_in_one_metric(report) if old_series else ()),
         (
             "gpudoctor_faults",
             "Faults: failed findings that nothing else explains.",
@@ -153,11 +144,9 @@ def statuses(report: Report) -> Iterator[tuple[str, str, str, Status]]:
             yield result.id, gpu, uuids.get(gpu, ""), worst(finding.status for finding in findings)
 
 
-def _states(report: Report, every: bool) -> Iterator[Sample]:
-    """The current status as 1; with `every`, the four others as 0 too, as 0.1 had them."""
+def _states(report: Report) -> Iterator[Sample]:
     for check, gpu, uuid, status in statuses(report):
-        for state in Status if every else (status,):
-            yield {"check": check, "gpu": gpu, "uuid": uuid, "status": state.value}, 1 if state is status else 0
+        yield {"check": check, "gpu": gpu, "uuid": uuid, "status": status.value}, 1
 
 
 class _Judged(NamedTuple):
@@ -184,19 +173,6 @@ def _numbers(report: Report) -> Iterator[tuple[str, str, list[Sample]]]:
         yield f"gpudoctor_check_value_{suffix}", "What a check found, in the unit of the name.", samples
     for suffix, samples in sorted(thresholds.items()):
         yield f"gpudoctor_check_threshold_{suffix}", "What a check held the value against.", samples
-
-
-def _numbers_in_one_metric(report: Report) -> Iterator[tuple[str, str, list[Sample]]]:
-    """The metrics of 0.1: the unit is a label, so that one metric mixes lanes and degrees."""
-    values: list[Sample] = []
-    thresholds: list[Sample] = []
-    for judged in _judged(report):
-        labels = {**judged.labels, "unit": judged.unit or ""}
-        values.append((labels, judged.found))
-        if judged.expected is not None:
-            thresholds.append(({**labels, "op": judged.op}, judged.expected))
-    yield "gpudoctor_check_value", "What a check found, where that is a number.", values
-    yield "gpudoctor_check_threshold", "What a check held that number against.", thresholds
 
 
 def _judged(report: Report) -> Iterator[_Judged]:

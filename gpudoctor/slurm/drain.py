@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Sequence
 from enum import Enum
-from pathlib import Path
 
 import msgspec
 
-from gpudoctor.private_folder import read_own_file
+from gpudoctor.lazy_pattern import lazy_pattern
 from gpudoctor.process.command import CommandLateError, run_command
-from gpudoctor.report.output_files import OutputError, write_file
 
 # every reason that gpudoctor sets begins so, and only such drains are undone
 PREFIX = "gpudoctor:"
 REASON_LENGTH = 100
+# A failure of these is of settings, programs or services: a check without load shows that it is gone. A GPU that fell
+# off the bus or an uncorrectable memory error is gone from a check without load after a reset, repaired or not.
+_NOT_OF_HARDWARE = ("driver", "host", "storage", "env", "topology", "data", "gpu.settings", "gpu.in-use")
+_FAILED = lazy_pattern(r"FAIL (([a-z]+)\.[a-z0-9-]+)")
 # slurmd ends a health check after 60 s, and three of these calls may follow a check
 _DEADLINE_S = 5.0
 _BYTES_MAX = 64 << 20
-_FIELD = {name: re.compile(rf"(?:^| ){name}=(\S+)") for name in ("NodeName", "State", "Gres", "Partitions")}
+_FIELD = {name: lazy_pattern(rf"(?:^| ){name}=(\S+)") for name in ("NodeName", "State", "Gres", "Partitions")}
 # newer versions of Slurm write more fields after it
-_SIGNED_REASON = re.compile(r"(.*) \[([^\[\]]*@[^\[\]]*)\](?: [A-Z]\w*=.*)?")
+_SIGNED_REASON = lazy_pattern(r"(.*) \[([^\[\]]*@[^\[\]]*)\](?: [A-Z]\w*=.*)?")
 
 
 class NodeRecord(msgspec.Struct, frozen=True):
@@ -39,6 +40,11 @@ class NodeRecord(msgspec.Struct, frozen=True):
     def out_of_service(self) -> bool:
         """Whether it takes no jobs. Judged by the state: Slurm keeps the reason after the node is back in service."""
         return any(word in self.state for word in ("DRAIN", "DOWN", "FAIL"))
+
+    @property
+    def has_jobs(self) -> bool:
+        """Whether jobs run on it, or end."""
+        return any(word in self.state for word in ("ALLOC", "MIX", "COMPLETING", "DRAINING"))
 
     @property
     def is_ours(self) -> bool:
@@ -97,6 +103,16 @@ def drain_reason(why: str) -> str:
     return plain[:REASON_LENGTH]
 
 
+def is_of_hardware(reason: str) -> bool:
+    """Whether the reason of a drain names a check that fails by a part of the node.
+
+    >>> is_of_hardware("gpudoctor: FAIL gpu.xid GPU 3: Xid 79"), is_of_hardware("gpudoctor: FAIL host.shm 64 MiB")
+    (True, False)
+    """
+    failed = _FAILED.search(reason)
+    return failed is not None and failed[1] not in _NOT_OF_HARDWARE and failed[2] not in _NOT_OF_HARDWARE
+
+
 def _update(name: str, *words: str) -> bool:
     try:
         return run_command(["scontrol", "update", f"nodename={name}", *words], _DEADLINE_S).returncode == 0
@@ -137,8 +153,8 @@ def drain(name: str, why: str, cap_percent: int | None, say: Say) -> DrainResult
         given = own.reason or "no reason given"
         say(f"{reason} (node is {own.state} already: {given}; left alone)")
         return DrainResult.OUT_OF_SERVICE
-    if own.is_ours and own.reason == reason:
-        return DrainResult.OUT_OF_SERVICE
+    if own.is_ours and (own.reason == reason or (is_of_hardware(own.reason) and not is_of_hardware(reason))):
+        return DrainResult.OUT_OF_SERVICE  # what needs a check under load stays the reason
     if not own.is_ours and cap_percent and (over := above_cap(nodes, own, cap_percent)):
         say(f"not drained, {over}: {reason}")
         return DrainResult.REFUSED
@@ -199,36 +215,3 @@ def _drained_of(nodes: Sequence[NodeRecord], partition: str) -> tuple[int, list[
 
 def _most(members: int, cap_percent: int) -> int:
     return max(1, members * cap_percent // 100)
-
-
-# A node that gpudoctor drained is undrained after several passed health checks in a row.
-
-_HEALTHY_FILE = "undrain.json"
-_HEALTHY_BYTES_MAX = 1 << 16
-
-
-class _HealthyChecks(msgspec.Struct, frozen=True):
-    """`drain` is the reason and time of one drain: the count of another drain starts at 0."""
-
-    drain: str
-    healthy: int
-
-
-def count_healthy(folder: Path, node: NodeRecord) -> int:
-    """Add one passed health check to the current drain of `node` and return the count. A lost file counts as 0."""
-    drain = f"{node.reason} {node.since}"
-    try:
-        kept = msgspec.json.decode(read_own_file(folder / _HEALTHY_FILE, _HEALTHY_BYTES_MAX), type=_HealthyChecks)
-    except (OSError, ValueError, RecursionError):  # msgspec raises UnicodeDecodeError too
-        kept = _HealthyChecks(drain, 0)
-    healthy = kept.healthy + 1 if kept.drain == drain else 1
-    try:
-        write_file(folder / _HEALTHY_FILE, msgspec.json.encode(_HealthyChecks(drain, healthy)).decode())
-    except OutputError:
-        return 1  # the count cannot be saved and so cannot grow; with GPUDOCTOR_UNDRAIN_AFTER=1 undraining still works
-    return healthy
-
-
-def forget_healthy(folder: Path) -> None:
-    """Reset the count to 0."""
-    (folder / _HEALTHY_FILE).unlink(missing_ok=True)

@@ -8,6 +8,7 @@ import syslog
 import time
 from collections.abc import Mapping
 from functools import partial
+from typing import Literal
 
 import msgspec
 
@@ -15,13 +16,22 @@ from gpudoctor.errors import UserError
 from gpudoctor.output import printable, say
 from gpudoctor.report.output_files import OutputError, write_file
 from gpudoctor.slurm import Hook, kept_verdict
-from gpudoctor.slurm.drain import DrainResult, NodeRecord, count_healthy, drain, forget_healthy, read_node, undo_drain
+from gpudoctor.slurm.drain import DrainResult, NodeRecord, drain, read_node, undo_drain
 from gpudoctor.slurm.quick_check import HookVerdict, check, has_gpus, job_gpus
+from gpudoctor.slurm.returns import count_healthy, forget_healthy, note_load, note_return, why_not_yet
 from gpudoctor.slurm.settings import HookSettings, read_settings
 
 # for the driver's answers; the scripts in contrib/slurm end a prolog or epilog after 40 s, a health check after 45 s
 _DEADLINE_S = 30.0
+_LOAD_DEADLINE_S = 60.0
 _LOG_BYTES_MAX = 1 << 20
+# why a failure did not drain the node
+Withheld = Literal["cap", "log", "checks", "slurmctld"]
+_WITHHELD: dict[DrainResult, Withheld | None] = {
+    DrainResult.OUT_OF_SERVICE: None,
+    DrainResult.REFUSED: "cap",
+    DrainResult.NO_ANSWER: "slurmctld",
+}
 _SOCKET = "/dev/log"
 
 
@@ -33,12 +43,36 @@ class HookResult(msgspec.Struct, frozen=True):
 
 
 def run_hook(hook: Hook, environ: Mapping[str, str]) -> HookResult:
-    """Run one hook on this node, as slurmd does. Invalid settings make the verdict unknown."""
-    node = environ.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0]
+    """Run one hook on this node, as slurmd does. Invalid settings make the verdict unknown, and it is only logged."""
     settings, problem = read_settings(environ)
-    wrong = HookVerdict("unknown", problem) if problem else None
-    run = _Run(hook, node, settings, environ)
+    wrong = HookVerdict("unknown", problem, misconfigured=True) if problem else None
+    run = _Run(hook, _own_name(environ), settings, environ)
     return run.health(wrong) if hook == "health" else run.of_job(wrong)
+
+
+def run_load(environ: Mapping[str, str]) -> HookResult:
+    """Check this node under load, and record the result for its drain.
+
+    Raise UserError if it is not idle and drained by gpudoctor.
+    """
+    name = _own_name(environ)
+    settings, problem = read_settings(environ)
+    node = read_node(name)
+    if problem is not None:
+        raise UserError(problem)
+    if node is None or not node.is_ours or node.has_jobs:
+        state = "slurmctld does not answer" if node is None else f"its state is {node.state} {node.reason}".rstrip()
+        raise UserError(f"{name} is no idle node that gpudoctor drained: {state}")
+    verdict = check(settings, None, _LOAD_DEADLINE_S, "standard")
+    passed = verdict.verdict in ("pass", "warn")
+    if not note_load(settings.state, node, passed=passed):
+        raise UserError(f"{settings.state}: the result cannot be saved")
+    log_line(name, settings, f"check under load: {verdict.why}")
+    return HookResult(passed, verdict.why)
+
+
+def _own_name(environ: Mapping[str, str]) -> str:
+    return environ.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0]
 
 
 class _Run:
@@ -66,7 +100,7 @@ class _Run:
         job = f"job {self._environ.get('SLURM_JOB_ID', '?')}"
         verdict = self._without_verdict(verdict, job)
         result, withheld = self._drained(verdict, job)
-        self._record(verdict, withheld=withheld)
+        self._record(verdict, withheld, None if result is None else result is DrainResult.OUT_OF_SERVICE)
         if result is None or result is DrainResult.REFUSED:
             return HookResult(True, verdict.why)
         # if an epilog fails, Slurm drains the node; if a prolog fails, Slurm also keeps the job off it
@@ -82,7 +116,7 @@ class _Run:
         except OSError as error:
             why = f"no lock could be made in {self._settings.state}: {error.strerror}"
             self._say(f"health check: no verdict: {why}")
-            write_metrics(self._settings, self._hook, "unknown", withheld=False)
+            write_metrics(self._settings, self._hook, HookVerdict("unknown", why), None, None)
             return HookResult(True, why)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -108,8 +142,9 @@ class _Run:
         else:
             kept_verdict.forget(self._settings)
         judged = self._without_verdict(verdict, "health check")
-        _, withheld = self._drained(judged, "health check")
-        self._record(verdict, withheld=withheld)
+        result, withheld = self._drained(judged, "health check")
+        out = None if node is None else node.out_of_service
+        self._record(verdict, withheld, out or result is DrainResult.OUT_OF_SERVICE if out is not None else None)
         if verdict.verdict != "unknown" and judged.drains is None:
             self._take_back(node)
         elif self._settings.state.is_dir():
@@ -122,35 +157,36 @@ class _Run:
             self._say(wrong.why)
         return "no GPU"
 
-    def _drained(self, verdict: HookVerdict, of: str) -> tuple[DrainResult | None, bool]:
+    def _drained(self, verdict: HookVerdict, of: str) -> tuple[DrainResult | None, Withheld | None]:
         """Drain the node if the verdict asks for it.
 
-        Return the outcome (None if no drain was wanted), and whether a failure did not drain the node.
+        Return the outcome (None if no drain was wanted), and why a failure did not drain the node.
         """
         settings = self._settings
         if verdict.drains is None:
             if verdict.verdict == "fail":
                 self._say(f"{of}: not drained, no failure of GPUDOCTOR_DRAIN_CHECKS: {verdict.why}")
-            return None, verdict.verdict == "fail"
+            return None, "checks" if verdict.verdict == "fail" else None
         if settings.action == "log":
             self._say(f"{of}: not drained, GPUDOCTOR_ACTION=log: {verdict.drains}")
-            return None, True
+            return None, "log"
         result = drain(self._node, verdict.drains, settings.drain_cap_percent, self._say)
         if result is DrainResult.NO_ANSWER and settings.drain_cap_percent and self._hook != "health":
             # if a hook fails, Slurm drains the node; without the cap that could happen on every node at once
             self._say(f"{of}: not drained, GPUDOCTOR_DRAIN_CAP is set and slurmctld does not answer: {verdict.drains}")
-            return DrainResult.REFUSED, True
+            return DrainResult.REFUSED, "slurmctld"
         if result is DrainResult.NO_ANSWER:
             by_slurm = "" if self._hook == "health" else "; Slurm drains it in its own words"
             self._say(f"{of}: slurmctld does not answer, not drained by gpudoctor{by_slurm}: {verdict.drains}")
-        return result, result is not DrainResult.OUT_OF_SERVICE
+        return result, _WITHHELD[result]
 
     def _without_verdict(self, verdict: HookVerdict, of: str) -> HookVerdict:
         """Log an unknown verdict, and make it drain the node if GPUDOCTOR_ON_ERROR=hold."""
         if verdict.verdict != "unknown":
             return verdict
         self._say(f"{of}: no verdict: {verdict.why}")
-        if self._settings.on_error == "hold":
+        # whoever mistyped a setting did not ask for this: a typo in a file of all nodes must not drain them
+        if self._settings.on_error == "hold" and not verdict.misconfigured:
             return HookVerdict("unknown", verdict.why, f"no verdict: {verdict.why}")
         return verdict
 
@@ -171,16 +207,21 @@ class _Run:
         if self._settings.action == "log":
             self._say(f"healthy, and left drained, GPUDOCTOR_ACTION=log (reason: {node.reason})")
             return
-        healthy, wanted = count_healthy(self._settings.state, node), self._settings.undrain_after
-        if healthy < wanted:
-            self._say(f"healthy {healthy} of {wanted} times in a row, still drained (reason: {node.reason})")
+        healthy, needed = count_healthy(self._settings.state, node), self._settings.undrain_after
+        reason = f"(reason: {node.reason})"
+        if needed is None:
+            self._say(f"healthy, and left drained, GPUDOCTOR_UNDRAIN_AFTER=never {reason}")
+        elif healthy < needed:
+            self._say(f"healthy {healthy} of {needed} times in a row, still drained {reason}")
+        elif (why_not := why_not_yet(self._settings, node)) is not None:
+            self._say(f"healthy {healthy} times in a row, still drained, {why_not} {reason}")
         elif not undo_drain(self._node):
             self._say("scontrol could not undrain the node")
         else:
-            forget_healthy(self._settings.state)
+            note_return(self._settings.state)
             self._say(f"healthy {healthy} times in a row, back in service (was: {node.reason})")
 
-    def _record(self, verdict: HookVerdict, *, withheld: bool) -> None:
+    def _record(self, verdict: HookVerdict, withheld: Withheld | None, out_of_service: bool | None) -> None:
         """Write the last verdict and the metric; log what cannot be written."""
         settings, name = self._settings, "healthcheck" if self._hook == "health" else self._hook
         try:
@@ -188,7 +229,7 @@ class _Run:
             write_last(settings, name, verdict.verdict, verdict.why)
         except (OSError, UserError) as error:
             self._say(f"{settings.state}: {getattr(error, 'strerror', None) or error}")
-        problem = write_metrics(settings, self._hook, verdict.verdict, withheld=withheld)
+        problem = write_metrics(settings, self._hook, verdict, withheld, out_of_service)
         if problem is not None:
             self._say(problem)
 
@@ -233,26 +274,52 @@ def write_last(settings: HookSettings, hook: str, verdict: str, why: str) -> Non
     write_file(settings.state / hook, f"{at} {verdict} {printable(why)}\n")
 
 
-def write_metrics(settings: HookSettings, hook: str, verdict: str, *, withheld: bool) -> str | None:
+def write_metrics(
+    settings: HookSettings, hook: str, verdict: HookVerdict, withheld: Withheld | None, out_of_service: bool | None
+) -> str | None:
     """Write the hook's metrics for node_exporter's textfile collector; return the error message, None if it worked."""
     folder = settings.textfile or settings.state
+    text = metrics(settings, hook, verdict, withheld, out_of_service, time.time())
     try:
-        write_file(folder / f"gpudoctor_slurm_{hook}.prom", metrics(settings, hook, verdict, withheld, time.time()))
+        write_file(folder / f"gpudoctor_slurm_{hook}.prom", text)
     except OutputError as error:
         return str(error)
     return None
 
 
-def metrics(settings: HookSettings, hook: str, verdict: str, withheld: bool, time_s: float) -> str:
-    """Three gauges with the label `hook`, and simulated="true" in a trial."""
+def metrics(
+    settings: HookSettings,
+    hook: str,
+    verdict: HookVerdict,
+    withheld: Withheld | None,
+    out_of_service: bool | None,
+    time_s: float,
+) -> str:
+    """The gauges of one hook, with the label `hook`, and simulated="true" in a trial."""
     mark = f'hook="{hook}"' + (',simulated="true"' if settings.trial else "")
-    found, kept = f'{mark},verdict="{verdict}"', str(int(withheld))
-    why_kept = "Whether it found a failure and did not drain: only logged, no check that drains, cap."
-    gauges = (
-        ("verdict", "What a Slurm hook found last: pass, warn, fail or unknown, which is 1.", found, "1"),
+    gauges = [
+        (
+            "verdict",
+            "What a Slurm hook found last: pass, warn, fail or unknown, which is 1.",
+            f'{mark},verdict="{verdict.verdict}"',
+            "1",
+        ),
         ("timestamp_seconds", "When that Slurm hook ran last, Unix time.", mark, f"{time_s:.0f}"),
-        ("withheld", why_kept, mark, kept),
-    )
+        (
+            "withheld",
+            "Whether it found a failure and did not drain: only logged, no check that drains, cap.",
+            mark,
+            str(int(withheld is not None)),
+        ),
+    ]
+    if withheld is not None:
+        why = "Why it did not drain, which is 1: cap, log, checks, slurmctld."
+        gauges.append(("withheld_reason", why, f'{mark},reason="{withheld}"', "1"))
+    if verdict.verdict == "fail" and verdict.check is not None:
+        gauges.append(("failure", "The check of the first fault, which is 1.", f'{mark},check="{verdict.check}"', "1"))
+    if out_of_service is not None:
+        taken = "Whether the node took no jobs after the hook: drained, by whomever, or down."
+        gauges.append(("out_of_service", taken, mark, str(int(out_of_service))))
     lines = ""
     for name, text, labels, value in gauges:
         name = f"gpudoctor_slurm_{name}"

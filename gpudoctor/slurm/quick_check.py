@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from gpudoctor.errors import UserError
+from gpudoctor.lazy_pattern import lazy_pattern
 from gpudoctor.slurm.settings import FILE, HookSettings, SettingsError
 
 if TYPE_CHECKING:
@@ -22,42 +23,47 @@ Verdict = Literal["pass", "warn", "fail", "unknown"]
 
 
 class HookVerdict(msgspec.Struct, frozen=True):
-    """The verdict and its reason. `drains`: the reason for draining the node; None if no failure may drain it."""
+    """The verdict and its reason. `drains`: the reason for draining the node; None if no failure may drain it.
+
+    `check`: the check of the first fault. `misconfigured`: no verdict because of settings that cannot be understood.
+    """
 
     verdict: Verdict
     why: str
     drains: str | None = None
+    check: str | None = None
+    misconfigured: bool = False
 
 
-def check(settings: HookSettings, gpus: str | None, deadline_s: float) -> HookVerdict:
+def check(
+    settings: HookSettings, gpus: str | None, deadline_s: float, level: Literal["quick", "standard"] = "quick"
+) -> HookVerdict:
     """Check the node, or only the named GPUs. Return unknown, with the reason, if the check could not be done."""
-    from gpudoctor.facts.nvml.collector_ahead import dismiss_ahead, start_ahead
-
-    if not settings.trial:
-        start_ahead()  # reads the driver while the checks are imported
-    try:
-        return _checked(settings, gpus, deadline_s)
-    except UserError as error:
-        return HookVerdict("unknown", str(error))
-    finally:
-        dismiss_ahead()
-
-
-def _checked(settings: HookSettings, gpus: str | None, deadline_s: float) -> HookVerdict:
     from gpudoctor import api
+    from gpudoctor.facts.nvml.collector_ahead import dismiss_ahead, start_ahead
 
     node, *faults = settings.trial or (None,)
     request = api.CheckRequest(
-        level="quick",
+        level=level,
         skip=settings.skip,
         gpu=gpus,
         node=node,
         faults=tuple(word for word in faults if word is not None),
         deadline_s=deadline_s,
     )
-    prep = api.prepared(request)
-    _refuse_unknown(settings.drain_checks, prep.checks + prep.left_out)
-    return result_of(api.examined(prep), settings)
+    if not settings.trial:
+        start_ahead()  # reads the driver while the checks are imported
+    # an error until the node is read is one of the configuration or the settings
+    misconfigured = True
+    try:
+        prep = api.prepared(request)
+        _refuse_unknown(settings.drain_checks, prep.checks + prep.left_out)
+        misconfigured = bool(settings.trial)
+        return result_of(api.examined(prep), settings)
+    except UserError as error:
+        return HookVerdict("unknown", str(error), misconfigured=misconfigured)
+    finally:
+        dismiss_ahead()
 
 
 def result_of(report: Report, settings: HookSettings) -> HookVerdict:
@@ -69,11 +75,12 @@ def result_of(report: Report, settings: HookSettings) -> HookVerdict:
         )
     if report.verdict != "fail":
         return HookVerdict(report.verdict, mark + report.reason)
-    named = report.reason
+    named, fault = report.reason, next(iter(report.faults), None)
     if settings.drain_checks:
         fault = next((f for f in report.faults if _may_drain(f, settings.drain_checks)), None)
         named = "" if fault is None else f"FAIL {fault.check} {fault.headline}"
-    return HookVerdict("fail", mark + report.reason, mark + named if named else None)
+    first = fault or next(iter(report.faults), None)
+    return HookVerdict("fail", mark + report.reason, mark + named if named else None, first.check if first else None)
 
 
 def _may_drain(fault: Fault, patterns: Iterable[str]) -> bool:
@@ -94,9 +101,9 @@ def _matches(check: str, word: str) -> bool:
 
 # The job's GPUs, and whether this machine has any.
 
-_NUMBERS = re.compile(r"\d{1,4}(?:,\d{1,4})*")
-_MINOR = re.compile(r"^Device Minor:\s*(\d+)", re.MULTILINE)
-_BUS = re.compile(r"^Bus Location:\s*(\S+)", re.MULTILINE)
+_NUMBERS = lazy_pattern(r"\d{1,4}(?:,\d{1,4})*")
+_MINOR = lazy_pattern(r"^Device Minor:\s*(\d+)", re.MULTILINE)
+_BUS = lazy_pattern(r"^Bus Location:\s*(\S+)", re.MULTILINE)
 # MIG instances: if there are any, Slurm numbers these, and number 1 may be an instance on GPU 0
 _MIG = "proc/driver/nvidia/capabilities/gpu*/mig/gi*"
 _NVIDIA = "0x10de"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -10,6 +9,7 @@ from typing import Any, Literal
 import msgspec
 
 from gpudoctor.errors import UserError
+from gpudoctor.lazy_pattern import lazy_pattern
 
 FILE = "/etc/default/gpudoctor"
 # the variable of each field of `HookSettings`
@@ -18,6 +18,7 @@ _FIELDS = {
     "GPUDOCTOR_DRAIN_CHECKS": "drain_checks",
     "GPUDOCTOR_DRAIN_CAP": "drain_cap_percent",
     "GPUDOCTOR_UNDRAIN_AFTER": "undrain_after",
+    "GPUDOCTOR_UNDRAINS_A_DAY": "undrains_a_day",
     "GPUDOCTOR_ON_ERROR": "on_error",
     "GPUDOCTOR_MAX_AGE": "max_age_s",
     "GPUDOCTOR_SKIP": "skip",
@@ -32,9 +33,10 @@ _OTHERS = ("GPUDOCTOR", "GPUDOCTOR_TRACEBACK", "GPUDOCTOR_FAKE_DRIVER")
 _CHOICES = {"action": ("drain", "log"), "on_error": ("run", "hold"), "scope": ("job", "node")}
 _FOLDERS = ("state", "textfile", "log")
 _NUMBERS = {
-    "drain_cap_percent": (re.compile(r"(\d{1,3})%"), 1, 100, "a share of a partition, from 1% to 100%"),
-    "undrain_after": (re.compile(r"(\d{1,4})"), 1, 1000, "a number of healthy checks from 1 to 1000"),
-    "max_age_s": (re.compile(r"(\d{1,4})"), 0, 3600, "seconds from 0 (never) to 3600"),
+    "drain_cap_percent": (lazy_pattern(r"(\d{1,3})%"), 1, 100, "a share of a partition, from 1% to 100%"),
+    "undrain_after": (lazy_pattern(r"(\d{1,4})"), 1, 1000, "`never` or a number of healthy checks from 1 to 1000"),
+    "undrains_a_day": (lazy_pattern(r"(\d{1,4})"), 1, 1000, "a number of returns from 1 to 1000"),
+    "max_age_s": (lazy_pattern(r"(\d{1,4})"), 0, 3600, "seconds from 0 (never) to 3600"),
 }
 
 
@@ -47,14 +49,16 @@ class HookSettings(msgspec.Struct, frozen=True):
 
     `drain_checks` are ids, domains or globs of checks whose failures may drain the node (empty: all). No further node
     is drained above `drain_cap_percent` of a partition (None: no limit). `undrain_after` is a number of consecutive
-    health checks. Prologs reuse a health check's verdict for `max_age_s`. `trial` is a simulated node and its faults,
-    checked instead of this machine.
+    health checks (None: gpudoctor undoes no drain), `undrains_a_day` how often that may happen in 24 hours. Prologs
+    reuse a health check's verdict for `max_age_s`. `trial` is a simulated node and its faults, checked instead of this
+    machine.
     """
 
     action: Literal["drain", "log"] = "drain"
     drain_checks: tuple[str, ...] = ()
     drain_cap_percent: int | None = None
-    undrain_after: int = 3
+    undrain_after: int | None = 3
+    undrains_a_day: int = 2
     on_error: Literal["run", "hold"] = "run"
     max_age_s: int = 330
     # in a hook these would judge slurmd's limits and CPUs instead of a job's
@@ -89,6 +93,8 @@ def _value(name: str, field: str, text: str) -> object:
         if text not in _CHOICES[field]:
             raise SettingsError(f"{name}={text[:60]}: it must be {' or '.join(_CHOICES[field])}")
         return text
+    if (field, text) == ("undrain_after", "never"):
+        return None
     if field in _NUMBERS:
         pattern, least, most, wanted = _NUMBERS[field]
         match = pattern.fullmatch(text)
@@ -103,8 +109,6 @@ def _value(name: str, field: str, text: str) -> object:
 
 
 def _nearest(name: str) -> str:
-    if name == "GPUDOCTOR_DRAIN_ON_UNKNOWN":
-        return "; GPUDOCTOR_ON_ERROR=hold took its place"
     from difflib import get_close_matches
 
     close = get_close_matches(name[:60], [*_FIELDS, "GPUDOCTOR"], n=1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import sys
 from pathlib import Path
@@ -14,6 +13,7 @@ import msgspec
 from gpudoctor.errors import UserError
 from gpudoctor.facts.system.environment import node_name
 from gpudoctor.lazy_import import lazy_imports
+from gpudoctor.lazy_pattern import lazy_pattern
 from gpudoctor.output import printable
 from gpudoctor.process.die_with_parent import die_with_parent
 from gpudoctor.process.own_program import own_gpudoctor
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _SSH = "ssh:"
 # user@host, an address, or a Host of the user's ssh_config; never an option
-_HOST = re.compile(r"[A-Za-z0-9_\[][A-Za-z0-9_.@:%\[\]-]*")
+_HOST = lazy_pattern(r"[A-Za-z0-9_\[][A-Za-z0-9_.@:%\[\]-]*")
 # a broken connection is noticed within 15 s; BatchMode: ssh cannot prompt, the screen is in use
 _SSH_OPTIONS = ("-o", "BatchMode=yes", "-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3")
 

@@ -58,14 +58,6 @@ def test_every_check_has_exactly_one_status_on_each_gpu(faulty: Agent) -> None:
     assert states["pcie.link-width", "4"] == "pass"
 
 
-def test_the_agent_serves_the_old_series_too_if_it_is_asked_to(tmp_path: Path) -> None:
-    with agent(tmp_path, *FAULTY, GPUDOCTOR_OLD_METRICS="1") as it:
-        metrics = it.after_run()
-        assert sorted(metrics.of("gpudoctor_check_status", check="pcie.link-width", gpu="5")) == [0, 0, 0, 0, 1]
-        assert metrics.of("gpudoctor_check_value", check="pcie.link-width", gpu="5", unit="lanes") == [8]
-        assert metrics.of("gpudoctor_check_value_lanes", check="pcie.link-width", gpu="5") == [8]
-
-
 def test_the_metrics_are_those_of_check_and_the_agents_own(faulty: Agent) -> None:
     metrics = faulty.metrics()
     assert metrics.of("gpudoctor_verdict", verdict="fail") == [1]

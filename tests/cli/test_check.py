@@ -197,17 +197,6 @@ def test_a_fault_that_is_suppressed_is_said_in_the_one_line_of_every_format(
     assert 'gpudoctor_suppressed_findings{simulated="true"} 1' in gpudoctor(*command, "--format", "prometheus").out
 
 
-def test_the_series_of_the_last_release_come_by_a_variable(
-    gpudoctor: Gpudoctor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    command = ("check", "--level", "quick", "--node", "hgx-h100-8", "--format", "prometheus")
-    assert "gpudoctor_check_value{" not in gpudoctor(*command).out
-    monkeypatch.setenv("GPUDOCTOR_OLD_METRICS", "1")
-    out = gpudoctor(*command).out
-    assert 'gpudoctor_check_value{check="gpu.temperature",gpu="0"' in out
-    assert 'gpudoctor_check_value_celsius{check="gpu.temperature",gpu="0"' in out
-
-
 def test_beside_a_fault_the_line_says_both_and_stays_short(gpudoctor: Gpudoctor, tmp_path: Path) -> None:
     command = (*BROKEN_MEMORY, "--fault", "pcie-width-x4@5", "--config", everything_about_gpus_set_aside(tmp_path))
     reason = gpudoctor(*command, "--json").json["reason"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import errno
+import json
 import os
 import subprocess
 import sys
@@ -275,3 +276,68 @@ def test_the_printed_configuration_is_a_configuration(gpudoctor: Gpudoctor, tmp_
     assert again.suppress[0].until == until
     shown = yaml.safe_load(printed.out)["thresholds"]
     assert set(shown) == {c.id for c in registry() if c.limits}
+
+
+_NEWER = """\
+expect: {gpus: 8, nvlinks: 18}
+colour: green
+thresholds:
+  gpu.taste: {sweet: 1}
+suppress:
+  - {check: gpu.xid, reason: known, until: 2099-01-01, racks: r7}
+  - {check: host.shm, reason: known, until: 2099-01-01}
+  - {check: gpu.taste, reason: known, until: 2099-01-01}
+  - {check: "*", reason: known, until: 2099-01-01}
+"""
+
+
+def test_what_a_newer_version_may_know_is_left_out_with_a_warning_and_refused_if_strict(
+    gpudoctor: Gpudoctor, tmp_path: Path
+) -> None:
+    """One file for all nodes of a fleet must not cost the verdicts of those with the older version."""
+    file = tmp_path / "config.yaml"
+    file.write_text(_NEWER.rpartition("  - {")[0])
+    command = ("check", "--level", "quick", "--node", "hgx-h100-8", "--fault", "xid-79@3", "--config", str(file))
+
+    outcome, strict = gpudoctor(*command, "--json"), gpudoctor(*command, "--strict")
+
+    left_out = [note for note in outcome.json["run"]["notes"] if note.startswith("WARN configuration: ")]
+    assert [note.split(", line ")[1].partition(": ")[0] for note in left_out] == ["1", "2", "6", "4", "8"]
+    assert all(note.endswith("; left out") for note in left_out)
+    # a suppression without a part of it would suppress more: it is left out whole
+    assert outcome.json["reason"].startswith("FAIL gpu.xid GPU 3")
+    assert (strict.code, "unknown key" in strict.err) == (2, True)
+
+
+def test_after_what_was_left_out_an_error_still_names_its_line(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(_NEWER)
+    with pytest.raises(ConfigError, match=r"line 9: suppress\[.\].*"):
+        load_config(file, {}, registry(), tmp_path / "none", left_out=lambda line: None)
+
+
+@pytest.mark.parametrize(
+    ("host", "reason", "code"),
+    [
+        ("gpu3", "PASS", 0),
+        ("gpu3.cluster.example", "PASS", 0),
+        ("gpu5", "FAIL gpu.xid GPU 3", 1),
+        ("gpu9", "FAIL gpu.count", 1),
+    ],
+)
+def test_what_is_for_some_hosts_holds_on_no_other(
+    gpudoctor: Gpudoctor, tmp_path: Path, host: str, reason: str, code: int
+) -> None:
+    file, facts = tmp_path / "config.yaml", tmp_path / "facts.json"
+    file.write_text(
+        "hosts:\n"
+        '  - {hosts: "gpu[1-4]", suppress: [{check: gpu.xid, gpu: 3, reason: ticket 12, until: 2099-01-01}]}\n'
+        '  - {hosts: "gpu[8-9]", expect: {gpus: 9}}\n'
+    )
+    node = gpudoctor("facts", "--node", "hgx-h100-8", "--fault", "xid-79@3").json
+    node["host"]["hostname"] = host
+    facts.write_text(json.dumps(node))
+    outcome = gpudoctor("check", "--level", "quick", "--node", str(facts), "--config", str(file), "--json")
+    named = [fault["check"] for fault in outcome.json["faults"]] if code else []
+    assert (outcome.code, outcome.json["reason"].split(" ")[0]) == (code, reason.split(" ")[0])
+    assert not code or reason.split(" ")[1] in named

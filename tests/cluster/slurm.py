@@ -46,8 +46,13 @@ _GPUDOCTOR = """#!/bin/sh
 export PYTHONPATH={root} PATH=/usr/bin:/bin
 echo "$SLURMD_NODENAME ${{SLURM_SCRIPT_CONTEXT:-none}} $*" >> {folder}/calls
 [ -e {folder}/answer/$SLURMD_NODENAME ] && exec sh {folder}/answer/$SLURMD_NODENAME
-[ "$1" = check ] && set -- "$@" --node hgx-h100-8 $(sed 's/[^ ][^ ]*/--fault &/g' {folder}/faults/$SLURMD_NODENAME)
-exec {python} -m gpudoctor "$@"
+[ "$1" = check ] || exec {python} -m gpudoctor "$@"
+{python} -m gpudoctor "$@" --node hgx-h100-8 $(sed 's/[^ ][^ ]*/--fault &/g' {folder}/faults/$SLURMD_NODENAME)
+code=$?
+# every simulated node is called the same
+cd ${{folder:-/nowhere}} && sed -i \\
+  "s/\\"host\\":{{\\"name\\":\\"[a-z]*\\"/\\"host\\":{{\\"name\\":\\"$SLURMD_NODENAME\\"/" "$SLURMD_NODENAME.json"
+exit $code
 """
 # settings of contrib/slurm/slurm.conf that cannot apply here
 _HERE = {
@@ -71,6 +76,7 @@ StateSaveLocation={folder}/controller
 SlurmdSpoolDir={folder}/spool/%n
 SlurmctldPidFile={folder}/slurmctld.pid
 SlurmdPidFile={folder}/slurmd.%n.pid
+EpilogSlurmctld={folder}/hooks/job_end
 SlurmctldLogFile={folder}/slurmctld.log
 SlurmdLogFile={folder}/slurmd.%n.log
 SelectType=select/cons_tres
@@ -122,9 +128,9 @@ class Slurm:
         except TimeoutError:
             raise SlurmError(f"the nodes do not come up: {self.states()}") from None
 
-    def run(self, *command: str | Path, timeout: float = WAIT_S) -> subprocess.CompletedProcess[str]:
+    def run(self, *command: str | Path, timeout: float = WAIT_S, **environ: str) -> subprocess.CompletedProcess[str]:
         """Run `command` on the login host."""
-        environ = {"SLURM_CONF": str(self.folder / "slurm.conf"), "GPUDOCTOR_DEFAULTS": str(self.folder / "defaults")}
+        environ |= {"SLURM_CONF": str(self.folder / "slurm.conf"), "GPUDOCTOR_DEFAULTS": str(self.folder / "defaults")}
         return self._hosts.run(LOGIN, command, environ, timeout, cwd=self.folder)
 
     def states(self) -> dict[str, str]:
@@ -168,10 +174,9 @@ class Slurm:
         """Run this shell script on `node` in place of gpudoctor."""
         (self.folder / "answer" / node).write_text(script)
 
-    def log(self, node: str) -> str:
-        """The output of `node`'s hooks since `reset`."""
-        file = self.folder / "state" / node / "log"
-        return file.read_text() if file.exists() else ""
+    def log(self, node: str = "*") -> str:
+        """The output of `node`'s hooks, or of all hosts', since `reset`."""
+        return "".join(file.read_text() for file in self.folder.glob(f"state/{node}/log"))
 
     def metrics(self, node: str, hook: str) -> str:
         """The metrics file that a hook of `node` left for node_exporter; empty if it has not run since `reset`."""
@@ -212,7 +217,7 @@ class Slurm:
                 self.run("scontrol", "update", f"nodename={node}", "state=resume")
         self.wait(lambda: set(self.states().values()) == {"IDLE"})
         shutil.rmtree(self.folder / "state", ignore_errors=True)
-        for name in ("calls", "settings", "job.out"):
+        for name in ("calls", "settings", "job.out", "job.out.diagnosis.txt"):
             (self.folder / name).unlink(missing_ok=True)
 
     def _is_running(self, program: str) -> bool:
@@ -256,7 +261,8 @@ class Slurm:
         key.chmod(0o600)
         self._hooks = hooks_that_read(self.folder / "defaults", self.folder / "contrib")
         places = {"folder": self.folder, "hooks": self._hooks, "root": ROOT, "python": sys.executable}
-        for kind, script in (("prolog",) * 2, ("epilog",) * 2, ("health", "gpudoctor-healthcheck")):
+        scripts = {"prolog": "prolog", "epilog": "epilog", "health": "gpudoctor-healthcheck"}
+        for kind, script in (*scripts.items(), ("job_end", "diagnose-failed-job")):
             self._write_script(f"hooks/{kind}", _HOOK.format(kind=kind, script=f"{script}.sh", **places))
         self._write_script("gpudoctor", _GPUDOCTOR.format(**places))
         (self.folder / "defaults").write_text(_DEFAULTS.format(**places))

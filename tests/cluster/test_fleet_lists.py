@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpudoctor.cluster.hostlist import hostlist
+from gpudoctor.hostlist import expand_hostlist, hostlist
 from tests.cli.conftest import Gpudoctor
 from tests.cluster.fleet_reports import Report, fleet, report, write
 from tests.needs import needs
@@ -37,7 +37,9 @@ def test_a_name_that_could_be_more_than_a_host_gets_into_no_list(gpudoctor: Gpud
     outcome = gpudoctor("cluster", "report", "--json", str(tmp_path), "--bad", str(bad))
     assert bad.read_text() == "node7\n"
     assert any("5 nodes with a name that no host list may hold" in note for note in outcome.json["notes"])
-    assert gpudoctor("cluster", "report", str(tmp_path), "--exclude-expr").out == "node7\n"
+    outcome = gpudoctor("cluster", "report", str(tmp_path), "--exclude-expr")
+    assert (outcome.code, outcome.out) == (3, "node7\n")
+    assert "5 nodes have no name that a list may hold" in outcome.err
 
 
 def test_exclude_expr_prints_a_slurm_hostlist_and_nothing_else(gpudoctor: Gpudoctor, tmp_path: Path) -> None:
@@ -45,7 +47,7 @@ def test_exclude_expr_prints_a_slurm_hostlist_and_nothing_else(gpudoctor: Gpudoc
     for number in (2, 3, 4, 7, 11):
         write(tmp_path / f"{number}.json", report(f"gpu-{number:03d}.cluster.example", like="gpu-11"))
     outcome = gpudoctor("cluster", "report", str(tmp_path), "--exclude-expr")
-    assert (outcome.code, outcome.out) == (1, "gpu-[002-004,007,011]\n")
+    assert (outcome.code, outcome.out) == (0, "gpu-[002-004,007,011]\n")
     outcome = gpudoctor("cluster", "report", str(tmp_path / "node1.json"), "--exclude-expr")
     assert (outcome.code, outcome.out) == (0, "\n")
 
@@ -56,6 +58,50 @@ def test_names_that_would_become_one_when_shortened_stay_whole(gpudoctor: Gpudoc
     # Slurm knows the others by their short names, and takes no list in which one name is unknown to it
     write(tmp_path / "c.json", report("gpu2.east", like="gpu-11"))
     assert gpudoctor("cluster", "report", str(tmp_path), "--exclude-expr").out == "gpu1.east,gpu2\n"
+
+
+def test_a_silent_an_unknown_and_an_unreadable_node_are_excluded(gpudoctor: Gpudoctor, tmp_path: Path) -> None:
+    for number in (1, 2, 3):
+        write(tmp_path / f"{number}.json", report(f"n{number}.example", like="gpu-12" if number == 2 else "gpu-01"))
+    unknown = report("n3.example")
+    unknown["verdict"], unknown["error"] = "unknown", "no NVML"
+    write(tmp_path / "3.json", unknown)
+    (tmp_path / "4.json").write_text('{"schema": "gpudoctor.report/1", ')
+
+    words = ("cluster", "report", str(tmp_path), "--expect", "n[1-5]")
+    outcome, whole = gpudoctor(*words, "--exclude-expr"), gpudoctor(*words, "--json")
+
+    assert (outcome.code, outcome.out, outcome.err) == (0, "n[2-5]\n", "")
+    silent = [
+        node["name"] for node in whole.json["nodes"] if node["reason"].endswith("no report of this node was read")
+    ]
+    assert silent == ["n4", "n5"]
+    assert whole.code == 1
+
+
+@pytest.mark.parametrize(
+    ("expression", "code", "out"),
+    [("n[2-3]", 1, "n[2-3]\n"), ("n[1,3]", 0, "n3\n"), ("", 0, "\n")],
+    ids=["no fit node is left", "one is left", "none is expected"],
+)
+def test_the_exit_code_is_for_the_list(
+    gpudoctor: Gpudoctor, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, expression: str, code: int, out: str
+) -> None:
+    """Inside a Slurm job its nodes are expected."""
+    bad = expression == "n[2-3]"
+    write(tmp_path / "a.json", report("n2" if bad else "n1", like="gpu-11" if bad else "gpu-01"))
+    monkeypatch.setenv("SLURM_JOB_NODELIST", expression)
+    outcome = gpudoctor("cluster", "report", str(tmp_path), "--exclude-expr")
+    assert (outcome.code, outcome.out) == (code, out)
+
+
+@pytest.mark.parametrize("expression", ["n[1-", "n[a-b]", "n[3-1]", "n1;reboot", "-x", ",", "n[0-99999999]"])
+def test_an_expression_that_is_no_list_of_hosts_is_refused(
+    gpudoctor: Gpudoctor, tmp_path: Path, expression: str
+) -> None:
+    outcome = gpudoctor("cluster", "report", str(tmp_path), f"--expect={expression}")
+    assert (outcome.code, outcome.out) == (2, "")
+    assert "is no list of hosts" in outcome.err
 
 
 NAMES = [
@@ -75,3 +121,4 @@ def test_slurm_reads_the_expression_as_the_same_names(names: list[str], tmp_path
     environ = {**os.environ, "SLURM_CONF": str(config)}
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environ)
     assert sorted(done.stdout.split()) == sorted(names), done.stderr
+    assert sorted(expand_hostlist(command[-1])) == sorted(names)

@@ -27,10 +27,10 @@ _RESOURCES = {
 }
 
 
-def node(name: str, problem: str | None, *taints: str) -> dict[str, Any]:
-    """A GPU node with the condition GpuProblem in this state (None: not set), and NoSchedule taints."""
+def node(name: str, problem: str | None, *taints: str, since: str = "2026-01-01T00:00:00Z") -> dict[str, Any]:
+    """A GPU node with the condition GpuProblem in this state (None: not set) `since` then, and NoSchedule taints."""
     conditions = [{"type": "Ready", "status": "True"}]
-    conditions += [{"type": "GpuProblem", "status": problem}] if problem else []
+    conditions += [{"type": "GpuProblem", "status": problem, "lastTransitionTime": since}] if problem else []
     return {
         "kind": "Node",
         "apiVersion": "v1",

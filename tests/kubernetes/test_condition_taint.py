@@ -18,7 +18,13 @@ OURS = "gpudoctor.dev/gpu-problem"
 def _round(tmp_path: Path, nodes: list[dict[str, Any]], most: str = "25") -> tuple[dict[str, list[str]], str]:
     """The taints of each node after one run of the script, and its output."""
     config = tmp_path / "kubeconfig"
-    environ = {**os.environ, "KUBECONFIG": str(config), "MAX_PERCENT": most, "HOME": str(tmp_path)}
+    environ = {
+        **os.environ,
+        "KUBECONFIG": str(config),
+        "MAX_PERCENT": most,
+        "HOLD_OFF_S": "1800",
+        "HOME": str(tmp_path),
+    }
     script = script_of(the("CronJob/gpudoctor-taint"), "taint")
     with api_server(nodes, config):
         done = subprocess.run(
@@ -34,16 +40,17 @@ def test_a_node_with_the_condition_is_tainted_and_one_without_gets_its_own_taint
         node("well", "False"),
         node("bad", "True", "nvidia.com/gpu"),
         node("repaired", "False", "nvidia.com/gpu", OURS),
+        node("passed-once", "False", OURS, since="2999-01-01T00:00:00Z"),
         node("silent", "Unknown", OURS),
         node("not-watched", None),
-        *(node(f"n{i}", "False") for i in range(3)),
+        *(node(f"n{i}", "False") for i in range(7)),
     ]
 
     left, said = _round(tmp_path, nodes)
 
     assert sorted(left["bad"]) == [OURS, "nvidia.com/gpu"]
     assert left["repaired"] == ["nvidia.com/gpu"]
-    assert left["silent"] == [OURS]
+    assert left["silent"] == left["passed-once"] == [OURS]
     assert not any(left[name] for name in ("well", "not-watched", "n0", "n1", "n2"))
     assert "is not tainted" not in said
 

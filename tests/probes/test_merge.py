@@ -5,11 +5,12 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from gpudoctor.checks.core.registry import registry
 from gpudoctor.facts.model.measurements import BucketStep, Device
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.probes.runner.merge import merged_training
 from gpudoctor.probes.runner.messages import StepBlock, TrainSample
-from gpudoctor.probes.train.probe import precise_enough
+from gpudoctor.probes.train.probe import JUDGED_RATIO, all_even
 
 _MS = 1_000_000
 _DEVICES: tuple[Device, ...] = ("cpu", "cuda")
@@ -118,10 +119,25 @@ def test_a_step_with_a_bucket_size_is_over_when_the_slowest_rank_is_through() ->
     assert training.buckets == (BucketStep(1, 4.0), BucketStep(25, 9.0))
 
 
-def test_ranks_are_compared_until_the_ratio_is_known_well_enough() -> None:
+def test_ranks_are_compared_until_none_can_be_slow() -> None:
     steady = [4.0, 4.02, 3.98, 4.01, 3.99, 4.0]
     wild = [4.0, 6.0, 3.0, 5.0, 2.5, 7.0]
-    assert precise_enough([steady, steady])
-    assert precise_enough([wild, wild])  # what all share is no difference
-    assert not precise_enough([steady, wild])
-    assert precise_enough([wild])
+    assert all_even([steady, steady], 36)
+    assert all_even([wild, wild], 36)  # what all share is no difference
+    assert all_even([wild], 36)
+    assert not all_even([steady, wild], 36)
+    # a slow rank is compared to the end: a disturbance would look the same
+    assert not all_even([[1.25 * each for each in steady], steady], 36)
+    assert not all_even([steady, [1.10 * each for each in steady]], 36)
+
+
+def test_a_look_at_few_cycles_needs_a_clearer_figure_than_the_last_one() -> None:
+    spread = [4.0, 4.3, 3.7, 4.15, 3.85, 4.2, 3.8]
+    others = [4.0] * len(spread)
+    assert all_even([spread, others], len(spread))
+    assert not all_even([spread, others], 36)
+
+
+def test_the_probe_samples_for_the_verdict_that_the_check_gives() -> None:
+    [balance] = [check for check in registry() if check.id == "train.balance"]
+    assert balance.limits["warn_ratio"].value == JUDGED_RATIO

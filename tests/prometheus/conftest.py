@@ -11,6 +11,7 @@ from typing import NamedTuple
 import pytest
 
 from gpudoctor.slurm import hooks
+from gpudoctor.slurm.quick_check import HookVerdict
 from gpudoctor.slurm.settings import HookSettings
 from tests.agent.running import DEADLINE_S, FAULTY, Agent, agent, environ, wait_for
 from tests.needs import fixture_needs
@@ -66,7 +67,10 @@ def site(faulty: Agent, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Si
     (folder / "rules.yml").write_text(rules.replace("for: 15m", "for: 0s").replace("interval: 5m", "interval: 1s"))
     with running_node_exporter(textfiles, folder / "node_exporter.log") as port:
         written = write_metrics(textfiles / "gpudoctor.prom", "--node", "rtx4090-4", "--fault", "pcie-width-x4@2")
-        assert hooks.write_metrics(HookSettings(textfile=textfiles), "health", "pass", withheld=False) is None
+        settings, passed = HookSettings(textfile=textfiles), HookVerdict("pass", "")
+        assert hooks.write_metrics(settings, "health", passed, None, out_of_service=False) is None
+        failed = HookVerdict("fail", "", check="gpu.xid")
+        assert hooks.write_metrics(settings, "epilog", failed, "cap", out_of_service=False) is None
         config = {
             "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
             "rule_files": [str(folder / "rules.yml")],

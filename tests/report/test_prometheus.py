@@ -14,7 +14,7 @@ from gpudoctor.checks.core.finding import Found
 from gpudoctor.facts.simulated.load import apply_faults, load_node, node_names
 from gpudoctor.report.judge import judge
 from gpudoctor.report.model import Report
-from gpudoctor.report.prometheus import families, metric_unit, render_prometheus, statuses, wants_old_series
+from gpudoctor.report.prometheus import families, metric_unit, render_prometheus, statuses
 from tests.golden_files import ACCEPT
 from tests.needs import needs
 
@@ -135,7 +135,7 @@ def test_the_names_keep_to_prometheus_own_rules() -> None:
     names = {f"gpudoctor_check_value_{metric_unit(unit).suffix}" for unit in units}
     names |= {line.split()[0] for line in NAMES.read_text().splitlines()}
     for text in (
-        render_prometheus(BROKEN, old_series=True),
+        render_prometheus(BROKEN),
         "".join(f"# HELP {name} Some text.\n# TYPE {name} gauge\n{name} 1\n" for name in sorted(names)),
     ):
         done = subprocess.run(
@@ -147,24 +147,6 @@ def test_the_names_keep_to_prometheus_own_rules() -> None:
 @pytest.mark.parametrize("unit", ["total", "count", "errors info", "request bucket", "sum", "created"])
 def test_no_unit_makes_a_gauge_look_like_a_counter_or_a_histogram(unit: str) -> None:
     assert re.fullmatch(r"[a-z_]+_unit", metric_unit(unit).suffix)
-
-
-def test_the_old_series_come_back_by_the_switch_beside_the_new_ones() -> None:
-    new, old = series(render_prometheus(BROKEN)), series(render_prometheus(BROKEN, old_series=True))
-    states = list(statuses(BROKEN))
-    assert len(old["gpudoctor_check_status"]) == 5 * len(states)
-    assert sum(value for _, value in old["gpudoctor_check_status"]) == len(states)
-    units = {labels["unit"]: value for labels, value in old["gpudoctor_check_value"] if labels["gpu"] == "2"}
-    assert (units["lanes"], "C" in units) == (4, True)
-    assert {"gpudoctor_check_value", "gpudoctor_check_threshold"} == set(old) - set(new)
-    assert {name: old[name] for name in new if name != "gpudoctor_check_status"} == {
-        name: samples for name, samples in new.items() if name != "gpudoctor_check_status"
-    }
-
-
-@pytest.mark.parametrize(("value", "wanted"), [(None, False), ("", False), ("0", False), ("1", True)])
-def test_the_switch_is_off_unless_it_is_set(value: str | None, wanted: bool) -> None:
-    assert wants_old_series({} if value is None else {"GPUDOCTOR_OLD_METRICS": value}) is wanted
 
 
 def test_every_metric_that_was_ever_promised_is_there_with_its_labels() -> None:

@@ -16,6 +16,9 @@ _JOB_HOOKS: tuple[Hook, ...] = ("prolog", "epilog")
 _REASON = "gpudoctor: SIMULATED FAIL gpu.xid GPU 3 (0000:4b:00.0): Xid 79: GPU has fallen off the bus"
 _DRAIN = f"update nodename=n1 state=drain reason={_REASON}"
 
+# no fault of hardware: it returns without a check under load
+_SOFT = "gpudoctor: SIMULATED FAIL gpu.settings GPU 3 (0000:4b:00.0): compute mode is prohibited: no CUDA pro"
+
 
 def test_a_failure_drains_a_node_in_service_the_prolog_refuses_the_job_and_the_epilog_does_not_fail(node: Node) -> None:
     go_on = [node.run(hook).go_on for hook in HOOKS]
@@ -81,8 +84,8 @@ def test_only_our_own_drain_is_taken_back_and_only_after_healthy_checks_in_a_row
             node.run("health")
     assert node.updates() == []
 
-    node.node("MIXED+DRAIN", _REASON)
-    for faults in ((), (), ("xid-79@3",), (), ()):  # the failure in between begins the count anew
+    node.node("MIXED+DRAIN", _SOFT)
+    for faults in ((), (), ("compute-mode-prohibited@3",), (), ()):  # the failure in between begins the count anew
         node.trial(*faults)
         node.run("health")
     assert node.updates() == []
@@ -90,7 +93,8 @@ def test_only_our_own_drain_is_taken_back_and_only_after_healthy_checks_in_a_row
 
     assert node.updates() == ["update nodename=n1 state=undrain"]
     assert (
-        "healthy 3 times in a row, back in service (was: gpudoctor: SIMULATED FAIL gpu.xid" in capsys.readouterr().err
+        "healthy 3 times in a row, back in service (was: gpudoctor: SIMULATED FAIL gpu.settings"
+        in capsys.readouterr().err
     )
 
 
@@ -134,7 +138,7 @@ def test_a_drain_that_came_during_a_health_check_is_not_taken_back_by_it(node: N
     node.trial()
     node.settings["GPUDOCTOR_UNDRAIN_AFTER"] = "1"
     for before in (("IDLE", ""), ("IDLE+DRAIN", "gpudoctor: SIMULATED FAIL gpu.ecc GPU 1")):
-        node.node("IDLE+DRAIN", _REASON)
+        node.node("IDLE+DRAIN", _SOFT)
         records = node.folder / "nodes"
         records.rename(node.folder / "later")
         node.node(*before)
@@ -144,6 +148,38 @@ def test_a_drain_that_came_during_a_health_check_is_not_taken_back_by_it(node: N
 
     node.run("health")
     assert node.updates() == ["update nodename=n1 state=undrain"]
+
+
+def test_a_node_returns_twice_a_day_and_then_waits_for_a_person(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+    node.trial()
+    node.settings["GPUDOCTOR_UNDRAIN_AFTER"] = "1"
+    node.node("IDLE+DRAIN", _SOFT)
+    for _ in range(3):
+        node.run("health")
+    assert node.updates() == ["update nodename=n1 state=undrain"] * 2
+    assert "still drained, returned 2 times in 24 h (GPUDOCTOR_UNDRAINS_A_DAY)" in capsys.readouterr().err
+
+    node.settings["GPUDOCTOR_UNDRAINS_A_DAY"] = "3"
+    node.run("health")
+    assert len(node.updates()) == 3
+
+
+def test_a_lesser_fault_does_not_take_the_place_of_one_that_needs_a_check_under_load(node: Node) -> None:
+    node.trial("compute-mode-prohibited@3")
+    node.node("IDLE+DRAIN", _REASON)
+    node.run("health")
+    assert node.updates() == []
+
+
+def test_never_is_a_number_of_healthy_checks_too(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+    node.trial()
+    node.settings["GPUDOCTOR_UNDRAIN_AFTER"] = "never"
+    node.node("IDLE+DRAIN", _SOFT)
+    for _ in range(4):
+        node.run("health")
+    assert node.updates() == []
+    assert "left drained, GPUDOCTOR_UNDRAIN_AFTER=never" in capsys.readouterr().err
+    assert 'out_of_service{hook="health",simulated="true"} 1' in node.state("gpudoctor_slurm_health.prom")
 
 
 def test_the_health_check_of_a_healthy_node_asks_slurm_once(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
@@ -194,8 +230,8 @@ def test_the_drain_names_the_failure_that_may_drain_and_not_the_worst_one(node: 
 def test_a_drain_ends_when_the_checks_that_drain_are_fine_again(node: Node) -> None:
     """Another failure is still there, which never drained: it must not keep the node drained forever."""
     node.trial("xid-79@3")
-    node.settings |= {"GPUDOCTOR_DRAIN_CHECKS": "pcie.link-width", "GPUDOCTOR_UNDRAIN_AFTER": "1"}
-    node.node("IDLE+DRAIN", "gpudoctor: SIMULATED FAIL pcie.link-width GPU 5")
+    node.settings |= {"GPUDOCTOR_DRAIN_CHECKS": "gpu.settings", "GPUDOCTOR_UNDRAIN_AFTER": "1"}
+    node.node("IDLE+DRAIN", "gpudoctor: SIMULATED FAIL gpu.settings GPU 5")
     node.run("health")
     assert node.updates() == ["update nodename=n1 state=undrain"]
 
@@ -205,12 +241,11 @@ _WRONG = {
     "GPUDOCTOR_ACTION=lgo": "GPUDOCTOR_ACTION=lgo: it must be drain or log",
     "GPUDOCTOR_DRAIN_CAP=25": "GPUDOCTOR_DRAIN_CAP=25: it must be a share of a partition, from 1% to 100%",
     "GPUDOCTOR_DRAIN_CAP=0%": "GPUDOCTOR_DRAIN_CAP=0%: it must be a share",
-    "GPUDOCTOR_UNDRAIN_AFTER=soon": "GPUDOCTOR_UNDRAIN_AFTER=soon: it must be a number of healthy checks",
+    "GPUDOCTOR_UNDRAIN_AFTER=soon": "GPUDOCTOR_UNDRAIN_AFTER=soon: it must be `never` or a number of healthy checks",
     "GPUDOCTOR_DRAIN_CHECKS=gpu.xyd": "GPUDOCTOR_DRAIN_CHECKS: no check is called gpu.xyd",
     "GPUDOCTOR_SKIP=gpu.xyd": "gpu.xyd",
     "GPUDOCTOR_TRIAL=no-such-node": "no-such-node",
     "GPUDOCTOR_TEXTFILE=here": "GPUDOCTOR_TEXTFILE=here: it must be a path that begins with /",
-    "GPUDOCTOR_DRAIN_ON_UNKNOWN=yes": "GPUDOCTOR_ON_ERROR=hold took its place",
 }
 
 
@@ -218,8 +253,9 @@ _WRONG = {
 def test_what_is_not_understood_is_no_verdict_and_seen_in_log_and_metric(
     node: Node, setting: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Nor does a typo in a file that all nodes read drain them, whatever else it asks for."""
     name, _, value = setting.partition("=")
-    go_on = [node.run(hook, **{name: value}).go_on for hook in HOOKS]
+    go_on = [node.run(hook, GPUDOCTOR_ON_ERROR="hold", **{name: value}).go_on for hook in HOOKS]
 
     assert (go_on, node.updates()) == ([True, True, True], [])
     said = capsys.readouterr().err
@@ -231,16 +267,18 @@ def test_what_is_not_understood_is_no_verdict_and_seen_in_log_and_metric(
 
 
 def test_without_a_verdict_hold_keeps_jobs_off_within_the_cap(node: Node) -> None:
-    node.settings |= {"GPUDOCTOR_ON_ERROR": "hold", "GPUDOCTOR_DRAIN_CAP": "25%", "GPUDOCTOR_ACITON": "x"}
+    node.settings |= {"GPUDOCTOR_ON_ERROR": "hold", "GPUDOCTOR_DRAIN_CAP": "25%"}
+    node.trial("storage-hang")
     node.nodes(("n1", "IDLE", ""), ("n2", "IDLE", ""))
     first = node.run("prolog")
     node.nodes(("n1", "IDLE", ""), ("n2", "IDLE+DRAIN", "gpudoctor: no verdict"))
     second = node.run("prolog")
 
     assert (first.go_on, second.go_on) == (False, True)
-    assert [update.partition("reason=")[2][:55] for update in node.updates()] == [
-        "gpudoctor: no verdict: /etc/default/gpudoctor: GPUDOCTO"
+    assert [update.partition("reason=")[2] for update in node.updates()] == [
+        "gpudoctor: no verdict: SIMULATED UNKNOWN storage.mount"
     ]
+    assert 'withheld_reason{hook="prolog",simulated="true",reason="cap"} 1' in node.state("gpudoctor_slurm_prolog.prom")
 
 
 def test_a_simulated_answer_without_a_trial_is_no_verdict(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:

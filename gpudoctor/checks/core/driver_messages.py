@@ -11,11 +11,12 @@ from gpudoctor.checks.core.case import Case
 from gpudoctor.checks.core.each_gpu import shown_by_driver
 from gpudoctor.checks.core.finding import Advice, Evidence, Finding, Status, fail, unknown, warn
 from gpudoctor.checks.core.subject import NODE, Subject, of_gpu
-from gpudoctor.checks.gpu.xid_codes import OWN_ADVICE, Bucket
 from gpudoctor.facts.model.driver import KernelEvent
 from gpudoctor.facts.model.missing import known
 from gpudoctor.facts.model.node import HostEvent, Node
 from gpudoctor.lazy_import import lazy_imports
+from gpudoctor.lazy_pattern import lazy_pattern
+from gpudoctor.statements.xids import OWN_ADVICE, Bucket
 
 with lazy_imports():
     from gpudoctor.facts.kernel_log import lines as kernel_lines
@@ -25,8 +26,8 @@ _BOARD = "the board, its power, its slot, or a state that only a reset ends"
 _OTHER_DRIVER = "the installed driver is not one for this GPU; the GPU may be sound"
 _RESET = "Drain the node and reset the GPU; if it does not start then, power-cycle the node (off for 30 s)."
 # what turns a GSP timeout or heartbeat message into a fault; healthy nodes log the other ones too
-_SICK = re.compile(r"reset_required|needs to be reset|needs? a reset|timeout|timed out|rate limiting", re.IGNORECASE)
-_CODES = re.compile(r"RmInitAdapter failed!? ?(\([0-9a-fA-Fx:]{1,40}\))")
+_SICK = lazy_pattern(r"reset_required|needs to be reset|needs? a reset|timeout|timed out|rate limiting", re.IGNORECASE)
+_CODES = lazy_pattern(r"RmInitAdapter failed!? ?(\([0-9a-fA-Fx:]{1,40}\))")
 
 
 class MessageMeaning(msgspec.Struct, frozen=True):

@@ -25,14 +25,15 @@ from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE
 from gpudoctor.checks.nvlink.link_state import model_of
 from gpudoctor.facts.model.missing import Missing, known
+from gpudoctor.lazy_pattern import lazy_pattern
 
 _SERVICE = "nvidia-fabricmanager"
 # HGX boards with this many GPUs connect them through switches; boards with four have direct links
 _SWITCHED_GPUS = 8
 # log lines on machines without work for it; source: Fabric Manager user guide
-_NOTHING_TO_DO = re.compile(r"NV_WARN_NOTHING_TO_DO|no NVSwitch|NVSwitch.{0,40}not (?:found|present|detected)", re.I)
+_NOTHING_TO_DO = lazy_pattern(r"NV_WARN_NOTHING_TO_DO|no NVSwitch|NVSwitch.{0,40}not (?:found|present|detected)", re.I)
 # "fabric manager NVIDIA GPU driver interface version 535.54.03 don't match with driver version 535.86.10", or its begin
-_OTHER_DRIVER = re.compile(
+_OTHER_DRIVER = lazy_pattern(
     r"interface version (\d[\d.]*)(?:.{0,40}match.{0,20}driver version (\d[\d.]*)| do(?:n|es))", re.I
 )
 

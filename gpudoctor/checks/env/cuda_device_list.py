@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 import msgspec
@@ -11,10 +10,11 @@ from msgspec.structs import replace
 from gpudoctor.facts.model.gpu import Gpu, MigInstance
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node
+from gpudoctor.lazy_pattern import lazy_pattern
 
 # what C's strtoul reads from the start of an entry, ignoring the rest
-_NUMBER = re.compile(r"[ \t\n\v\f\r]*([+-]?)([0-9]+)")
-_MIG_OF_GPU = re.compile(r"MIG-(GPU-[^/]+)/([0-9]+)/([0-9]+)")
+_NUMBER = lazy_pattern(r"[ \t\n\v\f\r]*([+-]?)([0-9]+)")
+_MIG_OF_GPU = lazy_pattern(r"MIG-(GPU-[^/]+)/([0-9]+)/([0-9]+)")
 _HIDES_ALL = ("", "NoDevFiles")
 
 

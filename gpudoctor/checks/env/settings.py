@@ -12,6 +12,7 @@ from gpudoctor.checks.core.finding import Advice, Evidence, Finding, Status, fai
 from gpudoctor.checks.core.subject import NODE
 from gpudoctor.facts.model.node import Environment, Variable
 from gpudoctor.facts.model.sagemaker import sagemaker_hosts
+from gpudoctor.lazy_pattern import lazy_pattern
 
 
 def unset(name: str) -> Advice:
@@ -70,7 +71,7 @@ def launcher_findings(case: Case) -> Iterator[Finding]:
 
 
 # loopback names and addresses: /etc/hosts and RFC 6890
-_LOOPBACK = re.compile(r"localhost(?:\.localdomain)?|127(?:\.\d{1,3}){1,3}|\[?::1\]?", re.IGNORECASE)
+_LOOPBACK = lazy_pattern(r"localhost(?:\.localdomain)?|127(?:\.\d{1,3}){1,3}|\[?::1\]?", re.IGNORECASE)
 # number of nodes of the step, then of the job: srun(1), output variables
 _NODES = ("SLURM_STEP_NUM_NODES", "SLURM_NNODES", "SLURM_JOB_NUM_NODES")
 # number of all processes, and of those on this node: torchrun's and Open MPI's

@@ -9,11 +9,12 @@ import msgspec
 
 from gpudoctor.checks.core.driver_messages import MessageMeaning, follows, meaning
 from gpudoctor.checks.core.each_gpu import untrusted
-from gpudoctor.checks.gpu.xid_codes import BUCKETS, LINK_CODES, Bucket, xid
 from gpudoctor.facts.model.driver import KernelEvent
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import known
 from gpudoctor.lazy_import import lazy_imports
+from gpudoctor.lazy_pattern import lazy_pattern
+from gpudoctor.statements.xids import BUCKETS, LINK_CODES, Bucket, xid
 
 with lazy_imports():  # compiling the patterns takes 10 ms (-X importtime), which a log without errors does not need
     from gpudoctor.facts.kernel_log import lines as kernel_lines
@@ -43,8 +44,8 @@ NVLINK5_UNITS = {144: "SAW", 145: "RLW", 146: "TLW", 147: "TREX", 148: "NVLPW_CT
 # a fatal NVLink 5 error ends a program's channels (Xid 45), a non-fatal one does not
 CHANNEL_REMOVED = 45
 
-_REGISTERS = re.compile(r"on link (\d{1,2}) ?\((0x[0-9a-f]{1,8}(?:, ?0x[0-9a-f]{1,8}){0,6})", re.IGNORECASE)
-_STATUS = re.compile(r"\bLink (-?\w{1,4}) \((0x[0-9a-f]{1,8})|\((0x[0-9a-f]{8})\b", re.IGNORECASE)
+_REGISTERS = lazy_pattern(r"on link (\d{1,2}) ?\((0x[0-9a-f]{1,8}(?:, ?0x[0-9a-f]{1,8}){0,6})", re.IGNORECASE)
+_STATUS = lazy_pattern(r"\bLink (-?\w{1,4}) \((0x[0-9a-f]{1,8})|\((0x[0-9a-f]{8})\b", re.IGNORECASE)
 
 
 def nvlink_detail(code: int, said: str) -> str | None:
@@ -83,11 +84,11 @@ def _registers(said: str) -> str | None:
 
 
 # "GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)"
-_RECOVERY = re.compile(
+_RECOVERY = lazy_pattern(
     r"GPU recovery action changed from 0x[0-9a-f]+ \([^)]*\) to 0x([0-9a-f]+) \(([^)]*)\)", re.IGNORECASE
 )
-_NON_FATAL = re.compile(r"\bnon-?fatal\b", re.IGNORECASE)
-_FATAL = re.compile(r"\bfatal\b", re.IGNORECASE)
+_NON_FATAL = lazy_pattern(r"\bnon-?fatal\b", re.IGNORECASE)
+_FATAL = lazy_pattern(r"\bfatal\b", re.IGNORECASE)
 
 
 class ClassifiedEvent(msgspec.Struct, frozen=True):

@@ -11,9 +11,10 @@ from gpudoctor.checks.core.subject import of_gpu
 from gpudoctor.facts.model.gpu import Gpu, PcieHop
 from gpudoctor.facts.model.links import link_gb_s
 from gpudoctor.facts.model.missing import Missing, known
+from gpudoctor.lazy_pattern import lazy_pattern
 
 # NVIDIA Grace superchips and GB10: the CPU uses NVLink-C2C to reach the GPU; PCIe is narrow or idle by design
-_C2C_NAME = re.compile(r"\b(GH200|GB200|GB300|GB10)\b", re.IGNORECASE)
+_C2C_NAME = lazy_pattern(r"\b(GH200|GB200|GB300|GB10)\b", re.IGNORECASE)
 
 
 def describe(generation: int | None, lanes: int) -> str:

@@ -15,8 +15,8 @@ from gpudoctor.checks.core.registry import Level, all_checks
 from gpudoctor.cluster.baseline.compare import RUNS_TO_JUDGE, Baseline, Comparison, compare, with_run
 from gpudoctor.cluster.fleet.files import Document, Listed, documents_of, stdin_documents
 from gpudoctor.cluster.fleet.records import BrokenError, ForeignError, Recorder, ReportRecord
-from gpudoctor.cluster.hostlist import is_host_name
 from gpudoctor.errors import UserError
+from gpudoctor.hostlist import is_host_name
 from gpudoctor.json_text import json_line
 from gpudoctor.output import printable
 from gpudoctor.progress import terminal_progress

@@ -28,6 +28,7 @@ from gpudoctor.cluster.check.report import (
 from gpudoctor.errors import UserError
 from gpudoctor.exit_codes import COULD_NOT
 from gpudoctor.facts.deadlines import COLLECTION
+from gpudoctor.hostlist import Hosts, hostlist
 from gpudoctor.load.measure import run_limit_s
 from gpudoctor.output import printable, say
 from gpudoctor.private_folder import make_private_folder, why_not_private
@@ -90,6 +91,8 @@ class Coordinator:
             words = launcher_words()
             said = f"; {self.launcher} says: {words}" if words else f" within {session.plan.join_limit_s:g} s"
             raise UserError(f"no node came{said}")
+        else:
+            self._refuse_unknown_hosts({*names, *(node.hostname for node in session.nodes)})
         run = ClusterRun(
             id=str(uuid.uuid4()),
             started_at=self._started,
@@ -110,6 +113,13 @@ class Coordinator:
         if interrupted is not None:
             report = msgspec.structs.replace(report, exit_code=interrupted.exit_code)
         return self._output.write(report)
+
+    def _refuse_unknown_hosts(self, names: set[str]) -> None:
+        """Raise UserError if a fault is for a host that has no part in this check: a drill would pass falsely."""
+        hosts = Hosts(names)
+        for host, fault in self.request.faults_of_hosts():
+            if host is not None and host not in hosts:
+                raise UserError(f"--fault {host}:{fault}: no node of this check is called {host}: {hostlist(names)}")
 
     def _plan(self, count: int | None, names: tuple[str, ...], floor_gb_s: float | None) -> ClusterRunPlan:
         request = self.request

@@ -33,8 +33,8 @@ from gpudoctor.cluster.check.messages import (
     new_secret,
     notice_silence,
 )
-from gpudoctor.cluster.hostlist import natural
 from gpudoctor.errors import UserError
+from gpudoctor.hostlist import natural
 from gpudoctor.output import printable
 
 _UNPROVED_MAX = 1024  # unauthenticated connections: more than a large job opens at once

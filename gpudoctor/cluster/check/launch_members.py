@@ -36,6 +36,8 @@ from gpudoctor.errors import UserError
 from gpudoctor.exit_codes import OK, UNKNOWN
 from gpudoctor.facts.system.environment import node_name
 from gpudoctor.facts.system.network import own_addresses
+from gpudoctor.hostlist import Hosts
+from gpudoctor.lazy_pattern import lazy_pattern
 from gpudoctor.output import say
 from gpudoctor.process.die_with_parent import dependent_gpudoctor, dependent_program, dependent_python
 from gpudoctor.process.own_program import own_gpudoctor
@@ -49,7 +51,7 @@ _LAUNCHER_END_S = 15.0
 _WORDS_BYTES = 1 << 14
 _WORDS_MAX = 300
 _LETTERS_MIN = 5
-_TROUBLE = re.compile(
+_TROUBLE = lazy_pattern(
     "error|not resolve|cannot|could not|unable|not found|refused|denied|invalid|no such", re.IGNORECASE
 )
 
@@ -123,10 +125,9 @@ def _coordinate(
 def _serve(request: ClusterCheckRequest, addresses: list[tuple[str, int]], token: str, index: int | None) -> int:
     hostname = node_name()
     words = request.check_words()
-    for fault in request.faults:  # one with the prefix `HOST:` is for that host only
-        host, colon, name = fault.rpartition(":")
-        if not colon or host in (hostname, hostname.partition(".")[0]):
-            words.append(f"--fault={name}")
+    for host, fault in request.faults_of_hosts():
+        if host is None or host in Hosts([hostname]):
+            words.append(f"--fault={fault}")
     member = Member(words, request.ranks or 1, hostname)
     try:
         member.serve(addresses, token, index, request.deadline_s or _JOIN_S)
@@ -225,12 +226,14 @@ def _ray_nodes(process: Child, words: IO[bytes]) -> tuple[str, ...]:
 
 
 def _last_words(words: IO[bytes], process: Child) -> str | None:
-    """The first line of the launcher's output that looks like an error, else the last line with words."""
+    """The launcher's output from the first line on that looks like an error, else from the first one with words."""
     words.seek(0)
     lines = words.read(_WORDS_BYTES).decode("utf-8", "replace").splitlines()
     # not boxes, rules of dashes, or source lines in a traceback
     said = [line.strip() for line in lines if sum(map(str.isalpha, line)) >= _LETTERS_MIN and line[:4] != "    "]
     if said:
-        return next(filter(_TROUBLE.search, said), said[-1])[:_WORDS_MAX]
+        # Open MPI wraps its sentences
+        first = next((number for number, line in enumerate(said) if _TROUBLE.search(line)), 0)
+        return " ".join(said[first:])[:_WORDS_MAX]
     code = process.poll()
     return None if code is None else f"it ended with code {code}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shlex
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
@@ -17,10 +16,11 @@ from gpudoctor.cluster.check.report import ClusterCheckRequest, Launcher
 from gpudoctor.errors import UserError
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.system.sysfs import run_command
+from gpudoctor.lazy_pattern import lazy_pattern
 from gpudoctor.probes.runner.launch_engine import number_of
 
 _ASK_LIMIT_S = 10.0
-_HET_GROUP = re.compile(r"--het-group[= ]([0-9]+)(?!\S)")
+_HET_GROUP = lazy_pattern(r"--het-group[= ]([0-9]+)(?!\S)")
 _TORCHRUN = (
     "export GPUDOCTOR_CLUSTER_TOKEN, the same on all nodes, and run torchrun --nnodes NODES --nproc-per-node gpu "
     "--rdzv-backend c10d --rdzv-endpoint HOST:29500 "

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import re
 from collections.abc import Iterator, Mapping, MutableMapping
 from typing import Literal
 
@@ -16,6 +15,7 @@ from gpudoctor.cluster.check.report import ClusterCheckRequest
 from gpudoctor.errors import UserError
 from gpudoctor.facts.model.sagemaker import sagemaker_hosts
 from gpudoctor.http.address import TOKEN_BYTES_MAX, checked_token, is_loopback, read_token
+from gpudoctor.lazy_pattern import lazy_pattern
 from gpudoctor.output import printable
 from gpudoctor.probes.runner.launch_engine import SLURM_SPECIAL_STEPS, number_of
 from gpudoctor.process.pipes import write_all
@@ -25,8 +25,8 @@ Engine = Literal["torchrun", "slurm", "mpi", "kubernetes", "environment", "sagem
 _PORTS = 8  # if another job uses one of them, the next is tried
 # below the kernel's ephemeral ports (from 32768), so that no outgoing connection uses one
 _FIRST_PORT, _PORT_SPAN = 20000, 12000
-_FIRST_HOSTS = re.compile(r"(?:[^,\[\]]|\[[0-9,-]+\])+")  # up to the first comma that is not in brackets
-_RANGES = re.compile(r"\[(\d+)[0-9,-]*\]")
+_FIRST_HOSTS = lazy_pattern(r"(?:[^,\[\]]|\[[0-9,-]+\])+")  # up to the first comma that is not in brackets
+_RANGES = lazy_pattern(r"\[(\d+)[0-9,-]*\]")
 
 
 class JobPlacement(msgspec.Struct, frozen=True):

@@ -14,6 +14,7 @@ from gpudoctor.checks.core.registry import Level
 from gpudoctor.checks.core.subject import Subject
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.system.network import Reach
+from gpudoctor.hostlist import is_host_name
 from gpudoctor.report.judge import FailOn
 from gpudoctor.report.model import Tool, Verdict
 
@@ -66,6 +67,11 @@ class ClusterCheckRequest(msgspec.Struct, frozen=True, kw_only=True):
         options = {"ranks": self.ranks, "deadline": self.deadline_s}
         words = [f"--{name}={value}" for name, value in options.items() if value is not None]
         return [*self.check_words(), *words, *(f"--fault={fault}" for fault in self.faults)]
+
+    def faults_of_hosts(self) -> list[tuple[str | None, str]]:
+        """Each fault with the host that it is for (`HOST:FAULT`), None if it is for all."""
+        parts = [(fault, *fault.partition(":")) for fault in self.faults]
+        return [(host, name) if colon and is_host_name(host) else (None, fault) for fault, host, colon, name in parts]
 
 
 class ClusterRunPlan(msgspec.Struct, frozen=True):

@@ -19,7 +19,7 @@ from gpudoctor.cluster.fleet.model import (
     Outlier,
     Trend,
 )
-from gpudoctor.cluster.hostlist import hostlist
+from gpudoctor.hostlist import hostlist
 from gpudoctor.report.html.elements import Child, append, banner, chip, element, page, section, table, tally
 
 # a browser must still open the page of ten thousand nodes; --json has all of them

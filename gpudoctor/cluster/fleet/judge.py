@@ -38,7 +38,7 @@ from gpudoctor.cluster.fleet.reading import Gathered
 from gpudoctor.cluster.fleet.records import NO_GPU, NodeFault
 from gpudoctor.cluster.fleet.shapes import Verdict
 from gpudoctor.cluster.fleet.spreads import by_kind, compare, trends
-from gpudoctor.cluster.hostlist import hostlist, is_host_name
+from gpudoctor.hostlist import Hosts, hostlist, is_host_name
 
 
 def fleet_of(
@@ -47,12 +47,14 @@ def fleet_of(
     now_s: float,
     older_sources: Sequence[str] = (),
     older: Gathered | None = None,
+    expected: Sequence[str] = (),
 ) -> Fleet:
     """Judge the reports, and add what changed since the older set if there is one.
 
-    `now_s` is this machine's time, to recognise reports from the future.
+    `now_s` is this machine's time, to recognise reports from the future. An `expected` host without a report is
+    unknown.
     """
-    fleet, nodes = _judged(sources, gathered, now_s)
+    fleet, nodes = _judged(sources, gathered, now_s, expected)
     if older is None:
         return fleet
     before, old_nodes = _judged(older_sources, older, now_s)
@@ -66,12 +68,14 @@ def could_not(sources: Sequence[str], message: str, code: int) -> Fleet:
     return Fleet("gpudoctor.fleet/1", __version__, "unknown", code, NodeCounts(0), reading, error=message)
 
 
-def _judged(sources: Sequence[str], gathered: Gathered, now_s: float) -> tuple[Fleet, list[FleetNode]]:
+def _judged(
+    sources: Sequence[str], gathered: Gathered, now_s: float, expected: Sequence[str] = ()
+) -> tuple[Fleet, list[FleetNode]]:
     nodes = nodes_of(gathered.records, now_s)
     figures, outliers, compare_notes = compare(nodes)
     by_node = by_node_name(outliers)
     jobs = jobs_by_node(gathered.jobs, now_s)
-    rows = tuple(_rows(nodes, by_node, jobs))
+    rows = tuple(_rows(nodes, by_node, jobs, expected))
     counts = _counts(rows, len(gathered.broken))
     drift = tuple(_drift(nodes))
     verdict = _verdict(counts, bool(drift), gathered.interrupted is not None)
@@ -95,6 +99,7 @@ def _judged(sources: Sequence[str], gathered: Gathered, now_s: float) -> tuple[F
         jobs=jobs,
         notes=(
             *_notes(nodes, rows, simulated),
+            *_not_expected(nodes, expected),
             *clock_notes(nodes, now_s),
             *compare_notes,
             *job_notes(gathered.jobs, jobs),
@@ -104,15 +109,28 @@ def _judged(sources: Sequence[str], gathered: Gathered, now_s: float) -> tuple[F
 
 
 def _rows(
-    nodes: Sequence[FleetNode], outliers: dict[str, list[Outlier]], jobs: Sequence[NodeJobs]
+    nodes: Sequence[FleetNode],
+    outliers: dict[str, list[Outlier]],
+    jobs: Sequence[NodeJobs],
+    expected: Sequence[str],
 ) -> Iterator[NodeRow]:
-    """A row for each node with a report, and for each without one that is blamed for failed jobs."""
+    """A row for each node with a report, and for each without one that is expected or blamed for failed jobs."""
     blamed = {row.node: row for row in jobs if row.status in ("warn", "fail")}
     for node in nodes:
         yield _with_jobs(_row(node, outliers.get(node.name, [])), blamed.pop(node.host, None))
+    silent = NodeRow("", "", "unknown", "UNKNOWN no report of this node was read", "", "", None, "", reports=0)
+    reported = Hosts((*(node.host for node in nodes), *blamed))
+    trial = bool(nodes) and all(node.newest.simulated for node in nodes)
+    for name in (host for host in expected if host not in reported):
+        yield msgspec.structs.replace(silent, name=name, host=name, simulated=trial)
     for name, found in blamed.items():
-        reason = "UNKNOWN no report of this node was read"
-        yield _with_jobs(NodeRow(name, name, "unknown", reason, "", "", None, found.places[-1], reports=0), found)
+        yield _with_jobs(msgspec.structs.replace(silent, name=name, host=name, place=found.places[-1]), found)
+
+
+def _not_expected(nodes: Sequence[FleetNode], expected: Sequence[str]) -> Iterator[str]:
+    hosts = Hosts(expected)
+    if expected and (others := [node.host for node in nodes if node.host not in hosts]):
+        yield f"not expected, and judged like the others: {hostlist(others)}"
 
 
 def _with_jobs(row: NodeRow, jobs: NodeJobs | None) -> NodeRow:

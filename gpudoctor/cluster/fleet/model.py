@@ -11,7 +11,7 @@ from gpudoctor.cluster.fleet.nodes import NodeJobs
 from gpudoctor.cluster.fleet.reading import Refused
 from gpudoctor.cluster.fleet.records import NodeFault
 from gpudoctor.cluster.fleet.shapes import Verdict
-from gpudoctor.cluster.hostlist import is_host_name
+from gpudoctor.hostlist import Hosts, is_host_name
 
 MIN_NODES = 3
 
@@ -65,6 +65,7 @@ OUTLIER = "fleet.outlier"
 """The id under which a node counts that fails by comparison with the others only."""
 
 WORST_FIRST: tuple[Verdict, ...] = ("fail", "unknown", "warn", "pass")
+_FIT: tuple[Verdict, ...] = ("pass", "warn")
 
 
 class NodeRow(msgspec.Struct, frozen=True):
@@ -256,13 +257,26 @@ class Fleet(msgspec.Struct, frozen=True):
 
 def good_names(fleet: Fleet) -> list[str]:
     """Hosts that may run jobs: pass or warn under each of their names; no simulated ones among real ones."""
-    bad = {row.host for row in fleet.nodes if row.verdict not in ("pass", "warn") or not listed(fleet, row)}
+    bad = {row.host for row in fleet.nodes if row.verdict not in _FIT or not listed(fleet, row)}
     return list(dict.fromkeys(row.host for row in fleet.nodes if row.host not in bad))
 
 
 def bad_names(fleet: Fleet) -> list[str]:
     """Hosts with the verdict fail."""
     return list(dict.fromkeys(row.host for row in fleet.nodes if row.verdict == "fail" and listed(fleet, row)))
+
+
+def excluded_names(fleet: Fleet, expected: Iterable[str]) -> list[str]:
+    """Hosts that no job should get: those that fail or are unknown, and each expected one that is not known as good."""
+    unfit = [row.host for row in fleet.nodes if row.verdict not in _FIT and listed(fleet, row)]
+    good = Hosts(good_names(fleet))
+    return list(dict.fromkeys([*unfit, *(host for host in expected if host not in good)]))
+
+
+def unlisted_count(fleet: Fleet) -> int:
+    """How many nodes may be unfit and no list can name: a report that cannot be read, a name that is no host's."""
+    unfit = [row for row in fleet.nodes if row.verdict not in _FIT and not row.simulated]
+    return fleet.counts.unread + sum(not is_host_name(row.host) for row in unfit)
 
 
 def listed(fleet: Fleet, row: NodeRow) -> bool:

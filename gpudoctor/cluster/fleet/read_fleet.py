@@ -19,10 +19,14 @@ from gpudoctor.process.signals import InterruptedBySignal, hold_signals
 
 
 class ClusterReportRequest(msgspec.Struct, frozen=True):
-    """Which reports to read (`-` is stdin), and the older set to compare with. Raise UserError for `-` given twice."""
+    """Which reports to read (`-` is stdin), the older set to compare with, and the hosts that should have a report.
+
+    Raise UserError for `-` given twice.
+    """
 
     sources: tuple[str, ...]
     against: tuple[str, ...] = ()
+    expected: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if (*self.sources, *self.against).count("-") > 1:
@@ -43,10 +47,11 @@ def read_fleet(request: ClusterReportRequest, progress: FleetProgress) -> tuple[
     """
     reader = ReportReader()
     with without_collector():
-        gathered = _read(reader, request.sources, progress)
+        gathered = _read(reader, request.sources, progress, request.expected)
         older = _read(reader, request.against, progress) if request.against and gathered.interrupted is None else None
         signals = hold_signals()
-        fleet = fleet_of(texts_of(request.sources), gathered, time.time(), texts_of(request.against), older)
+        now_s, expected = time.time(), request.expected
+        fleet = fleet_of(texts_of(request.sources), gathered, now_s, texts_of(request.against), older, expected)
     signals += [read.interrupted for read in (gathered, older) if read is not None and read.interrupted is not None]
     if signals:
         fleet = msgspec.structs.replace(fleet, exit_code=InterruptedBySignal(signals[0]).exit_code)
@@ -58,8 +63,13 @@ def texts_of(paths: Sequence[str]) -> list[str]:
     return [as_text(path) for path in paths]
 
 
-def _read(reader: ReportReader, sources: Sequence[str], progress: FleetProgress) -> Gathered:
-    """Read the sources; after a signal, return what was read until then. Raise UserError if there is no report."""
+def _read(
+    reader: ReportReader, sources: Sequence[str], progress: FleetProgress, expected: Sequence[str] = ()
+) -> Gathered:
+    """Read the sources; after a signal, return what was read until then.
+
+    Raise UserError if there is no report: of expected hosts, that is what the report has to show.
+    """
     stdin = sys.stdin.buffer if sys.stdin else None
     gathered: Gathered | None = None
     try:
@@ -71,6 +81,8 @@ def _read(reader: ReportReader, sources: Sequence[str], progress: FleetProgress)
         gathered.interrupted = stop.number
     finally:
         progress.read(None)
+    if gathered is not None and expected:
+        return gathered
     if gathered is None or not (gathered.records or gathered.broken or gathered.jobs):
         raise UserError(_nothing(sources, gathered))
     if not (gathered.records or gathered.jobs):

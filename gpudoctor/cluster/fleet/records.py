@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import array
 import datetime
-import re
 from contextlib import suppress
 from typing import TypeVar
 
@@ -14,9 +13,10 @@ from gpudoctor.cluster.fleet.figures import Entry, figures
 from gpudoctor.cluster.fleet.files import Document, Listed, documents_of
 from gpudoctor.cluster.fleet.shapes import REPORT, ReportOf, SchemaOf, Verdict
 from gpudoctor.facts.redaction.shapes import REDACTED
+from gpudoctor.lazy_pattern import lazy_pattern
 
 # a lone surrogate, which the standard library writes for a name that is not UTF-8 and msgspec cannot read
-_HALF_PAIR = re.compile(
+_HALF_PAIR = lazy_pattern(
     rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F][0-9a-fA-F]{2})"
     rb"|(?<!\\u[dD][89abAB]..)\\u[dD][c-fC-F][0-9a-fA-F]{2}"
 )

@@ -23,7 +23,7 @@ from gpudoctor.cluster.fleet.model import (
     Outlier,
     Trend,
 )
-from gpudoctor.cluster.hostlist import hostlist
+from gpudoctor.hostlist import hostlist
 from gpudoctor.report.text import STYLES, TextRows, laid_out, plain, status_word
 
 # a large fleet may have hundreds of each; --json has all of them

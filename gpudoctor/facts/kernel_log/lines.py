@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from typing import Literal
@@ -29,6 +28,7 @@ from gpudoctor.facts.kernel_log.messages import (
 from gpudoctor.facts.kernel_log.records import LogRecord, kmsg_records, read_line, text_records
 from gpudoctor.facts.model.driver import DRIVER_VERSION, ApiMismatch, HostEvent, HostEventKind, KernelEvent, KernelLog
 from gpudoctor.facts.model.missing import Missing
+from gpudoctor.lazy_pattern import lazy_pattern
 
 MAX_EVENTS = 10_000
 # A flood of one message must not push out the one that matters: this many are kept of each kind, code and device
@@ -180,7 +180,7 @@ def _event_of(record: LogRecord) -> KernelEvent | Literal["quoted"] | None:
     return KernelEvent("unclear", record.line, time_s=record.time_s) if unclear else "quoted"
 
 
-_HARDWARE_ERROR = re.compile(r"(?:mce: |\{\d{1,9}\})?\[Hardware Error\]: *\S")
+_HARDWARE_ERROR = lazy_pattern(r"(?:mce: |\{\d{1,9}\})?\[Hardware Error\]: *\S")
 _HARMLESS = "event severity: info"  # acpi/apei/ghes.c
 _Subject = tuple[HostEventKind, str | None, str | None]
 
@@ -235,12 +235,12 @@ class HostEvents:
         return (*most.values(), *unread)
 
 
-_MISMATCH = re.compile(
+_MISMATCH = lazy_pattern(
     rf"has the version ({DRIVER_VERSION}),? but this kernel module has the version ({DRIVER_VERSION})"
 )
 _MISMATCH_LINES = 4
 _CUT_OFF = Missing("the driver's message is cut off in the log", "failed")
-_ONE_VERSION = re.compile(rf"(kernel module )?has(?: the)? version ({DRIVER_VERSION})(?:,|\s|$)")
+_ONE_VERSION = lazy_pattern(rf"(kernel module )?has(?: the)? version ({DRIVER_VERSION})(?:,|\s|$)")
 
 
 def _of_first_line(message: str) -> ApiMismatch | None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -15,6 +15,7 @@ from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import KernelEvent, KernelLog
 from gpudoctor.facts.system.sysfs import missing_from, run_command
 from gpudoctor.lazy_import import lazy_imports
+from gpudoctor.lazy_pattern import lazy_pattern
 
 with lazy_imports():
     from gpudoctor.process import ending
@@ -27,7 +28,7 @@ _JOURNAL_LINES = 100_000  # the newest ones: if something floods the log, the jo
 _JOURNAL_BYTES = 16 << 20
 # -k selects _TRANSPORT=kernel; without -a, a message with an unprintable byte is printed as "[123B blob data]"
 _JOURNAL = ("journalctl", "-k", "-b", "-a", "-o", "short-monotonic", "--no-pager", "-q", "-n", str(_JOURNAL_LINES))
-_JOURNAL_LINE = re.compile(r"\[ *(\d+\.\d+)\] \S+ kernel: ")
+_JOURNAL_LINE = lazy_pattern(r"\[ *(\d+\.\d+)\] \S+ kernel: ")
 _JOURNAL_NAME = " ".join(_JOURNAL[:3])
 # The kernel's first messages have the time 0; NVIDIA's driver is never loaded within the first second
 _FROM_BOOT_S = 1.0
@@ -194,11 +195,15 @@ class KernelTail:
 
     def __init__(self, root: Path = Path("/")) -> None:
         self._device: int | None = None
-        try:
+        self._has_end = False
+        with suppress(OSError):
             self._device = os.open(root / "dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
             os.lseek(self._device, 0, os.SEEK_END)
-        except OSError:
-            self.close()
+
+    @property
+    def descriptor(self) -> int | None:
+        """Readable when there are new lines; None if it cannot be waited for."""
+        return None if self._has_end else self._device
 
     def read(self) -> tuple[KernelEvent, ...]:
         """The events since the last call; never waits."""
@@ -217,7 +222,8 @@ class KernelTail:
             except OSError:
                 self.close()
                 break
-            if not part:
+            if not part:  # not /dev/kmsg, which has no end: poll would call it readable forever
+                self._has_end = True
                 break
             parts.append(part)
         return (*gap, *kmsg_events(b"".join(parts).decode("utf-8", "replace"))[-_MOST_EVENTS:])

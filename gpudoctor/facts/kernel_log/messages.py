@@ -14,6 +14,7 @@ import msgspec
 from gpudoctor.facts.kernel_log.message_tables import driver_message
 from gpudoctor.facts.model.driver import KernelEvent, KernelEventKind, PcieLimit
 from gpudoctor.facts.model.node import short_bus_id
+from gpudoctor.lazy_pattern import lazy_pattern
 
 # Every line of interest contains one of these; this check discards most lines
 WORDS = (
@@ -21,41 +22,41 @@ WORDS = (
     *("[IO_PAGE_FAULT ", "DMAR: [DMA ", "DMAR:[DMA "),
     *("nvidia: probe of ", "probe with driver nvidia"),
 )
-MARK = re.compile("|".join(map(re.escape, WORDS)))
+MARK = lazy_pattern("|".join(map(re.escape, WORDS)))
 # Must not be lost, wherever it is in a line
-HARD_WORDS = re.compile(r"NVRM: Xid \(|^NVRM: Xid|SXid \(|NVRM: .{0,200}fallen off the bus")
+HARD_WORDS = lazy_pattern(r"NVRM: Xid \(|^NVRM: Xid|SXid \(|NVRM: .{0,200}fallen off the bus")
 LOADING = "NVRM: loading NVIDIA UNIX"
 API_MISMATCH = "NVRM: API mismatch: "
 # a line end inside a message: as it is, as the kernel and journald write it, as rsyslog does
-_NEXT_LINE = re.compile(r" *(?:\n|\\x0a|#012) *(?:NVRM: +)?")
+_NEXT_LINE = lazy_pattern(r" *(?:\n|\\x0a|#012) *(?:NVRM: +)?")
 # The driver's two or three lines at boot; the first contains the GPU, and one of the next the fault
-INSTALLED_FAULT = re.compile(
+INSTALLED_FAULT = lazy_pattern(
     "fallen off the bus and is not responding|not supported by|requires use of the NVIDIA open"
 )
 
 _BYTE = r"(?:\\x[0-9a-f]{2}|.)"  # an unprintable byte is four characters in /dev/kmsg
 _BUS_ID = r"(?:[0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-7])?"
 _FUNCTION = r"[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7]"
-_FULL_BUS_ID = re.compile(
+_FULL_BUS_ID = lazy_pattern(
     r"(?<![0-9a-fA-F])[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-7])?(?!\.?[0-9a-fA-F])"
 )
-_INSTALLED_GPU = re.compile(rf"NVRM: The NVIDIA GPU ({_BUS_ID})")
+_INSTALLED_GPU = lazy_pattern(rf"NVRM: The NVIDIA GPU ({_BUS_ID})")
 # NVRM: Xid (PCI:0000:05:00): 79, ...    NVRM: Xid (PCI:0000:05:00 GPU-I:03): 13, ...    NVRM: Xid (0000:03:00): 31, ...
 # People hide the bus id before they paste: PCI:xxxx:xx:00, PCI:0000:**:00, <redacted>. It must be longer than the rest
 # of a process name's 15 bytes: a process named "NVRM: Xid (): 7" is not an Xid
 _HIDDEN = r"[<\[]?[0-9A-Za-z:.*?#_-]{4,24}[>\]]?"
-_XID = re.compile(rf"NVRM: Xid \((?:PCI:)?(?:({_BUS_ID})[^)]*|{_HIDDEN})\): (\d{{1,6}})\b(?:, )?")
-_PROCESS = re.compile(r"pid=[^,]{0,20}(?:, |$)")
+_XID = lazy_pattern(rf"NVRM: Xid \((?:PCI:)?(?:({_BUS_ID})[^)]*|{_HIDDEN})\): (\d{{1,6}})\b(?:, )?")
+_PROCESS = lazy_pattern(r"pid=[^,]{0,20}(?:, |$)")
 # a name may contain commas: it ends at the last comma within its 15 bytes
-_NAME = re.compile(rf"name=(?:{_BYTE}{{0,15}}, |[^,]*(?:, |$))")
+_NAME = lazy_pattern(rf"name=(?:{_BYTE}{{0,15}}, |[^,]*(?:, |$))")
 # nvidia-nvswitch3: SXid (PCI:0000:05:00.0): 12028, Non-fatal, Link 32 ...; followed by lines with severity and data
-_SXID = re.compile(rf"nvidia-nvswitch\d{{0,3}}: SXid \(PCI:({_BUS_ID})\): (\d{{1,6}})\b(?:, (\w[\w-]*))?")
+_SXID = lazy_pattern(rf"nvidia-nvswitch\d{{0,3}}: SXid \(PCI:({_BUS_ID})\): (\d{{1,6}})\b(?:, (\w[\w-]*))?")
 _SXID_DETAIL = ("severity", "data")
-_CODED = re.compile(r"NVRM: Xid|nvidia-nvswitch\d{0,3}: SXid")
+_CODED = lazy_pattern(r"NVRM: Xid|nvidia-nvswitch\d{0,3}: SXid")
 # nvidia: probe of 0000:b3:00.0 failed with error -1; nvidia 0000:b3:00.0: probe with driver nvidia failed with error -1
-_PROBE = re.compile(rf"nvidia(?:: probe of ({_FUNCTION})| ({_FUNCTION}): probe with driver nvidia) failed with error")
-_PREVIOUS = re.compile(r"caused by previous Xid (\d{1,6})\b")
-_AER = re.compile(
+_PROBE = lazy_pattern(rf"nvidia(?:: probe of ({_FUNCTION})| ({_FUNCTION}): probe with driver nvidia) failed with error")
+_PREVIOUS = lazy_pattern(r"caused by previous Xid (\d{1,6})\b")
+_AER = lazy_pattern(
     rf"[\w.-]{{1,32}} ({_FUNCTION}): (?:AER: [^:]{{0,60}}error (?:message )?received(?:(?: from|:) ({_BUS_ID}))?"
     r"|PCIe Bus Error: severity=|AER: device recovery failed|DPC: containment event)"
     # of the kernel, about a device whose driver has no handler for errors
@@ -64,24 +65,24 @@ _AER = re.compile(
 # drivers/iommu/amd/iommu.c: nvidia 0000:07:00.0: AMD-Vi: Event logged [IO_PAGE_FAULT domain=..., or without a driver
 # AMD-Vi: Event logged [IO_PAGE_FAULT device=07:00.0 ...; drivers/iommu/intel/dmar.c: DMAR: [DMA Write NO_PASID] Request
 # device [0000:07:00.0] fault addr ..., most often without the domain
-_IOMMU_FAULT = re.compile(
+_IOMMU_FAULT = lazy_pattern(
     rf"(?:[\w.-]{{1,32}} ({_FUNCTION}): )?AMD-Vi: Event logged \[IO_PAGE_FAULT (?:device=({_BUS_ID}))?"
     rf"|(?:dmar: )?DMAR: ?\[DMA [\w ]{{1,24}}\] Request device \[({_BUS_ID})\].{{0,24}} fault addr "
 )
-_BANDWIDTH = re.compile(
+_BANDWIDTH = lazy_pattern(
     rf"[\w.-]{{1,32}} ({_FUNCTION}): (\d{{1,6}}(?:\.\d{{1,4}})?) Gb/s available PCIe bandwidth, limited by"
     rf"(?: (\d{{1,3}}(?:\.\d)?) GT/s (?:PCIe )?x(\d{{1,2}}) link at ({_FUNCTION})"
     r" \(capable of (\d{1,6}(?:\.\d{1,4})?) Gb/s)?"
 )
 # NAME[77]: segfault at ..., NAME (77): drop_caches: 3, NAME/77: potentially unexpected fatal signal 11, NAME invoked
 # oom-killer
-_NAME_FIRST = re.compile(
+_NAME_FIRST = lazy_pattern(
     rf"{_BYTE}{{1,15}}(?:\[\d{{1,10}}\]| ?\(\d{{1,10}}\)|/\d{{1,10}}:"
     r"|: page allocation failure| invoked oom-killer| uses )"
 )
 # Messages that contain a user's text further on: names of programs, files, cgroups, labels, devices, and the version
 # that a program passed to the driver by ioctl
-_HOLDS_A_NAME = re.compile(
+_HOLDS_A_NAME = lazy_pattern(
     rf"{API_MISMATCH}|traps: |audit: |audit\(|oom-kill:|oom_reaper: |Out of memory: |Memory cgroup |Killed process "
     r"|Tasks? in |\[ *\d{1,10}\] +\d|INFO: task |INFO: rcu_|task:|watchdog: |CPU: \d|process '|warning: |program "
     r"|ptrace attach |usb \d|input: |hid-|scsi |sd |overlayfs: |EXT[234]-fs |XFS |BTRFS|FAT-fs |NFS: |nfs: |CIFS: "

@@ -14,6 +14,8 @@ from typing import Literal
 
 import msgspec
 
+from gpudoctor.lazy_pattern import lazy_pattern
+
 # "kernel": the line or its source shows that the kernel wrote it. "other": it has another facility. "program":
 # syslog's tag is that of a program. "text": unknown; anyone who may write to syslog could have written it.
 Origin = Literal["kernel", "other", "program", "text"]
@@ -38,27 +40,27 @@ _PLAIN = (
     r"(?:[^\W\d_]{3,5}\.?|\d{1,2}月) [ \d]?\d \d\d:\d\d:\d\d",  # a month in another language
     r"\d{1,10}\.\d{6}",  # journalctl -o short-unix; dmesg's stamp without its brackets
 )
-_STAMP = re.compile(rf"(?:{'|'.join(_BRACKETED)}) ?|(?P<plain>{'|'.join(_PLAIN)}) ")
-_SECOND_STAMP = re.compile(rf"{_MONOTONIC} ?")  # the kernel's timestamp after syslog's tag
-_CALLER = re.compile(r"\[ *[TC]\d{1,10}\] ?")  # CONFIG_PRINTK_CALLER
-_KMSG = re.compile(r"(\d{1,5}),(\d{1,19}),(\d{1,19}),[^;]{0,80};")
-_PRIORITY = re.compile(r"<(\d{1,3})>(?:1 (?=\d{4}-))?")  # dmesg -r; the 1 is RFC 5424's version
-_DECODED = re.compile(
+_STAMP = lazy_pattern(rf"(?:{'|'.join(_BRACKETED)}) ?|(?P<plain>{'|'.join(_PLAIN)}) ")
+_SECOND_STAMP = lazy_pattern(rf"{_MONOTONIC} ?")  # the kernel's timestamp after syslog's tag
+_CALLER = lazy_pattern(r"\[ *[TC]\d{1,10}\] ?")  # CONFIG_PRINTK_CALLER
+_KMSG = lazy_pattern(r"(\d{1,5}),(\d{1,19}),(\d{1,19}),[^;]{0,80};")
+_PRIORITY = lazy_pattern(r"<(\d{1,3})>(?:1 (?=\d{4}-))?")  # dmesg -r; the 1 is RFC 5424's version
+_DECODED = lazy_pattern(
     r"(kern|user|mail|daemon|auth|syslog|lpr|news|uucp|cron|authpriv|ftp|res\d|local\d) *: *"
     r"(?:emerg|alert|crit|err|warn|notice|info|debug) *: "
 )
 _HOST = r"[^\s:;,'\"\[\]{}()]{1,253}"
 _STRUCTURED = r"\[[\w@.-]{1,64}(?: [\w@.-]{1,64}=\"[^\"\]\\]{0,200}\"){0,20}\]"
-_KERNEL_TAG = re.compile(
+_KERNEL_TAG = lazy_pattern(
     rf"(?:{_HOST} )? ?(?:kern\.\w{{3,7}} )?(?:(?:imklog|rsyslogd?|syslogd|syslog-ng)\[\d{{1,10}}\]: )?"
     # RFC 5424 after the host: program, process, message id, structured data (syslog-ng adds some)
     # vmunix: the kernel's tag in old syslog daemons
     r"(?:(?:kernel|vmunix)(?:\[\d{1,10}\])?:(?: |(?=\[))"
     rf"|kernel (?:-|\d{{1,10}}) (?:-|[!-~]{{1,32}}) (?:-|(?:{_STRUCTURED}){{1,5}}) )"
 )
-_PROGRAM_TAG = re.compile(rf"{_HOST} [\w./@-]{{1,64}}(?P<pid>\[\d{{1,10}}\])?: ")
+_PROGRAM_TAG = lazy_pattern(rf"{_HOST} [\w./@-]{{1,64}}(?P<pid>\[\d{{1,10}}\])?: ")
 _STAMP_BEGIN = rf"\[ *\+?\d{{1,10}}\.\d|\[[A-Z][a-z]{{2}} ?\w|{_ISO} |[A-Z][a-z]{{2}} [ \d]?\d \d\d:"
-_WRAPPINGS = re.compile(
+_WRAPPINGS = lazy_pattern(
     r"\d{1,9}[:\t] ?"  # grep -n, cat -n
     rf"|\d{{1,9}} {{2}}(?={_STAMP_BEGIN}|<\d|(?:kernel: )?NVRM: )"  # cat -n, copied from a terminal
     # grep in several files
@@ -73,7 +75,7 @@ _WRAPPINGS = re.compile(
     rf"|[\w.-]{{1,64}}: (?={_STAMP_BEGIN}|kern *: *\w)"  # clush, pdsh, talosctl
 )
 _MOST_WRAPPINGS = 3
-_COLOURS = re.compile(r"\x1b\[[0-9;]{0,20}[mK]")  # dmesg --color=always
+_COLOURS = lazy_pattern(r"\x1b\[[0-9;]{0,20}[mK]")  # dmesg --color=always
 _BYTES = '"MESSAGE":['  # journalctl -o json, for a message with unprintable bytes
 
 

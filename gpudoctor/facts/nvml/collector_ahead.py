@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading  # noqa: F401
 from contextlib import ExitStack, suppress
 from fcntl import fcntl
 from pathlib import Path
@@ -15,7 +16,10 @@ from time import monotonic
 
 import msgspec
 
+from gpudoctor.facts.nvml import codes, kernel_module  # noqa: F401 - this one and the next: both processes need them
 from gpudoctor.facts.nvml.channel import SIZE_BYTES, SharedCallTrace
+from gpudoctor.facts.system import pci  # noqa: F401
+from gpudoctor.process import die_with_parent  # noqa: F401
 from gpudoctor.process.ending import kill_all
 from gpudoctor.process.forked import ForkedProcess
 from gpudoctor.process.pipes import anonymous_file, write_all

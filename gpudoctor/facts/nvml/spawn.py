@@ -21,10 +21,14 @@ from msgspec.structs import replace
 from gpudoctor.facts.deadlines import START_CALLS
 from gpudoctor.facts.model.node import Unanswered
 from gpudoctor.facts.nvml.channel import SIZE_BYTES, InFlight, SharedCallTrace
+from gpudoctor.lazy_import import lazy_imports
 from gpudoctor.process.die_with_parent import dependent_python
 from gpudoctor.process.ending import RunningProcess, signal_name
 from gpudoctor.process.pipes import anonymous_file, tail
-from gpudoctor.process.spawn import Child
+
+with lazy_imports():
+    # a collector that was forked ahead needs no program
+    from gpudoctor.process import spawn as programs
 
 _MOST_LOOKS = 2000
 _SHORTEST_S = 0.02  # a look costs reading one file per thread
@@ -123,7 +127,7 @@ class DriverProcess:
             command = dependent_python(f"gpudoctor.facts.{module}", "main", argument)
             trace = SharedCallTrace(memory)
             kept.callback(trace.close)
-            process = Child(command, stderr=errors, pass_fds=(*pass_fds, memory))
+            process = programs.Child(command, stderr=errors, pass_fds=(*pass_fds, memory))
             kept.pop_all()
         return cls(name, process, trace, errors, started_s)
 

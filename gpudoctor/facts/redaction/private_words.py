@@ -12,52 +12,54 @@ from gpudoctor.facts.model.gpu import system_program
 from gpudoctor.facts.model.missing import known
 from gpudoctor.facts.model.node import Node, Variable
 from gpudoctor.facts.redaction.shapes import REDACTED, is_public, shapes_taken_out
+from gpudoctor.lazy_pattern import lazy_pattern
 
-_USER = re.compile(r"/(?:home|Users)/([^/\s:;,'\"]+)")
-_CARD = re.compile(r"\b((?:en|wl|ww|ib)x)([0-9a-f]{12})\b")
-_BETWEEN_NAMES = re.compile(r"[\s\[\]<>|{}\"',;=]+")
-_LIKE_A_NAME = re.compile(r"[A-Za-z].*\d|\d.*[A-Za-z]|[A-Za-z0-9][.-][A-Za-z]")
-_PLACE_IN_FILE = re.compile(r":(?:\d{1,9}:?)?$")
+_USER = lazy_pattern(r"/(?:home|Users)/([^/\s:;,'\"]+)")
+_CARD = lazy_pattern(r"\b((?:en|wl|ww|ib)x)([0-9a-f]{12})\b")
+_BETWEEN_NAMES = lazy_pattern(r"[\s\[\]<>|{}\"',;=]+")
+_LIKE_A_NAME = lazy_pattern(r"[A-Za-z].*\d|\d.*[A-Za-z]|[A-Za-z0-9][.-][A-Za-z]")
+_PLACE_IN_FILE = lazy_pattern(r":(?:\d{1,9}:?)?$")
 # log words that identify nobody: times, time zones, callers, facilities, logging programs
-_OF_LOGS = re.compile(
+_OF_LOGS = lazy_pattern(
     r"[\d:.,TZ+-]*|(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)|(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)\d{0,2}|[A-Z]{3,5}"
     r"|[TC]\d+|-|stdout|stderr|[FP]|kernel|kern|(?:kern\.)?(?:emerg|alert|crit|err|warn|notice|info|debug)|syslog(?:-ng|d)?"
     r"|imklog|rsyslogd?|meta|sequenceId|(?:kern|dmesg|syslog|messages)[.-]?(?:log|txt|out)?"
 )
 # the host name that syslog and journalctl put before the kernel's message
-_LOG_HOST = re.compile(r"^((?:\w{3} +\d+ [\d:.]+|\d{4}-\d\d-\d\dT\S+|\[ *[\d.]+\]) )(\S+)(?= kernel: )")
+_LOG_HOST = lazy_pattern(r"^((?:\w{3} +\d+ [\d:.]+|\d{4}-\d\d-\d\dT\S+|\[ *[\d.]+\]) )(\S+)(?= kernel: )")
 # the nodes and pods in what slurmctld, kubectl and sinfo ("down* n7; fail c[1-3]") report
-_OF_SCHEDULER = re.compile(r"\bnode (\S{1,253}) state (?:to|set) |kubectl get pods: ([\w.-]{1,253})")
-_OF_SINFO = re.compile(r"[;:] [a-z_]{3,20}[^\w\s]{0,2} ([\w.\[\],-]{1,253})")
-_PUBLIC_POD = re.compile(
+_OF_SCHEDULER = lazy_pattern(r"\bnode (\S{1,253}) state (?:to|set) ")
+_SCHEDULERS = ("scontrol", "sinfo", "kubectl")
+_FIRST_NAME = lazy_pattern(r"[a-zA-Z][\w.\[\],-]{0,252}")
+_PUBLIC_POD = lazy_pattern(
     r"(?:nvidia-(?:driver|device-plugin|container-toolkit|operator-validator|cuda-validator|mig-manager|dcgm)"
     r"|gpu-operator|gpu-feature-discovery|dcgm-exporter)(?:-(?:daemonset|exporter))?(?:-[a-z0-9]{5,10}){1,2}$"
 )
-_HOST = re.compile(r"([A-Za-z][A-Za-z0-9-]{2,}?)\d+")
-_HOSTS_OF_LIST = re.compile(r"([A-Za-z][A-Za-z0-9-]{1,}?)\d*\[[\d,-]+\]")
-_DOMAIN = re.compile(r"[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)*\.[A-Za-z]{2,}")
-_FILE_LIKE = re.compile(r".*[./_\d].*")
-_COMMON_PROGRAM = re.compile(r"python[\d.]*|bash|sh|java|ray|node|torchrun|srun|mpirun|--?")
+_HOST = lazy_pattern(r"([A-Za-z][A-Za-z0-9-]{2,}?)\d+")
+_HOSTS_OF_LIST = lazy_pattern(r"([A-Za-z][A-Za-z0-9-]{1,}?)\d*\[[\d,-]+\]")
+_DOMAIN = lazy_pattern(r"[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)*\.[A-Za-z]{2,}")
+_FILE_LIKE = lazy_pattern(r".*[./_\d].*")
+_COMMON_PROGRAM = lazy_pattern(r"python[\d.]*|bash|sh|java|ray|node|torchrun|srun|mpirun|--?")
 _HARMLESS = {"root", "localhost", "none", "true", "false", "ubuntu", REDACTED}  # they identify nobody
 _SYSTEM_FOLDERS = frozenset(
     ("/", "/home", "/root", "/tmp", "/var", "/var/tmp", "/dev/shm", "/usr", "/opt", "/srv", "/mnt", "/media", "/boot")
 )
-_SERVER = re.compile(
+_SERVER = lazy_pattern(
     r"(?://)?\[?([A-Za-z][\w.-]{0,253})(?:@\w+)?[:/]"
 )  # filer:/export, 10.0.0.1@tcp:/fs, //filer/share
 # mount sources that identify nobody; /dev/mapper/vg-lv is not one, because a user chose that name
-_PLAIN_SOURCE = re.compile(
+_PLAIN_SOURCE = lazy_pattern(
     r"|/dev/[\w-]+|none|tmpfs|shm|overlay|rootfs|fuse|systemd-1|mountpoint-s3|s3fs|gcsfuse|JuiceFS|blobfuse2|goofys"
 )
 _PUBLIC_OPTIONS = frozenset((
     "alloc_mode", "cache", "compress", "compress-force", "data", "discard", "errors", "fsync_mode", "iocharset",
     "local_lock", "lookupcache", "mountproto", "nfsvers", "proto", "redirect_dir", "sec", "space_cache", "vers", "xino",
 ))  # fmt: skip
-_PLAIN_VALUE = re.compile(r"[\d.]{1,12}[kKmMgGtT%]?|on|off|none|yes|no|<hidden>")
+_PLAIN_VALUE = lazy_pattern(r"[\d.]{1,12}[kKmMgGtT%]?|on|off|none|yes|no|<hidden>")
 _LONGEST_HOST = 1024  # also for a list of hosts; longer values are something else, and slow to match
 _SHORTEST_SECRET = 4
 _TEXTS_KEPT = 4096
-_NOTHING = re.compile(r"(?!)")
+_NOTHING = lazy_pattern(r"(?!)")
 
 
 def hidden_variables(node: Node) -> list[Variable]:
@@ -171,7 +173,6 @@ def _words_of(node: Node) -> Iterator[str]:
 
 def _hosts_of(node: Node) -> Iterator[str]:
     yield known(node.host.hostname) or ""
-    yield known(node.scheduler.name) or ""
     for mount in known(node.storage.mounts) or ():
         if mount.storage_class in ("network", "parallel") and (match := _SERVER.match(mount.source)):
             yield match[1]
@@ -182,10 +183,13 @@ def _hosts_of(node: Node) -> Iterator[str]:
             yield from (host.partition(":")[0] for host in re.split(r",(?![^\[]*\])", variable.value))
     for event in known(node.kernel_log.events) or ():
         yield from _names_before_message(event.text)
-    for text in (*node.source.notes, *node.source.reported):
-        named = [name for found in _OF_SCHEDULER.findall(text) for name in found if name]
-        named += _OF_SINFO.findall(text.partition("sinfo: ")[2].partition("one node only")[2])
-        yield from (name for name in named if not _PUBLIC_POD.match(name))
+    for text in (*node.source.notes, *(each.text for each in node.reported)):
+        yield from _OF_SCHEDULER.findall(text)
+    for each in node.reported:
+        # what a scheduler says begins with the name of a node, or of a pod
+        named = _FIRST_NAME.match(each.text) if each.said_by in _SCHEDULERS else None
+        if named is not None and not _PUBLIC_POD.match(named[0]):
+            yield named[0]
 
 
 def _names_before_message(line: str) -> Iterator[str]:

@@ -12,24 +12,25 @@ from gpudoctor.facts.model.missing import known
 from gpudoctor.facts.model.node import Node
 from gpudoctor.facts.redaction.private_words import PrivateNames, hidden_variables, is_public_source
 from gpudoctor.facts.redaction.shapes import REDACTED, is_public, shapes_taken_out
+from gpudoctor.lazy_pattern import lazy_pattern
 
 T = TypeVar("T")
 
 # GPU-, MIG- and bare UUIDs: each gets one stand-in everywhere, which keeps references intact
-_UUID = re.compile(r"[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}")
-_WHOLE = re.compile(rf"(?:[A-Z]{{3}}-){{0,2}}{_UUID.pattern}(?:/\d{{1,3}}){{0,2}}")
-_PREFIXED = re.compile(r"\b(GPU-|MIG-)([0-9a-fA-F][0-9a-fA-F-]*)")
+_UUID = lazy_pattern(r"[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}")
+_WHOLE = lazy_pattern(rf"(?:[A-Z]{{3}}-){{0,2}}{_UUID.pattern}(?:/\d{{1,3}}){{0,2}}")
+_PREFIXED = lazy_pattern(r"\b(GPU-|MIG-)([0-9a-fA-F][0-9a-fA-F-]*)")
 # in free text: a shorter one may be anything, and could be of many GPUs
-_PREFIX_IN_TEXT = re.compile(r"\b(GPU-|MIG-)([0-9a-fA-F]{4}[0-9a-fA-F-]*)(?!\w)")
-_LEADING_NUMBER = re.compile(r"\s*[+-]?\d{0,10}")
+_PREFIX_IN_TEXT = lazy_pattern(r"\b(GPU-|MIG-)([0-9a-fA-F]{4}[0-9a-fA-F-]*)(?!\w)")
+_LEADING_NUMBER = lazy_pattern(r"\s*[+-]?\d{0,10}")
 _SECRET_KEYS = {"serial", "hostname", "user", "board_part_number", "torch_location"}
 # Fields whose values are compared or looked up, so they are kept even if a host has the same name -> the form of valid
 # values. A value of another form is treated like any text
-_WORD = re.compile(r"[A-Za-z0-9_.*/=<>! -]{0,60}")
-_NUMBERS = re.compile(r"[0-9a-fA-Fx.:,_@|\[\]() -]{0,4096}")
-_VERSION = re.compile(r"[0-9]{1,6}(?:\.[0-9]{1,6}){0,4}(?:[a-z]{1,3}[0-9]{1,3})?(?:\+(?:cu|cpu|rocm)[0-9.]{0,6})?")
-_TIME = re.compile(r"[0-9T:.Z+-]{0,40}")
-_FAULT = re.compile(r"[a-z0-9-]{1,40}(?:@[0-9,.:a-z-]{1,40})?")
+_WORD = lazy_pattern(r"[A-Za-z0-9_.*/=<>! -]{0,60}")
+_NUMBERS = lazy_pattern(r"[0-9a-fA-Fx.:,_@|\[\]() -]{0,4096}")
+_VERSION = lazy_pattern(r"[0-9]{1,6}(?:\.[0-9]{1,6}){0,4}(?:[a-z]{1,3}[0-9]{1,3})?(?:\+(?:cu|cpu|rocm)[0-9.]{0,6})?")
+_TIME = lazy_pattern(r"[0-9T:.Z+-]{0,40}")
+_FAULT = lazy_pattern(r"[a-z0-9-]{1,40}(?:@[0-9,.:a-z-]{1,40})?")
 _VOCABULARY = {
     **dict.fromkeys(
         ("kind", "schema", "status", "level", "id", "check", "op", "unit", "verdict", "explained_by", "explains",
@@ -146,7 +147,7 @@ class Redaction:
         """Whether this struct's `name` is that of a process, a host, or a user's file."""
         if key == "source":
             return raw.get("kind", "facts") != "simulated" and bool(raw.get("name"))
-        return key in ("processes", "host", "scheduler")
+        return key in ("processes", "host")
 
     def _variable(self, raw: dict[str, Any]) -> dict[str, Any]:
         name, value = raw["name"], raw["value"]

@@ -11,6 +11,8 @@ import re
 from collections.abc import Callable, Iterable
 from functools import lru_cache
 
+from gpudoctor.lazy_pattern import lazy_pattern
+
 REDACTED = "redacted"
 Replacement = str | Callable[[re.Match[str]], str]
 
@@ -36,16 +38,18 @@ _OWN_PLACES = (
 )
 _IN_PATH = r"[\w.~@%+=:-]"
 # a path that leaves such a location by "..", or is below another process's root, is redacted
-_PATH = re.compile(
+_PATH = lazy_pattern(
     rf"(?<![\w./])/(?!(?:{_OWN_PLACES})(?!(?:\S{{0,300}}/)?\.\./))[\w~@%+-][\w.~@%+-]*(?:/{_IN_PATH}+)+/?"
 )
-_SHORT_PATH = re.compile(r"(?<![\w./])/(?:home|Users|root|scratch|data|mnt|work|workspace|lustre|gpfs|fsx)/[\w.~@%+-]+")
-_CGROUP = re.compile(r"(/sys/fs/cgroup/)(?:[^\s/]+/)+([\w.]+)")
+_SHORT_PATH = lazy_pattern(
+    r"(?<![\w./])/(?:home|Users|root|scratch|data|mnt|work|workspace|lustre|gpfs|fsx)/[\w.~@%+-]+"
+)
+_CGROUP = lazy_pattern(r"(/sys/fs/cgroup/)(?:[^\s/]+/)+([\w.]+)")
 _FILE_ENDINGS = (
     "py|sh|json|jsonl|yaml|yml|toml|ini|cfg|conf|txt|log|csv|tsv|parquet|arrow|pt|pth|bin|ckpt|safetensors|npz|npy|h5|"
     "tar|gz|zip|zst|sif|sqsh|img|ipynb|sbatch|slurm|xml"
 )
-_LIBRARY = re.compile(r".*/(lib[\w+-]+\.so[\d.]*)")
+_LIBRARY = lazy_pattern(r".*/(lib[\w+-]+\.so[\d.]*)")
 # how the driver's message continues after a process name; these words are judged and must not be redacted with it
 _TAIL_OF_XID = (
     r"(?:Ch|channel|intr|engine|ESR|GPC|Graphics|MMU|MemErr|errorString|Class Error|Illegal|Out Of Range|"
@@ -70,57 +74,57 @@ def _of_name(match: re.Match[str]) -> str:
 # the order matters: patterns that contain a host or a path come before those for a host or path alone
 _SHAPES: tuple[tuple[re.Pattern[str], Replacement], ...] = (
     # an operator's reason for a suppression: free text, with tickets, names and places
-    (re.compile(r"\b(suppressed until [\d-]{10} \()(?s:.{1,4096}?)(\); was (?:fail|warn|unknown): )"),
+    (lazy_pattern(r"\b(suppressed until [\d-]{10} \()(?s:.{1,4096}?)(\); was (?:fail|warn|unknown): )"),
      rf"\1{REDACTED}\2"),
-    (re.compile(r"\b(suppression of [^\s(]{1,100} ended on [\d-]{10} \()(?s:.{1,4096}?)(\): it no longer holds)"),
+    (lazy_pattern(r"\b(suppression of [^\s(]{1,100} ended on [\d-]{10} \()(?s:.{1,4096}?)(\): it no longer holds)"),
      rf"\1{REDACTED}\2"),
-    (re.compile(r"\b([A-Za-z][A-Za-z0-9+.-]{1,20})://([^\s'\"<>,;)]+)"), _of_url),
+    (lazy_pattern(r"\b([A-Za-z][A-Za-z0-9+.-]{1,20})://([^\s'\"<>,;)]+)"), _of_url),
     # values after a word like "password", and tokens with a prefix that shows their kind
-    (re.compile(r"(?i)\b([\w-]{0,40}(?:password|passwd|pwd|secret|token|api[_-]?key|access[_-]?key|credential)s?[\"']?"
+    (lazy_pattern(r"(?i)\b([\w-]{0,40}(?:password|passwd|pwd|secret|token|api[_-]?key|access[_-]?key|credential)s?[\"']?"
                 r"\s{0,4}[=:]\s{0,4}[\"']?)[^\s\"',;)]{4,}"), rf"\1{REDACTED}"),
-    (re.compile(r"(?i)\b(bearer|basic) [\w.~+/=-]{8,}"), rf"\1 {REDACTED}"),
-    (re.compile(r"(?<![\w-])(?:gh[pousr]_|github_pat_|glpat-|hf_|sk-|xox[bp]-|AKIA)[\w-]{12,}"), REDACTED),
-    (re.compile(r"(?<![\w-])eyJ[\w-]{8,}\.[\w-]{4,}\.[\w-]*"), REDACTED),
-    (re.compile(r"\b(File \"?)[^\"\n,]{1,300}\.py\b(?=\"?, line)"), rf"\1{REDACTED}"),  # in a traceback
-    (re.compile(r"\b(pid=)('[^']*'|\d+)"), rf"\1{REDACTED}"),
+    (lazy_pattern(r"(?i)\b(bearer|basic) [\w.~+/=-]{8,}"), rf"\1 {REDACTED}"),
+    (lazy_pattern(r"(?<![\w-])(?:gh[pousr]_|github_pat_|glpat-|hf_|sk-|xox[bp]-|AKIA)[\w-]{12,}"), REDACTED),
+    (lazy_pattern(r"(?<![\w-])eyJ[\w-]{8,}\.[\w-]{4,}\.[\w-]*"), REDACTED),
+    (lazy_pattern(r"\b(File \"?)[^\"\n,]{1,300}\.py\b(?=\"?, line)"), rf"\1{REDACTED}"),  # in a traceback
+    (lazy_pattern(r"\b(pid=)('[^']*'|\d+)"), rf"\1{REDACTED}"),
     # a name may contain commas: it ends where the driver's message continues, otherwise with the line
-    (re.compile(rf"\b((?:name|comm|exe|cmdline|cmd|task|user)=)(?!<unknown>)(?:[^\n]*(?=, {_TAIL_OF_XID})|[^\n]*)"),
+    (lazy_pattern(rf"\b((?:name|comm|exe|cmdline|cmd|task|user)=)(?!<unknown>)(?:[^\n]*(?=, {_TAIL_OF_XID})|[^\n]*)"),
      rf"\1{REDACTED}"),
     # the kernel's messages about a process
-    (re.compile(r"\b(INFO: task )[^\n]{1,60}(:\d+ blocked for )"), rf"\1{REDACTED}\2"),
-    (re.compile(r"\b((?:Killed|Kill) process \d+ \()[^\n]{1,60}?(\)(?: |,|$))"), rf"\1{REDACTED}\2"),
-    (re.compile(r"( stuck for \d+s! \[)[^\n]{1,60}(:\d+\])"), rf"\1{REDACTED}\2"),
-    (re.compile(r"(?<![\w.+-])[\w.+-]+@[\w-]+(?:\.[\w-]+)*"), REDACTED),
-    (re.compile(r"(?i)\b(serial(?:[ _-]?(?:number|no))?|s/n|sn(?=\s?[:=#])|board[ _]?id)"
+    (lazy_pattern(r"\b(INFO: task )[^\n]{1,60}(:\d+ blocked for )"), rf"\1{REDACTED}\2"),
+    (lazy_pattern(r"\b((?:Killed|Kill) process \d+ \()[^\n]{1,60}?(\)(?: |,|$))"), rf"\1{REDACTED}\2"),
+    (lazy_pattern(r"( stuck for \d+s! \[)[^\n]{1,60}(:\d+\])"), rf"\1{REDACTED}\2"),
+    (lazy_pattern(r"(?<![\w.+-])[\w.+-]+@[\w-]+(?:\.[\w-]+)*"), REDACTED),
+    (lazy_pattern(r"(?i)\b(serial(?:[ _-]?(?:number|no))?|s/n|sn(?=\s?[:=#])|board[ _]?id)"
                 r"(\.?\s*[:=#]?\s*)(?=[\w-]*\d)[\w-]{4,}"),
      rf"\1\2{REDACTED}"),
-    (re.compile(rf"(?<![\w./:])//[\w.-]+(?:/{_IN_PATH}+)+"), REDACTED),  # a share of a file server
+    (lazy_pattern(rf"(?<![\w./:])//[\w.-]+(?:/{_IN_PATH}+)+"), REDACTED),  # a share of a file server
     (_CGROUP, rf"\1{REDACTED}/\2"),
-    (re.compile(r"(?<![\w./~])~[A-Za-z_]?[\w.-]*(?:/[\w.~@%+=-]+)*(?<!~)"), REDACTED),
+    (lazy_pattern(r"(?<![\w./~])~[A-Za-z_]?[\w.-]*(?:/[\w.~@%+=-]+)*(?<!~)"), REDACTED),
     (_PATH, _of_path),
     (_SHORT_PATH, f"/{REDACTED}"),
-    (re.compile(r"(?<![\w./-])\.{1,2}/[\w.~@%+=/-]+"), REDACTED),
-    (re.compile(rf"(?<![\w.@%+/-])(?:[\w.@%+-]+/)+[\w.@%+-]+\.(?:{_FILE_ENDINGS})\b"), REDACTED),
+    (lazy_pattern(r"(?<![\w./-])\.{1,2}/[\w.~@%+=/-]+"), REDACTED),
+    (lazy_pattern(rf"(?<![\w.@%+/-])(?:[\w.@%+-]+/)+[\w.@%+-]+\.(?:{_FILE_ENDINGS})\b"), REDACTED),
     # AWS ids of machines, disks and network cards; and host names that AWS derives from an address
-    (re.compile(r"(?<![\w-])(?:(?:i|vol|eni|vpc|subnet|ami|snap|sg)-[0-9a-f]{8,17}|ip(?:-\d{1,3}){4})(?![\w-])"),
+    (lazy_pattern(r"(?<![\w-])(?:(?:i|vol|eni|vpc|subnet|ami|snap|sg)-[0-9a-f]{8,17}|ip(?:-\d{1,3}){4})(?![\w-])"),
      REDACTED),
     # ids of containers, machines, boots and images: 64, 40 or 32 hex digits, or the first 12
-    (re.compile(r"(?<![0-9A-Za-z])(?:[0-9a-f]{64}|[0-9a-f]{40}|[0-9a-f]{32})(?![0-9A-Za-z])"), REDACTED),
-    (re.compile(r"(?:(?<![0-9A-Za-z:.-])|(?<=docker-)|(?<=crio-)|(?<=containerd-))"
+    (lazy_pattern(r"(?<![0-9A-Za-z])(?:[0-9a-f]{64}|[0-9a-f]{40}|[0-9a-f]{32})(?![0-9A-Za-z])"), REDACTED),
+    (lazy_pattern(r"(?:(?<![0-9A-Za-z:.-])|(?<=docker-)|(?<=crio-)|(?<=containerd-))"
                 r"(?=[0-9]*[a-f])(?=[a-f]*[0-9])[0-9a-f]{12}(?![0-9A-Za-z:-])"), REDACTED),
     # InfiniBand GUIDs; a bit mask of event reasons has leading zeros and is kept
-    (re.compile(r"(?<![0-9A-Za-z])(0x)?(?!0000)[0-9a-fA-F]{16}(?![0-9A-Za-z])"), rf"\1{REDACTED}"),
+    (lazy_pattern(r"(?<![0-9A-Za-z])(0x)?(?!0000)[0-9a-fA-F]{16}(?![0-9A-Za-z])"), rf"\1{REDACTED}"),
     # hardware addresses with colons, dashes or dots; GUIDs in four groups
-    (re.compile(r"(?<![\w:.])(?:[0-9a-fA-F]{2}(?::[0-9a-fA-F]{2}){5,19}|[0-9a-fA-F]{4}(?::[0-9a-fA-F]{4}){3})(?![\w:.])"),
+    (lazy_pattern(r"(?<![\w:.])(?:[0-9a-fA-F]{2}(?::[0-9a-fA-F]{2}){5,19}|[0-9a-fA-F]{4}(?::[0-9a-fA-F]{4}){3})(?![\w:.])"),
      "0.0.0.0"),
-    (re.compile(r"(?<![\w-])[0-9a-fA-F]{2}(?:-[0-9a-fA-F]{2}){5,7}(?![\w-])"), "0.0.0.0"),
-    (re.compile(r"(?<![\w.])[0-9a-fA-F]{4}(?:\.[0-9a-fA-F]{4}){2}(?![\w.])"), "0.0.0.0"),
-    (re.compile(rf"(?<![\w:.])(?:{_GROUPS}{{7}}|{_GROUPS}{{0,6}}::(?:{_GROUPS}{{0,6}})?)(?![\w:.])"), "0.0.0.0"),
-    (re.compile(rf"(?<![\d.]){_OCTET}(?:\.{_OCTET}){{3}}(?!\.?\d)"), "0.0.0.0"),
-    (re.compile(rf"(?i)(?<![\w./-])(?:[a-z0-9-]{{1,63}}\.){{1,8}}(?:{_TOP})(?![\w-]|\.\w)"), _of_name),
+    (lazy_pattern(r"(?<![\w-])[0-9a-fA-F]{2}(?:-[0-9a-fA-F]{2}){5,7}(?![\w-])"), "0.0.0.0"),
+    (lazy_pattern(r"(?<![\w.])[0-9a-fA-F]{4}(?:\.[0-9a-fA-F]{4}){2}(?![\w.])"), "0.0.0.0"),
+    (lazy_pattern(rf"(?<![\w:.])(?:{_GROUPS}{{7}}|{_GROUPS}{{0,6}}::(?:{_GROUPS}{{0,6}})?)(?![\w:.])"), "0.0.0.0"),
+    (lazy_pattern(rf"(?<![\d.]){_OCTET}(?:\.{_OCTET}){{3}}(?!\.?\d)"), "0.0.0.0"),
+    (lazy_pattern(rf"(?i)(?<![\w./-])(?:[a-z0-9-]{{1,63}}\.){{1,8}}(?:{_TOP})(?![\w-]|\.\w)"), _of_name),
     # a host with its port, in NCCL's notation and in the usual one
-    (re.compile(r"(?<![\w./-])[A-Za-z][\w.-]{0,254}(?=<\d{2,5}>)"), REDACTED),
-    (re.compile(r"(?<![\w./-])(?!(?i:gpu|rank|cuda|nvidia|sm_?)\d+:)[A-Za-z][A-Za-z0-9-]{0,62}\d(?=:\d{4,5}(?![\w.:]))"),
+    (lazy_pattern(r"(?<![\w./-])[A-Za-z][\w.-]{0,254}(?=<\d{2,5}>)"), REDACTED),
+    (lazy_pattern(r"(?<![\w./-])(?!(?i:gpu|rank|cuda|nvidia|sm_?)\d+:)[A-Za-z][A-Za-z0-9-]{0,62}\d(?=:\d{4,5}(?![\w.:]))"),
      REDACTED),
 )  # fmt: skip
 
@@ -189,26 +193,26 @@ _SETTINGS: tuple[tuple[str, str], ...] = (
     (r"TORCH_DISTRIBUTED_DEBUG", _words("OFF", "INFO", "DETAIL")),
     (r"PYTORCH(?:_CUDA)?_ALLOC_CONF", rf"{_ALLOCATOR}(?:,{_ALLOCATOR}){{0,16}}"),
 )  # fmt: skip
-_PUBLIC = tuple((re.compile(name), re.compile(shape, re.IGNORECASE)) for name, shape in _SETTINGS)
-_SWITCH = re.compile(rf"{_NUMBERS}|true|false|yes|no|on|off|", re.IGNORECASE)
+_PUBLIC = tuple((lazy_pattern(name), lazy_pattern(shape, re.IGNORECASE)) for name, shape in _SETTINGS)
+_SWITCH = lazy_pattern(rf"{_NUMBERS}|true|false|yes|no|on|off|", re.IGNORECASE)
 # Variables that usually have a plain number. A number may still identify a machine: host, group and run ids stay hidden
-_NUMERIC = re.compile(
+_NUMERIC = lazy_pattern(
     r"RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|GROUP_RANK|MASTER_PORT|OMP_NUM_THREADS|COMPUTE_PROFILE|"
     r"NSIGHT_CUDA_DEBUGGER|PYTORCH_NVML_BASED_CUDA_CHECK|CUDA_.*|NCCL_.*|FI_.*|TORCH_NCCL_.*|OMPI_COMM_WORLD_.*|"
     r"TORCHELASTIC_(?:RESTART_COUNT|MAX_RESTARTS|USE_AGENT_STORE|ERROR_FILE_.*)|"
     r"SLURM_(?:CPUS_.*|JOB_ID|JOB_NUM_NODES|LOCALID|MEM_PER_NODE|NNODES|NODEID|NPROCS|NTASKS.*|PROCID|STEP_ID|STEP_NUM_NODES)"
 )
-_NEVER = re.compile(
+_NEVER = lazy_pattern(
     r".*(?:HOST|COMM_ID|RUN_ID|ADDR|NAME|USER|PWD|PASS|TOKEN|KEY|SECRET|CREDENTIAL|AUTH).*", re.IGNORECASE
 )
-_SELECTED = re.compile(r"(?:NCCL|GLOO)_SOCKET_IFNAME|NCCL_IB_HCA")
-_ADAPTER = re.compile(r"(?:mlx\d|bnxt_re|efa|irdma|roce|rocep|ibp|rdmap|hns)[\w]{0,20}")
+_SELECTED = lazy_pattern(r"(?:NCCL|GLOO)_SOCKET_IFNAME|NCCL_IB_HCA")
+_ADAPTER = lazy_pattern(r"(?:mlx\d|bnxt_re|efa|irdma|roce|rocep|ibp|rdmap|hns)[\w]{0,20}")
 # the names that SageMaker, and its local mode, give the hosts of every job
 _ALGO = r"algo-\d{1,4}(?:-[a-z0-9]{5})?"
-_SAGEMAKER_HOSTS = re.compile(rf'{_ALGO}|\["{_ALGO}"(?:, ?"{_ALGO}"){{0,999}}\]')
+_SAGEMAKER_HOSTS = lazy_pattern(rf'{_ALGO}|\["{_ALGO}"(?:, ?"{_ALGO}"){{0,999}}\]')
 # every machine's name and address for itself
-_LOOPBACK = re.compile(r"localhost|127\.0\.0\.1|::1")
-_INTERFACE = re.compile(r"(?:lo|docker|veth|br|bond|ib|eth|ens|eno|enp|enP|wlan|wlp)[0-9a-z]{0,12}")
+_LOOPBACK = lazy_pattern(r"localhost|127\.0\.0\.1|::1")
+_INTERFACE = lazy_pattern(r"(?:lo|docker|veth|br|bond|ib|eth|ens|eno|enp|enP|wlan|wlp)[0-9a-z]{0,12}")
 
 
 def is_public(name: str, value: str, devices: Iterable[str]) -> bool:

@@ -18,6 +18,7 @@ from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Environment, NcclNetPlugin, Software, Variable
 from gpudoctor.facts.system.sysfs import list_names, missing_from, present, read_text
 from gpudoctor.lazy_import import lazy_imports
+from gpudoctor.lazy_pattern import lazy_pattern
 
 with lazy_imports():  # starts processes, which the readers of captures do not
     from gpudoctor.facts.system import path_status
@@ -36,13 +37,13 @@ _NAMES = frozenset((
     "SLURM_STEP_GPUS", "SLURM_STEP_ID", "SLURM_STEP_NODELIST", "SLURM_STEP_NUM_NODES", "SLURM_TASKS_PER_NODE",
 ))
 # fmt: on
-_SECRET = re.compile(r"TOKEN|KEY|SECRET|PASS|PWD|CREDENTIAL|AUTH", re.IGNORECASE)
+_SECRET = lazy_pattern(r"TOKEN|KEY|SECRET|PASS|PWD|CREDENTIAL|AUTH", re.IGNORECASE)
 # Variables that name a file; the libraries may also be bare names that the loader looks up
 _FILES = frozenset({"NCCL_TOPO_FILE", "NCCL_GRAPH_FILE", "NCCL_CONF_FILE"})
 _LIBRARIES = frozenset({"NCCL_NET_PLUGIN", "NCCL_TUNER_PLUGIN", "NCCL_PROFILER_PLUGIN", "CUDA_INJECTION64_PATH"})
 _MAX_VALUE = 4096
 
-_ASSIGNMENT = re.compile(r"(?:export |declare -x )?([A-Za-z_][A-Za-z0-9_.%()]*)=(.*)", re.DOTALL)
+_ASSIGNMENT = lazy_pattern(r"(?:export |declare -x )?([A-Za-z_][A-Za-z0-9_.%()]*)=(.*)", re.DOTALL)
 
 
 def read_environment(environ: Mapping[str, str], root: Path = Path("/")) -> Environment:
@@ -122,7 +123,7 @@ def given_node_name() -> str | None:
     return os.environ.get(NODE_NAME_VARIABLE, "").strip().encode("utf-8", "replace").decode() or None
 
 
-_NOT_INSTALLED = Missing("PyTorch is not installed")
+_NOT_INSTALLED = Missing("PyTorch is not installed: pip install 'torch>=2.4' 'numpy>=1.26'")
 
 
 def read_software(search_path: Sequence[str] | None = None) -> Software:
@@ -196,8 +197,8 @@ def _is_folder(path: str | Path) -> bool:
 # NCCL's network plugins
 
 # NCCL user guide, NCCL_NET_PLUGIN: libnccl-net.so, or libnccl-net-NAME.so
-_FILE = re.compile(r"libnccl-net(?:-[\w.-]+)?\.so(?:\.\d+)*")
-_CACHED = re.compile(rb"(/[^\0]{1,4000}/libnccl-net(?:-[\w.-]+)?\.so(?:\.\d+)*)\0")
+_FILE = lazy_pattern(r"libnccl-net(?:-[\w.-]+)?\.so(?:\.\d+)*")
+_CACHED = lazy_pattern(rb"(/[^\0]{1,4000}/libnccl-net(?:-[\w.-]+)?\.so(?:\.\d+)*)\0")
 _CACHE = "etc/ld.so.cache"
 _CACHE_BYTES = 16 << 20
 # the prefix of each log message of aws-ofi-nccl (nccl_ofi_log.h)

@@ -20,13 +20,14 @@ from gpudoctor.facts.system.sysfs import (
     read_text,
 )
 from gpudoctor.facts.system.virtualization import read_limits, read_virtualization
+from gpudoctor.lazy_pattern import lazy_pattern
 
-_NODE = re.compile(r"node(\d+)")
-_NUMA_STATUS = re.compile(r"^Node:\s*(\d+)", re.MULTILINE)
+_NODE = lazy_pattern(r"node(\d+)")
+_NUMA_STATUS = lazy_pattern(r"^Node:\s*(\d+)", re.MULTILINE)
 # Grace connects to Hopper and Blackwell by NVLink-C2C, POWER9 to Volta by NVLink; no others show HBM as a node
 _COHERENT_MACHINES = ("aarch64", "ppc64le")
-_CPU = re.compile(r"cpu\d+")
-_NUMBER = re.compile(r"\d{1,15}(?:\.\d{1,15})?")
+_CPU = lazy_pattern(r"cpu\d+")
+_NUMBER = lazy_pattern(r"\d{1,15}(?:\.\d{1,15})?")
 
 
 def read_host(root: Path) -> Host:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.storage import StorageDevice
 from gpudoctor.facts.system.pci import BUS_ID, read_path
 from gpudoctor.facts.system.sysfs import list_names, present, read_int, read_match, read_text
+from gpudoctor.lazy_pattern import lazy_pattern
 
 # File systems without user data: the kernel generates their content
 PSEUDO = frozenset((
@@ -26,7 +26,7 @@ PSEUDO = frozenset((
 _OWN = frozenset((*(PSEUDO - {"autofs"}), "aufs", "overlay", "ramfs", "rootfs", "tmpfs"))
 # on disks, but with made-up device numbers: a suspended pool hangs like a dead disk
 _POOLS = ("bcachefs", "btrfs", "zfs")
-_OCTAL = re.compile(r"\\([0-7]{3})")
+_OCTAL = lazy_pattern(r"\\([0-7]{3})")
 _MOST_LINKS = 40  # as in the kernel (MAXSYMLINKS)
 _MAX_BYTES = 16 << 20  # a node of many containers has thousands of mounts
 
@@ -160,11 +160,11 @@ def without_escapes(text: str) -> str:
 
 # The disks behind a file system, from /sys: through partitions, md and device mapper down to the hardware
 
-_DEVICE = re.compile(r"[1-9]\d{0,5}:\d{1,7}")  # 0:N is not a block device: the file system made it up
-_NAME = re.compile(r"/dev/([\w!.-]{1,64})")
-_CONTROLLER = re.compile(r"nvme\d+")
-_CHOSEN = re.compile(r"\[([\w-]{1,32})\]")  # none [mq-deadline] kyber
-RAM_DISK = re.compile(r"z?ram\d{1,7}")  # by name
+_DEVICE = lazy_pattern(r"[1-9]\d{0,5}:\d{1,7}")  # 0:N is not a block device: the file system made it up
+_NAME = lazy_pattern(r"/dev/([\w!.-]{1,64})")
+_CONTROLLER = lazy_pattern(r"nvme\d+")
+_CHOSEN = lazy_pattern(r"\[([\w-]{1,32})\]")  # none [mq-deadline] kyber
+RAM_DISK = lazy_pattern(r"z?ram\d{1,7}")  # by name
 _MAX_DEPTH = 6  # partition, LVM, dm-crypt, md, multipath: real stacks are not deeper
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import socket
 import threading
 from collections.abc import Mapping
@@ -14,14 +13,15 @@ from gpudoctor.facts.model.node import Interface, Network, RdmaPort
 from gpudoctor.facts.system.pci import BUS_ID, read_numa_node
 from gpudoctor.facts.system.sysfs import link_name, list_names, present, read_int, read_match, read_text
 from gpudoctor.lazy_import import lazy_imports
+from gpudoctor.lazy_pattern import lazy_pattern
 
 with lazy_imports():
     import psutil
 
-_RATE = re.compile(r"^(\d+(?:\.\d+)?) Gb/sec")  # 400 Gb/sec (4X NDR)
-_NUMBERED = re.compile(r"^\d+:\s*(\S.*)$")  # 4: ACTIVE
-_KERNEL = re.compile(r"(\d+)\.(\d+)")
-_DRIVER_MAJOR = re.compile(r"\b(\d{3})\.\d+")
+_RATE = lazy_pattern(r"^(\d+(?:\.\d+)?) Gb/sec")  # 400 Gb/sec (4X NDR)
+_NUMBERED = lazy_pattern(r"^\d+:\s*(\S.*)$")  # 4: ACTIVE
+_KERNEL = lazy_pattern(r"(\d+)\.(\d+)")
+_DRIVER_MAJOR = lazy_pattern(r"\b(\d{3})\.\d+")
 _PEERMEM = ("nvidia_peermem", "nv_peer_mem")
 # the modules with which peers register: MLNX_OFED's, and that of Ubuntu's kernel
 PEER_CORES = ("ib_core", "ib_uverbs")

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from time import monotonic
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
@@ -14,10 +13,19 @@ from gpudoctor.facts.deadlines import PATH
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.system.mounts import may_hang, read_mounts
 from gpudoctor.facts.system.path_status_child import status_of
+from gpudoctor.lazy_import import lazy_imports
 from gpudoctor.process.die_with_parent import dependent_python
 from gpudoctor.process.ending import kill_all
 from gpudoctor.process.pipes import LineReader, pipe_with_child
-from gpudoctor.process.spawn import Child
+
+with lazy_imports():
+    # only a mount that may hang needs a process
+    import json
+
+    from gpudoctor.process import spawn
+
+if TYPE_CHECKING:
+    from gpudoctor.process.spawn import Child
 
 # enough for a process that only reads; one that is blocked by a dead mount is abandoned
 _KILL_GRACE_S = 0.2
@@ -64,7 +72,7 @@ class PathQuestion:
             with pipe_with_child("writes") as (ours, theirs):
                 # json escapes what is not UTF-8, which no argument could carry otherwise
                 argv = dependent_python(f"{__name__}_child", "answer", str(theirs), json.dumps(self._paths))
-                self._process = Child(argv, pass_fds=[theirs])
+                self._process = spawn.Child(argv, pass_fds=[theirs])
             self._pipe = LineReader(ours)
         except OSError as error:
             self._failure = Missing(f"no process could be started to ask: {error.strerror or error}", "failed")

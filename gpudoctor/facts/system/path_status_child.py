@@ -6,13 +6,17 @@ Imports only the standard library, since `check --level quick` waits for it.
 from __future__ import annotations
 
 import errno
-import json
 import os
 import stat
-import threading
 from contextlib import suppress
 
+from gpudoctor.lazy_import import lazy_imports
 from gpudoctor.process.pipes import write_all
+
+with lazy_imports():
+    # `status_of` in the process of the caller needs neither
+    import json
+    import threading
 
 _KINDS = {
     stat.S_IFREG: "file",

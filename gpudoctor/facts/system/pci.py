@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 from typing import Literal
 
@@ -11,16 +10,17 @@ from gpudoctor.facts.model.gpu import PcieHop
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import PciBus, PciDevice, short_bus_id
 from gpudoctor.facts.system.sysfs import link_name, list_names, missing_from, present, read_int, read_text
+from gpudoctor.lazy_pattern import lazy_pattern
 
 DEVICES = "sys/bus/pci/devices"
-BUS_ID = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-1][0-9a-f]\.[0-7]")
+BUS_ID = lazy_pattern(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-1][0-9a-f]\.[0-7]")
 
 _NVIDIA = 0x10DE
 # VGA, 3D controller, and "other bridge", the class of an NVSwitch
 _CLASSES = ("0x0300", "0x0302", "0x0680")
 # PCIe base specification, Link Capabilities "Maximum Link Width"; it reads 63 from a device that does not answer
 _WIDTHS = (1, 2, 4, 8, 12, 16, 32)
-_SPEED = re.compile(r"(\d+(?:\.\d+)?) GT/s")
+_SPEED = lazy_pattern(r"(\d+(?:\.\d+)?) GT/s")
 # PCIe base specification: extended capability 0x000D, control register at +6
 _ACS_ID = 0x000D
 _ACS_REQUEST_REDIRECT = 0x4

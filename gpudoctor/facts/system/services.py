@@ -6,7 +6,6 @@ From control groups, unit files, logs and processes.
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 
 import msgspec
@@ -15,6 +14,7 @@ from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import FabricManager
 from gpudoctor.facts.system.sysfs import list_names, missing_from, present, read_text
 from gpudoctor.facts.system.virtualization import container_engine, engine_of
+from gpudoctor.lazy_pattern import lazy_pattern
 
 UNIT = "nvidia-fabricmanager.service"
 _LOG = "var/log/fabricmanager.log"
@@ -27,8 +27,8 @@ _PROCESS = "nv-fabricmanage"
 _MAX_LOG = 1 << 18
 _MOST_ERRORS = 20
 # the first line after every start; source: Fabric Manager user guide, log file
-_STARTED = re.compile(r"Fabric Manager version (\d[\d.]*\d)")
-_ERROR = re.compile(r"\[ERROR\]|\[CRITICAL\]|\[FATAL\]")
+_STARTED = lazy_pattern(r"Fabric Manager version (\d[\d.]*\d)")
+_ERROR = lazy_pattern(r"\[ERROR\]|\[CRITICAL\]|\[FATAL\]")
 
 
 def read_fabric_manager(root: Path) -> FabricManager:

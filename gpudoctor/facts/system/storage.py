@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from gpudoctor.facts.model.storage import Storage, StorageClass, StorageDevice, 
 from gpudoctor.facts.system.mounts import RAM_DISK, Mount, mount_of, read_devices, read_mounts, without_escapes
 from gpudoctor.facts.system.path_status import PathQuestion, PathStatus
 from gpudoctor.facts.system.sysfs import key_values, present, read_text
+from gpudoctor.lazy_pattern import lazy_pattern
 
 DATA = "--data"
 WORKING_DIRECTORY = "working directory"
@@ -33,10 +33,10 @@ _CLASSES: dict[str, StorageClass] = {
     **dict.fromkeys(("overlay", "aufs", "fuse.fuse-overlayfs"), "overlay"),
     **dict.fromkeys(("tmpfs", "ramfs"), "memory"),
 }  # fmt: skip
-_OBJECT_SOURCES = re.compile(r"(?i)mountpoint-s3|s3fs|gcsfuse|juicefs|goofys|blobfuse2|rclone|geesefs")
+_OBJECT_SOURCES = lazy_pattern(r"(?i)mountpoint-s3|s3fs|gcsfuse|juicefs|goofys|blobfuse2|rclone|geesefs")
 _LAYERS = ("lowerdir", "upperdir", "workdir", "datadir")  # long, and of no use in a report
 _MAX_OPTIONS, _MAX_OPTION = 40, 120
-_COMPAT = re.compile(r'"allow_compat_mode"\s*:\s*(true|false)')
+_COMPAT = lazy_pattern(r'"allow_compat_mode"\s*:\s*(true|false)')
 # errors of a mount whose server, disk or process is lost; other errors concern only the path
 _BROKEN = frozenset((
     errno.ESTALE, errno.EIO, errno.ENOTCONN, errno.ESHUTDOWN, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ETIMEDOUT,

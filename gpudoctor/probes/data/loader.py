@@ -9,7 +9,6 @@ import errno
 import functools
 import os
 import random
-import re
 import shutil
 import sys
 import tempfile
@@ -25,6 +24,7 @@ from torch.utils import data as torchs
 
 from gpudoctor.facts.model.measured_hardware import LoaderRates
 from gpudoctor.facts.model.missing import Missing
+from gpudoctor.lazy_pattern import lazy_pattern
 from gpudoctor.probes.runner.torch_device import in_one_line
 from gpudoctor.probes.storage import page_cache
 from gpudoctor.probes.storage.listing import listed
@@ -100,7 +100,7 @@ _BATCH_LIMIT_S = 30.0
 _WARM_UP_S = 1.0
 _LEAST_BATCHES = 2
 _MANY = 1 << 40  # length of the sampler: more samples than any run takes
-_PIDS = re.compile(r" \(pid(?:\(s\))? [\d, ]+\)")
+_PIDS = lazy_pattern(r" \(pid(?:\(s\))? [\d, ]+\)")
 
 _torchs: Any = torchs  # not annotated everywhere
 

@@ -6,18 +6,19 @@ the batch step of a Slurm job, which has a SLURM_PROCID but is a single process.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Literal
 
 import msgspec
+
+from gpudoctor.lazy_pattern import lazy_pattern
 
 Engine = Literal["torchrun", "mpirun", "srun"]
 
 MAX_RANKS = 64  # limit for --ranks
 _MAX_RANKS = 1024  # far more than a node has GPUs; a larger number is not a process count
 SLURM_SPECIAL_STEPS = 0xFFFF0000  # step ids from here on mean batch, interactive, extern
-_SLURM_COUNT = re.compile(r"(\d+)(?:\(x(\d+)\))?")
+_SLURM_COUNT = lazy_pattern(r"(\d+)(?:\(x(\d+)\))?")
 
 
 class LocalPlacement(msgspec.Struct, frozen=True):

@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from gpudoctor.facts.model.measurements import TorchView
 from gpudoctor.facts.model.missing import Missing
+from gpudoctor.lazy_pattern import lazy_pattern
 from gpudoctor.probes.runner.errors import Kind, meaning_of
 from gpudoctor.probes.runner.messages import RankFailure, TorchSeen
 from gpudoctor.probes.runner.rank_starter import visible_gpus
@@ -114,7 +115,7 @@ def require_usable(rank: Rank, view: TorchView) -> None:
 
 _OF_OTHERS_MIB = 2000.0  # the driver itself keeps up to 1.5 GB
 _OF_CUDA_MIB = 3000.0  # what the CUDA context and NCCL hold besides torch's allocator, if the error does not state it
-_OWN_USE = re.compile(r"this process has ([0-9.]+) (MiB|GiB) memory in use")
+_OWN_USE = lazy_pattern(r"this process has ([0-9.]+) (MiB|GiB) memory in use")
 _MIB = {"MiB": 1.0, "GiB": 1024.0}
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 
@@ -12,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from gpudoctor.facts.model.missing import Missing
+from gpudoctor.lazy_pattern import lazy_pattern
 from gpudoctor.probes.runner.errors import meaning_of
 from gpudoctor.probes.runner.messages import StrategyLeftOut, StrategyShared
 from gpudoctor.probes.runner.rank import Rank
@@ -26,7 +26,7 @@ from gpudoctor.probes.strategies.tensor import run_3d, run_tensor, why_not_3d
 
 _OTHERS_WAIT_S = 15.0
 # in messages: the file of a module that lacks a name, and the address of a closed connection
-_NOISE = re.compile(r" \((/[^)]*|unknown location)\)$| \[\S+\]:\d+")
+_NOISE = lazy_pattern(r" \((/[^)]*|unknown location)\)$| \[\S+\]:\d+")
 
 
 class ProbeStrategy(msgspec.Struct, frozen=True):

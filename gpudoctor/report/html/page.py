@@ -21,6 +21,7 @@ from gpudoctor.report.wording import (
     explained_by,
     label_of,
     problem_groups,
+    verdict_word,
     verdict_words,
 )
 
@@ -140,7 +141,7 @@ def _header(report: Report) -> Iterator[Child]:
     if report.error is not None:
         yield element("p", element("strong", "NOT JUDGED", class_="word"), " gpudoctor could not do its work")
         return
-    yield element("p", element("strong", report.verdict.upper(), class_="word"), f" {verdict_words(report)}")
+    yield element("p", element("strong", verdict_word(report), class_="word"), f" {verdict_words(report)}")
     if report.verdict != "pass":
         yield element("p", report.reason, class_="reason")
     node = [*node_words(report, "×"), *([f"kernel {report.host.kernel}"] if report.host.kernel else [])]
@@ -195,7 +196,7 @@ def _footer(report: Report) -> Element:
 
 
 def _word(report: Report) -> str:
-    word = "NOT JUDGED" if report.error is not None else report.verdict.upper()
+    word = "NOT JUDGED" if report.error is not None else verdict_word(report)
     return f"{word} (SIMULATED)" if report.simulated else word
 
 

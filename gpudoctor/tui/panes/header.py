@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -12,6 +11,7 @@ from textual.message import Message
 from gpudoctor import __version__
 from gpudoctor.facts.model.missing import known
 from gpudoctor.facts.model.node import Node
+from gpudoctor.lazy_pattern import lazy_pattern
 from gpudoctor.output import printable
 from gpudoctor.report.model import Report
 from gpudoctor.tui.labels import clock
@@ -19,7 +19,7 @@ from gpudoctor.tui.panes.pane import DrawnLines
 from gpudoctor.tui.state import State
 from gpudoctor.tui.widgets.lines import Lines, Run, length, row
 
-_MAKER = re.compile(r"^(NVIDIA|Tesla)\s+(?=\S)")
+_MAKER = lazy_pattern(r"^(NVIDIA|Tesla)\s+(?=\S)")
 _DRIVER_SILENT = "driver not answering: "
 
 
