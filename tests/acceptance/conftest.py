@@ -14,7 +14,7 @@ import pytest
 from tests.fake_driver.conftest import COMMAND, ROOT
 from tests.needs import fixture_needs
 
-PROGRAM = (sys.executable, "-m", "gpudoctor.acceptance")
+PROGRAM = (sys.executable, "-m", "acceptance")
 
 
 class Ran(msgspec.Struct):

@@ -8,8 +8,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gpudoctor.acceptance.command import packed, summary
-from gpudoctor.acceptance.run import Acceptance, AcceptanceRequest, AcceptanceRun, Item, result_of
+from acceptance.command import packed, summary
+from acceptance.run import Acceptance, AcceptanceRequest, AcceptanceRun, Item, result_of
 from gpudoctor.facts.captures import SourceError
 from gpudoctor.facts.captures.archives import ACCEPTANCE, FACTS, MEASURED, members, pack
 from gpudoctor.facts.captures.opened import read_file
@@ -85,4 +85,4 @@ def test_make_without_a_gpu_plays_a_driver_and_with_one_does_not(backend: str, b
     command = ["make", "--no-print-directory", "-n", "-o", ".venv/.installed", "gpu-acceptance", f"BACKEND={backend}"]
     said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60).stdout
     words = said.strip().splitlines()[-1].replace(".venv/bin/", "").split()
-    assert words == [*before, "python", "-m", "gpudoctor.acceptance", "--backend", backend]
+    assert words == [*before, "python", "-m", "acceptance", "--backend", backend]

@@ -15,15 +15,16 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from gpudoctor.acceptance.children import Guardian, beside, run_child
-from gpudoctor.acceptance.command import run_steps
-from gpudoctor.acceptance.driver_child import DriverReading
-from gpudoctor.acceptance.driver_steps import judged as judged_settings
-from gpudoctor.acceptance.quick_steps import verdicts
-from gpudoctor.acceptance.rate_steps import all_reduce, bus_bandwidth, judged, rate_item
-from gpudoctor.acceptance.run import AcceptanceRequest, AcceptanceRun, Item, Step, agreed, result_of
-from gpudoctor.acceptance.smi_step import compare, compared
-from gpudoctor.acceptance.steps import level_items, wanted_steps
+from acceptance.children import Guardian, beside, run_child
+from acceptance.command import run_steps
+from acceptance.driver_child import DriverReading
+from acceptance.driver_steps import judged as judged_settings
+from acceptance.plain_loops import HostCopies, LoopOrder, PlainFigures
+from acceptance.quick_steps import verdicts
+from acceptance.rate_steps import all_reduce, bus_bandwidth, judged, rate_item
+from acceptance.run import AcceptanceRequest, AcceptanceRun, Item, Step, agreed, result_of
+from acceptance.smi_step import compare, compared
+from acceptance.steps import level_items, wanted_steps
 from gpudoctor.checks.core.finding import Status, unknown
 from gpudoctor.checks.core.registry import all_checks
 from gpudoctor.checks.core.subject import of_rank
@@ -35,7 +36,6 @@ from gpudoctor.facts.model.measurements import Launch, Measurements, ProbeProble
 from gpudoctor.facts.model.missing import UNSUPPORTED, Missing
 from gpudoctor.facts.model.node import Source
 from gpudoctor.facts.simulated.load import apply_faults, load_node
-from gpudoctor.probes.compute.plain_loops import HostCopies, LoopOrder, PlainFigures
 from gpudoctor.process.own_program import own_python
 from gpudoctor.report.judge import Question, judge
 from gpudoctor.report.model import Report, SourceSummary
@@ -90,7 +90,7 @@ def test_the_figure_of_one_gpu_that_is_off_is_named_and_no_other() -> None:
 def test_the_plain_loops_run_on_a_cpu() -> None:
     order = msgspec.json.encode(LoopOrder((), "fp32", 128, 0.1)).decode()
     done = subprocess.run(
-        own_python("gpudoctor.probes.compute.plain_loops", "main", order), capture_output=True, check=True, timeout=120
+        own_python("acceptance.plain_loops", "main", order), capture_output=True, check=True, timeout=120
     )
     figures = msgspec.json.decode(done.stdout, type=PlainFigures)
     assert len(figures.gemm_tflops) == len(figures.copy_gb_s) == 1
@@ -242,7 +242,7 @@ def test_a_step_that_breaks_off_did_not_agree_and_the_next_one_runs(
         yield from ()
 
     run = AcceptanceRun(AcceptanceRequest(), tmp_path, "mark", lambda _: None)
-    monkeypatch.setattr("gpudoctor.acceptance.command.first_look", lambda run: None)
+    monkeypatch.setattr("acceptance.command.first_look", lambda run: None)
     steps = (
         Step("a", "breaks", 60.0, breaks),
         Step("b", "hangs", 0.5, hangs),
@@ -283,7 +283,7 @@ def test_a_driver_call_that_hangs_is_named_and_ends_the_reading(cache: Path) -> 
     """A GPU on which one call never returns: reading its driver reports which call, and does not wait forever."""
     command = [*COMMAND, "--node", "hgx-h100-8", "--fault", "driver-hang@3", "--"]
     done = subprocess.run(
-        [*command, *own_python("gpudoctor.acceptance.driver_child", "main", "1")],
+        [*command, *own_python("acceptance.driver_child", "main", "1")],
         env={**os.environ, "XDG_CACHE_HOME": str(cache), "PYTHONPATH": str(ROOT)},
         capture_output=True,
         check=True,

@@ -1,4 +1,4 @@
-"""`python -m gpudoctor.acceptance` as an operator sees it, with a simulated driver and nvidia-smi."""
+"""`python -m acceptance` as an operator sees it, with a simulated driver and nvidia-smi."""
 
 from __future__ import annotations
 
@@ -154,9 +154,7 @@ def test_a_signal_while_a_power_cap_is_set_takes_it_back(begin: Begin, number: s
     process, ran = begin(*only("settings"))
     try:
         wait_for(lambda: len(ran.set_to) == 1)
-        (own,) = (
-            child for child in psutil.Process(process.pid).children() if "gpudoctor.acceptance" in child.cmdline()
-        )
+        (own,) = (child for child in psutil.Process(process.pid).children() if "acceptance" in child.cmdline())
         family = own.children(recursive=True)
         own.send_signal(number)
         ran.out, ran.err = process.communicate(timeout=60)
@@ -228,7 +226,7 @@ def test_a_disk_that_fills_up_costs_the_archive_and_not_the_summary(accept: Acce
 )
 def test_a_wrong_option_is_exit_2_and_names_it(tmp_path: Path, options: tuple[str, ...], words: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "gpudoctor.acceptance", "-o", str(tmp_path / "a.tar.gz"), *options],
+        [sys.executable, "-m", "acceptance", "-o", str(tmp_path / "a.tar.gz"), *options],
         capture_output=True,
         text=True,
         check=False,

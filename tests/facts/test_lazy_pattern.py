@@ -14,7 +14,6 @@ from gpudoctor.lazy_pattern import LazyPattern, lazy_pattern
 
 # these need libraries of other environments, or run when imported
 _NOT_IMPORTED = (
-    "gpudoctor.acceptance.__main__",
     "gpudoctor.probes.frameworks",
     "gpudoctor.testing",
     "gpudoctor.cluster.check.ray",

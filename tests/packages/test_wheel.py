@@ -51,5 +51,5 @@ def test_the_sdist_builds_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
     with tarfile.open(sdist) as archive:
         archive.extractall(tmp_path, filter="data")
     tree = tmp_path / f"gpudoctor_cli-{gpudoctor.__version__}"
-    assert {"tests", "docs", "contrib", "Makefile", "LICENSE"} <= {path.name for path in tree.iterdir()}
+    assert {"acceptance", "tests", "docs", "contrib", "Makefile", "LICENSE"} <= {path.name for path in tree.iterdir()}
     assert build("wheel", tree, tmp_path / "again").read_bytes() == wheel.read_bytes()

@@ -10,8 +10,8 @@ from typing import Literal
 
 import msgspec
 
+from acceptance.children import EndedChild, OnLine, environment, run_child
 from gpudoctor import __version__
-from gpudoctor.acceptance.children import EndedChild, OnLine, environment, run_child
 from gpudoctor.errors import UserError
 from gpudoctor.facts.model.node import Node, from_json
 from gpudoctor.process.own_program import own_gpudoctor, own_python

@@ -20,9 +20,9 @@ from typing import TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from gpudoctor.acceptance.children import Guardian
-from gpudoctor.acceptance.driver_steps import read_cold
-from gpudoctor.acceptance.run import (
+from acceptance.children import Guardian
+from acceptance.driver_steps import read_cold
+from acceptance.run import (
     Acceptance,
     AcceptanceRequest,
     AcceptanceRun,
@@ -33,8 +33,8 @@ from gpudoctor.acceptance.run import (
     differs,
     result_of,
 )
-from gpudoctor.acceptance.smi_step import DUMP
-from gpudoctor.acceptance.steps import wanted_steps
+from acceptance.smi_step import DUMP
+from acceptance.steps import wanted_steps
 from gpudoctor.errors import UserError
 from gpudoctor.exit_codes import FAILED, OK
 from gpudoctor.facts.captures.archives import ACCEPTANCE, FACTS, KERNEL, MEASURED, REPORT, VERSIONS, pack

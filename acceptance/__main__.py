@@ -1,4 +1,4 @@
-"""`python -m gpudoctor.acceptance`."""
+"""`python -m acceptance`."""
 
 import signal
 import sys
@@ -9,7 +9,7 @@ def run() -> int:
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         # Ctrl-C while modules load: no traceback, nothing has started yet
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    from gpudoctor.cli.acceptance import main
+    from acceptance.options import main
 
     return main()
 

@@ -8,9 +8,9 @@ from time import sleep
 
 import msgspec
 
-from gpudoctor.acceptance.children import beside
-from gpudoctor.acceptance.run import AcceptanceRun, Item, agreed, could_not, differs
-from gpudoctor.probes.compute.plain_loops import LOOPS, NOTHING_TO_RUN_ON, LoadOrder
+from acceptance.children import beside
+from acceptance.plain_loops import LOOPS, NOTHING_TO_RUN_ON, LoadOrder
+from acceptance.run import AcceptanceRun, Item, agreed, could_not, differs
 from gpudoctor.process.own_program import own_python
 from gpudoctor.report.model import Report
 

@@ -152,7 +152,7 @@ class Guardian:
             with pipe_with_child("reads") as (self._life, watched):
                 order = UndoOrder(watched, self._commands, mark, str(folder) if folder else None)
                 self._process = Child(
-                    own_python("gpudoctor.acceptance.children", "main", msgspec.json.encode(order).decode()),
+                    own_python("acceptance.children", "main", msgspec.json.encode(order).decode()),
                     stdout=PIPE,
                     pass_fds=(watched,),
                     cwd=Path("/"),

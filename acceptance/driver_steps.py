@@ -15,11 +15,11 @@ from collections.abc import Iterator
 
 import msgspec
 
-from gpudoctor.acceptance.children import Guardian
-from gpudoctor.acceptance.driver_child import Call, DriverReading, where
-from gpudoctor.acceptance.quick_steps import loaded_gpus
-from gpudoctor.acceptance.run import AcceptanceRun, Item, StepError, agreed, could_not, differs
-from gpudoctor.acceptance.smi_step import SMI
+from acceptance.children import Guardian
+from acceptance.driver_child import Call, DriverReading, where
+from acceptance.quick_steps import loaded_gpus
+from acceptance.run import AcceptanceRun, Item, StepError, agreed, could_not, differs
+from acceptance.smi_step import SMI
 from gpudoctor.errors import UserError
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import known
@@ -172,7 +172,7 @@ def _limit(run: AcceptanceRun, gpu: Gpu) -> float | None:
 
 HANGS_S = 60.0  # limit of one call: without persistence mode 16 GPUs wake one after the other in 48 s
 _READING_S = 180.0
-_CHILD = ("gpudoctor.acceptance.driver_child", f"{HANGS_S:g}")
+_CHILD = ("acceptance.driver_child", f"{HANGS_S:g}")
 COLD, WARM = "nvml-cold.json", "nvml-warm.json"
 _COUNTERS = (3, 4, 5, 6, 94)  # field ids that may grow between two reads
 _SHOWN = 3

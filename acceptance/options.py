@@ -1,13 +1,13 @@
-"""`python -m gpudoctor.acceptance`: its options, and the request made of them."""
+"""`python -m acceptance`: its options, and the request made of them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from gpudoctor.acceptance.command import accept
-from gpudoctor.acceptance.run import AcceptanceRequest
-from gpudoctor.acceptance.steps import NAMES
+from acceptance.command import accept
+from acceptance.run import AcceptanceRequest
+from acceptance.steps import NAMES
 from gpudoctor.cli.guarded import guarded
 from gpudoctor.cli.options import output_option, up_to
 from gpudoctor.cli.parsing import Parser
@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parsed(argv: Sequence[str] | None, names: Sequence[str]) -> tuple[AcceptanceRequest, Path | None]:
     """The request and the path of the archive. Exits as argparse does if the options are wrong."""
     parser = Parser(
-        prog="python -m gpudoctor.acceptance",
+        prog="python -m acceptance",
         description="Compare gpudoctor with nvidia-smi, plain torch loops and nccl-tests on this node, and write all "
         "of it into one archive. Takes about 10 minutes on one GPU and 20 on eight.",
         epilog=f"steps: {', '.join(names)}. Exit codes: 0 all agreed, 1 something did not agree, 2 it could not run, "

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from gpudoctor.acceptance.run import AcceptanceRun, Item, agreed, could_not, differs
+from acceptance.run import AcceptanceRun, Item, agreed, could_not, differs
 from gpudoctor.facts.captures import SourceError
 from gpudoctor.facts.captures.nvidia_smi.query_dump import SmiDump
 from gpudoctor.facts.captures.nvidia_smi.query_xml import parse_smi_xml

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from gpudoctor.acceptance.quick_steps import loaded_gpus
-from gpudoctor.acceptance.run import AcceptanceRun, Item, StepError, agreed, could_not, differs
+from acceptance.plain_loops import LOOPS, NOTHING_TO_RUN_ON, HostCopies, LoopOrder, PlainFigures
+from acceptance.quick_steps import loaded_gpus
+from acceptance.run import AcceptanceRun, Item, StepError, agreed, could_not, differs
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.system.sysfs import parse_cpu_list
-from gpudoctor.probes.compute.plain_loops import LOOPS, NOTHING_TO_RUN_ON, HostCopies, LoopOrder, PlainFigures
 from gpudoctor.process.own_program import own_python
 
 TOLERANCE = 0.03  # from the issue: two programs doing the same on the same GPU within a minute

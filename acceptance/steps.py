@@ -8,11 +8,11 @@ from time import monotonic, sleep
 
 import msgspec
 
-from gpudoctor.acceptance.children import MARK
-from gpudoctor.acceptance.driver_steps import driver, settings
-from gpudoctor.acceptance.quick_steps import quick, under_load, verdicts
-from gpudoctor.acceptance.rate_steps import all_reduce, rates
-from gpudoctor.acceptance.run import (
+from acceptance.children import MARK
+from acceptance.driver_steps import driver, settings
+from acceptance.quick_steps import quick, under_load, verdicts
+from acceptance.rate_steps import all_reduce, rates
+from acceptance.run import (
     AcceptanceRequest,
     AcceptanceRun,
     Item,
@@ -23,7 +23,7 @@ from gpudoctor.acceptance.run import (
     found_none,
     shm_entries,
 )
-from gpudoctor.acceptance.smi_step import facts
+from acceptance.smi_step import facts
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import known
 from gpudoctor.facts.model.node import Node

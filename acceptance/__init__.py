@@ -1,0 +1,1 @@
+"""`python -m acceptance`: compares gpudoctor with other tools on a real GPU node, in one run and archive."""

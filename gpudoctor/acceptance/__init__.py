@@ -1,1 +1,0 @@
-"""`python -m gpudoctor.acceptance`: compares gpudoctor with other tools on a real GPU node, in one run and archive."""
