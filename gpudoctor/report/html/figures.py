@@ -168,8 +168,9 @@ def _burn(burn: Burn | None, name: RankName) -> Iterator[Part]:
         head = ("figure", "rank", "unit", "at first", "at last", "change", "lowest", "highest")
         yield Rows(head, tuple(_course(series, name) for series in burn.series), "Course over the rounds")
     if not isinstance(burn.counters, Missing) and burn.counters:
-        head = ("GPU", "counters that grew", "not read")
-        yield Rows(head, tuple(map(_counters, burn.counters)), "Counters over the burn")
+        yield Rows(
+            ("GPU", "counters that grew", "not read"), tuple(map(_counters, burn.counters)), "Counters over the burn"
+        )
     if not isinstance(burn.kernel_events, Missing) and burn.kernel_events:
         yield Lines("\n".join(event.text for event in burn.kernel_events), "New lines in the kernel log")
 

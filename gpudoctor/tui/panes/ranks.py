@@ -19,14 +19,14 @@ from gpudoctor.facts.model.node import Node
 from gpudoctor.facts.model.telemetry import Spread
 from gpudoctor.output import printable
 from gpudoctor.report.model import Report, findings_of
-from gpudoctor.report.tables.devices import gpu_of_rank, on_cpus, training_table
+from gpudoctor.report.tables.devices import STEP_PARTS, gpu_of_rank, on_cpus, step_parts_ms, training_table
 from gpudoctor.tui.labels import WORDS, style_of, worst_first
 from gpudoctor.tui.panes.pane import DrawnPane, RunWanted, put
 from gpudoctor.tui.widgets.bars import nice_limit, plot_lines, stacked
 from gpudoctor.tui.widgets.lines import hanging
 from gpudoctor.units import exact_time_text, short_figure, size_text
 
-_SIGNS = {"compute": "█", "wait": "░", "data": "▒"}
+_SIGNS = dict(zip(STEP_PARTS, "█░▒╌", strict=True))
 _PLOT_HEIGHT, _PLOT_WIDTH_MAX = 9, 100  # an odd height has a middle line to label
 _BAR_WIDTH_MAX = 80
 _WIDE = 100
@@ -124,7 +124,9 @@ def _bars(
     table = training_table(training, partial(_name, measurements, node), "NaN").rows
     longest = max((len(WORDS[finding.status]) for finding in uneven.values()), default=-1)
     who_width = max((len(row[0]) for row in table), default=0) + longest + 3
-    limit = nice_limit(max((sum(max(part, 0.0) for part in step_parts_ms(rank)) for rank in training.ranks), default=0.0))
+    limit = nice_limit(
+        max((sum(max(part, 0.0) for part in step_parts_ms(rank)) for rank in training.ranks), default=0.0)
+    )
     wide = width >= _WIDE
     tail = _tail_head(wide)
     room = max(min(width - who_width - len(tail) - 2, _BAR_WIDTH_MAX), 10)
