@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from gpudoctor.cluster.fleet.judge import outlier_words
 from gpudoctor.cluster.fleet.model import (
+    OUTLIER,
     WORST_FIRST,
     ConfigDrift,
     FaultKind,
@@ -28,6 +29,7 @@ from gpudoctor.report.html.parts import (
     Part,
     Rows,
     Section,
+    Short,
     Spread,
     Strong,
     Unfold,
@@ -88,8 +90,10 @@ def _do(fleet: Fleet) -> tuple[Section, ...]:
     unknown = [row.name for row in fleet.nodes if row.verdict == "unknown"]
     steps: list[Cell] = [("Take out of the queue:", Code(hostlist(failed)))] if failed else []
     steps += [("Check again, since no verdict is known:", Code(hostlist(unknown)))] if unknown else []
-    kinds = [kind.check for kind in fleet.faults if kind.status == "fail"]
-    steps += [(f"What helps against {kind}:", Command(f"gpudoctor explain {kind}")) for kind in kinds]
+    kinds = [kind.check for kind in fleet.faults if kind.status == "fail" and kind.check != OUTLIER]
+    steps += [("What helps against each fault:", *(Command(f"gpudoctor explain {kind}") for kind in kinds))] * bool(
+        kinds
+    )
     return section("What to do", (Items(tuple(steps), "steps"),) if steps else (), "do")
 
 
@@ -110,7 +114,7 @@ def _node(row: NodeRow, fleet: Fleet) -> tuple[Cell, ...]:
     faults = tuple(f"{fault.check}: {fault.headline}" for fault in row.faults)
     why = Items(faults) if faults and row.verdict == "fail" else row.reason
     name = (Strong(row.name), fleet.marks_of(row))
-    return Chip(row.verdict), name, why, row.level, row.started_at or "not known"
+    return Chip(row.verdict), name, why, row.level, Short(row.started_at or "not known", row.place)
 
 
 def _outliers(fleet: Fleet) -> tuple[Section, ...]:

@@ -78,7 +78,7 @@ def _problem(problem: ProbeProblem) -> Card:
     where += [] if problem.rank is None else [f"rank {problem.rank}"]
     where += [] if problem.phase is None else [problem.phase]
     output = (Lines("\n".join(problem.output)),) if problem.output else ()
-    return Card("unknown", (Strong(", ".join(where)), f": {problem.text}"), "", output)
+    return Card("unknown", (Strong(f"{', '.join(where)}:"), problem.text), "", output)
 
 
 def _training(report: Report, name: RankName, measured_on: str) -> Iterator[Part]:

@@ -34,7 +34,7 @@ class Strong(Struct, frozen=True):
 
 
 class Short(Struct, frozen=True):
-    """Text in place of a longer one, which shows under the pointer."""
+    """Text on one line, in place of a longer one, which shows under the pointer."""
 
     text: str
     full: str
