@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
+from math import inf
 from pathlib import PurePath
 
 from gpudoctor.diagnose.causes import text_of_cause
@@ -88,25 +90,23 @@ def short_paths(files: Iterable[str]) -> dict[str, str]:
 
 
 def in_order(answer: Diagnosis) -> list[TimelineEntry]:
-    """The timeline with undated lines between the dated ones of their file, a cause before what follows from it."""
+    """The timeline with undated lines between the dated ones of their file, and a cause before what follows from it."""
+    both = list(zip(answer.timeline, _times_s(answer.timeline), strict=True))
     dated: dict[str, list[tuple[int, float]]] = {}
-    times = _times_s(answer.timeline)
-    for entry, time_s in zip(answer.timeline, times, strict=True):
+    for entry, time_s in sorted(both, key=lambda each: each[0].line):
         if time_s is not None:
             dated.setdefault(entry.file, []).append((entry.line, time_s))
 
     def place(entry: TimelineEntry, time_s: float | None) -> tuple[float, bool, bool, str, int]:
-        guessed = time_s is None
-        if time_s is None:
-            own = dated.get(entry.file, [])
-            before = max(((line, at) for line, at in own if line <= entry.line), default=None)
-            after = min(((line, at) for line, at in own if line > entry.line), default=None)
-            # what a launcher reports at the end may be older than the lines before it
-            bounds = [each[1] for each in (before, after) if each is not None]
-            time_s = max(bounds, default=float("inf"))
-        return time_s, _kind(answer, entry) != "cause", not guessed, entry.file, entry.line
+        is_cause = _kind(answer, entry) == "cause"
+        if time_s is not None:
+            return time_s, not is_cause, True, entry.file, entry.line
+        own = dated.get(entry.file, [])
+        after = bisect_left(own, (entry.line, 0.0))
+        # what a launcher reports at the end of a file may be older than the lines before it
+        near = max((at for _, at in own[max(after - 1, 0) : after + 1]), default=-inf if is_cause else inf)
+        return near, not is_cause, False, entry.file, entry.line
 
-    both = zip(answer.timeline, times, strict=True)
     return [entry for entry, _ in sorted(both, key=lambda each: place(*each))]
 
 

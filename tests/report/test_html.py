@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from functools import cache
 from html.parser import HTMLParser
@@ -325,3 +327,19 @@ def test_odd_figures_of_a_stranger_break_nothing() -> None:
     page = render_html(odd)
     assert "nan" not in page
     assert "inf" not in re.sub(r"[a-z]*info?[a-z]*", "", page)
+
+
+def test_the_page_says_what_to_do_before_the_evidence_and_folds_the_rest() -> None:
+    page = render_html(full())
+    order = ('class="word"', 'id="do"', 'id="problems"', 'id="ranks"', 'id="checks"', 'id="topology"', 'id="run"')
+    assert [page.index(mark) for mark in order] == sorted(page.index(mark) for mark in order)
+    assert '<details class="rest" id="topology">' in page
+    assert '<code class="command">gpudoctor check collective</code>' in page
+
+
+def test_only_a_page_imports_the_template_engine() -> None:
+    code = "import sys; from gpudoctor.cli.main import main; main(); print(*sys.modules, file=sys.stderr)"
+    for form, expected in (("json", False), ("html", True)):
+        argv = ("check", "--node", "rtx4090-4", "--level", "quick", "--format", form)
+        done = subprocess.run([sys.executable, "-c", code, *argv], capture_output=True, text=True, check=False)
+        assert ("jinja2" in done.stderr.split()) == expected, done.stderr
