@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import inf
 from pathlib import PurePath
 
@@ -125,6 +125,13 @@ def _times_s(timeline: Iterable[TimelineEntry]) -> list[float | None]:
     return times
 
 
+def _kinds(answer: Diagnosis, ordered: Sequence[TimelineEntry]) -> list[str]:
+    """The kind of each entry; nobody is a victim before the cause."""
+    kinds = [_kind(answer, entry) for entry in ordered]
+    first = kinds.index("cause") if "cause" in kinds else 0
+    return ["event"] * first + kinds[first:]
+
+
 def _kind(answer: Diagnosis, entry: TimelineEntry) -> str:
     """Whether the entry shows the cause, a victim, or something else."""
     cause, line = answer.cause, (entry.file, entry.line)
@@ -146,11 +153,11 @@ def _lanes(answer: Diagnosis, timeline: list[TimelineEntry]) -> Iterator[Part]:
     times = [time_s for time_s in _times_s(timeline) if time_s is not None]
     by_time = len(times) == len(timeline) and max(times) > min(times)
     marks: dict[str, list[Mark]] = {}
-    for number, entry in enumerate(timeline):
+    for number, (entry, kind) in enumerate(zip(timeline, _kinds(answer, timeline), strict=True)):
         at = (times[number] - times[0]) / (times[-1] - times[0]) if by_time else (number + 0.5) / len(timeline)
         text = f"{entry.time or 'no time'}: {entry.what}: {entry.text}"
         who = f"rank {entry.rank}" if entry.rank is not None else entry.host or "no rank named"
-        marks.setdefault(who, []).append(Mark(min(max(at, 0.0), 1.0), _kind(answer, entry), text))
+        marks.setdefault(who, []).append(Mark(min(max(at, 0.0), 1.0), kind, text))
     worst = {"cause": 0, "victim": 1, "event": 2}
     lanes = [Lane(name, tuple(each)) for name, each in marks.items()]
     lanes.sort(key=lambda lane: min(worst[mark.kind] for mark in lane.marks))
@@ -195,8 +202,8 @@ def _rest(answer: Diagnosis, timeline: list[TimelineEntry], paths: Paths) -> Ite
     if timeline:
         chips: dict[str, Cell] = {"cause": Chip("fail", "CAUSE"), "victim": Chip("warn", "VICTIM"), "event": ""}
         rows = tuple(
-            (e.time or "-", chips[_kind(answer, e)], _who(e.rank, e.host), e.what, _path(e.file, e.line, paths), e.text)
-            for e in timeline
+            (e.time or "-", chips[kind], _who(e.rank, e.host), e.what, _path(e.file, e.line, paths), e.text)
+            for e, kind in zip(timeline, _kinds(answer, timeline), strict=True)
         )
         words = "Each host by its own clock; a line without a time stands between its neighbours in the file."
         head = ("time", "", "who", "what", "line", "text")

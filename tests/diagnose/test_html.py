@@ -81,7 +81,7 @@ def places(answer: Diagnosis) -> list[tuple[str, str]]:
 
 
 def test_lanes_are_on_a_time_axis_over_midnight_with_the_cause_first() -> None:
-    assert places(DATED) == [("cause", "25.0"), ("victim", "0.0"), ("victim", "50.0"), ("victim", "100.0")]
+    assert places(DATED) == [("cause", "25"), ("event", "0"), ("victim", "50"), ("victim", "100")]
     page = render_html(DATED)
     assert "<span>23:59:58.000</span><span>00:00:02.000</span>" in page
     assert "Each host by its own clock." in page
