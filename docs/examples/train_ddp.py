@@ -1,9 +1,11 @@
-"""A small DDP training on CPU or GPU that can be made to fail, to try `gpudoctor diagnose` on.
+"""A small DDP training on CPU or GPU that can be made to fail, to try `gpudoctor run` and `gpudoctor diagnose` on.
 
+    gpudoctor run -- torchrun --standalone --nproc-per-node 2 docs/examples/train_ddp.py --slow-rank 1
     torchrun --standalone --nproc-per-node 4 docs/examples/train_ddp.py --hang 2 2>&1 | tee hang.log
     gpudoctor diagnose hang.log
 
 Each option names the RANK that goes wrong, at step `--at`. `--timeout` is that of the process group in seconds.
+`--die` is `--exception`; `--slow-rank` computes more in every step.
 `--dumps DIR` has every rank write its flight recorder there, while it waits or hangs.
 """
 
@@ -31,7 +33,9 @@ def main() -> None:
     """Train a small model, and go wrong where told to."""
     parser = argparse.ArgumentParser()
     for fault in FAULTS:
-        parser.add_argument(f"--{fault}", type=int, metavar="RANK")
+        names = ("--exception", "--die") if fault == "exception" else (f"--{fault}",)
+        parser.add_argument(*names, type=int, metavar="RANK")
+    parser.add_argument("--slow-rank", type=int, metavar="RANK")
     parser.add_argument("--at", type=int, default=12, help="the step at which it goes wrong")
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--timeout", type=float, default=20.0)
@@ -60,6 +64,8 @@ def main() -> None:
             print("early stopping: no improvement in 8 evaluations", flush=True)
             os._exit(0)
         loss = model(torch.randn(32, 256, device=device)).pow(2).mean()
+        if args.slow_rank == rank:
+            compute_more(model.module, device)
         if step == args.at and args.nan == rank:
             raise FloatingPointError(f"step {step}: loss is nan")
         optimizer.zero_grad()
@@ -74,6 +80,13 @@ def main() -> None:
     dist.destroy_process_group()
     if rank == 0:
         print("training finished", flush=True)
+
+
+def compute_more(module: nn.Module, device: torch.device) -> None:
+    """What makes the slow rank slow: as if its device computed at half the speed."""
+    with torch.no_grad():
+        for _ in range(4):
+            module(torch.randn(32, 256, device=device))
 
 
 def write_dump(folder: Path, rank: int) -> None:

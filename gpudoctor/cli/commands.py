@@ -17,6 +17,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "list": "every check: id, level, title",
     },
     "Job": {
+        "run": "your own training, watched and judged",
         "diagnose": "what happened first in a failed or hanging job, and why",
     },
     "Watch": {

@@ -36,7 +36,7 @@ _WIDEST = 140
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
         "exit codes: 0 nothing wrong found, 1 a cause found, 2 nothing could be read or recognised, "
-        "3 something is wrong and the cause unknown"
+        "3 the cause is unknown, or nothing shows that the job moved, ended or was read"
     )
     parser.add_argument(
         "sources",
@@ -87,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
     if args.redact:
         answer = diagnosis.redacted_diagnosis(answer)
     write_output(_rendered(args, answer), args)
-    return COULD_NOT if answer.not_recognised else _CODES[answer.verdict]
+    return COULD_NOT if not answer.recognised else _CODES[answer.verdict]
 
 
 def _sources(args: argparse.Namespace) -> tuple[list[sources.LogSource], list[diagnosis.Unread]]:

@@ -20,10 +20,11 @@ with lazy_imports():
     import shutil
 
     from gpudoctor.checks.core import registry
-    from gpudoctor.checks.gpu import xid_codes
     from gpudoctor.diagnose import causes
     from gpudoctor.facts.simulated import load
     from gpudoctor.report import check_docs, markdown_text
+    from gpudoctor.run.findings import run_check
+    from gpudoctor.statements import xids
 
 _XID = re.compile(r"(?:xid[ :#]*)?(\d{1,5})", re.IGNORECASE)
 _HOW_BAD = {
@@ -59,15 +60,20 @@ def run(args: argparse.Namespace) -> int:
 
 def _page_of(name: str) -> str:
     """The pages of a name, as Markdown."""
-    checks = [each for each in registry.all_checks() if registry.matches(each, name)]
+    checks = [each for each in _checks() if registry.matches(each, name)]
     if checks:
         return "\n\n".join(map(check_docs.page_text, checks))
     for find in (_page_of_cause, _page_of_fault, _page_of_xid, _search):
         page = find(name)
         if page is not None:
             return page
-    known = [*(check.id for check in registry.all_checks()), *causes.CAUSES, *load.fault_names()]
+    known = [*(check.id for check in _checks()), *causes.CAUSES, *load.fault_names()]
     raise UserError(f"nothing is called {printable(name)[:60]!r}{nearest_words(name, known)}; see: gpudoctor list")
+
+
+def _checks() -> tuple[registry.Check, ...]:
+    """The checks of a node, and those of a run."""
+    return (*registry.all_checks(), *run_check.run_checks())
 
 
 def _page_of_cause(name: str) -> str | None:
@@ -94,7 +100,7 @@ def _page_of_xid(name: str) -> str | None:
     match = _XID.fullmatch(name)
     if match is None:
         return None
-    xid = xid_codes.xid(int(match[1]))
+    xid = xids.xid(int(match[1]))
     return (
         f"# Xid {xid.code}: {xid.words}\n\nIn a recent kernel log: {_HOW_BAD[xid.bucket]}.\n\n{xid.advice}\n\n"
         "How gpudoctor judges all of them: `gpudoctor explain gpu.xid`. Source: NVIDIA's Xid catalogue.\n"
@@ -111,13 +117,13 @@ def _search(name: str) -> str | None:
 
 def _topics() -> Iterator[tuple[str, str, str]]:
     """The name, the title and the text of everything that has a page."""
-    for check in registry.all_checks():
+    for check in _checks():
         yield check.id, check.title, f"{check.id} {check.title} {check_docs.page_text(check)}"
     for what, cause in causes.CAUSES.items():
         yield what, cause.title, f"{what} {cause.title} {' '.join(cause.steps)}"
     for fault in load.faults():
         yield fault.name, fault.title, f"{fault.name} {fault.title}"
-    for xid in xid_codes.XIDS.values():
+    for xid in xids.XIDS.values():
         yield f"Xid {xid.code}", xid.words, f"Xid {xid.code} {xid.words}"
 
 

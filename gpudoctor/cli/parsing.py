@@ -11,6 +11,8 @@ from gpudoctor.cli.commands import COMMANDS, EXIT_CODES, QUESTION, module_of
 from gpudoctor.errors import UserError, nearest_names
 from gpudoctor.output import printable, write_stdout
 
+_BEFORE_A_PROGRAM = ("fake-driver", "run")  # what follows -- is not theirs
+
 
 def parsed(given: list[str]) -> argparse.Namespace:
     """The parsed arguments, plus `argv` as given. Raise UserError if they are wrong; exit 0 after a help text."""
@@ -48,8 +50,8 @@ def _parsed(given: list[str]) -> argparse.Namespace:
     options, program = _before_program(command, given[1:])
     args, strange = parser.parse_known_args(options)
     if strange:
-        _refuse_unknown(parser, strange, lacks_dashes=command == "fake-driver" and not program)
-    if command == "fake-driver":
+        _refuse_unknown(parser, strange, lacks_dashes=command in _BEFORE_A_PROGRAM and not program)
+    if command in _BEFORE_A_PROGRAM:
         args.program = program
     args.command = command
     _refuse_lone_dashes(parser, args)
@@ -57,8 +59,8 @@ def _parsed(given: list[str]) -> argparse.Namespace:
 
 
 def _before_program(command: str, words: list[str]) -> tuple[list[str], list[str]]:
-    """The options of fake-driver, and the program behind `--`, which argparse must not interpret."""
-    if command != "fake-driver" or "--" not in words:
+    """The options of a command that starts a program, and that program, which argparse must not interpret."""
+    if command not in _BEFORE_A_PROGRAM or "--" not in words:
         return words, []
     place = words.index("--")
     return words[:place], words[place + 1 :]
@@ -85,7 +87,9 @@ def _fixed_width(prog: str) -> argparse.HelpFormatter:
 
 def _refuse_unknown(parser: argparse.ArgumentParser, strange: list[str], *, lacks_dashes: bool) -> NoReturn:
     if lacks_dashes:
-        raise UserError(f"fake-driver needs -- before the program, as in: -- {printable(' '.join(strange))}")
+        raise UserError(
+            f"{parser.prog.split()[-1]} needs -- before the program, as in: -- {printable(' '.join(strange))}"
+        )
     options = [option for action in parser._actions for option in action.option_strings]
     hint = nearest_words(strange[0].partition("=")[0], options) if strange[0].startswith("-") else ""
     parser.error(f"unrecognized arguments: {' '.join(strange)}{hint}")

@@ -22,6 +22,7 @@ _TYPES = {
     "fleet": ("gpudoctor.cluster.fleet.model", "Fleet"),
     "comparison": ("gpudoctor.cluster.baseline.compare", "Comparison"),
     "plan": ("gpudoctor.plan.model", "Plan"),
+    "run": ("gpudoctor.run.report", "RunReport"),
     "diagnosis": ("gpudoctor.diagnose.diagnosis", "Diagnosis"),
 }
 

@@ -20,11 +20,11 @@ from gpudoctor.diagnose.events import Event
 from gpudoctor.diagnose.follow import Stall
 from gpudoctor.diagnose.gather import GatheredLogs
 from gpudoctor.diagnose.infer import first_failed_attempt, hypotheses, recovered
-from gpudoctor.diagnose.job import Job, clock_skews
+from gpudoctor.diagnose.job import Job, clock_skews, is_work
 from gpudoctor.diagnose.node_reports import NodeReport, weigh
-from gpudoctor.diagnose.rules.direct import bare_exceptions
 from gpudoctor.diagnose.rules.model import Hypothesis
-from gpudoctor.diagnose.rules.silence import last_words, unfinished_start, unknown_errors
+from gpudoctor.diagnose.rules.said import failed_saying, statements, stood_still, unknown_errors
+from gpudoctor.diagnose.rules.silence import unfinished_start
 
 _MOST_VICTIMS = 64
 _MOST_OTHERS = 5
@@ -43,9 +43,10 @@ def diagnose(gathered: GatheredLogs, reports: Iterable[NodeReport] = ()) -> Diag
         if healed
         else (
             hypotheses(job, gathered.dumps, gathered.stacks)
-            or bare_exceptions(job)
+            or failed_saying(job, job.attempts - 1)
             or unfinished_start(job)
             or unknown_errors(job)
+            or stood_still(job)
         )
     )
     answer = Diagnosis(
@@ -57,12 +58,13 @@ def diagnose(gathered: GatheredLogs, reports: Iterable[NodeReport] = ()) -> Diag
         timeline=_timeline(job),
     )
     if not found:
-        said = [e for e in last_words(job) if gathered.files[e.file].like_a_job]
+        said = [e for e in statements(job, None) if gathered.files[e.file].like_a_job]
         lines = _evidence(Hypothesis(what="", events=said[:_MOST_LAST_WORDS]), gathered)
         return msgspec.structs.replace(
             answer,
-            verdict="nothing" if gathered.knows_a_line() else "unknown",
-            reason=_nothing_reason(gathered),
+            verdict="unknown" if (doubt := _doubt(job, gathered)) else "nothing",
+            reason=doubt or _nothing_reason(gathered),
+            recognised=gathered.knows_a_line(),
             unexplained=tuple(lines),
         )
     best, confidence, notes = weigh(found[0], list(reports))
@@ -92,16 +94,29 @@ def stalled(answer: Diagnosis, stall: Stall) -> Diagnosis:
     return msgspec.structs.replace(answer, verdict="unknown", cause=cause, collect=COLLECT, reason="")
 
 
-def _nothing_reason(gathered: GatheredLogs) -> str:
+def _doubt(job: Job, gathered: GatheredLogs) -> str:
+    """Why finding nothing proves nothing; empty if the job moved or ended, and all of it was read."""
     if not gathered.files:
         return "no file to read"
-    strange = [file for file in gathered.files if file.text and not file.like_a_job]
     if not gathered.knows_a_line():
-        lines = sum(file.lines for file in strange)
+        lines = sum(file.lines for file in gathered.files if file.text and not file.like_a_job)
         return (
             f"{f'none of {lines} lines' if lines else 'no line'} is known as output of a training, its launcher or a "
-            "kernel; give the job's own output and the logs of its ranks"
+            "kernel: no log of a job; give the job's own output and the logs of its ranks"
         )
+    if gathered.unread:
+        names = ", ".join(each.file for each in gathered.unread[:3]) + (", ..." if len(gathered.unread) > 3 else "")
+        return f"nothing in what could be read says that something failed; not read: {names}"
+    if not (gathered.dumps or gathered.stacks or any(is_work(e) or e.number("complete") for e in job.events)):
+        return (
+            "nothing in it says that something failed, and nothing shows that the job moved or ended: one that never "
+            "started, or hangs, looks the same"
+        )
+    return ""
+
+
+def _nothing_reason(gathered: GatheredLogs) -> str:
+    strange = [file for file in gathered.files if file.text and not file.like_a_job]
     words = "nothing in it says that something failed"
     return f"{words}; {len(strange)} of {len(gathered.files)} not recognised as logs" if strange else words
 
@@ -189,7 +204,7 @@ def _next_steps(cause: Cause, checks: tuple[str, ...]) -> Iterable[NextStep]:
 
 
 def _timeline(job: Job) -> tuple[TimelineEntry, ...]:
-    shown = [e for e in job.events if e.role not in ("fact", "progress")]
+    shown = [e for e in job.events if e.role not in ("fact", "said", "progress")]
     shown.sort(key=lambda e: (e.attempt, e.time_s is None, e.time_s or 0, e.file, e.line))
     return tuple(
         TimelineEntry(

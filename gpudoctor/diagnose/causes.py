@@ -86,6 +86,7 @@ CAUSES: dict[str, CauseText] = {
     "gpu_ecc": _c("gpu-fault", "the memory of a GPU failed (uncorrectable ECC)", "Drain the node, reset the GPU; replace it if it comes again.", checks="gpu.ecc gpu.memory-repair"),
     "nvlink_failed": _c("gpu-fault", "an access over NVLink failed: the link or the other GPU", "Read the kernel logs of all nodes of that NVLink domain: Xids 74 and 144 to 150, SXids.", "Drain the node, reset its GPUs; replace what comes again.", checks="nvlink.errors nvlink.links nvlink.fabric gpu.xid"),
     "gpu_lost": _c("gpu-fault", "a GPU no longer answers", "Drain the node and power-cycle it; reseat the card if it comes again.", checks="gpu.lost pcie.errors"),
+    "gpu_reset_required": _c("gpu-fault", "a GPU must be reset before it works again", "Drain the node and reset the GPU; read the kernel log for why.", checks="gpu.lost gpu.xid"),
     "kernel_hang": _c("gpu-fault", "a process or processor hangs in the kernel", "Read the call trace below that line: nvidia functions mean the driver, those of nfs or lustre the file system.", checks="gpu.xid driver.responsive"),
     "gpu_xid": _c("gpu-fault", "the driver reported a fault of a GPU (Xid)", "See gpudoctor explain gpu.xid for the code.", checks="gpu.xid"),
     "nccl_cuda_unknown": _c("nccl-error", "a CUDA call of NCCL failed; which, is not in this text", _NCCL_AGAIN, checks="gpu.xid env.torch"),
@@ -135,6 +136,7 @@ CAUSES: dict[str, CauseText] = {
     "victims_only": _c("victims-only", "only ranks speak that lost another one", "Read the log of rank 0 (it holds the store) and of the ranks that are silent."),
     "launcher_table_only": _c("victims-only", "only the launcher speaks: exit codes, no errors", "Keep the stderr of each rank: torchrun --log-dir DIR --redirects 3 --tee 3, srun -l; decorate main with torch's @record."),
     "unknown_error": _c("unknown-error", "the last error is in words that gpudoctor does not know", "Read the line that is shown, and what stands before it."),
+    "failed_saying": _c("failed-saying", "a program failed, and this is what it said", "Read the sentence that is quoted: no rule knows it, but it is the first that the job did not outlive.", "Then what stands right before it in that log."),
     "stalled": _c("nccl-timeout", "the job stands still, and no line says why", _STACKS, "ncclras shows who launched fewer operations (NCCL 2.24 and newer)."),
     "recovered": _c("ended-from-outside", "an attempt failed, and a later one ended well", "Nothing to do for this job; the first attempt's cause is named above."),
 }  # fmt: skip
@@ -148,9 +150,21 @@ COLLECT = (
 )
 
 
+_HARDWARE = ("gpu_ecc", "gpu_reset_required", "gpu_lost", "gpu_xid", "nvlink_failed", "wrong_results")
+_LOOK_FIRST = (
+    "Look before you drain: only the job's output says so. Read dmesg -T on that node and run the checks below there; "
+    "their reports (--reports) confirm it or not.",
+)
+
+
 def text_of_cause(what: str) -> CauseText:
     """The text for a value of `cause.what`; a plain one for a value without a row."""
     return CAUSES.get(what) or CauseText(what.replace("_", " "), "victims-only", ())
+
+
+def steps_for(what: str, confidence: str) -> tuple[str, ...]:
+    """What to do; what only a job's own output says of hardware is looked at before a node is drained for it."""
+    return _LOOK_FIRST if what in _HARDWARE and confidence != "certain" else text_of_cause(what).steps
 
 
 def page_names() -> list[str]:

@@ -16,6 +16,8 @@ BLOCK_BYTES = 1 << 20
 MAX_LINE_BYTES = 1 << 16
 _HEAD_BYTES = 4096
 _MAX_DUMP_BYTES = 256 << 20
+_MAX_XZ_MEMORY = 192 << 20  # xz -9 needs 65 MiB
+_MOST_UNPACKED_BYTES = 1 << 30  # or a hundred times the packed size, if that is more: logs reach twenty
 _ZSTD_STEP_BYTES = 1 << 10  # unpacks to 32 MiB at most
 _GZIP, _XZ, _ZSTD, _BZIP2 = b"\x1f\x8b", b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd", b"BZh"
 
@@ -25,10 +27,10 @@ class UnreadableError(Exception):
 
 
 class TruncatedError(UnreadableError):
-    """A compressed source ends too early; all that came before the cut has been yielded."""
+    """A compressed source ends too early, or never; all that came before has been yielded."""
 
-    def __init__(self) -> None:
-        super().__init__("the compressed data ends too early: only what comes before was read")
+    def __init__(self, reason: str = "the compressed data ends too early: only what comes before was read") -> None:
+        super().__init__(reason)
 
 
 def is_plain(source: LogSource) -> bool:
@@ -109,7 +111,14 @@ def raw_blocks(source: LogSource) -> Iterator[bytes]:
             yield from _blocks_of(stream, source.name)
             return
         with source.path.open("rb") as file:
-            yield from _blocks_of(file, source.name)
+            unpacked = 0
+            for block in _blocks_of(file, source.name):
+                yield block
+                unpacked += len(block)
+                if unpacked > max(_MOST_UNPACKED_BYTES, 100 * source.bytes) and unpacked > source.bytes:
+                    raise TruncatedError(
+                        f"it unpacks to more than {unpacked >> 20} MiB: only what comes before was read"
+                    )
     except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
         words = getattr(error, "strerror", None) or str(error) or type(error).__name__
         raise UnreadableError(words.partition("\n")[0]) from None
@@ -151,7 +160,7 @@ def _gunzipped(head: bytes, stream: IO[bytes]) -> Iterator[bytes]:
 
 def _unxz(head: bytes, stream: IO[bytes]) -> Iterator[bytes]:
     """All streams of an xz file, with padding between them. Raises TruncatedError."""
-    inflater = lzma.LZMADecompressor()
+    inflater = lzma.LZMADecompressor(memlimit=_MAX_XZ_MEMORY)
     data = head
     while data or not inflater.needs_input:
         out = inflater.decompress(data, BLOCK_BYTES)
@@ -162,7 +171,7 @@ def _unxz(head: bytes, stream: IO[bytes]) -> Iterator[bytes]:
             data = inflater.unused_data.lstrip(b"\0")
             while len(data) < len(_XZ) and (more := stream.read(BLOCK_BYTES)):
                 data = (data + more).lstrip(b"\0")
-            inflater = lzma.LZMADecompressor()
+            inflater = lzma.LZMADecompressor(memlimit=_MAX_XZ_MEMORY)
             if not data.startswith(_XZ):
                 return
         elif inflater.needs_input:

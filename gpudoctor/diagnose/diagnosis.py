@@ -99,7 +99,8 @@ class Unread(msgspec.Struct, frozen=True):
 class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     """What happened first, where, and why. `others` are the hypotheses that remain.
 
-    `unknown` without a cause: no line is known to come from a job.
+    `unknown` without a cause: no line is known to come from a job (`recognised` is false), nothing shows that it
+    moved or ended, or a file could not be read.
     `error` is set if there is no answer (exit 2, or ended by a signal), and then nothing else says anything.
     `unexplained`: if nothing is found, last lines that mention an error in words that no reader recognises.
     """
@@ -119,12 +120,8 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     clocks: tuple[ClockSkew, ...] = ()
     timeline: tuple[TimelineEntry, ...] = ()
     unexplained: tuple[EvidenceLine, ...] = ()
+    recognised: bool = True
     error: str | None = None
-
-    @property
-    def not_recognised(self) -> bool:
-        """Whether no line is known to come from a job, so that finding nothing proves nothing."""
-        return self.verdict == "unknown" and self.cause is None
 
 
 def redacted_diagnosis(answer: Diagnosis) -> Diagnosis:

@@ -1,7 +1,8 @@
 """Reads dumps of PyTorch's flight recorder, pickle or JSON, without running anything in them.
 
 A pickle may name any function to call. Real dumps contain only dict, list, tuple, str, int, float, bool and None, so
-every other object is refused: by opcode, name (`find_class`) and persistent id; size and number of objects are limited.
+every other object is refused: by opcode, name (`find_class`) and persistent id. Size, number of objects, depth and
+indices are limited before anything is built; the caller reads in a child with limits of memory and time.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ from gpudoctor.diagnose.events import MOST_RANKS
 
 _MAX_BYTES = 256 << 20
 _MAX_OBJECTS = 20_000_000
+_MAX_DEPTH = 64
+_MAX_MEMO = 1 << 22
+_MOST_SIZES = 1_000
 _NAME = re.compile(
     r"(?:^|_)(?:dump|trace|rank|nccl_trace|comm_lib_trace)_?(?:rank_?)?(\d{1,6})(?:\.json|\.pkl|\.pickle)?$"
 )
@@ -40,6 +44,9 @@ _REFUSED = {
     "NEXT_BUFFER",
     "READONLY_BUFFER",
 }
+
+
+_ENDS_A_MARK = {"TUPLE", "LIST", "DICT", "APPENDS", "SETITEMS", "POP_MARK", "ADDITEMS", "FROZENSET"}
 
 
 class DumpError(Exception):
@@ -140,12 +147,19 @@ def read_dump(data: bytes, name: str, file: int = 0) -> Dump:
 def _unpickled(data: bytes) -> object:
     if len(data) > _MAX_BYTES:
         raise DumpError(f"larger than {_MAX_BYTES >> 20} MiB")
+    depth = 0
     for count, (opcode, argument, _) in enumerate(pickletools.genops(data)):
         if opcode.name in _REFUSED:
             named = f" {argument}" if isinstance(argument, str) else ""
             raise DumpError(f"makes an object ({opcode.name}{named}), as no flight recorder does: not read")
         if count > _MAX_OBJECTS:
             raise DumpError("too many objects")
+        depth += (opcode.name == "MARK") - (opcode.name in _ENDS_A_MARK)
+        if depth > _MAX_DEPTH:
+            raise DumpError("nested too deeply")
+        # the reader makes room for as many objects as the index says
+        if opcode.name in ("PUT", "BINPUT", "LONG_BINPUT") and isinstance(argument, int) and argument > _MAX_MEMO:
+            raise DumpError("holds an index of absurd size")
         if opcode.name in ("LONG4", "LONG1", "LONG") and isinstance(argument, int) and argument.bit_length() > 256:
             raise DumpError("holds a number of absurd size")
     return _Plain(io.BytesIO(data)).load()
@@ -155,21 +169,21 @@ def _dump(content: dict[str, Any], rank: int, file: int) -> Dump:
     groups: dict[str, tuple[int, ...]] = {}
     config = content.get("pg_config") or {}
     for key, group in config.items() if isinstance(config, dict) else ():
-        name = str(group.get("name", key)) or "0"
+        name = _word(group.get("name", key)) or "0"
         groups[name] = _members(group.get("ranks"))
     entries: list[RecordedCollective] = []
     names: dict[int, str] = {}
     for entry in content.get("entries") or ():
         process_group = entry.get("process_group") or ("0", "")
-        name = str(process_group[0]) or "0"
+        name = _word(process_group[0]) or "0"
         names[int(entry.get("pg_id") or 0)] = name
         entries.append(
             RecordedCollective(
                 group=(name, groups.get(name, ())),
-                group_name=str(process_group[1]) or name,
+                group_name=_word(process_group[1]) or name,
                 seq=int((entry.get("p2p_seq_id") if entry.get("is_p2p") else entry.get("collective_seq_id")) or 0),
-                name=str(entry.get("profiling_name", "")),
-                sizes=str(entry.get("input_sizes", "")),
+                name=_word(entry.get("profiling_name")),
+                sizes=_sizes(entry.get("input_sizes", "")),
                 finished=bool(entry.get("retired")) or entry.get("state") == "completed",
                 p2p=bool(entry.get("is_p2p")),
                 time_ns=int(entry.get("time_created_ns") or 0),
@@ -184,8 +198,24 @@ def _dump(content: dict[str, Any], rank: int, file: int) -> Dump:
                 _number(counts.get("last_enqueued_collective")), _number(counts.get("last_completed_collective"))
             )
     host = content.get("host_name")
-    version = str(content.get("version", "?"))
-    return Dump(rank, version, str(host) if host else None, groups, tuple(entries), status, file)
+    version = _word(content.get("version", "?"))
+    return Dump(rank, version, _word(host) or None, groups, tuple(entries), status, file)
+
+
+def _word(value: object) -> str:
+    """Text or a number as text; nothing for a container, whose text may be of any length."""
+    return str(value)[:1000] if isinstance(value, (str, int, float)) else ""
+
+
+def _sizes(shapes: object) -> str:
+    """Lists of numbers as text; containers that share their parts could be endless."""
+    if not isinstance(shapes, (list, tuple)):
+        return _word(shapes)
+    each = [
+        "[" + ", ".join(map(_word, shape[:_MOST_SIZES])) + "]" if isinstance(shape, (list, tuple)) else _word(shape)
+        for shape in shapes[:_MOST_SIZES]
+    ]
+    return "[" + ", ".join(each) + "]"
 
 
 def _members(ranks: object) -> tuple[int, ...]:
@@ -199,6 +229,6 @@ def _members(ranks: object) -> tuple[int, ...]:
 
 def _number(value: object) -> int | None:
     try:
-        return int(str(value))
+        return int(_word(value))
     except ValueError:
         return None

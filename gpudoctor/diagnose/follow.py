@@ -13,9 +13,9 @@ from gpudoctor.diagnose.decoding import UnreadableError, refuse_to_follow
 from gpudoctor.diagnose.diagnosis import Unread
 from gpudoctor.diagnose.gather import GatheredLogs
 from gpudoctor.diagnose.places import LogFile
-from gpudoctor.diagnose.prefixes import LABEL_LINES, NO_LABELS, labels_of
 from gpudoctor.diagnose.reader import LogReader
 from gpudoctor.diagnose.sources import LogSource
+from gpudoctor.statements.prefixes import LABEL_LINES, NO_LABELS, labels_of
 
 _POLL_S = 0.5
 _READ_BYTES = 1 << 20

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+import re
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import chain, islice, pairwise
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -21,22 +22,31 @@ from gpudoctor.diagnose.decoding import (
     text_blocks,
 )
 from gpudoctor.diagnose.diagnosis import Unread
-from gpudoctor.diagnose.events import EventLog
+from gpudoctor.diagnose.events import Event, EventLog
 from gpudoctor.diagnose.flight_recorder import Dump, DumpError, looks_like_dump, rank_in_name, read_dump
-from gpudoctor.diagnose.patterns.facts import is_of_a_job
+from gpudoctor.diagnose.patterns.facts import OF_A_KERNEL, is_of_a_job
 from gpudoctor.diagnose.places import LogFile
-from gpudoctor.diagnose.prefixes import LABEL_LINES, labels_of
 from gpudoctor.diagnose.reader import LogReader
 from gpudoctor.diagnose.scan import Hit, all_lines, interesting_lines
 from gpudoctor.diagnose.sources import LogSource
 from gpudoctor.diagnose.stacks import Stack, looks_like_stacks, read_ras, read_stacks
 from gpudoctor.diagnose.tracebacks import looks_like_error_file, read_error_file
+from gpudoctor.process.bounded import ChildLimits, ChildRefusedError, bounded, bounded_results
+from gpudoctor.statements.prefixes import LABEL_LINES, labels_of
 
+T = TypeVar("T")
 _CHUNK_BYTES = 8 << 20
 _WHOLE_BYTES = 256 << 10  # at either end of a file every line is read: ranks and hosts come first, exits last
 _SAMPLE_BYTES = 2048
 _SAMPLE_LINES = 4
-_POOL_FROM_BYTES = 96 << 20
+_SPLIT_FROM_BYTES = 96 << 20
+_MOST_STACK_BYTES = 64 << 20
+_OF_A_PART = ChildLimits(seconds=300.0)
+_HEADING = re.compile(r"#{1,6} [A-Za-z`]|(?:=|-){4,}$|<h[1-6][ >]")
+_OF_A_DOCUMENT = re.compile(
+    r"^#{1,6} |^(?:=|-){4,}$|^\|.*\|$|^[*-] |^\d+\. |\]\([^)]{1,300}\)|`[^`]{1,80}`|\*\*[^*]{1,80}\*\*|</?\w{1,12}[ >/]"
+)
+_SHARE_OF_MARKS = 0.3
 _SIGNS_OF_A_JOB = 3  # steps, ranks, processes: ordinary prose may mention one by chance
 
 
@@ -62,7 +72,7 @@ def gather(sources: Iterable[LogSource]) -> GatheredLogs:
         found.files.append(LogFile(source.name))
         try:
             _read(source, number, found)
-        except (UnreadableError, DumpError) as error:
+        except (UnreadableError, ChildRefusedError) as error:
             found.files[number].text = False
             found.unread.append(Unread(source.name, str(error)))
     return found
@@ -75,28 +85,53 @@ def _read(source: LogSource, number: int, found: GatheredLogs) -> None:
         looks_binary(head) or head[:1] == b"\x80" or rank_in_name(source.name) is not None
     ):
         file.text = False
-        found.dumps.append(read_dump(read_whole(source), source.name, number))
+        found.dumps.append(_in_child(lambda: read_dump(read_whole(source), source.name, number), Dump))
         return
     if looks_like_error_file(head, source.name):
         file.text = False
-        event = read_error_file(read_whole(source, 16 << 20), number)
+        event = _in_child(lambda: read_error_file(read_whole(source, 16 << 20), number), Event | None)
         if event is not None:
             found.log.add(event)
             file.like_a_job = True
         return
     if looks_like_stacks(head):
-        lines = read_whole(source).decode("utf-8", "replace").split("\n")
-        found.stacks += read_stacks(lines, number)
-        file.like_a_job, file.lines, file.text = True, len(lines), False
+        stacks, file.lines = _in_child(lambda: _stacks_of(source, number), tuple[list[Stack], int])
+        found.stacks += stacks
+        file.like_a_job, file.text = True, False
         return
     _read_text(source, number, found)
+
+
+def _stacks_of(source: LogSource, number: int) -> tuple[list[Stack], int]:
+    lines = read_whole(source, _MOST_STACK_BYTES).decode("utf-8", "replace").split("\n")
+    return read_stacks(lines, number), len(lines)
+
+
+def _in_child(read: Callable[[], T], shape: object) -> T:
+    """What `read` returns, of this shape, from a child with limits. Raises UnreadableError, ChildRefusedError."""
+
+    def work() -> bytes:
+        try:
+            return b"+" + msgspec.msgpack.encode(read())
+        except (UnreadableError, DumpError) as error:
+            return b"-" + str(error).encode("utf-8", "replace")
+
+    answer = bounded(work)
+    if answer.startswith(b"-"):
+        raise UnreadableError(answer[1:].decode("utf-8", "replace"))
+    return msgspec.msgpack.decode(answer[1:], type=shape)  # type: ignore[no-any-return]
 
 
 def _read_text(source: LogSource, number: int, found: GatheredLogs) -> None:
     file = found.files[number]
     hits = _hits(source, found.unread)
     first = list(islice(hits, LABEL_LINES))
-    reader = LogReader(number, labels_of([_text(line) for _, line in first]))
+    shown = [_text(line) for _, line in first]
+    file.kernel_log = _mostly(shown, OF_A_KERNEL)
+    if is_document(shown):
+        file.lines, file.text = len(shown), False
+        return
+    reader = LogReader(number, labels_of(shown))
     ras: list[str] = []
     last = signs = 0
     for place, line in chain(first, hits):
@@ -109,11 +144,24 @@ def _read_text(source: LogSource, number: int, found: GatheredLogs) -> None:
         for event in reader.read(place + 1, text):
             found.log.add(event)
             signs += 1 if event.what not in ("member", "comm", "process", "exit") else _SIGNS_OF_A_JOB
-            signs -= event.what in ("world", "done", "error_words")
+            signs -= event.what in ("world", "done") or event.role == "said"
     found.log.extend(reader.end())
     found.log.extend(read_ras(ras, number))
     file.lines = last
     file.like_a_job = signs >= _SIGNS_OF_A_JOB
+
+
+def _mostly(lines: list[str], pattern: re.Pattern[str]) -> bool:
+    filled = [line for line in lines if line.strip()]
+    return bool(filled) and 2 * sum(pattern.search(line) is not None for line in filled) > len(filled)
+
+
+def is_document(lines: list[str]) -> bool:
+    """Whether the lines are a text with headings that people wrote, which may write about errors; no job prints one."""
+    plain = [line for line in lines if line.strip() and not line.startswith(("    ", "```"))]
+    headings = sum(_HEADING.match(line) is not None for line in plain)
+    marks = sum(_OF_A_DOCUMENT.search(line) is not None for line in plain)
+    return headings >= 2 and marks >= _SHARE_OF_MARKS * len(plain) and not any(is_of_a_job(line) for line in plain[:20])
 
 
 def _text(line: bytes) -> str:
@@ -125,11 +173,11 @@ def _hits(source: LogSource, unread: list[Unread]) -> Iterator[Hit]:
 
     Compressed data that ends too early becomes an entry of `unread`, and what comes before is used.
     """
-    if source.path is not None and source.bytes >= _POOL_FROM_BYTES and is_plain(source) and (os.cpu_count() or 1) > 1:
+    if source.path is not None and source.bytes >= _SPLIT_FROM_BYTES and is_plain(source) and (os.cpu_count() or 1) > 1:
         try:
             yield from _hits_of_parts(source.path, source.bytes)
-        except (OSError, BrokenProcessPool) as error:  # gone since it was found, or a reader ran out of memory
-            raise UnreadableError(getattr(error, "strerror", None) or "a process that read it was killed") from None
+        except OSError as error:  # gone since it was found
+            raise UnreadableError(error.strerror or str(error)) from None
         return
     lines = 0
     done = 0
@@ -177,17 +225,16 @@ def _hits_of_parts(path: Path, size: int) -> Iterator[Hit]:
     edges = [*range(0, size, _CHUNK_BYTES), size]
     parts = [(str(path), begin, end, size) for begin, end in pairwise(edges)]
     lines = 0
-    with ProcessPoolExecutor(min(os.cpu_count() or 1, 4)) as pool:
-        pending = [pool.submit(hits_of_part, *part) for part in parts[:8]]
-        place = len(pending)
-        while pending:
-            hits, count = pending.pop(0).result()
-            if place < len(parts):
-                pending.append(pool.submit(hits_of_part, *parts[place]))
-                place += 1
-            for number, line in hits:
-                yield lines + number, line
-            lines += count
+    works = (partial(_packed_hits, *part) for part in parts)
+    for packed in bounded_results(works, workers=min(os.cpu_count() or 1, 4), limits=_OF_A_PART):
+        hits, count = msgspec.msgpack.decode(packed, type=tuple[list[Hit], int])
+        for number, line in hits:
+            yield lines + number, line
+        lines += count
+
+
+def _packed_hits(path: str, begin: int, end: int, size: int) -> bytes:
+    return msgspec.msgpack.encode(hits_of_part(path, begin, end, size))
 
 
 def hits_of_part(path: str, begin: int, end: int, size: int) -> tuple[list[Hit], int]:

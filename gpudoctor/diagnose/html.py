@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import inf
 from pathlib import PurePath
 
-from gpudoctor.diagnose.causes import text_of_cause
+from gpudoctor.diagnose.causes import steps_for, text_of_cause
 from gpudoctor.diagnose.diagnosis import Cause, Diagnosis, EvidenceLine, TimelineEntry
 from gpudoctor.report.html.parts import (
     Card,
@@ -50,7 +50,7 @@ def render_html(answer: Diagnosis) -> str:
     status, word = _BADGES[answer.verdict]
     if answer.error is not None:
         word = "NO ANSWER"
-    elif answer.not_recognised:
+    elif not answer.recognised and cause is None:
         word = "NOT RECOGNISED"
     elif cause is not None and answer.verdict == "nothing":
         word = "RECOVERED"
@@ -173,7 +173,7 @@ def _do(answer: Diagnosis) -> tuple[Section, ...]:
     if answer.cause is None:
         return ()
     known = text_of_cause(answer.cause.what)
-    steps: list[Cell] = [*known.steps]
+    steps: list[Cell] = [*steps_for(answer.cause.what, answer.cause.confidence)]
     steps += [(f"On {step.host or 'the nodes'}:", Command(step.command)) for step in answer.next]
     steps += answer.collect
     steps.append(("What is known of this cause:", Command(f"gpudoctor explain diagnose.{known.page}")))

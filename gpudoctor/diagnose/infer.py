@@ -28,11 +28,12 @@ from gpudoctor.diagnose.rules.outside import (
     scheduler_endings,
     signals_and_cancels,
 )
-from gpudoctor.diagnose.rules.silence import ended_before, only_a_launcher, only_victims, silent_places, unknown_errors
+from gpudoctor.diagnose.rules.said import failed_saying, unknown_errors, with_reason
+from gpudoctor.diagnose.rules.silence import ended_before, only_a_launcher, only_victims, silent_places
 from gpudoctor.diagnose.stacks import Stack
 
 _ENDED_FROM_OUTSIDE = (0, -2, -9, -15)  # SIGINT, SIGKILL, SIGTERM
-_EXCEPTION = re.compile(r"(?:[A-Za-z_]\w*\.)*(?:[A-Z]\w*)?(?:Error|Exception): ")
+_EXCEPTION = re.compile(r"(?:[A-Za-z_]\w{0,60}\.){0,8}(?:[A-Z]\w{0,60})?(?:Error|Exception): ")
 _OF_A_GPU = ("gpu_lost", "gpu_ecc", "gpu_xid", "nvlink_failed", "wrong_results")
 _GONE = "went without an error of its own: killed, or crashed in native code; which of them is not in this text"
 _LOST = {  # who it was if no rank is named, and what is known
@@ -43,6 +44,8 @@ _LOST = {  # who it was if no rank is named, and what is known
     ),
     "node_lost": ("a node", _GONE),
 }
+_DEATHS = ("killed_sigkill", "segfault", "segfault_all", "sigbus")
+_WITHOUT_REASON = ("process_died_unknown", "silent_exit", "launcher_table_only")
 _FATAL = ("exit", "ending", "wait", "stuck", "victim", "wrapper", "closed")
 
 
@@ -96,6 +99,10 @@ def hypotheses(job: Job, dumps: list[Dump], stacks: list[Stack]) -> list[Hypothe
         found = undecided_stacks(_stacks_by_process(job, stacks))
     if found and found[0].events and all(e.role == "echo" and e.detail.get("warning") for e in found[0].events):
         found = [*unknown_errors(job), *found]  # the job may have gone on after it
+    if not found or found[0].unknown or found[0].what in _WITHOUT_REASON:
+        found = [*failed_saying(job, at), *found]
+    elif found[0].what in _DEATHS:
+        found[0] = with_reason(job, at, found[0])
     if found and not any(h.host for h in found[:1]) and found[0].ranks:
         _find_host(job, found[0])
     return found

@@ -156,8 +156,8 @@ class Job:
         scheduled = {(e.file, *_POD.findall(e.text)): e.line for e in self.events if e.what == "scheduled"}
         came: set[tuple[int, int]] = set()
         for event in self.events:
-            if event.what == "error_words" and (event.file, event.line) in came:
-                event.what = "came_later"
+            if event.role == "said" and (event.file, event.line) in came:
+                event.role, event.what = "fact", "came_later"
             if "pod" not in event.detail:
                 continue
             here = {event.file}
@@ -178,7 +178,8 @@ class Job:
             if event.what == "ssh_failed" and (
                 first_work.get(place, event.line) < event.line or last_raised.get(place, 0) > event.line
             ):
-                event.role, event.what = "fact", "error_words"
+                event.role, event.what = "said", "network"
+                event.detail["severity"], event.detail["form"] = "error", "sentence"
 
     def _assign_early_exception(self) -> None:
         """An early exception has no label: it belongs to the one rank that failed without reporting an error."""

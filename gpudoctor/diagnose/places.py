@@ -14,19 +14,23 @@ from gpudoctor.diagnose.events import TROUBLE, Event
 REQUEUED = ("preempted", "time_limit", "cancelled")  # by a scheduler; no failure if the job went on later
 STEPS_OF_WORK = 3
 _ATTEMPT = re.compile(r"attempt_(\d{1,6})/(\d{1,6})/(?:std(?:out|err)\.log|error\.json)$")
-_RANK_FILE = re.compile(r"(?:^|[._-])(?:rank|worker_?rank|global_rank)[._-]?(\d{1,6})(?:\D|$)")
+_RANK_FILE = re.compile(r"((?:^|.*[._-])(?:rank|worker_?rank|global_rank)[._-]?)(\d{1,6})((?:[._-].*)?)$")
 _NUMBERED = re.compile(r"^(.*?)(\d+)$")
 _NOT_BY_HOST = re.compile(r"(?i)(?:rank|trace|dump|slurm-|attempt|std(?:out|err))[_-]?$")
 _MOST_GPUS_A_NODE = 8  # unless local ranks above are seen
 
 
 class LogFile(msgspec.Struct):
-    """One file: how much of it was read, and the host, rank and attempt that it belongs to."""
+    """One file: how much of it was read, and the host, rank and attempt that it belongs to.
+
+    `kernel_log`: its lines are a kernel's, so that no program of a job can have written them.
+    """
 
     name: str
     lines: int = 0
     like_a_job: bool = False
     text: bool = True
+    kernel_log: bool = False
     host: str | None = None
     rank: int | None = None
     local_rank: int | None = None
@@ -35,11 +39,19 @@ class LogFile(msgspec.Struct):
 
 def fill_in_from_names(files: list[LogFile], events: list[Event]) -> None:
     """Ranks and attempts that the names of files contain."""
+    families: dict[tuple[str, str, str], list[tuple[int, LogFile]]] = {}
     for file in files:
+        path = PurePath(file.name)
         if found := _ATTEMPT.search(file.name):
             file.attempt, file.local_rank = int(found[1]), int(found[2])
-        elif found := _RANK_FILE.search(PurePath(file.name).stem):
-            file.rank = int(found[1])
+        elif found := _RANK_FILE.match(path.stem):
+            families.setdefault((str(path.parent), found[1], found[3]), []).append((int(found[2]), file))
+    for family in families.values():
+        numbers = sorted(number for number, _ in family)
+        # "lora_rank16_train.log": one file, or two settings, are no set of ranks
+        if len(family) > 1 and (numbers[0] == 0 or numbers[-1] - numbers[0] < len(family)):
+            for number, file in family:
+                file.rank = number
     for event in events:
         file = files[event.file]
         if file.attempt is not None:

@@ -14,16 +14,21 @@ from gpudoctor.diagnose.patterns.facts import OF_A_KERNEL, is_harmless, read_fac
 from gpudoctor.diagnose.patterns.launchers import ElasticTable, HydraReader, expanded, read_launcher
 from gpudoctor.diagnose.patterns.ray import RayReader
 from gpudoctor.diagnose.patterns.watchdog import CONTINUES, DECIDES, CoordinationReader, StallReader, read_watchdog
-from gpudoctor.diagnose.prefixes import Labels, Origin, stripped, with_short_numbers
 from gpudoctor.diagnose.tracebacks import Tracebacks, exception_event
 from gpudoctor.facts.kernel_log.messages import parse_message
 from gpudoctor.facts.kernel_log.records import read_line
+from gpudoctor.statements.classes import kind_of
+from gpudoctor.statements.prefixes import Labels, Origin, stripped, with_short_numbers
+from gpudoctor.statements.reader import statement_of
 
+_MOST_TEXT = 8192
 _MOST_WRAPPED = 9
 # a file that begins with a line of a traceback, or with its exception, lacks what came before
-_INSIDE = re.compile(r"  File |    |\^|(?:[A-Za-z_]\w*\.)*\w*(?:Error|Exception): |(?P<begin>Traceback \(most recent)")
-# the last line of a traceback that was pasted alone
-_BARE_EXCEPTION = re.compile(r"(?!.*\b(?:retry|retrying|ignored)\b)(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception): \S")
+_INSIDE = re.compile(
+    r"  File |    |\^|(?:[A-Za-z_]\w{0,60}\.){0,8}\w{0,60}(?:Error|Exception): |(?P<begin>Traceback \(most recent)"
+)
+_NUMBERS = re.compile(r"\d+")
+_MOST_ALIKE_AT_THE_END = 3
 _MOST_WRITERS = 100_000
 
 
@@ -63,7 +68,9 @@ class LogReader:
         self._held: _Held | None = None
         self._spawned: int | None = None
         self._begun = False
-        self._bare: Event | None = None
+        self._repeated: Event | None = None
+        self._repeats = 0
+        self._kind = ""
         self._probed: tuple[int, str] | None = None
         self._seen: set[object] = set()
 
@@ -76,17 +83,20 @@ class LogReader:
     def end(self) -> Iterator[Event]:
         """The events of a line that was held because it might have continued, and of a last line with an exception."""
         yield from self._flush()
-        if self._bare is not None:
-            yield self._bare
         for number, text in self._traces.without_end():  # the text was cut off, or the exception was never printed
-            yield Event(role="fact", what="error_words", file=self._file, line=number, text=text)
+            yield Event(
+                role="said", what="wrapper", file=self._file, line=number, text=text, detail={"form": "exception"}
+            )
+        if self._repeats >= _MOST_ALIKE_AT_THE_END and self._repeated is not None:
+            self._repeated.detail["times"] = self._repeats
+            yield self._repeated
 
     def _read(self, number: int, raw: str) -> Iterator[Event]:
         raw = raw.removeprefix(self.labels.margin)
+        if len(raw) > _MOST_TEXT:  # no expression needs more, and some take the square of it
+            raw = f"{raw[: _MOST_TEXT // 2]} ... {raw[-_MOST_TEXT // 2 :]}"
         read = with_short_numbers(raw)
         origin, text = stripped(read, self.labels)
-        if text.strip():
-            self._bare = None
         if held := self._held:
             plain = origin.rank is None and origin.source is None and origin.local_rank is None
             whole = held.text.rstrip().endswith(".")
@@ -124,12 +134,22 @@ class LogReader:
         ):
             self._seen.add(origin.stream)
             yield self._placed(Event(role="fact", what="seen"), number, origin, raw)
+        moved = False
         for event in self._events(number, origin, text, raw):
-            # each kernel log has the words: what matters of it is known
-            quiet = event.what == "error_words" and (origin.level in ("W", "I", "V") or OF_A_KERNEL.search(raw))
-            if quiet or (event.what == "error_words" and is_harmless(raw)):
-                continue
+            moved = moved or event.role in ("progress", "done", "exit", "ending") or event.what == "work"
             yield self._placed(event, number, origin, raw)
+        self._note_repeated(number, origin, text, raw, moved=moved)
+
+    def _note_repeated(self, number: int, origin: Origin, text: str, raw: str, *, moved: bool) -> None:
+        """Count how often the same line, its numbers aside, came at the end: a job that stands still does that."""
+        kind = _NUMBERS.sub("0", text[:400])
+        if moved or not text.strip():
+            self._kind, self._repeats = ("", 0) if moved else (self._kind, self._repeats)
+        elif kind != self._kind:
+            self._kind, self._repeats = kind, 1
+            self._repeated = self._placed(Event(role="fact", what="repeated"), number, origin, raw)
+        else:
+            self._repeats += 1
 
     def _placed(self, event: Event, number: int, origin: Origin, raw: str) -> Event:
         event.file, event.line, event.text = self._file, number, event.text or raw.strip()
@@ -148,6 +168,7 @@ class LogReader:
         return event
 
     def _events(self, number: int, origin: Origin, text: str, raw: str) -> Iterator[Event]:
+        pointed = False  # at an error that stands elsewhere
         if facts.KERNEL.search(text) and (event := self._kernel(number, text, raw, origin)):
             yield event
             return
@@ -166,6 +187,7 @@ class LogReader:
                 yield event
             if launched[0].role != "wrapper":
                 return
+            pointed = True
         if ray := self._ray.read(text):
             yield ray
             return
@@ -190,6 +212,7 @@ class LogReader:
             yield watchdog
             if watchdog.role != "wrapper":
                 return
+            pointed = True
         if spawned := re.match(r"-- Process (\d+) terminated with the following error", text):
             self._spawned = int(spawned[1])
         stream = (origin.stream, self._table.rank)
@@ -207,18 +230,15 @@ class LogReader:
             return
         if inside:
             return
-        if raw.startswith(text) and _BARE_EXCEPTION.match(text) and not (is_harmless(text) or error_event(text)):
-            event = exception_event(text)
-            if event.role != "wrapper":  # a wrapper repeats what happened in another process
-                event.detail["meaning"] = event.what
-                event.role, event.what = "fact", "bare_exception"
-                self._bare = self._placed(event, number, origin, raw)
-        yield from self._plain(text, origin, raw)
+        yield from (e for e in self._plain(number, text, origin, raw) if not (pointed and e.role == "said"))
 
-    def _plain(self, text: str, origin: Origin, raw: str) -> Iterator[Event]:
+    def _plain(self, number: int, text: str, origin: Origin, raw: str) -> Iterator[Event]:
         event = error_event(text)
         if event is None:
-            yield from read_facts(text, raw)
+            told = list(read_facts(text))
+            if not told or told[0].role == "progress":  # "AssertionError: size mismatch at step 3"
+                told = list(_statement(number, origin, text, raw, told)) or told
+            yield from told
             return
         if oom := facts.SRUN_OOM.search(text):
             for task in expanded(oom["tasks"])[:64]:
@@ -259,7 +279,7 @@ class LogReader:
             yield Event(role="fact", what="comm_rank", detail={"comm_rank": int(rank)})
             return
         if facts.RETRIES.search(words):
-            yield Event(role="fact", what="error_words")
+            yield Event(role="said", what="network", detail={"form": "sentence", "message": words})
         if facts.INTERFACE.search(words):
             yield Event(role="fact", what="interface")
             return
@@ -275,10 +295,9 @@ class LogReader:
                 yield event
             elif is_harmless(text):
                 return
-            elif facts.NCCL_FAILS.search(words):
-                yield Event(role="wrapper", what="nccl_unknown", strength=1, names_rank=False, detail={"vague": 1})
             else:
-                yield Event(role="fact", what="error_words")
+                detail: dict[str, str | int] = {"form": "level", "severity": "error", "message": words}
+                yield Event(role="said", what=kind_of(words), detail=detail)
         elif returned := facts.RETURNED.search(words):
             what, role = _RETURNED[returned["code"]]
             yield Event(role=role, what=what, strength=1, names_rank=False)
@@ -304,6 +323,17 @@ class LogReader:
             if told.kind in ("gsp", "nvlink", "rm"):
                 return Event(role="cause", what="gpu_xid", gpu=told.bus_id, strength=1)
         return None
+
+
+def _statement(number: int, origin: Origin, text: str, raw: str, told: list[Event]) -> Iterator[Event]:
+    """What the line says by its form, if no table knows it; each kernel log has such words: what matters is known."""
+    if OF_A_KERNEL.search(raw) or is_harmless(raw):
+        return
+    found = statement_of(number, origin, text, raw.strip())
+    if found is None or (told and found.form != "exception"):
+        return
+    detail: dict[str, str | int] = {"form": found.form, "severity": found.severity, "message": found.message}
+    yield Event(role="said", what=found.kind, detail=detail)
 
 
 def _goes_on(text: str) -> bool:

@@ -10,7 +10,7 @@ import re
 import msgspec
 
 from gpudoctor.diagnose.events import Event
-from gpudoctor.diagnose.prefixes import with_short_numbers
+from gpudoctor.statements.prefixes import with_short_numbers
 
 _PROCESS = re.compile(r"^Process (?P<pid>\d{1,18}): (?P<command>.*)")
 _THREAD = re.compile(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Iterator
 
-from gpudoctor.diagnose.causes import text_of_cause
+from gpudoctor.diagnose.causes import steps_for, text_of_cause
 from gpudoctor.diagnose.diagnosis import Cause, Diagnosis, EvidenceLine, Victim
 from gpudoctor.output import printable
 
@@ -24,13 +24,12 @@ def render_text(answer: Diagnosis, *, width: int = 100, color: bool = False, ver
 def _lines(answer: Diagnosis, width: int, color: bool, verbose: bool) -> Iterator[str]:
     cause = answer.cause
     if cause is None:
-        yield (
-            _painted("NOT RECOGNISED", _YELLOW, color)
-            if answer.not_recognised
-            else _painted("NOTHING FOUND", _GREEN, color)
-        )
+        if answer.verdict == "nothing":
+            yield _painted("NOTHING FOUND", _GREEN, color)
+        else:
+            yield _painted("UNKNOWN" if answer.recognised else "NOT RECOGNISED", _YELLOW, color)
         yield from _row("read", f"{_files(answer.files)}: {answer.reason}", width)
-        yield from _rows("last words", [_line_of(line) for line in answer.unexplained], width)
+        yield from _rows("it says", [_line_of(line) for line in answer.unexplained], width)
     elif answer.verdict == "nothing":
         yield f"{_painted('RECOVERED', _GREEN, color)}  {text_of_cause(cause.what).title}"
         yield from _of_cause(cause, width)
@@ -46,7 +45,7 @@ def _lines(answer: Diagnosis, width: int, color: bool, verbose: bool) -> Iterato
                 "silent", f"nothing is heard of {_ranks(answer.silent_ranks)} of {answer.world_size}", width
             )
         yield from _rows("clocks", [printable(skew.words) for skew in answer.clocks[:_MOST_CLOCKS]], width)
-        yield from _rows("do", text_of_cause(cause.what).steps, width)
+        yield from _rows("do", steps_for(cause.what, cause.confidence), width)
         yield from _rows("next", [_step(step.command, step.host) for step in answer.next], width)
         yield from _rows("collect", answer.collect, width)
         yield from _rows("explain", [f"gpudoctor explain diagnose.{text_of_cause(cause.what).page}"], width)

@@ -13,7 +13,8 @@ import msgspec
 
 from gpudoctor.diagnose.events import MAX_TEXT, Event
 from gpudoctor.diagnose.patterns.catalogue import error_event
-from gpudoctor.diagnose.prefixes import with_short_numbers
+from gpudoctor.statements.classes import kind_of
+from gpudoctor.statements.prefixes import with_short_numbers
 
 _BEGIN = re.compile(r"Traceback \(most recent call last\):?(?: \(RANK (?P<rank>\d{1,6})\))?")
 _FRAME = re.compile(
@@ -34,6 +35,7 @@ _UNCAUGHT = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception): \S")
 _GROUPED = re.compile(r"^ {0,40}\| ")
 # printed by Python for exceptions that end nothing
 _IGNORED = ("Exception ignored in", "--- Logging error ---")
+_OF_A_LOGGER = ("Message: ", "Arguments: (")
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
 _RERAISED = re.compile(r"Caught \w+ in (?:DataLoader worker process|replica|pin memory thread)")
 # vLLM, SGLang: the error of another process, which is printed elsewhere
@@ -110,6 +112,9 @@ class Tracebacks:
         text = _GROUPED.sub("", text)
         if text.startswith(_IGNORED):
             self._ignored.add(stream)
+            return True, None
+        if text.startswith(_OF_A_LOGGER):  # the rest of a "--- Logging error ---", which ends nothing
+            self._open.pop(stream, None)
             return True, None
         begin = _BEGIN.search(text)
         if begin is not None:
@@ -238,6 +243,15 @@ def exception_event(text: str, functions: set[str] = frozenset()) -> Event:  # t
         return Event(role="wrapper", what="wrapper", detail=detail)
     if name in _MOVED:
         return Event(role="echo", what="user_exception", strength=1, detail=detail)
+    kind = kind_of(text)
+    if kind in ("network", "peer", "wait"):  # what others did, or the way to them: no fault of the program
+        return Event(
+            role="cause" if kind == "network" else "echo",
+            what="failed_saying",
+            strength=2,
+            names_rank=False,
+            detail=detail,
+        )
     return Event(role="cause", what="user_exception", strength=3, detail=detail)
 
 

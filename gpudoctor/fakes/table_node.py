@@ -6,11 +6,11 @@ import math
 import re
 from typing import Any
 
+from gpudoctor.checks.core.condemning import condemning
 from gpudoctor.facts.model.gpu import Gpu, GpuPair
 from gpudoctor.facts.model.missing import UNSUPPORTED, Missing, known
 from gpudoctor.facts.model.node import Driver, Node
 from gpudoctor.facts.nvml import codes as words
-from gpudoctor.facts.nvml.codes import condemning
 from gpudoctor.fakes.nvml_table import NEVER, SYSTEM, UNKNOWN, NvmlTable, code_of, number_of
 from gpudoctor.fakes.table_gpu import add_gpu, version_of
 from gpudoctor.fakes.table_links import add_fields, add_links

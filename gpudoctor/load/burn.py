@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from gpudoctor.checks.core.condemning import condemning
 from gpudoctor.checks.core.registry import Level
 from gpudoctor.errors import UserError
 from gpudoctor.facts.model.gpu import Gpu
@@ -15,7 +16,6 @@ from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import KernelEvent, KernelLog, Node
 from gpudoctor.facts.model.telemetry import NOT_READ_AGAIN, GpuCounters, counters_of
-from gpudoctor.facts.nvml.codes import condemning
 from gpudoctor.lazy_import import lazy_imports
 
 with lazy_imports():

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
+from gpudoctor.checks.core.condemning import condemning
 from gpudoctor.checks.core.scope import scope_of
 from gpudoctor.checks.env.cuda_device_list import resolve
 from gpudoctor.errors import UserError
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node
-from gpudoctor.facts.nvml.codes import condemning
 from gpudoctor.load.other_users import used_by_others
 from gpudoctor.profiles.profile import compute_gpus
 

@@ -10,8 +10,11 @@ from gpudoctor.checks.gpu.in_use import UNSEEN_MIB, GpuUse, UseReadings, reading
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node
-from gpudoctor.facts.nvml.sampler import Sampler
-from gpudoctor.facts.nvml.samples import SampleRecording
+from gpudoctor.lazy_import import lazy_imports
+
+with lazy_imports():
+    # only a second look needs them: they import statistics
+    from gpudoctor.facts.nvml import sampler, samples
 
 # A GPU without persistence mode is initialised when gpudoctor opens it: its first readings are those of its memory
 # being scrubbed, which takes 1 to 3 s.
@@ -42,17 +45,17 @@ def _second_look(node: Node, gpu: Gpu) -> GpuUse:
     if node.source.kind != "live":
         return use_of_gpu(gpu)
     try:
-        sampler = Sampler([(gpu.index, known(gpu.uuid) or "")])
+        sampling = sampler.Sampler([(gpu.index, known(gpu.uuid) or "")])
     except OSError:
         return use_of_gpu(gpu)
     try:
         time.sleep(SECOND_LOOK_S)
     finally:
-        sampler.stop()
-    return use_of(gpu.processes, _later(gpu, sampler.recording()))
+        sampling.stop()
+    return use_of(gpu.processes, _later(gpu, sampling.recording()))
 
 
-def _later(gpu: Gpu, recording: SampleRecording) -> UseReadings:
+def _later(gpu: Gpu, recording: samples.SampleRecording) -> UseReadings:
     names = {"used_mib": "memory_used_mib", "busy_pct": "utilization_pct", "power_w": "power_w"}
     series = {field: recording.series(gpu.index, name) for field, name in names.items()}
     return msgspec.structs.replace(

@@ -107,7 +107,9 @@ def troubles(report: Report, left_out: Container[int | None]) -> tuple[FaultMean
     """Faults, and warnings that bear on a training: one line for the GPUs of each check, and for each of the node."""
     found: dict[tuple[str, str, str], FaultMeaning] = {}
     for check, finding in _roots(report):
-        bears = finding.status is Status.WARN and impact_of(check) in _WARNINGS_OF
+        impact = impact_of(check)
+        mixed = impact == "unequal-gpus" and finding.found is not None and finding.found.unit == "models"
+        bears = finding.status is Status.WARN and (mixed or impact in _WARNINGS_OF)
         gpu, text, status = finding.subject.gpu, _words(finding), finding.status.value
         if not (finding.status is Status.FAIL or bears) or gpu in left_out:
             continue

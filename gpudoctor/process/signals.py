@@ -12,6 +12,7 @@ from gpudoctor.process.ending import ENDING_SIGNALS
 # people press Ctrl-C more than once; service managers send SIGTERM and SIGHUP together
 _PATIENCE_S = 2.0
 _ignored: set[int] = set()
+_ignored_at_start: tuple[int, ...] = ()
 
 
 class InterruptedBySignal(BaseException):
@@ -38,6 +39,8 @@ def catch_signals() -> None:
         _overhear_all()
         raise InterruptedBySignal(number)
 
+    global _ignored_at_start
+    _ignored_at_start = tuple(n for n in ENDING_SIGNALS if signal.getsignal(n) is signal.SIG_IGN)
     _ignored.clear()
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         _ignored.add(signal.SIGHUP)
@@ -49,6 +52,11 @@ def catch_signals() -> None:
     # also inherited: with SIG_IGN the kernel keeps no exit status, and every child would seem to have succeeded
     if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+
+def ignored_at_start() -> tuple[int, ...]:
+    """The ending signals that our caller ignores, as `nohup` and `&` in a script do: a command inherits that."""
+    return _ignored_at_start
 
 
 def _overhear_all() -> None:

@@ -88,6 +88,8 @@ def page_text(check: Check) -> str:
         body = _with_table(body, check)
     if check.page is None and (words := word_list(check.id)):
         body = "\n".join([body, "", *words]).rstrip()
+    if check.domain == "run":
+        return f"{body}\n\nA finding of: gpudoctor run -- COMMAND\n"
     return f"{body}\n\nLevel: {check.level}. Run it alone: gpudoctor check {check.id}\n"
 
 
@@ -104,9 +106,9 @@ def page_path(check: Check) -> Path | None:
 def _with_table(body: str, check: Check) -> str:
     """The body with the limits below the heading Thresholds, which is added before the next section if missing."""
     table = "\n".join(threshold_lines(check.limits.values()))
-    section = (
-        f"{_HEADING}\n\n{table}\n\nChange one in the configuration: thresholds: {{{check.id}: {{NAME: NUMBER}}}}\n"
-    )
+    section = f"{_HEADING}\n\n{table}\n"
+    if check.domain != "run":
+        section += f"\nChange one in the configuration: thresholds: {{{check.id}: {{NAME: NUMBER}}}}\n"
     for heading, replacement in ((_HEADING, section), (_NEXT_HEADING, f"{section}\n{_NEXT_HEADING}\n")):
         before, found, after = body.partition(f"\n{heading}\n")
         if found:

@@ -24,6 +24,7 @@ from gpudoctor.facts.model.missing import known
 from gpudoctor.facts.model.node import Node
 from gpudoctor.profiles.load import profile_for
 from gpudoctor.report.model import (
+    Evaluated,
     GpuSummary,
     HostSummary,
     ProfileSummary,
@@ -33,7 +34,7 @@ from gpudoctor.report.model import (
     Tool,
     Verdict,
     counts_of,
-    held_words,
+    evaluated_of,
     suppressed_in,
     verdict_of,
 )
@@ -87,6 +88,9 @@ def judge(
         limit_overrides=question.limit_overrides,
     )
     checks = registry() if question.checks is None else question.checks
+    if node.source.kind not in ("capture", "facts") and not node.reported:
+        # of a machine that was read itself there is no text
+        checks = tuple(check for check in checks if check.domain != "reported")
     results = run_checks(case, checks, level=question.level, clock=time.perf_counter, left_out=question.left_out)
     suppressed: tuple[str, ...] = ()
     if question.suppress:
@@ -94,16 +98,15 @@ def judge(
         results, suppressed = apply_suppressions(results, question.suppress, today)
     results, faults = explain(results)
     lacking = without_verdict(results, question.required)
-    verdict = verdict_of(results)
-    reported = node.source.reported
-    if (lacking or reported) and verdict != "fail":
-        verdict = "unknown"
     # a capture may lack what most checks need; other sources do not
-    holds = held_words(results, question.level) if node.source.kind == "capture" else None
+    part = node.source.kind == "capture"
+    verdict = verdict_of(results, part=part)
+    if lacking and verdict != "fail":
+        verdict = "unknown"
+    evaluated = evaluated_of(results, question.level, part=part)
     code = exit_code(results, verdict, question.fail_on, bool(lacking))
     wanted = tuple(f"required, and without a verdict: {result.id}" for result in lacking)
-    told = (*set_aside(results), *(f"reported: {text}" for text in reported))
-    notes = (*node.source.notes, *suppressed, *wanted, *_scope_note(case), *told)
+    notes = (*node.source.notes, *suppressed, *wanted, *_scope_note(case), *set_aside(results))
     return Report(
         schema="gpudoctor.report/1",
         tool=Tool(),
@@ -113,13 +116,14 @@ def judge(
         profile=ProfileSummary(profile.name, profile.matched_by),
         verdict=verdict,
         exit_code=code,
-        reason=reason_line(results, faults, verdict, lacking, holds=holds, reported=reported),
+        reason=reason_line(results, faults, verdict, lacking, evaluated=evaluated),
         counts=counts_of(results),
         checks=results,
         faults=faults,
         measurements=measurements,
         simulated=node.source.kind == "simulated",
         facts=node if include_facts else msgspec.UNSET,
+        evaluated=evaluated,
     )
 
 
@@ -170,13 +174,11 @@ def reason_line(
     verdict: Verdict,
     lacking: tuple[CheckResult, ...] = (),
     *,
-    holds: str | None = None,
-    reported: tuple[str, ...] = (),
+    evaluated: Evaluated | None = None,
 ) -> str:
     """One line that can be a drain reason in Slurm: no quotes or control characters, at most 100 characters.
 
-    `holds` describes how much of a capture could be judged: a pass of it is not a pass of the machine. `reported`:
-    failures that another tool reports in it.
+    `evaluated`: how much could be judged; if only a part, a pass of it is not a pass of the machine.
     """
     results = tuple(results)
     suppressed = suppressed_in(results)
@@ -185,7 +187,7 @@ def reason_line(
     text = (
         f"FAIL {faults[0].check} {faults[0].headline}"
         if faults
-        else _quiet_reason(results, verdict, lacking, holds, reported)
+        else _quiet_reason(results, verdict, lacking, evaluated)
     )
     text = _cut(text, REASON_LENGTH - len(more)) + more
     return "".join(c for c in text if c.isprintable() and c not in "\"'`\\")
@@ -199,22 +201,21 @@ def _quiet_reason(
     results: tuple[CheckResult, ...],
     verdict: Verdict,
     lacking: tuple[CheckResult, ...],
-    holds: str | None,
-    reported: tuple[str, ...],
+    evaluated: Evaluated | None,
 ) -> str:
     """The reason line of a run without a fault."""
     unknown = [r.id for r in results if r.status is Status.UNKNOWN]
-    if reported:
-        return f"UNKNOWN reported by another tool: {reported[0]}"
     if lacking:
         return f"UNKNOWN required but without a verdict: {', '.join(r.id for r in lacking)}"
     if verdict == "unknown":
-        why = _common_reason(results) or ", ".join(unknown) or "nothing could be judged"
+        there = [r.id for r in results if r.status is Status.PASS]
+        alone = f"only {', '.join(there)} passed" if there else "nothing could be judged"
+        why = _common_reason(results) or ", ".join(unknown) or alone
         return f"UNKNOWN {why}"
     if verdict == "warn":
         return f"WARN {', '.join(r.id for r in results if r.status is Status.WARN)}"
-    if holds:
-        return f"PASS of {holds}"
+    if evaluated is not None and evaluated.partly:
+        return f"PARTLY JUDGED, {evaluated.words}: nothing wrong in these"
     passed = sum(1 for r in results if r.status is Status.PASS)
     return f"PASS {passed} of {len(results)} checks, {len(results) - passed} not judged"
 

@@ -88,6 +88,18 @@ class Counts(msgspec.Struct, frozen=True):
     unknown: int = 0
 
 
+class Evaluated(msgspec.Struct, frozen=True):
+    """How many of the checks that were asked for had something to look at. `partly`: too few for a PASS of the node."""
+
+    checks: int = 0
+    of: int = 0
+    partly: bool = False
+
+    @property
+    def words(self) -> str:
+        return f"{self.checks} of {self.of} checks evaluated"
+
+
 class Report(msgspec.Struct, frozen=True):
     """The report of one run. If `error` is set, gpudoctor could not do its work (exit 2) and nothing was judged.
 
@@ -111,6 +123,7 @@ class Report(msgspec.Struct, frozen=True):
     simulated: bool = False
     error: str | None = None
     facts: Node | msgspec.UnsetType = msgspec.UNSET
+    evaluated: Evaluated = Evaluated()
 
     def to_json(self) -> str:
         """The document that `gpudoctor check --json` writes, on one line without a newline."""
@@ -173,15 +186,24 @@ def is_above(result: CheckResult, level: Level) -> bool:
     return result.status is Status.SKIP and LEVELS.index(result.level) > LEVELS.index(level)
 
 
-def held_words(results: Iterable[CheckResult], level: Level) -> str:
-    """ "what this capture holds: 12 of 33 checks could look"."""
+def evaluated_of(results: Iterable[CheckResult], level: Level, *, part: bool) -> Evaluated:
+    """How much was evaluated; `part`: of a text, which lacks what it does not show. Below half of it is `partly`."""
     asked = [result for result in results if not is_above(result, level)]
     looked = sum(result.status is not Status.SKIP for result in asked)
-    return f"what this capture holds: {looked} of {len(asked)} checks could look"
+    return Evaluated(looked, len(asked), part and 2 * looked < len(asked))
 
 
-def verdict_of(results: tuple[CheckResult, ...]) -> Verdict:
-    """The worst status of all; unknown if no check has a verdict."""
+# what passes as soon as it is there says nothing about whether a node is well
+PRESENCE = ("driver.loaded", "gpu.count", "host.kernel")
+
+
+def verdict_of(results: tuple[CheckResult, ...], *, part: bool = False) -> Verdict:
+    """The worst status of all; unknown if no check has a verdict.
+
+    `part`: of a text, which shows only some of the node: what passes by its presence alone is no pass there.
+    """
+    if part and not any(result.status is not Status.SKIP and result.id not in PRESENCE for result in results):
+        results = tuple(result for result in results if result.status is not Status.PASS)
     statuses = {result.status for result in results}
     if Status.FAIL in statuses:
         return "fail"

@@ -21,6 +21,7 @@ from gpudoctor.output import printable
 from gpudoctor.report.model import Report, alarms, is_above, node_words, profile_words, suppressed_in
 from gpudoctor.report.text_figures import figure_lines
 from gpudoctor.report.wording import (
+    PARTLY,
     also_paste,
     block_rows,
     check_count,
@@ -28,6 +29,7 @@ from gpudoctor.report.wording import (
     explained_by,
     label_of,
     problem_groups,
+    verdict_word,
     verdict_words,
 )
 
@@ -39,6 +41,7 @@ STYLES = {
     Status.SKIP: "dim",
     Status.UNKNOWN: "bold magenta",
 }
+PARTLY_STYLE = "bold cyan"  # as loud as a verdict, and not the green of a PASS
 _THEME = Theme({"markdown.code": "cyan"})  # rich's own has a black background
 _GAP = 2  # of `TextRows`
 # if less width is left for the last cell, it goes on lines below the row
@@ -96,6 +99,9 @@ def _head(report: Report) -> Iterator[Text]:
         yield plain(f"Read from {source.kind} {source.name}: that machine, not this one")
     for word, text in alarms(report):
         yield plain(f"{word} {text}", "bold yellow")
+    if report.evaluated.partly and not report.gpus:
+        yield from (plain(f"Note: {note}") for note in report.run.notes)
+        return
     parts = (f"gpudoctor {report.tool.version}", report.host.name or source.name, *node_words(report, "x"))
     yield plain(" | ".join(parts), "bold")
     against = profile_words(report.profile)
@@ -113,10 +119,17 @@ def _domains(report: Report, verbose: bool) -> RenderableType:
     table.add_column(overflow="fold", ratio=1)
     higher = [r for r in report.checks if is_above(r, report.run.level)]
     asked = (r for r in report.checks if r not in higher)
+    lacking = []
     for domain, group in groupby(asked, key=lambda result: result.domain):
         results = list(group)
         status = worst(result.status for result in results)
+        if status is Status.SKIP and report.evaluated.partly:
+            # what has to be measured is in no text
+            lacking += [domain] if any(result.level == LEVELS[0] for result in results) else []
+            continue
         table.add_row(status_word(status), plain(domain), plain(domain_words(results, status)))
+    if lacking:
+        return Padding(Group(table, plain(f"Not in this text: {', '.join(lacking)}", "dim")), (0, 0, 0, 2))
     if higher:
         counts = Counter(r.level for r in higher)
         where = ", ".join(f"{level} ({counts[level]})" for level in LEVELS if counts[level])
@@ -165,11 +178,13 @@ def _tail(report: Report) -> Iterator[Text]:
     node = " and the node" if len(parts) < len(report.faults) else ""
     on = f" on {grouped_label(parts)}{node}" if parts else ""
     failed = f" ({check_count(counts.fail)} failed)" if counts.fail else ""
-    yield plain(
-        f"{faults}{on}{failed}, {counts.passed} passed, {counts.warn} {'warning' if counts.warn == 1 else 'warnings'}, "
-        f"{counts.skip} skipped, {counts.unknown} unknown.  {report.run.duration_s:.1f} s"
-    )
-    word = plain(report.verdict.upper(), STYLES[Status(report.verdict)])
+    if not report.evaluated.partly:
+        yield plain(
+            f"{faults}{on}{failed}, {counts.passed} passed, {counts.warn} "
+            f"{'warning' if counts.warn == 1 else 'warnings'}, {counts.skip} skipped, {counts.unknown} unknown.  "
+            f"{report.run.duration_s:.1f} s"
+        )
+    word = plain(verdict_word(report), verdict_style(report))
     suppressed = suppressed_in(report.checks)
     aside = f"; {suppressed} suppressed by the configuration" if suppressed else ""
     yield Text.assemble(word, plain(f"  {verdict_words(report)}{aside}"))
@@ -190,6 +205,10 @@ def _same_node(argv: tuple[str, ...]) -> str:
         elif word.startswith(("--node=", "--fault=", "--gpu=", "--profile=", "--config=")):
             kept.append(quote(word))
     return "".join(f" {option}" for option in kept)
+
+
+def verdict_style(report: Report) -> str:
+    return PARTLY_STYLE if verdict_word(report) == PARTLY else STYLES[Status(report.verdict)]
 
 
 def status_word(status: Status) -> Text:

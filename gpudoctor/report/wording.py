@@ -21,7 +21,7 @@ from gpudoctor.checks.core.runner import CheckResult
 from gpudoctor.checks.core.subject import grouped_label
 from gpudoctor.checks.driver.responsive import WAKING
 from gpudoctor.facts.captures import ABSENT
-from gpudoctor.report.model import Report, held_words, is_above
+from gpudoctor.report.model import Report, is_above
 
 
 def check_count(count: int) -> str:
@@ -105,22 +105,26 @@ def also_paste(report: Report) -> str:
     return f"To judge more, also paste: {' | '.join(parts[:_MOST_COMMANDS])}"
 
 
+PARTLY = "PARTLY JUDGED"
+
+
+def verdict_word(report: Report) -> str:
+    """The verdict in capital letters; PARTLY JUDGED if a text showed too little of the node for a PASS."""
+    return PARTLY if report.verdict == "pass" and report.evaluated.partly else report.verdict.upper()
+
+
 def verdict_words(report: Report) -> str:
     """What the verdict means; a node is only called fit if its GPUs were put under load."""
     training = report.measurements.training
     if report.verdict == "pass" and training is not None and training.device == "cuda":
         return "fit to train on"
-    looked = f"the {check_count(report.counts.passed)} that could look"
-    aside = ""
-    if report.run.source.kind == "capture":
-        looked = held_words(report.checks, report.run.level)
-        asked = [result for result in report.checks if not is_above(result, report.run.level)]
-        if 2 * sum(result.status is not Status.SKIP for result in asked) < len(asked):
-            aside = f", in {looked}"
+    aside = f", in {report.evaluated.words}" if report.evaluated.partly else ""
+    if report.verdict == "pass" and report.evaluated.partly:
+        return f"{report.evaluated.words}; nothing wrong in these"
     words = {
-        "pass": f"nothing wrong in {looked}; no GPU was put under load",
+        "pass": f"nothing wrong in the {check_count(report.counts.passed)} that could look; no GPU was put under load",
         "warn": f"works; look at the warnings{aside}",
-        "fail": "not fit to train on",
+        "fail": "not fit to train on" + (", by what this text says" if report.evaluated.partly else ""),
     }
     if report.verdict == "unknown" and not report.counts.unknown and report.reason.startswith("UNKNOWN "):
         return f"not known: {report.reason.removeprefix('UNKNOWN ')}"

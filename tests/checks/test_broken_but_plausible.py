@@ -8,9 +8,10 @@ import pytest
 from msgspec.structs import replace
 
 from gpudoctor.checks.core.finding import Status
+from gpudoctor.facts.captures.leaves import say_absent
 from gpudoctor.facts.model.gpu import Gpu, GpuProcess
 from gpudoctor.facts.model.missing import Missing
-from gpudoctor.facts.model.node import Node, Variable
+from gpudoctor.facts.model.node import Driver, KernelLog, Node, Source, Variable
 from gpudoctor.facts.simulated.load import put
 from gpudoctor.report.judge import judge
 from gpudoctor.report.model import Report
@@ -146,14 +147,13 @@ def test_a_gpu_whose_readings_were_all_denied_is_unknown(indices: tuple[int, ...
 
 def test_a_gpu_of_a_facts_file_that_says_nothing_is_unknown_and_one_of_a_capture_is_skipped() -> None:
     node = packaged("hgx-h100-8")
-    bare = replace(node, gpus=(Gpu(0, node.gpus[0].bus_id), *node.gpus[1:]))
-    statuses = {}
-    for kind in ("facts", "live", "capture"):
-        report = judge(put(bare, "source.kind", kind))
-        statuses[kind] = {
-            f.status.value for r in report.checks if r.id == "gpu.lost" for f in r.findings if f.subject.gpu == 0
-        }
-    assert statuses == {"facts": {"unknown"}, "live": {"unknown"}, "capture": {"skip"}}
+    statuses = []
+    for bare in (Gpu(0, node.gpus[0].bus_id), say_absent(Gpu(0, node.gpus[0].bus_id))):
+        report = judge(replace(node, gpus=(bare, *node.gpus[1:])))
+        statuses.append(
+            {f.status.value for r in report.checks if r.id == "gpu.lost" for f in r.findings if f.subject.gpu == 0}
+        )
+    assert statuses == [{"unknown"}, {"skip"}]
 
 
 def test_a_few_denied_values_leave_the_rest_to_be_judged() -> None:
@@ -213,4 +213,18 @@ def test_the_pass_of_a_capture_says_how_little_could_be_looked_at() -> None:
     assert (report.verdict, report.exit_code) == ("pass", 0)
     looked = sum(check.status is not Status.SKIP for check in report.checks)
     asked = sum(check.level == "quick" for check in report.checks)
-    assert report.reason == f"PASS of what this capture holds: {looked} of {asked} checks could look"
+    assert (report.evaluated.checks, report.evaluated.of, report.evaluated.partly) == (looked, asked, False)
+    assert report.reason.startswith("PASS ")
+    little = judge(replace(capture, driver=Driver(), gpus=(Gpu(0, "unknown-0", thermal=node.gpus[0].thermal),)))
+    assert (little.verdict, little.exit_code, little.evaluated.partly) == ("pass", 0, True)
+    assert little.reason == f"PARTLY JUDGED, {little.evaluated.words}: nothing wrong in these"
+
+
+THERE = ({"driver": Driver(module_loaded=True, init_code=0)}, {"kernel_log": KernelLog(events=(), host_events=())})
+
+
+@pytest.mark.parametrize("facts", THERE, ids=["driver", "log"])
+def test_what_passes_because_it_is_there_is_no_pass_of_a_text(facts: dict[str, Any]) -> None:
+    report = judge(Node(source=Source("capture"), **facts))
+    assert (report.verdict, report.exit_code) == ("unknown", 3)
+    assert report.reason.startswith("UNKNOWN only ")

@@ -19,7 +19,7 @@ from gpudoctor.facts.model.driver import (
     LoadFailure,
 )
 from gpudoctor.facts.model.gpu import Gpu, MemoryRepair, NvLink, PcieHop, PcieLink
-from gpudoctor.facts.model.node import Driver, Host, Node, PciBus, PciDevice, Scheduler, Source
+from gpudoctor.facts.model.node import Driver, Host, Node, PciBus, PciDevice, Source
 from gpudoctor.report.judge import judge as judge_all
 from tests.checks.one_check import gpu, judge, text_of, words
 
@@ -340,52 +340,6 @@ def test_a_function_that_reads_all_ones_is_lost() -> None:
     assert (finding.status, finding.subject.bus_id) == (Status.FAIL, BUS)
     laptop = header.replace("GH100", "GA107M [GeForce RTX 3050 Mobile]")
     assert bad("gpu.lost", lspci_gpu(header=laptop)) == [], "a laptop's GPU is off while nothing uses it"
-
-
-# --- schedulers ---------------------------------------------------------------------------------
-
-
-def test_gpus_that_the_scheduler_no_longer_gives_out() -> None:
-    for kind in ("slurm", "kubernetes"):
-        finding = only("gpu.count", Node(source=CAPTURE, scheduler=Scheduler(kind, "n1", 8, 7)))
-        assert (finding.status, finding.found and finding.found.value) == (Status.FAIL, 7)
-    assert bad("gpu.count", Node(source=CAPTURE, scheduler=Scheduler("slurm", "n1", 8, 8))) == []
-    drained = Scheduler("slurm", "n1", 8, 8, "idle+drain", "gpu 3: xid 79")
-    assert only("gpu.count", Node(source=CAPTURE, scheduler=drained)).status is Status.WARN
-    maintenance = Scheduler("slurm", "n1", 8, 8, "idle+drain", "firmware update of the BMC")
-    finding = only("gpu.count", Node(source=CAPTURE, scheduler=maintenance))
-    assert (finding.status, "firmware update" in text_of(finding)) == (Status.WARN, True)
-
-
-@pytest.mark.parametrize(
-    ("state", "named"),
-    [
-        ("down+not_responding", True),
-        ("drng@", True),
-        ("fail*", True),
-        ("idle*", True),
-        ("inval", True),
-        ("mixed", False),
-        ("idle~", False),
-        ("idle+powered_down", False),
-        ("ready", False),
-        ("not-ready", True),
-    ],
-)
-def test_a_node_that_the_scheduler_gives_no_jobs_is_named_with_its_state(state: str, named: bool) -> None:
-    node = Node(source=CAPTURE, scheduler=Scheduler("slurm", "n1", state=state))
-    assert [(f.status, "n1" in text_of(f), state in text_of(f)) for f in bad("gpu.count", node)] == [
-        (Status.WARN, True, True)
-    ] * named
-
-
-def test_fewer_gpus_than_the_scheduler_is_set_up_for() -> None:
-    seven = tuple(gpu(index) for index in range(7))
-    driver = Driver(init_code=0, device_count=7)
-    few = Node(source=CAPTURE, driver=driver, gpus=seven, scheduler=Scheduler("slurm", "n1", 8))
-    assert "7 GPUs where 8 are expected" in text_of(only("gpu.count", few))
-    sliced = Node(source=CAPTURE, driver=driver, gpus=seven, scheduler=Scheduler("kubernetes", "n1", 28, 28))
-    assert bad("gpu.count", sliced) == [], "each GPU is given out four times"
 
 
 # --- events whose check has no GPU to look at ---------------------------------------------------

@@ -94,7 +94,7 @@ CASES: dict[str, tuple[str, int | None, str]] = {
         "an illegal memory access was encountered\n",
     ),
     "vLLM: an engine is dead": (
-        "unknown_error",
+        "failed_saying",
         None,
         "[rank0]: step 3\nCRITICAL 02-25 11:11:34 launcher.py:101] MQLLMEngine is already dead, terminating server process\n",
     ),
@@ -135,7 +135,7 @@ CASES: dict[str, tuple[str, int | None, str]] = {
         "[rank0]: RuntimeError: CUDA error: uncorrectable ECC error encountered\nSUCCESS\n",
     ),
     "one word at the end explains no last error": (
-        "unknown_error",
+        "failed_saying",
         None,
         "FATAL: the flux is empty\nworld size 2\nSuccess\n",
     ),
@@ -343,7 +343,7 @@ CASES: dict[str, tuple[str, int | None, str]] = {
         '    "message": "RuntimeError: Permission denied",\n',
     ),
     "a warning of NCCL that is not known": (
-        "nccl_unknown",
+        "failed_saying",
         None,
         "201: :41367:41367 [1] enqueue.cc:422 NCCL WARN Error : no algorithm/protocol available\n",
     ),
@@ -660,7 +660,7 @@ CASES: dict[str, tuple[str, int | None, str]] = {
     "torch: no CUDA": ("cuda_no_kernel_image", None, "AssertionError: Torch not compiled with CUDA enabled\n"),
     "NVML": ("cuda_init_failed", None, "Failed to initialize NVML: Unknown Error\n"),
     "a download's end is not the job's": (
-        "unknown_error",
+        "failed_saying",
         None,
         "Downloading http://x/train.gz\nProcessing...\nDone!\nworld size 2\nfatal: no flux\n",
     ),
@@ -712,7 +712,7 @@ CASES: dict[str, tuple[str, int | None, str]] = {
         "replica:0/task:1\n",
     ),
     "NCCL: a warning that is not known": (
-        "unknown_error",
+        "failed_saying",
         None,
         "n4:69:83 [0] graph/flux.cc:131 NCCL WARN The flux of device 3 is too low\n",
     ),
@@ -879,7 +879,7 @@ CASES: dict[str, tuple[str, int | None, str]] = {
         "GPU memory over nvlink or a hardware error\n",
     ),
     "an exception of C++ in unknown words": (
-        "process_died_unknown",
+        "failed_saying",
         None,
         "step 3\nterminate called after throwing an instance of 'std::logic_error'\n  what():  no such shard\n",
     ),

@@ -139,15 +139,20 @@ def test_what_failed_and_stopped_nothing_is_nothing(text: str, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("text", "what"),
     [
-        (_OPTION + _INIT.format(8, 1), "nccl_unknown"),
         ("step 1 loss 2.0\nTraining finished\nContainer train exited with code 1\n", "launcher_table_only"),
         ("step 1 loss 2.0\nupload helper exited with code 1\n", "launcher_table_only"),
     ],
-    ids=["that process has no communicator", "the job itself", "nothing behind it"],
+    ids=["the job itself", "nothing behind it"],
 )
 def test_what_failed_and_may_have_stopped_the_job_is_said(text: str, what: str, tmp_path: Path) -> None:
     answer = answer_to(text, tmp_path)
     assert (answer.verdict, said(answer)) == ("unknown", (what, None))
+
+
+def test_a_warning_of_a_process_that_has_no_communicator_is_quoted(tmp_path: Path) -> None:
+    answer = answer_to(_OPTION + _INIT.format(8, 1), tmp_path)
+    assert answer.cause is not None
+    assert (said(answer), answer.cause.text) == (("failed_saying", None), "Call to cudaGetDriverEntryPoint failed")
 
 
 _ELASTIC = "INFO:torch.distributed.elastic.agent.server.api:[default] "
@@ -198,9 +203,12 @@ _ELASTIC = "INFO:torch.distributed.elastic.agent.server.api:[default] "
         "the launcher clears up",
     ],
 )
-def test_a_known_log_in_which_nothing_fails_is_nothing(text: str, tmp_path: Path) -> None:
+def test_a_known_log_in_which_nothing_fails_has_no_cause(text: str, tmp_path: Path) -> None:
     answer = answer_to(text, tmp_path)
-    assert (answer.verdict, said(answer)) == ("nothing", ("healthy", None))
+    assert answer.cause is None
+    signs = ("Epoch ", "epoch ", "5/100", "10/100", "finished", "COMPLETE", "startup complete")
+    moved = any(word in text for word in signs)
+    assert answer.verdict == ("nothing" if moved else "unknown")  # without work or an end, nothing found proves nothing
 
 
 _STEPS = "".join(f"step {n} loss 1.2\n" for n in range(300))

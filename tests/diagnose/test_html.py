@@ -58,7 +58,8 @@ def test_the_page_says_verdict_what_to_do_and_evidence_in_this_order() -> None:
         (replace(DATED, verdict="unknown"), "UNKNOWN"),
         (replace(DATED, verdict="nothing"), "RECOVERED"),
         (Diagnosis(verdict="nothing", cause=None, reason="no error in 2 files"), "NOTHING FOUND"),
-        (Diagnosis(verdict="unknown", cause=None, reason="no job's line"), "NOT RECOGNISED"),
+        (Diagnosis(verdict="unknown", cause=None, reason="no job's line", recognised=False), "NOT RECOGNISED"),
+        (Diagnosis(verdict="unknown", cause=None, reason="nothing shows that it ended"), "UNKNOWN"),
         (Diagnosis(verdict="unknown", cause=None, error="a.log: no such file"), "NO ANSWER"),
     ],
 )

@@ -7,14 +7,14 @@ from typing import Any
 import msgspec
 import pytest
 
+from gpudoctor.facts.captures.benchmarks import BENCHMARK_READERS
 from gpudoctor.facts.captures.dcgm import DCGM_READERS
 from gpudoctor.facts.captures.monitor import MONITOR_READERS
-from gpudoctor.facts.captures.other_tools import OTHER_TOOL_READERS
 from gpudoctor.facts.captures.reader import Block, Part, TextReader
 from gpudoctor.facts.captures.readers import HOST_READERS
 from gpudoctor.facts.model.driver import DkmsBuild, Driver, FabricManager, LoadFailure
 from gpudoctor.facts.model.missing import NOT_READ, Missing, known
-from gpudoctor.facts.model.node import Host, Network, Node, Scheduler
+from gpudoctor.facts.model.node import Host, Network, Node
 from tests.facts.host_texts import PORTS, dkms_status, ibstat, ibstatus, ibv_devinfo, proc_limits, ulimit_a
 from tests.facts.kernel_words import AER, LOST, OFF_BUS, STAMPS, SWITCH
 
@@ -302,32 +302,57 @@ NodeName=n1 Arch=x86_64 CoresPerSocket=56
 """
 
 
+def said(text: str, command: str = "") -> list[tuple[str, str]]:
+    """How loudly, and in which words, the text's own tool reports something."""
+    reader = reader_of(text, command)
+    return [(each.loudness, each.text) for each in reader.read(Block(text.split("\n"), command=command)).reported]
+
+
 def test_slurms_node() -> None:
-    node = read(SCONTROL)
-    assert node.scheduler == Scheduler("slurm", "n1", 8, 6, "idle+drain", "gpu 3 xid 79")
-    assert node.host.kernel == "6.8.0-45-generic"
+    fewer, drained = ("error", "6 of 8 GPUs of the node are given out"), ("error", "n1 is idle+drain: gpu 3 xid 79")
+    assert said(SCONTROL) == [fewer, drained]
+    well = SCONTROL.replace("gres/gpu=6", "gres/gpu=8").replace("+DRAIN", "").replace("Reason=gpu 3 xid 79", "")
+    assert said(well) == [("ok", "8 of 8 GPUs of the node are given out")]
+    none = SCONTROL.replace(":8(S:0-1)", ":1").replace("gres/gpu=6", "gres/gpu=0")
+    assert said(none)[0] == ("error", "0 of 1 GPUs of the node are given out"), "as loud as Kubernetes' 0 of 16"
+    parked = SCONTROL.replace("gres/gpu=6", "gres/gpu=8").replace("gpu 3 xid 79", "new disk")
+    assert said(parked) == [("warning", "n1 is idle+drain: new disk")]
 
 
-def test_of_several_nodes_nothing_is_kept() -> None:
+@pytest.mark.parametrize(
+    ("state", "named"),
+    [
+        *(("DOWN+NOT_RESPONDING", True), ("DRNG@", True), ("FAIL*", True), ("IDLE*", True), ("INVAL", True)),
+        *(("MIXED", False), ("IDLE~", False), ("IDLE+POWERED_DOWN", False), ("ALLOCATED", False)),
+    ],
+)
+def test_a_node_that_slurm_gives_no_jobs_is_named_with_its_state(state: str, named: bool) -> None:
+    text = SCONTROL.replace("gres/gpu=6", "gres/gpu=8").replace("IDLE+DRAIN", state)
+    away = [words for _, words in said(text) if words.startswith("n1 is ")]
+    assert away == [f"n1 is {state.lower()}: gpu 3 xid 79"] * named
+
+
+def test_numbers_of_several_nodes_are_not_compared() -> None:
     two = SCONTROL + "\n" + SCONTROL.replace("NodeName=n1", "NodeName=n2")
     part = READERS["scontrol show node"].read(Block(two.split("\n")))
-    assert (part.node, len(part.notes)) == (Node(), 1)
+    assert ([each.text[:7] for each in part.reported], len(part.notes)) == (["n1 is i", "n2 is i"], 1)
 
 
 def test_kubernetes_nodes_and_containers_are_not_mixed() -> None:
-    two = KUBECTL.format(ready="True", cordoned="false") + KUBECTL.format(ready="False", cordoned="false")
+    two = KUBECTL.format(ready="True", cordoned="false") + KUBECTL.format(ready="True", cordoned="false")
     for name, text in (("kubectl describe node", two), ("docker inspect", INSPECT + INSPECT.replace("64", "65"))):
         part = READERS[name].read(Block(text.split("\n")))
         assert (part.node, len(part.notes)) == (Node(), 1)
 
 
-def test_sinfo_of_one_node() -> None:
+def test_sinfo_names_the_nodes_that_get_no_jobs() -> None:
     long = "NODELIST NODES PARTITION STATE CPUS S:C:T MEMORY REASON\nn1 1 gpu* drained* 224 2:56:2 2000000 bad_gpu\n"
-    assert read(long).scheduler == Scheduler("slurm", "n1", state="drained*", reason="bad_gpu")
-    reasons = "REASON        USER  TIMESTAMP           NODELIST\ngpu is gone   root  2024-10-02T10:11:12 n1\n"
-    assert read(reasons).scheduler == Scheduler("slurm", "n1", state="down or drained", reason="gpu is gone")
-    many = "PARTITION AVAIL  TIMELIMIT  NODES  STATE NODELIST\ngpu*  up  infinite  4  idle n[1-4]\n"
-    assert read(many) == Node()
+    assert said(long.rstrip()) == [("error", "n1 is drained*: bad_gpu")]
+    reasons = "REASON        USER  TIMESTAMP           NODELIST\ngpu is gone   root  2024-10-02T10:11:12 n1"
+    assert said(reasons) == [("error", "n1 is down or drained: gpu is gone")]
+    many = "PARTITION AVAIL  TIMELIMIT  NODES  STATE NODELIST\ngpu*  up  infinite  4  idle n[1-4]"
+    assert said(many) == []
+    assert said(f"{many}\ngpu*  up  infinite  2  down n[5-6]") == [("warning", "n[5-6] is down: no reason given")]
 
 
 KUBECTL = """\
@@ -352,15 +377,15 @@ System Info:
 """
 
 
-@pytest.mark.parametrize(
-    ("ready", "cordoned", "state"),
-    [("True", "false", "ready"), ("False", "false", "not-ready"), ("True", "true", "unschedulable")],
-)
-def test_kubernetes_node(ready: str, cordoned: str, state: str) -> None:
-    told = read(KUBECTL.format(ready=ready, cordoned=cordoned), "kubectl describe node n1").scheduler
-    assert (told.kind, told.gpus_configured, told.gpus_allocatable, told.state) == ("kubernetes", 8, 7, state)
-    assert any("GpuXidError" in condition for condition in told.conditions)
-    assert not any("MemoryPressure" in condition for condition in told.conditions)
+def test_kubernetes_node() -> None:
+    text = KUBECTL.format(ready="True", cordoned="false")
+    fewer, condition = said(text, "kubectl describe node n1")
+    assert fewer == ("error", "7 of 8 GPUs of the node are given out")
+    assert (condition[0], condition[1].startswith("n1 is GpuXidError True")) == ("error", True)
+    away = said(KUBECTL.format(ready="False", cordoned="true"), "kubectl describe node n1")
+    assert any(words.startswith("n1 is unschedulable") for _, words in away)
+    assert any(words.startswith("n1 is Ready False") for _, words in away)
+    assert not any("MemoryPressure" in words for _, words in away)
 
 
 def test_conditions_of_health_are_bad_if_they_are_not_true() -> None:
@@ -372,8 +397,36 @@ def test_conditions_of_health_are_bad_if_they_are_not_true() -> None:
     )
     more = "".join(f"  {row.format('Wed, 02 Oct 2024 10:11:12 +0000')}\n" for row in rows)
     text = KUBECTL.format(ready="True", cordoned="false").replace("  GpuXidError", f"{more}  GpuXidError")
-    told = read(text, "kubectl describe node n1").scheduler
-    assert [bad.split()[0] for bad in told.conditions] == ["AcceleratedHardwareReady", "GpuNotReady", "GpuXidError"]
+    bad = [words.split()[2] for _, words in said(text, "kubectl describe node n1")[1:]]
+    assert bad == ["AcceleratedHardwareReady", "GpuNotReady", "GpuXidError"]
+
+
+PODS = """\
+NAME                                  READY   STATUS                  RESTARTS      AGE
+nvidia-device-plugin-daemonset-5crlk  0/1     CrashLoopBackOff        12            40m
+nvidia-dcgm-exporter-8x               1/1     Running                 0             3d
+nvidia-driver-daemonset-v5gqj         0/1     Init:CrashLoopBackOff   6 (2m ago)    8m
+my-gpu-job                            0/1     Error                   0             1h
+"""
+POD = """\
+Name:                 nvidia-driver-daemonset-v5gqj
+Namespace:            gpu-operator
+Controlled By:  DaemonSet/nvidia-driver-daemonset
+Init Containers:
+  k8s-driver-manager:
+    Image:         nvcr.io/nvidia/cloud-native/k8s-driver-manager:v0.1.0
+    State:          Waiting
+      Reason:       CrashLoopBackOff
+"""
+
+
+def test_pods_of_gpu_software_that_do_not_run() -> None:
+    """NVIDIA/gpu-operator #258: the driver's pod does not get beyond its first container."""
+    assert said(PODS) == [
+        ("error", "nvidia-device-plugin-daemonset-5crlk: 0/1 CrashLoopBackOff"),
+        ("error", "nvidia-driver-daemonset-v5gqj: 0/1 Init:CrashLoopBackOff"),
+    ]
+    assert said(POD) == [("error", "nvidia-driver-daemonset-v5gqj: k8s-driver-manager waits in CrashLoopBackOff")]
 
 
 # --- containers ---------------------------------------------------------------------------------
@@ -402,13 +455,6 @@ def test_what_a_container_was_given() -> None:
     assert read(INSPECT.replace("34359738368", "0")).host.memory_limit_mib is None
 
 
-def test_the_host_of_docker_info() -> None:
-    text = " Server Version: 26.1.3\n Runtimes: nvidia runc\n Kernel Version: 6.8.0-45-generic\n CPUs: 224\n"
-    text += " Total Memory: 1.5TiB\n"
-    host = read(text).host
-    assert (host.kernel, host.cpus_total, host.ram_mib) == ("6.8.0-45-generic", 224, 1572864)
-
-
 # --- beside each other --------------------------------------------------------------------------
 
 OTHERS = (
@@ -426,7 +472,7 @@ OTHERS = (
 
 
 @pytest.mark.parametrize(
-    "reader", [*HOST_READERS, *DCGM_READERS, *OTHER_TOOL_READERS, *MONITOR_READERS], ids=lambda reader: reader.name
+    "reader", [*HOST_READERS, *DCGM_READERS, *BENCHMARK_READERS, *MONITOR_READERS], ids=lambda reader: reader.name
 )
 def test_no_reader_takes_the_line_of_another_tool(reader: TextReader) -> None:
     own = {"lspci": "01:00.0", "environment": "NCCL"}.get(reader.name, "\0")
@@ -435,7 +481,7 @@ def test_no_reader_takes_the_line_of_another_tool(reader: TextReader) -> None:
 
 
 @pytest.mark.parametrize(
-    "reader", [*HOST_READERS, *DCGM_READERS, *OTHER_TOOL_READERS, *MONITOR_READERS], ids=lambda reader: reader.name
+    "reader", [*HOST_READERS, *DCGM_READERS, *BENCHMARK_READERS, *MONITOR_READERS], ids=lambda reader: reader.name
 )
 @pytest.mark.parametrize(
     "text", ["", "\0", "x" * 5000, "Port 1:", "\t\tRate: ", '"ShmSize": 99999999999999999999', ": : :"]

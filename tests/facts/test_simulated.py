@@ -71,7 +71,6 @@ def test_a_node_says_of_every_leaf_what_a_live_collection_would(name: str) -> No
         ".driver.d",
         ".driver.excluded_gpus",
         ".host.secure_boot",
-        ".scheduler.",
         ".fabric_manager.",
         ".kernel_log.host_events",
     )

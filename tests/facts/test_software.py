@@ -42,7 +42,7 @@ def add_nccl(folder: Path, name: str = "libnccl.so.2") -> Path:
 def test_without_torch_every_leaf_says_so_and_is_absent(tmp_path: Path) -> None:
     software = read_software([str(tmp_path)])
     assert software.python == platform.python_version()
-    missing = Missing("PyTorch is not installed", "absent")
+    missing = Missing("PyTorch is not installed: pip install 'torch>=2.4' 'numpy>=1.26'", "absent")
     assert (software.torch, software.torch_cuda, software.nccl, software.torch_location) == (missing,) * 4
 
 

@@ -141,7 +141,7 @@ def test_without_a_mount_table_the_reason_stands_and_no_process_is_started(
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("a process was started")
 
-    monkeypatch.setattr("gpudoctor.facts.system.path_status.Child", refuse)
+    monkeypatch.setattr("gpudoctor.process.spawn.Child", refuse)
     monkeypatch.setattr("gpudoctor.facts.system.path_status.may_hang", lambda *_: False)  # whatever is mounted here
     held = read(tmp_path, "/data").mounts
     assert isinstance(held, Missing)

@@ -27,7 +27,6 @@ from gpudoctor.facts.model.missing import UNSUPPORTED, Missing, known
 from gpudoctor.facts.model.node import Node, NumaNode, Source
 from gpudoctor.facts.simulated.load import apply_faults, load_node
 from gpudoctor.report.judge import judge
-from gpudoctor.report.junit_nagios import render_junit
 from tests.facts import transcripts
 from tests.facts.transcripts import COLLECT_ENV, CSV_COLUMNS, TOPIC, csv, dcgm_diag, dcgm_diag_json, gpu_list, table
 from tests.fuzz import seeds
@@ -413,63 +412,80 @@ def test_of_a_long_journal_the_last_lines_are_kept(monkeypatch: pytest.MonkeyPat
 # --- tools whose texts are judged in part, or not at all ------------------------------------------
 
 
-@pytest.mark.parametrize("name", transcripts.NOT_JUDGED)
-def test_a_text_that_is_not_judged_is_named_and_is_no_pass(name: str) -> None:
+NOTHING_OF_A_NODE = (
+    "nvbandwidth",
+    "lspci -t",
+    "AMD's tool",
+    "tegrastats",
+    "a log of NCCL",
+    "ibdev2netdev",
+    "ip",
+    "gpustat",
+)
+
+
+@pytest.mark.parametrize("name", NOTHING_OF_A_NODE)
+def test_a_text_that_says_nothing_of_a_node_is_refused_and_changes_no_verdict_beside_another(name: str) -> None:
+    with pytest.raises(SourceError, match="paste what the machine prints"):
+        read(transcripts.NOT_JUDGED[name])
+    beside = judge(read(f"{HEALTHY}$ it\n{transcripts.NOT_JUDGED[name]}"))
+    assert beside.verdict == judge(read(HEALTHY)).verdict == "pass"
+
+
+@pytest.mark.parametrize("name", ["dcgmi diag", "nccl-tests", "deviceQuery"])
+def test_a_tools_own_good_verdict_is_judged_in_part_and_no_pass_of_the_node(name: str) -> None:
+    report = judge(read(transcripts.NOT_JUDGED[name]))
+    assert (report.verdict, report.exit_code, report.evaluated.partly) == ("pass", 0, True)
+    assert report.reason.startswith("PARTLY JUDGED, 1 of ")
+
+
+@pytest.mark.parametrize("name", ["bandwidthTest", "p2pBandwidthLatencyTest"])
+def test_figures_alone_are_no_pass(name: str) -> None:
     report = judge(read(transcripts.NOT_JUDGED[name]))
     assert (report.verdict, report.exit_code) == ("unknown", 3)
-    (note,) = report.run.notes
-    assert note.startswith(f"standard input: {name}: ")
-    # beside a text that is judged, it changes no verdict
-    assert (
-        judge(read(f"{HEALTHY}$ it\n{transcripts.NOT_JUDGED[name]}")).verdict == judge(read(HEALTHY)).verdict == "pass"
-    )
+    assert report.run.notes[0].startswith(f"standard input: {name}: ")
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "said", "status"),
     [
-        (dcgm_diag("Fail - GPU: 1"), "dcgmi diag: Fail: PCIe (GPU: 1)"),
-        ("| Memory Bandwidth          | Fail - GPU: 5     |\n", "dcgmi diag: Fail: Memory Bandwidth (GPU: 5)"),
-        (dcgm_diag("Fail", version=4), "dcgmi diag: Fail: pcie (GPU 1)"),
-        (dcgm_diag_json("Fail"), "dcgmi diag: Fail: PCIe (GPU 1)"),
-        (dcgm_diag_json("FAIL", version=4), "dcgmi diag: Fail: PCIe (GPU 1)"),
-        (dcgm_diag_json("Fail").replace("\n", "").replace("\t", " "), "dcgmi diag: Fail: PCIe (GPU 1)"),
+        (dcgm_diag("Fail - GPU: 1"), "Fail: PCIe (GPU: 1)", "fail"),
+        ("| Memory Bandwidth          | Fail - GPU: 5     |\n", "Fail: Memory Bandwidth (GPU: 5)", "fail"),
+        (dcgm_diag("Fail", version=4), "Fail: pcie (GPU 1)", "fail"),
+        (dcgm_diag_json("Fail"), "Fail: PCIe (GPU 1)", "fail"),
+        (dcgm_diag_json("FAIL", version=4), "Fail: PCIe (GPU 1)", "fail"),
+        (dcgm_diag_json("Fail").replace("\n", "").replace("\t", " "), "Fail: PCIe (GPU 1)", "fail"),
         (
             "Error: Unable to complete diagnostic for group 2147483647. Return: (-31)\n",
-            "dcgmi diag did not run: Error: Unable to complete diagnostic for group 2147483647. Return: (-31)",
+            "did not run: Error: Unable to complete diagnostic for group 2147483647. Return: (-31)",
+            "unknown",
         ),
-        (transcripts.DCGM_HEALTH, "dcgmi health: Failure: GPU 1 Memory system Failure"),
-        (transcripts.DMON.replace("pclk", "pclk tviol").replace("1755", "1755 1"), None),
-        (transcripts.NCCL_TESTS.replace(": 0 OK", ": 2 FAILED"), "nccl-tests: Out of bounds values : 2 FAILED"),
-        (transcripts.DEVICE_QUERY.replace("PASS", "FAIL"), "deviceQuery: Result = FAIL"),
+        (transcripts.DCGM_HEALTH, "Failure: GPU 1 Memory system Failure", "fail"),
         (
-            transcripts.NHC.replace("SUCCESS", "ERROR"),
-            f"node health check (NHC): {transcripts.NHC.replace('SUCCESS', 'ERROR').rstrip()}",
+            transcripts.DMON.replace("pclk", "pclk tviol").replace("1755", "1755 1"),
+            "thermal violation (tviol) of GPU 0",
+            "warn",
         ),
-        (
-            transcripts.dcgm_exporter(0, GPU_TEMP=41, XID_ERRORS=79),
-            "dcgm-exporter: the last Xid of GPU 0 is 79 (see dmesg)",
-        ),
+        (transcripts.NCCL_TESTS.replace(": 0 OK", ": 2 FAILED"), "Out of bounds values : 2 FAILED", "fail"),
+        (transcripts.DEVICE_QUERY.replace("PASS", "FAIL"), "Result = FAIL", "fail"),
+        (transcripts.NHC.replace("SUCCESS", "ERROR"), "nhc:  Health check passed", "fail"),
+        (transcripts.dcgm_exporter(0, GPU_TEMP=41, XID_ERRORS=79), "GPU 0: the last Xid is 79", "fail"),
         (
             transcripts.GPUSTAT.replace("NVIDIA RTX A6000     | 39'C,", "((Unknown Error)) | ?'C,"),
-            "gpustat: [1] ((Unknown Error)) | ?'C,   3 % |   341 / 49140 MB |",
+            "[1] ((Unknown Error)) | ?'C,   3 % |   341 / 49140 MB |",
+            "warn",
         ),
-        (
-            transcripts.CUDA_WARNING,
-            "CUDA in a program: the NVSwitches are not set up (nvidia-fabricmanager): "
-            f"{transcripts.CUDA_WARNING.rstrip()}",
-        ),
-        (transcripts.DEVICE_PLUGIN, f"Kubernetes device plugin: {transcripts.DEVICE_PLUGIN.rstrip()}"),
+        (transcripts.CUDA_WARNING, "system not yet initialized", "fail"),
+        (transcripts.DEVICE_PLUGIN, "'nvidia.com/gpu' device marked unhealthy: GPU-1", "fail"),
     ],
 )
-def test_a_failure_that_another_tool_reports_is_never_a_pass(text: str, told: str | None) -> None:
-    told = told or "nvidia-smi dmon: thermal violation (tviol) of GPU 0"
+def test_a_failure_that_another_tool_reports_is_never_a_pass(text: str, said: str, status: str) -> None:
     for pasted in (text, f"{HEALTHY}\n{text}", f"{HEALTHY}$ that\n{text}$ exit\n"):
         report = judge(read(pasted))
-        assert (report.verdict, report.exit_code) == ("unknown", 3)
-        assert f"reported: {told}" in report.run.notes
-        assert report.reason.startswith(f"UNKNOWN reported by another tool: {told}"[:60])
-        assert '<testcase classname="gpudoctor" name="run">' in render_junit(report)
+        assert report.exit_code == {"fail": 1, "warn": 0, "unknown": 3}[status]
+        (result,) = [check for check in report.checks if check.id == "reported.failures"]
+        assert result.status.value == status
+        assert said in " ".join(f.reason or (f.found.text if f.found else "") for f in result.findings)
     failed = judge(read(f"{table(BROKEN)}\n{text}"))
     assert (failed.verdict, failed.exit_code) == ("fail", 1)
 
@@ -483,7 +499,7 @@ def test_links_of_which_dcgm_says_that_none_is_up_are_no_pass() -> None:
 
 def test_a_diagnostic_right_below_the_table_of_the_gpus_is_not_a_part_of_it() -> None:
     diag = "\n".join(dcgm_diag("Fail - GPU: 1").splitlines()[2:])
-    assert judge(read(f"{HEALTHY}{diag}\n")).verdict == "unknown"
+    assert judge(read(f"{HEALTHY}{diag}\n")).verdict == "fail"
 
 
 def test_samples_of_dmon_are_the_last_readings_of_each_gpu() -> None:
@@ -527,18 +543,10 @@ def test_metrics_of_dcgm_exporter_are_readings_of_the_gpus_that_their_labels_nam
 
 @pytest.mark.parametrize("quote", ["", '"'])
 def test_the_gpus_that_kubernetes_counts_in_yaml_and_json(quote: str) -> None:
-    scheduler = read(transcripts.kubectl_status(8, 7, quote)).scheduler
-    assert (scheduler.kind, scheduler.gpus_configured, scheduler.gpus_allocatable) == ("kubernetes", 8, 7)
-    twice = read(
-        f"{gpu_list(BROKEN)}\n{transcripts.kubectl_status(8, 7, quote)}{transcripts.kubectl_status(8, 8, quote)}"
-    )
-    assert twice.scheduler.gpus_allocatable == ABSENT
-
-
-def test_lines_of_nccl_between_those_of_its_tests_do_not_split_them() -> None:
-    lines = transcripts.NCCL_TESTS.splitlines(keepends=True)
-    (note,) = read("".join([*lines[:4], transcripts.NCCL_LOG, *lines[4:]])).source.notes
-    assert "2 ranks on 1 host, 215.70 GB/s busbw at 67108864 bytes" in note
+    (fewer,) = read(transcripts.kubectl_status(8, 7, quote)).reported
+    assert (fewer.said_by, fewer.text) == ("kubectl", "7 of 8 GPUs of the node are given out")
+    twice = f"{transcripts.kubectl_status(8, 7, quote)}{transcripts.kubectl_status(8, 8, quote)}"
+    assert read(f"{gpu_list(BROKEN)}\n{twice}").reported == ()
 
 
 @pytest.mark.parametrize("command", ["nvidia-smi nvlink -info", "nvidia-smi nvlink -c"])

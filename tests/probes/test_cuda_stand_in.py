@@ -9,9 +9,6 @@ from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import pytest
-
-pytest.importorskip("torch")
-
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel

@@ -11,12 +11,12 @@ from gpudoctor.checks.core.case import Case
 from gpudoctor.checks.core.each_gpu import shown_by_driver
 from gpudoctor.checks.core.finding import Advice, Evidence, Finding, Status, fail, unknown, warn
 from gpudoctor.checks.core.subject import NODE, Subject, of_gpu
-from gpudoctor.checks.gpu.xid_codes import OWN_ADVICE, Bucket
 from gpudoctor.facts.model.driver import KernelEvent
 from gpudoctor.facts.model.missing import known
 from gpudoctor.facts.model.node import HostEvent, Node
 from gpudoctor.lazy_import import lazy_imports
 from gpudoctor.lazy_pattern import lazy_pattern
+from gpudoctor.statements.xids import OWN_ADVICE, Bucket
 
 with lazy_imports():
     from gpudoctor.facts.kernel_log import lines as kernel_lines

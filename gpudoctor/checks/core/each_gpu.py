@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import wraps
 
 from gpudoctor.checks.core.case import Case
+from gpudoctor.checks.core.condemning import condemning
 from gpudoctor.checks.core.finding import Finding, unknown, unread
 from gpudoctor.checks.core.subject import Subject, of_gpu
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node
-from gpudoctor.facts.nvml.codes import LOST, RESET_REQUIRED, UNKNOWN, condemning
+from gpudoctor.facts.nvml.codes import LOST, RESET_REQUIRED, UNKNOWN
 
 # of temperature, power, performance state and utilization in the nvidia-smi table
 _MOST_ERR = 3

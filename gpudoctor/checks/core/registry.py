@@ -139,7 +139,7 @@ def impact_of(check_id: str) -> Impact | None:
 
 
 DOMAINS = (
-    *("driver", "gpu", "pcie", "nvlink", "topology", "host", "storage", "env", "network"),
+    *("reported", "driver", "gpu", "pcie", "nvlink", "topology", "host", "storage", "env", "network"),
     *("collective", "link", "compute", "train", "strategy", "data", "burn"),
 )
 

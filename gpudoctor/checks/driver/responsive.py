@@ -23,10 +23,10 @@ from gpudoctor.checks.core.finding import (
 )
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE, Subject, of_gpu
-from gpudoctor.checks.gpu.xid_codes import STOPPED_CODES
 from gpudoctor.facts.deadlines import START
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Driver, Unanswered
+from gpudoctor.statements.xids import STOPPED_CODES
 
 _HANGS = "the driver or the GPU's own processor (GSP) hangs; every tool that asks will hang with it"
 _CRASHES = "the driver's library crashed; every program that makes this call will crash with it"

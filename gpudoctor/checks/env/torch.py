@@ -27,7 +27,6 @@ from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.measurements import TorchView
 from gpudoctor.facts.model.missing import Missing, known
 
-INSTALL = "pip install 'torch>=2.4' 'numpy>=1.26'"
 _WHEELS = Advice("Install a build for your driver's CUDA: https://pytorch.org/get-started", "nvidia-smi | head -4")
 
 
@@ -55,10 +54,7 @@ def torch_build(case: Case) -> Iterator[Finding]:
     view = case.measurements.torch_view if case.node.source.kind == "live" else None
     torch = view.torch if view else case.node.software.torch
     if isinstance(torch, Missing):
-        if torch.kind == "absent" and case.node.source.kind != "capture":
-            yield skip(NODE, f"torch: {torch.reason}; to check it too: {INSTALL}")
-        else:
-            yield unread(NODE, "torch", torch)
+        yield unread(NODE, "torch", torch)
         return
     launch = case.measurements.launch
     import_s = known(launch.import_s) if launch else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 from gpudoctor.checks.core.case import Case
@@ -37,17 +36,12 @@ from gpudoctor.checks.core.sight import (
 from gpudoctor.checks.core.subject import NODE, Subject
 from gpudoctor.checks.driver.loaded import INIT_OK
 from gpudoctor.facts.model.missing import Missing, known
-from gpudoctor.lazy_pattern import lazy_pattern
 from gpudoctor.profiles.profile import compute_gpus
 
 # numbers of SXM sockets on a board: HGX, DGX and GB200 trays
 _BOARDS = (4, 8)
 # GPUs of these generations also came in servers with 6 sockets (IBM AC922)
 _OTHER_BOARDS = ("Pascal", "Volta")
-# states in which a scheduler gives a node no jobs
-_OUT_OF_SERVICE = lazy_pattern(
-    r"down|fail|failing|err|error|drain|drained|draining|drng|inval|not_responding|no_respond|not-ready|unschedulable"
-)
 _SEE_BUS = Advice("See what is on the bus.", "lspci -d 10de:")
 _GONE_FROM_BUS: list[Advice | str] = [_SEE_BUS, "Power-cycle the node; still gone: hardware case."]
 
@@ -71,53 +65,68 @@ def _shown_by_driver(shown: int) -> Evidence:
 )
 def count(case: Case) -> Iterator[Finding]:
     """PCI bus, driver and expectation must agree; a smaller scope is reported, not failed."""
-    node = case.node
-    said = known(node.driver.device_count)
-    shown = said if said is not None else sum(shown_by_driver(node, gpu) for gpu in node.gpus) or None
-    code = node.driver.init_code
-    some = code == INIT_OK and said is None and bool(node.gpus)  # a dump of only some of the GPUs
-    dead = () if some else tuple(failed_starts(case))
+    shown = _number_shown(case)
     if shown is None:
-        told = (*dead, *_given_out(case))
-        if told:
-            yield from told
-        elif not isinstance(code, Missing) and code != INIT_OK:
-            yield skip(NODE, "the driver does not answer: judged by the driver checks")
-        elif all_given := _all_given_out(case):
-            yield all_given
-        else:
-            missing = node.driver.device_count
-            yield unread(NODE, "the driver's number of GPUs", missing if isinstance(missing, Missing) else Missing("?"))
+        yield from _without_number(case)
         return
-    gpus, away = bus_gpus(node), unseen(node)
-    on_bus = known(gpus)
-    limited, gone = narrowed(node), {device.bus_id for device in away.gone}
-    dead = tuple(f for f in dead if f.subject.bus_id not in gone and not limited)
-    problems = (*_gone(case, shown, away), *dead, *_expected(case, shown, limited), *_given_out(case))
+    away, limited = unseen(case.node), narrowed(case.node)
+    problems = (*_gone(case, shown, away), *_failed_to_start(case, away, limited), *_expected(case, shown, limited))
     # a GPU that an operator took from use is no reason for another one to be missing
     problems = (*_taken_from_use(case), *(problems or _empty_sockets(case, limited)))
     yield from problems
-    refused = refused_handles(node)
-    silent = shown - len(node.gpus) - refused
+    silent = shown - len(case.node.gpus) - refused_handles(case.node)
     if silent > 0:
-        yield unknown(NODE, f"the driver counts {shown} GPUs, and only {len(node.gpus)} of them told anything")
-        return
-    if shown == 0 and not problems:
-        yield fail(NODE, Found("the driver shows no GPU", 0, "GPUs"), "at least one GPU", advice=[_SEE_BUS])
-    elif not problems and said is None and on_bus is None and case.expect.gpus is None:
-        yield skip(NODE, f"{shown} GPUs in this capture: neither the driver's count nor the PCI bus to compare with")
-    elif not problems and case.expect.gpus is None and isinstance(gpus, Missing) and gpus.kind == "failed":
-        yield unread(NODE, f"{shown} GPUs; the PCI bus to compare with", gpus)
+        yield unknown(NODE, f"the driver counts {shown} GPUs, and only {len(case.node.gpus)} of them told anything")
     elif not problems:
-        text = f"{shown} GPU{'s' * (shown != 1)}"
-        limited = limited or (REFUSED if refused else None)
-        if limited and on_bus is not None and len(on_bus) > shown:
-            text += f" of the {len(on_bus)} on the PCI bus: {limited}"
-        elif limited:
-            text += f", as seen {limited}" if limited.startswith("inside") else f", as seen with: {limited}"
-        elif on_bus is not None and len(on_bus) == shown:
-            text += ", as many as on the PCI bus"
-        yield ok(NODE, Found(text, shown, "GPUs"), None, _shown_by_driver(shown))
+        yield _as_shown(case, shown, limited)
+
+
+def _number_shown(case: Case) -> int | None:
+    """The driver's number of GPUs, or that of the GPUs that it shows; None if it shows none and counts none."""
+    said = known(case.node.driver.device_count)
+    return said if said is not None else sum(shown_by_driver(case.node, gpu) for gpu in case.node.gpus) or None
+
+
+def _without_number(case: Case) -> Iterator[Finding]:
+    driver = case.node.driver
+    failed = tuple(failed_starts(case))
+    if failed:
+        yield from failed
+    elif not isinstance(driver.init_code, Missing) and driver.init_code != INIT_OK:
+        yield skip(NODE, "the driver does not answer: judged by the driver checks")
+    else:
+        missing = driver.device_count
+        yield unread(NODE, "the driver's number of GPUs", missing if isinstance(missing, Missing) else Missing("?"))
+
+
+def _failed_to_start(case: Case, away: Unseen, limited: str | None) -> Iterator[Finding]:
+    """GPUs that did not start, by the kernel log, unless the driver shows a part of them only."""
+    node = case.node
+    part = node.driver.init_code == INIT_OK and isinstance(node.driver.device_count, Missing) and bool(node.gpus)
+    if not part and not limited:
+        gone = {device.bus_id for device in away.gone}
+        yield from (finding for finding in failed_starts(case) if finding.subject.bus_id not in gone)
+
+
+def _as_shown(case: Case, shown: int, limited: str | None) -> Finding:
+    """The finding if nothing is wrong with the number: a pass if there is something to compare it with."""
+    gpus = bus_gpus(case.node)
+    on_bus = known(gpus)
+    if shown == 0:
+        return fail(NODE, Found("the driver shows no GPU", 0, "GPUs"), "at least one GPU", advice=[_SEE_BUS])
+    if isinstance(case.node.driver.device_count, Missing) and on_bus is None and case.expect.gpus is None:
+        return skip(NODE, f"{shown} GPUs in this capture: neither the driver's count nor the PCI bus to compare with")
+    if case.expect.gpus is None and isinstance(gpus, Missing) and gpus.kind == "failed":
+        return unread(NODE, f"{shown} GPUs; the PCI bus to compare with", gpus)
+    text = f"{shown} GPU{'s' * (shown != 1)}"
+    limited = limited or (REFUSED if refused_handles(case.node) else None)
+    if limited and on_bus is not None and len(on_bus) > shown:
+        text += f" of the {len(on_bus)} on the PCI bus: {limited}"
+    elif limited:
+        text += f", as seen {limited}" if limited.startswith("inside") else f", as seen with: {limited}"
+    elif on_bus is not None and len(on_bus) == shown:
+        text += ", as many as on the PCI bus"
+    return ok(NODE, Found(text, shown, "GPUs"), None, _shown_by_driver(shown))
 
 
 def _taken_from_use(case: Case) -> Iterator[Finding]:
@@ -230,71 +239,12 @@ def _written_down_for_here(case: Case) -> bool:
     return case.expect.gpus is not None and visible in (None, "", "all") and not refused
 
 
-def _given_out(case: Case) -> Iterator[Finding]:
-    """What the scheduler reports: GPUs that it no longer allocates, or a node that it drained because of its GPUs."""
-    scheduler = case.node.scheduler
-    kind, configured, given = known(scheduler.kind), known(scheduler.gpus_configured), known(scheduler.gpus_allocatable)
-    name = {"slurm": "Slurm", "kubernetes": "Kubernetes"}.get(kind or "", "the scheduler")
-    state, reason = known(scheduler.state) or "", known(scheduler.reason) or ""
-    advice: list[Advice | str] = [
-        Advice("On the node, see which GPU it is.", "gpudoctor check gpu"),
-        "Then let the scheduler use it again.",
-    ]
-    if configured is not None and given is not None and given < configured:
-        yield fail(
-            NODE,
-            Found(f"{name} gives out {given} of the node's {configured} GPUs", given, "GPUs"),
-            Expected(f"{configured} GPUs", "==", configured, "GPUs", name),
-            *([Evidence(f"{name}: state", f"{state} {reason}".strip())] if state or reason else []),
-            likely="a GPU is gone, or the device plugin or slurmd found it unhealthy",
-            advice=advice,
-        )
-        return
-    told = [text for text in (reason, *scheduler.conditions) if re.search(r"gpu|gres|xid|nvidia", text, re.IGNORECASE)]
-    # "down+not_responding", "mixed+drain", and sinfo's marks behind a state: "drng@", "idle*" (does not respond)
-    away = [word for word in re.findall(r"[a-z_-]+\*?", state) if word.endswith("*") or _OUT_OF_SERVICE.fullmatch(word)]
-    if told or away or scheduler.conditions:
-        of = f" {known(scheduler.name)}" if known(scheduler.name) else ""
-        said = told[0] if told else "; ".join(filter(None, (state, reason, *scheduler.conditions)))
-        yield warn(
-            NODE,
-            f"{name} says of the node{of}: {said}",
-            "a node whose GPUs are given out",
-            *(Evidence(f"{name}: state {state}".strip(), text) for text in (told or [reason or "no reason given"])[:3]),
-            likely="whoever or whatever drained it found a GPU missing or sick"
-            if told
-            else "the scheduler's daemon does not answer, or somebody took the node from use; its GPUs may be fine",
-            advice=advice,
-        )
-
-
-def _all_given_out(case: Case) -> Finding | None:
-    """A pass if the scheduler allocates every GPU it is configured for; None otherwise."""
-    scheduler = case.node.scheduler
-    configured, given = known(scheduler.gpus_configured), known(scheduler.gpus_allocatable)
-    if not configured or given != configured:
-        return None
-    name = "Kubernetes" if known(scheduler.kind) == "kubernetes" else "the scheduler"
-    return ok(NODE, Found(f"{name} gives out all {given} GPUs of the node", given, "GPUs"))
-
-
-def _scheduled(case: Case, shown: int) -> tuple[int | None, str]:
-    """The GPU count configured in Slurm or Kubernetes. Kubernetes may count each GPU several times (time slicing)."""
-    scheduler = case.node.scheduler
-    configured, kind = known(scheduler.gpus_configured), known(scheduler.kind)
-    if configured is None or (kind == "kubernetes" and configured >= 2 * shown) or configured < shown:
-        return None, ""
-    return configured, "Slurm's Gres" if kind == "slurm" else "Kubernetes' capacity"
-
-
 def _expected(case: Case, shown: int, limited: str | None) -> Iterator[Finding]:
     wanted, source = case.expect.gpus, "configuration"
     if wanted is None and case.profile.node is not None:
         # a profile counts the GPUs that compute; a card that only drives the display is extra
         beside = len(case.node.gpus) - len(compute_gpus(case.node.gpus))
         wanted, source = case.profile.node.gpus + beside, f"profile {case.profile.name}"
-    if wanted is None:
-        wanted, source = _scheduled(case, shown)
     # a GPU that this process may not open is present all the same
     shown = max(shown, len(case.node.gpus) + refused_handles(case.node))
     shown += len(drained_gpus(case.node)) + len(excluded_gpus(case.node))

@@ -12,10 +12,10 @@ from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import of_gpu
 from gpudoctor.checks.core.under_load import grown_under_load
 from gpudoctor.checks.gpu.lost import reset_advice
-from gpudoctor.checks.gpu.xid_codes import MEMORY_CODES
 from gpudoctor.checks.nvlink.link_state import model_of
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import Missing, known
+from gpudoctor.statements.xids import MEMORY_CODES
 
 _VOLATILE = "ECC uncorrected, volatile"
 _NONE = Expected("none", "==", 0, "errors", "any uncorrected error ends or corrupts work")

@@ -8,7 +8,19 @@ import msgspec
 
 from gpudoctor.checks.core.case import Case, Limit
 from gpudoctor.checks.core.each_gpu import first_failed, untrusted
-from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, fail, ok, skip, unknown, unread, warn
+from gpudoctor.checks.core.finding import (
+    Advice,
+    Evidence,
+    Expected,
+    Finding,
+    Found,
+    fail,
+    ok,
+    skip,
+    unknown,
+    unread,
+    warn,
+)
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE, of_gpu
 from gpudoctor.facts.model.gpu import Gpu
@@ -24,7 +36,6 @@ class Attribute(msgspec.Struct, frozen=True):
     grave: bool = False
 
 
-_MODEL = Attribute("model", lambda g: g.name, grave=True)
 _MEMORY = Attribute("memory (MiB)", lambda g: g.memory_total_mib, grave=True)
 _VBIOS = Attribute("VBIOS", lambda g: g.vbios)
 _BOARD = (
@@ -50,7 +61,7 @@ _MEMORY_PCT = Limit(
     explains=("pcie.balance", "nvlink.topology", "train.memory", "train.scaling"),
 )
 def identical(case: Case) -> Iterator[Finding]:
-    """Compare each attribute with the majority; report the GPU that differs, or both sides of a tie."""
+    """Name the models if there are several; of one model, compare each attribute with the majority of the GPUs."""
     gpus: list[Gpu] = []
     for gpu in case.compute_gpus:
         if doubt := untrusted(gpu):
@@ -66,9 +77,10 @@ def identical(case: Case) -> Iterator[Finding]:
         if len(case.compute_gpus) == 1 and case.expect.gpu_name is None:
             yield skip(NODE, "one GPU: nothing to compare")
         return
-    # another model has other ids, clocks and power limits anyway: report one difference, not eight
-    mixed = len({gpu.name for gpu in gpus}) > 1
-    attributes: tuple[Attribute, ...] = (_MODEL, _MEMORY) if mixed else (_MEMORY, *_BOARD)
+    if len({gpu.name for gpu in gpus}) > 1:
+        yield from _mixed(case, gpus)
+        return
+    attributes: tuple[Attribute, ...] = (_MEMORY, *_BOARD)
     if case.node.host.is_guest:
         # clouds replace boards one by one, and a guest cannot update their firmware
         attributes = tuple(attribute for attribute in attributes if attribute is not _VBIOS)
@@ -99,6 +111,24 @@ def identical(case: Case) -> Iterator[Finding]:
             value = attribute.read(gpu)
             if isinstance(value, Missing) and value.kind == "failed":
                 yield unread(of_gpu(gpu), attribute.words, value)
+
+
+def _mixed(case: Case, gpus: list[Gpu]) -> Iterator[Finding]:
+    """The models, and which GPUs are of each, on those that are fewer: none is wrong, but they do not train alike."""
+    of_model: dict[str, list[Gpu]] = {}
+    for gpu in gpus:
+        of_model.setdefault(str(gpu.name), []).append(gpu)
+    models = "; ".join(f"{name} ({_names([gpu.index for gpu in alike])})" for name, alike in of_model.items())
+    usual = majority([str(gpu.name) for gpu in gpus])
+    fewer = [of_gpu(gpu) for gpu in gpus if usual is not None and gpu.name != usual]
+    for subject in fewer or [NODE]:
+        yield warn(
+            subject,
+            Found(f"different models: {models}", len(of_model), "models"),
+            Expected("one model", "==", 1, "models", "peers"),
+            likely="a training on all of them waits for the slowest at every step, and has the smallest memory",
+            advice=_leave_out(case),
+        )
 
 
 def _may_only_drive_a_display(case: Case, gpu: Gpu) -> Missing | None:
@@ -177,15 +207,8 @@ def _finding(
         likely = "ECC is on for some GPUs only, and takes its share of their memory"
         advice = [Advice("Give all GPUs the same ECC mode, then reboot.", "nvidia-smi -e 1")]
     elif grave:
-        likely = "GPUs of different models: every step waits for the slowest, and the smallest memory is the limit"
-        advice = [
-            # without the order, CUDA counts the fastest GPU first, and the list would name others than nvidia-smi's
-            Advice(
-                "Train on the GPUs that are alike; leave the others out.",
-                f"export CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES={_most_alike(case)}",
-            ),
-            Advice("Plan to make the node uniform: one model, one memory size."),
-        ]
+        likely = "boards of another size: the smallest memory is the limit of all"
+        advice = _leave_out(case)
     else:
         likely = "a board of another make or revision, or one whose firmware was not updated with the others"
         advice = [
@@ -196,6 +219,17 @@ def _finding(
         ]
     subject = of_gpu(gpu) if gpu else NODE
     return (fail if grave else warn)(subject, text, expected, *evidence, likely=likely, advice=advice)
+
+
+def _leave_out(case: Case) -> list[Advice]:
+    return [
+        # without the order, CUDA counts the fastest GPU first, and the list would name others than nvidia-smi's
+        Advice(
+            "Train on the GPUs that are alike; leave the others out.",
+            f"export CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES={_most_alike(case)}",
+        ),
+        Advice("Plan to make the node uniform: one model, one memory size."),
+    ]
 
 
 def _most_alike(case: Case) -> str:

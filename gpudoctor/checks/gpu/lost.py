@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 
 from gpudoctor.checks.core.case import Case
+from gpudoctor.checks.core.condemning import condemning
 from gpudoctor.checks.core.each_gpu import first_failed, says_err, says_nothing, shown_by_driver, unreadable
 from gpudoctor.checks.core.explains import PROBES, READINGS, RECOVERY_ACTIONS, VIEWS, Explains, RecoveryAction
 from gpudoctor.checks.core.finding import (
@@ -25,10 +26,10 @@ from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.runner import NO_GPU
 from gpudoctor.checks.core.sight import denied
 from gpudoctor.checks.core.subject import NODE, Subject, of_gpu
-from gpudoctor.checks.gpu.xid_codes import STOPPED_CODES
 from gpudoctor.facts.model.gpu import Gpu
-from gpudoctor.facts.model.missing import Missing, known
-from gpudoctor.facts.nvml.codes import LOST, condemning, no_handle_cost
+from gpudoctor.facts.model.missing import NOT_READ, Missing, known
+from gpudoctor.facts.nvml.codes import LOST, no_handle_cost
+from gpudoctor.statements.xids import STOPPED_CODES
 
 
 def reset_advice(gpu: Gpu) -> list[Advice]:
@@ -155,7 +156,7 @@ def _alive(case: Case, gpu: Gpu) -> Finding:
     if failed := first_failed((action, *live) if silent and asks_nothing else (action,)):
         return unread(subject, "signs of life", failed)
     if isinstance(action, Missing):
-        if case.node.source.kind != "capture" and says_nothing(gpu):
+        if action == NOT_READ and says_nothing(gpu):
             return unknown(subject, f"nothing was read of it, not even its name: {action.reason}")
         if silent:
             return unread(subject, "signs of life", action)

@@ -11,9 +11,9 @@ from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, F
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import of_gpu
 from gpudoctor.checks.gpu.lost import reset_advice
-from gpudoctor.checks.gpu.xid_codes import MEMORY_CODES
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import Missing, known
+from gpudoctor.statements.xids import MEMORY_CODES
 
 _REPLACE = [
     Advice("Drain the node."),

@@ -18,6 +18,13 @@ _ADVICE = [
 
 
 _OVER_PEERS_C = Limit(10, "C", "above the peers' median at equal load (field rule)", name="over_peers_c", status="warn")
+_LIMIT_GAP_C = Limit(
+    30,
+    "C",
+    "real GPUs: 2 to 12 C between the highest operating point and the slowdown point (ours)",
+    name="limit_gap_c",
+    status="warn",
+)
 _EQUAL_LOAD_PCT = Limit(15, "%", "of the peers' median power: more apart is not equal load", name="equal_load_pct")
 
 
@@ -25,7 +32,7 @@ _EQUAL_LOAD_PCT = Limit(15, "%", "of the peers' median power: more apart is not 
     "gpu.temperature",
     title="No GPU is too hot",
     impact="slow-gpu",
-    limits=(_OVER_PEERS_C, _EQUAL_LOAD_PCT),
+    limits=(_OVER_PEERS_C, _EQUAL_LOAD_PCT, _LIMIT_GAP_C),
     explains=("gpu.throttle", "gpu.clocks", "train.balance", *SPEEDS),
 )
 @each_gpu
@@ -36,6 +43,8 @@ def temperature(case: Case, gpu: Gpu) -> Finding:
         return over
     if isinstance(gpu.thermal.gpu_c, Missing):
         return unread(of_gpu(gpu), "temperature", gpu.thermal.gpu_c)
+    if low := _low_limit(case, gpu):
+        return low
     return _beside_peers(case, gpu, gpu.thermal.gpu_c)
 
 
@@ -80,6 +89,22 @@ def _over_limit(gpu: Gpu) -> Finding | None:
             advice=_ADVICE,
         )
     return None
+
+
+def _low_limit(case: Case, gpu: Gpu) -> Finding | None:
+    """A warning if the highest operating point is far below the slowdown point: the GPU slows down before it is hot."""
+    highest, slowdown = known(gpu.thermal.max_operating_c), known(gpu.thermal.slowdown_c)
+    most = case.limit(_LIMIT_GAP_C, gpu)
+    if highest is None or slowdown is None or highest <= 0 or slowdown - highest <= most:
+        return None
+    return warn(
+        of_gpu(gpu),
+        Found(f"its highest operating point is {highest} C, {slowdown - highest} C below its slowdown point", highest),
+        Expected(f"at most {most:g} C below", "<=", most, "C", case.limit_source(_LIMIT_GAP_C, gpu)),
+        Evidence("GPU temperature", f"{known(gpu.thermal.gpu_c)} C"),
+        likely="firmware, the system's thermal policy or an operator lowered the limit: the GPU slows down early",
+        advice=(Advice("See whether it is throttled now.", "nvidia-smi -q -d TEMPERATURE,PERFORMANCE"),),
+    )
 
 
 def _beside_peers(case: Case, gpu: Gpu, now: int) -> Finding:

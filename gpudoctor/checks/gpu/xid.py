@@ -14,11 +14,11 @@ from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, F
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.sight import NotShown, not_shown
 from gpudoctor.checks.core.subject import NODE, Subject, of_gpu
-from gpudoctor.checks.gpu.xid_codes import SXID_THERMAL, Bucket, sxid_fatal
 from gpudoctor.checks.gpu.xid_judged import ClassifiedEvent, judge_events, start_failed
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import KernelEvent, KernelLog
 from gpudoctor.lazy_pattern import lazy_pattern
+from gpudoctor.statements.xids import SXID_THERMAL, Bucket, sxid_fatal
 
 # the driver's name for a GPU in lines without a bus id
 _INSTANCE = lazy_pattern(r"NVRM: (GPU\d{1,3})\b")
@@ -93,7 +93,7 @@ def _by_bus(events: Iterable[KernelEvent]) -> dict[str | None, list[KernelEvent]
 
 def _since(case: Case, log: KernelLog) -> str:
     """The period that the log covers, as text."""
-    if case.node.source.kind == "capture":
+    if isinstance(case.node.host.uptime_s, Missing):
         return "in this kernel log"
     return "since boot" if log.starts_s is None else "since the driver was loaded"
 

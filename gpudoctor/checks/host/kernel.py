@@ -149,7 +149,7 @@ def _set_aside(case: Case, event: HostEvent, rule: EventMeaning, all_events: tup
         return f"{(age_s(case, event) or 0) / DAY_S:.0f} days ago"
     if event.kind == "memory-corrected" and count_a_day(event) < case.limit(_CORRECTED):
         return "(a single one is normal)" if event.count == 1 else "(so few are normal)"
-    if event.kind == "nfs-timeout" and case.node.source.kind != "capture" and _answered(event, all_events):
+    if event.kind == "nfs-timeout" and _answered(event, all_events):
         return "(it answers again)"
     return None
 

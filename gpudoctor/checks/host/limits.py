@@ -87,7 +87,7 @@ _OPEN_FILES = Limit(1024, "files", f"{OURS}: the smallest limit that distributio
 _PROCESSES = Limit(4096, "processes", f"{OURS}: 8 ranks with their loaders and thread pools", name="processes")
 
 
-_IF_RDMA = "it matters only if this node trains over RDMA, which this text does not tell"
+_IF_RDMA = "it matters only if this node trains over RDMA, which is not known here"
 
 
 @check(
@@ -102,8 +102,8 @@ def user_limits(case: Case) -> Iterator[Finding]:
     yield _limit(case, _OPEN_FILES, "open files (ulimit -n)", host.open_files, "ulimit -n 65536")
     yield _limit(case, _PROCESSES, "processes (ulimit -u)", host.processes, "ulimit -u 65536")
     ports = known(case.node.network.rdma_ports)
-    if ports is None and case.node.source.kind == "capture" and (held_kib := known(host.memlock_kib)) is not None:
-        # which adapters there are is not in the text: a limit that RDMA could not live with is no pass
+    if ports is None and (held_kib := known(host.memlock_kib)) is not None:
+        # which adapters there are is not known: a limit that RDMA could not live with is no pass
         finding = _limit(case, _MEMLOCK_KIB, "lockable memory (ulimit -l)", host.memlock_kib, "ulimit -l unlimited")
         if finding.likely is not None and not _may_use_rdma(case.node):
             yield skip(

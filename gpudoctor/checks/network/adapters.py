@@ -211,12 +211,13 @@ def _link_losses(case: Case) -> Iterator[Finding]:
 
 
 def _lost_unseen(case: Case) -> Iterator[Finding]:
-    """Links that came up again and again in an excerpt of a log, which lacks the lines of their losses.
+    """Links that came up again and again in a log that may lack the lines of their losses.
 
-    A whole log has these lines; without any, an interface was only configured again, as several times at boot.
+    The log of a machine whose uptime is known is whole: without any such line, an interface was only configured again,
+    as several times at boot.
     """
     events = known(case.node.kernel_log.host_events) or ()
-    if case.node.source.kind != "capture" or any(event.kind == "nic-link-down" for event in events):
+    if known(case.node.host.uptime_s) is not None or any(event.kind == "nic-link-down" for event in events):
         return
     for event in events:
         lasted_s = (event.last_s or 0) - (event.first_s or 0)

@@ -55,9 +55,11 @@ def infiniband(case: Case) -> Iterator[Finding]:
         else:
             yield _none_active(case, ports)
         return
-    odd = [*_down(ports), *_slow(active, case.limit(_SIBLING_PORTS))]
-    yield from odd
-    if not odd:
+    outliers = [*_down(ports), *_slow(active, case.limit(_SIBLING_PORTS))]
+    if not outliers and _alone(case.node):
+        outliers = [*_unused(ports)]
+    yield from outliers
+    if not outliers:
         rates = sorted({known(p.rate_gbit_s) or 0 for p in active} - {0})
         speed = " at " + " and ".join(f"{rate:g} Gbit/s" for rate in rates) if rates else ""
         unused = len(ports) - len(active)
@@ -87,9 +89,7 @@ def _none_active(case: Case, ports: tuple[RdmaPort, ...]) -> Finding:
     cabled = [port for port in ports if (known(port.physical_state) or "").lower() == "linkup"]
     gpus, share = len(case.node.gpus), case.limit(_PORTS_PER_GPU)
     if not cabled and (gpus < case.limit(_CLUSTER_GPUS) or len(ports) < gpus * share):
-        # a text of ports alone is there to be judged by them; beside GPUs, ports without a cable are usual
-        alone = case.node.source.kind == "capture" and not case.node.gpus
-        return unknown(NODE, text, *map(_evidence, ports[:4])) if alone else skip(NODE, text)
+        return unknown(NODE, text, *map(_evidence, ports[:4])) if _alone(case.node) else skip(NODE, text)
     return warn(
         NODE,
         Found(text, 0, "ports"),
@@ -103,6 +103,28 @@ def _none_active(case: Case, ports: tuple[RdmaPort, ...]) -> Finding:
             Advice("No cables, on purpose? Suppress this check in the configuration, with that as the reason."),
         ),
     )
+
+
+def _alone(node: Node) -> bool:
+    """Whether nothing is known of GPUs: a text of ports alone was pasted for the ports.
+
+    Beside GPUs, ports without a cable are usual.
+    """
+    return not node.gpus and isinstance(node.pci.nvidia_devices, Missing) and isinstance(node.driver.init_code, Missing)
+
+
+def _unused(ports: tuple[RdmaPort, ...]) -> Iterator[Finding]:
+    """InfiniBand ports that are down: whether one is not meant to be used is not in a text of ports alone."""
+    down = [port for port in ports if not port.is_active and known(port.link_layer) in ("InfiniBand", None)]
+    if down := [port for port in down if not isinstance(port.state, Missing)]:
+        names = ", ".join(f"{_label(port)} is {port.state} ({known(port.physical_state) or '?'})" for port in down[:4])
+        more = f" and {len(down) - 4} more" if len(down) > 4 else ""
+        yield unknown(
+            NODE,
+            f"{names}{more}; whether it is meant to carry traffic is not known here",
+            *map(_evidence, down),
+            advice=(Advice("See whether a cable is in the port, and what the switch says.", "ibstat; iblinkinfo"),),
+        )
 
 
 def _label(port: RdmaPort) -> str:

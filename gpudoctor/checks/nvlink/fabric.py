@@ -27,11 +27,11 @@ from gpudoctor.checks.core.finding import (
 )
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE, of_gpu
-from gpudoctor.checks.gpu.xid_codes import LINK_CODES
 from gpudoctor.checks.nvlink.link_state import links_up
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.lazy_pattern import lazy_pattern
+from gpudoctor.statements.xids import LINK_CODES
 
 # compute trays with an NVLink domain that spans several machines
 _MULTI_NODE = lazy_pattern(r"\bGB[23]00\b", re.IGNORECASE)

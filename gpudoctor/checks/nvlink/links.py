@@ -26,11 +26,11 @@ from gpudoctor.checks.core.finding import (
 )
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE, of_gpu
-from gpudoctor.checks.gpu.xid_codes import LINK_CODES
 from gpudoctor.checks.nvlink.link_state import UP, links_up, model_of, not_judged, real_links
 from gpudoctor.facts.model.gpu import Gpu, NvLink
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.profiles.profile import GpuModel, NvlinkSpec, majority
+from gpudoctor.statements.xids import LINK_CODES
 
 _BAD = (Status.FAIL, Status.WARN)
 _BRIDGE_LINKS = Limit(
@@ -125,7 +125,8 @@ def _all_of(case: Case, gpu: Gpu, spec: NvlinkSpec) -> Finding:
         return ok(subject, _count(gpu, spec.links), expected)
     siblings = [peer for peer in case.gpus if peer is not gpu]
     if up == 0 and not any(links_up(peer) for peer in siblings):
-        if not siblings and case.node.source.kind == "capture" and spec.kind == "switch":
+        # without the PCI bus it is not known that this GPU is the only one
+        if not siblings and isinstance(case.node.pci.nvidia_devices, Missing) and spec.kind == "switch":
             return warn(
                 subject,
                 _count(gpu, spec.links),

@@ -24,11 +24,11 @@ from gpudoctor.checks.core.finding import (
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.runner import NO_GPU
 from gpudoctor.checks.core.subject import NODE, Subject, of_gpu
-from gpudoctor.checks.gpu.xid_codes import BUS_CODES
 from gpudoctor.facts.model.driver import KernelEvent
 from gpudoctor.facts.model.gpu import Gpu, PcieHop
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.lazy_pattern import lazy_pattern
+from gpudoctor.statements.xids import BUS_CODES
 
 # "nvidia 0000:81:00.0: PCIe Bus Error: severity=Corrected, type=Physical Layer": the driver's name means a GPU
 _GPU = r"\bnvidia [0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]: "
@@ -94,13 +94,12 @@ def errors(case: Case) -> Iterator[Finding]:
 
 
 def _logged(case: Case) -> Iterator[Finding]:
-    """One finding for each NVIDIA function with its own AER lines in a captured log, which has no counters."""
-    if case.node.source.kind != "capture":
-        return
+    """One finding for each NVIDIA function with its own AER lines in the log, and no AER counters that say more."""
     by_gpu = {gpu.bus_id: gpu for gpu in case.node.gpus}
+    counted = _with_counters(case)
     for bus_id, events in _by_device(case).items():
         own = [event for event in events if _OWN.search(event.text)]
-        if own:
+        if own and bus_id not in counted:
             yield (fail if any(_NOT_RECOVERED.search(event.text) for event in own) else warn)(
                 of_gpu(by_gpu[bus_id]) if bus_id in by_gpu else Subject(kind="gpu", bus_id=bus_id),
                 Found(f"the kernel log tells of PCIe errors of it: {_kinds(own)} ({_lines(own)})", len(own), "lines"),
@@ -117,16 +116,15 @@ def _of_other_devices(case: Case) -> Iterator[Finding]:
     Corrected ones are only if a GPU is behind the device, or if no GPU is known. The counters of the bridges above
     GPUs are read on a live node, and judged with the GPUs.
     """
-    paths = [known(gpu.pcie.path) or () for gpu in case.node.gpus]
-    above = {hop.bus_id for path in paths for hop in path}
-    counted = {hop.bus_id for path in paths for hop in path if not isinstance(hop.aer_fatal, Missing)}
-    counted |= {gpu.bus_id for gpu in case.node.gpus}
+    above = {hop.bus_id for gpu in case.node.gpus for hop in known(gpu.pcie.path) or ()}
+    counted = _with_counters(case) | {gpu.bus_id for gpu in case.node.gpus}
     for bus_id, events in _by_device(case).items():
         if bus_id in counted or any(_OWN.search(event.text) for event in events):
             continue
         lost = [event for event in events if not _CORRECTED.search(event.text)]
-        # enumeration leaves non-fatal errors of some devices at each boot
-        lost = [e for e in lost if case.node.source.kind == "capture" or not _NON_FATAL.search(e.text)]
+        if known(case.node.host.uptime_s) is not None:
+            # the log since boot: enumeration leaves non-fatal errors of some devices at each boot
+            lost = [event for event in lost if not _NON_FATAL.search(event.text)]
         device = f"device {bus_id}" if bus_id else "a device"
         found = Found(f"PCIe errors: {_kinds(lost or events)} ({_lines(lost or events)})", len(events), "lines")
         subject = Subject("node", bus_id=bus_id, name=device)
@@ -144,6 +142,12 @@ def _of_other_devices(case: Case) -> Iterator[Finding]:
             likely="the link sends much again, or lost data; a GPU may be behind it",
             advice=(Advice("See what is there and behind it.", f"lspci -tv; lspci -s {bus_id} -vv"), *_LOOK),
         )
+
+
+def _with_counters(case: Case) -> set[str]:
+    """The GPUs and bridges of which the kernel's AER counters are known: they say more than lines of the log."""
+    hops = (hop for gpu in case.node.gpus for hop in known(gpu.pcie.path) or ())
+    return {hop.bus_id for hop in hops if not isinstance(hop.aer_fatal, Missing)}
 
 
 def _by_device(case: Case) -> dict[str | None, list[KernelEvent]]:

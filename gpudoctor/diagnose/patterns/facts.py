@@ -34,8 +34,6 @@ RETRIES = re.compile(
 LAST_RETRY = re.compile(r"connect returned [^,]{1,60}, retrying \((\d+)/\1\)")
 # the program's NCCL call returned this code; the reason was not printed
 RETURNED = re.compile(r"(?:^|/)(?:init|group)\.cc:\d+ -> (?P<code>[126])\b")
-# an unknown warning about something that did not work
-NCCL_FAILS = re.compile(r"(?i)^error\b|\bfailed\b|\bno algorithm")
 ERROR_HANDLER = re.compile(r'\s*"message": "([\w.]*(?:Error|Exception): [^"]*)",?\s*$')
 PROXY = re.compile(r"Failed to execute operation \w+ from rank (?P<rank>\d+)")
 SEGMENT = re.compile(r"nccl-shm-(?P<way>recv|send)-[0-9a-f]+-\d+-(?P<src>\d+)-(?P<dst>\d+)")
@@ -73,15 +71,15 @@ PROBED = re.compile(r"NVRM: The NVIDIA GPU (?P<gpu>[0-9a-fA-F]{4,8}:[0-9a-fA-F]{
 DEVICE_NODE = re.compile(r"Device: (?P<gpu>\d+), node: (?P<host>[\w.-]+)")
 GPU = re.compile(r"\bGPU (?P<gpu>\d{1,3})\b|\bdevice=?(?:cuda:)?(?P<device>\d{1,3})\b")
 _PROGRESS = re.compile(
-    r"(?i)(?:^|[\s\[|{,\"'(])(?:global_?step|step|iter(?:ation)?|epoch|batch|it)s?[\"']?[ :=#\[(]{0,6}(\d{1,10})\b"
+    r"(?i)(?:^|[\s\[|{,\"'(])(?<!\bjob )(?:global_?step|step|iter(?:ation)?|epoch|batch|it)s?[\"']?[ :=#\[(]{0,6}(\d{1,10})\b"
 )
-_WORDS_OF_AN_END = ("done", "finish", "complet", "succe", "reached", "exit")
+_WORDS_OF_AN_END = ("done", "0 ok", "finish", "complet", "succe", "reached", "exit")
 _RESUMED = re.compile(
     r"(?i)\b(?:resum(?:ed?|ing)|restor(?:ed?|ing)|load(?:ed|ing))\b.{0,60}\bcheckpoint|\bresum(?:ed|ing)\b.{0,40}\bfrom\b"
 )
 _DONE = re.compile(
     r"(?i)^\W*(?:done|finished|completed?)\b|^\W*success(?:ful(?:ly)?)?\W*$|\b(?:train(?:ing)?|job|run|fit|epochs?)\b.{0,40}\b(?:finished|completed?|done|succeeded)\b"
-    r"|max_(?:steps|epochs)\S* reached|srun exit code 0\b|exit(?:ed with)? (?:code|status) 0\b|state=COMPLETED"
+    r"|max_(?:steps|epochs)\S* reached|srun exit code 0\b|exit(?:ed with)? (?:code|status) 0\b|state=COMPLETED|# Out of bounds values : 0 OK"
 )
 # any script's last line
 _ONE_WORD = re.compile(r"(?i)^\W*(?:done|finished|completed?|success(?:ful(?:ly)?)?)\W*$")
@@ -106,23 +104,6 @@ _RAM = re.compile(r"CPU Virtual Memory: +used = [\d.]+ GB, percent = (?P<pct>\d{
 SRUN_OOM = re.compile(r"error: (?P<host>[\w.-]+): tasks? (?P<tasks>[\d,\-]+): Out Of Memory")
 STEPD = re.compile(r"^slurmstepd-(?P<host>[\w.-]+?): ")
 KERNEL = re.compile(r"NVRM: |AER: |PCIe Bus Error|oom-kill:|Killed process|segfault at|SXid")
-# what looks like an error in a line that nothing else recognises
-_LOUD = re.compile(
-    r"(?i)(?<![\w-])(?:error|exception|fatal|panic|crashed|aborted|core dumped|segmentation fault)(?![\w=-])"
-    r"|\b\w+(?-i:Error|Exception): |\bfailed\b|\bfailure\b|\bconnection refused\b|\bpermission denied\b|\bno route to host\b|\bnot reachable\b"
-    r"|\bcannot (?:open|connect|allocate)\b|\bcommand not found\b|(?-i:\b(?:Killed|KILLED|ABORT(?:ING)?|Aborting)\b)"
-)
-# a logger's mark, a second try, a count of none, a metric ("validation error 0.31"), code, a tracker of experiments
-_NOT_LOUD = re.compile(
-    r"(?-i:\b(?:INFO|Info|WARN(?:ING)?|Warning|DEBUG|TRACE|NOTICE)\b|Warning:)|level=(?:info|warn|debug)|\b(?:retry|retrying|retries|ignor(?:ed|ing))\b"
-    r"|\b(?:no|0|zero|without|any) (?:\w+ )?(?:errors?|exceptions?|failures?)\b|\bfailed\b(?: \w+){0,2}\s?[:=]?\s?0\b"
-    # prose: "I constantly see this error"
-    r"|^(?!\W{0,3}(?:fatal|error)|\s*\[).{0,200}?\bi (?:\w{2,12} )?(?:see|saw|get|got|have|had|am|was|tried|try|run|ran|use|think|found|keep)\b"
-    r"|\berror(?: rate)?\s?[:=]?\s?\d+\.\d|^\s*(?:except|raise|def|class|if|return|import|from|#)\b|^wandb: ",
-    re.IGNORECASE,
-)
-# a level that says enough
-_LOUD_LEVEL = re.compile(r".{0,60}?\b(?:CRITICAL|FATAL)\b")
 # lines that only a job, what starts it or the machine below it prints
 _OF_A_JOB = re.compile(
     r"NCCL (?:INFO|WARN|version)|torch[./]distributed|torchelastic|ProcessGroup(?:NCCL|Gloo)|\[c10d\]|OMP_NUM_THREADS environment"
@@ -137,8 +118,10 @@ _OF_A_JOB = re.compile(
 OF_A_KERNEL = re.compile(
     r"^\[ *\d{1,8}\.\d{6}\] |^\[[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4}\] |\bkernel: "
 )
-# a bar of tqdm, a loss: work goes on, at a step that is not known
-_WORK = re.compile(r"\d%\|.{0,200}\| *\d+/\d+ \[|(?i:\b(?:\w+_)?(?:loss|grad_norm|accuracy)\b[\"']?\s?[:=]?\s?-?\d)")
+# a server that is ready, a bar of tqdm, a loss: work goes on, at a step that is not known
+_WORK = re.compile(
+    r"Application startup complete|\d%\|.{0,200}\| *\d+/\d+ \[|(?i:\b(?:\w+_)?(?:loss|grad_norm|accuracy)\b[\"']?\s?[:=]?\s?-?\d)"
+)
 
 # Lines with words of failure that report none. Sources: NCCL's src/plugin and src/misc (information about optional
 # parts), torch's warnings at a clean end, Ray
@@ -184,16 +167,6 @@ def is_harmless(text: str) -> bool:
     return _HARMLESS.search(text) is not None
 
 
-def is_loud(text: str, raw: str = "") -> bool:
-    """Whether the line looks like an error, and nothing in it says that it is none; `raw`: with its prefixes.
-
-    >>> is_loud("fatal: the flux capacitor is empty"), is_loud("validation error 0.31, failed samples: 0")
-    (True, False)
-    """
-    loud = _LOUD.search(text) or _LOUD_LEVEL.match(raw or text)
-    return loud is not None and _NOT_LOUD.search(raw or text) is None
-
-
 def is_of_a_job(text: str) -> bool:
     """Whether only a job, its launcher, a benchmark of GPUs or a kernel prints such a line.
 
@@ -203,11 +176,8 @@ def is_of_a_job(text: str) -> bool:
     return (_OF_A_JOB.search(text) or _WORK.search(text) or OF_A_KERNEL.search(text)) is not None
 
 
-def read_facts(text: str, raw: str) -> Iterator[Event]:
-    """The events of a line that no table knows: steps of a start, members, progress, the end, what looks like an error.
-
-    `raw`: the line with its prefixes, which may call it a warning.
-    """
+def read_facts(text: str) -> Iterator[Event]:
+    """The events of a line that no table knows: steps of a start, members, progress, the end."""
     lowered = text.lower()
     if any(
         word in lowered for word in ("initializing d", "registered", "barrier", "rendezvous", "init torch", "_backend=")
@@ -237,8 +207,6 @@ def read_facts(text: str, raw: str) -> Iterator[Event]:
         yield Event(role="progress", what="progress", detail={"step": int(step[1])})
     elif _WORK.search(text):
         yield Event(role="fact", what="work")
-    elif is_loud(text, raw) and not is_harmless(text):
-        yield Event(role="fact", what="error_words")
 
 
 def _start(text: str) -> Iterator[Event]:

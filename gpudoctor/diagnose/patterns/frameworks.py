@@ -94,14 +94,12 @@ TORCH = rows(
     ("stale_nfs", "stale", r"Stale (?:NFS )?file handle"),
     ("fs_error", "input/output error", r"Errno 5\] Input/output error|(?:read|write)\(\): fd \d+ failed with Input/output error", "cause", 2),
     ("fs_error", "errno 1", r"Errno 121\] Remote I/O error|Errno 110\] Connection timed out: '/", "cause", 2),
-    ("host_alloc_failed", "allocat", r"DefaultCPUAllocator: (?:can't allocate memory|not enough memory).{0,40}(?:allocate )?(?P<bytes>\d+)? ?|Unable to allocate [\d.]+ [KMGTPE]iB for an array"),
-    ("host_alloc_failed", "memory", r"OSError: \[Errno 12\] Cannot allocate memory|^MemoryError"),
     ("nan", "in local", r"found (?:NaN|Inf) in local (?:grad|forward)"),
     ("nan", "unexpected result", r"Unexpected result (?:nan|inf)"),
     ("nan", "nan", r"[Ll]oss is (?:nan|NaN)"
      r"|(?:FloatingPointError|AssertionError|ValueError|RuntimeError|\.NaN\w*).{0,120}\b(?:nan|NaN|NaNs)\b|contains? NaN"
      r"|Function '\w+' returned nan values"),
-    ("nan", "nan", r"(?i)\bgrad(?:ient)? ?norm[:= ]+nan\b|\bloss[:= ]+nan\b", "cause", 2),
+    ("nan", "nan", r"(?i)\bgrad(?:ient)? ?norm[:= ]+nan\b|^(?!.{0,2000}\b\w{0,40}_loss[:= ]+-?\d).{0,2000}?\bloss[:= ]+nan\b", "cause", 2),
     ("nan", "loss scale already at minimum", r"loss scale already at minimum"),
     ("nan", "minimum loss scale", r"Minimum loss scale reached"),
     # Apex has no minimum of its own: it halves the scale at every step that overflows

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 from gpudoctor.diagnose.events import Event
-from gpudoctor.diagnose.prefixes import seconds_in_year
+from gpudoctor.statements.prefixes import seconds_in_year
 
 SIGNALS = {
     "SIGHUP": 1,
@@ -33,171 +34,153 @@ _SRUN_WORDS = {
     "Floating point exception": -8,
     "Illegal instruction": -4,
 }
-_AGENT = re.compile(r"failed \(exitcode: (?P<code>-?\d+)\) local_rank: (?P<local_rank>\d{1,6}) \(pid: (?P<pid>\d+)\)")
-_CLOSING = re.compile(
-    r"Sending process (?P<pid>\d+) closing signal (?P<signal>SIG\w+)|Killing subprocess (?P<killed>\d+)"
-)
-# torchrun's agent; a group that is only enlarged or made smaller restarts too, without these words
 _GROUP_FAILED = re.compile(r"Worker group (?:FAILED|UNHEALTHY)\. \d+/\d+ attempts left")
-_FAILED_STEP = re.compile(r"\*\*\* (?:JOB|STEP) \S+ (?:ON \S+ )?FAILED \(non-zero exit code")
-_FORCED = re.compile(
-    r"Unable to shutdown process (?P<pid>\d+) via \S+ forcefully exiting via|forcefully exiting via .{0,20}process (?P<other>\d+)"
-)
-_RESTART = re.compile(
-    r"will restart worker group|TORCHELASTIC_RESTART_COUNT\W{1,4}(?P<count>\d+)|restart_count=(?P<other>\d+)|Requeuing JobId"
-)
-_SRUN = re.compile(
-    r"srun: error: (?P<host>[\w.-]+): tasks? (?P<tasks>[\d,\-]+): (?P<how>Killed|Terminated|Aborted|Segmentation fault|Bus error"
-    r"|Interrupt|Hangup|Floating point exception|Illegal instruction|Exited with exit code (?P<code>\d+))"
-)
-_MPIRUN = re.compile(
-    r"noticed that process rank (?P<rank>\d+) with PID \d+ on node (?P<host>[\w.-]+) exited on signal (?P<signal>\d+)"
-)
-# Open MPI prints the code on the next line
-_ABORT = re.compile(r"MPI_ABORT was invoked on rank (?P<rank>\d+) in communicator(?:.{0,80}?errorcode (?P<code>\d+))?")
 _HYDRA = re.compile(
     r"=\s+(?:RANK (?P<rank>\d{1,6}) )?PID (?P<pid>\d{1,10}) RUNNING AT (?:\w+@)?(?P<host>[\w.-]{1,253})"
 )
 _HYDRA_CODE = re.compile(r"=\s+(?:EXIT CODE: (?P<code>[1-9]\d{0,2})\b|KILLED BY SIGNAL: (?P<signal>\d{1,2})\b)")
-_COMPOSER = re.compile(
-    r"Rank (?P<rank>\d+) crashed with exit code (?P<code>-?\d+)|Global rank (?P<global>\d+) \(PID (?P<pid>\d+)\) exited with code (?P<other>-?\d+)"
-)
-# the job, one of its processes, or any helper: `which nvcc` at the start, an upload at the end
-# 128 and the number of the signal, as shells and containers report it
-_SIGNALLED = re.compile(
-    r"(?:terminated|exited|failed|completed|died) with (?:exit )?(?:code|status):? ?\(?(?P<code>13[4-9]|143)\b"
-)
-_SIGNAL = re.compile(r"\bSignal: (?P<how>Segmentation fault|Bus error|Aborted) \(\d+\)")
-_EXITED = re.compile(r"(?:exited with|returned)(?: non-?zero)?(?: exit)? (?:code|status) -?[1-9]\d*\b")
 _PART_OF_A_JOB = re.compile(
     r"(?i)srun|torchrun|mpirun|deepspeed|accelerate|launch|python|train|rank|worker|process|container|pod\b|job|task"
 )
-_TERMINATE = re.compile(r"terminate called (?:after throwing|without an active|recursively)")
-_SPAWN = re.compile(r"process (?P<rank>\d+) terminated with (?:signal (?P<signal>SIG\w+)|exit code (?P<code>\d+))")
-_SPAWNED = re.compile(r"process (?P<pid>\d+) spawned with command: .{0,2000}--local_rank=(?P<local_rank>\d+)")
-_LIGHTNING = re.compile(r"Child process with PID (?P<pid>\d+) terminated with code (?P<code>-?\d+)\. Forcefully")
-_DEEPSPEED = re.compile(r"exits with return code = (?P<code>-?\d+)")
-# torch.distributed.launch up to 1.8 names the last command that it started, whichever process died
-_LAUNCH = re.compile(r"CalledProcessError: Command .{1,4000} died with <Signals\.(?P<signal>SIG\w+): \d+>")
-_POD = re.compile(r"[Ee]xit [Cc]ode:\s+(?P<code>\d+)|exitCode\W{1,4}(?P<json>\d+)")
-_SHELL = re.compile(r"line \d+: +(?P<pid>\d+) (?P<how>Killed|Segmentation fault|Bus error|Aborted|Terminated)\b")
-# what a shell prints when its command dies
-_SHELL_SAYS = re.compile(
-    r"^(?:(?P<job>\[\d+\])(?:\s*[+-])?\s+(?:(?P<pid>\d{2,10})\s+)?|zsh: )?(?P<how>[Kk]illed|[Ss]egmentation fault|[Bb]us error|[Aa]borted"
-    r"|Terminated|[Ii]llegal instruction|[Ff]loating point exception)(?: +\(core dumped\))?(?:\s{2,}(?P<command>\S.*))?$"
-)
-# up to where its output goes
 _RUNS_A_JOB = re.compile(
-    r"[^>|]*?(?:\b(?:python[\d.]*|torchrun|srun|mpirun|mpiexec|deepspeed|accelerate|horovodrun)\b|(?:train|launch|run)\w*(?:\.sh|\.py)\b)"
-)
-# Paddle
-_TRAINERS = re.compile(
-    r"Out of all (?P<world>\d{1,6}) trainers, the trainer process with rank=\[(?P<ranks>\d[\d, ]{0,4000})\] was aborted"
-)
-_CONTAINER = re.compile(
-    r"Container rank (?P<rank>\d{1,6}) status failed cmd .{0,4000} code (?P<code>-?[1-9]\d{0,2}) log "
-)
-_FAULT = re.compile(
-    r"(?:\[(?P<host>[\w.-]{1,253}):(?P<pid>\d{1,10})\] )?(?:Fatal Python error: |!+ |\*\*\* Process received signal|Signal: )"
-    r"(?P<how>Segmentation fault|Bus error|Aborted)"
-)
-# glibc's words before it aborts
-_HEAP = re.compile(
-    r"^(?:(?:free|malloc|realloc|munmap_chunk|mremap_chunk|malloc_consolidate)\(\): (?:invalid |corrupted |memory corruption|double free detected"
-    r"|too many chunks detected|unaligned |unsorted double|(?:small|large)bin double|mismatching next)|double free or corruption"
-    r"|corrupted (?:size vs|double-linked|unsorted)|\*\*\* stack smashing detected)"
-)
-_HOROVOD = re.compile(r"Process (?P<rank>\d{1,6}) exit with status code (?P<code>[1-9]\d{0,2})\.")
-_PODS = re.compile(r"\bCrashLoopBackOff\b|Back-off restarting failed container|(?<=  )\d+/\d+ +(?:\w+:)?Error +\d")
-# UCX's handler of fatal signals
-_UCX = re.compile(r"\[(?P<host>[\w.-]{1,253}):(?P<pid>\d{1,10}) *:\d+:\d+\] Caught signal (?P<signal>\d{1,2}) \(")
-# glog's and abseil's handlers of fatal signals
-_HANDLER = re.compile(
-    r"\*\*\* (?P<signal>SIG(?:SEGV|ABRT|BUS|FPE|ILL)) (?:\(@0x[0-9a-f]+\) )?received (?:at time=|by PID )"
+    r"[^>|]{0,300}?(?:\b(?:python[\d.]{0,6}|torchrun|srun|mpirun|mpiexec|deepspeed|accelerate|horovodrun)\b|(?:train|launch|run)\w{0,40}(?:\.sh|\.py)\b)"
 )
 _BLOCK = re.compile(r"\s*\[\d+\]:\s*$")
 _FIELD = re.compile(r"\s*(?P<name>time|host|rank|exitcode|error_file|traceback)\s*: ?(?P<value>.*)")
 _TABLE_RANK = re.compile(r"(\d{1,6}) \(local_rank: (\d{1,6})\)")
 _TABLE_CODE = re.compile(r"(-?\d+) \(pid: (\d+)\)")
 
+_Build = Callable[[str, "re.Match[str]"], list[Event]]
+
 
 def read_launcher(text: str) -> list[Event]:
     """Ends of processes, closing signals and restarts that a launcher reports in one line."""
-    if found := _AGENT.search(text):
-        return [_exit(int(found["code"]), "agent", local_rank=int(found["local_rank"]), pid=int(found["pid"]))]
-    if found := _CLOSING.search(text):
-        return [Event(role="closed", what="closed", pid=int(found["pid"] or found["killed"]))]
-    if found := _FORCED.search(text):
-        return [Event(role="closed", what="forced", pid=int(found["pid"] or found["other"]))]
-    if found := _SRUN.search(text):
-        code = int(found["code"]) if found["code"] else _SRUN_WORDS[found["how"]]
-        return [_exit(code, "srun", task=task, host=found["host"]) for task in expanded(found["tasks"])]
-    if found := _MPIRUN.search(text):
-        return [_exit(-int(found["signal"]), "mpirun", rank=int(found["rank"]), host=found["host"])]
-    if found := _ABORT.search(text):
-        return [_exit(int(found["code"] or 1) or 1, "mpirun", rank=int(found["rank"]))]
-    if found := _COMPOSER.search(text):
-        code, pid = int(found["code"] or found["other"]), int(found["pid"]) if found["pid"] else None
-        return [_exit(code, "spawn", rank=int(found["rank"] or found["global"]), pid=pid)] if code else []
-    if found := _SPAWN.search(text):
-        code = -SIGNALS.get(found["signal"], 9) if found["signal"] else int(found["code"])
-        return [_exit(code, "spawn", rank=int(found["rank"]))]
-    if found := _SPAWNED.search(text):
-        return [Event(role="fact", what="process", local_rank=int(found["local_rank"]), pid=int(found["pid"]))]
-    if found := _SHELL.search(text):
-        return [_exit(_SRUN_WORDS[found["how"]], "shell", pid=int(found["pid"]))]
-    if found := _SHELL_SAYS.match(text):
-        if found["job"] and found["command"] and not _RUNS_A_JOB.match(found["command"]):
-            return []  # a helper in the background
-        how = found["how"].capitalize()
-        return [_exit(_SRUN_WORDS[how], "shell", pid=int(found["pid"]) if found["pid"] else None)]
-    if "trainers" in text and (found := _TRAINERS.search(text)):
-        aborted = [_exit(1, "spawn", rank=int(rank)) for rank in re.findall(r"\d{1,6}", found["ranks"])[:4096]]
-        return [*aborted, Event(role="fact", what="world", detail={"world": int(found["world"])})]
-    if found := _CONTAINER.match(text):
-        return [_exit(int(found["code"]), "spawn", rank=int(found["rank"]))]
-    if found := _FAULT.match(text):
-        pid = int(found["pid"]) if found["pid"] else None
-        return [_exit(_SRUN_WORDS[found["how"]], "own", strength=3, host=found["host"], pid=pid)]
-    if found := _UCX.match(text):
-        return [_exit(-int(found["signal"]), "own", strength=3, host=found["host"], pid=int(found["pid"]))]
-    if found := _HOROVOD.match(text):
-        return [_exit(int(found["code"]), "horovod", rank=int(found["rank"]))]
-    if ("Error" in text or "ack" in text) and _PODS.search(text):
-        return [Event(role="wrapper", what="launcher_exit", detail={"vague": 1, "pod": 1})]
-    if _HEAP.match(text):
-        return [_exit(-SIGNALS["SIGABRT"], "own", strength=3)]
-    if found := _HANDLER.search(text):
-        return [_exit(-SIGNALS[found["signal"]], "own", strength=3)]
-    if found := _LAUNCH.search(text):
-        return [_exit(-SIGNALS.get(found["signal"], 9), "launch")]
-    if found := _LIGHTNING.search(text):
-        return [_exit(int(found["code"]), "lightning", pid=int(found["pid"]))]
-    if found := _DEEPSPEED.search(text):
-        # the code of the process that it happened to poll first
-        event = _exit(int(found["code"]), "deepspeed")
-        return [event] if int(found["code"]) < 0 else [Event(role="wrapper", what="launcher_exit", detail=event.detail)]
-    if (found := _POD.search(text)) and (code := int(found["code"] or found["json"])):
-        return [_exit(-(code - 128) if 128 < code < 160 else code, "container")]
-    if found := _RESTART.search(text):
-        number = found["count"] or found["other"]
-        restart = Event(role="fact", what="restart", detail={"count": int(number or 1)})
-        failed = [Event(role="wrapper", what="launcher_exit")] if _GROUP_FAILED.search(text) else []
-        return [] if number == "0" else [restart, *failed]
-    if _FAILED_STEP.search(text):
-        return [Event(role="wrapper", what="launcher_exit")]
-    if "terminate called " in text and _TERMINATE.search(text):
-        return [Event(role="wrapper", what="cpp_terminate")]
-    if "ChildFailedError" in text:
-        return [Event(role="wrapper", what="child_failed")]
-    if found := _SIGNALLED.search(text):
-        return [_exit(128 - int(found["code"]), "container")]
-    if "Signal: " in text and (found := _SIGNAL.search(text)):
-        return [_exit(_SRUN_WORDS[found["how"]], "own", strength=3)]
-    if _EXITED.search(text):
-        helper = 0 if _PART_OF_A_JOB.search(text) else 1
-        return [Event(role="wrapper", what="launcher_exit", detail={"vague": 1, "helper": helper})]
-    return []
+    if _MAY_END.search(text) is None:
+        return []
+    return next((build(by, found) for by, row, build in _COMPILED if (found := row.search(text))), [])
+
+
+def _said(found: re.Match[str], name: str) -> str | None:
+    groups = found.groupdict()
+    return groups.get(name) or groups.get(f"{name}2")
+
+
+def _number(found: re.Match[str], name: str) -> int | None:
+    value = _said(found, name)
+    return int(value) if value is not None else None
+
+
+def _ended(by: str, found: re.Match[str]) -> list[Event]:
+    """How processes ended; nothing for one that ended well."""
+    how, signal = _said(found, "how"), _said(found, "signal")
+    if signal is not None:
+        code = -int(signal) if signal.isdecimal() else -SIGNALS.get(signal, 9)
+    elif (number := _number(found, "code")) is not None:
+        code = number
+    else:
+        code = _SRUN_WORDS[how.capitalize() if how.islower() else how] if how else 1  # MPI_ABORT without its code
+    if not code:
+        return []
+    place = {name: _number(found, name) for name in ("rank", "local_rank", "pid")}
+    tasks = expanded(found["tasks"]) if "tasks" in found.groupdict() else [None]
+    strength = 3 if by == "own" else 2
+    return [_exit(code, by, task=task, host=_said(found, "host"), strength=strength, **place) for task in tasks]
+
+
+def _closed(what: str, found: re.Match[str]) -> list[Event]:
+    return [Event(role="closed", what=what, pid=_number(found, "pid"))]
+
+
+def _process(_: str, found: re.Match[str]) -> list[Event]:
+    return [Event(role="fact", what="process", local_rank=_number(found, "local_rank"), pid=_number(found, "pid"))]
+
+
+def _of_a_shell(by: str, found: re.Match[str]) -> list[Event]:
+    helper = found["job"] and found["command"] and not _RUNS_A_JOB.match(found["command"])  # in the background
+    return [] if helper else _ended(by, found)
+
+
+def _trainers(by: str, found: re.Match[str]) -> list[Event]:
+    aborted = [_exit(1, by, rank=int(rank)) for rank in re.findall(r"\d{1,6}", found["ranks"])[:4096]]
+    return [*aborted, Event(role="fact", what="world", detail={"world": int(found["world"])})]
+
+
+def _aborted(by: str, _: re.Match[str]) -> list[Event]:
+    return [_exit(-SIGNALS["SIGABRT"], by, strength=3)]
+
+
+def _polled(by: str, found: re.Match[str]) -> list[Event]:
+    event = _exit(int(found["code"]), by)
+    return [event] if int(found["code"]) < 0 else [Event(role="wrapper", what="launcher_exit", detail=event.detail)]
+
+
+def _restarted(_: str, found: re.Match[str]) -> list[Event]:
+    number = found["count"] or found["other"]
+    restart = Event(role="fact", what="restart", detail={"count": int(number or 1)})
+    failed = [Event(role="wrapper", what="launcher_exit")] if _GROUP_FAILED.search(found.string) else []
+    return [] if number == "0" else [restart, *failed]
+
+
+def _wrapper(what: str, found: re.Match[str]) -> list[Event]:
+    detail: dict[str, str | int] = {}
+    if what == "pod":
+        detail = {"vague": 1, "pod": 1}
+    elif what == "helper":
+        detail = {"vague": 1, "helper": 0 if _PART_OF_A_JOB.search(found.string) else 1}
+    known = what in ("cpp_terminate", "child_failed")
+    return [Event(role="wrapper", what=what if known else "launcher_exit", detail=detail)]
+
+
+# in the order in which they are tried; groups: code, signal (its name or number), how (a shell's word), rank, pid, host,
+# tasks; a second name for the same ends in 2
+_ROWS: tuple[tuple[str, str, _Build], ...] = (
+    ("agent", r"failed \(exitcode: (?P<code>-?\d+)\) local_rank: (?P<local_rank>\d{1,6}) \(pid: (?P<pid>\d+)\)", _ended),
+    ("closed", r"Sending process (?P<pid>\d+) closing signal (?P<signal>SIG\w+)|Killing subprocess (?P<pid2>\d+)", _closed),
+    ("forced", r"Unable to shutdown process (?P<pid>\d+) via \S+ forcefully exiting via|forcefully exiting via .{0,20}process (?P<pid2>\d+)", _closed),
+    ("srun", r"srun: error: (?P<host>[\w.-]+): tasks? (?P<tasks>[\d,\-]+): (?P<how>Killed|Terminated|Aborted|Segmentation fault|Bus error" r"|Interrupt|Hangup|Floating point exception|Illegal instruction|Exited with exit code (?P<code>\d+))", _ended),
+    ("mpirun", r"noticed that process rank (?P<rank>\d+) with PID \d+ on node (?P<host>[\w.-]+) exited on signal (?P<signal>\d+)", _ended),
+    # Open MPI prints the code on the next line
+    ("mpirun", r"MPI_ABORT was invoked on rank (?P<rank>\d+) in communicator(?:.{0,80}?errorcode (?P<code>\d+))?", _ended),
+    # Composer
+    ("spawn", r"Rank (?P<rank>\d+) crashed with exit code (?P<code>-?\d+)|Global rank (?P<rank2>\d+) \(PID (?P<pid>\d+)\) exited with code (?P<code2>-?\d+)", _ended),
+    ("spawn", r"process (?P<rank>\d+) terminated with (?:signal (?P<signal>SIG\w+)|exit code (?P<code>\d+))", _ended),
+    ("", r"process (?P<pid>\d+) spawned with command: .{0,2000}--local_rank=(?P<local_rank>\d+)", _process),
+    ("shell", r"line \d+: +(?P<pid>\d+) (?P<how>Killed|Segmentation fault|Bus error|Aborted|Terminated)\b", _ended),
+    # what a shell prints when its command dies
+    ("shell", r"^(?:(?P<job>\[\d+\])(?:\s*[+-])?\s+(?:(?P<pid>\d{2,10})\s+)?|zsh: )?(?P<how>[Kk]illed|[Ss]egmentation fault|[Bb]us error|[Aa]borted" r"|Terminated|[Ii]llegal instruction|[Ff]loating point exception)(?: +\(core dumped\))?(?:\s{2,}(?P<command>\S.*))?$", _of_a_shell),
+    # Paddle
+    ("spawn", r"Out of all (?P<world>\d{1,6}) trainers, the trainer process with rank=\[(?P<ranks>\d[\d, ]{0,4000})\] was aborted", _trainers),
+    ("spawn", r"\A(?:Container rank (?P<rank>\d{1,6}) status failed cmd .{0,4000} code (?P<code>-?[1-9]\d{0,2}) log )", _ended),
+    ("own", r"\A(?:(?:\[(?P<host>[\w.-]{1,253}):(?P<pid>\d{1,10})\] )?(?:Fatal Python error: |!+ |\*\*\* Process received signal|Signal: )" r"(?P<how>Segmentation fault|Bus error|Aborted))", _ended),
+    # UCX's handler of fatal signals
+    ("own", r"\A(?:\[(?P<host>[\w.-]{1,253}):(?P<pid>\d{1,10}) *:\d+:\d+\] Caught signal (?P<signal>\d{1,2}) \()", _ended),
+    ("horovod", r"\A(?:Process (?P<rank>\d{1,6}) exit with status code (?P<code>[1-9]\d{0,2})\.)", _ended),
+    ("pod", r"\bCrashLoopBackOff\b|Back-off restarting failed container|(?<=  )\d+/\d+ +(?:\w+:)?Error +\d", _wrapper),
+    # glibc's words before it aborts
+    ("own", r"^(?:(?:free|malloc|realloc|munmap_chunk|mremap_chunk|malloc_consolidate)\(\): (?:invalid |corrupted |memory corruption|double free detected" r"|too many chunks detected|unaligned |unsorted double|(?:small|large)bin double|mismatching next)|double free or corruption" r"|corrupted (?:size vs|double-linked|unsorted)|\*\*\* stack smashing detected)", _aborted),
+    # glog's and abseil's handlers of fatal signals
+    ("own", r"\*\*\* (?P<signal>SIG(?:SEGV|ABRT|BUS|FPE|ILL)) (?:\(@0x[0-9a-f]+\) )?received (?:at time=|by PID )", _ended),
+    # torch.distributed.launch up to 1.8 names the last command that it started, whichever process died
+    ("launch", r"CalledProcessError: Command .{1,4000} died with <Signals\.(?P<signal>SIG\w+): \d+>", _ended),
+    ("lightning", r"Child process with PID (?P<pid>\d+) terminated with code (?P<code>-?\d+)\. Forcefully", _ended),
+    # the code of the process that it happened to poll first
+    ("deepspeed", r"exits with return code = (?P<code>-?\d+)", _polled),
+    ("container", r"[Ee]xit [Cc]ode:\s+(?P<code>\d+)|exitCode\W{1,4}(?P<code2>\d+)", _ended),
+    ("", r"will restart worker group|TORCHELASTIC_RESTART_COUNT\W{1,4}(?P<count>\d+)|restart_count=(?P<other>\d+)|Requeuing JobId", _restarted),
+    ("", r"\*\*\* (?:JOB|STEP) \S+ (?:ON \S+ )?FAILED \(non-zero exit code", _wrapper),
+    ("cpp_terminate", r"terminate called (?:after throwing|without an active|recursively)", _wrapper),
+    ("child_failed", r"ChildFailedError", _wrapper),
+    # 128 and the number of the signal, as shells and containers report it
+    ("container", r"(?:terminated|exited|failed|completed|died) with (?:exit )?(?:code|status):? ?\(?(?P<code>13[4-9]|143)\b", _ended),
+    ("own", r"\bSignal: (?P<how>Segmentation fault|Bus error|Aborted) \(\d+\)", _ended),
+    # the job, one of its processes, or any helper: `which nvcc` at the start, an upload at the end
+    ("helper", r"(?:exited with|returned)(?: non-?zero)?(?: exit)? (?:code|status) -?[1-9]\d*\b", _wrapper),
+)  # fmt: skip
+_COMPILED = tuple((by, re.compile(text), build) for by, text, build in _ROWS)
+# one of these is in each line that a row takes
+_MAY_END = re.compile(
+    r"exit|Exit|EXIT|ignal|ending process|illing|hutdown|rrun|srun|noticed|ABORT|Rank |rocess|line \d|illed|ault|rror|bort|ermin|llegal|rainers|ontainer|ack|\*\*\*|alloc|chunk|free|corrupt|died|Child|code|restart|RESTART|equeuing|FAILED"
+)
 
 
 class HydraReader:

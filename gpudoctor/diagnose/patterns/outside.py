@@ -24,7 +24,7 @@ ENDINGS = rows(
     ("preempted", "preempted", r"Caught signal SIG\w{1,9} on \S{1,253}: this job is preempted", "ending", 3, False),
     # of a script's check before the job, or of the job: a known launcher, and no work behind it
     ("time_limit", "sending signal", r"^timeout: sending signal (?:TERM|KILL|INT|HUP)\S* to command .(?:\S*/)?(?:python[\d.]*|torchrun|srun|mpirun|mpiexec|deepspeed|accelerate|horovodrun|bash|sh|\S*(?:train|launch|run)\S*\.(?:sh|py))\W*$", "ending", 2, False),
-    ("error_words", "sending signal", r"^timeout: sending signal \w+ to command", "fact", 1, False),
+    ("wrapper", "sending signal", r"^timeout: sending signal \w+ to command", "said", 1, False),
     ("time_limit", "timed-out", r"Caught signal SIG\w{1,9} on \S{1,253}: this job is timed-out", "ending", 3, False),
     ("node_lost", "node failure", r"DUE TO NODE FAILURE|Node failure on (?P<host>[\w.\[\],-]+)", "ending", 3, False),
     ("node_lost", "due to failure of node", r"due to failure of node (?P<node>\w[\w.-]*)", "ending", 3, False),
@@ -60,7 +60,7 @@ STARTS = rows(
     ("ssh_failed", "ssh: connect to host", r"ssh: connect to host (?P<host>\S{1,253}) port \d+: \w[\w ]+", "cause", 3, False),
     ("ssh_failed", "resolve hostname", r"ssh: Could not resolve hostname (?P<host>[^\s:]{1,253})", "cause", 3, False),
     # not the start of a rank
-    ("error_words", "permission denied", r"\b(?:git@[\w.-]{1,253}|sudo): Permission denied", "fact", 1, False),
+    ("cause", "permission denied", r"\b(?:git@[\w.-]{1,253}|sudo): Permission denied", "said", 1, False),
     ("ssh_failed", "permission denied", r"(?:(?<![\w.-])(?P<host>[\w.-]{1,253}): )?Permission denied(?:, please try again| \((?:publickey|password|gssapi|keyboard|hostbased))", "cause", 3, False),
     ("ssh_failed", "host key verification", r"Host key verification failed", "cause", 3, False),
     ("ssh_failed", "via ssh", r"host=(?P<host>\S{1,253}) was not reachable via ssh", "cause", 3, False),

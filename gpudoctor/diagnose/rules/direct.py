@@ -10,7 +10,7 @@ import msgspec
 from gpudoctor.diagnose.diagnosis import Confidence
 from gpudoctor.diagnose.events import Event
 from gpudoctor.diagnose.job import Job
-from gpudoctor.diagnose.rules.model import Hypothesis, address_of, gpu_of, host_of, named, only_rank, ranks_of
+from gpudoctor.diagnose.rules.model import Hypothesis, address_of, gpu_of, host_of, named, ranks_of
 
 _OUTSIDE = {
     "host_oom",
@@ -102,23 +102,6 @@ def _without_memory(job: Job, attempt: int, events: list[Event]) -> list[Event]:
         return events
     explained = [msgspec.structs.replace(e, what="cuda_oom", strength=1) for e in (*full[:2], *starts)]
     return [*(e for e in events if e not in starts), *explained]
-
-
-def bare_exceptions(job: Job) -> list[Hypothesis]:
-    """An exception's last line without a traceback at the end of a log: a guess, if nothing else was found."""
-    events = job.of("fact", what="bare_exception")
-    if not events or any(e.role == "done" for e in job.events):
-        return []
-    return [
-        Hypothesis(
-            what=events[0].word("meaning") or "user_exception",
-            ranks=only_rank(ranks_of(events)),
-            host=host_of(events),
-            confidence="possible",
-            text=_words(events[0]),
-            events=events[:3],
-        )
-    ]
 
 
 def _told_below(event: Event, lost: list[Event]) -> bool:

@@ -120,7 +120,15 @@ def _silent(job: Job, attempt: int, events: list[Event], ranks: tuple[int, ...])
             events=events[:3],
             text=f"{named(ranks)} left with an exit code but without a traceback: os._exit, sys.exit or a native exit",
         )
-    codes = {e.number("code") for e in job.of("exit", attempt=attempt)}
+    exits = job.of("exit", attempt=attempt)
+    codes = {e.number("code") for e in exits}
+    # a launcher that lists how each of its processes ended: the others were ended by it
+    alone = len(ranks) == 1 and {e.word("by") for e in exits} == {"spawn"} and len({e.rank for e in exits}) > 1
+    if alone and all(e.rank in ranks or e.number("code") == -15 for e in exits):
+        text = f"{named(ranks)} exited with code {events[0].number('code')}; why is not in this text"
+        return Hypothesis(
+            what="launcher_table_only", ranks=ranks, confidence="likely", unknown=True, events=events[:3], text=text
+        )
     return Hypothesis(
         what="launcher_table_only",
         host=host_of(job.of("exit", attempt=attempt)),

@@ -23,6 +23,9 @@ def missing_ranks(job: Job, attempt: int) -> list[Hypothesis]:
     named_ranks = {int(key) for key in keys} - set(ranks_of(waits))
     silent = job.members - job.ranks_in_trouble(attempt)
     ranks = tuple(sorted(named_ranks or (silent if len(silent) < len(job.members) / 2 else set())))
+    short = {int(e.word("world") or 0) - int(e.word("joined") or 0) for e in waits if e.word("joined")}
+    if short and not named_ranks and len(ranks) not in short:  # the barrier counts fewer than are silent here
+        ranks = ()
     who = named(ranks) if ranks else "a rank"
     return [
         Hypothesis(

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 
-from gpudoctor.checks.gpu.xid_codes import XIDS
 from gpudoctor.diagnose.events import Event
 from gpudoctor.diagnose.job import Job
 from gpudoctor.diagnose.rules.model import Hypothesis, host_of, named, only_rank, ranks_of
+from gpudoctor.statements.about import normal_bus_id
+from gpudoctor.statements.catalogue import ECC_XIDS
+from gpudoctor.statements.xids import XIDS
 
-_ECC = {48, 63, 64, 94, 95, 140, 171, 172}
 _FOLLOWS = {43, 45}
 _INTERRUPTED = re.compile(r"\b2 death signal|got signal: 2\b|SIGINT|KeyboardInterrupt")
 _BY_HAND = " (SIGINT: Ctrl-C or a user's word; if the job stood still before that, what it waited for is the question)"
@@ -112,8 +113,8 @@ def gpu_faults(job: Job, attempt: int) -> list[Hypothesis]:
     hard = [e for e in xids if is_hard(e)]
     for what, events in (
         ("gpu_lost", lost + [e for e in hard if e.number("xid") == 79]),
-        ("gpu_ecc", [e for e in hard if e.number("xid") in _ECC] + ecc),
-        ("gpu_xid", [e for e in hard if e.number("xid") not in _ECC | {79}]),
+        ("gpu_ecc", [e for e in hard if e.number("xid") in ECC_XIDS] + ecc),
+        ("gpu_xid", [e for e in hard if e.number("xid") not in ECC_XIDS | {79}]),
     ):
         if not events:
             continue
@@ -127,7 +128,8 @@ def gpu_faults(job: Job, attempt: int) -> list[Hypothesis]:
                 ranks=only_rank(ranks),
                 host=host_of(events),
                 gpu=normal_bus_id(gpu) if gpu else None,
-                confidence="certain",
+                # a program can print anything
+                confidence="certain" if any(job.files[e.file].kernel_log for e in events) else "likely",
                 text=_xid_words(events[0]),
                 events=events[:4],
             )
@@ -154,18 +156,6 @@ def program_xids(job: Job) -> list[Hypothesis]:
             events=events[:4],
         )
     ]
-
-
-def normal_bus_id(gpu: str) -> str:
-    """The bus id with a domain of four digits, in lower case.
-
-    >>> normal_bus_id("00000000:03:00.0")
-    '0000:03:00.0'
-    """
-    if ":" not in gpu:
-        return gpu
-    place = gpu.lower().split(":")
-    return f"{place[0][-4:].rjust(4, '0')}:{place[1]}:{place[2]}" if len(place) == 3 else gpu.lower()
 
 
 def is_hard(event: Event) -> bool:

@@ -6,7 +6,7 @@ import re
 from collections import Counter
 
 from gpudoctor.diagnose.events import TROUBLE, Event
-from gpudoctor.diagnose.job import Job, is_work
+from gpudoctor.diagnose.job import Job
 from gpudoctor.diagnose.rules.model import Hypothesis, host_of, named, only_rank, ranks_of
 
 _NEARLY_FULL_PCT = 80
@@ -129,20 +129,6 @@ def only_a_launcher(job: Job, attempt: int) -> list[Hypothesis]:
         ]
     if not told and not exits:
         return _only_closed(job, attempt)
-    if not exits and all(e.what == "cpp_terminate" for e in told):
-        said = [e for e in job.of("fact", attempt=attempt, what="error_words") if "what():" in e.text]
-        return [
-            Hypothesis(
-                what="process_died_unknown",
-                ranks=only_rank(ranks_of(told)),
-                host=host_of(told),
-                confidence="possible",
-                unknown=True,
-                events=[*told[:2], *said[:2]],
-                text="a process ended by an uncaught C++ exception, whose words are not known here"
-                + (f": {said[0].text.strip()}" if said else ""),
-            )
-        ]
     if closed := [e for e in events if e.what == "rendezvous_closed"]:
         return [
             Hypothesis(
@@ -184,40 +170,6 @@ def _only_closed(job: Job, attempt: int) -> list[Hypothesis]:
             unknown=True,
             events=[*full[-1:], *closed[:2]],
             text=f"the launcher ended the processes of the job, and why is not in this text{why}",
-        )
-    ]
-
-
-def last_words(job: Job) -> list[Event]:
-    """The last line of each log that looks like an error in unknown words, unless work was done after it."""
-    spoken: dict[int, Event] = {}
-    for event in job.events:
-        if event.what == "error_words":
-            spoken[event.file] = event
-        elif is_work(event) and not event.detail.get("one_word"):
-            spoken.pop(event.file, None)
-        elif event.file not in spoken:
-            continue
-        elif event.what == "comm_rank" and "Call to connect" in spoken[event.file].text:
-            del spoken[event.file]
-        elif event.number("complete") and "NCCL " in spoken[event.file].text:
-            del spoken[event.file]  # NCCL went on
-    return list(spoken.values())
-
-
-def unknown_errors(job: Job) -> list[Hypothesis]:
-    """Last words that look like an error, if no rule explains any line; not those behind the end of the whole job."""
-    events = [e for e in last_words(job) if not ended_before(job, e)]
-    if not events:
-        return []
-    return [
-        Hypothesis(
-            what="unknown_error",
-            host=host_of(events),
-            confidence="possible",
-            unknown=True,
-            events=events[:4],
-            text="this line looks like an error, no rule knows it, and nothing after it shows that the job went on",
         )
     ]
 

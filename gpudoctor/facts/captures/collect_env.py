@@ -10,10 +10,12 @@ from msgspec.structs import replace
 from gpudoctor.facts.captures import clipped
 from gpudoctor.facts.captures.nvidia_smi.query_dump import ANSWERED, SmiDump
 from gpudoctor.facts.captures.reader import Block, Part, key_value, text_reader
+from gpudoctor.facts.captures.text_statements import from_tool
 from gpudoctor.facts.model.driver import DRIVER_VERSION
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import NOT_READ
 from gpudoctor.facts.model.node import Host, Node, Software
+from gpudoctor.facts.model.reported import Reported
 from gpudoctor.facts.system.environment import parse_env_text
 
 _GPU = re.compile(r"(?:GPU models and configuration: )?GPU (\d{1,4}): (\S.{0,100}?)(?: \(UUID: ([^)\s]{1,80})\))?$")
@@ -38,9 +40,10 @@ def _read(block: Block) -> Part:
     software |= {leaf: fields[label] for label, leaf in _SOFTWARE.items() if label in fields}
     if "Python version" in fields:
         software["python"] = fields["Python version"].partition(" ")[0]
-    reported: tuple[str, ...] = ()
+    reported: tuple[Reported, ...] = ()
     if fields.get("Is CUDA available") == "False" and "torch_cuda" in software:
-        reported = (f"collect_env: PyTorch is built with CUDA {software['torch_cuda']}, and finds CUDA not available",)
+        text = f"PyTorch is built with CUDA {software['torch_cuda']}, and finds CUDA not available"
+        reported = (from_tool("collect_env", text, "warning"),)
     node = Node(software=Software(**software), host=Host(os_name=fields.get("OS", NOT_READ)))
     version = re.match(DRIVER_VERSION, fields.get("Nvidia driver version", ""))
     if not gpus and version is None:

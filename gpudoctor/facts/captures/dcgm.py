@@ -12,9 +12,11 @@ from gpudoctor.facts.captures.monitor import part_by_dcgm
 from gpudoctor.facts.captures.nvidia_smi.query_dump import SmiDump
 from gpudoctor.facts.captures.nvidia_smi.table import OTHER_TABLE
 from gpudoctor.facts.captures.reader import Block, Part, TextReader, text_reader
+from gpudoctor.facts.captures.text_statements import from_tool
 from gpudoctor.facts.model.gpu import Gpu, LinkState, NvLink
 from gpudoctor.facts.model.missing import UNSUPPORTED
 from gpudoctor.facts.model.node import short_bus_id
+from gpudoctor.facts.model.reported import Loudness, Reported
 
 _BORDER = r"[|+][-=+]{10,}[|+]?\s*$"
 _ROW = re.compile(r"\|([^|]{0,200})\|([^|]{0,400})\|")
@@ -52,7 +54,7 @@ def _read_diag(block: Block) -> Part:
     results = _Results()
     for line in block.lines:
         if not_run := _NOT_RUN.match(line):
-            return Part(reported=(f"dcgmi diag did not run: {not_run[0]}",))
+            return Part(reported=(from_tool("dcgmi diag", f"did not run: {not_run[0]}", "unread"),))
         row = _ROW.match(line)
         if row is None:
             continue
@@ -77,7 +79,7 @@ def _read_diag_json(block: Block) -> Part:
     for found in _JSON_FIELD.finditer(block.text):
         key, value = found[1], found[2] if found[2] is not None else found[3]
         if key == "runtime_error":
-            results.reported.append(f"dcgmi diag did not run: {value}")
+            results.reported.append(from_tool("dcgmi diag", f"did not run: {value}", "unread"))
         elif key in ("name", "category"):
             name, gpu = value, ""
         elif key != "status":
@@ -98,7 +100,7 @@ class _Results:
 
     def __init__(self) -> None:
         self.test = ""
-        self.reported: list[str] = []
+        self.reported: list[Reported] = []
         self._ends: dict[str, str] = {}
         self._failed: dict[str, list[str]] = {}
 
@@ -120,11 +122,11 @@ class _Results:
 
     def part(self) -> Part:
         failed = [f"{test} ({', '.join(places)})" if places else test for test, places in self._failed.items()]
-        if failed:
-            self.reported.append(f"dcgmi diag: Fail: {'; '.join(failed)}")
+        self.reported += [from_tool("dcgmi diag", clipped(f"Fail: {each}")) for each in failed]
         counts = ", ".join(f"{count} {end}" for end, count in Counter(self._ends.values()).items())
-        notes = (f"dcgmi diag: {counts}: {_NO_VERDICT}",) if counts else ()
-        return Part(notes=notes, reported=tuple(clipped(text) for text in self.reported))
+        if "Pass" in counts and not self.reported:
+            self.reported.append(from_tool("dcgmi diag", counts, "ok"))
+        return Part(notes=(f"dcgmi diag: {counts}: {_NO_VERDICT}",) if counts else (), reported=tuple(self.reported))
 
 
 # `dcgmi health -c`
@@ -147,9 +149,9 @@ def _read_health(block: Block) -> Part:
                 bad.append(f"{gpu}{name} {value}")
     if not overall:
         return Part()
-    words = clipped(f"dcgmi health: {overall}" + (f": {'; '.join(bad)}" if bad else ""))
-    failed = overall == "Failure"
-    return Part(notes=(f"{words}: {_NO_VERDICT}",), reported=(words,) if failed else ())
+    text = clipped(overall + (f": {'; '.join(bad)}" if bad else ""))
+    loudness: Loudness = {"Failure": "error", "Healthy": "ok"}.get(overall, "warning")  # type: ignore[assignment]
+    return Part(reported=(from_tool("dcgmi health", text, loudness),))
 
 
 # `dcgmi discovery -l`

@@ -24,10 +24,12 @@ from gpudoctor.facts.captures.nvidia_smi.query_dump import SmiDump
 from gpudoctor.facts.captures.nvidia_smi.topology import Topology
 from gpudoctor.facts.captures.reader import Block, Part, TextReader
 from gpudoctor.facts.captures.readers import READERS
+from gpudoctor.facts.captures.text_statements import from_tool, worst_first
 from gpudoctor.facts.captures.transcript import Transcript
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import NOT_READ, Missing, known
 from gpudoctor.facts.model.node import Driver, Environment, Host, KernelLog, Node, PciBus, Source
+from gpudoctor.facts.model.reported import Reported
 
 MAX_PARTS = 2000  # `nvidia-smi -l` prints a table each second: the text is no longer kept from here on
 MAX_NOTES = 50
@@ -39,7 +41,7 @@ class Dumps:
     def __init__(self) -> None:
         self.files: list[str] = []
         self.notes: list[str] = []
-        self._reported: list[str] = []
+        self._reported: list[Reported] = []
         self._parts: list[tuple[str, str, Part]] = []  # file, sort key (the text), facts
         self._logs: list[KernelLog] = []
         self._left_out = 0
@@ -49,7 +51,7 @@ class Dumps:
         self._of_file: list[tuple[int, Part]] = []  # first line, facts
 
     def add(self, lines: Iterable[tuple[str, bool]], file: str, *, quiet: bool = False) -> int:
-        """Read the lines of one source (see `lines_of`) and return how many dumps in it were read.
+        """Read the lines of one source (see `lines_of`); return how many dumps, and statements, were read in it.
 
         Lines that were not recognised are counted in the notes, unless `quiet`. Raise SourceError, without the file's
         name, if dumps were recognised but none of them could be read.
@@ -60,15 +62,18 @@ class Dumps:
         if self._errors and not self._read:
             raise self._errors[0][1]
         self.notes.extend(f"{file}, {place}: not read: {error}" for place, error in self._errors)
+        said = () if quiet else transcript.statements.found
+        if not self._read and all(each.loudness == "unread" for each in said):
+            said = ()
+        self._reported.extend(said)
         if self._read and transcript.passed.count and not quiet:
             self.notes.append(f"{file}: {transcript.passed.words()}")
-        if self._read and not quiet:
-            self._reported.extend(f"a line that was not recognised: {line}" for line in transcript.hard)
         if transcript.too_long.count:
             self.notes.append(f"{file}: {transcript.too_long.count} lines of a text beyond its limit were not read")
-        if self._read and file not in self.files:
+        read = self._read + len(said)
+        if read and file not in self.files:
             self.files.append(file)
-        return self._read
+        return read
 
     def _read_block(self, reader: TextReader, block: Block) -> None:
         try:
@@ -114,7 +119,7 @@ class Dumps:
     def shows_gpus(self) -> bool:
         """Whether any dump is about GPUs, their driver or the kernel: an environment alone does not describe a node."""
         empty = Node()
-        return bool(self._logs) or any(
+        return bool(self._logs or self._reported) or any(
             part.smi or part.topology or (part.pci_tree and part.pci_tree.nvidia_devices)
             or replace(part.node, pci=PciBus(), host=Host(), environment=Environment()) != empty
             for _, _, part in self._parts
@@ -158,11 +163,8 @@ class Dumps:
             kernel_log=joined_logs(self._logs) or KernelLog(),
         )
         collected_at = smi.collected_at if known(smi.collected_at) else ABSENT
-        reported = tuple(dict.fromkeys(self._reported))[:MAX_NOTES]
-        source = Source(
-            "capture", name, collected_at, files=tuple(self.files), notes=self._shown_notes(), reported=reported
-        )
-        return replace(plausible(say_absent(node)), source=source)
+        source = Source("capture", name, collected_at, files=tuple(self.files), notes=self._shown_notes())
+        return replace(plausible(say_absent(node)), source=source, reported=worst_first(self._reported))
 
     def _shown_notes(self) -> tuple[str, ...]:
         notes = list(dict.fromkeys(self.notes))
@@ -178,7 +180,7 @@ class Dumps:
                 f"{listing.name} shows {len(smi.gpus)} GPUs and topo -m {len(topology.gpus)}: "
                 "keep the dumps of one machine only"
             )
-        self._reported.extend(smi.unlisted)
+        self._reported.extend(from_tool("another text", text, "unread") for text in smi.unlisted)
         return smi
 
     def _topology(self, found: list[Topology]) -> Topology | None:

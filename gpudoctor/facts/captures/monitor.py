@@ -11,8 +11,10 @@ from gpudoctor.facts.captures import ABSENT, BUS_ID, MOST_GPUS, clipped
 from gpudoctor.facts.captures.nvidia_smi.query_dump import SmiDump, numbered
 from gpudoctor.facts.captures.nvidia_smi.query_gpu import GpuDump, gpu_from
 from gpudoctor.facts.captures.reader import NO_MORE, Block, Part, TextReader, text_reader
+from gpudoctor.facts.captures.text_statements import from_tool
 from gpudoctor.facts.model.gpu import Gpu, GpuProcess
 from gpudoctor.facts.model.node import short_bus_id
+from gpudoctor.facts.model.reported import Reported
 
 # -o DT puts date and time before the index; --format csv puts commas between the cells
 _WHEN = r"(?:(?:\d{8}[,\s]+)?\d\d:\d\d:\d\d[,\s]+)?"
@@ -55,7 +57,7 @@ def _read(block: Block) -> Part:
     columns: list[str] = []
     last: dict[int, dict[str, str]] = {}  # by GPU index: column -> cell of its last sample
     processes: dict[int, dict[int, GpuProcess]] = {}
-    hot: set[int] = set()
+    hot: dict[int, None] = {}
     for line in block.lines:
         if _BEGIN.match(line):
             columns = _columns(line)
@@ -72,15 +74,36 @@ def _read(block: Block) -> Part:
                 continue
             last.setdefault(index, {}).update(sample_cells)  # an earlier text may have had other columns
             if sample_cells.get("tviol") == "1":
-                hot.add(index)
+                hot[index] = None
     gpus = {index: with_readings(index, cells, _PATHS) for index, cells in last.items()}
     for index, found in processes.items():
         gpu = gpus.get(index) or Gpu(index, f"unknown-{index}")
         gpus[index] = replace(gpu, processes=tuple(found.values()))
     if not gpus:
         return Part()
-    reported = tuple(f"nvidia-smi dmon: thermal violation (tviol) of GPU {index}" for index in sorted(hot))
-    return Part(smi=(numbered(gpus, "nvidia-smi dmon"),), reported=reported[:_MOST_NAMED])
+    reported = [from_tool("nvidia-smi dmon", f"thermal violation (tviol) of GPU {index}", "warning") for index in hot]
+    reported += _unread_errors("nvidia-smi dmon", last, _PATHS)
+    return Part(smi=(numbered(gpus, "nvidia-smi dmon"),), reported=tuple(reported[:_MOST_NAMED]))
+
+
+# columns of errors: ECC, Xid, retired pages, remapped rows, replays, violations; XIDER is the last Xid
+_ERROR_COLUMN = re.compile(r"(?i).*(?:ecc|err|xid|dbe|sbe|[ds]bv|[ds]ba|retir|remap|rpl|replay|crc)|.*er$")
+_XID_COLUMN = re.compile(r"(?i)xid")
+
+
+def _unread_errors(tool: str, rows: Mapping[int, Mapping[str, str]], read: Mapping[str, str]) -> list[Reported]:
+    """The last Xid of each GPU, and columns of errors that are not zero and that are no facts here."""
+    found = []
+    for index, cells in sorted(rows.items()):
+        for name, cell in cells.items():
+            if name in read or not _ERROR_COLUMN.match(name) or not _NUMBER.fullmatch(cell) or not float(cell):
+                continue
+            if _XID_COLUMN.match(name):
+                found.append(from_tool(tool, f"GPU {index}: Xid {float(cell):.0f} ({name})", xid=int(float(cell))))
+            else:
+                text = f"GPU {index}: column {name} is {cell}, which gpudoctor does not read"
+                found.append(from_tool(tool, text, "unread"))
+    return found[:_MOST_NAMED]
 
 
 def _add_process(found: dict[int, GpuProcess], cells: Mapping[str, str]) -> None:
@@ -157,14 +180,15 @@ _ENTITY_PATHS = {
 
 def _read_entities(block: Block) -> Part:
     columns: list[str] = []
-    gpus: dict[int, Gpu] = {}
+    rows: dict[int, dict[str, str]] = {}
     for line in block.lines:
         if line.startswith("#"):
             columns = line.partition("Entity")[2].split()
         elif row := _ENTITY_ROW.match(line):
-            cells = dict(zip(columns, row[2].split(), strict=False))
-            gpus[int(row[1])] = with_readings(int(row[1]), cells, _ENTITY_PATHS)
-    return part_by_dcgm(gpus, "dcgmi dmon")
+            rows.setdefault(int(row[1]), {}).update(zip(columns, row[2].split(), strict=False))
+    gpus = {index: with_readings(index, cells, _ENTITY_PATHS) for index, cells in rows.items()}
+    part = part_by_dcgm(gpus, "dcgmi dmon")
+    return replace(part, reported=tuple(_unread_errors("dcgmi dmon", rows, _ENTITY_PATHS)))
 
 
 def part_by_dcgm(gpus: Mapping[int, Gpu], name: str) -> Part:
@@ -202,14 +226,14 @@ _SERIES_PATHS = {
     "DCGM_FI_DEV_PCIE_REPLAY_COUNTER": "pci/replays_since_reset",
 }
 _FLAGS = ("DCGM_FI_DEV_ROW_REMAP_FAILURE",)
-_SEVERAL = "dcgm-exporter: the metrics of several nodes in one text: show those of the node that is judged"
+_SEVERAL = "the metrics of several nodes in one text: show those of the node that is judged"
 _EXACT = 1e15
 _XID = "DCGM_FI_DEV_XID_ERRORS"
 
 
 def _read_series(block: Block) -> Part:
     gpus: dict[int, GpuDump] = {}
-    reported: list[str] = []
+    reported: list[Reported] = []
     hosts: set[str] = set()
     for line in block.lines:
         series = _SERIES.match(line)
@@ -226,11 +250,12 @@ def _read_series(block: Block) -> Part:
         gpu = gpus.setdefault(index, GpuDump(named, {}, lists_mig=False))
         values, uuid = gpu.values, clipped(labels.get("UUID", ""))
         if len(hosts) > 1 or gpu.bus_id != named or values.get("uuid", uuid) != uuid:
-            return Part(reported=(_SEVERAL,))
+            return Part(reported=(from_tool("dcgm-exporter", _SEVERAL, "unread"),))
         values |= {"product_name": clipped(labels.get("modelName", "")), "uuid": uuid}
         field, number = series[1], series[3]
         if field == _XID and float(number):
-            reported.append(f"dcgm-exporter: the last Xid of GPU {index} is {float(number):.0f} (see dmesg)")
+            code = int(float(number))
+            reported.append(from_tool("dcgm-exporter", f"GPU {index}: the last Xid is {code}", xid=code))
         elif field in _SERIES_PATHS:
             value = float(number)
             whole = str(int(value)) if value.is_integer() and abs(value) < _EXACT else number

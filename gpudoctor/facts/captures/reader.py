@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from gpudoctor.facts.model.node import Node
+from gpudoctor.facts.model.reported import Reported
 
 if TYPE_CHECKING:  # these modules import this one
     from gpudoctor.facts.captures.host.lspci import PciTree
@@ -48,13 +49,12 @@ class Part(msgspec.Struct):
     values, one of them counts and a note reports it; lists of facts are joined by their required fields (the device
     and port of an `RdmaPort`, the bus id of a `PciDevice`). The other fields are for readers whose text must be
     joined to GPUs by index, bus id or UUID. `notes` are shown in the report; they do not contain the file's name.
-    `reported`: failures that the tool itself reports and that are no facts which a check judges ("dcgmi diag: Fail:
-    PCIe (GPU 2)"); with one, the node cannot pass.
+    `reported`: the tool's own verdicts, which no other fact holds, and parts of the text that were not understood.
     """
 
     node: Node = Node()
     notes: tuple[str, ...] = ()
-    reported: tuple[str, ...] = ()
+    reported: tuple[Reported, ...] = ()
     smi: tuple[SmiDump, ...] = ()
     topology: Topology | None = None
     pci_tree: PciTree | None = None

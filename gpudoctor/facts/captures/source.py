@@ -160,7 +160,10 @@ def _unrecognised(data: bytes, head: str) -> str:
         return f"neither a known dump nor UTF-8 text (byte {error.start})"
     if head.lstrip().startswith("<"):
         return "XML, but not of nvidia-smi -q -x"
-    return "not recognised: neither facts, a report, nor a dump (nvidia-smi -q [-x], topo -m, nvlink, lspci, dmesg ...)"
+    return (
+        "not recognised: it says nothing of a node; paste what the machine prints: nvidia-smi -q, nvidia-smi topo -m, "
+        "dmesg, lspci -vvv, ibstat ...; the log of a job: gpudoctor diagnose FILE"
+    )
 
 
 def _named(name: str, loaded: Loaded) -> Loaded:

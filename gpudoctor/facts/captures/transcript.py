@@ -1,16 +1,20 @@
-"""Split a transcript, i.e. any text that people paste, into blocks by the tool that printed them."""
+"""Split a transcript, i.e. any text that people paste, into blocks by the tool that printed them.
+
+Each line is classified first, by what is open and what it may begin; what follows from its kind is a table (`_STEPS`).
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
+from enum import Enum, auto
 
 import msgspec
 
 from gpudoctor.facts.captures import SourceError
 from gpudoctor.facts.captures.lines import unescaped, unprefixed, without_terminal
 from gpudoctor.facts.captures.reader import Block, TextReader
-from gpudoctor.facts.captures.reported_failures import tells_of_a_fault
+from gpudoctor.facts.captures.text_statements import TextStatements
 
 PIECE_LINES = 20_000  # per piece of a log
 MAX_BLOCK_LINES = 500_000
@@ -20,7 +24,7 @@ MAX_UNKNOWN_CHARACTERS = 1 << 24
 _MOST_REMEMBERED, _LONGEST_REMEMBERED = 10_000, 1000
 _HIDES = ("", " ", "\t", ">", "-")  # first characters of blank, indented and quoted lines and of grep's gap
 _ONE_DIGIT = str.maketrans("123456789", "000000000")
-_MOST_RANGES, _MOST_HARD = 1000, 3
+_MOST_RANGES = 1000
 
 # a line that begins with one of these names is a command, also after root's prompt ("# dmesg") or without a prompt
 _PROGRAMS = (
@@ -79,11 +83,38 @@ class Passed(msgspec.Struct):
         return f"{lines} not recognised: {', '.join(named)}"
 
 
+class Kind(Enum):
+    """What a line is to the transcript."""
+
+    CONTINUES = auto()  # belongs to the open block
+    LAST = auto()  # ends the open block, and belongs to it
+    OPENS = auto()  # begins a block of its reader
+    ASIDE = auto()  # of a reader whose lines may stand between those of any block
+    AFTER = auto()  # the same, and the open block ends before it
+    COMMAND = auto()  # a prompt
+    BORDER = auto()  # a fence or a ruler
+    HEADING = auto()
+    BLANK = auto()
+    REPEATED = auto()  # differs only in its digits from a line that no reader took
+    UNKNOWN = auto()
+
+
+class _Line(msgspec.Struct):
+    """A classified line: `text` without what was added before it, `whole` with it; `reader` whose it is."""
+
+    kind: Kind
+    text: str
+    whole: str = ""
+    reader: TextReader | None = None
+    command: str = ""
+
+
 class Transcript:
     """Splits lines into blocks and passes each complete block, with its reader, to `take`.
 
     A line that no reader takes does not end a block, so prose in the middle of a dump changes nothing, and neither
     does a line that is a text of its own. A prompt, a ruler, a fence, or the first line of another tool's text ends it.
+    What no reader takes, headings included, is offered to `statements`.
     """
 
     def __init__(
@@ -102,8 +133,9 @@ class Transcript:
         self._margin = ""  # the blanks before the first line of a block, as before code in Markdown
         # forms of lines that no reader took: programs repeat lines that differ only in digits (an Xid's number counts)
         self._unknown: set[tuple[TextReader | None, str]] = set()
+        self._last_line = 0
         self.passed, self.too_long = Passed(), Passed()
-        self.hard: list[str] = []  # those of them that tell of a broken GPU
+        self.statements = TextStatements(file)
         self.blocks = 0
 
     def read(self, lines: Iterable[tuple[str, bool]]) -> None:
@@ -113,110 +145,94 @@ class Transcript:
         """
         characters = 0
         for number, (raw, ended) in enumerate(lines, 1):
-            self._line(raw, number)
+            line = self._classified(self._cleaned(raw))
+            _STEPS[line.kind](self, line, number)
             characters += len(raw)
-            if characters > MAX_UNKNOWN_CHARACTERS and not self.blocks and self._reader is None and not self._asides:
+            if characters > MAX_UNKNOWN_CHARACTERS and not self._has_anything:
                 raise SourceError("nothing recognised in its first 16 MiB: not a dump that gpudoctor reads")
             if not ended and self._reader is not None:
                 self._block.whole_end = self._last_line != number
         self._close_all()
 
-    def _line(self, raw: str, number: int) -> None:
+    @property
+    def _has_anything(self) -> bool:
+        return bool(self.blocks or self._reader is not None or self._asides or self.statements.found)
+
+    def _cleaned(self, raw: str) -> str:
+        """The line without colours, a page's entities and the margin of a quoted block."""
         line = without_terminal(raw)
         if self._reader is None or self._reader.until is None:  # not inside XML
             line = line if _MARKUP.match(line) else unescaped(line)
         if self._margin and line:
             if line.startswith(self._margin):
-                line = line[len(self._margin) :]
-            elif not line.isspace():
+                return line[len(self._margin) :]
+            if not line.isspace():
                 self._margin = ""
-        # a short cut for the many lines of a log; the code below would have the same result
-        if self._reader is not None and self._reader.in_pieces and line[:1] not in _HIDES and self._reader.begins(line):
-            self._keep(line, number)
-            return
-        look = (self._reader, line.translate(_ONE_DIGIT)) if len(line) < _LONGEST_REMEMBERED else None
-        if look in self._unknown and not self._by_command:
-            self.passed.add(number)
-            return
-        if not line or line.isspace():
-            self._blank = True
-            return
+        return line
+
+    def _classified(self, line: str) -> _Line:
         reader = self._reader
+        # a short cut for the many lines of a log; the code below would have the same result
+        if reader is not None and reader.in_pieces and line[:1] not in _HIDES and reader.begins(line):
+            return _Line(Kind.CONTINUES, line)
+        short = len(line) < _LONGEST_REMEMBERED and not self._by_command
+        if short and (reader, line.translate(_ONE_DIGIT)) in self._unknown:
+            return _Line(Kind.REPEATED, line)
+        if not line or line.isspace():
+            return _Line(Kind.BLANK, line)
         if reader is not None and reader.until is not None:
             if reader.until(line):
-                self._keep(line, number)
-                self._close()
-                return
+                return _Line(Kind.LAST, line)
             if line.lstrip()[:1] == "<" or self._begun_by(line) is None:
-                self._keep(line, number)
-                return
+                return _Line(Kind.CONTINUES, line)
         if line == _GREP_GAP:
-            if reader is not None:
-                self._keep(line, number)
-            return
-        # a mail's quote mark hides what the line is; other prefixes may belong to the tool's text
-        if line[0] != ">" and (self._offer(line, number) or self._boundary(line)):
-            return
-        for inner in unprefixed(line):
-            if not inner or inner.isspace():
-                self._blank = True
-                return
-            opened = self._reader
-            if self._offer(inner, number):
-                before = line[: -len(inner)]
-                if before.isspace() and self._reader is not opened:
-                    self._margin = before
-                return
-            if self._boundary(inner):
-                return
-        if self._by_command and self._reader is not None:
-            self._keep(line, number)
-        elif (maybe := next((r for r in self._readers if r.may_be is not None and r.may_be(line)), None)) is not None:
-            if maybe.alone:
-                self._keep_aside(maybe, line, number)
-                return
-            if maybe is not self._reader:
-                self._open(maybe, number)
-            self._keep(line, number)
-        elif line[0] == ">" and self._boundary(line):
-            return
-        else:
-            self.passed.add(number)
-            if len(self.hard) < _MOST_HARD and tells_of_a_fault(line):
-                self.hard.append(line.strip()[:300])
-            if look is not None and len(self._unknown) < _MOST_REMEMBERED and "Xid" not in line:
-                self._unknown.add(look)
+            return _Line(Kind.CONTINUES if reader is not None else Kind.BORDER, line)
+        return self._behind_prefixes(line) or self._as_it_is(line)
 
-    def _offer(self, line: str, number: int) -> bool:
-        """Whether the line was taken, by the open block or by a new one that it begins."""
+    def _behind_prefixes(self, line: str) -> _Line | None:
+        """The line as itself or without what mails, editors and other programs put before it; None if unknown."""
+        # a mail's quote mark hides what the line is; other prefixes may belong to the tool's text
+        for inner in (*([line] if line[0] != ">" else []), *unprefixed(line)):
+            if not inner or inner.isspace():
+                return _Line(Kind.BLANK, inner)
+            if found := self._of_reader(inner) or _boundary(inner):
+                found.whole = line
+                return found
+        return None
+
+    def _as_it_is(self, line: str) -> _Line:
+        """A line that no form is known of: it may still belong to a command above, or to a reader that looks last."""
+        if self._by_command and self._reader is not None:
+            return _Line(Kind.CONTINUES, line)
+        maybe = next((r for r in self._readers if r.may_be is not None and r.may_be(line)), None)
+        if maybe is not None:
+            kind = Kind.ASIDE if maybe.alone else Kind.OPENS if maybe is not self._reader else Kind.CONTINUES
+            return _Line(kind, line, line, maybe)
+        return (_boundary(line) if line[0] == ">" else None) or _Line(Kind.UNKNOWN, line, line)
+
+    def _of_reader(self, line: str) -> _Line | None:
+        """What the line is to the open block, or to a reader whose text it begins; None if it is neither's."""
         reader = self._reader
         if reader is not None and reader.in_pieces and reader.begins(line):
-            self._keep(line, number)
-            return True
-        goes_on = reader is not None and reader.goes_on(line)
+            return _Line(Kind.CONTINUES, line)
+        goes_on = reader is not None and bool(reader.goes_on(line))
+        in_text = goes_on and reader is not None and not reader.in_pieces
         # an indented line belongs to the open block, except in a log, where any line may follow
-        if reader is not None and goes_on and not self._blank and line[0] in " \t|" and not reader.in_pieces:
-            self._keep(line, number)
-            return True
+        if in_text and not self._blank and line[0] in " \t|":
+            return _Line(Kind.CONTINUES, line)
         begun = self._begun_by(line)
-        if begun is not None and begun.alone:
-            self._keep_aside(begun, line, number)
-            return True
-        if begun is not None and begun.interleaved:
+        if begun is None:
+            return _Line(Kind.CONTINUES, line) if goes_on else None
+        if begun.alone:
+            return _Line(Kind.ASIDE, line, reader=begun)
+        if begun.interleaved:
             # `systemctl status` ends with lines of the journal
-            if reader is not None and goes_on and not reader.in_pieces:
-                self._keep(line, number)
-                return True
-            if reader is not None and not reader.in_pieces:
-                self._close()
-            self._keep_aside(begun, line, number)
-            return True
-        if begun is not None and (begun is not reader or (begun.restarts is not None and begun.restarts(line))):
-            self._open(begun, number)
-        elif begun is None and not goes_on:
-            return False
-        self._keep(line, number)
-        return True
+            if in_text:
+                return _Line(Kind.CONTINUES, line)
+            in_log = reader is None or reader.in_pieces
+            return _Line(Kind.ASIDE if in_log else Kind.AFTER, line, reader=begun)
+        again = begun.restarts is not None and begun.restarts(line)
+        return _Line(Kind.OPENS if begun is not reader or again else Kind.CONTINUES, line, reader=begun)
 
     def _begun_by(self, line: str) -> TextReader | None:
         """The reader whose text this line begins: the open one if it matches, otherwise the first match."""
@@ -224,42 +240,15 @@ class Transcript:
             return self._reader
         return next((reader for reader in self._readers if reader.begins(line)), None)
 
-    def _boundary(self, line: str) -> bool:
-        found = _PROMPT.match(line) or _ROOT.match(line) or _BARE.match(line)
-        if found is not None:
-            groups = found.groupdict()
-            self._close_all()
-            self._command = (groups.get("command") or groups.get("close") or "").strip()
-            for reader in self._readers:
-                if self._command and reader.after is not None and reader.after(self._command):
-                    self._open(reader, 0)
-                    self._by_command = True
-                    break
-            return True
-        if _FENCE.match(line) or _RULER.match(line):
-            self._close_all()
-            return True
-        heading = _HEADING.match(line)
-        if heading is not None:
-            self._close_all()
-            self._command = heading["file"] or heading["title"] or ""
-            return True
-        return False
+    # what follows from each kind
 
-    def _open(self, reader: TextReader, number: int) -> None:
-        self._close()
-        self._reader = reader
-        self._block = Block([], number, self._command, self._file)
-        self._characters = 0
-        self._last_line = 0
-
-    def _keep(self, line: str, number: int) -> None:
+    def _continue(self, line: _Line, number: int) -> None:
         block, reader = self._block, self._reader
-        if reader is not None and len(block.lines) >= PIECE_LINES and reader.in_pieces and reader.begins(line):
+        if reader is not None and len(block.lines) >= PIECE_LINES and reader.in_pieces and reader.begins(line.text):
             self._open(reader, number)
             block = self._block
             block.goes_on_from = True
-        self._characters += len(line)
+        self._characters += len(line.text)
         if len(block.lines) >= MAX_BLOCK_LINES or self._characters > MAX_BLOCK_CHARACTERS:
             self.too_long.add(number)
             return
@@ -268,10 +257,24 @@ class Transcript:
         elif self._blank:
             block.lines.append("")
         self._blank = False
-        block.lines.append(line)
+        block.lines.append(line.text)
         self._last_line = number
 
-    def _keep_aside(self, reader: TextReader, line: str, number: int) -> None:
+    def _end(self, line: _Line, number: int) -> None:
+        self._continue(line, number)
+        self._close()
+
+    def _begin(self, line: _Line, number: int) -> None:
+        if line.reader is not None:
+            self._open(line.reader, number)
+        self._continue(line, number)
+        before = line.whole[: -len(line.text)]
+        if before and before.isspace():
+            self._margin = before
+
+    def _put_aside(self, line: _Line, number: int) -> None:
+        if (reader := line.reader) is None:
+            return
         block = self._asides.setdefault(reader, Block([], number, self._command, self._file))
         if len(block.lines) >= 2 * PIECE_LINES:
             if reader.alone:
@@ -280,7 +283,46 @@ class Transcript:
             else:  # the last lines show the state
                 del block.lines[:PIECE_LINES]
                 self.too_long.count += PIECE_LINES
-        block.lines.append(line[:MAX_ASIDE_LINE])
+        block.lines.append(line.text[:MAX_ASIDE_LINE])
+
+    def _close_and_put_aside(self, line: _Line, number: int) -> None:
+        self._close()
+        self._put_aside(line, number)
+
+    def _run(self, line: _Line, number: int) -> None:
+        self._close_all()
+        self._command = line.command
+        for reader in self._readers:
+            if self._command and reader.after is not None and reader.after(self._command):
+                self._open(reader, 0)
+                self._by_command = True
+                return
+
+    def _divide(self, line: _Line, number: int) -> None:
+        if line.text != _GREP_GAP:
+            self._close_all()
+
+    def _head(self, line: _Line, number: int) -> None:
+        self._close_all()
+        self._command = line.command
+        self.statements.offer(line.whole, number)
+
+    def _skip(self, line: _Line, number: int) -> None:
+        self._blank = True
+
+    def _pass(self, line: _Line, number: int) -> None:
+        self.passed.add(number)
+        self.statements.offer(line.text, number)
+        small = len(line.text) < _LONGEST_REMEMBERED and len(self._unknown) < _MOST_REMEMBERED
+        if small and line.kind is Kind.UNKNOWN and "Xid" not in line.text:
+            self._unknown.add((self._reader, line.text.translate(_ONE_DIGIT)))
+
+    def _open(self, reader: TextReader, number: int) -> None:
+        self._close()
+        self._reader = reader
+        self._block = Block([], number, self._command, self._file)
+        self._characters = 0
+        self._last_line = 0
 
     def _close_all(self) -> None:
         self._close()
@@ -298,3 +340,30 @@ class Transcript:
         if reader is not None and block.lines:
             self.blocks += 1
             self._take(reader, block)
+
+
+def _boundary(line: str) -> _Line | None:
+    """What the line is if it stands between texts: a prompt with its command, a fence, a ruler or a heading."""
+    found = _PROMPT.match(line) or _ROOT.match(line) or _BARE.match(line)
+    if found is not None:
+        groups = found.groupdict()
+        return _Line(Kind.COMMAND, line, command=(groups.get("command") or groups.get("close") or "").strip())
+    if _FENCE.match(line) or _RULER.match(line):
+        return _Line(Kind.BORDER, line)
+    heading = _HEADING.match(line)
+    return _Line(Kind.HEADING, line, command=heading["file"] or heading["title"] or "") if heading is not None else None
+
+
+_STEPS: dict[Kind, Callable[[Transcript, _Line, int], None]] = {
+    Kind.CONTINUES: Transcript._continue,
+    Kind.LAST: Transcript._end,
+    Kind.OPENS: Transcript._begin,
+    Kind.ASIDE: Transcript._put_aside,
+    Kind.AFTER: Transcript._close_and_put_aside,
+    Kind.COMMAND: Transcript._run,
+    Kind.BORDER: Transcript._divide,
+    Kind.HEADING: Transcript._head,
+    Kind.BLANK: Transcript._skip,
+    Kind.REPEATED: Transcript._pass,
+    Kind.UNKNOWN: Transcript._pass,
+}

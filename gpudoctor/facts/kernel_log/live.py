@@ -195,14 +195,15 @@ class KernelTail:
 
     def __init__(self, root: Path = Path("/")) -> None:
         self._device: int | None = None
+        self._has_end = False
         with suppress(OSError):
             self._device = os.open(root / "dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
             os.lseek(self._device, 0, os.SEEK_END)
 
     @property
     def descriptor(self) -> int | None:
-        """Readable when there are new lines; None if there will be none."""
-        return self._device
+        """Readable when there are new lines; None if it cannot be waited for."""
+        return None if self._has_end else self._device
 
     def read(self) -> tuple[KernelEvent, ...]:
         """The events since the last call; never waits."""
@@ -221,8 +222,8 @@ class KernelTail:
             except OSError:
                 self.close()
                 break
-            if not part:  # not /dev/kmsg, which has no end
-                self.close()
+            if not part:  # not /dev/kmsg, which has no end: poll would call it readable forever
+                self._has_end = True
                 break
             parts.append(part)
         return (*gap, *kmsg_events(b"".join(parts).decode("utf-8", "replace"))[-_MOST_EVENTS:])

@@ -13,6 +13,7 @@ from gpudoctor.facts.model.driver import KernelLog as KernelLog
 from gpudoctor.facts.model.driver import Unanswered as Unanswered
 from gpudoctor.facts.model.gpu import Gpu, GpuPair
 from gpudoctor.facts.model.missing import NOT_READ, Fact, Missing, known
+from gpudoctor.facts.model.reported import Reported as Reported
 from gpudoctor.facts.model.storage import Storage as Storage
 from gpudoctor.facts.model.storage import StorageMount as StorageMount
 
@@ -24,8 +25,6 @@ class Source(Fact, frozen=True):
 
     `kind` is kept when facts are written to a file and read again: a simulated node stays
     SIMULATED however often it is copied. `files` are the dumps that a capture was assembled from.
-    `reported` are failures that another tool reports in a capture ("dcgmi diag: Fail: PCIe (GPU 2)") and that no check
-    judges: such a node cannot pass.
     """
 
     kind: SourceKind = "facts"
@@ -34,7 +33,6 @@ class Source(Fact, frozen=True):
     faults: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    reported: tuple[str, ...] = ()
 
 
 class PciDevice(Fact, frozen=True):
@@ -237,25 +235,8 @@ class Network(Fact, frozen=True):
     dmabuf_supported: bool | Missing = NOT_READ
 
 
-class Scheduler(Fact, frozen=True):
-    """How Slurm or Kubernetes sees this node, as `scontrol show node` and `kubectl describe node` print it.
-
-    `gpus_configured` is Gres or Capacity, `gpus_allocatable` what can be allocated now. `state` is Slurm's in
-    lower case ("idle+drain") or "ready", "not-ready", "unschedulable"; `reason` why. `conditions` are the unhealthy
-    ones.
-    """
-
-    kind: Literal["slurm", "kubernetes"] | Missing = NOT_READ
-    name: str | Missing = NOT_READ
-    gpus_configured: int | Missing = NOT_READ
-    gpus_allocatable: int | Missing = NOT_READ
-    state: str | Missing = NOT_READ
-    reason: str | Missing = NOT_READ
-    conditions: tuple[str, ...] = ()
-
-
 class Node(Fact, frozen=True):
-    """One machine. GPUs are ordered by bus id and keep NVML's index."""
+    """One machine. GPUs are ordered by bus id and keep NVML's index. `reported`: what a pasted text says of it."""
 
     schema: Literal["gpudoctor.facts/1"] = "gpudoctor.facts/1"
     source: Source = Source()
@@ -269,8 +250,8 @@ class Node(Fact, frozen=True):
     software: Software = Software()
     network: Network = Network()
     fabric_manager: FabricManager = FabricManager()
-    scheduler: Scheduler = Scheduler()
     storage: Storage = Storage()
+    reported: tuple[Reported, ...] = ()
 
 
 def to_json(node: Node) -> bytes:

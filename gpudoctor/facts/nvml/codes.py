@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Literal
 
-from gpudoctor.facts.model.gpu import CallError, Gpu
+from gpudoctor.facts.model.gpu import CallError
 from gpudoctor.facts.model.missing import UNSUPPORTED, Missing
 from gpudoctor.lazy_pattern import lazy_pattern
 
@@ -205,7 +205,7 @@ _CORE: Mapping[str, str] = {
     "nvmlDeviceGetUtilizationRates": "utilisation",
     "utilization": "utilisation",
 }
-_QUESTIONS = frozenset(_CORE.values())
+CORE_QUESTIONS = frozenset(_CORE.values())
 
 
 def cost_of(code: int, call: str) -> Cost:
@@ -213,7 +213,7 @@ def cost_of(code: int, call: str) -> Cost:
 
     15 and 16 cost the GPU, whatever the call. 999 costs the value, like all other codes:
     healthy GPUs return it for single calls (WSL2 for the utilisation, others for the addressing mode);
-    `condemning` decides when it costs more. A GPU without a handle is lost if the code concerns
+    `checks/core/condemning.py` decides when it costs more. A GPU without a handle is lost if the code concerns
     its hardware. An nvmlInit that fails costs the node.
     """
     if call.startswith("nvmlInit"):
@@ -228,33 +228,10 @@ def is_kept(code: int) -> bool:
     return code in (LOST, RESET_REQUIRED, UNKNOWN)
 
 
-def condemning(gpu: Gpu) -> tuple[CallError, ...]:
-    """The errors that make all readings of this GPU unreliable; none if its readings are valid.
-
-    999 condemns a GPU only if it is the answer to all core queries: name, memory, clocks, temperature
-    and utilisation.
-    """
-    grave = tuple(error for error in gpu.errors if cost_of(error.code, error.call) == "gpu")
-    if grave or not gpu.errors:
-        return grave
-    unknown = tuple(error for error in gpu.errors if error.code == UNKNOWN)
-    asked = {core_question(error.call) for error in unknown}
-    return unknown if asked >= _QUESTIONS and not _answers(gpu) else ()
-
-
 def core_question(call: str) -> str | None:
     """The core query that a call or a field of a dump belongs to; None for all others."""
     section = call.removeprefix(_DUMP).partition("/")[0]
     return _CORE.get(_VERSION.sub("", section))
-
-
-def _answers(gpu: Gpu) -> bool:
-    core = (
-        *(gpu.name, gpu.memory_total_mib, gpu.memory_used_mib),
-        *(gpu.clocks.graphics_mhz, gpu.clocks.sm_mhz, gpu.clocks.memory_mhz),
-        *(gpu.thermal.gpu_c, gpu.utilization.gpu_pct, gpu.utilization.memory_pct),
-    )
-    return any(not isinstance(value, Missing) for value in core)
 
 
 def code_in_words(words: str) -> int | None:

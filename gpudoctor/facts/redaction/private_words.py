@@ -28,8 +28,9 @@ _OF_LOGS = lazy_pattern(
 # the host name that syslog and journalctl put before the kernel's message
 _LOG_HOST = lazy_pattern(r"^((?:\w{3} +\d+ [\d:.]+|\d{4}-\d\d-\d\dT\S+|\[ *[\d.]+\]) )(\S+)(?= kernel: )")
 # the nodes and pods in what slurmctld, kubectl and sinfo ("down* n7; fail c[1-3]") report
-_OF_SCHEDULER = lazy_pattern(r"\bnode (\S{1,253}) state (?:to|set) |kubectl get pods: ([\w.-]{1,253})")
-_OF_SINFO = lazy_pattern(r"[;:] [a-z_]{3,20}[^\w\s]{0,2} ([\w.\[\],-]{1,253})")
+_OF_SCHEDULER = lazy_pattern(r"\bnode (\S{1,253}) state (?:to|set) ")
+_SCHEDULERS = ("scontrol", "sinfo", "kubectl")
+_FIRST_NAME = lazy_pattern(r"[a-zA-Z][\w.\[\],-]{0,252}")
 _PUBLIC_POD = lazy_pattern(
     r"(?:nvidia-(?:driver|device-plugin|container-toolkit|operator-validator|cuda-validator|mig-manager|dcgm)"
     r"|gpu-operator|gpu-feature-discovery|dcgm-exporter)(?:-(?:daemonset|exporter))?(?:-[a-z0-9]{5,10}){1,2}$"
@@ -172,7 +173,6 @@ def _words_of(node: Node) -> Iterator[str]:
 
 def _hosts_of(node: Node) -> Iterator[str]:
     yield known(node.host.hostname) or ""
-    yield known(node.scheduler.name) or ""
     for mount in known(node.storage.mounts) or ():
         if mount.storage_class in ("network", "parallel") and (match := _SERVER.match(mount.source)):
             yield match[1]
@@ -183,10 +183,13 @@ def _hosts_of(node: Node) -> Iterator[str]:
             yield from (host.partition(":")[0] for host in re.split(r",(?![^\[]*\])", variable.value))
     for event in known(node.kernel_log.events) or ():
         yield from _names_before_message(event.text)
-    for text in (*node.source.notes, *node.source.reported):
-        named = [name for found in _OF_SCHEDULER.findall(text) for name in found if name]
-        named += _OF_SINFO.findall(text.partition("sinfo: ")[2].partition("one node only")[2])
-        yield from (name for name in named if not _PUBLIC_POD.match(name))
+    for text in (*node.source.notes, *(each.text for each in node.reported)):
+        yield from _OF_SCHEDULER.findall(text)
+    for each in node.reported:
+        # what a scheduler says begins with the name of a node, or of a pod
+        named = _FIRST_NAME.match(each.text) if each.said_by in _SCHEDULERS else None
+        if named is not None and not _PUBLIC_POD.match(named[0]):
+            yield named[0]
 
 
 def _names_before_message(line: str) -> Iterator[str]:

@@ -147,7 +147,7 @@ class Redaction:
         """Whether this struct's `name` is that of a process, a host, or a user's file."""
         if key == "source":
             return raw.get("kind", "facts") != "simulated" and bool(raw.get("name"))
-        return key in ("processes", "host", "scheduler")
+        return key in ("processes", "host")
 
     def _variable(self, raw: dict[str, Any]) -> dict[str, Any]:
         name, value = raw["name"], raw["value"]

@@ -123,7 +123,7 @@ def given_node_name() -> str | None:
     return os.environ.get(NODE_NAME_VARIABLE, "").strip().encode("utf-8", "replace").decode() or None
 
 
-_NOT_INSTALLED = Missing("PyTorch is not installed")
+_NOT_INSTALLED = Missing("PyTorch is not installed: pip install 'torch>=2.4' 'numpy>=1.26'")
 
 
 def read_software(search_path: Sequence[str] | None = None) -> Software:

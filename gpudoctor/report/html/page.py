@@ -36,6 +36,7 @@ from gpudoctor.report.wording import (
     explained_by,
     label_of,
     problem_groups,
+    verdict_word,
     verdict_words,
 )
 
@@ -47,7 +48,7 @@ def render_html(report: Report, *, raw_facts: bool = True) -> str:
     """
     simulated = " (SIMULATED)" if report.simulated else ""
     judged = report.error is None
-    word = report.verdict.upper() if judged else "NOT JUDGED"
+    word = verdict_word(report) if judged else "NOT JUDGED"
     node = [*node_words(report, "×"), *([f"kernel {report.host.kernel}"] if report.host.kernel else [])]
     page = Page(
         title=f"{word}{simulated} {_host(report)}: gpudoctor report",

@@ -18,7 +18,7 @@ from gpudoctor.checks.core.runner import CheckResult
 from gpudoctor.checks.core.subject import Subject, grouped_label
 from gpudoctor.output import printable
 from gpudoctor.report.model import Report
-from gpudoctor.report.wording import block_rows, explained_by, verdict_words
+from gpudoctor.report.wording import block_rows, explained_by, verdict_word, verdict_words
 from gpudoctor.tui.labels import WORDS, clock, style_of
 from gpudoctor.tui.panes.pane import PageWanted
 from gpudoctor.tui.state import FinishedRun, State
@@ -153,7 +153,7 @@ def _verdict(report: Report | None, no_color: bool) -> Content:
     hint = "Choose a check to see its findings."
     if report is None:
         return Content(hint)
-    word = (report.verdict.upper(), style_of(Status(report.verdict), no_color))
+    word = (verdict_word(report), style_of(Status(report.verdict), no_color))
     return Content.assemble(word, f"  {verdict_words(report)}\n\n{hint}")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
@@ -23,6 +24,7 @@ from gpudoctor.facts.model.node import (
     Source,
     Variable,
 )
+from gpudoctor.facts.system.environment import read_software
 from tests.checks.one_check import env, gpu, gpus, judge, pairs, uuid_of, words
 
 VISIBLE, NCCL, TORCH = "env.cuda-visible-devices", "env.nccl", "env.torch"
@@ -374,12 +376,9 @@ def test_an_old_torch_and_a_second_nccl_warn() -> None:
     assert (two.status, "2 copies of NCCL" in words(two)) == (Status.WARN, True)
 
 
-def test_without_torch_the_install_line_is_given_but_not_for_a_capture() -> None:
-    absent = Software(torch=Missing("torch is not installed"))
-    live = judge(TORCH, Node(source=LIVE, gpus=gpus(2), software=absent))
+def test_without_torch_the_reason_is_given(tmp_path: Path) -> None:
+    live = judge(TORCH, Node(source=LIVE, gpus=gpus(2), software=read_software([str(tmp_path)])))
     assert (live.status, "pip install 'torch>=2.4' 'numpy>=1.26'" in words(live)) == (Status.SKIP, True)
-    capture = judge(TORCH, Node(source=Source(kind="capture"), gpus=gpus(2), software=absent))
-    assert (capture.status, "pip" in words(capture)) == (Status.SKIP, False)
     broken = Software(torch=Missing("cannot be read", "failed"))
     assert judge(TORCH, Node(source=LIVE, gpus=gpus(2), software=broken)).status is Status.UNKNOWN
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from gpudoctor.checks.core.case import Case
-from gpudoctor.checks.gpu.xid_codes import ADVICE, BUCKETS, SXID_FATAL, XIDS, sxid_fatal
-from gpudoctor.checks.gpu.xid_codes import xid as entry
 from gpudoctor.facts.model.gpu import CallError
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Environment, KernelEvent, Node, PciBus, Variable
+from gpudoctor.statements.xids import ADVICE, BUCKETS, SXID_FATAL, XIDS, sxid_fatal
+from gpudoctor.statements.xids import xid as entry
 from tests.checks.gpu_nodes import (
     DENIED,
     FAILED,

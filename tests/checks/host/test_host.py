@@ -10,19 +10,8 @@ import pytest
 from gpudoctor.checks.core.finding import Status
 from gpudoctor.checks.core.runner import CheckResult
 from gpudoctor.facts.model.gpu import Settings
-from gpudoctor.facts.model.missing import Missing
-from gpudoctor.facts.model.node import (
-    Driver,
-    Environment,
-    Host,
-    Network,
-    Node,
-    RdmaPort,
-    Software,
-    Source,
-    SourceKind,
-    Variable,
-)
+from gpudoctor.facts.model.missing import NOT_READ, Missing
+from gpudoctor.facts.model.node import Driver, Environment, Host, Network, Node, RdmaPort, Software, Variable
 from tests.checks.one_check import gpu, gpus, judge, pairs, words
 
 RAM, CPU, SHM, LIMITS = "host.ram-per-gpu", "host.cpu-per-gpu", "host.shm", "host.limits"
@@ -247,12 +236,13 @@ def test_locked_memory_matters_with_active_rdma_only(memlock_kib: Any, state: st
 
 
 def test_a_text_without_ports_tells_of_a_low_limit_of_locked_memory() -> None:
-    def text(memlock_kib: int | None, kind: SourceKind = "capture") -> CheckResult:
-        return judge(LIMITS, Node(source=Source(kind), host=Host(memlock_kib=memlock_kib, open_files=1024)))
+    def text(memlock_kib: int | None, ports: tuple[RdmaPort, ...] | Missing = NOT_READ) -> CheckResult:
+        node = Node(host=Host(memlock_kib=memlock_kib, open_files=1024), network=Network(rdma_ports=ports))
+        return judge(LIMITS, node)
 
     assert (text(64).status, "64 KiB" in words(text(64)), "only if" in words(text(64))) == (Status.WARN, True, True)
     assert text(None).status is Status.PASS
-    assert text(64, "live").status is Status.PASS
+    assert text(64, ()).status is Status.PASS
 
 
 @pytest.mark.parametrize(
@@ -262,7 +252,7 @@ def test_the_text_of_a_single_gpu_without_a_sign_of_rdma_asks_for_no_locked_memo
     gpu_count: int, peermem: bool, status: str
 ) -> None:
     host, network = Host(memlock_kib=64, open_files=1024), Network(peermem_loaded=peermem)
-    result = judge(LIMITS, Node(source=Source("capture"), gpus=gpus(gpu_count), host=host, network=network))
+    result = judge(LIMITS, Node(gpus=gpus(gpu_count), host=host, network=network))
     assert (result.status.value, "64 KiB" in words(result)) == (status, True)
 
 

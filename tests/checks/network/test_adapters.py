@@ -18,8 +18,6 @@ from gpudoctor.facts.model.node import (
     Network,
     Node,
     RdmaPort,
-    Source,
-    SourceKind,
 )
 from tests.checks.one_check import judge, words
 
@@ -141,14 +139,14 @@ def test_what_was_not_read_is_no_pass() -> None:
 
 
 def test_links_that_only_come_up_in_an_excerpt_were_lost_in_between() -> None:
-    def status(*events: HostEvent, kind: SourceKind = "capture") -> Status:
+    def status(*events: HostEvent, up_s: float | Missing = ABSENT) -> Status:
         log = KernelLog(events=(), host_events=events)
-        return judge("network.adapters", Node(source=Source(kind), kernel_log=log)).status
+        return judge("network.adapters", Node(host=Host(uptime_s=up_s), kernel_log=log)).status
 
     assert status(event("nic-link-up", 4)) is Status.WARN
     assert status(event("nic-link-up", 3)) is Status.PASS  # as a boot leaves them
     assert status(event("nic-link-up", 4, first_s=10.0, last_s=90_000.0)) is Status.PASS
-    assert status(event("nic-link-up", 4), kind="live") is Status.PASS  # a whole log has the losses too
+    assert status(event("nic-link-up", 4), up_s=NOW_S) is Status.PASS  # a whole log has the losses too
     other = (event("nic-link-down", device="0000:5d:00.0"), event("nic-link-up", device="0000:5d:00.0"))
     assert status(event("nic-link-up", 4), *other) is Status.PASS
 
@@ -165,7 +163,7 @@ def test_an_adapter_whose_limits_are_exceeded_is_no_broken_one() -> None:
 def ups(*interfaces: str, at_s: float) -> CheckResult:
     lines = (f"[{at_s + i:.6f}] mlx5_core 0000:5c:00.0 {name}: Link up\n" for i, name in enumerate(interfaces))
     log = read_kernel_text("".join(lines), "dmesg.txt")
-    return judge("network.adapters", Node(kernel_log=log, source=Source("capture", "dmesg.txt")))
+    return judge("network.adapters", Node(kernel_log=log))
 
 
 def test_links_that_come_up_again_and_again_are_counted_for_each_interface_and_after_boot() -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from gpudoctor.checks.core.finding import Status
 from gpudoctor.checks.core.runner import CheckResult
 from gpudoctor.facts.model.missing import Missing
-from gpudoctor.facts.model.node import Network, Node, RdmaPort, Source
+from gpudoctor.facts.model.node import Network, Node, PciBus, RdmaPort
 from tests.checks.one_check import gpus, judge, words
 
 
@@ -28,7 +29,8 @@ DOWN: dict[str, Any] = {"state": "DOWN", "physical_state": "Polling", "rate_gbit
 
 def check(*ports: RdmaPort, gpu_name: str | None = None, **network: Any) -> CheckResult:
     cards = gpus(2, gpu_name) if gpu_name else ()
-    return judge("network.infiniband", Node(gpus=cards, network=Network(rdma_ports=ports, **network)))
+    node = Node(gpus=cards, pci=PciBus(()), network=Network(rdma_ports=ports, **network))
+    return judge("network.infiniband", node)
 
 
 def eight(**last: Any) -> tuple[RdmaPort, ...]:
@@ -101,10 +103,22 @@ def test_ports_that_are_all_down_are_unused() -> None:
 
 def test_a_text_of_ports_alone_that_are_all_down_names_them_and_passes_nothing() -> None:
     network = Network(rdma_ports=(port(0, **DOWN), port(1, **DOWN)))
-    result = judge("network.infiniband", Node(source=Source("capture"), network=network))
+    result = judge("network.infiniband", Node(network=network))
     assert (result.status, "mlx5_0 port 1, mlx5_1 port 1" in words(result)) == (Status.UNKNOWN, True)
-    beside = Node(source=Source("capture"), gpus=gpus(2, "NVIDIA L4"), network=network)
+    beside = Node(gpus=gpus(2, "NVIDIA L4"), network=network)
     assert judge("network.infiniband", beside).status is Status.SKIP
+
+
+def test_a_port_that_is_down_in_a_text_of_ports_alone_is_no_pass_even_if_half_of_them_are() -> None:
+    """NVIDIA/nccl-tests #128: mlx5_1 is Down and Disabled, one of two of its kind."""
+    down = port(1, state="DOWN", physical_state="Disabled")
+    node = Node(network=Network(rdma_ports=(port(0), down)))
+    result = judge("network.infiniband", node)
+    assert (result.status, "mlx5_1 port 1 is DOWN (Disabled)" in words(result)) == (Status.UNKNOWN, True)
+    assert judge("network.infiniband", replace(node, gpus=gpus(2, "NVIDIA L4"))).status is not Status.UNKNOWN
+    unused = port(2, state="DOWN", physical_state="Disabled", link_layer="Ethernet")
+    ethernet = replace(node, network=Network(rdma_ports=(port(0), unused)))
+    assert judge("network.infiniband", ethernet).status is Status.PASS, "any server has an unused Ethernet port"
 
 
 def test_states_that_could_not_be_read_are_no_verdict() -> None:

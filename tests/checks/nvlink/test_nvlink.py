@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from gpudoctor.checks.core.finding import Status
 from gpudoctor.facts.model.gpu import Gpu, GpuPair, NvLink
 from gpudoctor.facts.model.missing import Missing
-from gpudoctor.facts.model.node import KernelEvent, Node, Source
+from gpudoctor.facts.model.node import KernelEvent, Node, PciBus
 from gpudoctor.profiles.load import profile_for
 from gpudoctor.profiles.profile import NO_PROFILE
 from tests.checks.wired import (
@@ -199,7 +199,7 @@ def test_a_lone_gpu_of_a_dump_without_its_links_is_worth_a_look() -> None:
     node = on_gpus(
         simulated("gh200-1"), name="NVIDIA H100 80GB HBM3", nvlinks=tuple(NvLink(0, "inactive") for _ in "a")
     )
-    pasted = replace(node, source=Source(kind="capture"))
+    pasted = replace(node, pci=PciBus())
     assert only(judged(LINKS, pasted)).status is Status.WARN
     assert only(judged(LINKS, node)).status is Status.SKIP
 

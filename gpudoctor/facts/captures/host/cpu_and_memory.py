@@ -7,6 +7,7 @@ from typing import Any
 
 from gpudoctor.facts.captures import SourceError
 from gpudoctor.facts.captures.reader import Block, Part, TextReader, key_value, text_reader
+from gpudoctor.facts.captures.text_statements import from_tool
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Host, Node, NumaNode
 from gpudoctor.facts.system.sysfs import format_cpu_list, parse_cpu_list
@@ -102,7 +103,8 @@ def _read_df(block: Block) -> Part:
     rows = [found.groups() for line in block.lines if (found := _DF_FULL.match(line))]
     left = [(0 if cell == "0" else _ODD if inodes else _mib(cell, unit_bytes), on) for cell, on in rows]
     full = [on for mib, on in left if isinstance(mib, int) and mib < _DF_LEFT_MIB and _DF_WRITTEN.match(on)]
-    reported = (f"df: no {'inodes' if inodes else 'space'} is left on {', '.join(full[:5])}",) if full else ()
+    text = f"no {'inodes' if inodes else 'space'} is left on {', '.join(full[:5])}"
+    reported = (from_tool("df", text, "warning"),) if full else ()
     return Part(Node(host=Host() if inodes else parse_df(block.text)), reported=reported)
 
 

@@ -7,6 +7,7 @@ import re
 from msgspec.structs import replace
 
 from gpudoctor.facts.captures.reader import NO_MORE, Block, Part, TextReader, text_reader
+from gpudoctor.facts.captures.text_statements import from_tool
 from gpudoctor.facts.model.driver import DRIVER_VERSION, FabricManager
 from gpudoctor.facts.model.missing import known
 from gpudoctor.facts.model.node import Node
@@ -76,7 +77,11 @@ def read_service(block: Block) -> Part:
         elif service is None and _IS_ACTIVE_COMMAND.search(block.command) and (word := _IS_ACTIVE.match(line)):
             service = word[1]
     part = _service_part(block, None if service == "unknown" else service, result)
-    return replace(part, reported=("systemctl: nvidia-persistenced has failed",)) if failed else part
+    return (
+        replace(part, reported=(from_tool("systemctl", "nvidia-persistenced has failed", "warning"),))
+        if failed
+        else part
+    )
 
 
 def read_journal(block: Block) -> Part:

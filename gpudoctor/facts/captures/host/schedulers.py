@@ -1,168 +1,173 @@
-"""Slurm's, Kubernetes' and Docker's view: `scontrol show node`, `sinfo`, `kubectl`; `docker inspect`, `docker info`."""
+"""What Slurm and Kubernetes say of a node: `scontrol show node`, `sinfo`, `kubectl describe node`, `kubectl get node`.
+
+No fact of the node itself is in these texts: what they find wrong is reported as theirs.
+"""
 
 from __future__ import annotations
 
 import re
-from typing import Any
+from collections.abc import Iterable
 
-from gpudoctor.facts.captures import clipped
-from gpudoctor.facts.captures.reader import Block, Part, TextReader, key_value, text_reader
-from gpudoctor.facts.model.node import Host, Node, Scheduler
+from gpudoctor.facts.captures.reader import Block, Part, TextReader, text_reader
+from gpudoctor.facts.captures.text_statements import from_tool
+from gpudoctor.facts.model.reported import Reported
 
-_SCONTROL = re.compile(r"NodeName=(\S{1,253}) ")
-_FIELD = re.compile(r"\b(State|Gres|CfgTRES)=(\S+)")
-_REASON = re.compile(r"\bReason=(.{1,300}?)\s*$")
-_SET_BY = re.compile(r"\s*\[[^\]\s]{1,80}@[^\]]{1,40}\]$")
-_OS = re.compile(r"\bOS=Linux (\d{1,2}\.\d{1,3}\.\S{1,80})")
-_GRES_GPUS = re.compile(r"(?:^|,)gpu(?::[A-Za-z][\w.-]{0,60})?:(\d{1,3})(?=[,(]|$)")
-_SINFO = re.compile(r"(?:PARTITION\s.*\bSTATE\b|NODELIST\s.*\bSTATE\b|REASON\s.*\bNODELIST\b)")
-_NODE_LIST_OF_ONE = re.compile(r"[\w.-]{1,253}$")
+_MOST_NODES = 8
+_NODE_NAME = re.compile(r"NodeName=(\S{1,253}) |Name:\s+(\S{1,253})$")
+_GRES = re.compile(r"\bGres=\S{0,60}?gpu(?::[A-Za-z][\w.-]{0,60})?:(\d{1,3})(?=[,(\s]|$)")
+_TRES = re.compile(r"\bCfgTRES=\S{0,300}?gres/gpu=(\d{1,4})")
+_STATE = re.compile(r"\bState=(\S{1,80})")
+_REASON = re.compile(r"\bReason=(.{1,300}?)(?:\s*\[[^\]\s]{1,80}@[^\]]{1,40}\])?\s*$")
+# states in which a scheduler gives a node no jobs; sinfo's * behind any of them: it does not respond
+_AWAY = re.compile(r"(?:down|fail|err|drain|drng|inval|not_responding|no_respond|unk)[a-z_]*[*$@+~#!%-]{0,2}|[a-z]+\*")
+_OF_GPU = re.compile(r"gpu|gres|xid|nvidia", re.IGNORECASE)
 _CONDITION = re.compile(r"\s+([A-Z]\w{2,60})\s+(True|False|Unknown)\s+(.*)")
 # "KernelReady"; most others are problems: "MemoryPressure", "NetworkUnavailable", "GpuNotReady"
 _CONDITION_OF_HEALTH = re.compile(r"(?<!Not)(?:Ready|Healthy|Available)$")
-_QUANTITY = re.compile(r"\s+nvidia\.com/gpu:\s+(\d{1,4})\s*$")
-_SCHEDULABLE = re.compile(r"Unschedulable:\s+(true|false)")
-_VERSION = re.compile(r"\s+Kernel Version:\s+(\S{1,80})\s*$")
+_SECTION = re.compile(r'\s*"?(allocatable|capacity)"?:\s*(?:\{\s*)?$', re.IGNORECASE)
+_QUANTITY = re.compile(r'\s*"?nvidia\.com/gpu"?: *"?(\d{1,4})"?')
+
+
+def _out_of_service(tool: str, node: str, state: str, reason: str) -> Reported:
+    """A node that gets no jobs: an error if the reason names GPUs, else it may be fine."""
+    of_gpu = _OF_GPU.search(reason) is not None
+    return from_tool(tool, f"{node} is {state}: {reason or 'no reason given'}", "error" if of_gpu else "warning")
+
+
+def _counts(tool: str, configured: Iterable[int], given: Iterable[int]) -> Part:
+    """A verdict on the GPUs that a node has, and those that are given out; not for several nodes in one text."""
+    have, give = [*configured], [*given]
+    if len(have) > 1 or len(give) > 1:
+        return Part(notes=(f"{tool}: several nodes in one text: show the one that is judged",))
+    if not have or not give:
+        return Part()
+    told = f"{give[0]} of {have[0]} GPUs of the node are given out"
+    return Part(reported=(from_tool(tool, told, "error" if give[0] < have[0] else "ok"),))
 
 
 def read_scontrol(block: Block) -> Part:
-    """`scontrol show node NAME`. Output about several nodes is not used, because only one machine is judged."""
-    names = {found[1] for line in block.lines if (found := _SCONTROL.match(line))}
-    if len(names) > 1:
-        return Part(notes=(f"scontrol: {len(names)} nodes in one text: show the one that is judged",))
-    leaves: dict[str, Any] = {"name": next(iter(names))} if names else {}
-    host: dict[str, Any] = {}
-    for line in block.lines:
-        for key, value in _FIELD.findall(line):
-            if key == "State":
-                leaves["state"] = value.lower()
-            elif key == "Gres":
-                counts = [int(number) for number in _GRES_GPUS.findall(value.split("(null)")[0])]
-                leaves["gpus_configured"] = sum(counts)
-            elif "gres/gpu=" in value:
-                leaves["gpus_allocatable"] = int(value.partition("gres/gpu=")[2].partition(",")[0][:4] or 0)
-        if found := _REASON.search(line):
-            leaves["reason"] = _SET_BY.sub("", found[1])
-        if found := _OS.search(line):
-            host["kernel"] = found[1]
-    return Part(Node(scheduler=Scheduler(kind="slurm", **leaves), host=Host(**host)))
+    """`scontrol show node NAME`: GPUs that are not given out, and a node that gets no jobs."""
+    text = block.text
+    found = _counts("scontrol", map(int, _GRES.findall(text)), map(int, _TRES.findall(text)))
+    states, reasons = _STATE.findall(text), [m[1] for line in block.lines if (m := _REASON.search(line))]
+    names = [name[0] or name[1] for name in _NODE_NAME.findall(text)]
+    away = [
+        _out_of_service("scontrol", name, state.lower(), reason)
+        for name, state, reason in zip(names, states, [*reasons, *[""] * len(names)], strict=False)
+        if any(_AWAY.fullmatch(word) for word in re.findall(r"[a-z_]+\*?", state.lower()))
+    ]
+    fewer = tuple(each for each in found.reported if each.loudness == "error")
+    return Part(notes=found.notes, reported=(*fewer, *away[:_MOST_NODES]) or found.reported)
 
 
+_SINFO = re.compile(r"(?:PARTITION\s.*\bSTATE\b|NODELIST\s.*\bSTATE\b|REASON\s.*\bNODELIST\b)")
 _STATES = (
     r"(?:idle|alloc|mix|drain|drng|down|fail|maint|resv|reserved|unk|comp|boot|inval|planned|plnd)"
     r"[a-z]*[*~#!%$@^+-]{0,2}"
 )
-# sinfo -o "%D %t %N", pasted without its header
+# sinfo -o "%D %t %N" and a row of sinfo -R, pasted without their headers; the latter with Slurm's own reasons
 _WITHOUT_HEADER = re.compile(rf"\s*\d{{1,6}}\s+{_STATES}\s+[\w.-]{{1,100}}\[[\d,-]{{1,500}}\]\s*$")
-# a row of sinfo -R without its header: with one of the reasons that Slurm itself gives
 _REASON_ROW = re.compile(
     r"(?:Kill task failed|Not responding|Node unexpectedly rebooted|Low RealMemory|Prolog error|Epilog error"
     r"|gres/gpu count)\b.{0,120}?\s[\w.-]{1,40}\s+\d{4}-\d\d-\d\dT[\d:]{8}\s+[\w.,\[\]-]{1,300}\s*$"
 )
-_AWAY = re.compile(r"down|drain|drng|fail|inval|unk|[a-z]{1,12}\*")
 
 
 def read_sinfo(block: Block) -> Part:
-    """`sinfo` in its usual forms, if all its rows are about one node."""
+    """`sinfo` in its usual forms: the nodes that get no jobs, with the reason if there is one."""
     header: list[str] = []
-    rows: list[dict[str, str]] = []
+    away: list[Reported] = []
     for line in block.lines:
         if _SINFO.match(line):
             header = line.split()
             continue
-        if not header and _WITHOUT_HEADER.match(line):
-            header = ["NODES", "STATE", "NODELIST"]
-        elif not header and _REASON_ROW.match(line):
-            header = ["REASON", "USER", "TIMESTAMP", "NODELIST"]
-        if header and (words := line.split()):
-            # a reason contains spaces: the columns after it are counted from the right
-            if header[0] == "REASON":
-                words = [" ".join(words[: 1 - len(header)]), *words[1 - len(header) :]]
-            rows.append(dict(zip(header, words, strict=False)))
-    names = {row.get("NODELIST", "") for row in rows}
-    if len(names) != 1 or not _NODE_LIST_OF_ONE.match(name := names.pop()):
-        away = [
-            f"{row['STATE']} {row.get('NODELIST', '')}" for row in rows if _AWAY.match(row.get("STATE", "").lower())
-        ] + [f"{row.get('NODELIST', '')} {row['REASON']}" for row in rows if "STATE" not in row and "REASON" in row]
-        told = clipped(f": {'; '.join(dict.fromkeys(away))}") if away else ""
-        return Part(notes=(f"sinfo: the text is not of one node only{told}",))
-    states = {row["STATE"].lower() for row in rows if "STATE" in row}
-    reasons = [row["REASON"] for row in rows if row.get("REASON", "none") != "none"]
-    leaves: dict[str, Any] = {"name": name}
-    if len(states) == 1:
-        leaves["state"] = states.pop()
-    elif header[:1] == ["REASON"]:
-        leaves["state"] = "down or drained"  # sinfo -R lists no other nodes
-    if reasons:
-        leaves["reason"] = reasons[0]
-    return Part(Node(scheduler=Scheduler(kind="slurm", **leaves)))
+        if not header:
+            reasons = _REASON_ROW.match(line) is not None
+            header = ["REASON", "USER", "TIMESTAMP", "NODELIST"] if reasons else ["NODES", "STATE", "NODELIST"]
+        cells = line.split()
+        # a reason contains spaces: the columns after it are counted from the right
+        if header[0] == "REASON":
+            cells = [" ".join(cells[: 1 - len(header)]), *cells[1 - len(header) :]]
+        row = dict(zip(header, cells, strict=False))
+        # sinfo -R lists no other nodes
+        state = row.get("STATE", "down or drained" if header[0] == "REASON" else "").lower()
+        if header[0] == "REASON" or _AWAY.fullmatch(state):
+            reason = row.get("REASON", "")
+            away.append(
+                _out_of_service("sinfo", row.get("NODELIST", "a node"), state, "" if reason == "none" else reason)
+            )
+    return Part(reported=tuple(away[:_MOST_NODES])) if away else Part(notes=("sinfo: no node is out of service",))
 
 
 def read_kubectl(block: Block) -> Part:
-    """`kubectl describe node NAME`: its GPUs, those that can be allocated, and the conditions that are not healthy.
-
-    Output about several nodes is not used.
-    """
-    nodes = sum(line.startswith("Roles:") for line in block.lines)
-    if nodes > 1:
-        return Part(notes=(f"kubectl: {nodes} nodes in one text: show the one that is judged",))
-    leaves: dict[str, Any] = {}
-    host: dict[str, Any] = {}
-    section = ""
-    bad: list[str] = []
+    """`kubectl describe node NAME`, `kubectl get node -o yaml`: GPUs that are not given out, and bad conditions."""
+    section, name = "", "the node"
+    counts: dict[str, list[int]] = {"capacity": [], "allocatable": []}
+    bad: list[Reported] = []
     for line in block.lines:
-        if not line[:1].isspace():
-            section = line.partition(":")[0]
-            if (found := _SCHEDULABLE.match(line)) and found[1] == "true":
-                leaves["state"] = "unschedulable"
-            elif section == "Name" and (name := line.partition(":")[2].strip()):
-                leaves["name"] = name
-        elif found := _QUANTITY.match(line):
-            if section in ("Capacity", "Allocatable"):
-                leaves["gpus_configured" if section == "Capacity" else "gpus_allocatable"] = int(found[1])
-        elif found := _VERSION.match(line):
-            host["kernel"] = found[1]
-        elif section == "Conditions" and (condition := _CONDITION.match(line)):
+        if found := _SECTION.match(line):
+            section = found[1].lower()
+        elif not line[:1].isspace():
+            section = line.partition(":")[0].lower()
+            name = line.partition(":")[2].strip() or name if section == "name" else name
+            if section == "unschedulable" and "true" in line:
+                bad.append(_out_of_service("kubectl", name, "unschedulable", ""))
+        elif section in counts and (gpus := _QUANTITY.match(line)):
+            counts[section].append(int(gpus[1]))
+        elif section == "conditions" and (condition := _CONDITION.match(line)):
             kind, status, rest = condition.groups()
-            if kind == "Ready":
-                if leaves.get("state") != "unschedulable":
-                    leaves["state"] = "ready" if status == "True" else "not-ready"
-                well = status == "True"
-            else:
-                well = status == ("True" if _CONDITION_OF_HEALTH.search(kind) else "False")
-            if not well:
-                bad.append(f"{kind} {status}: {' '.join(rest.split())[-120:]}")
-    if bad:
-        leaves["conditions"] = tuple(bad)
-    told = Scheduler(kind="kubernetes", **leaves)
-    return Part(Node(scheduler=told, host=Host(**host)))
+            if status != ("True" if _CONDITION_OF_HEALTH.search(kind) else "False"):
+                bad.append(_out_of_service("kubectl", name, f"{kind} {status}", " ".join(rest.split())[-120:]))
+    found_part = _counts("kubectl", counts["capacity"], counts["allocatable"])
+    fewer = tuple(each for each in found_part.reported if each.loudness == "error")
+    return Part(notes=found_part.notes, reported=(*fewer, *bad[:_MOST_NODES]) or found_part.reported)
 
 
-# `kubectl get node -o yaml` or json
-_STATUS = re.compile(r'\s*"?(allocatable|capacity)"?:\s*(?:\{\s*)?$')
-_STATUS_GPUS = re.compile(r'\s*"?nvidia\.com/gpu"?: *"?(\d{1,4})"?')
+_POD = re.compile(
+    r"(?:[\w.-]{1,100}\s+)?(?:pod/)?(?P<pod>[\w.-]{1,253})\s+(?P<ready>\d{1,3})/(?P<containers>\d{1,3})"
+    r"\s+(?P<status>[A-Z]\S{2,60})\s(?:\s*(?P<restarts>\d{1,6})(?:\s+\([^)]{1,40}\))?\s+(?P<age>(?:\d{1,6}[smhdy])+))?"
+)
+# a user's pod may have "gpu" in its name, too
+_GPU_SOFTWARE = re.compile(
+    r"nvidia-|gpu-operator|gpu-feature-discovery|dcgm|.*nvidia-(?:d|container-toolkit|operator|mig-manager)"
+)
+_POD_WAITS = ("Init:0", "Pending", "ContainerCreating", "PodInitializing", "Running")
+_YOUNG = re.compile(r"\d{1,6}s|\d(?:m\d{1,2}s|m)")  # less than ten minutes: it still loads images, or starts
+_POD_WAITING = re.compile(
+    r"\s+Reason:\s+(CrashLoopBackOff|ImagePullBackOff|ErrImagePull|CreateContainer\w*Error|RunContainerError)"
+)
+_CONTAINER = re.compile(r"  ([\w.-]{1,100}):\s*$")
 
 
-def read_kubectl_status(block: Block) -> Part:
-    """The GPUs under `allocatable:` and `capacity:`; nothing if one of them is there twice, as of several nodes."""
-    found: dict[str, list[int]] = {"allocatable": [], "capacity": []}
-    section = ""
+def read_pods(block: Block) -> Part:
+    """`kubectl get pods` and `kubectl describe pod`: pods of GPU software that do not run, or are not ready."""
+    bad: list[Reported] = []
+    pod = container = ""
     for line in block.lines:
-        if status := _STATUS.match(line):
-            section = status[1]
-        elif section and (gpus := _STATUS_GPUS.match(line)):
-            found[section].append(int(gpus[1]))
-    if max(map(len, found.values())) > 1:
-        return Part(notes=("kubectl: several nodes in one text: show the one that is judged",))
-    leaves: dict[str, Any] = {}
-    for section, leaf in (("allocatable", "gpus_allocatable"), ("capacity", "gpus_configured")):
-        if found[section]:
-            leaves[leaf] = found[section][0]
-    return Part(Node(scheduler=Scheduler(kind="kubernetes", **leaves))) if leaves else Part()
+        if (row := _POD.match(line)) and _GPU_SOFTWARE.match(row["pod"]) and not _is_well(row):
+            waits = row["status"].startswith(_POD_WAITS)
+            text = f"{row['pod']}: {row['ready']}/{row['containers']} {row['status']}"
+            bad.append(from_tool("kubectl", text, "warning" if waits else "error"))
+        elif line.startswith("Name:"):
+            pod = line.partition(":")[2].strip()
+        elif found := _CONTAINER.match(line):
+            container = found[1]
+        elif (reason := _POD_WAITING.match(line)) and _GPU_SOFTWARE.match(pod):
+            bad.append(from_tool("kubectl", f"{pod}: {container} waits in {reason[1]}"))
+    bad.sort(key=lambda each: each.loudness == "warning")
+    return Part(reported=tuple(bad[:_MOST_NODES])) if bad else Part(notes=("kubectl: no pod of GPU software fails",))
+
+
+def _is_well(pod: re.Match[str]) -> bool:
+    running = pod["status"] == "Running" and int(pod["ready"]) >= int(pod["containers"])
+    if running or pod["status"] in ("Completed", "Succeeded", "Terminating"):
+        return True
+    young = pod["restarts"] == "0" and _YOUNG.fullmatch(pod["age"] or "") is not None
+    return young and pod["status"].startswith(_POD_WAITS)
 
 
 SCHEDULER_READERS: tuple[TextReader, ...] = (
-    text_reader("scontrol show node", _SCONTROL.match, r"NodeName=|\s+[A-Z]\w{1,30}=", read_scontrol),
+    text_reader("scontrol show node", r"NodeName=\S{1,253} ", r"NodeName=|\s+[A-Z]\w{1,30}=", read_scontrol),
     text_reader(
         "sinfo",
         lambda line: _SINFO.match(line) or _WITHOUT_HEADER.match(line) or _REASON_ROW.match(line),
@@ -180,97 +185,23 @@ SCHEDULER_READERS: tuple[TextReader, ...] = (
         after=r"kubectl describe nodes?\b",
     ),
     text_reader(
+        "kubectl get pods",
+        r"(?:NAMESPACE\s+)?NAME\s+READY\s+STATUS\s+RESTARTS\s+AGE\b"
+        r"|(?:[\w.-]{1,100}\s+)?(?:pod/)?(?:nvidia|gpu|dcgm)[\w.-]{1,200}\s+\d{1,3}/\d{1,3}\s+[A-Z]\w",
+        _POD.pattern,
+        read_pods,
+    ),
+    text_reader(
+        "kubectl describe pod",
+        r"Name:\s+nvidia-[\w.-]{1,253}$|Controlled By:|(?:Init )?Containers:$",
+        r"(?:IPs?|[A-Z][a-z][\w-]{1,20}(?: [A-Z]\w{1,20}){0,3}):(?:\s|$)|\s+\S",
+        read_pods,
+        after=r"kubectl describe pods?\b",
+    ),
+    text_reader(
         "kubectl get node",
-        _STATUS.match,
+        r'\s*"?(?:allocatable|capacity)"?:\s*(?:\{\s*)?$',
         r'\s*"?[\w./-]{1,100}"?: *"?[\w.]{1,40}"?,?\s*$|\s*\},?\s*$',
-        read_kubectl_status,
-    ),
-)
-
-
-# Docker.
-
-_NUMBER = re.compile(r'\s*"(ShmSize|Memory|NanoCpus|CpuQuota|CpuPeriod)": (-?\d{1,18}),?\s*$')
-_IPC = re.compile(r'\s*"IpcMode": "([^"]{0,80})"')
-_ULIMIT = re.compile(r'"(Name|Hard|Soft)": ?"?([\w-]{1,20})"?')
-# `docker info` -> leaves of Host
-_INFO_LEAVES = {"Kernel Version": "kernel", "Operating System": "os_name", "Architecture": "machine"}
-_MEMORY = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)(Ki|Mi|Gi|Ti)B$")
-_MIB = {"Ki": 1 / 1024, "Mi": 1, "Gi": 1024, "Ti": 1024**2}
-
-
-def read_inspect(block: Block) -> Part:
-    """`docker inspect`: the container's /dev/shm (unless it is shared), memory limit, CPU quota and ulimits."""
-    containers = sum('"HostConfig":' in line for line in block.lines)
-    if containers > 1:
-        return Part(notes=(f"docker inspect: {containers} containers in one text: show the one that is judged",))
-    numbers: dict[str, int] = {}
-    leaves: dict[str, Any] = {}
-    shared = False
-    for line in block.lines:
-        if found := _NUMBER.match(line):
-            numbers.setdefault(found[1], int(found[2]))
-        elif ipc := _IPC.match(line):
-            shared = ipc[1] == "host" or ipc[1].startswith("container:")
-    if (size := numbers.get("ShmSize", 0)) > 0 and not shared:
-        leaves["shm_mib"] = size >> 20
-    if (limit := numbers.get("Memory")) is not None:
-        leaves["memory_limit_mib"] = limit >> 20 if limit > 0 else None
-        leaves["memory_limit_source"] = "docker inspect"
-    if (cpus := numbers.get("NanoCpus", 0)) > 0:
-        leaves["cpu_quota"] = cpus / 1e9
-        leaves["cpu_quota_source"] = "docker inspect"
-    soft = _ulimits(block.text)
-    if "memlock" in soft:
-        leaves["memlock_kib"] = None if soft["memlock"] < 0 else soft["memlock"] >> 10
-    if soft.get("nofile", -1) >= 0:
-        leaves["open_files"] = soft["nofile"]
-    return Part(Node(host=Host(**leaves))) if leaves else Part()
-
-
-def _ulimits(text: str) -> dict[str, int]:
-    """Soft limits by name. Docker prints Name, Hard and Soft of each, in this order."""
-    soft: dict[str, int] = {}
-    name = ""
-    for key, value in _ULIMIT.findall(text.partition('"Ulimits"')[2].partition("]")[0]):
-        if key == "Name":
-            name = value
-        elif key == "Soft" and re.fullmatch(r"-?\d{1,18}", value):
-            soft[name] = int(value)
-    return soft
-
-
-def read_info(block: Block) -> Part:
-    """`docker info`: kernel, operating system, CPUs and memory of the host; whether its storage is full."""
-    leaves: dict[str, Any] = {}
-    reported: tuple[str, ...] = ()
-    for line in block.lines:
-        key, value = key_value(line) or ("", "")
-        if key in _INFO_LEAVES and value:
-            leaves[_INFO_LEAVES[key]] = value
-        elif key == "CPUs" and value.isdecimal():
-            leaves["cpus_total"] = int(value[:6])
-        elif key == "Data Space Available" and re.match(r"0(?:\.0{1,3})? ?\w?B", value):
-            reported = ("docker info: no data space is left for containers and images",)
-        elif key == "Total Memory" and (size := _MEMORY.match(value)):
-            leaves["ram_mib"] = round(float(size[1]) * _MIB[size[2]])
-    return Part(Node(host=Host(**leaves)), reported=reported) if leaves or reported else Part()
-
-
-CONTAINER_READERS: tuple[TextReader, ...] = (
-    text_reader(
-        "docker inspect",
-        r'\s*"(?:ShmSize|IpcMode|HostConfig|DeviceRequests|OomKillDisable|CgroupnsMode)":',
-        r'\s*(?:"[^"]{0,200}"(?::|,?\s*$)|[\]\[{}]{1,2},?\s*$|(?:-?\d{1,18}|true|false|null),?\s*$)',
-        read_inspect,
-        after=r"docker (?:container )?inspect\b",
-    ),
-    text_reader(
-        "docker info",
-        r"\s*(?:Server Version|Runtimes|Default Runtime|Cgroup Driver|Storage Driver): \S",
-        r"(?:Client|Server)(?:: .{0,80}|:)$|\s+\S|(?:Cgroup Version|Kernel Version|Operating System|OSType|Architecture"
-        r"|CPUs|Total Memory|Docker Root Dir): ",
-        read_info,
-        after=r"docker info\s*$",
+        read_kubectl,
     ),
 )

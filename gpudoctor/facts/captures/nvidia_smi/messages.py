@@ -8,6 +8,7 @@ from gpudoctor.facts.captures import BUS_ID, MOST_GPUS, SourceError, clipped
 from gpudoctor.facts.captures.nvidia_smi.query_dump import SmiDump, init_failure
 from gpudoctor.facts.captures.nvidia_smi.query_gpu import GpuDump, gpu_from
 from gpudoctor.facts.captures.reader import Block, Part, TextReader
+from gpudoctor.facts.captures.text_statements import from_tool
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.node import Driver, short_bus_id
 
@@ -17,7 +18,7 @@ FAILURE = re.compile(
 )
 # in the middle of a sentence only if the driver's words are complete
 _BEGIN = re.compile(
-    rf"[^|]{{0,60}}?(?:{FAILURE.pattern})"
+    rf"(?!.*\?\W*$)[^|]{{0,60}}?(?:{FAILURE.pattern})"
     rf"|[^|]{{0,400}}(?:Unable to determine the device handle for GPU ?(?:\d{{1,3}}: ?)?{BUS_ID}: \w"
     r"|NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver)"
 )
@@ -44,7 +45,11 @@ def _inforom(block: Block) -> Part:
     gpus = tuple(Gpu(index, bus_id, inforom_corrupted=True) for index, bus_id in enumerate(bus_ids))
     return Part(
         smi=(SmiDump(gpus, Driver(), name="nvidia-smi", ended=False),) if gpus else (),
-        reported=tuple(f"infoROM is corrupted at gpu {bus_id}" for _, bus_id in named if bus_id not in bus_ids),
+        reported=tuple(
+            from_tool("nvidia-smi", f"infoROM is corrupted at gpu {bus_id}", "warning")
+            for _, bus_id in named
+            if bus_id not in bus_ids
+        ),
     )
 
 

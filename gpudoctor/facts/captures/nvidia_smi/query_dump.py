@@ -14,10 +14,12 @@ from gpudoctor.facts.captures import ABSENT, BUS_ID, SourceError
 from gpudoctor.facts.captures.nvidia_smi.query_gpu import GpuDump, gpu_from
 from gpudoctor.facts.captures.nvidia_smi.query_health import REASON_SECTIONS
 from gpudoctor.facts.captures.nvidia_smi.values import Values
+from gpudoctor.facts.captures.text_statements import from_tool
 from gpudoctor.facts.model.driver import DRIVER_VERSION
 from gpudoctor.facts.model.gpu import CallError, Gpu
 from gpudoctor.facts.model.missing import NOT_READ, Fact, Missing
 from gpudoctor.facts.model.node import Driver, short_bus_id
+from gpudoctor.facts.model.reported import Reported
 from gpudoctor.facts.nvml.codes import DUMP_HANDLE, UNKNOWN, code_in_words
 
 # messages of nvidia-smi in place of a dump -> nvmlInit's code, see Driver.init_code
@@ -127,7 +129,7 @@ def is_selected(command: str) -> bool:
     return _SELECTED.search(command) is not None
 
 
-def unlicensed(text: str) -> tuple[str, ...]:
+def unlicensed(text: str) -> tuple[Reported, ...]:
     """That a vGPU has no licence: its driver slows it down then. Source: Virtual GPU Client Licensing User Guide.
 
     A GPU whose mode is not that of a vGPU shows the same line, and needs no licence.
@@ -136,7 +138,7 @@ def unlicensed(text: str) -> tuple[str, ...]:
     for found in (*_LICENCE.finditer(text), None):
         if found is None or found["gpu"]:
             if status and not mode.startswith(_NOT_VGPU):
-                return (f"nvidia-smi: vGPU licence status {status}: the driver slows it down",)
+                return (from_tool("nvidia-smi", f"vGPU licence status {status}: the driver slows it down", "warning"),)
             status, mode = "", ""
         else:
             mode, status = (found["mode"] or mode).upper(), found["none"] or status

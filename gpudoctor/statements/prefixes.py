@@ -37,6 +37,9 @@ class Origin(msgspec.Struct):
     source: str | None = None
     level: str | None = None
     thread: str | None = None
+    level_word: str | None = None
+    program: str | None = None
+    program_pid: int | None = None
 
     @property
     def stream(self) -> object:
@@ -60,6 +63,7 @@ _NO_HOSTS = re.compile(
     r"(?i)(?:srun|slurmstepd.*|warning|info|error|debug|critical|traceback|torchrun|mpirun|prterun|step|loss|epoch|iter\w*|"
     r"rank\d*|gpu\d*|nvrm|nvidia-nvswitch\d*|audit|note|usage|file|train|val|eval|nccl|kernel|python\d*|bash|sh|critical|fatal|std(?:out|err)|.*error|.*exception)"
 )
+_LEVEL_BEHIND = re.compile(r" ?\[?(?:DEBUG|INFO|WARN(?:ING)?|ERROR|CRITICAL)\b")
 _COLOURS = re.compile(r"\x1b\[[0-9;?]{0,20}[A-Za-z]")
 _TIME = r"\d\d:\d\d:\d\d(?:[.,]\d{1,9})?"
 
@@ -104,7 +108,7 @@ _PATTERNS: tuple[tuple[str, str, re.Pattern[str]], ...] = tuple(
         (
             "DIWEC",
             "",
-            rf"(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) (?P<mmdd>\d\d-\d\d) (?P<clock>{_TIME}) "
+            rf"(?P<level_word>DEBUG|INFO|WARNING|ERROR|CRITICAL) (?P<mmdd>\d\d-\d\d) (?P<clock>{_TIME}) "
             r"(?:\[[^\]]{1,80}|[\w./-]{1,80}:\d+)\] ?",
         ),
         (
@@ -119,21 +123,33 @@ _PATTERNS: tuple[tuple[str, str, re.Pattern[str]], ...] = tuple(
             "",
             rf"(?:\[?(?:[A-Z][a-z]{{2}} )?(?P<month>[A-Z][a-z]{{2}}) +(?P<day>\d{{1,2}}) (?P<clock>{_TIME})"
             r"(?: \d{4})?(?:\]? |(?=\[\d{1,6}\]<std)))"
-            r"(?:(?P<host>(?!kernel)[\w.-]{1,253}) (?:(?=kernel|slurm|srun)|[\w./-]{1,64}(?:\[\d+\])?: ))?",
+            r"(?:(?P<host>(?!kernel)[\w.-]{1,253}) (?:(?=kernel|slurm|srun)|(?P<program>[\w./-]{1,64})(?:\[(?P<program_pid>\d{1,10})\])?: ))?",
         ),
+        # the journal's other forms, behind a date of any form
+        (_WORD, "", r"(?P<host>[A-Za-z][\w.-]{1,253}) (?P<program>[\w./@-]{1,64})\[(?P<program_pid>\d{1,10})\]: "),
+        # grep over several files
+        (_WORD + "./", "", r"(?P<log>[\w./-]{1,200}\.(?:log|out|err|txt))[:-]\d{1,9}[:-] ?"),
         (_WORD, "stream", r"(?P<host>[\w.-]{1,253}) \[std(?:out|err)\] ?"),
         (_WORD, "", r"(?P<label>[\w.-]{1,64}) {0,40}\| "),
         (_WORD, "", r"(?P<label>[\w.-]{1,64}/\d{1,5}) (?=\[)"),
         (_WORD, "", r"(?P<host>[A-Za-z][\w.-]{1,80}|\d{1,3}(?:\.\d{1,3}){3}): (?=\[(?:rank|default)\d{1,6}\]:)"),
         (_DIGITS, "", r"\d{1,7}\.\d{1,3}s\t\d{1,8}\t"),
-        ("-", "", r"- (?P<label>[\w.-]{1,64}) - (?:DEBUG|INFO|WARNING|ERROR|CRITICAL) - (?=\[(?:rank|default)\d)"),
+        (
+            "-",
+            "",
+            r"- (?P<label>[\w.-]{1,64}) - (?P<level_word>DEBUG|INFO|WARNING|ERROR|CRITICAL) - (?=\[(?:rank|default)\d)",
+        ),
         ("[", "", r"\[\d{2,10}\] (?=\[)"),
-        ("[IWEC", "", r"(?:\[(?:INFO|WARNING|ERROR|DEBUG|CRITICAL)\]|(?:INFO|WARNING|ERROR|CRITICAL):) (?=\[|\()"),
+        (
+            "[IWEC",
+            "",
+            r"(?:\[(?P<level_word>INFO|WARNING|ERROR|DEBUG|CRITICAL)\]|(?P<level_mark>INFO|WARNING|ERROR|CRITICAL):) (?=\[|\()",
+        ),
     )
 )
 # by first letter, since most prefixes can begin with only one or two
 _PREFIXES: dict[str, tuple[tuple[str, re.Pattern[str]], ...]] = {
-    letter: tuple((how, pattern) for first, how, pattern in _PATTERNS if letter in first) for letter in "[(-" + _WORD
+    letter: tuple((how, pattern) for first, how, pattern in _PATTERNS if letter in first) for letter in "[(-./" + _WORD
 }
 _MARGIN = re.compile(r"[ \t>]{0,40}")
 _INDENTED = re.compile(r"[ \t]+\[(?:rank|default|[IWEF]\d{3,4} )")  # a log that was quoted
@@ -163,7 +179,14 @@ def labels_of(lines: list[str]) -> Labels:
     for origin, line in free:
         found = _HOST_LABEL.match(line)
         # pdsh and its like write in front of what a logger prints
-        if found and not _NO_HOSTS.fullmatch(found[1]) and origin.source is None and origin.level is None:
+        logger = found is not None and _LEVEL_BEHIND.match(line, found.end()) is not None
+        if (
+            found
+            and not logger
+            and not _NO_HOSTS.fullmatch(found[1])
+            and origin.source is None
+            and origin.level is None
+        ):
             counts[found[1]] = counts.get(found[1], 0) + 1
     a_word = len(counts) == 1 and all(label.isalpha() and label[0].isupper() for label in counts)  # "Training: step 3"
     if sum(counts.values()) >= 0.6 * len(free) and len(free) >= 4 and min(counts.values()) >= 2 and not a_word:
@@ -186,7 +209,7 @@ def stripped(line: str, labels: Labels = NO_LABELS) -> tuple[Origin, str]:
 
     >>> origin, text = stripped("[default0]:[rank4]:[E816 02:52:53.183 ProcessGroupNCCL.cpp:607] [Rank 4] Watchdog")
     >>> origin.local_rank, origin.rank, text
-    (0, 4, '[Rank 4] Watchdog')
+    (0, 4, 'Watchdog')
     """
     origin = Origin()
     if "\x1b" in line:
@@ -208,6 +231,28 @@ def stripped(line: str, labels: Labels = NO_LABELS) -> tuple[Origin, str]:
             break
         line = rest
     return origin, line
+
+
+_MARKS = re.compile(r"[ \t]{0,20}(?:>[ \t]?|#{1,6}[ \t]+|[*+-][ \t]+(?=[A-Za-z`*\[(]))")
+_EMPHASIS = re.compile(r"(?<!\*)\*\*(?=[^\s*])([^*]{1,300})\*\*(?!\*)")
+_CODE = re.compile(r"(?<!Assertion )`([^`]{1,400})`")
+_FENCE = re.compile(r"[ \t]{0,20}(?:```|~~~)[\w+-]{0,20}[ \t]*$")
+
+
+def unmarked(line: str) -> str:
+    """The line without Markdown's marks: quotes, headings, bullets, back-ticks, emphasis; empty for a fence.
+
+    >>> unmarked("## `GPU 3` has **fallen off** the bus"), unmarked("> - broken"), unmarked("```text")
+    ('GPU 3 has fallen off the bus', 'broken', '')
+    """
+    if _FENCE.match(line):
+        return ""
+    for _ in range(4):
+        found = _MARKS.match(line)
+        if found is None:
+            break
+        line = line[found.end() :]
+    return _EMPHASIS.sub(r"\1", _CODE.sub(r"\1", line)) if "`" in line or "**" in line else line
 
 
 def _without_label(origin: Origin, line: str, labels: Labels) -> str | None:
@@ -248,9 +293,13 @@ def _take(origin: Origin, how: str, found: re.Match[str]) -> bool:
         origin.rank = int(worker[1])
     if actor:
         origin.label = actor
-    for field in ("ip", "source", "level", "thread"):
+    if said.get("program_pid") is not None:
+        origin.program_pid = int(said["program_pid"])
+    for field in ("ip", "source", "level", "level_word", "thread", "program"):
         if said.get(field) is not None:
             setattr(origin, field, said[field])
+    if said.get("level_mark") is not None:
+        origin.level_word = said["level_mark"]
     if said.get("host") is not None:
         host = said["host"]
         if how == "stream":

@@ -1,0 +1,142 @@
+"""reported.failures: does a program, or a person, report a failure of the node in this text?"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from gpudoctor.checks.core.case import Case
+from gpudoctor.checks.core.finding import Advice, Evidence, Finding, Found, fail, ok, skip, unknown, warn
+from gpudoctor.checks.core.registry import check
+from gpudoctor.checks.core.subject import NODE, Subject, of_gpu, of_nic
+from gpudoctor.facts.model.reported import Reported
+from gpudoctor.statements.catalogue import bucket_of_xid
+from gpudoctor.statements.xids import xid
+
+_MOST = 12
+# whose word about a failed start, a missing device or a failed service is about the node
+_OF_THE_NODE = re.compile(
+    r"nvidia[\w.-]*|nv-\w+|NVRM|dcgm\w*|nhc|slurm(?:d|ctld|stepd)|kubelet|fabric ?manager|opensm|ib\w+|mlx\w+"
+    r"|scontrol|sinfo|kubectl|modprobe|insmod|dkms|kernel|gpu[-_]burn",
+    re.IGNORECASE,
+)
+_BEGINS_WITH_NODE = re.compile(rf"\W*(?:\w+\W+){{0,2}}?(?:{_OF_THE_NODE.pattern})\b[^:]{{0,40}}:", re.IGNORECASE)
+# "GPU 3 does not answer", "the card at 0000:3b:00.0 is gone": the device is what the sentence is about
+_SUBJECT_FIRST = re.compile(r"\W*(?:\w+ ){0,3}?\(?(?:GPUs?\b|card\b|[0-9a-fA-F:]{4,13}\.[0-7])", re.IGNORECASE)
+# errors of driver, library or system: any program of CUDA meets them
+_SETUP_OF_NODE = ("cuda_init_failed", "cuda_system_not_ready", "cuda_driver_mismatch")
+_OWN_VERDICT = re.compile(
+    r"(?:[|:=]|\.{2,}|\s{2,})\s*(?:\d+ )?(?:FAIL(?:ED|URE)?|FAULTY|Fail(?:ed)?|UNHEALTHY|Unhealthy)\b[^a-z]*$"
+)
+# in a form that only programs write
+_BY_PROGRAM = ("level", "program", "verdict", "death", "event", "exit", "errno", "exception")
+_NODE_STATE = Advice(
+    "On the node, see what the driver and the kernel say now.", "nvidia-smi -q; dmesg | grep -iE 'nvrm|xid'"
+)
+_CHECK = Advice("Or have the whole node judged.", "gpudoctor check")
+
+
+@check("reported.failures", title="No program in this text reports a failure of the node", needs_gpu=False)
+def failures(case: Case) -> Iterator[Finding]:
+    """FAIL for what says that a GPU, a device or the driver is broken; WARN for what may follow from something else."""
+    reported = case.node.reported
+    for each in reported[:_MOST]:
+        yield _finding(case, each)
+    if len(reported) > _MOST:
+        yield unknown(NODE, f"{len(reported) - _MOST} more statements like these, in other words")
+    if not reported:
+        yield skip(NODE, "no statement of a failure in this text")
+
+
+def _finding(case: Case, reported: Reported) -> Finding:
+    subject = _subject(case, reported)
+    evidence = Evidence(f"line {reported.line}" if reported.line else "this text", _speaker(reported))
+    if reported.loudness == "ok":
+        return ok(
+            NODE, Found(f"a tool's own verdict is good: {reported.text}", reported.count, "lines"), None, evidence
+        )
+    if reported.loudness == "unread":
+        return unknown(subject, reported.text)
+    if reported.xid is not None and bucket_of_xid(reported.xid) in ("application", "info"):
+        return skip(subject, f"Xid {reported.xid} is of a program, or tells of nothing: {reported.text}")
+    often = f" ({reported.count} lines say so)" if reported.count > 1 else ""
+    found = Found(reported.text + often, reported.xid, "Xid" if reported.xid is not None else None)
+    return (fail if _is_of_node(reported) else warn)(
+        subject, found, "no program reports a failure", evidence, likely=_likely(reported), advice=_advice(reported)
+    )
+
+
+def _is_of_node(reported: Reported) -> bool:
+    """Whether the statement says that the node, or a device of it, is broken."""
+    if reported.xid is not None:
+        return bucket_of_xid(reported.xid) in ("hardware", "reset")
+    if reported.effect == "hardware" or reported.label in _SETUP_OF_NODE[1:]:
+        return True
+    if reported.loudness == "warning":
+        return False
+    if reported.label in _SETUP_OF_NODE or _OWN_VERDICT.search(reported.text):
+        return True
+    if reported.kind != "cause" or reported.effect is not None or "command not found" in reported.text:
+        return False
+    of_device = reported.names_a_gpu or (reported.device or "").startswith("/dev/nvidia")
+    if reported.form == "sentence":
+        return (of_device and _SUBJECT_FIRST.match(reported.text) is not None) or _speaks_for_node(reported)
+    return reported.form in _BY_PROGRAM and (of_device or _speaks_for_node(reported))
+
+
+def _speaks_for_node(reported: Reported) -> bool:
+    if reported.said_by and _OF_THE_NODE.fullmatch(reported.said_by):
+        return True
+    return _BEGINS_WITH_NODE.match(reported.text[:200]) is not None
+
+
+def _subject(case: Case, reported: Reported) -> Subject:
+    for gpu in case.node.gpus:
+        if reported.bus_id == gpu.bus_id or (reported.uuid is not None and reported.uuid == gpu.uuid):
+            return of_gpu(gpu)
+        if reported.bus_id is None and reported.uuid is None and reported.gpu == gpu.index:
+            return of_gpu(gpu)
+    if reported.names_a_gpu:
+        return Subject(kind="gpu", gpu=reported.gpu, bus_id=reported.bus_id, uuid=reported.uuid)
+    if reported.device is not None and not reported.device.startswith("/dev/"):
+        return of_nic(reported.device)
+    return NODE
+
+
+def _speaker(reported: Reported) -> str:
+    if reported.said_by:
+        return f"said by {reported.said_by}"
+    return "said in plain words" if reported.form == "sentence" else "said by a program"
+
+
+def _likely(reported: Reported) -> str | None:
+    only = "; it is the only GPU that this text names" if reported.only_gpu else ""
+    if reported.xid is not None:
+        return f"Xid {reported.xid}: {xid(reported.xid).words}{only}"
+    if reported.plain:
+        return reported.plain + only
+    return {
+        "peer": "another process or host went away: what ended it is the cause",
+        "wait": "somebody did not come in time: who it was, and why, is the cause",
+        "wrapper": "it points at another error",
+        "resource": "something is full or taken: memory, disk, descriptors or a port",
+        "network": "a host or a service does not answer",
+        "end": "somebody ended it",
+    }.get(reported.kind)
+
+
+def _advice(reported: Reported) -> list[Advice]:
+    if reported.xid is not None:
+        return [Advice(xid(reported.xid).advice), _NODE_STATE]
+    if reported.kind in ("peer", "wait", "end", "wrapper") or reported.effect in ("kernel", "memory", "program"):
+        return [Advice("Of a job: find what happened first in its whole log.", "gpudoctor diagnose FILE"), _CHECK]
+    if reported.names_a_gpu or reported.effect == "hardware":
+        which = reported.bus_id or reported.uuid or (str(reported.gpu) if reported.gpu is not None else None)
+        one = f"nvidia-smi -q -i {which}; dmesg | grep -iE 'nvrm|xid'" if which is not None else _NODE_STATE.command
+        return [
+            Advice("On the node, see what the driver and the kernel say of it now.", one),
+            Advice("Still so? Drain the node, and reset the GPU or power-cycle the node."),
+        ]
+    if reported.device is not None and not reported.device.startswith("/dev/"):
+        return [Advice("On the node, look at its ports.", "ibstat; dmesg | grep -i mlx"), _CHECK]
+    return [_NODE_STATE, _CHECK]

@@ -1,0 +1,157 @@
+"""What programs said in words that no table knows: the tier under all others, and the reasons of deaths.
+
+A statement counts by its form and class alone. The first one that nothing outlived is quoted whole: what stands below
+it is mostly its consequence.
+"""
+
+from __future__ import annotations
+
+import re
+
+from gpudoctor.diagnose.diagnosis import Confidence
+from gpudoctor.diagnose.events import Event
+from gpudoctor.diagnose.job import Job, is_work
+from gpudoctor.diagnose.rules.model import Hypothesis, host_of, only_rank, ranks_of
+from gpudoctor.diagnose.rules.silence import ended_before
+from gpudoctor.diagnose.tracebacks import exception_event
+
+_OWN_KINDS = ("cause", "resource", "network")
+_FORMS = ("exception", "program", "death", "level", "event", "errno")
+_MOST_LINES_AFTER = 40  # whatever a program goes on to say for longer, it survived
+_NEAR = 4
+_NUMBERS = re.compile(r"\d+")
+
+
+def failed_saying(job: Job, attempt: int) -> list[Hypothesis]:
+    """The first statement of a cause of its own that nothing outlived, quoted whole."""
+    all_said = [e for e in statements(job, attempt) if e.what in _OWN_KINDS and e.word("form") in _FORMS]
+    said = [e for e in all_said if _is_loud(e) and _ended_it(job, e)]
+    if not said:
+        return []
+    first = min(said, key=lambda e: (e.file, e.line))
+    with_time = [e for e in said if e.time_s is not None and e.host == first.host]
+    if first.time_s is not None and with_time:  # of one clock
+        first = min(with_time, key=lambda e: (e.time_s or 0, e.file, e.line))
+    alike = [e for e in said if _kind(e) == _kind(first)]
+    before = [e for e in all_said if not _is_loud(e) and _is_just_before(e, first)]
+    known = [e for e in job.of("echo", attempt=attempt) if _is_just_before(e, first)]  # it warned why, then it failed
+    words = first.word("message") or first.text.strip()
+    if before:
+        words = f"{words}; before it: {before[-1].word('message') or before[-1].text.strip()}"
+    confidence: Confidence = "likely" if first.word("form") in ("program", "death") else "possible"
+    return [
+        Hypothesis(
+            what=known[-1].what if known else _label(first),
+            ranks=only_rank(ranks_of(alike)),
+            host=host_of(alike),
+            confidence=confidence,
+            text=words,
+            events=[*known[-1:], *before[-1:], first, *[e for e in said if e not in alike][:2]],
+        )
+    ]
+
+
+def with_reason(job: Job, attempt: int, death: Hypothesis) -> Hypothesis:
+    """The death of one process, with what the same process said before it."""
+    end = next((e for e in death.events if e.role == "exit"), None)
+    if end is None:
+        return death
+    own = [e for e in statements(job, attempt) if e.what in _OWN_KINDS and _is_loud(e) and _same_process(job, e, end)]
+    if own:
+        death.text += f"; before that it said: {own[0].word('message') or own[0].text.strip()}"
+        death.events = [*death.events[:3], own[0]]
+    return death
+
+
+def unknown_errors(job: Job) -> list[Hypothesis]:
+    """The first lines that look like an error, if no rule explains any line; not those behind the end of the job."""
+    events = [e for e in statements(job, None) if _is_loud(e) and not ended_before(job, e)]
+    if not events:
+        return []
+    return [
+        Hypothesis(
+            what="unknown_error",
+            host=host_of(events),
+            confidence="possible",
+            unknown=True,
+            events=events[:4],
+            text="this line looks like an error, no rule knows it, and nothing after it shows that the job went on",
+        )
+    ]
+
+
+def stood_still(job: Job) -> list[Hypothesis]:
+    """The same line again and again at the end of a log, and no work between."""
+    events = [e for e in job.of("fact", what="repeated") if not any(d.file == e.file for d in job.of("done"))]
+    if not events:
+        return []
+    first = events[0]
+    return [
+        Hypothesis(
+            what="stalled",
+            host=host_of(events),
+            confidence="possible",
+            unknown=True,
+            events=events[:4],
+            text=f"the log ends with the same line {first.number('times')} times, and nothing moves between: "
+            f"{first.text.strip()}",
+        )
+    ]
+
+
+def statements(job: Job, attempt: int | None) -> list[Event]:
+    """The statements of a job that it did not outlive."""
+    return [e for e in job.of("said", attempt=attempt) if not _outlived(job, e)]
+
+
+def _outlived(job: Job, event: Event) -> bool:
+    """Whether work went on after it; a bar is drawn once more when an exception ends its program."""
+    raised = event.word("form") in ("exception", "death")
+    for other in job.events:
+        if other.file != event.file or other.line <= event.line:
+            continue
+        if is_work(other) and not other.detail.get("one_word") and not (raised and other.what == "work"):
+            return True
+        if other.what == "comm_rank" and "Call to connect" in event.text:
+            return True
+        if other.number("complete") and "NCCL " in event.text and other.pid == event.pid:  # NCCL went on
+            return True
+    return False
+
+
+def _ended_it(job: Job, event: Event) -> bool:
+    """Whether the statement is near the end, or an end follows it: not the end of a start that went on."""
+    if ended_before(job, event):
+        return False
+    if job.files[event.file].lines - event.line <= _MOST_LINES_AFTER:
+        return True
+    ends = job.of("exit", "ending", "closed", "wrapper", attempt=event.attempt)
+    return any(e.file != event.file or event.line < e.line <= event.line + 4 * _MOST_LINES_AFTER for e in ends)
+
+
+def _is_loud(event: Event) -> bool:
+    return event.word("severity") != "warning"
+
+
+def _is_just_before(event: Event, first: Event) -> bool:
+    near = event.file == first.file and 0 < first.line - event.line <= _NEAR
+    return near and (event.rank, event.pid) == (first.rank, first.pid)
+
+
+def _same_process(job: Job, event: Event, end: Event) -> bool:
+    if event.file != end.file or event.line >= end.line:
+        return False
+    if end.rank is not None:
+        return event.rank == end.rank
+    return end.pid is not None and event.pid == end.pid
+
+
+def _label(event: Event) -> str:
+    if event.word("form") == "exception":
+        raised = exception_event(event.word("message") or event.text)
+        return raised.what if raised.role == "cause" else "failed_saying"
+    return "failed_saying"
+
+
+def _kind(event: Event) -> str:
+    return _NUMBERS.sub("0", event.word("message") or event.text)[:120]

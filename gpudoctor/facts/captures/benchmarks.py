@@ -1,0 +1,140 @@
+"""Benchmarks whose verdict is in their figures: gpu-burn, p2pBandwidthLatencyTest, bandwidthTest.
+
+The figures are compared with each other or with zero only; what a node should reach, gpudoctor measures itself.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from gpudoctor.facts.captures.reader import Block, Part, TextReader, text_reader
+from gpudoctor.facts.captures.text_statements import from_tool
+from gpudoctor.facts.model.reported import Reported
+from gpudoctor.units import ranges
+
+_CELLS = r"(?:\s+(?:N/A|\d{1,9}(?:\.\d{1,6})?)){1,1024}\s*$"
+_DEVICE = r"\s*Device:? ?\d{1,4}[,:] "
+
+_BURN_GPU = re.compile(r"\s*GPU (\d{1,4}): (OK|FAULTY)")
+_BURN_PROGRESS = re.compile(r"(\d{1,3})\.\d%\s+proc'd: ([^e]{1,20000})errors: ?([^t]{0,20000})")
+_BURN_ERRORS = re.compile(r"(-?\d{1,20})\s*(\(DIED!\))?")
+_BURN_ENDED = re.compile(r"Couldn't init a GPU test|No clients are alive")
+
+
+def read_burn(block: Block) -> Part:
+    """GPUs that are faulty, computed wrongly, computed nothing, or could not be started at all."""
+    verdicts = [found for line in block.lines if (found := _BURN_GPU.match(line))]
+    bad = {f"GPU {found[1]} is FAULTY": "" for found in verdicts if found[2] == "FAULTY"}
+    progress = [found for line in block.lines for found in _BURN_PROGRESS.finditer(line)]
+    if progress:
+        rates = [float(rate) for rate in re.findall(r"\((\d{1,12}(?:\.\d{1,6})?) Gflop/s\)", progress[-1][2])]
+        idle = [n for n, rate in enumerate(rates) if rate == 0]
+        # the first lines come before the first result
+        if idle and int(progress[-1][1]) >= 50:
+            bad[f"GPU {ranges(idle)} of {len(rates)} computed nothing: 0 Gflop/s"] = ""
+        wrong, died = set(), set()
+        for line in progress:
+            for n, (errors, dead) in enumerate(_BURN_ERRORS.findall(line[3])):
+                if int(errors):
+                    wrong.add(n)
+                if dead:
+                    died.add(n)
+        bad |= {f"GPU {ranges(sorted(wrong - died))} computed wrongly": ""} if wrong - died else {}
+        bad |= {f"the process of GPU {ranges(sorted(died))} died": ""} if died else {}
+    bad |= {line.strip(): "" for line in block.lines if _BURN_ENDED.match(line)}
+    if bad:
+        return Part(reported=tuple(from_tool("gpu-burn", text) for text in bad))
+    return Part(reported=(from_tool("gpu-burn", f"{len(verdicts)} GPUs OK", "ok"),) if verdicts else ())
+
+
+_P2P_MATRIX = re.compile(r"\s*(Uni|Bi)directional P2P=(En|Dis)abled Bandwidth")
+_P2P_ROW = re.compile(rf"\s{{1,12}}(\d{{1,4}})({_CELLS})")
+_P2P_ACCESS = re.compile(r"\s*P2P Connectivity Matrix")
+
+
+def read_p2p(block: Block) -> Part:
+    """Copies from GPU to GPU that are no faster with peer to peer than without, if the GPUs can reach each other."""
+    rates: dict[tuple[str, str], list[float]] = {}
+    now: tuple[str, str] | None = None
+    for line in block.lines:
+        if head := _P2P_MATRIX.match(line):
+            now = (head[1], head[2])
+        elif _P2P_ACCESS.match(line):
+            now = ("access", "")
+        elif now is not None and (row := _P2P_ROW.match(line)):
+            others = (cell for column, cell in enumerate(row[2].split()) if column != int(row[1]))
+            rates.setdefault(now, []).extend(float(cell) for cell in others if cell != "N/A")
+        elif line.strip() and not re.match(r"\s+(?:D\\D|GPU)\s", line):
+            now = None
+    if not any(rates.get(("access", ""), [1.0])):
+        return Part(notes=("p2pBandwidthLatencyTest: these GPUs have no peer to peer",))
+    slow = []
+    for way in ("Uni", "Bi"):
+        on, off = sorted(rates.get((way, "En"), [])), sorted(rates.get((way, "Dis"), []))
+        if on and off and on[len(on) // 2] <= off[len(off) // 2]:
+            figures = f"{on[len(on) // 2]:g} GB/s with peer to peer, {off[len(off) // 2]:g} without"
+            slow.append(from_tool("p2pBandwidthLatencyTest", f"{way.lower()}directional copies: {figures}", "warning"))
+    return Part(reported=tuple(slow), notes=() if slow else ("p2pBandwidthLatencyTest: faster with peer to peer",))
+
+
+_COPY = re.compile(r"\s*(Host to Device|Device to Host) Bandwidth, ")
+_COPY_UNIT = re.compile(r"\s+Transfer Size \(Bytes\)\s+Bandwidth\((M|G)B/s\)")
+_COPY_RATE = re.compile(r"\s+(\d{3,12})\s+(\d{1,7}(?:\.\d{1,3})?)\s*$")
+_SLOW_COPY_GB_S = 5  # PCIe 3.0 x8 carries 6
+_LARGE_COPY_BYTES = 16_000_000  # smaller ones, and those of pageable memory, do not reach a link's rate
+
+
+def _copies(block: Block) -> Iterator[tuple[str, float]]:
+    """Rates of bandwidthTest between RAM and a GPU that could be those of the link: the way and GB/s."""
+    way, unit_gb, pinned = "", 0.0, False
+    for line in block.lines:
+        if " Bandwidth, " in line:
+            way, unit_gb, pinned = (found[1].lower() if (found := _COPY.match(line)) else ""), 0.0, False
+        elif " Memory Transfers" in line:
+            pinned = "PINNED" in line
+        elif unit := _COPY_UNIT.match(line):
+            unit_gb = 1.0 if unit[1] == "G" else 0.001
+        elif way and unit_gb and pinned and (rate := _COPY_RATE.match(line)) and int(rate[1]) >= _LARGE_COPY_BYTES:
+            yield way, float(rate[2]) * unit_gb
+
+
+def read_copies(block: Block) -> Part:
+    """What bandwidthTest says has failed, and copies that are slower than any link of a GPU should be."""
+    best: dict[str, float] = {}
+    for way, rate in _copies(block):
+        best[way] = max(best.get(way, 0.0), rate)
+    told: list[Reported] = [from_tool("bandwidthTest", line.strip()) for line in block.lines if "Result = FAIL" in line]
+    told += [
+        from_tool("bandwidthTest", f"{way} {rate:.1f} GB/s: a slow link, or CPUs far from the GPU", "warning")
+        for way, rate in best.items()
+        if rate < _SLOW_COPY_GB_S
+    ]
+    figures = ", ".join(f"{way} {rate:.1f} GB/s" for way, rate in best.items())
+    return Part(reported=tuple(told), notes=(f"bandwidthTest: {figures or 'no rate of a link'}",))
+
+
+BENCHMARK_READERS: tuple[TextReader, ...] = (
+    text_reader(
+        "gpu-burn",
+        r"Tested \d{1,4} GPUs:|GPU Burn$|\d{1,3}\.\d%\s+proc'd: |Couldn't init a GPU test|No clients are alive",
+        r"\s*GPU \d{1,4}: (?:OK|FAULTY)|Burning for |Killing processes|Initialized device ",
+        read_burn,
+    ),
+    text_reader(
+        "p2pBandwidthLatencyTest",
+        # with an editor's line number
+        r"(?:[ \t]{0,8}\d{1,4} )?(?:\[P2P \(Peer-to-Peer\) GPU Bandwidth Latency Test\]|P2P Connectivity Matrix"
+        r"|(?:Uni|Bi)directional P2P=(?:En|Dis)abled Bandwidth|P2P=(?:En|Dis)abled Latency)",
+        rf"{_DEVICE}|Device=\d{{1,4}} CAN|\s+(?:D\\D|GPU|CPU)(?:\s+\d{{1,4}})+\s*$|\s{{1,12}}\d{{1,12}}{_CELLS}"
+        r"|\*\*\*NOTE: In case|So you can see lesser|NOTE: The CUDA Samples",
+        read_p2p,
+    ),
+    text_reader(
+        "bandwidthTest",
+        r"\[?CUDA Bandwidth Test\] - Starting",
+        rf"Running on|{_DEVICE}| (?:Quick|Range|Shmoo) Mode| \w+ to \w+ Bandwidth, | (?:PINNED|PAGEABLE) Memory"
+        rf"|\s+Transfer Size|\s{{1,12}}\d{{1,12}}{_CELLS}|Result = |NOTE: The CUDA Samples",
+        read_copies,
+    ),
+)

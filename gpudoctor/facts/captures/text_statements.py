@@ -1,0 +1,183 @@
+"""The lines of a text that no reader takes, as statements about the node: who says what, and about which device."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from msgspec.structs import replace
+
+from gpudoctor.facts.captures import clipped
+from gpudoctor.facts.model.node import short_bus_id
+from gpudoctor.facts.model.reported import Loudness, Reported
+from gpudoctor.statements.about import about
+from gpudoctor.statements.catalogue import known_error, xid_code
+from gpudoctor.statements.model import About, Statement
+from gpudoctor.statements.prefixes import stripped, unmarked, with_short_numbers
+from gpudoctor.statements.reader import statement_of
+
+MOST_STATEMENTS = 200
+_MOST_FORMS, _LONGEST_FORM = 10_000, 1000
+_ONE_DIGIT = str.maketrans("123456789", "000000000")
+# what the words of a node are about: a statement with none of them, no label and no device is about something else
+_OF_A_NODE = re.compile(
+    r"\b(?:GPUs?|CUDA|cu(?:blas|dnn)\w*|NVML|NVLink|NVSwitch|NVRM|nvidia[\w.-]*|nv-\w+|NCCL|DCGM|dcgmi?|Xid|ECC|HBM|PCIe|MIG"
+    r"|fabric ?manager|infiniband|RDMA|mlx\d\w*|ib\d|gres|slurm\w*|nhc|LnkSta|Unknown Error)\b|nvidia|cuda",
+    re.IGNORECASE,
+)
+# a tool's own good verdict at the end of a line: "| PCIe | Pass - All |", "Out of bounds values : 0 OK"
+_WELL = re.compile(
+    r"(?:[|:=]|\.{2,}|[ \t]{2,})[ \t]*(?:PASS(?:ED)?|Pass(?:ed)?|0 OK|Healthy|HEALTHY|SUCCESS)\b"
+    r"(?: ?- ?All)?[\s|.]*$"
+)
+# a warning that names neither a device nor a known error is kept only if it is about one of these
+_GRAVE = re.compile(r"(?i)\b(?:cuda (?:error|failure)|nvlink|nvswitch|ecc|xid|fabric)\b")
+# more lines of prose than this, and few of them bad news, or headings and tables: a page that writes about errors
+_PAGE_LINES, _PAGE_SHARE = 20, 5
+_MARKED_LINES, _PAGE_MARKS = 4, 4
+_PAGE_MARK = re.compile(r"#{1,4} \w")
+_PAGE_TABLE = re.compile(r"\|(?: ?:?-{3,}:? ?\|){3,}")
+_PAGE_ROW = re.compile(r"\|(?:[^|]*\|){3}")
+_PROSE = re.compile(r"(?:\b[a-z]{1,20}\b[ ,;'\"()/-]{1,3}){5}")
+_OWN_VERDICT = re.compile(r"\b(?:FAIL(?:ED)?|FAULTY)\W*$")
+
+
+class TextStatements:
+    """Collects the statements of one text, line by line; `found` is empty for a page that writes about errors."""
+
+    def __init__(self, file: str = "") -> None:
+        self._file = file
+        self._no_news: set[str] = set()
+        self._kept: dict[tuple[object, ...], Reported] = {}
+        self._verdicts: dict[str, Reported] = {}  # of a tool, in lines that name nothing of a node
+        self._named: set[tuple[int | None, str | None]] = set()
+        self._prose_lines = self._marks = self._well_lines = 0
+        self._well = Reported("")
+        self._of_a_node = self._tables = False
+
+    def offer(self, line: str, number: int) -> None:
+        """Look at a line that no reader took."""
+        form = line[:_LONGEST_FORM].translate(_ONE_DIGIT)
+        if form in self._no_news:
+            return
+        origin, text = stripped(unmarked(with_short_numbers(line)))
+        if not text or text.isspace():
+            return
+        self._prose_lines += _PROSE.search(text[:_LONGEST_FORM]) is not None
+        self._marks += _PAGE_MARK.match(line) is not None
+        self._tables = self._tables or _PAGE_TABLE.match(line) is not None
+        statement = statement_of(number, origin, text, line.strip())
+        self._of_a_node = self._of_a_node or _OF_A_NODE.search(text[:_LONGEST_FORM]) is not None
+        if statement is None:
+            self._note(text, number)
+            if len(self._no_news) < _MOST_FORMS and "GPU" not in text:
+                self._no_news.add(form)
+        else:
+            self._keep(statement)
+
+    @property
+    def found(self) -> tuple[Reported, ...]:
+        """What was said about the node, each once, in the order of the text."""
+        said = (*self._kept.values(), *(self._verdicts.values() if self._of_a_node else ()))
+        about_errors = [
+            each
+            for each in said
+            if (self._is_a_page and _is_prose(each)) or (self._tables and _PAGE_ROW.match(each.text))
+        ]
+        kept = [each for each in said if each not in about_errors]
+        kept += [
+            replace(each, loudness="unread", text=f"a page that writes about errors says: {each.text}")
+            for each in about_errors
+            if each.effect == "hardware" and each.names_a_gpu
+        ][:1]
+        if not kept and self._well_lines and self._of_a_node:
+            return (replace(self._well, count=self._well_lines),)
+        return tuple(self._with_only_gpu(each) for each in kept)
+
+    @property
+    def _is_a_page(self) -> bool:
+        few = len(self._kept) * _PAGE_SHARE < self._prose_lines
+        marked = self._marks >= _PAGE_MARKS and self._prose_lines >= _MARKED_LINES
+        return marked or (self._prose_lines >= _PAGE_LINES and few)
+
+    def _note(self, text: str, number: int) -> None:
+        self._named.add(_gpu_of(about(text)))
+        if _WELL.search(text[:_LONGEST_FORM]):
+            self._well_lines += 1
+            if self._well_lines == 1:
+                self._well = Reported(clipped(text.strip()), loudness="ok", line=number, file=self._file)
+
+    def _keep(self, statement: Statement) -> None:
+        self._named.add(_gpu_of(statement.about))
+        reported = _reported(statement, self._file)
+        named = reported.names_a_gpu or reported.device is not None or reported.label is not None
+        about_node = _GRAVE if reported.loudness == "warning" else _OF_A_NODE
+        if not named and about_node.search(reported.text) is None:
+            own = reported.form in ("verdict", "event") or _OWN_VERDICT.search(reported.text)
+            if own and len(self._verdicts) < MOST_STATEMENTS:
+                self._verdicts.setdefault(reported.text.translate(_ONE_DIGIT), reported)
+            return
+        what = reported.label or reported.text.translate(_ONE_DIGIT)[-200:]
+        key = (what, reported.gpu, reported.bus_id, reported.uuid, reported.device, reported.xid)
+        if before := self._kept.get(key):
+            self._kept[key] = replace(before, count=before.count + 1)
+        elif len(self._kept) < MOST_STATEMENTS:
+            self._kept[key] = reported
+
+    def _with_only_gpu(self, reported: Reported) -> Reported:
+        """The statement with the GPU that other lines name, if they name no other one."""
+        if reported.names_a_gpu or reported.effect != "hardware":
+            return reported
+        gpus = {gpu for gpu, _ in self._named if gpu is not None}
+        buses = {bus for _, bus in self._named if bus is not None}
+        if len(gpus) > 1 or len(buses) > 1 or not (gpus or buses):
+            return reported
+        return replace(reported, gpu=next(iter(gpus), None), bus_id=next(iter(buses), None), only_gpu=True)
+
+
+def from_tool(tool: str, text: str, loudness: Loudness = "error", *, xid: int | None = None) -> Reported:
+    """What a reader found a tool to report itself; device and label are those that the text names."""
+    statement = Statement(
+        line=0, text=text, message=text, form="verdict", severity="error", kind="cause", about=about(text)
+    )
+    made = _reported(statement, "")
+    label = known_error(text)
+    return replace(made, said_by=tool, loudness=loudness, xid=xid or made.xid, label=label.label if label else None)
+
+
+def worst_first(reported: Iterable[Reported]) -> tuple[Reported, ...]:
+    """The statements without duplicates; a good verdict counts only if nothing else is said."""
+    unique = tuple(dict.fromkeys(reported))
+    return tuple(each for each in unique if each.loudness != "ok") or unique[:1]
+
+
+def _reported(statement: Statement, file: str) -> Reported:
+    named, known, code = statement.about, known_error(statement.message), xid_code(statement.message)
+    gpu, bus_id = _gpu_of(named)
+    port = f" port {named.port}" if named.port is not None else ""
+    return Reported(
+        text=clipped(statement.message),
+        said_by=clipped(statement.speaker.program or ""),
+        loudness=statement.severity,
+        kind=statement.kind,
+        form=statement.form,
+        label=statement.label,
+        effect=known.effect if known else "hardware" if code is not None else None,
+        plain=known.plain if known else "",
+        xid=code,
+        gpu=gpu,
+        bus_id=bus_id,
+        uuid=named.uuid,
+        device=named.device_file or (f"{named.adapter}{port}" if named.adapter else None),
+        line=statement.line,
+        file=file,
+    )
+
+
+def _gpu_of(named: About) -> tuple[int | None, str | None]:
+    return named.gpu_index, short_bus_id(named.bus_id) if named.bus_id else None
+
+
+def _is_prose(reported: Reported) -> bool:
+    """Whether a person wrote it."""
+    return reported.form == "sentence" or _PROSE.search(reported.text) is not None

@@ -1,0 +1,299 @@
+"""Leads a run: the check before, the command in our place, what was seen of it, and the report."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from gpudoctor import __version__, api
+from gpudoctor.checks.core.case import Case
+from gpudoctor.diagnose import build, gather, sources
+from gpudoctor.diagnose.diagnosis import Diagnosis
+from gpudoctor.errors import UserError
+from gpudoctor.facts.model.measurements import Launch, Measurements, RankInfo
+from gpudoctor.facts.model.missing import known
+from gpudoctor.facts.model.node import Node
+from gpudoctor.facts.model.telemetry import Telemetry
+from gpudoctor.facts.nvml.sampler import Sampler
+from gpudoctor.process.ending import signal_name
+from gpudoctor.process.foreground import CannotStartError, ForegroundCommand
+from gpudoctor.report.model import Tool
+from gpudoctor.run import report
+from gpudoctor.run.findings.progress import of_stall
+from gpudoctor.run.run_folder import NoFolderError, RunFolder
+from gpudoctor.run.settings import failure_settings, observer_settings
+from gpudoctor.run.watched import RunStall, Watched
+from gpudoctor.run.watching import RunWatch
+from gpudoctor.units import rfc3339
+
+_TICK_S = 0.1
+_SAMPLE_EVERY_S = 2.0
+_RESAMPLE_S = 3600.0
+
+Say = Callable[[str], None]
+
+
+class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """The options of `gpudoctor run`. `hang_after_s` None: 10 x the median step, at least 120 s."""
+
+    command: tuple[str, ...]
+    precheck: Literal["quick", "standard", "none"] = "quick"
+    require_fit: bool = False
+    no_env: bool = False
+    no_observer: bool = False
+    hang_after_s: float | None = None
+    on_hang: Literal["report", "end"] = "report"
+    on_exit: Literal["leave", "end"] = "leave"
+    keep: Path | None = None
+
+
+class NodeNotFitError(UserError):
+    """The node is not fit, and the command was not started."""
+
+
+class ReportedRun(msgspec.Struct, frozen=True):
+    """The report, and how the command ended: an exit code, or -n for signal n."""
+
+    report: report.RunReport
+    returncode: int
+
+
+def run(request: RunRequest, *, ignored: Sequence[int] = (), say: Say) -> ReportedRun:
+    """Run the command to its end. Raise NodeNotFitError, or UserError for options that cannot be met."""
+    node, precheck = _check_before(request, say)
+    folder, notes = _folder(request)
+    settings = dict(failure_settings(folder.path, os.environ)) if folder and not request.no_env else {}
+    env = {**os.environ, **settings}
+    if folder and not request.no_observer:
+        env.update(observer_settings(folder.path, os.environ, settings=not request.no_env))
+    if settings:
+        say(f"set for the command: {' '.join(settings)} (--no-env sets nothing)")
+    began_s, began = time.monotonic(), time.time()
+    try:
+        started = ForegroundCommand(request.command, env, ignored=ignored, end_with_us=request.on_exit == "end")
+    except CannotStartError as error:
+        if folder:
+            folder.remove()
+        say(f"{request.command[0]}: {error}")
+        return ReportedRun(_not_started(request, str(error), error.exit_code, precheck, began), error.exit_code)
+    watch = RunWatch(folder, request.hang_after_s, say) if folder else None
+    telemetry = _Telemetry(node)
+    try:
+        _follow(request, started, watch, telemetry, say)
+        seen = watch.watched() if watch else Watched()
+        watched = msgspec.structs.replace(seen, **_ending(started, seen, time.monotonic() - began_s))
+        watched = msgspec.structs.replace(watched, case=_case(node, watched, telemetry))
+        notes += _not_seen(request, watch, watched)
+        answer = _diagnosis(folder, watch, watched)
+        kept = _kept(folder, request, watched)
+        made = _report(request, watched, precheck, settings, answer, tuple(notes), kept, began)
+        return ReportedRun(made, started.returncode or 0)
+    finally:
+        telemetry.stop()
+        started.close()
+
+
+def _check_before(request: RunRequest, say: Say) -> tuple[Node, report.Precheck | None]:
+    if request.precheck == "none":
+        if request.require_fit:
+            raise UserError("--require-fit needs a check before the start: not with --precheck none")
+        return Node(), None
+    prepared = api.prepared(api.CheckRequest(level=request.precheck, include_facts=True))
+    found = api.examined(prepared)
+    reason = found.reason.removeprefix(f"{found.verdict.upper()} ")
+    precheck = report.Precheck(request.precheck, found.verdict, reason)
+    words = ": ".join(filter(None, (found.verdict.upper(), reason)))
+    say(f"before the start, level {request.precheck}: {words}")
+    if request.require_fit and found.verdict == "fail":
+        raise NodeNotFitError("the node is not fit and --require-fit was given: the command was not started")
+    return found.facts or Node(), precheck
+
+
+def _folder(request: RunRequest) -> tuple[RunFolder | None, list[str]]:
+    try:
+        return RunFolder(os.environ, request.keep), []
+    except NoFolderError as error:
+        return None, [f"nothing was observed and no output kept: no place for records ({error})"]
+
+
+def _follow(
+    request: RunRequest, started: ForegroundCommand, watch: RunWatch | None, telemetry: _Telemetry, say: Say
+) -> None:
+    described: RunStall | None = None
+    while started.step(_TICK_S) is None:
+        if watch is None:
+            continue
+        watch.step()
+        telemetry.step()
+        stall = watch.stall
+        if stall is None:
+            described = None
+        elif described is None:
+            described = stall
+            say(f"no progress for {stall.stood_s:.0f} s")
+            for line in of_stall(stall):
+                say(f"  {line}")
+            if request.on_hang == "end":
+                say("ending the command (--on-hang end)")
+                watch.ended_by_us()
+                started.end()
+    if watch is not None:
+        watch.finish()
+
+
+def _ending(started: ForegroundCommand, watched: Watched, duration_s: float) -> dict[str, object]:
+    status = started.returncode or 0
+    ours = any(stall.ended_by_us for stall in watched.stalls)
+    return {
+        "exit_code": status if status >= 0 else 128 - status,
+        "signal": -status if status < 0 else None,
+        "sent": () if ours else tuple(started.signals),
+        "duration_s": duration_s,
+    }
+
+
+def _case(node: Node, watched: Watched, telemetry: _Telemetry) -> Case:
+    gpus = {gpu.index: gpu for gpu in node.gpus}
+    infos = tuple(
+        RankInfo(rank.rank, "cuda" if rank.gpu is not None else "cpu", rank.gpu, known(gpus[rank.gpu].uuid))
+        if rank.gpu in gpus
+        else RankInfo(rank.rank, "cpu")
+        for rank in watched.ranks
+    )
+    on_gpu = any(rank.gpu is not None for rank in watched.ranks)
+    launch = Launch("nccl" if on_gpu else "gloo", len(infos), infos)
+    return Case(node, Measurements(launch=launch, telemetry=telemetry.readings()))
+
+
+def _not_seen(request: RunRequest, watch: RunWatch | None, watched: Watched) -> list[str]:
+    notes = []
+    if watch is not None:
+        notes += [f"the observer switched itself off in a rank: {reason}" for reason in watch.off_reasons()]
+    if watch is None or request.no_observer:
+        return notes
+    if not watched.ranks:
+        notes.append(
+            "no Python process that imports torch was seen: no Python or torch in it, python -I or -E, or it left the "
+            "environment behind; only the command as a whole is judged"
+        )
+    elif not any(rank.finished for rank in watched.ranks):
+        notes.append("no optimizer step of torch was seen, so steps, waits and causes are not known")
+    return notes
+
+
+def _diagnosis(folder: RunFolder | None, watch: RunWatch | None, watched: Watched) -> Diagnosis | None:
+    """What the kept logs and dumps say, if the command failed."""
+    if folder is None or watch is None or (not watched.exit_code and not watched.stalls):
+        return None
+    watch.output_files()
+    for path in folder.ranks.glob("*.stacks"):
+        if path.stat().st_size:
+            shutil.copy(path, folder.logs / f"stacks-{path.stem}.txt")
+    found, _ = sources.find_sources([str(folder.logs), str(folder.path / "dumps")])
+    if not found:
+        return None
+    answer = build.diagnose(gather.gather(found))
+    ours = any(stall.ended_by_us for stall in watched.stalls)
+    ended = answer.cause is not None and answer.cause.what == "terminated_signal"
+    return None if ours and ended else answer  # the signal that we sent is no cause
+
+
+def _kept(folder: RunFolder | None, request: RunRequest, watched: Watched) -> str | None:
+    """Keep the logs of a failed run, or of any if a folder was named; return where they are."""
+    if folder is None:
+        return None
+    if request.keep is None and not watched.exit_code and not watched.stalls:
+        folder.remove()
+        return None
+    folder.remove_records()
+    if request.keep is None and not folder.has_logs():
+        folder.remove()
+        return None
+    return str(folder.path)
+
+
+def _report(
+    request: RunRequest,
+    watched: Watched,
+    precheck: report.Precheck | None,
+    settings: Mapping[str, str],
+    diagnosis: Diagnosis | None,
+    notes: tuple[str, ...],
+    kept: str | None,
+    began: float,
+) -> report.RunReport:
+    findings = report.judged(watched)
+    host = os.environ.get("GPUDOCTOR_NODE_NAME") or platform.node()
+    return report.RunReport(
+        tool=Tool(version=__version__),
+        command=request.command,
+        host=host,
+        started_at=rfc3339(began),
+        duration_s=round(watched.duration_s, 3),
+        exit_code=watched.exit_code,
+        signal=signal_name(watched.signal) if watched.signal else None,
+        verdict=report.verdict_of(findings),
+        reason=report.reason_of(findings),
+        world_size=watched.world_size,
+        precheck=precheck,
+        settings=dict(settings),
+        throughput=report.throughput(watched),
+        ranks=tuple(report.rank_report(rank, host) for rank in watched.ranks),
+        findings=findings,
+        stalls=watched.stalls,
+        diagnosis=diagnosis,
+        notes=notes,
+        kept=kept,
+    )
+
+
+def _not_started(
+    request: RunRequest, why: str, code: int, precheck: report.Precheck | None, began: float
+) -> report.RunReport:
+    watched = Watched(exit_code=code, not_observed=f"the command could not be started: {why}")
+    return _report(request, watched, precheck, {}, None, (f"the command could not be started: {why}",), None, began)
+
+
+class _Telemetry:
+    """The sampler of the node's GPUs; begun anew each hour, so that a long run fills no memory."""
+
+    def __init__(self, node: Node) -> None:
+        self._gpus = [(gpu.index, uuid) for gpu in node.gpus if (uuid := known(gpu.uuid))]
+        self._sampler: Sampler | None = None
+        self._began_s = time.monotonic()
+        self._last: Measurements = Measurements()
+        self._start()
+
+    def step(self) -> None:
+        if self._sampler is not None and time.monotonic() - self._began_s > _RESAMPLE_S:
+            self._last = Measurements(telemetry=self.readings())
+            self.stop()
+            self._start()
+
+    def readings(self) -> tuple[Telemetry, ...]:
+        if self._sampler is None:
+            return ()
+        now_s = time.monotonic()
+        if now_s - self._began_s < 60 and self._last.telemetry:
+            return self._last.telemetry
+        return (self._sampler.recording().telemetry("train", self._began_s, now_s),)
+
+    def stop(self) -> None:
+        if self._sampler is not None:
+            self._sampler.stop(1.0)
+            self._sampler = None
+
+    def _start(self) -> None:
+        self._began_s = time.monotonic()
+        if self._gpus:
+            try:
+                self._sampler = Sampler(self._gpus, _SAMPLE_EVERY_S)
+            except OSError:
+                self._sampler = None

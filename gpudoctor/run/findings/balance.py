@@ -1,0 +1,98 @@
+"""run.balance: which rank computes more slowly than the others, and why?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, ok, skip, unknown, warn
+from gpudoctor.checks.core.peer_ranks import slowness_causes
+from gpudoctor.checks.core.subject import NODE, Subject, of_rank
+from gpudoctor.facts.model.missing import known
+from gpudoctor.run.findings.run_check import run_check
+from gpudoctor.run.findings.slow_ranks import LEAST_STEPS, LIMITS, WARN_RATIO, SlowRank, compared
+from gpudoctor.run.observer.layout import WAIT
+from gpudoctor.run.watched import Watched, WatchedRank
+
+_OWN = ("compute", "cpu", "blocked")
+
+
+def subject_of(watched: Watched, rank: WatchedRank) -> Subject:
+    """The rank, with its GPU if it has one."""
+    gpu = next((each for each in watched.case.node.gpus if each.index == rank.gpu), None)
+    return of_rank(rank.rank, rank.gpu, known(gpu.uuid) if gpu else None)
+
+
+def expected_ratio() -> Expected:
+    return Expected(f"below {WARN_RATIO.value:g} x", "<", WARN_RATIO.value, "ratio", "the other ranks")
+
+
+def evidence_of(watched: Watched, slow: SlowRank) -> tuple[Evidence, ...]:
+    """Its step, what the others wait, and the lines in which it was found most often."""
+    others = [rank for rank in watched.ranks if rank.rank != slow.rank.rank and rank.steps]
+    own_wait = sum(step.wall_ms[WAIT] for step in slow.rank.steps) / len(slow.rank.steps)
+    waits = [sum(step.wall_ms[WAIT] for step in rank.steps) / len(rank.steps) for rank in others]
+    found = [
+        Evidence("waits", f"{own_wait:.1f} ms a step for the others, they {min(waits):.1f} to {max(waits):.1f} ms"),
+    ]
+    phase = "host" if slow.cause == "host" else slow.phase
+    places = [place for place in slow.rank.places if place.phase == phase]
+    if slow.cause != "cpu" and places:
+        samples = sum(place.count for place in places)
+        where = f"{places[0].text} ({places[0].count} of {samples} samples of its {phase})"
+        found.append(Evidence("code", where))
+    return tuple(found)
+
+
+@run_check("run.balance", title="No rank computes more slowly than the others", limits=LIMITS)
+def balance(watched: Watched) -> Iterator[Finding]:
+    """Name ranks whose own work takes longer than that of the others."""
+    ranks = [rank for rank in watched.ranks if rank.steps]
+    if len(ranks) < 2:
+        yield skip(NODE, "fewer than two ranks with steps: nothing to compare with")
+        return
+    found = compared(watched)
+    if not found.turns:
+        yield skip(NODE, f"fewer than {LEAST_STEPS} steps after warm-up that all ranks have: too few to compare")
+        return
+    slow = [each for each in found.slow if each.cause in _OWN]
+    for each in slow:
+        yield _slow(watched, each)
+    for deviation in found.unsure:
+        rank = next(rank for rank in ranks if rank.rank == deviation.rank.rank)
+        if not found.slow:
+            part = f"its own part of a step takes {deviation.ratio:.2f} x the others'"
+            text = f"too uneven to judge: {part}, but {deviation.why}"
+            yield unknown(subject_of(watched, rank), text)
+    if not slow and not found.unsure:
+        text = f"{len(ranks)} ranks: each within {max(1.0, found.largest_ratio):.2f} x of the others' own time"
+        if not found.slow:
+            yield ok(NODE, Found(text, round(found.largest_ratio, 3), "ratio"), expected_ratio())
+
+
+def _slow(watched: Watched, slow: SlowRank) -> Finding:
+    rank, mean = slow.rank, slow.mean
+    part = "own part of a step" if slow.cause == "cpu" else "compute"
+    text = f"makes the others wait: its {part} takes {slow.own_ms:.1f} ms a step, theirs {slow.usual_ms:.1f} ms"
+    if slow.cause == "cpu":
+        text += f"; it waits {mean.own_queued_ms:.1f} ms a step for a CPU core"
+        where = f"CPU {', '.join(map(str, rank.cpus[:8]))}" if len(rank.cpus) < 8 else "its CPUs"
+        likely = f"slow for want of a CPU: {rank.cpu_neighbour or 'another process'} runs on {where}"
+        advice: tuple[Advice, ...] = (Advice("Give every rank its own cores.", "gpudoctor check host topology -v"),)
+    elif slow.cause == "blocked":
+        likely = f"slow compute: its {_part(slow.phase)} stands still (sleep, I/O or a lock) while it uses no more CPU"
+        advice = (Advice("Look at the line of code in the evidence: it waits for something there."),)
+    else:
+        reasons = slowness_causes(watched.case, rank.rank, [r.rank for r in watched.ranks], "train")
+        likely = "; ".join(reasons) or f"slow compute: its {_part(slow.phase)} does more work, or its device is slower"
+        advice = (
+            Advice("Look at clocks, temperature, power and link of its GPU.", "gpudoctor check gpu pcie -v"),
+            Advice("If the node is fit: this rank has more to compute; look at the line of code in the evidence."),
+        )
+    cpu = () if rank.gpu is not None else (Evidence("CPU time", f"{mean.compute_cpu_ms:.1f} ms of compute a step"),)
+    found = Found(text, round(slow.ratio, 3), "ratio")
+    shown = (*evidence_of(watched, slow), *cpu)
+    return warn(subject_of(watched, rank), found, expected_ratio(), *shown, likely=likely, advice=advice)
+
+
+def _part(phase: str) -> str:
+    return "code between forward, backward and optimizer" if phase == "between" else phase

@@ -1,0 +1,52 @@
+"""run.data: do the ranks wait for their batches?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from statistics import fmean
+
+from gpudoctor.checks.core.case import Limit
+from gpudoctor.checks.core.finding import Advice, Expected, Finding, Found, ok, skip, warn
+from gpudoctor.checks.core.subject import NODE
+from gpudoctor.run.findings.balance import evidence_of, expected_ratio, subject_of
+from gpudoctor.run.findings.run_check import run_check
+from gpudoctor.run.findings.slow_ranks import LEAST_STEPS, LIMITS, compared
+from gpudoctor.run.watched import Watched
+
+_SHARE = Limit(0.20, "of the step", "gpudoctor's own choice: a fifth of the time is worth a change", name="share_warn")
+_ADVICE = (
+    Advice("More workers and prefetching (num_workers, persistent_workers, pin_memory), or lighter preprocessing."),
+    Advice("See what the storage and the loaders of this node can do.", "gpudoctor check storage data --data PATH"),
+)
+
+
+@run_check("run.data", title="Batches are there when they are needed", limits=(*LIMITS, _SHARE))
+def data(watched: Watched) -> Iterator[Finding]:
+    """Name a rank whose batches come late, or report that all ranks wait for data."""
+    ranks = [rank for rank in watched.ranks if len(rank.steps) >= LEAST_STEPS]
+    if not ranks:
+        yield skip(NODE, "too few steps to judge")
+        return
+    if not any(rank.loader for rank in ranks):
+        yield skip(NODE, "no DataLoader was used: the time to get a batch is part of the host time")
+        return
+    named = [each for each in compared(watched).slow if each.cause == "data"]
+    for slow in named:
+        text = f"makes the others wait: its data takes {slow.own_ms:.1f} ms a step, theirs {slow.usual_ms:.1f} ms"
+        yield warn(
+            subject_of(watched, slow.rank),
+            Found(text, round(slow.ratio, 3), "ratio"),
+            expected_ratio(),
+            *evidence_of(watched, slow),
+            likely="slow data: its loader, the storage it reads from, or the CPUs of its workers",
+            advice=_ADVICE,
+        )
+    if named:
+        return
+    share = fmean(sum(s.data_ms for s in rank.steps) / sum(s.step_ms for s in rank.steps) for rank in ranks)
+    found = Found(f"{share:.0%} of the step is spent on getting the next batch", round(share, 4), "share")
+    expected = Expected(f"at most {_SHARE.value:.0%}", "<=", _SHARE.value, "share", _SHARE.source)
+    if share > _SHARE.value:
+        yield warn(NODE, found, expected, likely="all ranks wait for their loaders", advice=_ADVICE)
+    else:
+        yield ok(NODE, found, expected)

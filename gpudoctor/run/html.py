@@ -1,0 +1,141 @@
+"""The report of a run as one page: what was found, the step of each rank as a picture, over time, and the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpudoctor.checks.core.finding import PROBLEMS, Advice, Evidence
+from gpudoctor.diagnose import text as diagnosis_text
+from gpudoctor.report.html.parts import (
+    Bar,
+    Bars,
+    Card,
+    Cell,
+    Chip,
+    Code,
+    Command,
+    Fold,
+    Items,
+    Lines,
+    Page,
+    Part,
+    Rows,
+    Section,
+    Words,
+    pairs,
+    section,
+)
+from gpudoctor.report.html.render import render_page
+from gpudoctor.report.wording import block_parts
+from gpudoctor.run.findings.progress import of_stall
+from gpudoctor.run.report import FlatFinding, PhaseMs, RankReport, RunReport, as_finding
+
+_PARTS = ("compute", "wait", "data", "host")
+_MOST_BARS = 64
+
+
+def render_html(report: RunReport) -> str:
+    """The page; the same report gives the same bytes."""
+    problems = [finding for finding in report.findings if finding.status in PROBLEMS]
+    others = tuple(
+        (each.id, Chip(each.status), each.found.text if each.found else each.reason or "")
+        for each in report.findings
+        if each not in problems
+    )
+    word = report.verdict.upper()
+    page = Page(
+        title=f"{word}: gpudoctor run",
+        kicker="gpudoctor run",
+        heading=" ".join(report.command),
+        status=report.verdict,
+        word=word,
+        verdict=f"ended by {report.signal}" if report.signal else f"exit code {report.exit_code}",
+        where=f"on {report.host}, {report.duration_s:.1f} s",
+        do=section("What to do", _steps(problems), "do"),
+        evidence=(
+            *section("Findings", map(_finding, problems), "findings"),
+            *section("Where the ranks stood", (Lines("\n".join(of_stall(each))) for each in report.stalls), "stalls"),
+            *section("What its logs say", _diagnosis(report), "diagnosis"),
+            *section("Where a step goes", _ranks(report, problems), "step"),
+        ),
+        rest=tuple(_rest(report, others)),
+    )
+    return render_page(page)
+
+
+def _title(finding: FlatFinding) -> Cell:
+    return Chip(finding.status), Code(finding.id), finding.subject.label
+
+
+def _steps(problems: list[FlatFinding]) -> Iterator[Part]:
+    for each in problems:
+        parts = dict(block_parts((as_finding(each),), ()))
+        if "do" in parts:
+            items = tuple(map(_item, parts["do"]))
+            yield Card(each.status.value, _title(each), "", (Items(items, "steps"),))
+
+
+def _finding(finding: FlatFinding) -> Card:
+    shown = (
+        (label, part if isinstance(part, str) else Items(tuple(map(_item, part))))
+        for label, part in block_parts((as_finding(finding),), ())
+        if label != "do"
+    )
+    return Card(finding.status.value, _title(finding), "", (pairs(*shown),))
+
+
+def _item(item: Evidence | Advice | str) -> Cell:
+    if isinstance(item, Evidence):
+        return Code(item.source), f"= {item.value}"
+    if isinstance(item, str):
+        return item
+    return (item.text, Command(item.command)) if item.command else item.text
+
+
+def _diagnosis(report: RunReport) -> Iterator[Part]:
+    if report.diagnosis is not None and report.diagnosis.cause is not None:
+        yield Lines(diagnosis_text.render_text(report.diagnosis))
+
+
+def _ranks(report: RunReport, problems: list[FlatFinding]) -> Iterator[Part]:
+    ranks = [(rank, rank.phases) for rank in report.ranks if rank.phases is not None]
+    if not ranks:
+        return
+    bad = {each.subject.rank: each.status.value for each in problems if each.subject.rank is not None}
+    bars = (Bar(f"rank {rank.rank}", _parts_ms(phases), bad.get(rank.rank)) for rank, phases in ranks[:_MOST_BARS])
+    yield Bars("where the step goes, ms", _PARTS, tuple(bars))
+    words = "compute: forward, backward, optimizer and between them; wait: for other ranks in collectives; "
+    yield Words(f"{words}data: fetching a batch; host: after the optimizer until the next batch.", "legend")
+    rows = tuple(
+        (
+            str(rank.rank),
+            str(rank.steps),
+            "-" if rank.step_ms is None else f"{rank.step_ms:.2f}",
+            *(f"{ms:.2f}" for ms in _parts_ms(phases)),
+            "-" if rank.memory_mib is None else f"{rank.memory_mib:.0f}",
+        )
+        for rank, phases in ranks
+    )
+    yield Rows(("rank", "steps", "step ms", *(f"{part} ms" for part in _PARTS), "memory MiB"), rows)
+
+
+def _rest(report: RunReport, others: tuple[tuple[Cell, ...], ...]) -> Iterator[Section]:
+    over = (_over_time(rank) for rank in report.ranks[:_MOST_BARS] if rank.phases and len(rank.over_time) > 1)
+    yield from section("Over time", over, "time")
+    yield from section("Also looked at", [Rows(("check", "", "found"), others, wraps=True)] if others else (), "rest")
+    yield from section("Notes", (Items(tuple(report.notes)),) if report.notes else (), "notes")
+
+
+def _over_time(rank: RankReport) -> Fold:
+    """A bar for each part of the run, as far as a picture can show, and its figures."""
+    every = max(1, len(rank.over_time) // 12)
+    points = [(f"step {point.step}", _parts_ms(point.phases)) for point in rank.over_time[::every]]
+    name = f"rank {rank.rank}"
+    bars = Bars(f"{name} over time", _PARTS, tuple(Bar(*point) for point in points))
+    rows = tuple((step, *(f"{ms:.2f}" for ms in parts)) for step, parts in points)
+    return Fold(name, (bars, Rows(("from", *(f"{part} ms" for part in _PARTS)), rows)))
+
+
+def _parts_ms(phases: PhaseMs) -> tuple[float, ...]:
+    compute = phases.forward + phases.backward + phases.optimizer + phases.between
+    return compute, phases.wait, phases.data, phases.host

@@ -1,0 +1,241 @@
+"""Where torch is hooked: the least that shows each phase, on classes and functions, never on the user's objects.
+
+A hook on a module of the user would be copied and saved with it. All hooks do nothing but note the time.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from . import layout
+from .guard import Guard
+from .phases import Phases
+
+_DISCOVERY_STEPS = 3
+_OPTIMIZER_STEPS_SEEN = 16
+
+
+class TorchHooks:
+    """Hooks torch, and follows steps: a step ends with the optimizer that steps least often."""
+
+    def __init__(self, torch: Any, phases: Phases, guard: Guard) -> None:
+        self._torch = torch
+        self._phases = phases
+        self._guard = guard
+        self._depths: list[tuple[int, int]] = []  # of the optimizers that step now: id, depth
+        self._counts: dict[int, int] = {}
+        self._ends_step = 0
+        self._module_call: Any = None
+        self._roots: set[type] = set()
+        self.loader_seen = False
+
+    def install(self) -> None:
+        """Put all hooks in place; what this version of torch lacks is left out."""
+        torch = self._torch
+        optimizers = sys.modules["torch.optim.optimizer"]
+        optimizers.register_optimizer_step_pre_hook(self._before_optimizer)
+        optimizers.register_optimizer_step_post_hook(self._after_optimizer)
+        loader = sys.modules.get("torch.utils.data.dataloader")
+        if loader is not None:
+            self._wrap(loader._BaseDataLoaderIter, "__next__", layout.DATA)
+            self._wrap(loader.DataLoader, "__iter__", layout.DATA)
+        self._wrap_backward(torch.autograd)
+        distributed = sys.modules.get("torch._C._distributed_c10d") or getattr(torch._C, "_distributed_c10d", None)
+        if distributed is not None and hasattr(distributed, "Work"):
+            self._wrap_wait(distributed.Work, "wait")
+        self._module_call = torch.nn.Module.__call__
+        torch.nn.Module.__call__ = self._call_of(self._module_call, discovering=True)
+
+    def found_modules(self) -> None:
+        """Hook parts of torch that are imported later than torch, once they are there."""
+        parallel = sys.modules.get("torch.nn.parallel.distributed")
+        if parallel is not None:
+            self._wrap_wait(
+                parallel.DistributedDataParallel, "_distributed_broadcast_coalesced", "broadcast of buffers"
+            )
+        functional = sys.modules.get("torch.distributed._functional_collectives")
+        if functional is not None and hasattr(functional, "wait_tensor"):
+            self._wrap_wait(functional, "wait_tensor")
+
+    def _wrap(self, owner: Any, name: str, phase: int) -> None:
+        original = getattr(owner, name)
+        phases, guard = self._phases, self._guard
+
+        @functools.wraps(original)
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            if guard.off:
+                return original(*args, **kwargs)
+            self.loader_seen = True
+            depth = guard.call(phases.begin, phase)
+            try:
+                return original(*args, **kwargs)
+            finally:
+                guard.call(phases.end, depth)
+
+        setattr(owner, name, wrapped)
+
+    def _wrap_wait(self, owner: Any, name: str, what: str = "") -> None:
+        original = getattr(owner, name)
+        if getattr(original, "_gpudoctor", False):
+            return
+        phases, guard, record = self._phases, self._guard, self._phases.record
+        names: dict[str, bytes] = {}
+
+        def entered(frame_name: str) -> int:
+            depth = phases.begin(layout.WAIT)
+            if depth >= 0:
+                if frame_name not in names:
+                    names[frame_name] = frame_name.encode("utf-8", "replace")
+                record.collective(names[frame_name])
+            return depth
+
+        @functools.wraps(original)
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            if guard.off:
+                return original(*args, **kwargs)
+            caller = what or sys._getframe(1).f_code.co_name
+            depth = guard.call(entered, caller)
+            try:
+                return original(*args, **kwargs)
+            finally:
+                guard.call(phases.end, depth)
+
+        wrapped._gpudoctor = True  # type: ignore[attr-defined]
+        setattr(owner, name, wrapped)
+
+    def _wrap_backward(self, autograd: Any) -> None:
+        original = autograd.backward
+        phases, guard = self._phases, self._guard
+        engine = autograd.Variable._execution_engine
+        record = phases.record
+
+        def only_waits() -> None:
+            phases.turn(layout.WAIT)
+            record.collective(b"all-reduce of the gradients (end of backward)")
+
+        def at_root(gradient: Any) -> None:
+            # the first callback to be queued is the first to run when all gradients are there, so before DDP's wait
+            engine.queue_callback(lambda: guard.call(only_waits))
+
+        def entered(tensors: Any) -> tuple[int, Any]:
+            root = tensors
+            if not hasattr(tensors, "register_hook"):
+                root = next((t for t in tensors if getattr(t, "requires_grad", False)), None)
+            depth = phases.begin(layout.BACKWARD)
+            hook = None
+            if depth >= 0 and root is not None and root.requires_grad:
+                phases.finite.look_at_loss(root)
+                hook = root.register_hook(lambda gradient: guard.call(at_root, gradient))
+            return depth, hook
+
+        @functools.wraps(original)
+        def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+            if guard.off:
+                return original(tensors, *args, **kwargs)
+            depth, hook = guard.call(entered, tensors) or (-1, None)
+            try:
+                return original(tensors, *args, **kwargs)
+            finally:
+                guard.call(phases.end, depth)
+                if hook is not None:
+                    hook.remove()
+
+        autograd.backward = backward
+
+    def _call_of(self, original: Any, *, discovering: bool = False) -> Callable[..., Any]:
+        """A `__call__` of modules that notes only the outermost call."""
+        phases, guard = self._phases, self._guard
+        is_compiling = self._torch.compiler.is_compiling
+        inside = (layout.FORWARD, layout.DATA)
+
+        def entered(module: Any, args: Any, kwargs: Any) -> int:
+            depth = phases.begin(layout.FORWARD)
+            if depth >= 0:
+                phases.batch(id(module), *size_of_first_tensor(args, kwargs))
+                if discovering:
+                    self._roots.add(type(module))
+            return depth
+
+        def __call__(module: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
+            # torch.compile traces through this function: for it, only the original is there
+            if is_compiling() or guard.off or (phases.stack and phases.stack[-1] in inside):
+                return original(module, *args, **kwargs)
+            depth = guard.call(entered, module, args, kwargs)
+            try:
+                return original(module, *args, **kwargs)
+            finally:
+                guard.call(phases.end, depth)
+
+        return __call__
+
+    def _narrow_to_roots(self) -> None:
+        """Hook only the classes that were called outermost: other modules are called as without us again."""
+        module = self._torch.nn.Module
+        module.__call__ = self._module_call
+        for root in self._roots:
+            original = root.__call__
+            root.__call__ = self._call_of(original)  # type: ignore[method-assign]
+
+    def _before_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if not self._guard.off:
+            self._guard.call(self._enter_optimizer, optimizer)
+
+    def _after_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if not self._guard.off:
+            self._guard.call(self._leave_optimizer, optimizer)
+
+    def _enter_optimizer(self, optimizer: Any) -> None:
+        phases = self._phases
+        phases.own()
+        for place, (known, depth) in enumerate(self._depths):
+            if known == id(optimizer):  # its last step raised
+                del self._depths[place:]
+                phases.end(depth)
+                break
+        phases.finite.look_at_gradients(optimizer)
+        self._depths.append((id(optimizer), phases.begin(layout.OPTIMIZER)))
+
+    def _leave_optimizer(self, optimizer: Any) -> None:
+        while self._depths:
+            known, depth = self._depths.pop()
+            if known == id(optimizer):
+                self._phases.end(depth)
+                break
+        if self._depths:
+            return  # inside another optimizer's step
+        if self._is_end_of_step(id(optimizer)):
+            self._phases.end_step()
+            if self._phases.steps == _DISCOVERY_STEPS:
+                self._narrow_to_roots()
+
+    def _is_end_of_step(self, optimizer: int) -> bool:
+        """Whether this is the optimizer that steps least often; the last one of those that step equally often."""
+        counts = self._counts
+        counts[optimizer] = counts.get(optimizer, 0) + 1
+        if len(counts) == 1:
+            self._ends_step = optimizer
+        elif sum(counts.values()) <= _OPTIMIZER_STEPS_SEEN * len(counts) or optimizer == self._ends_step:
+            least = min(counts.values())
+            if counts.get(self._ends_step, 0) > least + 1 or self._ends_step not in counts:
+                self._ends_step = next(key for key, count in counts.items() if count == least)
+        return optimizer == self._ends_step
+
+
+def size_of_first_tensor(args: Any, kwargs: Any) -> tuple[float, float]:
+    """Rows and elements of the first tensor among the arguments, or inside the first containers; 0 if none."""
+    waiting = [*args, *kwargs.values()]
+    for looked, thing in enumerate(waiting):
+        if looked > 64:
+            break
+        shape = getattr(thing, "shape", None)
+        if shape is not None and hasattr(thing, "numel"):
+            if len(shape):
+                return float(shape[0]), float(thing.numel())
+        elif isinstance(thing, dict):
+            waiting.extend(list(thing.values())[:16])
+        elif isinstance(thing, (list, tuple)):
+            waiting.extend(thing[:16])
+    return 0.0, 0.0

@@ -1,0 +1,85 @@
+"""What the kernel counts of a rank's process: alive, CPU, waiting for a CPU, memory, its cgroup."""
+
+from __future__ import annotations
+
+import os
+import re
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+_STATE = re.compile(r"\) (\S) ")
+_CGROUP_ROOT = Path("/sys/fs/cgroup")
+
+
+class ThreadTimes(msgspec.Struct, frozen=True):
+    """Time of the training thread on a CPU, and ready to run without one, in ns."""
+
+    on_cpu_ns: int
+    waiting_ns: int
+
+
+def lives(pid: int, started: int) -> bool:
+    """Whether the process that started at this tick still lives; a zombie does not."""
+    text = _read(Path(f"/proc/{pid}/stat"))
+    if text is None:
+        return False
+    rest = text.rpartition(")")[2].split()
+    return int(rest[19]) == started and rest[0] not in ("Z", "X")
+
+
+def thread_times(pid: int, thread: int) -> ThreadTimes | None:
+    """From schedstat of the thread; None if the kernel does not count it, or the thread has ended."""
+    text = _read(Path(f"/proc/{pid}/task/{thread}/schedstat"))
+    fields = (text or "").split()
+    return ThreadTimes(int(fields[0]), int(fields[1])) if len(fields) == 3 else None
+
+
+def allowed_cpus(pid: int) -> tuple[int, ...]:
+    """The CPUs that the process may use."""
+    with suppress(OSError):
+        return tuple(sorted(os.sched_getaffinity(pid)))
+    return ()
+
+
+def kernel_place(pid: int) -> str:
+    """State and place in the kernel, for a process that does not respond: "D in nfs_wait"."""
+    state = _STATE.search(_read(Path(f"/proc/{pid}/stat")) or "")
+    place = (_read(Path(f"/proc/{pid}/wchan")) or "").strip()
+    return (state[1] if state else "?") + (f" in {place}" if place not in ("", "0") else "")
+
+
+def memory_events(pid: int) -> Path | None:
+    """The file that counts what the memory limit of the process's cgroup has done; None without cgroup v2."""
+    for line in (_read(Path(f"/proc/{pid}/cgroup")) or "").splitlines():
+        if line.startswith("0::"):
+            path = _CGROUP_ROOT / line[3:].lstrip("/") / "memory.events"
+            return path if path.is_file() else None
+    return None
+
+
+def oom_kills(events: Path) -> int:
+    """How many processes the kernel has killed there for the memory limit."""
+    found = re.search(r"^oom_kill (\d+)", _read(events) or "", re.MULTILINE)
+    return int(found[1]) if found else 0
+
+
+def busiest_on(cpus: tuple[int, ...], without: set[int]) -> str | None:
+    """The process that runs now on one of these CPUs and is none of ours: "pid 12 (stress)"; None if none does."""
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdecimal() or int(folder.name) in without:
+            continue
+        text = _read(folder / "stat") or ""
+        rest = text.rpartition(")")[2].split()
+        if len(rest) > 36 and rest[0] == "R" and int(rest[36]) in cpus and int(folder.name) != os.getpid():
+            name = text[text.find("(") + 1 : text.rfind(")")]
+            return f"pid {folder.name} ({name})"
+    return None
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None

@@ -1,0 +1,231 @@
+"""The report of a run, as `gpudoctor.run/1` has it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from statistics import fmean, median, quantiles
+from typing import Literal
+
+import msgspec
+
+from gpudoctor.checks.core.finding import PROBLEMS, Advice, Evidence, Expected, Finding, Found, Status, worst
+from gpudoctor.checks.core.subject import Subject
+from gpudoctor.diagnose.diagnosis import Diagnosis
+from gpudoctor.report.model import Tool
+from gpudoctor.run.findings.run_check import findings_of, run_checks
+from gpudoctor.run.observer.layout import PHASES
+from gpudoctor.run.step_series import TimedStep, mean_step, turns
+from gpudoctor.run.watched import RunStall, Watched, WatchedRank
+
+SCHEMA = "gpudoctor.run/1"
+_MOST_POINTS = 60
+
+
+class PhaseMs(msgspec.Struct, frozen=True):
+    """Mean time of each phase in a step, in ms; together they are the step.
+
+    `wait`: in collectives for others; `between`: between forward, backward and optimizer (loss, clipping); `host`:
+    after the optimizer until the next batch or forward.
+    """
+
+    data: float
+    forward: float
+    backward: float
+    optimizer: float
+    wait: float
+    between: float
+    host: float
+
+
+class RankPoint(msgspec.Struct, frozen=True):
+    """The phases over some consecutive steps, from step `step` on."""
+
+    step: int
+    phases: PhaseMs
+
+
+class RankReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank. Times are means over the steps after warm-up; `step_p95_ms` is of single
+    steps, of means of neighbouring ones in a run of many thousands."""
+
+    rank: int
+    host: str
+    pid: int
+    gpu: int | None
+    steps: int
+    step_ms: float | None = None
+    step_p95_ms: float | None = None
+    compute_ms: float | None = None
+    wait_ms: float | None = None
+    data_ms: float | None = None
+    host_ms: float | None = None
+    phases: PhaseMs | None = None
+    compute_cpu_ms: float | None = None
+    warm_up_steps: int = 0
+    warm_up_ms: float | None = None
+    rows: float | None = None
+    elements: float | None = None
+    memory_mib: float | None = None
+    memory_growth_mib: float | None = None
+    ended: str = ""
+    error: str | None = None
+    over_time: tuple[RankPoint, ...] = ()
+
+
+class FlatFinding(msgspec.Struct, frozen=True, kw_only=True):
+    """The JSON form of a finding: that of `check`, and the id."""
+
+    id: str
+    status: Status
+    subject: Subject
+    found: Found | None = None
+    expected: Expected | None = None
+    evidence: tuple[Evidence, ...] = ()
+    likely: str | None = None
+    advice: tuple[Advice, ...] = ()
+    reason: str | None = None
+
+
+class Throughput(msgspec.Struct, frozen=True):
+    """Of all ranks together, after warm-up: steps, rows and elements of the model's first input in a second."""
+
+    steps_per_s: float
+    rows_per_s: float | None
+    elements_per_s: float | None
+
+
+class Precheck(msgspec.Struct, frozen=True):
+    """The check of the node before the start."""
+
+    level: str
+    verdict: str
+    reason: str
+
+
+class RunReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything about one run of a command. `signal` is the one that ended the command.
+
+    `settings` are the variables that were set for it. `diagnosis` is null if the command ended well. `notes` say what
+    was not seen, and why.
+    """
+
+    schema: str = SCHEMA
+    tool: Tool
+    command: tuple[str, ...]
+    host: str
+    started_at: str
+    duration_s: float
+    exit_code: int
+    signal: str | None
+    verdict: Literal["pass", "warn", "fail", "unknown"]
+    reason: str
+    world_size: int | None
+    precheck: Precheck | None
+    settings: dict[str, str]
+    throughput: Throughput | None
+    ranks: tuple[RankReport, ...]
+    findings: tuple[FlatFinding, ...]
+    stalls: tuple[RunStall, ...]
+    diagnosis: Diagnosis | None
+    notes: tuple[str, ...] = ()
+    kept: str | None = None
+    error: str | None = None
+
+
+def judged(watched: Watched) -> tuple[FlatFinding, ...]:
+    """All findings, in the order of the checks."""
+    return tuple(
+        FlatFinding(
+            id=check.id,
+            status=finding.status,
+            subject=finding.subject,
+            found=finding.found,
+            expected=finding.expected,
+            evidence=finding.evidence,
+            likely=finding.likely,
+            advice=finding.advice,
+            reason=finding.reason,
+        )
+        for check in run_checks()
+        for finding in findings_of(check, watched)
+    )
+
+
+def as_finding(flat: FlatFinding) -> Finding:
+    """The finding, for what shows findings."""
+    return Finding(**{name: getattr(flat, name) for name in flat.__struct_fields__ if name != "id"})
+
+
+def verdict_of(findings: Iterable[FlatFinding]) -> Literal["pass", "warn", "fail", "unknown"]:
+    """The worst finding; unknown if nothing could be judged, since that is no pass."""
+    status = worst(finding.status for finding in findings)
+    return {
+        Status.FAIL: "fail",
+        Status.WARN: "warn",
+        Status.PASS: "pass",
+    }.get(status, "unknown")  # type: ignore[return-value]
+
+
+def reason_of(findings: Iterable[FlatFinding]) -> str:
+    """The worst finding in a line."""
+    bad = sorted((f for f in findings if f.status in PROBLEMS), key=lambda f: PROBLEMS.index(f.status))
+    if not bad:
+        return ""
+    first = bad[0]
+    text = first.found.text if first.found else first.reason or ""
+    return f"{first.id} {first.subject.label}: {text}"
+
+
+def rank_report(rank: WatchedRank, host: str) -> RankReport:
+    """The figures of a rank."""
+    report = RankReport(
+        rank=rank.rank, host=host, pid=rank.pid, gpu=rank.gpu, steps=rank.finished, ended=rank.ending, error=rank.error,
+        warm_up_steps=len(rank.warm_up), warm_up_ms=_rounded(sum(s.step_ms for s in rank.warm_up)),
+    )  # fmt: skip
+    if not rank.steps:
+        return report
+    mean = mean_step(rank.steps)
+    times = [step.step_ms for step in rank.steps]
+    memory = [step.memory_mib for step in rank.steps]
+    return msgspec.structs.replace(
+        report,
+        step_ms=_rounded(mean.step_ms),
+        step_p95_ms=_rounded(quantiles(times, n=20)[-1]) if len(times) >= 20 else None,
+        compute_ms=_rounded(mean.compute_ms),
+        wait_ms=_rounded(mean.wall_ms[PHASES.index("wait")]),
+        data_ms=_rounded(mean.data_ms),
+        host_ms=_rounded(mean.host_ms),
+        phases=_phases(mean),
+        compute_cpu_ms=_rounded(mean.compute_cpu_ms),
+        rows=_rounded(mean.rows) if mean.rows else None,
+        elements=_rounded(mean.elements) if mean.elements else None,
+        memory_mib=_rounded(max(memory)),
+        memory_growth_mib=_rounded(memory[-1] - memory[0]),
+        over_time=tuple(
+            RankPoint(turn.number, _phases(turn)) for turn in turns(rank.steps, min(_MOST_POINTS, len(rank.steps)))
+        ),
+    )
+
+
+def throughput(watched: Watched) -> Throughput | None:
+    """Of the steps after warm-up; None without steps."""
+    ranks = [rank for rank in watched.ranks if rank.steps]
+    if not ranks:
+        return None
+    step_ms = median(fmean(step.step_ms for step in rank.steps) for rank in ranks)
+    if step_ms <= 0:
+        return None
+    each_s = 1000 / step_ms
+    rows = sum(fmean(step.rows for step in rank.steps) for rank in ranks)
+    elements = sum(fmean(step.elements for step in rank.steps) for rank in ranks)
+    return Throughput(
+        _rounded(each_s), _rounded(rows * each_s) if rows else None, _rounded(elements * each_s) if elements else None
+    )
+
+
+def _phases(step: TimedStep) -> PhaseMs:
+    return PhaseMs(*(_rounded(ms) for ms in step.wall_ms))
+
+
+def _rounded(value: float) -> float:
+    return round(value, 3)

@@ -1,0 +1,76 @@
+"""The folder of one run: records and logs of its ranks, in a temporary place."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from gpudoctor.run.observer import layout
+
+_LEAST_FREE_BYTES = 64 << 20
+_SLURM = ("SLURM_JOB_ID", "SLURM_STEP_ID")
+
+
+class NoFolderError(Exception):
+    """There is no place to keep records in; the text says why."""
+
+
+class RunFolder:
+    """Makes the folder. Raise NoFolderError if no place has room.
+
+    Tasks of one Slurm step on a node share it: the first to come makes it.
+    """
+
+    def __init__(self, environ: Mapping[str, str], within: Path | None = None) -> None:
+        reasons = []
+        for place in [within] if within else _places():
+            try:
+                free = shutil.disk_usage(place).free
+                if free < _LEAST_FREE_BYTES:
+                    raise OSError(f"only {free >> 20} MiB free")
+                self.path = _made(place, environ)
+                for name in ("ranks", "logs", "dumps"):
+                    (self.path / name).mkdir(mode=0o700, exist_ok=True)
+                return
+            except OSError as error:
+                reasons.append(f"{place}: {error.strerror or error}")
+        raise NoFolderError("; ".join(reasons) or "no temporary folder")
+
+    @property
+    def ranks(self) -> Path:
+        return self.path / "ranks"
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    def has_logs(self) -> bool:
+        """Whether anything was kept in it."""
+        return any(path.is_file() for path in self.path.rglob("*"))
+
+    def remove(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+
+    def remove_records(self) -> None:
+        """Remove what only this program reads; logs, stacks and dumps stay."""
+        for path in self.ranks.glob("*"):
+            if path.suffix in (layout.SUFFIX, ".json", ".new") or not path.stat().st_size:
+                path.unlink(missing_ok=True)
+
+
+def _places() -> list[Path]:
+    places = [os.environ.get("TMPDIR"), "/tmp", "/dev/shm"]
+    return [Path(place) for place in dict.fromkeys(places) if place and Path(place).is_dir()]
+
+
+def _made(place: Path, environ: Mapping[str, str]) -> Path:
+    if not all(environ.get(name, "").isdecimal() for name in _SLURM):
+        return Path(tempfile.mkdtemp(prefix="gpudoctor-run-", dir=place))
+    path = place / f"gpudoctor-run-{os.geteuid()}-{environ[_SLURM[0]]}.{environ[_SLURM[1]]}"
+    path.mkdir(mode=0o700, exist_ok=True)
+    if path.stat().st_uid != os.geteuid():
+        raise OSError("another user made the folder of this step")
+    return path

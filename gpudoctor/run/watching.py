@@ -1,0 +1,245 @@
+"""Watches a running command: takes over the steps of its ranks, and notices that nothing moves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from statistics import median
+from time import monotonic, monotonic_ns
+
+import msgspec
+
+from gpudoctor.run import rank_process
+from gpudoctor.run.observer.layout import WAIT
+from gpudoctor.run.record_reader import RankRecord, find_records
+from gpudoctor.run.run_folder import RunFolder
+from gpudoctor.run.stack_request import own_line, request_stacks, training_stack
+from gpudoctor.run.step_series import aligned, warm_up
+from gpudoctor.run.watched import Ending, RunStall, StoppedRank, Watched, WatchedRank
+
+_RECORDS_EVERY_S = 0.5
+_KERNEL_EVERY_S = 1.0
+_BEFORE_FIRST_STEP_S = 1800.0
+_LEAST_HANG_S = 120.0
+_HANG_STEPS = 10
+_LAUNCHERS = (
+    "torch.distributed.run",
+    "torch.distributed.launch",
+    "accelerate.commands.launch",
+    "deepspeed.launcher.runner",
+)
+
+
+class _Seen(msgspec.Struct):
+    """What this process remembers of one rank."""
+
+    record: RankRecord
+    thread: int = 0
+    first: rank_process.ThreadTimes | None = None
+    last: rank_process.ThreadTimes | None = None
+    first_step: int = 0
+    last_step: int = 0
+    ended_s: float | None = None
+    cpus: tuple[int, ...] = ()
+    events: Path | None = None
+    neighbours: dict[str, int] = {}
+
+
+class RunWatch:
+    """Follows all ranks in the folder. `say` takes lines for people while it runs."""
+
+    def __init__(self, folder: RunFolder, hang_after_s: float | None, say: Callable[[str], None]) -> None:
+        self._folder = folder
+        self._hang_after_s = hang_after_s
+        self._say = say
+        self._seen: dict[Path, _Seen] = {}
+        self._began_s = monotonic()
+        self._records_due_s = self._kernel_due_s = 0.0
+        self._oom_before: dict[Path, int] = {}
+        self._stall: RunStall | None = None
+        self.stalls: list[RunStall] = []
+
+    def step(self) -> None:
+        """Look once; called several times a second."""
+        now_s = monotonic()
+        self._notice_ends(now_s)
+        if now_s >= self._records_due_s:
+            self._records_due_s = now_s + _RECORDS_EVERY_S
+            for record in find_records(self._folder.ranks, set(self._seen)):
+                self._seen[record.path] = _Seen(record, neighbours={})
+            for seen in self._seen.values():
+                seen.record.read_new_steps()
+            self._look_for_stall()
+        if now_s >= self._kernel_due_s:
+            self._kernel_due_s = now_s + _KERNEL_EVERY_S
+            for seen in self._ranks():
+                if seen.ended_s is None:
+                    self._read_kernel(seen)
+
+    def ended_by_us(self) -> None:
+        """The caller ends the command because of the stall."""
+        if self._stall is not None:
+            self._stall = msgspec.structs.replace(self._stall, ended_by_us=True)
+
+    @property
+    def stalled(self) -> bool:
+        return self._stall is not None
+
+    def finish(self) -> None:
+        """Look a last time, once the command has ended."""
+        self._records_due_s = 0.0
+        self.step()
+        if self._stall is not None:
+            self.stalls.append(self._stall)
+            self._stall = None
+
+    def watched(self) -> Watched:
+        """Everything that was seen of the ranks; the rest of `Watched` is the caller's."""
+        ranks = sorted(self._ranks(), key=lambda seen: seen.record.place[0])
+        trained = [seen for seen in ranks if seen.record.read_steps]
+        steps = dict(zip((seen.record.pid for seen in trained), aligned(s.record.series for s in trained), strict=True))
+        warm = max((warm_up(each) for each in steps.values()), default=0)
+        worlds = [seen.record.place[2] for seen in ranks if seen.record.place[2] > 0]
+        return Watched(
+            ranks=tuple(self._watched_rank(n, s, steps.get(s.record.pid, []), warm) for n, s in enumerate(ranks)),
+            stalls=tuple(self.stalls),
+            oom_kills=sum(rank_process.oom_kills(path) - before for path, before in self._oom_before.items()),
+            world_size=max(worlds, default=len(trained) or None),
+        )
+
+    def output_files(self) -> None:
+        """Write the kept output of each process where `diagnose` reads it."""
+        for number, seen in enumerate(sorted(self._seen.values(), key=lambda s: s.record.place[0])):
+            rank = seen.record.place[0]
+            name = f"launcher-{seen.record.pid}" if self._is_launcher(seen) else f"rank-{rank if rank >= 0 else number}"
+            data = seen.record.output()
+            with suppress(OSError):
+                if data:
+                    (self._folder.logs / f"{name}.log").write_bytes(data)
+
+    def off_reasons(self) -> list[str]:
+        """Why the observer switched itself off, once for each reason."""
+        reasons = [str(seen.record.words().get("observer_off") or "") for seen in self._seen.values()]
+        return [reason for reason in dict.fromkeys(reasons) if reason]
+
+    def stopped_ranks(self) -> tuple[StoppedRank, ...]:
+        """Where each rank stands now."""
+        ranks = sorted(self._ranks(), key=lambda seen: seen.record.place[0])
+        living = [s.record for s in ranks if rank_process.lives(s.record.pid, s.record.started)]
+        stacks = request_stacks(living)
+        return tuple(self._stopped(n, seen, stacks) for n, seen in enumerate(ranks))
+
+    def _ranks(self) -> list[_Seen]:
+        """The processes that train: those with steps; before the first step all that are no launcher."""
+        found = [seen for seen in self._seen.values() if not self._is_launcher(seen)]
+        started = [seen for seen in found if seen.record.now.steps]
+        if not started:
+            return found
+        places = {seen.record.place[0] for seen in started}
+        # a rank that has made no step yet, or never will, is one of them
+        return started + [
+            s for s in found if s not in started and s.record.place[0] not in places and s.record.place[0] >= 0
+        ]
+
+    def _is_launcher(self, seen: _Seen) -> bool:
+        if seen.record.now.steps:
+            return False
+        words = seen.record.words()
+        argv = words.get("argv") or [""]
+        name = str(words.get("main") or "").removesuffix(".__main__")
+        return name in _LAUNCHERS or Path(str(argv[0])).name in ("torchrun", "accelerate", "deepspeed")
+
+    def _notice_ends(self, now_s: float) -> None:
+        for seen in self._seen.values():
+            if seen.ended_s is not None:
+                continue
+            how, at_ns = seen.record.ended
+            if how:
+                seen.ended_s = at_ns / 1e9 - self._began_s
+            elif not rank_process.lives(seen.record.pid, seen.record.started):
+                how, at_ns = seen.record.ended  # it may have ended in between
+                seen.ended_s = (at_ns / 1e9 if how else now_s) - self._began_s
+
+    def _read_kernel(self, seen: _Seen) -> None:
+        record = seen.record
+        if not seen.thread:
+            seen.thread = int(record.words().get("native_id") or record.pid)
+            seen.events = rank_process.memory_events(record.pid)
+            if seen.events is not None:
+                self._oom_before.setdefault(seen.events, rank_process.oom_kills(seen.events))
+        seen.cpus = rank_process.allowed_cpus(record.pid) or seen.cpus
+        times, steps = rank_process.thread_times(record.pid, seen.thread), record.now.steps
+        if times is not None and steps >= 3:
+            if seen.first is None:
+                seen.first, seen.first_step = times, steps
+            seen.last, seen.last_step = times, steps
+        if 0 < len(seen.cpus) < (len(rank_process.allowed_cpus(1)) or 2):
+            own = {each.record.pid for each in self._seen.values()}
+            if neighbour := rank_process.busiest_on(seen.cpus, own):
+                seen.neighbours[neighbour] = seen.neighbours.get(neighbour, 0) + 1
+
+    def _look_for_stall(self) -> None:
+        ranks = [seen for seen in self._ranks() if seen.record.now.marks or seen.ended_s is None]
+        living = [seen for seen in ranks if seen.ended_s is None]
+        if not living:
+            return
+        newest_ns = max((seen.record.now.since_ns for seen in ranks), default=0)
+        still_s = (monotonic_ns() - newest_ns) / 1e9 if newest_ns else monotonic() - self._began_s
+        if self._stall is not None:
+            if still_s < self._stall.after_s:
+                stood_s = max(self._stall.stood_s, self._stall.after_s)
+                self.stalls.append(msgspec.structs.replace(self._stall, resumed=True, stood_s=stood_s))
+                self._say("the run goes on")
+                self._stall = None
+            else:
+                self._stall = msgspec.structs.replace(self._stall, stood_s=still_s)
+        elif still_s >= (limit_s := self._limit_s(ranks)):
+            self._stall = RunStall(after_s=limit_s, stood_s=still_s, ranks=self.stopped_ranks())
+
+    def _limit_s(self, ranks: list[_Seen]) -> float:
+        if not any(seen.record.now.steps for seen in ranks):
+            return max(self._hang_after_s or 0.0, _BEFORE_FIRST_STEP_S)
+        if self._hang_after_s is not None:
+            return self._hang_after_s
+        times = [step.step_ms for seen in ranks for step in list(seen.record.series.steps().values())[-200:]]
+        return max(_LEAST_HANG_S, _HANG_STEPS * (median(times) if times else 0.0) / 1000)
+
+    @property
+    def stall(self) -> RunStall | None:
+        return self._stall
+
+    def _stopped(self, number: int, seen: _Seen, stacks: dict[int, str]) -> StoppedRank:
+        record, now = seen.record, seen.record.now
+        rank = record.place[0] if record.place[0] >= 0 else number
+        if not rank_process.lives(record.pid, record.started):
+            return StoppedRank(rank=rank, finished=now.steps, gone=True)
+        words = record.words()
+        stack = training_stack(stacks.get(record.pid, ""), int(words.get("thread") or 0))
+        place, code = own_line(stack)
+        waits = now.phase == WAIT
+        kernel = "" if stack else rank_process.kernel_place(record.pid)
+        return StoppedRank(
+            rank=rank, finished=now.steps, waits=waits, phase=now.phase_name,
+            collective=record.collective if waits else "", place=place, code=code, stack=stack, kernel=kernel,
+        )  # fmt: skip
+
+    def _watched_rank(self, number: int, seen: _Seen, steps: list, warm: int) -> WatchedRank:  # type: ignore[type-arg]
+        record = seen.record
+        rank, _, _, on_gpu, gpu = record.place
+        words = record.words()
+        how, _ = record.ended
+        ending: Ending = "runs"
+        if seen.ended_s is not None:
+            ending = {0: "abrupt", 1: "normal", 2: "exception"}[how]  # type: ignore[assignment]
+        wait_ms = None
+        if seen.first is not None and seen.last is not None and seen.last_step > seen.first_step:
+            wait_ms = (seen.last.waiting_ns - seen.first.waiting_ns) / 1e6 / (seen.last_step - seen.first_step)
+        neighbour = max(seen.neighbours, key=lambda name: seen.neighbours[name], default=None)
+        return WatchedRank(
+            rank=rank if rank >= 0 else number, pid=record.pid, gpu=gpu if on_gpu else None,
+            finished=record.now.steps, steps=tuple(steps[warm:]), warm_up=tuple(steps[:warm]), ending=ending,
+            ended_s=seen.ended_s, error=words.get("error"), places=record.places(), bad_loss=record.bad_loss,
+            bad_gradient=record.bad_gradient, cpu_wait_ms=wait_ms, cpus=seen.cpus, cpu_neighbour=neighbour,
+            loader=bool(words.get("loader")), observer_off=words.get("observer_off") or None,
+        )  # fmt: skip

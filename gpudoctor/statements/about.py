@@ -1,0 +1,66 @@
+"""What a message names: GPUs, devices, adapters, ranks, hosts and files, by the form of their names alone."""
+
+from __future__ import annotations
+
+import re
+
+from gpudoctor.statements.model import About
+
+_BUS = r"(?:[0-9A-Fa-f]{4,8}:)?[0-9A-Fa-f]{2}:[01][0-9A-Fa-f](?:\.[0-7]|(?=:? |:?$|[,)\]]))"
+_BUS_ID = re.compile(rf"(?<![\w:.-])(?:PCI:)?({_BUS})(?![\w-]|:\w)")
+_PARTS = re.compile(r"(?:([0-9A-Fa-f]{4,8}):)?([0-9A-Fa-f]{2}):([01][0-9A-Fa-f])(?:\.([0-7]))?")
+_UUID = re.compile(r"\b((?:GPU|MIG)-[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12})\b")
+_INDEX = re.compile(
+    r"(?i)(?:\bgpu(?: (?:id|index|device))?[ #:=]{0,3}|\bgpus? \[|\bcuda:|\bdevice (?:id |ordinal |index )?#?)(\d{1,3})\b(?![:.]\d|[-,] ?\d|x|\s?(?:of|[GM]i?B|%|GPUs?)\b)"
+)
+_DEVICE_FILE = re.compile(r"(/dev/[\w/-]{2,60})")
+_ADAPTER = re.compile(
+    r"\b((?:mlx[45]|bnxt_re|irdma|efa|rdmap|hfi1|qedr|erdma|roce)[\w-]{0,20}|ib\d{1,3}|(?:ibp|ens|enp|eth|bond)\d\w{0,12})(?:[:/](\d{1,2}))?\b"
+)
+_PORT = re.compile(r"(?i)\bport[ #:=]{0,2}(\d{1,2})\b(?!\d)")
+_RANK = re.compile(r"(?i)\brank[ #:=\[]{0,2}(\d{1,6})\b")
+# only what a label calls a host is one; a bare word is not
+_HOST = re.compile(
+    r"(?i)\b(?:host(?:name)?|node)(?:[:=] ?| )['\"]?([a-z][\w-]{0,60}\d[\w.-]{0,100}|[\w-]{1,60}(?:\.[\w-]{1,60}){1,6})"
+)
+_FILE = re.compile(r"(?:^|[\s'\"(=:])((?:/|\./|~/)[\w.@+/-]{2,300})")
+
+
+def about(message: str) -> About:
+    """What the message names; a name that occurs twice with different values is left out.
+
+    >>> about("NVRM: Xid (PCI:0000:4B:00): 79, GPU has fallen off the bus").bus_id, about("GPU 3 is lost").gpu_index
+    ('0000:4b:00.0', 3)
+    """
+    bus = _one(_BUS_ID, message)
+    adapter = _ADAPTER.search(message)
+    port = (adapter[2] if adapter else None) or (_one(_PORT, message) if adapter else None)
+    index, rank = _one(_INDEX, message), _one(_RANK, message)
+    return About(
+        gpu_index=int(index) if index else None,
+        bus_id=normal_bus_id(bus) if bus else None,
+        uuid=_one(_UUID, message),
+        device_file=_one(_DEVICE_FILE, message),
+        adapter=adapter[1] if adapter else None,
+        port=int(port) if port else None,
+        rank=int(rank) if rank else None,
+        host=_one(_HOST, message),
+        file=_one(_FILE, message),
+    )
+
+
+def _one(pattern: re.Pattern[str], message: str) -> str | None:
+    found = {match[1] for match in pattern.finditer(message)}
+    return found.pop() if len(found) == 1 else None
+
+
+def normal_bus_id(text: str) -> str:
+    """The bus id with a domain of four digits, in lower case; other text unchanged.
+
+    >>> normal_bus_id("00000000:03:00.0"), normal_bus_id("4B:00"), normal_bus_id("3")
+    ('0000:03:00.0', '0000:4b:00.0', '3')
+    """
+    parts = _PARTS.fullmatch(text)
+    if parts is None:
+        return text
+    return f"{(parts[1] or '0')[-4:].rjust(4, '0')}:{parts[2]}:{parts[3]}.{parts[4] or '0'}".lower()

@@ -1,0 +1,132 @@
+"""How a line shows that it is bad news, by form alone: an exception, a level, a program that complains, a death, an exit.
+
+No framework's words are here. A form gives the message without its mark, and how bad it is.
+"""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from gpudoctor.statements.model import Form, Severity
+
+_FAR = 4096
+
+# the C library's texts for errno that end a program
+ERRNO = (
+    r"No such file or directory|Permission denied|Operation not permitted|Input/output error|No such device(?: or address)?|Cannot allocate memory"
+    r"|Device or resource busy|File exists|Not a directory|Is a directory|Invalid argument|Too many open files|No space left on device|Read-only file system"
+    r"|Broken pipe|Resource temporarily unavailable|Address already in use|Cannot assign requested address|Network is (?:unreachable|down)|Connection (?:refused|reset by peer|timed out)"
+    r"|No route to host|Host is (?:down|unreachable)|Stale (?:NFS )?file handle|Disk quota exceeded|Remote I/O error|Transport endpoint is not connected|Bad file descriptor|Exec format error"
+    r"|Argument list too long|Name or service not known|Temporary failure in name resolution|Protocol not (?:available|supported)|Operation not supported|Bad address|command not found"
+)
+_CAMEL = r"[A-Z]\w{0,78}"
+_EXCEPTION_NAME = rf"(?:[A-Za-z_]\w{{0,60}}(?:\.|::)){{0,8}}(?:{_CAMEL}(?:Error|Exception|Failure|Fault|Interrupt|Abort)|gaierror|error)"
+_LEVELS = r"ERROR|FATAL|CRITICAL|SEVERE|PANIC|EMERG|ALERT|CRIT|ERR"
+_COMPLAINTS = (
+    r"fatal(?: error)?|error|cannot|can't|could not|couldn't|failed|failure|unable|unrecognized|unknown option|invalid|illegal|unsupported|no such|not found|missing|undefined symbol|symbol lookup error"
+    r"|bad |too many|too few|refused|denied|panic|abort(?:ed|ing)?"
+)
+_VERDICTS = r"FAIL(?:ED|URE)?|Fail(?:ed|ure)?|FAULTY|Faulty|UNHEALTHY|Unhealthy|NOT ?OK|Not OK|NotReady|DEGRADED|Degraded|CRITICAL|Critical|ERROR|Error"
+
+
+class Reading(msgspec.Struct, frozen=True):
+    """The form of a line, how bad it is, and its message without the mark."""
+
+    form: Form
+    severity: Severity
+    message: str
+    program: str | None = None
+
+
+_Row = tuple[Form, Severity, str]
+# in the order in which they are tried; `message` and `program` are groups
+_TEXTS: tuple[_Row, ...] = (
+    ("exception", "error", rf"(?:E +|Uncaught |Unhandled |Caused by: )?(?P<message>{_EXCEPTION_NAME}(?:$|: .*| ?\(.*))"),
+    ("death", "fatal",
+     r"(?P<message>terminate called\b.*|\s{0,8}what\(\):.*|pure virtual method called.*|(?:Segmentation fault|Bus error|Aborted|Illegal instruction|Floating point exception|Killed|Trace/breakpoint trap)(?: \(core dumped\))?\W*"
+     r"|Fatal Python error: .*|(?:free|malloc|realloc|munmap_chunk)\(\): .*|double free or corruption.*|corrupted (?:size|double-linked).*|\*\*\* (?:stack smashing|SIG\w+).*|thread '[^']{1,80}' panicked at .*|panic: .*)"),
+    ("death", "fatal", r".{0,400}?(?P<message>\b(?:Assertion|assertion|Check|CHECK) ?(?:`|'|\"|\().{1,400}?(?:failed|`|')\.?.*|\bAssertion failed\b.*|\bCheck failed: .*|\bcore dumped\b.*)"),
+    ("level", "error", r"(?:time=\S{1,60} )?level=\"?(?:error|fatal|panic|critical)\"? (?:.{0,200}?\bmsg=)?(?P<message>.*)"),
+    ("level", "fatal", r"\W{0,4}(?:FATAL|Fatal|fatal|CRITICAL|PANIC|EMERG)(?:\]| ?:| error:| -|\)| \[|$) ?(?P<message>.*)"),
+    ("level", "error", rf"\W{{0,4}}(?:\[?(?:{_LEVELS}|Error|error|ERROR!|Failure)\b[\]:!|)]{{1,3}}|(?:{_LEVELS}) (?:[-|] |(?=\[|\d\d|\S+\.\w+:\d+))) ?(?P<message>.*)"),
+    ("level", "error", rf".{{0,160}}?(?:[ \[(|<](?:{_LEVELS})(?:[\]):|>]| -| \[| \|)|- (?:{_LEVELS}) - ) ?(?P<message>.*)"),
+    ("program", "error", r"(?P<message>(?:\S{0,80} )?Error response from daemon: .*)"),
+    ("program", "error",
+     rf"(?P<message>(?P<program>[\w./+-]{{1,80}})(?:\[\d{{1,10}}\])?: (?:(?:line )?\d{{1,7}}: )?(?:(?i:(?:{_COMPLAINTS})\b).*|[^:]{{1,200}}: (?i:(?:{_COMPLAINTS})\b).*|.{{0,300}}(?:{ERRNO}).*))"),
+    ("event", "error",
+     r"\s{0,40}(?:\S{1,40} {1,40})?(?P<message>Warning {1,40}(?:Failed\w*|BackOff|Unhealthy|FailedScheduling|Evicted|NodeNotReady|OOMKilling|[A-Z]\w{0,40}(?:Failed|Error|Down)) +.*)"),
+    ("exit", "error",
+     r"(?P<message>.{0,400}?(?:\b(?:exit(?:ed|s)?|terminated|died|returned|failed|completed|finished)\b.{0,40}?\b(?:exit )?(?:code|status|signal)[ :=(]{0,4}-?[1-9]\d{0,3}\b|\bexitcode ?[:=] ?-?[1-9]\d{0,3}\b"
+     r"|\b(?:died|killed|terminated|exited) (?:with|by|on|due to) (?:<Signals\.|signal )?(?:SIG[A-Z]+|\d{1,2}\b)|\bsignal: (?:killed|aborted|segmentation fault)).*)"),
+    ("verdict", "error", rf"(?P<message>.{{1,200}}?(?:[|:=]|\.{{2,9}}| {{2,9}}|\t) ?(?:{_VERDICTS})\b(?! ?[:=]? ?0\b)(?:.{{0,200}}|$))"),
+    ("errno", "error", rf"(?P<message>.{{0,600}}?(?:{ERRNO}|errno ?[:=]? ?\d{{1,3}}\b).*)"),
+    ("sentence", "error",
+     r"(?P<message>.{0,400}?(?:(?i:\b(?:failed|failure|cannot|can't|couldn't|could not|unable to|error|fatal|crash(?:ed|es)?|abort(?:ed|ing)|panic|exception|segfault(?:ed|s)?|not reachable|unreachable|unrecognized|not recognized"
+     r"|does not (?:work|respond|exist|support|match)|doesn't (?:work|respond|exist)|not (?:responding|listed|visible|available|detected|found|usable|working|allocatable|loaded|running)|no longer (?:answers|responds)|is lost|lost (?:a|one|its) (?:GPU|card|link)|downgraded|fallen off|fell off|is missing|only \d+ of \d+|(?:is|are) down|timed out|hangs|hung|stuck|unhealthy|degraded|mismatch)\b)).*)"),
+)  # fmt: skip
+_FORMS = tuple((form, severity, re.compile(text)) for form, severity, text in _TEXTS)
+# one of these is in each line that any form takes: most lines are ruled out by this alone
+_MAY_BE = re.compile(
+    r"rror|RROR|FAIL|[Ff]ail|FATAL|[Ff]atal|xception|EXCEPTION|CRIT|rit|ERR|anic|PANIC|SEVERE|EMERG|ALERT|[Aa]bort|ABORT|signal|SIG|exit|[Kk]illed|fault|FAULT|[Cc]annot|[Cc]ould|an't|nable|not |No |no |ot found"
+    r"|efused|enied|[Tt]imed|imeout|lost|[Mm]issing|issed|hang|hung|stuck|down|Down|nvalid|nrecognized|nsupported|ssert|terminate|virtual method|core dump|Interrupt|Warning|mismatch|egrade|nhealthy|FAULTY|OK|off|crash|nly \d|busy|Bad |errno|doesn|many|pipe|resource|address|reached|reset|known|[Ii]llegal|breakpoint|corrup|free\(|alloc\(|chunk\(|smash|code|status"
+)
+# what only looks like bad news: another level, a second try, a count of none, a metric, code, a question, prose of a person
+_NONE = re.compile(
+    r"(?-i:(?<![\w:])(?:INFO|DEBUG|TRACE|NOTICE)(?:[\]:|)]|\b(?![:=]))|\bInfo:|\[I\])|level=\"?(?:info|debug|trace)|\b(?:retry|retrying|retries|ignor(?:ed|ing)|expected failure|xfail\w*)\b|\bwill (?:be )?(?:retried|ignored|continue)"
+    r"|\b(?:no|0|zero|without|any|non) (?:\w+ ){0,2}(?:errors?|exceptions?|failures?|failed|faults?)\b|\b(?:errors?|failures?|failed|exceptions?)\b(?: \w+){0,2}\s?[:=]\s?(?:0|none|null|false|\[\])\b"
+    r"|\berror(?: rate)?\s?[:=]?\s?-?\d+\.\d|\b(?:mean|absolute|squared|relative|validation|train|test|reconstruction|rounding|numerical|max|avg|val)\w*[_ ](?:\w+[_ ])?error\b"
+    r"|^\s*(?:except|raise|def|class|if|return|import|from|elif|assert|try|with|#|//)\b|^(?:wandb|Message|Arguments): |^\s*#\s|\berror[_-](?:\w+)\s?[=:]|--\w*(?:error|fail)\w*|\b(?:on|if|when|in case of|continue_on|stop_on|skip)[_ -](?:an? )?(?:error|failure|fail)s?\b",
+    re.IGNORECASE,
+)
+_WARNS = re.compile(r"(?i)(?:^|[\s\[(|:])(?:warn(?:ing)?s?)\b[\]:|)]?|\w+Warning: |level=\"?warn")
+# plain prose that tells of no failure now
+_SUPPOSES = re.compile(
+    r"(?i)\b(?:no|never|without|none|zero|if|when|whether|may|might|would|should|e\.g|such as|fix(?:ed|es)?|rather than|instead of|in case|to avoid|how to|please|try|tips?|known issues?)\b|\?\s*$"
+    r"|(?:n't|\bnot) (?:see|seen|get|have|had|find|show)\b|\bI (?:\w{2,12} )?(?:see|saw|get|got|have|had|am|was|tried|try|run|ran|use|think|found|keep)\b"
+)
+# glog, abseil and TensorFlow, behind a date of any form
+_HEAD = re.compile(r":? ?([IWEF]) \S{1,200}:\d{1,6}\] ?")
+_LOUD_LEVELS = ("E", "F", "ERROR", "CRITICAL", "FATAL")
+_QUIET_LEVELS = ("I", "V", "D", "T", "INFO", "DEBUG")
+
+
+def form_of(text: str, level: str | None = None) -> Reading | None:
+    """How the text, without its prefixes, shows bad news; None if it shows none. `level`: that of its prefix.
+
+    >>> form_of("srun: unrecognized option '--gpus-per-nod'").form, form_of("val error 0.31, failed samples: 0")
+    ('program', None)
+    """
+    text = text[:_FAR]
+    if level is None and (head := _HEAD.match(text)):
+        level = head[1]
+    loud = level in _LOUD_LEVELS
+    if not loud and (level in _QUIET_LEVELS or _MAY_BE.search(text) is None):
+        return None
+    warns = level in ("W", "WARNING") or _WARNS.search(text) is not None
+    if not loud and _NONE.search(text):
+        return None
+    for form, severity, pattern in _FORMS:
+        found = pattern.match(text)
+        if found is None:
+            continue
+        if form == "sentence" and not loud and _SUPPOSES.search(text):
+            return None
+        if form == "exception" and "Warning: " in text[:80]:
+            return None
+        program = found.groupdict().get("program")
+        mild = warns and form not in ("death", "event")
+        form = "level" if loud and form == "sentence" else form
+        return Reading(form, "warning" if mild else severity, found["message"].strip() or text.strip(), program)
+    return Reading("level", "error", text.strip()) if loud and text.strip() else None
+
+
+def is_no_news(text: str, level: str | None = None) -> bool:
+    """Whether a line that has the words of a known fault does not say that it happened.
+
+    >>> is_no_news("We saw no Xid 79 since"), is_no_news("GPU 3 is dead since noon: fallen off the bus")
+    (True, False)
+    """
+    quiet = level in _QUIET_LEVELS
+    return quiet or (_NONE.search(text[:_FAR]) or _SUPPOSES.search(text[:_FAR])) is not None

@@ -1,0 +1,65 @@
+"""A statement: one piece of bad news from a line, with who says it, how bad it is and what it is about."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+Severity = Literal["fatal", "error", "warning"]
+
+# wrapper: points at another error. peer: a partner went away. wait: nobody came in time. end: asked to end.
+# resource: memory, disk, descriptors, ports. network: names and routes. cause: all others
+Kind = Literal["wrapper", "peer", "wait", "end", "resource", "network", "cause"]
+
+# how the line shows that it is bad news; `sentence` is plain prose and the weakest
+Form = Literal["exception", "level", "program", "verdict", "event", "death", "errno", "exit", "sentence"]
+
+
+class Speaker(msgspec.Struct, frozen=True):
+    """Who wrote the line, as far as its own prefix shows."""
+
+    program: str | None = None
+    rank: int | None = None
+    pid: int | None = None
+    host: str | None = None
+
+
+class About(msgspec.Struct, frozen=True):
+    """What a message names. `bus_id`: `0000:3b:00.0`, lower case; `uuid`: `GPU-...`; `port`: of the adapter."""
+
+    gpu_index: int | None = None
+    bus_id: str | None = None
+    uuid: str | None = None
+    device_file: str | None = None
+    adapter: str | None = None
+    port: int | None = None
+    rank: int | None = None
+    host: str | None = None
+    file: str | None = None
+
+    @property
+    def names_a_device(self) -> bool:
+        """Whether a GPU or an adapter is named."""
+        return any(
+            part is not None for part in (self.gpu_index, self.bus_id, self.uuid, self.device_file, self.adapter)
+        )
+
+
+class Statement(msgspec.Struct, frozen=True, kw_only=True):
+    """One line that reports a failure or a warning.
+
+    `line`: counted from 1. `text`: the whole line; `message`: without prefixes and level. `when`: seconds within a
+    year without zone. `label`: the word of `catalogue` for a text that is known; None is still evidence.
+    """
+
+    line: int
+    text: str
+    message: str
+    form: Form
+    severity: Severity
+    kind: Kind
+    speaker: Speaker = Speaker()
+    about: About = About()
+    when: float | None = None
+    label: str | None = None

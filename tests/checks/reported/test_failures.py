@@ -1,0 +1,136 @@
+"""reported.failures: what a pasted text says of the node, through `gpudoctor check --node -`."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+
+from gpudoctor.checks.core.finding import Finding, Status
+from gpudoctor.facts.captures import SourceError
+from gpudoctor.facts.captures.source import load_source
+from gpudoctor.facts.model.node import Node
+from gpudoctor.facts.simulated.load import load_node
+from gpudoctor.report.judge import judge
+from gpudoctor.report.text import render_text
+from tests.checks.one_check import text_of
+from tests.facts.transcripts import table
+
+CLEAN = table(load_node("hgx-h100-8", {}))
+
+
+def read(text: str) -> Node:
+    return load_source("-", stdin=io.BytesIO(text.encode())).node
+
+
+def said(text: str) -> list[Finding]:
+    (result,) = [each for each in judge(read(text)).checks if each.id == "reported.failures"]
+    return [finding for finding in result.findings if finding.status is not Status.SKIP]
+
+
+@pytest.mark.parametrize(
+    ("text", "label"),
+    [
+        ("GPU 3 has fallen off the bus\n", "GPU 3"),
+        (f"## GPU 3 has fallen off the bus\n\n{CLEAN}", "GPU 3 ("),
+        ("> > GPU 3 has fallen off the bus, says the driver\n", "GPU 3"),
+        ("* **GPU 3** has `fallen off the bus`\n", "GPU 3"),
+        ("Nov 28 02:10:00 n7 monitor[77]: GPU 0000:3b:00.0: GPU is lost\n", "GPU 0000:3b:00.0"),
+        (
+            "[2019-07-25 07:05:13] [ERROR] [NVML] System.Exception: NVML failed with status: GPUIsLost\n",
+            "node",
+        ),
+        ("slurmd[12912]: slurmd: fatal: can't stat gres.conf file /dev/nvidia0: No such file or directory\n", "node"),
+        ("nvidia-container-cli: initialization error: driver rpc error: failed to process request: unknown.\n", "node"),
+        ("nvidia-container-cli: requirement error: unsatisfied condition: cuda>=12.4\n", "node"),
+        ("torch/cuda/__init__.py:1: UserWarning: cuda error 802: system not yet initialized\n", "node"),
+        ("error 804: forward compatibility was attempted on non supported HW (cuda)\n", "node"),
+    ],
+)
+def test_a_text_whose_only_news_is_a_sentence_is_judged(text: str, label: str) -> None:
+    finding = next(finding for finding in said(text))
+    assert (finding.status, finding.subject.label[: len(label)]) == (Status.FAIL, label)
+    assert judge(read(text)).exit_code == 1
+
+
+def test_the_sentence_is_quoted_whole_with_who_said_it_and_what_to_run() -> None:
+    long = "slurmd: fatal: /dev/nvidia0 of this node " + "does not open, " * 12 + "and this is the end of it"
+    (finding,) = said(f"{long}\n")
+    assert finding.found is not None
+    assert finding.found.text == long
+    assert (finding.evidence[0].source, finding.evidence[0].value) == ("line 1", "said by slurmd")
+    assert any("nvidia-smi -q" in (step.command or "") for step in finding.advice)
+
+
+def test_the_report_on_one_sentence_is_short() -> None:
+    report = judge(read("GPU 3 has fallen off the bus\n"))
+    text = render_text(report, width=100, color=False)
+    assert len(text.splitlines()) <= 18
+    assert "Not in this text: driver, gpu, pcie" in text
+    assert "SKIP" not in text
+
+
+@pytest.mark.parametrize(
+    ("text", "status"),
+    [
+        ("n1:1:2 [0] NCCL WARN Cuda failure 401 'the operation cannot be performed'\n", Status.WARN),
+        ("[rank3]: torch.distributed.DistBackendError: NCCL watchdog timeout of a collective on GPU 3\n", Status.WARN),
+        ("RuntimeError: CUDA out of memory. Tried to allocate 2 GiB on GPU 1\n", Status.WARN),
+        ("RuntimeError: CUDA error: uncorrectable ECC error encountered\n", Status.FAIL),
+        ("\t\tLnkSta:\tSpeed 5GT/s (downgraded), Width x1 (downgraded)\n", Status.WARN),
+    ],
+)
+def test_the_class_of_a_statement_decides_how_bad_it_is(text: str, status: Status) -> None:
+    assert [finding.status for finding in said(text)] == [status]
+
+
+def test_the_only_gpu_that_a_text_names_is_the_one_of_its_fault() -> None:
+    post = (
+        "**Our two hangs were caused by GPU2**\n"
+        "- `dmesg` shows Xid events, all on the same GPU (PCI `0000:9c:00`, our GPU2)\n"
+        "  - `Xid 48 / 171`: uncorrectable double-bit ECC (DBE) in HBM framebuffer\n"
+    )
+    failed = [finding for finding in said(post) if finding.status is Status.FAIL]
+    assert [finding.subject.gpu for finding in failed] == [2]
+    both = [finding for finding in said(post + "GPU 5 is fine.\n") if finding.status is Status.FAIL]
+    assert [finding.subject.label for finding in both] == ["node"]
+
+
+def test_columns_that_no_reader_reads_are_no_pass() -> None:
+    """NVIDIA/DCGM #263: the column of a field that is not in the table of readings."""
+    rows = "#Entity    XIDER        \nID                      \nGPU 0      0            \nGPU 1      120          \n"
+    (xid,) = said(rows)
+    assert (xid.status, xid.subject.gpu) == (Status.FAIL, 1)
+    assert "Xid 120" in text_of(xid)
+    (errors,) = said(rows.replace("XIDER", "DBEVL").replace("120", "  2"))
+    assert (errors.status, "column DBEVL is 2" in text_of(errors)) == (Status.UNKNOWN, True)
+    assert said(rows.replace("120", "  0")) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "We didn't see Xid 79 this week on GPU 3.\n",
+        "What would I do if GPU 3 has fallen off the bus?\n",
+        "INFO: 0 errors on GPU 3, no failures\n",
+        (Path(__file__).parents[3] / "README.md").read_text(encoding="utf-8"),
+        (Path(__file__).parents[3] / "docs/diagnose.md").read_text(encoding="utf-8"),
+    ],
+    ids=["denied", "asked", "none", "README", "docs"],
+)
+def test_what_only_writes_about_errors_is_no_report_of_one(text: str) -> None:
+    with pytest.raises(SourceError, match="says nothing of a node"):
+        read(text)
+    assert said(f"{CLEAN}\n{text}") == []
+
+
+@pytest.mark.parametrize(
+    "text", ["x" * 2_000_000, "GPU " * 500_000, "error: " * 300_000, "\x1b[31mnoise\x1b[0m"], ids=range(4)
+)
+def test_lines_of_any_form_and_length_are_harmless(text: str) -> None:
+    try:
+        read(f"{text}\n")
+    except SourceError:
+        return
+    assert judge(read(f"{text}\n")).verdict != "pass"

@@ -1,0 +1,198 @@
+"""What programs say in words that no table knows, and what must not be taken for it: defects with the tools' own words."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpudoctor.cli.main import main
+from tests.diagnose.asking import answer_of, answer_to, said
+
+_STEPS = "".join(f"step {n} loss 1.2\n" for n in range(5))
+_KEY_ERROR = (
+    "step 9 loss 2.0\nTraceback (most recent call last):\n  File \"train.py\", line 3, in f\n    x\nKeyError: 'label'\n"
+)
+_BIND = (
+    "[W socket.cpp:426] [c10d] The server socket has failed to bind to [::]:29400 (errno: 98 - Address already in use).\n"
+    "[E socket.cpp:462] [c10d] The server socket has failed to listen on any local network address.\n"
+)
+_ALLOC = "n1:7:9 [4] misc/socket.cc:415 NCCL WARN socketTryAccept: Accept failed: Bad file descriptor\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "what", "words"),
+    [
+        ('srun: unrecognized option "--gpus-per-nod"\n', "failed_saying", "unrecognized option"),
+        ("usage: train.py [-h]\ntrain.py: error: unrecognized arguments: --x\nfailed (exitcode: 2) local_rank: 0 (pid: 7)"
+         " of binary: python\n", "failed_saying", "train.py: error: unrecognized arguments: --x"),
+        (_BIND, "port_in_use", "failed to listen"),
+        (_ALLOC + "n1:7:9 [4] NCCL INFO init.cc:1388 -> 2\n", "failed_saying", "Accept failed: Bad file descriptor"),
+        ("terminate called after throwing an instance of 'x::E'\n  what():  MPI error 6\n[box:02815] Signal: Aborted (6)\n",
+         "failed_saying", "what():  MPI error 6"),
+        ("/a.cu:106: void f(T *) [with T = float]: block: [0,0,0] Assertion `t >= 0` failed.\n", "cuda_device_assert", "t >= 0"),
+        ("python: loader.cc:106: void f(int): Assertion `n > 0' failed.\n", "failed_saying", "n > 0"),
+        (_KEY_ERROR.replace("KeyError: 'label'", "UnavailableError: recvmsg:Connection timed out"),
+         "failed_saying", "recvmsg:Connection timed out"),
+        (_KEY_ERROR.replace("KeyError: 'label'", "ValueError: host not found: Name or service not known"),
+         "failed_saying", "host not found"),
+    ],
+)  # fmt: skip
+def test_what_a_program_said_last_before_it_failed_is_quoted(text: str, what: str, words: str, tmp_path: Path) -> None:
+    answer = answer_to(text, tmp_path)
+    assert (answer.verdict, said(answer)) == ("cause", (what, None))
+    assert answer.cause is not None
+    assert words in answer.cause.text
+
+
+def test_of_two_loud_lines_the_first_is_shown(tmp_path: Path) -> None:
+    answer = answer_to("app: error: the flux is empty\napp: error: cannot go on\n", tmp_path)
+    assert answer.cause is not None
+    assert answer.cause.text == "app: error: the flux is empty"
+
+
+def test_a_death_is_told_with_what_the_process_had_said(tmp_path: Path) -> None:
+    text = "[rank2]: app: error: the flux is empty\n[rank2]: Fatal Python error: Segmentation fault\n"
+    answer = answer_to(text, tmp_path)
+    assert said(answer) == ("segfault", 2)
+    assert answer.cause is not None
+    assert answer.cause.text.endswith("before that it said: app: error: the flux is empty")
+
+
+def test_the_rest_of_a_logging_error_is_no_exception(tmp_path: Path) -> None:
+    text = (
+        "step 1 loss 2.0\nstep 2 loss 2.0\n--- Logging error ---\nTraceback (most recent call last):\n"
+        '  File "/usr/lib/python3.10/logging/__init__.py", line 1100, in emit\nTypeError: not all arguments converted\n'
+        "Call stack:\n  File \"/w/train.py\", line 9, in <module>\n    main()\nMessage: 'saved'\nArguments: (1,)\n"
+    )
+    assert said(answer_to(text, tmp_path)) == ("healthy", None)
+
+
+def test_a_loss_of_nan_in_a_bar_beside_a_finite_loss_is_no_nan(tmp_path: Path) -> None:
+    bar = (
+        "Epoch 0:   3%|#  | {0}/20101 [2:12:32<76:14:33, 14.05s/it, loss=nan, v_num=, reduced_train_loss=3.910, lr=1]\n"
+    )
+    assert said(answer_to("".join(bar.format(n) for n in range(9)), tmp_path)) == ("healthy", None)
+    assert said(answer_to(bar.format(3).replace("3.910", "nan"), tmp_path))[0] == "nan"
+
+
+def test_the_number_of_a_job_step_is_no_training_step(tmp_path: Path) -> None:
+    answer = answer_to("srun: Terminating job step 929053.0\n", tmp_path)
+    assert answer.verdict == "unknown"
+
+
+def test_a_barrier_that_counts_fewer_missing_ranks_than_are_silent_names_none(tmp_path: Path) -> None:
+    line = (
+        "RuntimeError: Timed out initializing process group in store based barrier on rank: {0}, for key: "
+        "store_based_barrier_key:1 (world_size=288, worker_count=287, timeout=0:30:00)\n"
+    )
+    answer = answer_to("".join(line.format(n) * 2 for n in (0, *range(6, 288))), tmp_path)
+    assert said(answer) == ("missing_rank", None)
+    assert answer.cause is not None
+    assert "1-5" not in answer.cause.text
+    assert "1, 2" not in answer.cause.text
+
+
+def test_a_number_in_the_name_of_one_file_is_no_rank(tmp_path: Path) -> None:
+    assert said(answer_to(_KEY_ERROR, tmp_path, "lora_rank16_train.log")) == ("user_exception", None)
+    (tmp_path / "lora_rank8_train.log").write_text(_STEPS)
+    assert said(answer_of(tmp_path)) == ("user_exception", None)
+
+
+def test_the_name_of_a_logger_is_no_host(tmp_path: Path) -> None:
+    line = "[2024-01-01 10:00:0{0},0] torch.distributed.elastic.multiprocessing.api: [WARNING] Sending process {0} closing signal SIGTERM\n"
+    answer = answer_to("".join(line.format(n) for n in range(8)), tmp_path)
+    assert answer.cause is not None
+    assert answer.cause.host is None
+
+
+def test_the_same_line_again_and_again_at_the_end_is_a_stall(tmp_path: Path) -> None:
+    line = "(EngineCore_DP0 pid=7) INFO 12-09 11:2{0}:53 [shm_broadcast.py:466] No available shared memory broadcast block found in 60 seconds.\n"
+    answer = answer_to(
+        "INFO:     Application startup complete.\n" + "".join(line.format(n) for n in range(5)), tmp_path
+    )
+    assert (answer.verdict, said(answer)) == ("unknown", ("stalled", None))
+
+
+def test_what_could_not_be_read_is_no_pass(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "good.log").write_text(_STEPS + "Training finished\n")
+    assert main(["diagnose", str(tmp_path)]) == 0
+    (tmp_path / "bad.log.gz").write_bytes(gzip.compress(_KEY_ERROR.encode() * 99)[:40])
+    capsys.readouterr()
+    assert main(["diagnose", str(tmp_path)]) == 3
+    assert "bad.log.gz" in capsys.readouterr().out
+
+
+def test_a_document_about_errors_is_no_log_of_a_job(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["diagnose", str(Path(__file__).parents[2] / "README.md")]) == 2
+    assert "no log of a job" in capsys.readouterr().out
+
+
+_XID = "NVRM: Xid (PCI:0000:4b:00): 79, pid=7, GPU has fallen off the bus."
+
+
+def test_what_a_job_prints_of_hardware_is_likely_and_to_be_looked_at(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "job.log"
+    log.write_text(f"{_STEPS}{_XID}\nsrun: error: gpu07: task 3: Killed\n")
+    assert main(["diagnose", str(log)]) == 1
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "confidence likely" in shown
+    assert "Look before you drain" in shown
+    assert "power-cycle" not in shown
+    (tmp_path / "dmesg.txt").write_text(f"[ 1234.567890] {_XID}\n")
+    answer = answer_of(tmp_path)
+    assert answer.cause is not None
+    assert (answer.cause.what, answer.cause.confidence) == ("gpu_lost", "certain")
+
+
+_BOMBS = {
+    "an index of 4 GiB": b"\x80\x02]r\xff\xff\xff\x7fX\x04\x00\x00\x00aaaa.",
+    "shared lists": b"\x80\x02}(X\x07\x00\x00\x00entries](}X\x0b\x00\x00\x00input_sizes]q\x00"
+    + b"".join(b"](h%ch%ce" % (n, n) + b"q%c" % (n + 1) for n in range(60))
+    + b"seu.",
+    "depth": b"\x80\x02" + b"(" * 100_000 + b".",
+}
+
+
+@pytest.mark.parametrize("name", list(_BOMBS))
+def test_a_dump_that_would_exhaust_its_reader_is_refused(name: str, tmp_path: Path) -> None:
+    (tmp_path / "nccl_trace_rank_0").write_bytes(_BOMBS[name])
+    (tmp_path / "job.log").write_text(_KEY_ERROR)
+    answer = answer_of(tmp_path)
+    assert said(answer)[0] == "user_exception"
+
+
+def test_a_signal_to_the_group_ends_it_at_once_and_leaves_no_worker(tmp_path: Path) -> None:
+    log = tmp_path / "job.log"
+    line = b"x" * 126 + b"\n"
+    with log.open("wb") as file:
+        for _ in range(110):
+            file.write(line * 8192)
+    argv = [sys.executable, "-c", _WAITS_IN_A_WORKER, str(log)]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True) as process:
+        assert process.stdout is not None
+        worker = int(process.stdout.readline())
+        os.killpg(process.pid, signal.SIGTERM)
+        assert process.wait(60) == 143
+    assert not Path(f"/proc/{worker}").exists()
+
+
+# the first worker tells its pid and waits
+_WAITS_IN_A_WORKER = """
+import os, sys, time
+from gpudoctor.__main__ import run
+from gpudoctor.diagnose import gather
+def wait(*part):
+    os.write(1, f"{os.getpid()}\\n".encode())
+    time.sleep(600)
+gather._packed_hits = wait
+sys.argv = ["gpudoctor", "diagnose", sys.argv[1]]
+sys.exit(run())
+"""

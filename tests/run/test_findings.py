@@ -1,0 +1,169 @@
+"""What a run's figures mean: the right rank and cause, and no alarm on what is fine."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from gpudoctor.run.observer.layout import BACKWARD, DATA, FORWARD, HOST, PHASES
+from gpudoctor.run.report import FlatFinding, as_finding, judged, rank_report, throughput
+from gpudoctor.run.watched import RunStall, StoppedRank, Watched, WatchedRank
+from tests.run.runs import USUAL_MS, more, only, problems, rank
+
+
+def watched(*ranks: WatchedRank, **fields: object) -> Watched:
+    return msgspec.structs.replace(Watched(ranks=ranks, world_size=len(ranks)), **fields)
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_equal_ranks_are_fine(size: int) -> None:
+    for seed in range(20):
+        assert problems(watched(*(rank(n, seed=seed, noise=0.3) for n in range(size)))) == []
+
+
+def test_a_rank_that_computes_15_percent_longer_is_named_every_time() -> None:
+    for seed in range(20):
+        ranks = [rank(n, seed=seed, noise=0.2) for n in range(4)]
+        ranks[2] = rank(2, seed=seed, noise=0.2, wall=more(BACKWARD, 0.15 * sum(USUAL_MS[1:4])))
+        assert only(watched(*ranks))[:2] == ("run.balance", 2)
+
+
+@pytest.mark.parametrize(
+    ("phase", "check", "words"), [(DATA, "run.data", "slow data"), (HOST, "run.host", "host time")]
+)
+def test_the_part_of_the_step_decides_the_cause(phase: int, check: str, words: str) -> None:
+    found = only(watched(rank(0), rank(1, wall=more(phase, 4.0))))
+    assert found[:2] == (check, 1)
+    assert words in found[2]
+
+
+def test_larger_batches_explain_slow_compute() -> None:
+    slow = rank(1, wall=more(BACKWARD, 5.0), elements=96.0)
+    assert only(watched(rank(0), slow))[:2] == ("run.batch", 1)
+
+
+def test_batches_of_which_now_one_now_another_rank_has_the_largest_name_no_rank() -> None:
+    ranks = [rank(n, wall=more(4, 6.0)) for n in range(2)]
+    ranks = [
+        msgspec.structs.replace(
+            r, steps=tuple(msgspec.structs.replace(s, elements=100.0 if (s.number + n) % 2 else 40.0) for s in r.steps)
+        )
+        for n, r in enumerate(ranks)
+    ]
+    assert only(watched(*ranks))[:2] == ("run.batch", None)
+
+
+def test_a_forward_that_sleeps_is_no_more_work() -> None:
+    slow = rank(1, wall=more(FORWARD, 5.0), cpu=USUAL_MS)
+    assert "stands still" in only(watched(rank(0), slow))[2]
+
+
+def test_a_busy_machine_makes_no_straggler() -> None:
+    # all lack CPUs, one a little more: chance
+    ranks = [rank(n, wall=more(FORWARD, 20.0 + n), queued=(0, 20.0 + n, 0, 0, 0, 0, 0)) for n in range(2)]
+    assert problems(watched(*ranks)) == []
+
+
+def test_a_rank_on_a_busy_core_is_named_for_that() -> None:
+    starved = rank(
+        1, wall=more(FORWARD, 18.0), queued=(0, 18.0, 0, 0, 0, 0, 0), cpus=(0,), cpu_neighbour="pid 7 (stress)"
+    )
+    id_, number, likely = only(watched(rank(0), starved))
+    assert (id_, number) == ("run.balance", 1)
+    assert "pid 7 (stress)" in likely
+
+
+def test_too_few_steps_are_not_compared() -> None:
+    found = {
+        f.id: f.status.value for f in judged(watched(rank(0, steps=9), rank(1, steps=9, wall=more(FORWARD, 50.0))))
+    }
+    assert found["run.balance"] == "skip"
+
+
+def test_memory_that_grows_with_every_step_is_a_leak_and_a_cache_that_fills_is_not() -> None:
+    leak = rank(1, memory=lambda n: 400.0 + n)
+    assert only(watched(rank(0), leak))[:2] == ("run.memory", 1)
+    cache = rank(1, memory=lambda n: 400.0 + min(n, 60) * 2)
+    assert problems(watched(rank(0), cache)) == []
+
+
+def test_the_rank_with_the_first_bad_loss_is_named() -> None:
+    assert only(watched(rank(0, bad_loss=41), rank(1, bad_loss=40)))[:2] == ("run.finite", 1)
+    together = watched(rank(0, bad_gradient=40, bad_loss=41), rank(1, bad_gradient=40, bad_loss=41))
+    assert only(together)[:2] == ("run.finite", None)
+
+
+def test_the_memory_limit_of_a_cgroup_is_named() -> None:
+    gone = rank(1, ending="abrupt", ended_s=5.0)
+    found = problems(watched(rank(0), gone, oom_kills=1, exit_code=1))
+    assert [(f.id, f.subject.rank) for f in found if f.status.value == "fail"][-1] == ("run.memory", 1)
+
+
+LOST = "RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:6816. This is typical"
+
+
+@pytest.mark.parametrize(
+    ("ending", "error", "words"),
+    [
+        ("exception", "ValueError: boom", "raised ValueError: boom"),
+        ("abrupt", None, "killed by a signal, or by os._exit"),
+        ("normal", None, "left by itself"),
+    ],
+)
+def test_the_first_to_end_is_named_and_not_who_lost_it(ending: str, error: str | None, words: str) -> None:
+    # the end of a killed rank is noticed after the other has raised
+    culprit = rank(1, ending=ending, error=error, ended_s=5.2)
+    victim = rank(0, ending="exception", error=LOST, ended_s=5.1)
+    (finding,) = problems(watched(victim, culprit, exit_code=1))
+    assert (finding.id, finding.subject.rank, finding.status.value) == ("run.progress", 1, "fail")
+    assert words in (finding.found.text if finding.found else "")
+
+
+def test_a_rank_that_leaves_the_loop_early_is_a_warning_if_the_run_ends_well() -> None:
+    found = problems(watched(rank(0), rank(1, finished=60), rank(2)))
+    assert [(f.id, f.subject.rank, f.status.value) for f in found] == [("run.progress", 1, "warn")]
+
+
+def test_a_signal_from_outside_is_no_failure_of_a_rank() -> None:
+    assert problems(watched(rank(0), rank(1), exit_code=130, sent=(2,))) == []
+
+
+WAITS = StoppedRank(rank=0, finished=20, waits=True, phase="wait", collective="all_reduce", place="train.py:9 in main")
+STANDS = StoppedRank(rank=1, finished=20, phase="forward", place="train.py:29 in forward", code="x = wait_for_ever()")
+
+
+def test_the_rank_that_does_not_come_to_the_collective_is_named_with_its_line() -> None:
+    stall = RunStall(after_s=10, stood_s=12, ranks=(WAITS, STANDS), ended_by_us=True)
+    (finding,) = problems(watched(rank(0), rank(1), stalls=(stall,), exit_code=1))
+    assert (finding.id, finding.subject.rank) == ("run.progress", 1)
+    assert "train.py:29 in forward: x = wait_for_ever()" in (finding.found.text if finding.found else "")
+
+
+def test_a_stall_that_resolved_itself_is_a_warning() -> None:
+    stall = RunStall(after_s=10, stood_s=12, ranks=(WAITS, STANDS), resumed=True)
+    assert [f.status.value for f in problems(watched(rank(0), rank(1), stalls=(stall,)))] == ["warn"]
+
+
+def test_a_rank_that_is_gone_or_in_another_collective_is_the_missing_one() -> None:
+    gone = StoppedRank(rank=1, finished=12, gone=True)
+    other = msgspec.structs.replace(WAITS, rank=2, collective="broadcast")
+    for missing, ranks in ((1, (WAITS, gone)), (2, (WAITS, msgspec.structs.replace(WAITS, rank=1), other))):
+        stall = RunStall(after_s=10, stood_s=12, ranks=ranks)
+        (finding,) = problems(watched(rank(0), rank(1), stalls=(stall,)))
+        assert finding.subject.rank == missing
+
+
+def test_every_millisecond_of_the_step_has_a_name() -> None:
+    report = rank_report(rank(0), "node")
+    assert report.phases is not None
+    assert sum(getattr(report.phases, name) for name in PHASES) == pytest.approx(report.step_ms, abs=0.01)
+    assert throughput(watched(rank(0), rank(1))) is not None
+
+
+def test_a_finding_has_the_shape_of_check() -> None:
+    flat = only_flat(watched(rank(0), rank(1, wall=more(DATA, 5.0))))
+    assert as_finding(flat).status.value == "warn"
+
+
+def only_flat(run: Watched) -> FlatFinding:
+    return problems(run)[0]

@@ -1,0 +1,123 @@
+"""`gpudoctor run` from the outside: a training is watched, its output is its own, and the report says what was seen."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import msgspec
+import pytest
+
+from gpudoctor.run.report import RunReport
+
+RUN = [sys.executable, "-m", "gpudoctor", "run", "--precheck", "none"]
+EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "train_ddp.py"
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+SINGLE = """
+import sys, torch
+assert sys.stdout.isatty() is False and type(sys.stdout).__name__ == "TextIOWrapper"
+model = torch.nn.Linear(8, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(40):
+    loss = model(torch.ones(4, 8)).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+print("loss is finite:", bool(loss.isfinite()))
+print("and this is an error", file=sys.stderr)
+"""
+
+
+def report_of(
+    tmp_path: Path, *command: str, options: tuple[str, ...] = (), environ: Mapping[str, str] = {}
+) -> tuple[dict[str, Any], subprocess.CompletedProcess[str]]:
+    """Run it; return the JSON report, which must fit its schema, and the process."""
+    file = tmp_path / "report.json"
+    done = subprocess.run(
+        [*RUN, *options, "--format", "json", "-o", str(file), "--", *command],
+        capture_output=True, text=True, check=False, env={**os.environ, "TMPDIR": str(tmp_path), **environ},
+    )  # fmt: skip
+    content = json.loads(file.read_text(encoding="utf-8"))
+    jsonschema.validate(content, msgspec.json.schema(RunReport))
+    return content, done
+
+
+def test_a_single_process_is_watched_and_its_output_is_its_own(tmp_path: Path) -> None:
+    content, done = report_of(tmp_path, sys.executable, "-c", SINGLE)
+    alone = subprocess.run([sys.executable, "-c", SINGLE], capture_output=True, text=True, check=True)
+    assert done.stdout == alone.stdout
+    assert alone.stderr in done.stderr
+    (rank,) = content["ranks"]
+    assert (rank["steps"], rank["rows"], rank["ended"]) == (40, 4.0, "normal")
+    assert content["schema"] == "gpudoctor.run/1"
+    assert content["verdict"] == "pass"
+    assert not list(tmp_path.glob("gpudoctor-run-*"))
+
+
+def test_the_users_sitecustomize_is_imported_as_without_us(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import sys; sys.of_the_user = __file__\n", encoding="utf-8")
+    observers = "[p for p in sys.path if 'observer' in p]"
+    show = f"import sys; print(sys.of_the_user, sys.modules['sitecustomize'].__file__, {observers})"
+    _, done = report_of(tmp_path, sys.executable, "-c", show, environ={"PYTHONPATH": str(tmp_path)})
+    path = tmp_path / "sitecustomize.py"
+    assert done.stdout == f"{path} {path} []\n"
+
+
+@pytest.mark.parametrize("isolated", [[], ["-I"]])
+def test_what_cannot_be_seen_is_said(tmp_path: Path, isolated: list[str]) -> None:
+    content, done = report_of(tmp_path, sys.executable, *isolated, "-c", "import sys; sys.exit(3)")
+    assert done.returncode == content["exit_code"] == 3
+    assert content["ranks"] == []
+    assert "no Python process that imports torch" in " ".join(content["notes"])
+
+
+def test_an_observer_that_breaks_switches_itself_off_and_says_so(tmp_path: Path) -> None:
+    breaks = "import torch; torch.linalg.vector_norm = None\n" + SINGLE
+    content, done = report_of(tmp_path, sys.executable, "-c", breaks)
+    assert done.returncode == 0
+    assert any("switched itself off" in note for note in content["notes"])
+
+
+def test_without_room_for_records_the_command_runs_unchanged(tmp_path: Path) -> None:
+    missing = tmp_path / "no folder"
+    content, done = report_of(tmp_path, "echo", "hello", options=("--keep", str(missing)))
+    assert (done.stdout, content["exit_code"]) == ("hello\n", 0)
+    assert any("nothing was observed" in note for note in content["notes"])
+
+
+def test_the_rank_that_hangs_is_named_with_its_line_of_code(tmp_path: Path) -> None:
+    options = ("--hang-after", "4", "--on-hang", "end")
+    content, done = report_of(tmp_path, *TORCHRUN, str(EXAMPLE), "--hang", "1", options=options)
+    assert done.returncode != 0
+    found = next(finding for finding in content["findings"] if finding["id"] == "run.progress")
+    assert found["subject"]["rank"] == 1
+    assert "time.sleep(10_000)" in found["found"]["text"]
+
+
+def test_the_rank_that_dies_is_named_with_its_error(tmp_path: Path) -> None:
+    content, done = report_of(tmp_path, *TORCHRUN, str(EXAMPLE), "--die", "1")
+    assert done.returncode == content["exit_code"] == 1
+    found = next(finding for finding in content["findings"] if finding["id"] == "run.progress")
+    assert found["subject"]["rank"] == 1
+    assert "<|im_end|>" in found["found"]["text"]
+    assert content["diagnosis"]["cause"]["rank"] == 1
+
+
+def test_the_slow_rank_is_named(tmp_path: Path) -> None:
+    content, _ = report_of(tmp_path, *TORCHRUN, str(EXAMPLE), "--steps", "80", "--slow-rank", "1")
+    found = [finding for finding in content["findings"] if finding["status"] == "warn"]
+    assert [(finding["id"], finding["subject"]["rank"]) for finding in found] == [("run.balance", 1)]
+
+
+def test_a_command_is_needed_after_the_dashes() -> None:
+    done = subprocess.run([sys.executable, "-m", "gpudoctor", "run"], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "a command is needed after --" in done.stderr
+    wrong = subprocess.run([*RUN, "train.py"], capture_output=True, text=True, check=False)
+    assert wrong.returncode == 2
