@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpudoctor.checks.core.finding import PROBLEMS, Advice, Evidence
+from gpudoctor.checks.core.finding import PROBLEMS
 from gpudoctor.diagnose import text as diagnosis_text
+from gpudoctor.report.html.cards import advice_cards, finding_card
 from gpudoctor.report.html.parts import (
     Bar,
     Bars,
-    Card,
     Cell,
     Chip,
-    Code,
-    Command,
     Fold,
     Items,
     Lines,
@@ -22,11 +20,9 @@ from gpudoctor.report.html.parts import (
     Rows,
     Section,
     Words,
-    pairs,
     section,
 )
 from gpudoctor.report.html.render import render_page
-from gpudoctor.report.wording import block_parts
 from gpudoctor.run.findings.progress import of_stall
 from gpudoctor.run.report import FlatFinding, PhaseMs, RankReport, RunReport, as_finding
 
@@ -51,9 +47,9 @@ def render_html(report: RunReport) -> str:
         word=word,
         verdict=f"ended by {report.signal}" if report.signal else f"exit code {report.exit_code}",
         where=f"on {report.host}, {report.duration_s:.1f} s",
-        do=section("What to do", _steps(problems), "do"),
+        do=section("What to do", advice_cards((each.id, (as_finding(each),)) for each in problems), "do"),
         evidence=(
-            *section("Findings", map(_finding, problems), "findings"),
+            *section("Findings", (finding_card(each.id, "", (as_finding(each),)) for each in problems), "findings"),
             *section("Where the ranks stood", (Lines("\n".join(of_stall(each))) for each in report.stalls), "stalls"),
             *section("What its logs say", _diagnosis(report), "diagnosis"),
             *section("Where a step goes", _ranks(report, problems), "step"),
@@ -61,35 +57,6 @@ def render_html(report: RunReport) -> str:
         rest=tuple(_rest(report, others)),
     )
     return render_page(page)
-
-
-def _title(finding: FlatFinding) -> Cell:
-    return Chip(finding.status), Code(finding.id), finding.subject.label
-
-
-def _steps(problems: list[FlatFinding]) -> Iterator[Part]:
-    for each in problems:
-        parts = dict(block_parts((as_finding(each),), ()))
-        if "do" in parts:
-            items = tuple(map(_item, parts["do"]))
-            yield Card(each.status.value, _title(each), "", (Items(items, "steps"),))
-
-
-def _finding(finding: FlatFinding) -> Card:
-    shown = (
-        (label, part if isinstance(part, str) else Items(tuple(map(_item, part))))
-        for label, part in block_parts((as_finding(finding),), ())
-        if label != "do"
-    )
-    return Card(finding.status.value, _title(finding), "", (pairs(*shown),))
-
-
-def _item(item: Evidence | Advice | str) -> Cell:
-    if isinstance(item, Evidence):
-        return Code(item.source), f"= {item.value}"
-    if isinstance(item, str):
-        return item
-    return (item.text, Command(item.command)) if item.command else item.text
 
 
 def _diagnosis(report: RunReport) -> Iterator[Part]:

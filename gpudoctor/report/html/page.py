@@ -6,16 +6,15 @@ from collections.abc import Iterable, Iterator
 from itertools import groupby
 from shlex import join
 
-from gpudoctor.checks.core.finding import PROBLEMS, WORST_FIRST, Advice, Evidence, Finding, Status, worst
+from gpudoctor.checks.core.finding import PROBLEMS, WORST_FIRST, Finding, Status, worst
 from gpudoctor.checks.core.runner import CheckResult
+from gpudoctor.report.html.cards import advice_cards, finding_card
 from gpudoctor.report.html.charts import topology
 from gpudoctor.report.html.facts import facts_part
 from gpudoctor.report.html.figures import figures_part
 from gpudoctor.report.html.parts import (
-    Card,
     Cell,
     Chip,
-    Code,
     Command,
     Findings,
     Fold,
@@ -29,8 +28,6 @@ from gpudoctor.report.html.parts import (
 from gpudoctor.report.html.render import render_page
 from gpudoctor.report.model import Report, alarms, is_above, node_words, profile_words
 from gpudoctor.report.wording import (
-    Part,
-    block_parts,
     domain_words,
     expected_words,
     explained_by,
@@ -50,6 +47,11 @@ def render_html(report: Report, *, raw_facts: bool = True) -> str:
     judged = report.error is None
     word = verdict_word(report) if judged else "NOT JUDGED"
     node = [*node_words(report, "×"), *([f"kernel {report.host.kernel}"] if report.host.kernel else [])]
+    problems = list(problem_groups(report)) if judged else []
+    cards = (
+        finding_card(result.id, result.title, findings, explained_by(report, result.id, findings))
+        for result, findings in problems
+    )
     page = Page(
         title=f"{word}{simulated} {_host(report)}: gpudoctor report",
         kicker=f"gpudoctor {report.tool.version} report",
@@ -61,52 +63,11 @@ def render_html(report: Report, *, raw_facts: bool = True) -> str:
         where=" · ".join(node) if judged else "",
         counts=_counts(report) if judged else (),
         banners=tuple(_banners(report)),
-        do=section("What to do", _steps(report), "do") if judged else (),
-        evidence=_problems(report) if judged else (),
+        do=section("What to do", advice_cards((result.id, findings) for result, findings in problems), "do"),
+        evidence=section("What is wrong" if report.faults else "What to look at", cards, "problems"),
         rest=(*_rest(report, raw_facts), *_run(report)) if judged else _run(report),
     )
     return render_page(page)
-
-
-def _problems(report: Report) -> tuple[Section, ...]:
-    """A card for each fault, unknown and warning: found, expected, evidence, likely cause, what it explains."""
-    cards = [_card(report, result, findings) for result, findings in problem_groups(report)]
-    return section("What is wrong" if report.faults else "What to look at", cards, "problems")
-
-
-def _card(report: Report, result: CheckResult, findings: list[Finding]) -> Card:
-    parts = block_parts(findings, explained_by(report, result.id, findings))
-    shown = pairs(*((label, _part(part)) for label, part in parts if label != "do"))
-    return Card(findings[0].status.value, _title(result, findings), result.title, (shown,))
-
-
-def _steps(report: Report) -> Iterator[Card]:
-    """The advice of each problem; that of several which say the same, once."""
-    by_advice: dict[tuple[Advice, ...], list[tuple[CheckResult, list[Finding]]]] = {}
-    for result, findings in problem_groups(report):
-        advice = next((part for label, part in block_parts(findings, ()) if label == "do"), ())
-        by_advice.setdefault(tuple(each for each in advice if isinstance(each, Advice)), []).append((result, findings))
-    for steps, same in by_advice.items():
-        if steps:
-            title = tuple(_title(result, findings) for result, findings in same)
-            yield Card(same[0][1][0].status.value, title, "", (Items(tuple(map(_item, steps)), "steps"),))
-
-
-def _title(result: CheckResult, findings: list[Finding]) -> Cell:
-    label = label_of(findings)
-    return Chip(findings[0].status.value), Code(result.id), "" if label == "node" else label
-
-
-def _part(part: Part) -> Cell:
-    return part if isinstance(part, str) else Items(tuple(map(_item, part)))
-
-
-def _item(item: Evidence | Advice | str) -> Cell:
-    if isinstance(item, Evidence):
-        return Code(item.source), f"= {item.value}"
-    if isinstance(item, str):
-        return item
-    return (item.text, Command(item.command)) if item.command else item.text
 
 
 def _rest(report: Report, raw_facts: bool) -> Iterator[Section]:
