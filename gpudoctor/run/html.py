@@ -46,7 +46,9 @@ def render_html(report: RunReport) -> str:
         status=report.verdict,
         word=word,
         verdict=f"ended by {report.signal}" if report.signal else f"exit code {report.exit_code}",
+        reason=report.reason,
         where=f"on {report.host}, {report.duration_s:.1f} s",
+        banners=(("ERROR", report.error, "loud"),) if report.error else (),
         do=section("What to do", advice_cards((each.id, (as_finding(each),)) for each in problems), "do"),
         evidence=(
             *section("Findings", (finding_card(each.id, "", (as_finding(each),)) for each in problems), "findings"),
