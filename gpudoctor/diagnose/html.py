@@ -20,12 +20,12 @@ from gpudoctor.report.html.parts import (
     Lanes,
     Mark,
     Page,
+    Paragraph,
     Part,
     Rows,
     Section,
     Short,
     Strong,
-    Words,
     pairs,
     section,
 )
@@ -166,7 +166,7 @@ def _lanes(answer: Diagnosis, timeline: list[TimelineEntry]) -> Iterator[Part]:
     yield Lanes(label, tuple(lanes[:_MOST_LANES]), *ends)
     words = "Each host by its own clock." if by_time else "In the order of the lines: not all of them have a time."
     more = f" {len(lanes) - _MOST_LANES} more ranks and hosts are in the timeline." if len(lanes) > _MOST_LANES else ""
-    yield Words(f"{words}{more} The same as a table: Timeline, below.", "legend")
+    yield Paragraph(f"{words}{more} The same as a table: Timeline, below.", "legend")
 
 
 def _do(answer: Diagnosis) -> tuple[Section, ...]:
@@ -184,7 +184,7 @@ def _shown(answer: Diagnosis, paths: Paths) -> Iterator[Section]:
     if answer.cause is not None:
         yield from section("Lines that show it", (_lines(answer.cause.evidence, paths),), "cause")
         if answer.reason:
-            yield from section("What reports of the nodes say", (Words(answer.reason),), "reports")
+            yield from section("What reports of the nodes say", (Paragraph(answer.reason),), "reports")
     if answer.unexplained:
         yield from section("Last words", (_lines(answer.unexplained, paths),), "last-words")
     rows = tuple((_who(v.rank, v.host), v.text, *_first(v.evidence, paths)) for v in answer.victims)
@@ -192,7 +192,7 @@ def _shown(answer: Diagnosis, paths: Paths) -> Iterator[Section]:
         "Only victims", [Rows(("who", "what", "line", "text"), rows, wraps=True)] * bool(rows), "victims"
     )
     yield from section("What else remains", (_other(other, paths) for other in answer.others), "others")
-    yield from section("Clocks of the hosts", (Words(skew.words) for skew in answer.clocks), "clocks")
+    yield from section("Clocks of the hosts", (Paragraph(skew.words) for skew in answer.clocks), "clocks")
 
 
 def _rest(answer: Diagnosis, timeline: list[TimelineEntry], paths: Paths) -> Iterator[Section]:
@@ -207,7 +207,7 @@ def _rest(answer: Diagnosis, timeline: list[TimelineEntry], paths: Paths) -> Ite
         )
         words = "Each host by its own clock; a line without a time stands between its neighbours in the file."
         head = ("time", "", "who", "what", "line", "text")
-        yield Section("Timeline", (Words(words, "legend"), Rows(head, rows, wraps=True)), "timeline")
+        yield Section("Timeline", (Paragraph(words, "legend"), Rows(head, rows, wraps=True)), "timeline")
     files = tuple((short, full) for full, short in paths.items() if short != full)
     if files:
         yield Section("Files", (Rows(("short", "whole path"), files, wraps=True),), "files")

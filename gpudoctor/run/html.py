@@ -14,12 +14,12 @@ from gpudoctor.report.html.parts import (
     Chip,
     Fold,
     Items,
-    Lines,
     Page,
+    Paragraph,
     Part,
+    Preformatted,
     Rows,
     Section,
-    Words,
     section,
 )
 from gpudoctor.report.html.render import render_page
@@ -52,7 +52,9 @@ def render_html(report: RunReport) -> str:
         do=section("What to do", advice_cards((each.id, (as_finding(each),)) for each in problems), "do"),
         evidence=(
             *section("Findings", (finding_card(each.id, "", (as_finding(each),)) for each in problems), "findings"),
-            *section("Where the ranks stood", (Lines("\n".join(of_stall(each))) for each in report.stalls), "stalls"),
+            *section(
+                "Where the ranks stood", (Preformatted("\n".join(of_stall(each))) for each in report.stalls), "stalls"
+            ),
             *section("What its logs say", _diagnosis(report), "diagnosis"),
             *section("Where a step goes", _ranks(report, problems), "step"),
         ),
@@ -63,7 +65,7 @@ def render_html(report: RunReport) -> str:
 
 def _diagnosis(report: RunReport) -> Iterator[Part]:
     if report.diagnosis is not None and report.diagnosis.cause is not None:
-        yield Lines(diagnosis_text.render_text(report.diagnosis))
+        yield Preformatted(diagnosis_text.render_text(report.diagnosis))
 
 
 def _ranks(report: RunReport, problems: list[FlatFinding]) -> Iterator[Part]:
@@ -74,7 +76,7 @@ def _ranks(report: RunReport, problems: list[FlatFinding]) -> Iterator[Part]:
     bars = (Bar(f"rank {rank.rank}", _parts_ms(phases), bad.get(rank.rank)) for rank, phases in ranks[:_MOST_BARS])
     yield Bars("where the step goes, ms", _PARTS, tuple(bars))
     words = "compute: forward, backward, optimizer and between them; wait: for other ranks in collectives; "
-    yield Words(f"{words}data: fetching a batch; host: after the optimizer until the next batch.", "legend")
+    yield Paragraph(f"{words}data: fetching a batch; host: after the optimizer until the next batch.", "legend")
     rows = tuple(
         (
             str(rank.rank),

@@ -26,14 +26,14 @@ from gpudoctor.report.html.parts import (
     Fold,
     Items,
     Page,
+    Paragraph,
     Part,
+    RangeMark,
     Rows,
     Section,
     Short,
-    Spread,
     Strong,
     Unfold,
-    Words,
     pairs,
     section,
 )
@@ -152,7 +152,7 @@ def _trends(fleet: Fleet) -> tuple[Section, ...]:
 
     if fleet.against is None:
         return ()
-    shown = _rows(("", "node", "what"), fleet.trends, cells) or (Words("nothing changed"),)
+    shown = _rows(("", "node", "what"), fleet.trends, cells) or (Paragraph("nothing changed"),)
     return section(f"Against {' '.join(fleet.against.sources)}", shown, "against")
 
 
@@ -183,14 +183,14 @@ def _figure_rows(rows: Sequence[FigureRow], outliers: dict[tuple[str, str], list
     return _rows(("figure", "nodes", "median", "range", "spread"), rows, cells)
 
 
-def _spread(row: FigureRow, outliers: Sequence[float]) -> Spread:
+def _spread(row: FigureRow, outliers: Sequence[float]) -> RangeMark:
     room = row.high - row.low
 
     def across(value: float) -> float:
         return min(max((value - row.low) / room, 0.0), 1.0) if room > 0 else 0.5
 
     label = f"{row.figure}: {len(outliers)} outliers"
-    return Spread(label, across(row.median), tuple(across(value) for value in outliers[:MOST_ROWS]))
+    return RangeMark(label, across(row.median), tuple(across(value) for value in outliers[:MOST_ROWS]))
 
 
 def _not_read(fleet: Fleet) -> tuple[Section, ...]:
@@ -220,4 +220,4 @@ def _rows(head: tuple[str, ...], items: Sequence[T], cells: Callable[[T], tuple[
     shown = Rows(head, tuple(map(cells, items[:MOST_ROWS])), wraps=True)
     if len(items) <= MOST_ROWS:
         return (shown,)
-    return shown, Words(f"... and {len(items) - MOST_ROWS} more: --json has all", "legend")
+    return shown, Paragraph(f"... and {len(items) - MOST_ROWS} more: --json has all", "legend")

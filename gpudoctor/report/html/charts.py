@@ -9,7 +9,7 @@ import msgspec
 
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.missing import Missing, known
-from gpudoctor.report.html.parts import Curve, Matrix, Plot, Point, Section, drawable, section
+from gpudoctor.report.html.parts import Curve, PairTable, Plot, Point, Section, drawable, section
 from gpudoctor.report.model import Report
 from gpudoctor.report.tables.devices import rank_name
 from gpudoctor.report.tables.links import Place, RateMatrix, both_ways_matrix, pair_matrix, peer_matrix, way_of
@@ -105,7 +105,7 @@ def topology(report: Report) -> tuple[Section, ...]:
     )
 
 
-def bandwidths(measured: Measurements) -> list[Matrix]:
+def bandwidths(measured: Measurements) -> list[PairTable]:
     """Heat maps of copies between GPUs, and of send and receive between ranks."""
     maps = []
     if measured.peer_links:
@@ -121,7 +121,7 @@ def bandwidths(measured: Measurements) -> list[Matrix]:
     return maps
 
 
-def _heat(measured: Measurements, matrix: RateMatrix, title: str, notes: Sequence[str]) -> Matrix:
+def _heat(measured: Measurements, matrix: RateMatrix, title: str, notes: Sequence[str]) -> PairTable:
     rates = matrix.rates
     best = max(rates.values())
     cells = {}
@@ -134,8 +134,10 @@ def _heat(measured: Measurements, matrix: RateMatrix, title: str, notes: Sequenc
     return _square({rank: rank_name(measured, rank) for rank in matrix.ranks}, cells, title, legend)
 
 
-def _square(names: Mapping[int, str], cells: Mapping[Place, tuple[str, str, str]], label: str, legend: str) -> Matrix:
+def _square(
+    names: Mapping[int, str], cells: Mapping[Place, tuple[str, str, str]], label: str, legend: str
+) -> PairTable:
     rows = tuple(
         tuple(cells.get((a, b), (_DIAGONAL if a == b else NOT_KNOWN, "", "none")) for b in names) for a in names
     )
-    return Matrix(label, tuple(names.values()), rows, legend)
+    return PairTable(label, tuple(names.values()), rows, legend)

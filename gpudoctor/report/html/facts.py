@@ -10,7 +10,7 @@ import msgspec
 from gpudoctor.facts.model.gpu import Gpu, PcieLink
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Host, Node, to_json
-from gpudoctor.report.html.parts import Cell, Code, Lines, Pairs, Rows, Section, pairs, section
+from gpudoctor.report.html.parts import Cell, Code, Pairs, Preformatted, Rows, Section, pairs, section
 from gpudoctor.report.model import GpuSummary, Report
 from gpudoctor.units import MIB, gib_number, gib_text
 
@@ -24,9 +24,9 @@ def facts_part(report: Report, raw_facts: bool) -> Iterator[Section]:
     yield from section("Host and software", (_host(facts),), "host")
     yield from section("Processes on the GPUs", _processes(facts), "processes")
     logged = "\n".join(event.text.replace("\n", " ") for event in known(facts.kernel_log.events) or ())
-    yield from section("Kernel log", [Lines(logged)] if logged else (), "kernel")
+    yield from section("Kernel log", [Preformatted(logged)] if logged else (), "kernel")
     if raw_facts:
-        yield from section("All facts as JSON", (Lines(_json(facts)),), "facts")
+        yield from section("All facts as JSON", (Preformatted(_json(facts)),), "facts")
 
 
 def _json(facts: Node) -> str:

@@ -10,7 +10,20 @@ from gpudoctor.facts.model.measurements import Collective, Measurements, ProbePr
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.telemetry import Burn, GpuCounters, Series, Telemetry
 from gpudoctor.report.html.charts import bandwidths, lines_by_size
-from gpudoctor.report.html.parts import Bar, Bars, Card, Cell, Items, Lines, Part, Rows, Section, Strong, Words, section
+from gpudoctor.report.html.parts import (
+    Bar,
+    Bars,
+    Card,
+    Cell,
+    Items,
+    Paragraph,
+    Part,
+    Preformatted,
+    Rows,
+    Section,
+    Strong,
+    section,
+)
 from gpudoctor.report.model import Report, findings_of
 from gpudoctor.report.tables.devices import (
     STEP_PARTS,
@@ -66,7 +79,7 @@ def _side_by_side(tables: Sequence[Table]) -> Iterator[Part]:
     """Tables as preformatted text: easy to read across, and to copy into a terminal."""
     each = (line for made in tables for line in (made.title, *aligned(made, "  ")))
     if tables:
-        yield Lines("\n".join(each))
+        yield Preformatted("\n".join(each))
 
 
 def _drawn(figures: Table, caption: str) -> Rows:
@@ -77,24 +90,24 @@ def _problem(problem: ProbeProblem) -> Card:
     where: list[str] = [problem.probe, problem.kind]
     where += [] if problem.rank is None else [f"rank {problem.rank}"]
     where += [] if problem.phase is None else [problem.phase]
-    output = (Lines("\n".join(problem.output)),) if problem.output else ()
+    output = (Preformatted("\n".join(problem.output)),) if problem.output else ()
     return Card("unknown", (Strong(f"{', '.join(where)}:"), problem.text), "", output)
 
 
 def _training(report: Report, name: RankName, measured_on: str) -> Iterator[Part]:
     training = report.measurements.training
     if training is None:
-        yield Words(measured_on)
+        yield Paragraph(measured_on)
         return
     marks = _marks(report)
     bars = []
     for rank in training.ranks:
         status = marks[rank.rank][0].value if rank.rank in marks else None
         bars.append(Bar(name(rank.rank), step_parts_ms(rank), status))
-    yield Words(f"{measured_on} {' '.join(training_words(training))}")
+    yield Paragraph(f"{measured_on} {' '.join(training_words(training))}")
     yield Bars(f"Time of each rank in a step of the DDP train: {', '.join(STEP_PARTS)}", STEP_PARTS, tuple(bars))
     yield from (
-        Words((Strong(f"{name(rank)} {status.value.upper()}:"), cause))
+        Paragraph((Strong(f"{name(rank)} {status.value.upper()}:"), cause))
         for rank, (status, cause) in marks.items()
         if cause
     )
@@ -125,7 +138,7 @@ def _collectives(done: tuple[Collective, ...], kind: str) -> Iterator[Part]:
     caption = f"Busbw in GB/s in {done[0].dtype}, and median time of the slowest rank"
     yield _drawn(collective_table(done).turned("size"), caption)
     wrong = tuple(f"{row.op} of {size_text(row.size_bytes)}: {_wrong(row)}" for row in done if _wrong(row))
-    yield Items(wrong, "wrong") if wrong else Words("Every sum was exactly right.", "legend")
+    yield Items(wrong, "wrong") if wrong else Paragraph("Every sum was exactly right.", "legend")
 
 
 def _wrong(row: Collective) -> str:
@@ -160,7 +173,7 @@ def _telemetry(telemetry: Telemetry) -> Part:
 def _burn(burn: Burn | None, name: RankName) -> Iterator[Part]:
     if burn is None:
         return
-    yield Words(f"{burn.rounds} complete rounds in {burn.duration_s:.0f} s ({burn.asked_s:.0f} s asked for).")
+    yield Paragraph(f"{burn.rounds} complete rounds in {burn.duration_s:.0f} s ({burn.asked_s:.0f} s asked for).")
     if burn.wrong_count:
         more = burn.wrong_count - len(burn.wrong)
         yield Items((*map(wrong_text, burn.wrong), *([f"and {more} more"] if more > 0 else [])), "wrong")
@@ -172,7 +185,7 @@ def _burn(burn: Burn | None, name: RankName) -> Iterator[Part]:
             ("GPU", "counters that grew", "not read"), tuple(map(_counters, burn.counters)), "Counters over the burn"
         )
     if not isinstance(burn.kernel_events, Missing) and burn.kernel_events:
-        yield Lines("\n".join(event.text for event in burn.kernel_events), "New lines in the kernel log")
+        yield Preformatted("\n".join(event.text for event in burn.kernel_events), "New lines in the kernel log")
 
 
 def _course(series: Series, name: RankName) -> tuple[Cell, ...]:

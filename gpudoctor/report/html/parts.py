@@ -54,7 +54,7 @@ class Unfold(Struct, frozen=True):
     cells: tuple[Cell, ...]
 
 
-class Spread(Struct, frozen=True):
+class RangeMark(Struct, frozen=True):
     """A range of values as a line: a tick at the median, a dot for each outlier; all between 0 and 1."""
 
     label: str
@@ -63,17 +63,17 @@ class Spread(Struct, frozen=True):
 
 
 # a tuple is its cells side by side
-Cell: TypeAlias = "str | Chip | Code | Command | Strong | Short | Items | Unfold | Spread | tuple[Cell, ...]"
+Cell: TypeAlias = "str | Chip | Code | Command | Strong | Short | Items | Unfold | RangeMark | tuple[Cell, ...]"
 
 
-class Words(Struct, frozen=True):
+class Paragraph(Struct, frozen=True):
     """A paragraph; `style` is "" or "legend"."""
 
     cell: Cell
     style: str = ""
 
 
-class Lines(Struct, frozen=True):
+class Preformatted(Struct, frozen=True):
     """Preformatted text."""
 
     text: str
@@ -161,7 +161,7 @@ class Lanes(Struct, frozen=True):
     end: str
 
 
-class Matrix(Struct, frozen=True):
+class PairTable(Struct, frozen=True):
     """A square table of pairs: names of rows and columns, and (text, sign, class) in each place."""
 
     label: str
@@ -192,7 +192,9 @@ class Plot(Struct, frozen=True):
     curves: tuple[Curve, ...]
 
 
-Part: TypeAlias = "Words | Lines | Pairs | Rows | Findings | Card | Fold | Bars | Lanes | Matrix | Plot | Items"
+Part: TypeAlias = (
+    "Paragraph | Preformatted | Pairs | Rows | Findings | Card | Fold | Bars | Lanes | PairTable | Plot | Items"
+)
 
 
 class Section(Struct, frozen=True):
