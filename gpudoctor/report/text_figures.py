@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from textwrap import wrap
 
 from gpudoctor.facts.model.measured_hardware import ComputeRank
 from gpudoctor.facts.model.measurements import Measurements, Training
@@ -15,6 +16,7 @@ from gpudoctor.report.tables.devices import (
     sample_count,
     telemetry_table,
     training_table,
+    training_words,
     wrong_text,
 )
 from gpudoctor.report.tables.links import (
@@ -65,19 +67,10 @@ def storage_lines(measurements: Measurements) -> list[str]:
 
 
 def _training_lines(training: Training) -> list[str]:
-    lines = [
-        f"  DDP train: {training.world_size} x {training.batch_per_rank} samples a step, "
-        f"{training.parameters / 1e6:.2f} M parameters, {training.steps} measured steps"
-    ]
-    if not isinstance(training.steady_step_ms, Missing) and not isinstance(training.samples_per_s, Missing):
-        alone = "" if isinstance(training.solo_step_ms, Missing) else f"; one rank alone {training.solo_step_ms:.2f} ms"
-        lines.append(
-            f"    benchmark: {training.steady_step_ms:.2f} ms a step, {training.samples_per_s:.0f} samples/s{alone}"
-        )
-    for who, compute, wait, data, step, _, _, first, last in training_table(training, plain_name).rows:
-        lines.append(
-            f"    {who}: compute {compute} ms, wait {wait} ms, data {data} ms, step {step} ms, loss {first} -> {last}"
-        )
+    lines = ["  DDP train:", *(f"    {each}" for words in training_words(training) for each in wrap(words, 74))]
+    for who, compute, wait, data, other, step, _, _, first, last in training_table(training, plain_name).rows:
+        parts = f"compute {compute} + wait {wait} + data {data} + other {other} = {step} ms"
+        lines.append(f"    {who}: {parts}, loss {first} -> {last}")
     return lines
 
 

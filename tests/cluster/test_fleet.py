@@ -208,7 +208,15 @@ def test_the_page_loads_nothing_and_holds_the_faults(gpudoctor: Gpudoctor, tmp_p
     assert "default-src 'none'" in page
     assert "<script" not in page
     assert "http" not in page.replace("http-equiv", "")
-    for words in ("SIMULATED", "gpu-11", "PCIe Gen5 x8", "565.57.01", "gpu-13.json", "pass -&gt; fail", "<circle"):
+    for words in (
+        "SIMULATED",
+        "gpu-11",
+        "PCIe Gen5 x8",
+        "565.57.01",
+        "gpu-13.json",
+        "pass -&gt; fail",
+        'class="outlier"',
+    ):
         assert words in page
 
 

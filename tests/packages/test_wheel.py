@@ -33,7 +33,7 @@ def test_the_wheel_holds_the_package_whole_and_nothing_else(wheel: Path) -> None
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
     assert names == {str(path.relative_to(ROOT)) for path in files_of_the_project("gpudoctor")}
     kinds = {Path(name).suffix for name in names}
-    assert {".md", ".css", ".tcss", ".js", ".yaml", ".json", ".c", ".h", ".typed"} <= kinds
+    assert {".md", ".css", ".html", ".tcss", ".js", ".yaml", ".json", ".c", ".h", ".typed"} <= kinds
 
 
 def test_the_wheel_tells_its_licence_and_addresses(wheel: Path) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from gpudoctor.facts.model.measured_hardware import HostLink
 from gpudoctor.facts.model.measurements import Collective, Launch, Measurements, PairBandwidth, Training, TrainRank
+from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Node
 from gpudoctor.report.html import render_html
 from gpudoctor.report.judge import judge
-from gpudoctor.report.tables.devices import plain_name, training_table
+from gpudoctor.report.tables.devices import STEP_PARTS, plain_name, step_parts_ms, training_table, training_words
 from gpudoctor.report.tables.links import both_ways_matrix, collective_table, host_table, pair_matrix, peer_matrix
 from gpudoctor.report.tables.table import Column, Table, aligned
 from gpudoctor.report.text_figures import figure_lines
@@ -73,9 +76,19 @@ def test_figures_stand_below_their_own_heads() -> None:
         "compute ms": "10.00",
         "wait ms": "2.00",
         "data ms": "3.00",
-        "step ms": "15.00",
+        "other ms": "3.00",
+        "timed step ms": "18.00",
         "came last": "25%",
         "memory peak MiB": "-",
         "first": "2.500",
         "last": "not finite",
     }
+
+
+def test_every_millisecond_of_a_timed_step_has_a_name() -> None:
+    rank = TrainRank(0, 10.0, 0.1, 10.1, 0.2, 0.25, 2.0, 3.0, 4.0, 15.0, 2.5, None)
+    assert dict(zip(STEP_PARTS, step_parts_ms(rank), strict=True)) == {"compute": 10, "wait": 2, "data": 3, "other": 3}
+    assert sum(step_parts_ms(rank)) == rank.data_ms + rank.step_ms
+    training = Training("cpu", 1, 5, 8, 1000, 4000, (rank,), steady_step_ms=16.0, samples_per_s=500.0)
+    assert "16.00 ms, 500 samples/s" in " ".join(training_words(training))
+    assert "Plain step" not in " ".join(training_words(replace(training, steady_step_ms=Missing("not run"))))

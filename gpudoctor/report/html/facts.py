@@ -4,31 +4,29 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from xml.etree.ElementTree import Element
 
 import msgspec
 
 from gpudoctor.facts.model.gpu import Gpu, PcieLink
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Host, Node, to_json
-from gpudoctor.report.html.elements import Child, element, lines, section, table
+from gpudoctor.report.html.parts import Cell, Code, Pairs, Preformatted, Rows, Section, pairs, section
 from gpudoctor.report.model import GpuSummary, Report
 from gpudoctor.units import MIB, gib_number, gib_text
 
 
-def facts_part(report: Report, raw_facts: bool) -> Iterator[Child]:
+def facts_part(report: Report, raw_facts: bool) -> Iterator[Section]:
     """The GPUs; the rest only if the report includes its facts."""
     facts = None if isinstance(report.facts, msgspec.UnsetType) else report.facts
-    yield section("GPUs", _gpus(report, facts) if report.gpus else None, id_="gpus")
+    yield from section("GPUs", [_gpus(report, facts)] if report.gpus else (), "gpus")
     if facts is None:
         return
-    yield section("Host and software", _host(facts), id_="host")
-    yield section("Processes on the GPUs", _processes(facts), id_="processes")
+    yield from section("Host and software", (_host(facts),), "host")
+    yield from section("Processes on the GPUs", _processes(facts), "processes")
     logged = "\n".join(event.text.replace("\n", " ") for event in known(facts.kernel_log.events) or ())
-    yield section("Kernel log", lines(logged) if logged else None, id_="kernel")
+    yield from section("Kernel log", [Preformatted(logged)] if logged else (), "kernel")
     if raw_facts:
-        folded = element("details", element("summary", "All facts as JSON"), lines(_json(facts)), class_="raw")
-        yield section("Facts", folded, id_="facts")
+        yield from section("All facts as JSON", (Preformatted(_json(facts)),), "facts")
 
 
 def _json(facts: Node) -> str:
@@ -38,23 +36,20 @@ def _json(facts: Node) -> str:
         return json.dumps(msgspec.to_builtins(facts), indent=2)
 
 
-def _gpus(report: Report, facts: Node | None) -> Element:
+def _gpus(report: Report, facts: Node | None) -> Rows:
     by_bus_id = {gpu.bus_id: gpu for gpu in facts.gpus} if facts else {}
-    head: tuple[Child, ...] = ("GPU", "model", "bus id", "UUID", "judged")
+    head: tuple[str, ...] = ("GPU", "model", "bus id", "UUID", "judged")
     if facts:
         head = (*head[:2], "memory GiB", "PCIe", "NVLinks up", "power W", "temp C", "ECC", "NUMA", *head[2:])
-    return table(
-        head,
-        (_gpu(gpu, by_bus_id.get(gpu.bus_id), facts is not None) for gpu in report.gpus),
-        caption="As the driver shows them",
-    )
+    rows = tuple(_gpu(gpu, by_bus_id.get(gpu.bus_id), facts is not None) for gpu in report.gpus)
+    return Rows(head, rows, "As the driver shows them")
 
 
-def _gpu(summary: GpuSummary, gpu: Gpu | None, wide: bool) -> tuple[Child, ...]:
-    first: tuple[Child, ...] = (f"GPU {summary.index}", summary.name or "-")
-    last: tuple[Child, ...] = (
-        element("code", summary.bus_id),
-        element("code", summary.uuid) if summary.uuid else "-",
+def _gpu(summary: GpuSummary, gpu: Gpu | None, wide: bool) -> tuple[Cell, ...]:
+    first: tuple[Cell, ...] = (f"GPU {summary.index}", summary.name or "-")
+    last: tuple[Cell, ...] = (
+        Code(summary.bus_id),
+        Code(summary.uuid) if summary.uuid else "-",
         "yes" if summary.in_scope else "no",
     )
     if not wide:
@@ -94,10 +89,11 @@ def _links(gpu: Gpu) -> str:
     return f"{up} of {len(gpu.nvlinks)}" if gpu.nvlinks else "none"
 
 
-def _host(facts: Node) -> Element:
+def _host(facts: Node) -> Pairs:
     host, software = facts.host, facts.software
     limit, quota = known(host.memory_limit_mib), known(host.cpu_quota)
-    said = (
+    variables = known(facts.environment.variables) or ()
+    return pairs(
         ("Operating system", known(host.os_name)),
         ("Kernel", known(host.kernel)),
         ("Virtualization", _virtual(host)),
@@ -112,14 +108,8 @@ def _host(facts: Node) -> Element:
         ("NCCL", known(software.nccl)),
         ("IOMMU", known(facts.pci.iommu)),
         ("Facts read at", known(facts.source.collected_at)),
+        *((Code(variable.name), Code(variable.value)) for variable in variables),
     )
-    rows: list[Child] = []
-    for name, value in said:
-        rows += [element("dt", name), element("dd", value)] if value else []
-    variables = known(facts.environment.variables) or ()
-    for variable in variables:
-        rows += [element("dt", element("code", variable.name)), element("dd", element("code", variable.value))]
-    return element("dl", *rows)
 
 
 def _virtual(host: Host) -> str | None:
@@ -139,8 +129,8 @@ def _gib(mib: int | None) -> str | None:
     return None if mib is None else gib_text(mib * MIB)
 
 
-def _processes(facts: Node) -> Element | None:
-    rows: list[tuple[Child, ...]] = [
+def _processes(facts: Node) -> Iterator[Rows]:
+    rows: list[tuple[Cell, ...]] = [
         (
             f"GPU {gpu.index}",
             str(process.pid),
@@ -152,11 +142,8 @@ def _processes(facts: Node) -> Element | None:
         for gpu in facts.gpus
         for process in known(gpu.processes) or ()
     ]
-    return (
-        table(("GPU", "pid", "name", "user", "kind", "memory MiB"), rows, caption="When the facts were read")
-        if rows
-        else None
-    )
+    if rows:
+        yield Rows(("GPU", "pid", "name", "user", "kind", "memory MiB"), tuple(rows), "When the facts were read")
 
 
 def _short(value: float | None) -> str:

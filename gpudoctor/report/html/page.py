@@ -1,21 +1,33 @@
-"""The whole page: head, verdict, banners, problems, checks, figures, facts."""
+"""The report of a node as a page: verdict, what to do, what is wrong, and folded all that was checked and read."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import groupby
 from shlex import join
-from xml.etree.ElementTree import Element
 
-from gpudoctor.checks.core.finding import PROBLEMS, WORST_FIRST, Advice, Evidence, Finding, Status, worst
+from gpudoctor.checks.core.finding import PROBLEMS, WORST_FIRST, Finding, Status, worst
 from gpudoctor.checks.core.runner import CheckResult
+from gpudoctor.report.html.cards import advice_cards, finding_card
 from gpudoctor.report.html.charts import topology
-from gpudoctor.report.html.elements import Child, append, banner, chip, element, page, section, tally
 from gpudoctor.report.html.facts import facts_part
 from gpudoctor.report.html.figures import figures_part
+from gpudoctor.report.html.parts import (
+    Cell,
+    Chip,
+    Command,
+    Findings,
+    Fold,
+    Items,
+    Page,
+    Section,
+    Strong,
+    pairs,
+    section,
+)
+from gpudoctor.report.html.render import render_page
 from gpudoctor.report.model import Report, alarms, is_above, node_words, profile_words
 from gpudoctor.report.wording import (
-    block_parts,
     domain_words,
     expected_words,
     explained_by,
@@ -26,33 +38,48 @@ from gpudoctor.report.wording import (
 )
 
 
-def problem_cards(report: Report) -> Element | None:
-    """A card for each fault, unknown and warning: found, expected, evidence, likely cause, advice, what it explains."""
-    cards = [_card(report, result, findings) for result, findings in problem_groups(report)]
-    return section("What is wrong" if report.faults else "What to look at", *cards, id_="problems")
+def render_html(report: Report, *, raw_facts: bool = True) -> str:
+    """One self-contained page without scripts; the same report always gives the same bytes.
+
+    `raw_facts`: append the facts as JSON, if the report includes them. Text from outside is escaped.
+    """
+    simulated = " (SIMULATED)" if report.simulated else ""
+    judged = report.error is None
+    word = verdict_word(report) if judged else "NOT JUDGED"
+    node = [*node_words(report, "×"), *([f"kernel {report.host.kernel}"] if report.host.kernel else [])]
+    problems = list(problem_groups(report)) if judged else []
+    cards = (
+        finding_card(result.id, result.title, findings, explained_by(report, result.id, findings))
+        for result, findings in problems
+    )
+    page = Page(
+        title=f"{word}{simulated} {_host(report)}: gpudoctor report",
+        kicker=f"gpudoctor {report.tool.version} report",
+        heading=_host(report),
+        status=report.verdict,
+        word=word,
+        verdict=verdict_words(report) if judged else "gpudoctor could not do its work",
+        reason=report.reason if judged and report.verdict != "pass" else "",
+        where=" · ".join(node) if judged else "",
+        counts=_counts(report) if judged else (),
+        banners=tuple(_banners(report)),
+        do=section("What to do", advice_cards((result.id, findings) for result, findings in problems), "do"),
+        evidence=section("What is wrong" if report.faults else "What to look at", cards, "problems"),
+        rest=(*_rest(report, raw_facts), *_run(report)) if judged else _run(report),
+    )
+    return render_page(page)
 
 
-def _card(report: Report, result: CheckResult, findings: list[Finding]) -> Element:
-    first = findings[0]
-    label = label_of(findings)
-    title = element("h3", chip(first.status), " ", element("code", result.id), None if label == "node" else f" {label}")
-    words = element("dl")
-    for name, part in block_parts(findings, explained_by(report, result.id, findings)):
-        steps = name == "do" and len(part) > 1
-        shown = part if isinstance(part, str) else element("ol" if steps else "ul", *map(_item, part))
-        append(words, element("dt", name), element("dd", shown))
-    return element("div", title, element("p", result.title, class_="title"), words, class_=f"card {first.status.value}")
+def _rest(report: Report, raw_facts: bool) -> Iterator[Section]:
+    measured = figures_part(report)
+    yield from (part for part in measured if part.opened)
+    yield from _checks(report)
+    yield from topology(report)
+    yield from (part for part in measured if not part.opened)
+    yield from facts_part(report, raw_facts)
 
 
-def _item(item: Evidence | Advice | str) -> Element:
-    if isinstance(item, Evidence):
-        return element("li", element("code", item.source), f" = {item.value}")
-    if isinstance(item, str):
-        return element("li", item)
-    return element("li", item.text, *((" ", element("code", item.command)) if item.command else ()))
-
-
-def check_table(report: Report) -> Element | None:
+def _checks(report: Report) -> tuple[Section, ...]:
     """A folding table per domain, open if it has a problem; checks of higher levels come last."""
     higher = [result for result in report.checks if is_above(result, report.run.level)]
     asked = (result for result in report.checks if result not in higher)
@@ -64,39 +91,25 @@ def check_table(report: Report) -> Element | None:
     if higher:
         words = f"{len(higher)} not run: level {report.run.level} was asked for"
         folds.append(_fold(Status.SKIP, "higher levels", words, higher))
-    return section("Checks", *folds, id_="checks")
+    return section("Checks", folds, "checks", opened=True)
 
 
-def _fold(status: Status, name: str, words: str, results: Iterable[CheckResult]) -> Element:
-    title = element("summary", chip(status), " ", element("b", name), " ", element("span", words, class_="words"))
-    rows = (_check_row(result) for result in results)
-    body = element("table", element("tbody", *rows), class_="checks")
-    return element("details", title, body, class_="domain", open=status in PROBLEMS)
+def _fold(status: Status, name: str, words: str, results: Iterable[CheckResult]) -> Fold:
+    rows = tuple((each.status.value, each.id, each.title, _found(each)) for each in results)
+    return Fold((Chip(status.value), Strong(name), words), (Findings(rows),), status in PROBLEMS)
 
 
-def _check_row(result: CheckResult) -> Element:
-    said = element("ul")
-    for status, label, words in _said(result):
-        mark = None if status is result.status else chip(status)
-        who = element("b", label) if label != "node" else None
-        append(
-            said, element("li", mark, " " if mark is not None else None, who, " " if who is not None else None, words)
-        )
-    return element(
-        "tr",
-        element("td", chip(result.status)),
-        element("th", element("code", result.id), element("span", result.title), scope="row"),
-        element("td", said),
-    )
-
-
-def _said(result: CheckResult) -> Iterator[tuple[Status, str, str]]:
-    """(status, subjects, words), worst first; findings with the same words on several subjects are merged."""
+def _found(result: CheckResult) -> Items:
+    """What was found, worst first; findings with the same words on several subjects are merged."""
     groups: dict[tuple[Status, str], list[Finding]] = {}
     for finding in sorted(result.findings, key=lambda f: WORST_FIRST.index(f.status)):
         groups.setdefault((finding.status, _words(finding)), []).append(finding)
+    lines: list[Cell] = []
     for (status, words), findings in groups.items():
-        yield status, label_of(findings), words
+        label = label_of(findings)
+        mark: tuple[Cell, ...] = () if status is result.status else (Chip(status.value),)
+        lines.append((*mark, *(() if label == "node" else (Strong(label),)), words))
+    return Items(tuple(lines))
 
 
 def _words(finding: Finding) -> str:
@@ -108,50 +121,9 @@ def _words(finding: Finding) -> str:
     return f"{words} (explained by {finding.explained_by})" if finding.explained_by else words
 
 
-def render_html(report: Report, *, raw_facts: bool = True) -> str:
-    """One self-contained page without scripts; the same report always gives the same bytes.
-
-    `raw_facts`: append the facts as JSON, if the report includes them. Text from outside is escaped.
-    """
-    return page(f"{_word(report)} {_host(report)}: gpudoctor report", *_body(report, raw_facts))
-
-
-def _body(report: Report, raw_facts: bool) -> Iterator[Child]:
-    yield element("header", *_header(report), class_=f"verdict {report.verdict}")
-    main = element("main")
-    parts: list[Child] = [*_banners(report)]
-    if report.error is None:
-        parts += [
-            problem_cards(report),
-            check_table(report),
-            topology(report),
-            *figures_part(report),
-            *facts_part(report, raw_facts),
-        ]
-    for part in parts:
-        if isinstance(part, Element):
-            main.append(part)
-    yield main
-    yield _footer(report)
-
-
-def _header(report: Report) -> Iterator[Child]:
-    yield element("p", f"gpudoctor {report.tool.version} report", class_="kicker")
-    yield element("h1", _host(report))
-    if report.error is not None:
-        yield element("p", element("strong", "NOT JUDGED", class_="word"), " gpudoctor could not do its work")
-        return
-    yield element("p", element("strong", verdict_word(report), class_="word"), f" {verdict_words(report)}")
-    if report.verdict != "pass":
-        yield element("p", report.reason, class_="reason")
-    node = [*node_words(report, "×"), *([f"kernel {report.host.kernel}"] if report.host.kernel else [])]
-    yield element("p", " · ".join(node), class_="node")
-    yield _tally(report)
-
-
-def _tally(report: Report) -> Element:
+def _counts(report: Report) -> tuple[tuple[str, str, int], ...]:
     counts = report.counts
-    tiles = (
+    return (
         ("fail", "fault" if len(report.faults) == 1 else "faults", len(report.faults)),
         ("fail", "check failed" if counts.fail == 1 else "checks failed", counts.fail),
         ("unknown", "unknown", counts.unknown),
@@ -159,45 +131,32 @@ def _tally(report: Report) -> Element:
         ("pass", "passed", counts.passed),
         ("skip", "skipped", counts.skip),
     )
-    return tally(tiles)
 
 
-def _banners(report: Report) -> Iterator[Element]:
+def _banners(report: Report) -> Iterator[tuple[str, str, str]]:
     source = report.run.source
     if not report.simulated and report.error is None and source.kind != "live":
-        yield banner("READ", f"from {source.kind} {source.name}: that machine, not the one that judged", "quiet")
-    yield from (banner(word, text, "loud") for word, text in alarms(report))
+        yield "READ", f"from {source.kind} {source.name}: that machine, not the one that judged", "quiet"
+    yield from ((word, text, "loud") for word, text in alarms(report))
     if report.error is not None:
-        yield banner("ERROR", report.error, "loud")
-    for note in report.run.notes:
-        yield banner("Note", note, "quiet")
+        yield "ERROR", report.error, "loud"
+    yield from (("Note", note, "quiet") for note in report.run.notes)
 
 
-def _footer(report: Report) -> Element:
+def _run(report: Report) -> tuple[Section, ...]:
     run = report.run
-    command = join(("gpudoctor", *run.argv)) if run.argv else None
-    said = (
-        ("Command", element("code", command) if command else None),
+    about = pairs(
+        ("Command", Command(join(("gpudoctor", *run.argv))) if run.argv else None),
         ("Judged against", profile_words(report.profile)),
         ("Level", run.level),
         ("Source", f"{run.source.kind} {run.source.name}".strip()),
-        ("Started", run.started_at or None),
+        ("Started", run.started_at),
         ("Took", f"{run.duration_s:.1f} s"),
         ("Exit code", str(report.exit_code)),
-        ("Run", run.id or None),
+        ("Run", run.id),
         ("Virtualization", report.host.virtualization),
     )
-    rows: list[Child] = []
-    for name, value in said:
-        if value is not None:
-            rows += [element("dt", name), element("dd", value)]
-    part = section("This run", element("dl", *rows), id_="run")
-    return element("footer", part)
-
-
-def _word(report: Report) -> str:
-    word = "NOT JUDGED" if report.error is not None else verdict_word(report)
-    return f"{word} (SIMULATED)" if report.simulated else word
+    return section("This run", (about,), "run")
 
 
 def _host(report: Report) -> str:

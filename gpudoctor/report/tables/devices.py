@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 from gpudoctor.checks.core.under_load import event_share, percent
 from gpudoctor.facts.model.measured_hardware import ComputeRank
-from gpudoctor.facts.model.measurements import Measurements, Training
+from gpudoctor.facts.model.measurements import Measurements, Training, TrainRank
 from gpudoctor.facts.model.missing import known
 from gpudoctor.facts.model.node import Node
 from gpudoctor.facts.model.telemetry import GpuCounters, GpuUnderLoad, Telemetry, WrongResult
@@ -14,6 +14,7 @@ from gpudoctor.report.tables.table import NOT_KNOWN, Column, Table, cell
 from gpudoctor.units import MIB, gib_text, whole_mib_text
 
 RankName = Callable[[int], str]
+STEP_PARTS = ("compute", "wait", "data", "other")
 # clock event reasons that cost speed, in short words; the others are normal on a healthy GPU
 _HELD_BACK = {
     "hw-thermal": "HW thermal",
@@ -65,17 +66,44 @@ def on_cpus(measured: Measurements) -> bool:
     return launch is not None and not any(info.device == "cuda" for info in launch.ranks)
 
 
+def step_parts_ms(rank: TrainRank) -> tuple[float, float, float, float]:
+    """Each millisecond of a timed step, in the order of `STEP_PARTS`; their sum is the fetch of data and the step.
+
+    Compute and wait are timed apart from the step; what they leave of it is "other". It is below zero if they took
+    longer apart.
+    """
+    return rank.compute_ms, rank.wait_ms, rank.data_ms, rank.step_ms - rank.compute_ms - rank.wait_ms
+
+
+def training_words(training: Training) -> list[str]:
+    """Sentences for all formats: what was trained, the time of a plain step, and what a timed step is."""
+    words = [
+        f"{training.world_size} x {training.batch_per_rank} samples a step, "
+        f"{training.parameters / 1e6:.2f} M parameters, {training.steps} measured steps."
+    ]
+    plain, rate, alone = (known(v) for v in (training.steady_step_ms, training.samples_per_s, training.solo_step_ms))
+    if plain is not None and rate is not None:
+        one = "" if alone is None else f"; one rank alone {alone:.2f} ms"
+        words.append(f"Plain step, back to back as a training runs it: {plain:.2f} ms, {rate:.0f} samples/s{one}.")
+    return [
+        *words,
+        "Timed step, each begun together: data to fetch, compute, wait for other ranks, and other: "
+        "communication that compute does not hide, and the optimizer.",
+    ]
+
+
 def training_table(training: Training, name: RankName, not_finite: str = "not finite") -> Table:
-    """Medians of a step by rank; `not_finite` is shown for a loss that was not finite."""
+    """Medians of a timed step by rank; `not_finite` is shown for a loss that was not finite."""
 
     def loss(value: float | None) -> str:
         return not_finite if value is None else f"{value:.3f}"
 
-    titles = ("rank", "compute ms", "wait ms", "data ms", "step ms", "came last", "memory peak MiB", "first", "last")
+    parts = (f"{part} ms" for part in STEP_PARTS)
+    titles = ("rank", *parts, "timed step ms", "came last", "memory peak MiB", "first", "last")
     rows = (
         (
             name(rank.rank),
-            *(f"{ms:.2f}" for ms in (rank.compute_ms, rank.wait_ms, rank.data_ms, rank.step_ms)),
+            *(f"{ms:.2f}" for ms in (*step_parts_ms(rank), rank.data_ms + rank.step_ms)),
             f"{rank.last_in_share:.0%}",
             cell(rank.memory_peak_mib, ".0f"),
             loss(rank.loss_first),

@@ -19,14 +19,14 @@ from gpudoctor.facts.model.node import Node
 from gpudoctor.facts.model.telemetry import Spread
 from gpudoctor.output import printable
 from gpudoctor.report.model import Report, findings_of
-from gpudoctor.report.tables.devices import gpu_of_rank, on_cpus, training_table
+from gpudoctor.report.tables.devices import STEP_PARTS, gpu_of_rank, on_cpus, step_parts_ms, training_table
 from gpudoctor.tui.labels import WORDS, style_of, worst_first
 from gpudoctor.tui.panes.pane import DrawnPane, RunWanted, put
 from gpudoctor.tui.widgets.bars import nice_limit, plot_lines, stacked
 from gpudoctor.tui.widgets.lines import hanging
 from gpudoctor.units import exact_time_text, short_figure, size_text
 
-_SIGNS = {"compute": "█", "wait": "░", "data": "▒"}
+_SIGNS = dict(zip(STEP_PARTS, "█░▒╌", strict=True))
 _PLOT_HEIGHT, _PLOT_WIDTH_MAX = 9, 100  # an odd height has a middle line to label
 _BAR_WIDTH_MAX = 80
 _WIDE = 100
@@ -124,7 +124,9 @@ def _bars(
     table = training_table(training, partial(_name, measurements, node), "NaN").rows
     longest = max((len(WORDS[finding.status]) for finding in uneven.values()), default=-1)
     who_width = max((len(row[0]) for row in table), default=0) + longest + 3
-    limit = nice_limit(max((rank.compute_ms + rank.wait_ms + rank.data_ms for rank in training.ranks), default=0.0))
+    limit = nice_limit(
+        max((sum(max(part, 0.0) for part in step_parts_ms(rank)) for rank in training.ranks), default=0.0)
+    )
     wide = width >= _WIDE
     tail = _tail_head(wide)
     room = max(min(width - who_width - len(tail) - 2, _BAR_WIDTH_MAX), 10)
@@ -133,7 +135,7 @@ def _bars(
     yield Content.styled(f"{'':<{who_width}}|{f'0 to {limit:g} ms':<{room}}|{tail}", style_of("quiet", no_color))
     for rank, row in zip(training.ranks, table, strict=True):
         finding = uneven.get(rank.rank)
-        parts = ((rank.compute_ms, _SIGNS["compute"]), (rank.wait_ms, _SIGNS["wait"]), (rank.data_ms, _SIGNS["data"]))
+        parts = tuple((max(ms, 0.0), sign) for ms, sign in zip(step_parts_ms(rank), _SIGNS.values(), strict=True))
         drawn = "".join(run for run, _ in stacked(parts, limit, room))
         name = f"{'>' if finding else ' '}{row[0]} "
         word = f"{WORDS[finding.status] if finding else '':<{who_width - len(name)}}"
@@ -148,13 +150,13 @@ def _name(measurements: Measurements, node: Node | None, rank: int) -> str:
 
 def _tail_head(wide: bool) -> str:
     """The headings of the figures beside a bar; a narrow screen has only the most important."""
-    more = f"{'compute':>9}{'wait':>8}{'data':>8}" if wide else ""
-    return f"{more}{'step ms':>9}{'loss':>14}" + (f"{'peak MiB':>10}" if wide else "")
+    more = f"{'compute':>9}{'wait':>8}{'data':>8}{'other':>8}" if wide else ""
+    return f"{more}{'timed ms':>9}{'loss':>14}" + (f"{'peak MiB':>10}" if wide else "")
 
 
 def _tail(row: tuple[str, ...], wide: bool) -> str:
-    _, compute, wait, data, step, _, peak, first, last = row
-    more = f"{compute:>9}{wait:>8}{data:>8}" if wide else ""
+    _, compute, wait, data, other, step, _, peak, first, last = row
+    more = f"{compute:>9}{wait:>8}{data:>8}{other:>8}" if wide else ""
     return f"{more}{step:>9}{f'{first}->{last}':>14}" + (f"{peak:>10}" if wide else "")
 
 
