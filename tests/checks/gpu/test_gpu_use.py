@@ -86,7 +86,9 @@ MACHINES = {
         {"processes": (), "memory_used_mib": 0, "utilization": Utilization(gpu_pct=100)}, Status.PASS, False
     ),
     "a small model of another container": Machine(
-        {"processes": (), "memory_used_mib": 460, "utilization": Utilization(gpu_pct=35, memory_pct=0)}, Status.PASS, True
+        {"processes": (), "memory_used_mib": 460, "utilization": Utilization(gpu_pct=35, memory_pct=0)},
+        Status.PASS,
+        True,
     ),
     "work whose memory cannot be read": Machine(
         {
