@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Literal, overload
+from collections.abc import Callable, Mapping
+from functools import cached_property, wraps
+from typing import Annotated, Literal, TypeVar, overload
 
 import msgspec
 
@@ -12,6 +13,8 @@ from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node
 from gpudoctor.profiles.profile import NO_PROFILE, Profile, compute_gpus
+
+T = TypeVar("T")
 
 
 class Limit(msgspec.Struct, frozen=True):
@@ -40,7 +43,7 @@ class Expect(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     gpu_name: Annotated[str | None, msgspec.Meta(description="A part of every GPU's name")] = None
 
 
-class Case(msgspec.Struct, frozen=True):
+class Case(msgspec.Struct, frozen=True, dict=True):
     """Everything a check may look at.
 
     `scope` holds the NVML indices to judge and `scope_reason` why some are left out. `check_id` is the running
@@ -58,14 +61,14 @@ class Case(msgspec.Struct, frozen=True):
     limits: Mapping[str, Mapping[str, Limit]] = {}
     limit_overrides: Mapping[tuple[str, str, str], float] = {}
 
-    @property
+    @cached_property
     def gpus(self) -> tuple[Gpu, ...]:
         """The GPUs in scope, sorted by bus id."""
         if self.scope is None:
             return self.node.gpus
         return tuple(gpu for gpu in self.node.gpus if gpu.index in self.scope)
 
-    @property
+    @cached_property
     def compute_gpus(self) -> tuple[Gpu, ...]:
         """The GPUs in scope, without those that only drive a display next to bigger ones."""
         return compute_gpus(self.gpus)
@@ -117,3 +120,17 @@ class Case(msgspec.Struct, frozen=True):
         else:
             check_id, name = limit, of if isinstance(of, str) else ""
         return check_id, self.limits[check_id][name], gpu
+
+
+def once_a_case(answer: Callable[[Case], T]) -> Callable[[Case], T]:
+    """Keep the answer of a function with its case, so that a check that judges GPU by GPU asks of all of them once."""
+    name = f"{answer.__module__}.{answer.__qualname__}"
+
+    @wraps(answer)
+    def kept_answer(case: Case) -> T:
+        answers = vars(case)
+        if name not in answers:
+            answers[name] = answer(case)
+        return answers[name]  # type: ignore[no-any-return]
+
+    return kept_answer

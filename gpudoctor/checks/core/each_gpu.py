@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import wraps
+from typing import TypeVar
 
-from gpudoctor.checks.core.case import Case
+from gpudoctor.checks.core.case import Case, once_a_case
 from gpudoctor.checks.core.condemning import condemning
 from gpudoctor.checks.core.finding import Finding, unknown, unread
 from gpudoctor.checks.core.subject import Subject, of_gpu
@@ -13,6 +16,8 @@ from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node
 from gpudoctor.facts.nvml.codes import LOST, RESET_REQUIRED, UNKNOWN, code_in_words
+
+T = TypeVar("T")
 
 # of temperature, power, performance state and utilization in the nvidia-smi table
 _MOST_ERR = 3
@@ -116,23 +121,16 @@ def trusted(gpus: Iterable[Gpu]) -> tuple[list[Gpu], list[Finding]]:
 
 def same_model(case: Case, gpu: Gpu) -> list[Gpu]:
     """The other GPUs in scope that can be trusted and are known to be the same model."""
-    group = _by_model(case.node).get(known(gpu.name) or "", ())
-    return [g for g in group if g is not gpu and (case.scope is None or g.index in case.scope)]
+    return [peer for peer in by_model(case).get(gpu.name, ()) if peer is not gpu]
 
 
-# the last node's GPUs by model: checks ask for the peers of each GPU, and each of them must be trusted
-_models: tuple[tuple[Gpu, ...], dict[str, list[Gpu]]] = ((), {})
-
-
-def _by_model(node: Node) -> dict[str, list[Gpu]]:
-    global _models
-    gpus, found = _models
-    if gpus is not node.gpus:
-        found = {}
-        for gpu in node.gpus:
-            if (name := known(gpu.name)) and not untrusted(gpu):
-                found.setdefault(name, []).append(gpu)
-        _models = (node.gpus, found)
+@once_a_case
+def by_model(case: Case) -> dict[str | Missing, list[Gpu]]:
+    """The GPUs in scope that can be trusted and whose model is known, by model."""
+    found: dict[str | Missing, list[Gpu]] = {}
+    for gpu in case.gpus:
+        if known(gpu.name) and not untrusted(gpu):
+            found.setdefault(gpu.name, []).append(gpu)
     return found
 
 
@@ -160,17 +158,32 @@ def in_virtual_machine(node: Node, gpus: Iterable[Gpu]) -> bool:
     return node.host.is_guest or any(map(passed_through, gpus))
 
 
-def out_of_line(count: int, peers: Sequence[int], floor: float, ratio: float) -> float | None:
+def out_of_line(count: int, ordered: Sequence[int], floor: float, ratio: float) -> float | None:
     """The bound that a lifetime counter exceeds compared with its peers'; None if it does not. Alone no verdict.
 
-    The bound is `ratio` times the peers' median, but at least `floor`. Without peers, a tenth of the floor
-    replaces their median.
+    `ordered` are the counts of all in ascending order, `count` among them. The bound is `ratio` times the median of the
+    others, but at least `floor`. Without others, a tenth of the floor replaces their median.
 
-    >>> out_of_line(50_000, [0, 3, 1], floor=1000, ratio=100)
+    >>> out_of_line(50_000, [0, 1, 3, 50_000], floor=1000, ratio=100)
     1000
-    >>> out_of_line(150, [0, 0, 0], floor=1000, ratio=100) is None
+    >>> out_of_line(150, [0, 0, 0, 150], floor=1000, ratio=100) is None
     True
     """
-    middle = sorted(peers)[len(peers) // 2] if peers else floor / 10
-    bound = max(floor, ratio * middle)
+    middle = (len(ordered) - 1) // 2
+    # the others' median, found without a copy of them: every GPU asks
+    median = ordered[middle + (bisect_left(ordered, count) <= middle)] if len(ordered) > 1 else floor / 10
+    bound = max(floor, ratio * median)
     return bound if count >= bound else None
+
+
+def majority_of_others(counts: Counter[T], own: T) -> T | None:
+    """The value that more than half of the others have; None if there is none. `counts` are of all values.
+
+    >>> majority_of_others(Counter([300, 300, 700, 700]), 300)
+    700
+    """
+    others = counts.total() - 1
+    for value, count in counts.most_common(2):
+        if (count - (value == own)) * 2 > others > 0:
+            return value
+    return None

@@ -61,24 +61,35 @@ def _marked(facts: Sequence[F], kinds: Sequence[Kind], *, most: bool = False) ->
         counts = shown.setdefault(kind, [0] * len(names))
         for place, value in enumerate(row):
             counts[place] += not isinstance(value, Missing) and (value is not True or names[place] not in _TOLD_IF_TRUE)
-    of_kind = {kind: [sum(column) for column in zip(*_peers(kind, shown), strict=True)] for kind in shown}
+    everywhere = [sum(column) for column in zip(*shown.values(), strict=True)]
+    places = [(place, name) for place, name in enumerate(names) if 0 < everywhere[place] < len(facts)]
+    if not places:
+        return tuple(facts)
+    of_kind = {kind: [sum(column) for column in zip(*peers, strict=True)] for kind, peers in _peers(shown)}
     needed = {kind: number[kind] // 2 if most else 0 for kind in shown}
     made = []
     for fact, row, kind in zip(facts, rows, kinds, strict=True):
         counts = of_kind[kind]
         lacking = {
             name: _unlike_peers(value, counts[place])
-            for place, (name, value) in enumerate(zip(names, row, strict=True))
-            if counts[place] > needed[kind] and _is_gap(value)
+            for place, name in places
+            if counts[place] > needed[kind] and _is_gap(value := row[place])
         }
         made.append(_with(fact, lacking) if lacking else fact)
     return tuple(made)
 
 
-def _peers(kind: Kind, shown: dict[Kind, list[int]]) -> Iterator[list[int]]:
-    for other, counts in shown.items():
-        if all(one is None or two is None or one == two for one, two in zip(kind, other, strict=False)):
-            yield counts
+def _peers(shown: dict[Kind, list[int]]) -> Iterator[tuple[Kind, list[list[int]]]]:
+    """Each kind, with the counts of all that may be of its kind."""
+    partly_known = [kind for kind in shown if None in kind]
+    for kind in shown:
+        # what is known of every kind is the same only in itself
+        others = shown if None in kind else dict.fromkeys((kind, *partly_known))
+        yield kind, [shown[other] for other in others if all(map(_may_be, kind, other))]
+
+
+def _may_be(one: object, other: object) -> bool:
+    return one is None or other is None or one == other
 
 
 def lacking_values(gpu: Gpu) -> tuple[str, ...]:

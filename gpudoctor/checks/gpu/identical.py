@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Iterator
 
 import msgspec
 
-from gpudoctor.checks.core.case import Case, Limit
+from gpudoctor.checks.core.case import Case, Limit, once_a_case
 from gpudoctor.checks.core.each_gpu import first_failed, untrusted
 from gpudoctor.checks.core.finding import (
     Advice,
@@ -131,11 +131,15 @@ def _mixed(case: Case, gpus: list[Gpu]) -> Iterator[Finding]:
         )
 
 
+@once_a_case
+def _largest_mib(case: Case) -> int:
+    return max(known(gpu.memory_total_mib) or 0 for gpu in case.compute_gpus)
+
+
 def _may_only_drive_a_display(case: Case, gpu: Gpu) -> Missing | None:
     """Why it is not known whether this GPU is to be compared: of display and small memory, one could not be read."""
     display, memory = gpu.settings.display_active, known(gpu.memory_total_mib)
-    largest = max(known(each.memory_total_mib) or 0 for each in case.compute_gpus)
-    if memory is not None and memory * 2 < largest:
+    if memory is not None and memory * 2 < _largest_mib(case):
         return first_failed([display])
     return first_failed([gpu.memory_total_mib]) if display is True else None
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from gpudoctor.checks.core.case import Case, Limit
-from gpudoctor.checks.core.each_gpu import each_gpu, first_failed, same_model
+from bisect import bisect_left, bisect_right
+from math import inf
+from typing import NamedTuple
+
+from gpudoctor.checks.core.case import Case, Limit, once_a_case
+from gpudoctor.checks.core.each_gpu import by_model, each_gpu, first_failed
 from gpudoctor.checks.core.explains import SPEEDS
 from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, unread, warn
 from gpudoctor.checks.core.registry import check
@@ -108,8 +112,7 @@ def _low_limit(case: Case, gpu: Gpu) -> Finding | None:
 
 
 def _beside_peers(case: Case, gpu: Gpu, now: int) -> Finding:
-    alike = [peer for peer in same_model(case, gpu) if _equal_load(case, gpu, peer)]
-    degrees = sorted(c for p in alike if (c := known(p.thermal.gpu_c)) is not None)
+    degrees = _at_equal_load(case, gpu, now)
     evidence = Evidence("GPU temperature", f"{now} C")
     # with only two GPUs it is open which one is abnormal
     if len(degrees) >= 2:
@@ -136,9 +139,50 @@ def _beside_peers(case: Case, gpu: Gpu, now: int) -> Finding:
     return unread(subject, "temperature limits", missing if isinstance(missing, Missing) else Missing("make no sense"))
 
 
-def _equal_load(case: Case, gpu: Gpu, peer: Gpu) -> bool:
-    """Whether both draw about the same power; if power is not known, whether both are idle."""
-    mine, theirs = known(gpu.power.draw_w), known(peer.power.draw_w)
-    if mine is not None and theirs is not None:
-        return abs(mine - theirs) * 100 <= case.limit(_EQUAL_LOAD_PCT, gpu) * max(mine, theirs)
-    return all("idle" in (known(g.clocks.event_reasons) or ()) for g in (gpu, peer))
+class _Readings(NamedTuple):
+    """Temperatures of the GPUs of one model, by load."""
+
+    by_power: list[tuple[float, int]]  # W and C, in order of power
+    idle: list[int]
+    idle_without_power: list[int]
+
+
+def _at_equal_load(case: Case, gpu: Gpu, now: int) -> list[int]:
+    """The temperatures of the peers that draw about the same power, or are idle like it if power is not known."""
+    model = _readings(case).get(gpu.name)
+    if model is None:
+        return []
+    draw_w, is_idle = known(gpu.power.draw_w), _is_idle(gpu)
+    if draw_w is None:
+        alike = list(model.idle) if is_idle else [now]
+    else:
+        share = max(0.0, 1 - case.limit(_EQUAL_LOAD_PCT, gpu) / 100)
+        first = bisect_left(model.by_power, (draw_w * share, -inf))
+        last = bisect_right(model.by_power, (draw_w / share if share else inf, inf))
+        alike = [c for _, c in model.by_power[first:last]] + (model.idle_without_power if is_idle else [])
+    if now in alike:
+        alike.remove(now)
+    return sorted(alike)
+
+
+@once_a_case
+def _readings(case: Case) -> dict[str | Missing, _Readings]:
+    found: dict[str | Missing, _Readings] = {}
+    for name, gpus in by_model(case).items():
+        model = found[name] = _Readings([], [], [])
+        for gpu in gpus:
+            degrees, draw_w = known(gpu.thermal.gpu_c), known(gpu.power.draw_w)
+            if degrees is None:
+                continue
+            if draw_w is not None:
+                model.by_power.append((draw_w, degrees))
+            if _is_idle(gpu):
+                model.idle.append(degrees)
+                if draw_w is None:
+                    model.idle_without_power.append(degrees)
+        model.by_power.sort()
+    return found
+
+
+def _is_idle(gpu: Gpu) -> bool:
+    return "idle" in (known(gpu.clocks.event_reasons) or ())

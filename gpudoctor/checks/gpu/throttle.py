@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from gpudoctor.checks.core.case import Case, Limit
-from gpudoctor.checks.core.each_gpu import each_gpu, same_model
+from collections import Counter
+
+from gpudoctor.checks.core.case import Case, Limit, once_a_case
+from gpudoctor.checks.core.each_gpu import by_model, each_gpu, majority_of_others
 from gpudoctor.checks.core.explains import SPEEDS
 from gpudoctor.checks.core.finding import (
     Advice,
@@ -24,7 +26,6 @@ from gpudoctor.checks.core.under_load import percent, slowed_under_load
 from gpudoctor.checks.nvlink.link_state import model_of
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import Missing, known
-from gpudoctor.profiles.profile import majority
 
 # Clock event reasons that mean harm; healthy GPUs show the others (idle, application clocks, power cap, sync boost,
 # display) in normal work. Source: nvml.h, nvmlClocksEventReasons
@@ -193,13 +194,21 @@ def _excused(gpu: Gpu) -> bool:
     return reasons is None or bool(excuses & set(reasons))
 
 
+@once_a_case
+def _running_mhz(case: Case) -> dict[str | Missing, list[int]]:
+    """Of each model, the SM clocks of those that have no excuse to be slow."""
+    models = by_model(case).items()
+    return {name: [known(gpu.clocks.sm_mhz) or 0 for gpu in gpus if not _excused(gpu)] for name, gpus in models}
+
+
 def _slow_now(case: Case, gpu: Gpu) -> Finding | None:
     now, top = known(gpu.clocks.sm_mhz), known(gpu.clocks.sm_max_mhz)
     share = case.limit(_BUSY_PCT, gpu) / 100
     if not now or not top or _excused(gpu) or now >= top * share:
         return None
-    running = [known(p.clocks.sm_mhz) or 0 for p in same_model(case, gpu) if not _excused(p)]
-    if running and max(running) < top * share:
+    # its own clock is lower
+    running = _running_mhz(case).get(gpu.name, [])
+    if len(running) > 1 and max(running) < top * share:
         return None
     if new := [reason for reason in known(gpu.clocks.event_reasons) or () if reason.startswith("0x")]:
         return unknown(of_gpu(gpu), f"{now} of {top} MHz, for a reason unknown to this version: {', '.join(new)}")
@@ -215,7 +224,7 @@ def _slow_now(case: Case, gpu: Gpu) -> Finding | None:
             ">=",
             top * share,
             "MHz",
-            "peers" if running else case.limit_source(_BUSY_PCT, gpu),
+            "peers" if len(running) > 1 else case.limit_source(_BUSY_PCT, gpu),
         ),
         Evidence("SM clock", f"{now} MHz" + (f" in P{state}" if state is not None else "")),
         Evidence("utilisation", f"{busy} %" if busy is not None else "not read"),
@@ -244,6 +253,12 @@ def _clocks_fine(gpu: Gpu) -> Finding:
     return ok(of_gpu(gpu), Found(f"{known(now)} of {top} MHz", known(now), "MHz"))
 
 
+@once_a_case
+def _limits_w(case: Case) -> dict[str | Missing, Counter[float | None]]:
+    """Of each model, how many GPUs have each power limit."""
+    return {name: Counter(known(gpu.power.limit_w) for gpu in gpus) for name, gpus in by_model(case).items()}
+
+
 _CAP_PCT = Limit(1, "%", "rounding of the limit by the driver", name="share_pct")
 
 
@@ -264,7 +279,7 @@ def power_limit(case: Case, gpu: Gpu) -> Finding:
     model = model_of(case, gpu)
     if default_w is None and model is not None and "power_limit_w" not in model.uncertain:
         default_w, source = model.power_limit_w, f"profile {case.profile.name}"
-    peers_w = majority(known(g.power.limit_w) for g in same_model(case, gpu))
+    peers_w = majority_of_others(_limits_w(case).get(gpu.name, Counter()), limit_w)
     slack = 1 - case.limit(_CAP_PCT, gpu) / 100
     evidence = Evidence("power limit, enforced", f"{limit_w:g} W")
     for wanted_w, basis in ((default_w, source), (peers_w, "majority of the peers")):

@@ -43,14 +43,16 @@ _PEERS_RATIO = Limit(
 def errors(case: Case) -> Iterator[Finding]:
     """Warn of a GPU whose lifetime counts are far above its peers'; a rate would need two samples under load."""
     totals = {gpu.index: _totals(gpu) for gpu in case.gpus}
+    ordered = {kind: sorted(counts[kind] for counts in totals.values() if kind in counts) for kind in _KINDS}
     # `nvidia-smi nvlink -e` alone shows counters of links and not their state
     yield from (
-        not_judged(case, gpu, by_state=not totals[gpu.index]) or _errors_of(case, gpu, totals) for gpu in case.gpus
+        not_judged(case, gpu, by_state=not totals[gpu.index]) or _errors_of(case, gpu, totals[gpu.index], ordered)
+        for gpu in case.gpus
     )
 
 
-def _errors_of(case: Case, gpu: Gpu, of_all: Mapping[int, Mapping[str, int]]) -> Finding:
-    subject, totals = of_gpu(gpu), of_all[gpu.index]
+def _errors_of(case: Case, gpu: Gpu, totals: Mapping[str, int], ordered: Mapping[str, list[int]]) -> Finding:
+    subject = of_gpu(gpu)
     if not totals:
         first = (known(gpu.nvlinks) or ())[0].crc_errors
         return unread(subject, "NVLink error counters", first if isinstance(first, Missing) else Missing("not known"))
@@ -58,9 +60,10 @@ def _errors_of(case: Case, gpu: Gpu, of_all: Mapping[int, Mapping[str, int]]) ->
     for kind, total in totals.items():
         name = kind.replace("_errors", "").replace("crc", "CRC")
         floor = case.limit(_FLOOR_RECOVERIES if kind == "recovery_errors" else _FLOOR_ERRORS, gpu)
-        peers = [counts[kind] for peer, counts in of_all.items() if peer != gpu.index and kind in counts]
-        bound = out_of_line(total, peers, floor, ratio)
+        bound = out_of_line(total, ordered[kind], floor, ratio)
         if bound is not None:
+            peers = ordered[kind].copy()
+            peers.remove(total)
             worst = max(_counting_links(gpu), key=lambda link: known(getattr(link, kind)) or 0)
             return warn(
                 subject,

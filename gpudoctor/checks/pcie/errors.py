@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from gpudoctor.checks.core.case import Case, Limit
+from gpudoctor.checks.core.case import Case, Limit, once_a_case
 from gpudoctor.checks.core.driver_messages import DAY_S
 from gpudoctor.checks.core.each_gpu import each_gpu, first_failed, out_of_line
 from gpudoctor.checks.core.explains import Explains
@@ -197,9 +197,11 @@ def _each(case: Case, gpu: Gpu) -> Finding:
         return unread(subject, "PCIe error counters", replays if isinstance(replays, Missing) else Missing("not known"))
     floor, ratio = case.limit(_FLOOR_ERRORS, gpu), case.limit(_PEERS_RATIO, gpu)
     for name, count in seen.items():
-        peers = [n for peer in case.gpus if peer is not gpu and (n := _COUNTERS[name](peer)) is not None]
-        bound = out_of_line(count, peers, floor, ratio)
+        ordered = _ordered(case)[name]
+        bound = out_of_line(count, ordered, floor, ratio)
         if bound is not None:
+            peers = list(ordered)
+            peers.remove(count)
             return warn(
                 subject,
                 Found(f"{count} {name} since driver load", count, "errors"),
@@ -238,10 +240,19 @@ def _counted_by_all(case: Case, gpu: Gpu) -> int | None:
 
     Enumeration and resets leave such counts (Unsupported Request) on every device alike; they do not grow later.
     """
-    paths = [known(peer.pcie.path) for peer in case.gpus]
-    counts = [known(path[0].aer_nonfatal) or 0 if path else 0 for path in paths]
-    own = counts[case.gpus.index(gpu)]
-    return own if len(counts) >= _ENOUGH_TO_COMPARE and own and max(counts) <= 2 * min(counts) else None
+    low, high = _nonfatal_range(case)
+    return _nonfatal(gpu) if len(case.gpus) >= _ENOUGH_TO_COMPARE and 0 < high <= 2 * low else None
+
+
+@once_a_case
+def _nonfatal_range(case: Case) -> tuple[int, int]:
+    counts = [_nonfatal(gpu) for gpu in case.gpus]
+    return min(counts), max(counts)
+
+
+def _nonfatal(gpu: Gpu) -> int:
+    path = known(gpu.pcie.path)
+    return (known(path[0].aer_nonfatal) or 0) if path else 0
 
 
 def _corrected(gpu: Gpu) -> int | None:
@@ -253,3 +264,9 @@ _COUNTERS: dict[str, Callable[[Gpu], int | None]] = {
     "replays": lambda gpu: known(gpu.pcie.replays),
     "corrected errors": _corrected,
 }
+
+
+@once_a_case
+def _ordered(case: Case) -> dict[str, list[int]]:
+    """Of each counter, what the GPUs count, in ascending order."""
+    return {name: sorted(n for g in case.gpus if (n := read(g)) is not None) for name, read in _COUNTERS.items()}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gpudoctor.checks.core.case import Case
-from gpudoctor.checks.core.each_gpu import each_gpu, same_model
+from gpudoctor.checks.core.case import Case, once_a_case
+from gpudoctor.checks.core.each_gpu import by_model, each_gpu, same_model
 from gpudoctor.checks.core.finding import (
     Advice,
     Evidence,
@@ -51,8 +51,8 @@ def link_width(case: Case, gpu: Gpu) -> Finding:
         return _by_lspci(gpu, width) or unread(subject, "PCIe link width that the GPU can do", own_max)
     if min(width, own_max) <= 0:
         return unknown(subject, f"PCIe link width: the answer, {width} of {own_max} lanes, is none")
-    peers = same_model(case, gpu)
-    wider = [peer for peer in peers if (known(peer.pcie.width) or 0) > width]
+    narrower = width < _widest(case).get(gpu.name, 0)
+    wider = [peer for peer in same_model(case, gpu) if (known(peer.pcie.width) or 0) > width] if narrower else []
     # by design all of them are narrow; a single narrow one among wider ones is not
     if width < own_max and on_c2c(gpu) and not wider:
         return skip(subject, f"x{width} of x{own_max}: the host link of this GPU is NVLink-C2C, not PCIe")
@@ -61,6 +61,7 @@ def link_width(case: Case, gpu: Gpu) -> Finding:
     evidence = _width_evidence(gpu, width, own_max, slot)
     if width >= own_max or (slot_max is not None and width >= slot_max):
         return _at_its_maximum(gpu, width, own_max, wider, evidence)
+    peers = same_model(case, gpu)
     peer_width = majority([width, *(known(peer.pcie.width) for peer in peers)])
     if slot_max is not None:
         wanted, source = min(own_max, slot_max), "slot maximum"
@@ -81,6 +82,12 @@ def link_width(case: Case, gpu: Gpu) -> Finding:
         likely=f"the link trained at x{width}: a bad contact, riser, cable or retimer",
         advice=_RESEAT,
     )
+
+
+@once_a_case
+def _widest(case: Case) -> dict[str | Missing, int]:
+    """The most lanes at which a GPU of each model runs."""
+    return {name: max(known(gpu.pcie.width) or 0 for gpu in gpus) for name, gpus in by_model(case).items()}
 
 
 def _generation(gpu: Gpu) -> int | None:
