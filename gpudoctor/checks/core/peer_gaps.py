@@ -22,6 +22,7 @@ _KIND = attrgetter(
     *("name", "pci_device_id", "vbios", "ecc.enabled", "settings.mig_enabled", "settings.virtualization"),
     *("settings.confidential_compute", "settings.display_attached", "settings.display_active"),
 )
+_NO_GPU: Kind = ("",) * len(_KIND(Gpu(0, "")))
 # texts mention these only if they are so
 _TOLD_IF_TRUE = ("inforom_corrupted", "memory_repair.unrepairable")
 
@@ -65,7 +66,7 @@ def _marked(facts: Sequence[F], kinds: Sequence[Kind], *, most: bool = False) ->
     places = [(place, name) for place, name in enumerate(names) if 0 < everywhere[place] < len(facts)]
     if not places:
         return tuple(facts)
-    of_kind = {kind: [sum(column) for column in zip(*peers, strict=True)] for kind, peers in _peers(shown)}
+    of_kind = _of_peers(shown)
     needed = {kind: number[kind] // 2 if most else 0 for kind in shown}
     made = []
     for fact, row, kind in zip(facts, rows, kinds, strict=True):
@@ -79,17 +80,30 @@ def _marked(facts: Sequence[F], kinds: Sequence[Kind], *, most: bool = False) ->
     return tuple(made)
 
 
-def _peers(shown: dict[Kind, list[int]]) -> Iterator[tuple[Kind, list[list[int]]]]:
-    """Each kind, with the counts of all that may be of its kind."""
-    partly_known = [kind for kind in shown if None in kind]
+def _of_peers(shown: dict[Kind, list[int]]) -> dict[Kind, list[int]]:
+    """For each kind, the sums of the counts of all kinds that may be the same: equal in what is known of both.
+
+    Kinds of which the same is known are compared as a whole, as a file may list 1,000 GPUs of as many kinds.
+    """
+    by_known: dict[tuple[int, ...], list[Kind]] = {}
     for kind in shown:
-        # what is known of every kind is the same only in itself
-        others = shown if None in kind else dict.fromkeys((kind, *partly_known))
-        yield kind, [shown[other] for other in others if all(map(_may_be, kind, other))]
+        by_known.setdefault(tuple(place for place, one in enumerate(kind) if one is not None), []).append(kind)
+    found: dict[Kind, list[int]] = {}
+    for known_places, kinds in by_known.items():
+        for other_places, others in by_known.items():
+            both = [place for place in known_places if place in other_places]
+            sums: dict[Kind, list[int]] = {}
+            for other in others:
+                _add(sums, tuple(other[place] for place in both), shown[other])
+            for kind in kinds:
+                if (counts := sums.get(tuple(kind[place] for place in both))) is not None:
+                    _add(found, kind, counts)
+    return found
 
 
-def _may_be(one: object, other: object) -> bool:
-    return one is None or other is None or one == other
+def _add(sums: dict[Kind, list[int]], kind: Kind, counts: list[int]) -> None:
+    old = sums.get(kind)
+    sums[kind] = counts if old is None else [one + other for one, other in zip(old, counts, strict=True)]
 
 
 def lacking_values(gpu: Gpu) -> tuple[str, ...]:
@@ -175,7 +189,7 @@ def _pairs_marked(pairs: tuple[GpuPair, ...], gpus: tuple[Gpu, ...], kinds: list
     lacking = [_not_in_matrix(index, next(i for i in kind_of if i not in partners[index])) for index in alone]
     joined = [None if isinstance(pair.nvlinks, Missing) else pair.nvlinks > 0 for pair in pairs]
     pair_kinds = [
-        (*kind_of.get(pair.a, ()), *kind_of.get(pair.b, ()), by_nvlink)
+        (*kind_of.get(pair.a, _NO_GPU), *kind_of.get(pair.b, _NO_GPU), by_nvlink)
         for pair, by_nvlink in zip(pairs, joined, strict=True)
     ]
     return (*_marked(pairs, pair_kinds), *dict.fromkeys(lacking))
