@@ -54,8 +54,7 @@ def _marked(facts: Sequence[F], kinds: Sequence[Kind], *, most: bool = False) ->
     if len(facts) < 2:
         return tuple(facts)
     names = _LEAVES[type(facts[0])]
-    read = attrgetter(*names)
-    rows = [read(fact) for fact in facts]
+    rows = [*map(_READ[type(facts[0])], facts)]
     shown: dict[Kind, list[int]] = {}
     number = Counter(kinds)
     for row, kind in zip(rows, kinds, strict=True):
@@ -108,16 +107,15 @@ def _add(sums: dict[Kind, list[int]], kind: Kind, counts: list[int]) -> None:
 
 def lacking_values(gpu: Gpu) -> tuple[str, ...]:
     """The names of the values that `gaps_marked` marked in this GPU, its links and its bridges."""
-    own = [name for name in _LEAVES[Gpu] if isinstance(attrgetter(name)(gpu), LackingValue)]
+    own = _lacking(gpu)
     lists = (("nvlinks", known(gpu.nvlinks)), ("pcie.path", known(gpu.pcie.path)))
-    inner = [
-        f"{where}.{name}"
-        for where, facts in lists
-        for fact in facts or ()
-        for name in _LEAVES[type(fact)]
-        if isinstance(attrgetter(name)(fact), LackingValue)
-    ]
+    inner = [f"{where}.{name}" for where, facts in lists for fact in facts or () for name in _lacking(fact)]
     return tuple(dict.fromkeys((*own, *inner)))
+
+
+def _lacking(fact: Fact) -> list[str]:
+    values = zip(_LEAVES[type(fact)], _READ[type(fact)](fact), strict=True)
+    return [name for name, value in values if isinstance(value, LackingValue)]
 
 
 def _is_gap(value: object) -> bool:
@@ -148,6 +146,7 @@ def _leaf_names(fact: Fact, prefix: str = "") -> Iterator[str]:
 
 _TEMPLATES: tuple[Fact, ...] = (Gpu(0, ""), NvLink(0), PcieHop(""), GpuPair(0, 0))
 _LEAVES: dict[type[Fact], tuple[str, ...]] = {type(fact): tuple(_leaf_names(fact)) for fact in _TEMPLATES}
+_READ = {kind: attrgetter(*names) for kind, names in _LEAVES.items()}
 
 
 def _lists_marked(gpus: tuple[Gpu, ...], kinds: list[Kind]) -> tuple[Gpu, ...]:
