@@ -9,7 +9,7 @@ import re
 import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from gpudoctor.facts.captures import SourceError, naming, printable
 from gpudoctor.facts.captures.join import Dumps
@@ -141,20 +141,20 @@ def node_from_directory(path: str) -> Node:
     for entry in found:
         shown = printable(entry.name)
         with naming(entry.path):
-            data, note, read_bytes, lost = _dump_in(entry.path)
-        total_bytes += read_bytes
+            file = _file_in(entry.path)
+        total_bytes += file.most_bytes
         if total_bytes > MAX_TOTAL_BYTES:
             raise SourceError(
                 f"more than {MAX_TOTAL_BYTES >> 20} MiB unpacked; a directory of dumps has at most that: "
                 "keep those of one machine in it"
             )
-        if lost:
-            dumps.could_not_read(f"{shown}: {note}")
-        elif data is None:
-            passed_over.append(f"{shown}: {note}")
+        if file.may_be_dump:
+            dumps.could_not_read(f"{shown}: {file.note}")
+        elif file.data is None:
+            passed_over.append(f"{shown}: {file.note}")
         else:
             with naming(entry.path):
-                _add(dumps, data, shown)
+                _add(dumps, file.data, shown)
     return _node_of_many(dumps, passed_over, real, "directory")
 
 
@@ -170,39 +170,48 @@ def _node_of_many(dumps: Dumps, passed_over: list[str], path: str, container: st
     return dumps.node(printable(Path(path).name or path))
 
 
-def _dump_in(path: str) -> tuple[bytes | None, str, int, bool]:
-    """The content of a file that is a dump, or None with the reason; how many bytes were read at most; and whether it
-    may be a dump that could not be read.
+class _File(NamedTuple):
+    """A file of a directory: its content if it is a dump, else a note that says why it was not read.
 
-    A file whose first 64 KiB do not look like a dump is not read further.
+    `most_bytes`: how many were read at most. `may_be_dump`: it could not be read, so that nobody knows.
     """
+
+    data: bytes | None = None
+    note: str = ""
+    most_bytes: int = 0
+    may_be_dump: bool = False
+
+
+def _file_in(path: str) -> _File:
+    """Read a file; only its first 64 KiB if they do not look like a dump."""
     try:
         info = Path(path).stat()
         mode = info.st_mode
         if stat.S_ISDIR(mode):
-            return None, "a directory, not looked into", 0, False
+            return _File(note="a directory, not looked into")
         if not stat.S_ISREG(mode):
-            return None, "not a regular file", 0, False
+            return _File(note="not a regular file")
         if info.st_size == 0:
-            return None, "empty", 0, False
+            return _File(note="empty")
         with open_plain(path) as file:
             head = file.read(HEAD_BYTES) or b""
     except OSError as error:
-        return None, f"cannot be read: {error.strerror}", 0, True
+        return _File(note=f"cannot be read: {error.strerror}", may_be_dump=True)
     if not head.strip():
-        return None, "empty", len(head), False
+        return _File(note="empty", most_bytes=len(head))
     packed = head.startswith(GZIP)
     if not packed and not is_dump(head):
-        return None, "not recognised as a dump", len(head), False
+        return _File(note="not recognised as a dump", most_bytes=len(head))
     try:
         data = read_file(path)
     except SourceError as error:
         if packed:  # the content of a broken .gz is unknown
-            return None, str(error), min(MAX_BYTES, _MAX_DEFLATE_RATIO * info.st_size), True
+            most_bytes = min(MAX_BYTES, _MAX_DEFLATE_RATIO * info.st_size)
+            return _File(note=str(error), most_bytes=most_bytes, may_be_dump=True)
         raise
     if packed and not is_dump(data[:HEAD_BYTES]):
-        return None, "not recognised as a dump", len(data), False
-    return data, "", len(data), False
+        return _File(note="not recognised as a dump", most_bytes=len(data))
+    return _File(data, most_bytes=len(data))
 
 
 def _add(dumps: Dumps, data: bytes, name: str) -> None:
