@@ -9,7 +9,7 @@ from gpudoctor.checks.core.case import Case
 from gpudoctor.checks.core.finding import Advice, Evidence, Finding, Found, fail, ok, skip, unknown, warn
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE, Subject, of_gpu, of_nic
-from gpudoctor.facts.model.reported import Reported
+from gpudoctor.facts.model.reported import OWN, Reported
 from gpudoctor.statements.catalogue import bucket_of_xid
 from gpudoctor.statements.xids import xid
 
@@ -56,7 +56,8 @@ def _finding(case: Case, reported: Reported) -> Finding:
             NODE, Found(f"a tool's own verdict is good: {reported.text}", reported.count, "lines"), None, evidence
         )
     if reported.loudness == "unread":
-        return unknown(subject, reported.text)
+        own = reported.said_by == OWN
+        return unknown(subject, f"could not be read, and may hold a failure: {reported.text}" if own else reported.text)
     if reported.xid is not None and bucket_of_xid(reported.xid) in ("application", "info"):
         return skip(subject, f"Xid {reported.xid} is of a program, or tells of nothing: {reported.text}")
     often = f" ({reported.count} lines say so)" if reported.count > 1 else ""

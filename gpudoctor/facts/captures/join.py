@@ -29,7 +29,7 @@ from gpudoctor.facts.captures.transcript import Transcript
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import NOT_READ, Missing, known
 from gpudoctor.facts.model.node import Driver, Environment, Host, KernelLog, Node, PciBus, Source
-from gpudoctor.facts.model.reported import Reported
+from gpudoctor.facts.model.reported import OWN, Reported
 
 MAX_PARTS = 2000  # `nvidia-smi -l` prints a table each second: the text is no longer kept from here on
 MAX_NOTES = 50
@@ -79,7 +79,7 @@ class Dumps:
     def could_not_read(self, text: str) -> None:
         """Record that a part of the source could not be read: it may hold a failure, so that the node cannot pass."""
         self.notes.append(text)
-        self._reported.append(from_tool("gpudoctor", text, "unread"))
+        self._reported.append(from_tool(OWN, text, "unread"))
 
     def _read_block(self, reader: TextReader, block: Block) -> None:
         try:

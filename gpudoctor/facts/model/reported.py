@@ -4,6 +4,9 @@ from typing import Literal
 
 from gpudoctor.facts.model.missing import Fact
 
+# who says "unread" of a part of the source that could not be read at all
+OWN = "gpudoctor"
+
 # fatal, error, warning: how loudly it is said. unread: part of a text that may tell of an error, and was not
 # understood. ok: a tool's own good verdict
 Loudness = Literal["fatal", "error", "warning", "unread", "ok"]
