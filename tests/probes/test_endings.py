@@ -20,7 +20,9 @@ from gpudoctor.facts.model.missing import Missing
 from gpudoctor.probes.runner import launch
 from gpudoctor.probes.runner import plan as probe_plan
 from gpudoctor.probes.runner.launch import ProbePlan, run_probes
+from gpudoctor.probes.runner.rank_starter_client import start
 from gpudoctor.probes.runner.run_collector import INSTALL_TORCH
+from gpudoctor.process.spawn import Child
 from tests.imported_torch import ImportedTorch, own_children
 from tests.probes.conftest import DEADLINE_S, GONE_WITHIN_S, goes_on, measure
 
@@ -230,6 +232,19 @@ def test_a_rank_that_was_stopped_by_a_signal_is_told_as_such(forked_starter: Non
     [problem] = found.problems
     assert (problem.kind, problem.rank, problem.waiting) == ("error", 1, (0,))
     assert "rank 1 is stopped (SIGSTOP)" in problem.text
+
+
+def test_a_starter_that_was_stopped_by_a_signal_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(*arguments: Any) -> Child:
+        child = start(*arguments)
+        child.send(signal.SIGSTOP)
+        return child
+
+    monkeypatch.setattr(launch, "start", stopped)
+    monkeypatch.setattr(launch, "_STOPPED_S", 0.1)
+    [problem] = run_probes(ProbePlan("gloo", 2), deadline_s=DEADLINE_S).problems
+    assert (problem.kind, problem.rank) == ("error", None)
+    assert problem.text == "the process that starts the ranks is stopped (SIGSTOP)"
 
 
 def test_a_machine_on_which_nothing_can_start_is_unknown_and_no_traceback(

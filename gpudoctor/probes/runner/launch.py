@@ -35,6 +35,7 @@ __all__ = ["ProbePlan", "run_probes"]
 _FAILURE_GRACE_S = 1.0  # after one rank failed: time for the others to notice and report it
 _TURN_S = 0.5
 _SPARE_DESCRIPTORS = 4  # needed to remove a directory
+_STOPPED_S = 5.0  # a scheduler that suspends a job stops and continues its processes one after another
 _SAY_EVERY_S = 10.0  # between two calls of on_wait
 
 
@@ -247,9 +248,16 @@ def _watch(
     """Collect the children's messages until they have ended, failed, or run out of time."""
     decoder = msgspec.json.Decoder(AnyMessage)
     give_up_at: float | None = None
-    say_at = time.monotonic() + _SAY_EVERY_S
+    looked_at = time.monotonic()
+    say_at = looked_at + _SAY_EVERY_S
+    stopped_s = 0.0
     while children.talking:
         now = time.monotonic()
+        # of a pause in which this process was stopped itself, one turn counts
+        stopped_s = stopped_s + min(now - looked_at, _TURN_S) if collector.starter_is_stopped(children.process) else 0.0
+        looked_at = now
+        if stopped_s >= _STOPPED_S:
+            return
         limit, limit_s = limits.at(now, collector.stage, collector.running)
         if give_up_at is None and collector.broken:
             give_up_at = now + _FAILURE_GRACE_S

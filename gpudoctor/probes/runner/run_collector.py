@@ -17,6 +17,7 @@ from gpudoctor.probes.runner.merge import merged_torch_view
 from gpudoctor.probes.runner.plan import ProbePlan, Stage
 from gpudoctor.probes.runner.rank_state import RankState, failure_problems, rank_list, slow_problem, timeout_problem
 from gpudoctor.probes.runner.run_progress import RunProgress
+from gpudoctor.process.ending import RunningProcess
 
 FIGURES_OF_PROBE: dict[Probe, str] = {  # the field of Measurements that is empty if the probe brought nothing
     "collective": "collectives",
@@ -64,6 +65,7 @@ class RunCollector:
         self._cannot_start: str | None = None
         self._pids: dict[int, int] = {}
         self._starter_ended = False
+        self._starter_stopped = False
         self._problems: list[ProbeProblem] = []
 
     @property
@@ -155,6 +157,11 @@ class RunCollector:
             return []
         return [-1 - source] if self._plan.engine else list(range(self._plan.ranks))
 
+    def starter_is_stopped(self, starter: RunningProcess) -> bool:
+        """Whether the process that starts the ranks is stopped before it has started them: nothing would follow."""
+        self._starter_stopped = self._method is None and process_state(starter.pid) == "T"
+        return self._starter_stopped
+
     def time_out(self, limit_s: float) -> None:
         """Note which ranks hang; to be called before any of them is ended."""
         self._look()
@@ -180,6 +187,9 @@ class RunCollector:
             self._problems.append(ProbeProblem("launch", "error", text, phase="start"))
         elif failures:
             self._problems += failures
+        elif self._starter_stopped:
+            text = "the process that starts the ranks is stopped (SIGSTOP)"  # from outside: no fault of the node
+            self._problems.append(ProbeProblem("launch", "error", text, phase="start"))
         elif self._method is None or not all(state.left for state in self._states):
             output = _evidence(self._folder / "starter.stderr")
             last = f": {output[-1]}" if output else ""
