@@ -12,7 +12,8 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -27,6 +28,7 @@ from gpudoctor.private_folder import make_private_folder, why_replaceable
 from gpudoctor.process.command import CommandLateError, run_command
 from gpudoctor.process.die_with_parent import die_with_parent
 from gpudoctor.process.ending import ENDING_SIGNALS
+from gpudoctor.process.forked import ForkedProcess
 from gpudoctor.process.spawn import Child
 
 NOT_FOUND = 127
@@ -40,6 +42,7 @@ FLAGS = ("-std=gnu11", "-O1", "-fPIC", "-shared", "-pthread", f"-Wl,-soname,{LIB
 SOURCES = tuple(Path(__file__).parent / name for name in ("nvml.c", "functions.h"))
 _COMPILERS = ("cc", "gcc", "clang")
 _BUILD_DEADLINE_S = 60.0
+_REMOVAL_S = 5.0
 
 
 class FakeDriverRequest(msgspec.Struct, frozen=True):
@@ -62,8 +65,7 @@ def run_program(request: FakeDriverRequest) -> int:
         raise UserError("this is running under gpudoctor fake-driver already: one driver at a time")
     loaded = load_source(request.node, stdin=sys.stdin.buffer if request.node == "-" and sys.stdin else None)
     node = apply_faults(loaded.node, list(request.faults))
-    with tempfile.TemporaryDirectory(prefix="gpudoctor-fake-driver-") as name:
-        private = Path(name)
+    with _private_folder() as private:
         try:
             write_fake_driver_context(private, node)
             (private / "answers").write_bytes(answers_of(node, latency_ms))
@@ -75,6 +77,33 @@ def run_program(request: FakeDriverRequest) -> int:
         path = os.environ.get("LD_LIBRARY_PATH")
         libraries_path = f"{libraries}:{path}" if path else str(libraries)
         return _run(request.program, {**os.environ, "LD_LIBRARY_PATH": libraries_path, VARIABLE: str(private)})
+
+
+@contextmanager
+def _private_folder() -> Iterator[Path]:
+    """A folder that is removed with this process, even if that is killed: a forked process waits for its end."""
+    with tempfile.TemporaryDirectory(prefix="gpudoctor-fake-driver-") as name:
+        life, own_end = os.pipe()
+
+        def remove_it_then() -> None:
+            for number in ENDING_SIGNALS:
+                signal.signal(number, signal.SIG_IGN)
+            # who reads our output must not wait for this process
+            for descriptor in (0, 1, 2, own_end):
+                with suppress(OSError):
+                    os.close(descriptor)
+            os.read(life, 1)  # nothing is written
+            shutil.rmtree(name, ignore_errors=True)
+
+        try:
+            guardian = ForkedProcess(remove_it_then, new_session=True)
+        finally:
+            os.close(life)
+        try:
+            yield Path(name)
+        finally:
+            os.close(own_end)
+            guardian.ends_within(_REMOVAL_S)
 
 
 def _call_latency_ms(asked: str | None) -> float:

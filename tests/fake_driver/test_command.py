@@ -147,6 +147,19 @@ def test_a_call_that_hangs_is_ended_by_a_signal_to_the_command_and_nothing_is_le
     assert not Path(private).exists()
 
 
+def test_a_command_that_is_killed_leaves_no_folder_and_no_process(environ: dict[str, str]) -> None:
+    words = [*COMMAND, "--node", "t4-cloud-4", "--", "sh", "-c", "echo $GPUDOCTOR_FAKE_DRIVER; exec sleep 60"]
+    with subprocess.Popen(words, env=environ, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        assert process.stdout is not None
+        private = Path(process.stdout.readline().strip())
+        children = psutil.Process(process.pid).children(recursive=True)
+        assert private.is_dir()
+        process.kill()
+        assert len(children) == 2  # the program, and who removes the folder
+        assert psutil.wait_procs(children, timeout=30)[1] == []
+    assert not private.exists()
+
+
 def test_a_program_can_answer_the_signal_itself(environ: dict[str, str]) -> None:
     script = "trap 'echo told; exit 5' USR1; echo up; while :; do read line || exit 9; done"
     words = [*COMMAND, "--node", "t4-cloud-4", "--", "bash", "-c", script]

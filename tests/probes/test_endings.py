@@ -242,7 +242,7 @@ def test_a_starter_that_was_stopped_by_a_signal_is_not_waited_for(monkeypatch: p
 
     monkeypatch.setattr(launch, "start", stopped)
     monkeypatch.setattr(launch, "_STOPPED_S", 0.1)
-    [problem] = run_probes(ProbePlan("gloo", 2), deadline_s=DEADLINE_S).problems
+    [problem] = measure(ProbePlan("gloo", 2)).problems
     assert (problem.kind, problem.rank) == ("error", None)
     assert problem.text == "the process that starts the ranks is stopped (SIGSTOP)"
 
