@@ -1,0 +1,80 @@
+"""A part of one GPU removed, from a text or from the facts: exit 0 only if the part was never judged for any GPU."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from gpudoctor.checks.core.finding import Status
+from gpudoctor.errors import UserError
+from gpudoctor.facts.captures.source import load_source
+from gpudoctor.facts.model.missing import NOT_READ, Fact, Missing, known
+from gpudoctor.facts.model.node import Node
+from gpudoctor.report.judge import judge
+from gpudoctor.report.model import Report
+from tests.checks.simulated_nodes import packaged
+from tests.conftest import WIDE
+
+# every line of the capture in the wide run, else one of so many; a prime, so that it is another line of each GPU
+EVERY = 1 if WIDE else 37
+
+Passes = dict[str, set[str]]
+
+
+def report_of(text: str) -> Report | None:
+    """None if gpudoctor refuses the text."""
+    try:
+        return judge(load_source("-", stdin=io.BytesIO(text.encode())).node)
+    except UserError:
+        return None
+
+
+def passes(report: Report) -> Passes:
+    """The subjects that pass each check."""
+    return {
+        check.id: {finding.subject.label for finding in check.findings if finding.status is Status.PASS}
+        for check in report.checks
+    }
+
+
+def lost_in_silence(before: Passes, report: Report | None) -> list[str]:
+    """The checks that a subject no longer passes and others do, if the verdict is good all the same."""
+    if report is None or report.exit_code != 0:
+        return []
+    after = passes(report)
+    return [check for check, subjects in before.items() if after[check] and subjects - after[check]]
+
+
+def depth(line: str) -> int:
+    return len(line) - len(line.lstrip())
+
+
+def without_parts(lines: list[str]) -> Iterator[tuple[str, list[str]]]:
+    """The text without each of its lines, and without each line and all below it that are further in."""
+    for first in range(0, len(lines), EVERY):
+        if not lines[first].strip():
+            continue
+        yield f"{first + 1}: {lines[first].strip()}", [*lines[:first], *lines[first + 1 :]]
+        end = first + 1
+        while end < len(lines) and depth(lines[end]) > depth(lines[first]) and lines[end].strip():
+            end += 1
+        if end > first + 1:
+            yield f"{first + 1} to {end}: {lines[first].strip()}", [*lines[:first], *lines[end:]]
+
+
+@pytest.mark.parametrize("name", ["smi-q-8x-h100-sxm.txt", "smi-q-8x-rtx4090.txt", "qx-h100.xml", "qx-gb200.xml"])
+def test_no_line_and_no_block_of_a_capture_is_missed_in_silence(captures: Path, name: str) -> None:
+    lines = (captures / name).read_text(encoding="utf-8").splitlines(keepends=True)
+    whole = report_of("".join(lines))
+    assert whole is not None and whole.exit_code == 0
+    before = passes(whole)
+    wrong = []
+    for part, rest in without_parts(lines):
+        if silent := lost_in_silence(before, report_of("".join(rest))):
+            wrong.append((part, silent))
+    assert wrong == []
