@@ -56,7 +56,8 @@ build/.compiled: $(shell find gpudoctor tests -name '*.py') | $(VENV)/.installed
 test: $(VENV)/.installed-dev build/.compiled
 	$(BIN)/python -m pytest -n $(TWO_A_CORE) --maxprocesses=8 $(BY_FILE) --no-loadscope-reorder
 
-WIDE := tests/checks/test_faults_matrix.py tests/checks/test_missing_leaves.py tests/facts/test_error_cost.py
+WIDE := tests/checks/test_faults_matrix.py tests/checks/test_missing_leaves.py tests/facts/test_error_cost.py \
+  tests/checks/test_peer_gaps.py tests/checks/test_parts_removed.py
 test-wide: $(VENV)/.installed-dev
 	GPUDOCTOR_WIDE=1 $(BIN)/python -m pytest -n $$(nproc) $(BY_FILE) $(WIDE)
 

@@ -19,7 +19,12 @@ from gpudoctor.report.judge import judge
 from tests.checks.simulated_nodes import findings, healthy_report, packaged
 from tests.conftest import WIDE
 
-NODES = [name for name in node_names() if len(packaged(name).gpus) > 1 and healthy_report(name).exit_code == 0]
+
+def has_peers(node: Node) -> bool:
+    return sum(gpu.name == node.gpus[-1].name for gpu in node.gpus) > 1
+
+
+NODES = [name for name in node_names() if has_peers(packaged(name)) and healthy_report(name).exit_code == 0]
 SAMPLE = NODES if WIDE else ["hgx-h100-8", "rtx4090-4", "a100-mig-8"]
 
 
@@ -29,12 +34,23 @@ def with_last(node: Node, gpu: Gpu) -> Node:
 
 def losses(gpu: Gpu) -> Iterator[tuple[str, Gpu]]:
     """The GPU without each value that it shows, without each section that shows one, and with its identity alone."""
-    shown = [leaf for leaf in _LEAVES[Gpu] if not isinstance(value_of(gpu, leaf), Missing)]
+    shown = leaves_shown(gpu)
     for leaf in shown:
         yield leaf, put(gpu, leaf, NOT_READ)
     for section in {leaf.partition(".")[0] for leaf in shown if "." in leaf}:
         yield section, replace(gpu, **{section: type(getattr(gpu, section))()})
+    links, path = known(gpu.nvlinks) or (), known(gpu.pcie.path) or ()
+    for leaf in leaves_shown(links[-1]) if links else ():
+        yield f"{leaf} of a link", put(gpu, "nvlinks", (*links[:-1], put(links[-1], leaf, NOT_READ)))
+    for leaf in leaves_shown(path[0]) if path else ():
+        yield f"{leaf} of its slot", put(gpu, "pcie.path", (put(path[0], leaf, NOT_READ), *path[1:]))
+    if path:
+        yield "every bridge", put(gpu, "pcie.path", ())
     yield "all but its identity", Gpu(gpu.index, gpu.bus_id, uuid=gpu.uuid, name=gpu.name)
+
+
+def leaves_shown(fact: Fact) -> list[str]:
+    return [leaf for leaf in _LEAVES[type(fact)] if not isinstance(value_of(fact, leaf), Missing)]
 
 
 def value_of(fact: Fact, leaf: str) -> object:
@@ -53,6 +69,12 @@ def test_a_gpu_that_lacks_what_its_peers_show_is_unknown_by_name_and_fails_nothi
         if report.exit_code != 3 or last.index not in named:
             wrong.append((lost, report.exit_code, named))
     assert wrong == []
+
+
+@pytest.mark.parametrize("name", ["dgx1-v100-8", "h100-nvl-4", "hgx-h100-8"])
+def test_a_gpu_without_a_single_nvlink_beside_peers_with_some_is_no_pass(name: str) -> None:
+    node = packaged(name)
+    assert judge(with_last(node, put(node.gpus[-1], "nvlinks", ()))).exit_code != 0
 
 
 def test_what_all_gpus_lack_is_not_judged() -> None:

@@ -25,6 +25,8 @@ _KIND = attrgetter(
 _NO_GPU: Kind = ("",) * len(_KIND(Gpu(0, "")))
 # texts mention these only if they are so
 _TOLD_IF_TRUE = ("inforom_corrupted", "memory_repair.unrepairable")
+# hardware that all boards of a model have: a list without any shows nothing
+_OF_THE_BOARD = ("nvlinks", "pcie.path")
 
 
 class LackingValue(Missing, frozen=True):
@@ -60,7 +62,7 @@ def _marked(facts: Sequence[F], kinds: Sequence[Kind], *, most: bool = False) ->
     for row, kind in zip(rows, kinds, strict=True):
         counts = shown.setdefault(kind, [0] * len(names))
         for place, value in enumerate(row):
-            counts[place] += not isinstance(value, Missing) and (value is not True or names[place] not in _TOLD_IF_TRUE)
+            counts[place] += not isinstance(value, Missing) and not _says_little(names[place], value)
     everywhere = [sum(column) for column in zip(*shown.values(), strict=True)]
     places = [(place, name) for place, name in enumerate(names) if 0 < everywhere[place] < len(facts)]
     if not places:
@@ -73,7 +75,7 @@ def _marked(facts: Sequence[F], kinds: Sequence[Kind], *, most: bool = False) ->
         lacking = {
             name: _unlike_peers(value, counts[place])
             for place, name in places
-            if counts[place] > needed[kind] and _is_gap(value := row[place])
+            if counts[place] > needed[kind] and _is_gap(name, value := row[place])
         }
         made.append(_with(fact, lacking) if lacking else fact)
     return tuple(made)
@@ -118,12 +120,19 @@ def _lacking(fact: Fact) -> list[str]:
     return [name for name, value in values if isinstance(value, LackingValue)]
 
 
-def _is_gap(value: object) -> bool:
-    return isinstance(value, Missing) and value.kind in ("absent", "unsupported")
+def _says_little(name: str, value: object) -> bool:
+    return (value is True and name in _TOLD_IF_TRUE) or (value == () and name in _OF_THE_BOARD)
 
 
-def _unlike_peers(value: Missing, shown: int) -> Missing:
-    return LackingValue(f"{value.reason}, and {shown} of its kind show{'s' * (shown == 1)} it", "failed")
+def _is_gap(name: str, value: object) -> bool:
+    if isinstance(value, Missing):
+        return value.kind in ("absent", "unsupported")
+    return value == () and name in _OF_THE_BOARD
+
+
+def _unlike_peers(value: object, shown: int) -> Missing:
+    reason = value.reason if isinstance(value, Missing) else "none"
+    return LackingValue(f"{reason}, and {shown} of its kind show{'s' * (shown == 1)} it", "failed")
 
 
 def _with(fact: F, leaves: dict[str, Missing]) -> F:
