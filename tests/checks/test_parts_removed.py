@@ -18,7 +18,7 @@ from tests.conftest import WIDE
 # every line of the capture in the wide run, else one of so many; a prime, so that it is another line of each GPU
 EVERY = 1 if WIDE else 37
 
-Passes = dict[str, set[str]]
+Judged = dict[str, set[object]]
 
 
 def report_of(text: str) -> Report | None:
@@ -29,19 +29,23 @@ def report_of(text: str) -> Report | None:
         return None
 
 
-def passes(report: Report) -> Passes:
-    """The subjects that pass each check."""
+def judged(report: Report, statuses: set[Status]) -> Judged:
+    """By check, the subjects that have one of these findings; a GPU by its index, as its bus id may be what is lost."""
     return {
-        check.id: {finding.subject.label for finding in check.findings if finding.status is Status.PASS}
+        check.id: {
+            finding.subject.label if finding.subject.gpu is None else finding.subject.gpu
+            for finding in check.findings
+            if finding.status in statuses
+        }
         for check in report.checks
     }
 
 
-def lost_in_silence(before: Passes, report: Report | None) -> list[str]:
-    """The checks that a subject no longer passes and others do, if the verdict is good all the same."""
+def lost_in_silence(before: Judged, report: Report | None) -> list[str]:
+    """The checks that pass without a subject that passed them before, if the verdict is good all the same."""
     if report is None or report.exit_code != 0:
         return []
-    after = passes(report)
+    after = judged(report, set(Status) - {Status.SKIP})
     return [check for check, subjects in before.items() if after[check] and subjects - after[check]]
 
 
@@ -68,7 +72,7 @@ def test_no_line_and_no_block_of_a_capture_is_missed_in_silence(captures: Path, 
     whole = report_of("".join(lines))
     assert whole is not None
     assert whole.exit_code == 0
-    before = passes(whole)
+    before = judged(whole, {Status.PASS})
     wrong = []
     for part, rest in without_parts(lines):
         if silent := lost_in_silence(before, report_of("".join(rest))):

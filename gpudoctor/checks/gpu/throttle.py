@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from gpudoctor.checks.core.case import Case, Limit, once_a_case
-from gpudoctor.checks.core.each_gpu import by_model, each_gpu, majority_of_others
+from gpudoctor.checks.core.each_gpu import by_model, each_gpu, first_failed, majority_of_others
 from gpudoctor.checks.core.explains import SPEEDS
 from gpudoctor.checks.core.finding import (
     Advice,
@@ -243,6 +243,8 @@ def _clocks_fine(gpu: Gpu) -> Finding:
     # some drivers return 0 if the model has no application clocks
     if isinstance(now, Missing) and not all(settings):
         return unread(of_gpu(gpu), "SM clock", now)
+    if failed := first_failed((gpu.clocks.application_graphics_mhz, gpu.clocks.default_graphics_mhz)):
+        return unread(of_gpu(gpu), "application clock", failed)
     resting = reasons is None or "idle" in reasons
     if all(settings):
         said = "; idle, so its clock now says nothing" if resting else f"; {known(now)} MHz now"
