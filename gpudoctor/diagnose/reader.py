@@ -27,7 +27,11 @@ _MOST_WRAPPED = 9
 _INSIDE = re.compile(
     r"  File |    |\^|(?:[A-Za-z_]\w{0,60}\.){0,8}\w{0,60}(?:Error|Exception): |(?P<begin>Traceback \(most recent)"
 )
-_NUMBERS = re.compile(r"\d+")
+# what differs between two lines of one who waits: the time of day, and how long it has waited
+_TIMES = re.compile(
+    r"\d{4}-\d\d-\d\d|\b\d\d?:\d\d(?::\d\d)?(?:[.,]\d+)?"
+    r"|\b\d+(?:\.\d+)? ?(?:ms|s|secs?|seconds?|min|minutes?|h|hours?)\b"
+)
 _MOST_ALIKE_AT_THE_END = 3
 _MOST_WRITERS = 100_000
 
@@ -141,8 +145,8 @@ class LogReader:
         self._note_repeated(number, origin, text, raw, moved=moved)
 
     def _note_repeated(self, number: int, origin: Origin, text: str, raw: str, *, moved: bool) -> None:
-        """Count how often the same line, its numbers aside, came at the end: a job that stands still does that."""
-        kind = _NUMBERS.sub("0", text[:400])
+        """Count how often the same line, its times aside, came at the end: a job that stands still does that."""
+        kind = _TIMES.sub("0", text[:400])
         if moved or not text.strip():
             self._kind, self._repeats = ("", 0) if moved else (self._kind, self._repeats)
         elif kind != self._kind:

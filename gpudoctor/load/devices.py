@@ -131,7 +131,7 @@ def refused_frameworks(node: Node, loaded: tuple[Gpu, ...], *, force: bool) -> d
         return {"frameworks": Missing(f"{danger}, and a framework opens every GPU", "denied")}
     busy = None if force else used_by_others(node, others)
     return (
-        {"frameworks": msgspec.structs.replace(busy, reason=f"frameworks open every GPU: {busy.reason}")}
+        {"frameworks": msgspec.structs.replace(busy, missing=f"frameworks open every GPU: {busy.reason}")}
         if busy
         else {}
     )

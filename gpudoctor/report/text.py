@@ -192,7 +192,7 @@ class UnwrappedLine:
     """A line that may be wider than the terminal: what is copied from a wrapped line does not run."""
 
     def __init__(self, line: str) -> None:
-        self._line = line
+        self._line = printable(line)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield Segment(self._line)

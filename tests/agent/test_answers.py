@@ -302,8 +302,6 @@ def test_a_taken_port_and_bad_arguments_are_one_line(tmp_path: Path, faulty: Age
     short = tmp_path / "short"
     short.write_text("1234567")
     short.chmod(0o600)
-    config = tmp_path / "bad.yaml"
-    config.write_text("levle: quick")
     for options, word in (
         (("--listen", taken), taken),
         (("--token-file", str(tmp_path / "none")), "No such file"),
@@ -312,7 +310,6 @@ def test_a_taken_port_and_bad_arguments_are_one_line(tmp_path: Path, faulty: Age
         (("--node", "-"), "stdin"),
         (("--fault", "xid-79"), "--node"),
         (("--node", "hgx-h100-8", "--fault", "no-such-fault"), "no-such-fault"),
-        (("--config", str(config)), "levle"),
         (("--state", "/proc/nothing/here", *HEALTHY), "/proc/nothing/here"),
     ):
         done = gpudoctor("agent", "--listen", "127.0.0.1:0", *options)
@@ -322,11 +319,9 @@ def test_a_taken_port_and_bad_arguments_are_one_line(tmp_path: Path, faulty: Age
 
 
 @pytest.mark.parametrize("option", [("--interval", "0"), ("--interval", "nan"), ("--strikes", "0"), ("--jitter", "-1")])
-def test_numbers_out_of_range_are_refused(option: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stop:
+def test_numbers_out_of_range_are_refused(option: tuple[str, str]) -> None:
+    with pytest.raises(UserError, match=f"argument {option[0]}"):
         parsed(["agent", "=".join(option)])
-    assert stop.value.code == 2
-    assert f"argument {option[0]}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ def _gpu(name: str, index: int) -> Gpu:
     [
         ({"processes": (GpuProcess(4711, "python", memory_mib=9000),)}, "GPU 3 is used by python (pid 4711)"),
         ({"memory_used_mib": 40_000}, "a process that is not seen here"),
-        ({"utilization": Utilization(gpu_pct=97)}, "97 % busy"),
+        ({"utilization": Utilization(gpu_pct=97), "memory_used_mib": 900}, "97 % busy"),
         ({"errors": (CallError("nvmlDeviceGetName", 15, "GPU is lost"),)}, "GPU 3 does not answer (GPU is lost)"),
     ],
 )
@@ -63,7 +63,8 @@ def test_a_gpu_in_use_or_in_trouble_is_not_put_under_load(
 ) -> None:
     found = _asked("hgx-h100-8", gpu3=msgspec.structs.replace(_gpu("hgx-h100-8", 3), **leaves))
     assert plans == []
-    assert found.not_run["train"].kind == "denied"
+    # readings alone do not show whose work it is: then what was to be measured is unknown
+    assert found.not_run["train"].kind == ("denied" if "pid 4711" in words or "errors" in leaves else "failed")
     assert words in found.not_run["train"].reason
 
 

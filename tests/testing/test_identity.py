@@ -28,6 +28,7 @@ NOT_TOLD = {
     "gpu.nvlinks.remote_bus_id": "where all links lead to switches, our reader asks for no address",
     "gpu.throttle_times.hw_thermal_us": "before driver 575 one counter stands for all thermal slowdowns",
     "gpu.throttle_times.hw_power_brake_us": "counted since driver 575",
+    "gpu.inforom_corrupted": "not read beside a job: it reads flash",
     "gpu.utilization.gpu_pct": "one call tells both rates or none, and GB10 has no memory rate",
 }
 # Missing in the facts, and present when they come back: a capture may leave out what a driver always reports

@@ -27,7 +27,7 @@ _OF_A_NODE = re.compile(
 )
 # a tool's own good verdict at the end of a line: "| PCIe | Pass - All |", "Out of bounds values : 0 OK"
 _WELL = re.compile(
-    r"(?:[|:=]|\.{2,}|[ \t]{2,})[ \t]*(?:PASS(?:ED)?|Pass(?:ed)?|0 OK|Healthy|HEALTHY|SUCCESS)\b"
+    r"(?:[|:=]|\.\.|[ \t]{2})[ \t]?(?:PASS(?:ED)?|Pass(?:ed)?|0 OK|Healthy|HEALTHY|SUCCESS)\b"
     r"(?: ?- ?All)?[\s|.]*$"
 )
 # a warning that names neither a device nor a known error is kept only if it is about one of these
