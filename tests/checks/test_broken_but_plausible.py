@@ -145,7 +145,7 @@ def test_a_gpu_whose_readings_were_all_denied_is_unknown(indices: tuple[int, ...
     assert passed & set(indices) == set()
 
 
-def test_a_gpu_that_says_nothing_beside_peers_that_do_is_unknown() -> None:
+def test_a_gpu_of_a_facts_file_that_says_nothing_is_unknown_and_one_of_a_capture_is_skipped() -> None:
     node = packaged("hgx-h100-8")
     statuses = []
     for bare in (Gpu(0, node.gpus[0].bus_id), say_absent(Gpu(0, node.gpus[0].bus_id))):
@@ -153,7 +153,7 @@ def test_a_gpu_that_says_nothing_beside_peers_that_do_is_unknown() -> None:
         statuses.append(
             {f.status.value for r in report.checks if r.id == "gpu.lost" for f in r.findings if f.subject.gpu == 0}
         )
-    assert statuses == [{"unknown"}, {"unknown"}]
+    assert statuses == [{"unknown"}, {"skip"}]
 
 
 def test_a_few_denied_values_leave_the_rest_to_be_judged() -> None:

@@ -12,11 +12,10 @@ from gpudoctor.checks.core.subject import Subject, of_gpu
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node
-from gpudoctor.facts.nvml.codes import LOST, RESET_REQUIRED, UNKNOWN, code_in_words
+from gpudoctor.facts.nvml.codes import LOST, RESET_REQUIRED, UNKNOWN
 
 # of temperature, power, performance state and utilization in the nvidia-smi table
 _MOST_ERR = 3
-_GONE = (LOST, RESET_REQUIRED)
 # worst first
 _STATES = {LOST: "lost", RESET_REQUIRED: "waiting for a reset", UNKNOWN: "answering with driver errors"}
 
@@ -55,9 +54,6 @@ def unreadable(gpu: Gpu) -> str | None:
     refused = [value for value in missing if says_err(value)]
     if len(refused) >= _MOST_ERR:
         return f"nvidia-smi says ERR! for {len(refused)} of its main values: it could not read this GPU"
-    lost = (value.reason for value in missing if value.kind == "failed" and code_in_words(value.reason) in _GONE)
-    if reason := next(lost, None):
-        return f"its values are missing for this reason: {reason}"
     if known(gpu.thermal.gpu_c) == 0 and known(gpu.power.draw_w) == 0 and known(gpu.clocks.sm_mhz) == 0:
         return "it answers 0 C, 0 W and 0 MHz at once: these are no readings"
     return None
@@ -116,24 +112,8 @@ def trusted(gpus: Iterable[Gpu]) -> tuple[list[Gpu], list[Finding]]:
 
 def same_model(case: Case, gpu: Gpu) -> list[Gpu]:
     """The other GPUs in scope that can be trusted and are known to be the same model."""
-    group = _by_model(case.node).get(known(gpu.name) or "", ())
-    return [g for g in group if g is not gpu and (case.scope is None or g.index in case.scope)]
-
-
-# the last node's GPUs by model: checks ask for the peers of each GPU, and each of them must be trusted
-_models: tuple[tuple[Gpu, ...], dict[str, list[Gpu]]] = ((), {})
-
-
-def _by_model(node: Node) -> dict[str, list[Gpu]]:
-    global _models
-    gpus, found = _models
-    if gpus is not node.gpus:
-        found = {}
-        for gpu in node.gpus:
-            if (name := known(gpu.name)) and not untrusted(gpu):
-                found.setdefault(name, []).append(gpu)
-        _models = (node.gpus, found)
-    return found
+    name = known(gpu.name)
+    return [g for g in case.gpus if g is not gpu and name and known(g.name) == name and not untrusted(g)]
 
 
 def first_failed(values: Iterable[object]) -> Missing | None:

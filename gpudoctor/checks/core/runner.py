@@ -10,14 +10,10 @@ from gpudoctor.checks.core.case import Case
 from gpudoctor.checks.core.driver_messages import events_not_judged
 from gpudoctor.checks.core.each_gpu import shown_by_driver
 from gpudoctor.checks.core.finding import PROBLEMS, Finding, Status, skip, unknown, worst
-from gpudoctor.checks.core.peer_gaps import gaps_marked
 from gpudoctor.checks.core.registry import LEVELS, Check, Level
-from gpudoctor.checks.core.source_conflicts import conflicts_marked
 from gpudoctor.checks.core.subject import NODE as NODE_SUBJECT
-from gpudoctor.facts.model.node import Node
 
 NO_GPU = "no GPU in scope to look at"
-_WRONG = (Status.FAIL, Status.WARN)
 
 
 class CheckResult(msgspec.Struct, frozen=True):
@@ -44,64 +40,33 @@ def run_checks(
     it had found one; a check without findings had nothing to judge and is `skip`.
     """
     case = msgspec.structs.replace(case, limits={c.id: c.limits for c in (*checks, *left_out)})
-    doubted = conflicts_marked(gaps_marked(case.node))
-    ran = tuple(_run(case, doubted, check, level, clock) for check in checks)
+    ran = tuple(_run(case, check, level, clock) for check in checks)
     return ran + tuple(_result(c, 0.0, (skip(NODE_SUBJECT, "left out by --skip"),)) for c in left_out)
 
 
-def _run(case: Case, doubted: Node, check: Check, level: Level, clock: Callable[[], float]) -> CheckResult:
+def _run(case: Case, check: Check, level: Level, clock: Callable[[], float]) -> CheckResult:
     started = clock()
+    findings: list[Finding] = []
     if LEVELS.index(check.level) > LEVELS.index(level):
         return _result(check, 0.0, (skip(NODE_SUBJECT, f"runs at level {check.level}; asked for {level}"),))
-    findings = _judged(case, check)
-    if doubted is not case.node:
-        findings = _without_doubted_passes(findings, _judged(msgspec.structs.replace(case, node=doubted), check))
+    if check.needs_gpu and not case.gpus:
+        findings.append(skip(NODE_SUBJECT, NO_GPU))
+    else:
+        try:
+            for finding in check.function(msgspec.structs.replace(case, check_id=check.id)):
+                findings.append(finding)
+        except Exception as error:  # the only place that catches exceptions of checks
+            reason = f"the check itself failed: {type(error).__name__}: {error}"
+            # what was found wrong before is still wrong; what passed may have been judged by the same mistake
+            findings = [found for found in findings if found.status in PROBLEMS] + [unknown(NODE_SUBJECT, reason)]
+        if not findings:
+            findings.append(skip(NODE_SUBJECT, "nothing here to judge"))
     # an event that was read, and whose only check has nothing to say of it, is no pass of the node; lspci lists a GPU
     # also if its driver does not run
     unseen = case.scope is None and not any(shown_by_driver(case.node, gpu) for gpu in case.gpus)
     if unseen and all(finding.status is Status.SKIP for finding in findings):
         findings += events_not_judged(case, check.events, findings[0].reason or "")
     return _result(check, (clock() - started) * 1000, tuple(findings))
-
-
-def _judged(case: Case, check: Check) -> list[Finding]:
-    if check.needs_gpu and not case.gpus:
-        return [skip(NODE_SUBJECT, NO_GPU)]
-    findings: list[Finding] = []
-    try:
-        for finding in check.function(msgspec.structs.replace(case, check_id=check.id)):
-            findings.append(finding)
-    except Exception as error:  # the only place that catches exceptions of checks
-        reason = f"the check itself failed: {type(error).__name__}: {error}"
-        # what was found wrong before is still wrong; what passed may have been judged by the same mistake
-        findings = [found for found in findings if found.status in PROBLEMS] + [unknown(NODE_SUBJECT, reason)]
-    return findings or [skip(NODE_SUBJECT, "nothing here to judge")]
-
-
-def _without_doubted_passes(findings: list[Finding], doubted: list[Finding]) -> list[Finding]:
-    """The findings, those that rest on doubtful values as they are without them: a doubt ends a pass, and no failure.
-
-    If the peers are skipped all the same, the values were never judged, and a doubt about them changes nothing.
-    """
-    judged = {found.status for found in (*findings, *doubted)} - {Status.SKIP, Status.UNKNOWN}
-    if not judged and any(found.status is Status.SKIP and found.subject.kind == "gpu" for found in doubted):
-        return findings
-    wrong = [found for found in findings if found.status in _WRONG]
-    named, failed = (
-        {found.subject for found in wrong},
-        {found.subject for found in wrong if found.status is Status.FAIL},
-    )
-    others = [_no_failure(found) for found in doubted if found.status not in _WRONG or found.subject not in named]
-    others = [found for found in others if found.status is not Status.UNKNOWN or found.subject not in failed]
-    place = {found.subject: number for number, found in reversed(list(enumerate(findings)))}
-    return sorted((*wrong, *others), key=lambda found: place.get(found.subject, len(place)))
-
-
-def _no_failure(finding: Finding) -> Finding:
-    """What doubtful values would make wrong is unknown."""
-    if finding.status not in _WRONG:
-        return finding
-    return unknown(finding.subject, finding.found.text if finding.found else finding.reason or "", *finding.evidence)
 
 
 def _result(check: Check, duration_ms: float, findings: tuple[Finding, ...]) -> CheckResult:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from gpudoctor.checks.core.case import Case
 from gpudoctor.checks.core.driver_messages import failed_starts
-from gpudoctor.checks.core.each_gpu import first_failed, shown_by_driver
+from gpudoctor.checks.core.each_gpu import shown_by_driver
 from gpudoctor.checks.core.explains import VIEWS, Explains
 from gpudoctor.checks.core.finding import (
     Advice,
@@ -115,9 +115,7 @@ def _as_shown(case: Case, shown: int, limited: str | None) -> Finding:
     if shown == 0:
         return fail(NODE, Found("the driver shows no GPU", 0, "GPUs"), "at least one GPU", advice=[_SEE_BUS])
     if isinstance(case.node.driver.device_count, Missing) and on_bus is None and case.expect.gpus is None:
-        cut = first_failed([case.node.driver.device_count])
-        text = f"{shown} GPUs in this capture: neither the driver's count nor the PCI bus to compare with"
-        return unread(NODE, f"{shown} GPUs", cut) if cut else skip(NODE, text)
+        return skip(NODE, f"{shown} GPUs in this capture: neither the driver's count nor the PCI bus to compare with")
     if case.expect.gpus is None and isinstance(gpus, Missing) and gpus.kind == "failed":
         return unread(NODE, f"{shown} GPUs; the PCI bus to compare with", gpus)
     text = f"{shown} GPU{'s' * (shown != 1)}"

@@ -22,7 +22,6 @@ from gpudoctor.checks.core.finding import (
     unread,
     warn,
 )
-from gpudoctor.checks.core.peer_gaps import lacking_values
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.runner import NO_GPU
 from gpudoctor.checks.core.sight import denied
@@ -31,8 +30,6 @@ from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import NOT_READ, Missing, known
 from gpudoctor.facts.nvml.codes import LOST, no_handle_cost
 from gpudoctor.statements.xids import STOPPED_CODES
-
-_MOST_NAMED = 4
 
 
 def reset_advice(gpu: Gpu) -> list[Advice]:
@@ -163,11 +160,6 @@ def _alive(case: Case, gpu: Gpu) -> Finding:
             return unknown(subject, f"nothing was read of it, not even its name: {action.reason}")
         if silent:
             return unread(subject, "signs of life", action)
-    if lacking := lacking_values(gpu):
-        most, more = ", ".join(lacking[:_MOST_NAMED]), len(lacking) - _MOST_NAMED
-        text = f"{most} and {more} more" if more > 0 else most
-        return unknown(subject, f"answers only in part: it lacks {text}, which others of its model show")
-    if isinstance(action, Missing):
         evidence = Evidence("recovery action", action.reason)
         return ok(subject, "answers; no call reported it lost", None, evidence, *single)
     evidence = Evidence("recovery action", action)

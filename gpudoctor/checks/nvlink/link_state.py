@@ -60,7 +60,8 @@ def model_of(case: Case, gpu: Gpu) -> GpuModel | None:
     model, name = case.profile.gpu, known(gpu.name)
     if model is None or name is None:
         return None
-    bare = re.sub(r"^nvidia\s+", "", name, flags=re.IGNORECASE)
-    if any(re.fullmatch(p, bare, re.IGNORECASE) for p in model.patterns):
+    names = {known(peer.name) for peer in case.compute_gpus}
+    if names == {name}:
         return model
-    return model if {known(peer.name) for peer in case.compute_gpus} == {name} else None
+    bare = re.sub(r"^nvidia\s+", "", name, flags=re.IGNORECASE)
+    return model if any(re.fullmatch(p, bare, re.IGNORECASE) for p in model.patterns) else None

@@ -59,10 +59,8 @@ def topology(case: Case) -> Iterator[Finding]:
     inside = {gpu.index for gpu in gpus}
     pairs = [p for p in case.pairs if {p.a, p.b} <= inside and not is_blank(p)]
     expected_pairs = len(gpus) * (len(gpus) - 1) // 2
-    blank = first_failed(pair.path for pair in case.pairs if is_blank(pair) and {pair.a, pair.b} <= inside)
     if len(pairs) < expected_pairs and not _alike_over_pcie(pairs, inside):
-        words = f"only {len(pairs)} of {expected_pairs} pairs are known"
-        yield unread(NODE, words, blank) if blank else skip(NODE, words)
+        yield skip(NODE, f"only {len(pairs)} of {expected_pairs} pairs are known")
         return
     # not counted is not zero: the remote end of a link may be unreadable while the link itself is up
     uncounted = [pair.nvlinks for pair in pairs if isinstance(pair.nvlinks, Missing)]
@@ -74,11 +72,11 @@ def topology(case: Case) -> Iterator[Finding]:
     # links that are down disable peer-to-peer too: report one of the two per subject
     bad += [finding for finding in _peer_to_peer(pairs, gpus) if finding.subject not in named]
     yield from bad
-    read = (value for pair in pairs for value in (pair.p2p_read, pair.p2p_write, bond(pair) or pair.path))
+    read = (word for pair in pairs for word in (pair.p2p_read, pair.p2p_write))
     if not bad and not uncounted and (odd := odd_number(pairs, gpus) or odd_rows(pairs, gpus)):
         yield odd
     elif failed := first_failed(read):
-        yield unread(NODE, "path or peer-to-peer status", failed)
+        yield unread(NODE, "peer-to-peer status", failed)
     elif not bad and not uncounted:
         some = f" of {expected_pairs}" if len(pairs) < expected_pairs else ""
         yield ok(NODE, Found(f"{len(pairs)}{some} pairs, {census(pairs)}", len(pairs), "pairs"))

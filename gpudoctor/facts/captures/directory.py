@@ -48,7 +48,7 @@ def add_bug_report(dumps: Dumps, data: bytes, file: str) -> None:
         except SourceError as error:
             if kind in _SMI_KINDS:
                 raise SourceError(f"nvidia-smi section: {error}") from None
-            dumps.could_not_read(f"{file}: the {kind} section was not read: {error}")
+            dumps.notes.append(f"{file}: the {kind} section was not read: {error}")
             continue
         found += read
     if not found:
@@ -141,16 +141,14 @@ def node_from_directory(path: str) -> Node:
     for entry in found:
         shown = printable(entry.name)
         with naming(entry.path):
-            data, note, read_bytes, lost = _dump_in(entry.path)
+            data, note, read_bytes = _dump_in(entry.path)
         total_bytes += read_bytes
         if total_bytes > MAX_TOTAL_BYTES:
             raise SourceError(
                 f"more than {MAX_TOTAL_BYTES >> 20} MiB unpacked; a directory of dumps has at most that: "
                 "keep those of one machine in it"
             )
-        if lost:
-            dumps.could_not_read(f"{shown}: {note}")
-        elif data is None:
+        if data is None:
             passed_over.append(f"{shown}: {note}")
         else:
             with naming(entry.path):
@@ -170,9 +168,8 @@ def _node_of_many(dumps: Dumps, passed_over: list[str], path: str, container: st
     return dumps.node(printable(Path(path).name or path))
 
 
-def _dump_in(path: str) -> tuple[bytes | None, str, int, bool]:
-    """The content of a file that is a dump, or None with the reason; how many bytes were read at most; and whether it
-    may be a dump that could not be read.
+def _dump_in(path: str) -> tuple[bytes | None, str, int]:
+    """The content of a file that is a dump, or None with the reason; and how many bytes were read at most.
 
     A file whose first 64 KiB do not look like a dump is not read further.
     """
@@ -180,29 +177,29 @@ def _dump_in(path: str) -> tuple[bytes | None, str, int, bool]:
         info = Path(path).stat()
         mode = info.st_mode
         if stat.S_ISDIR(mode):
-            return None, "a directory, not looked into", 0, False
+            return None, "a directory, not looked into", 0
         if not stat.S_ISREG(mode):
-            return None, "not a regular file", 0, False
+            return None, "not a regular file", 0
         if info.st_size == 0:
-            return None, "empty", 0, False
+            return None, "empty", 0
         with open_plain(path) as file:
             head = file.read(HEAD_BYTES) or b""
     except OSError as error:
-        return None, f"cannot be read: {error.strerror}", 0, True
+        return None, f"cannot be read: {error.strerror}", 0
     if not head.strip():
-        return None, "empty", len(head), False
+        return None, "empty", len(head)
     packed = head.startswith(GZIP)
     if not packed and not is_dump(head):
-        return None, "not recognised as a dump", len(head), False
+        return None, "not recognised as a dump", len(head)
     try:
         data = read_file(path)
     except SourceError as error:
         if packed:  # the content of a broken .gz is unknown
-            return None, str(error), min(MAX_BYTES, _MAX_DEFLATE_RATIO * info.st_size), True
+            return None, str(error), min(MAX_BYTES, _MAX_DEFLATE_RATIO * info.st_size)
         raise
     if packed and not is_dump(data[:HEAD_BYTES]):
-        return None, "not recognised as a dump", len(data), False
-    return data, "", len(data), False
+        return None, "not recognised as a dump", len(data)
+    return data, "", len(data)
 
 
 def _add(dumps: Dumps, data: bytes, name: str) -> None:

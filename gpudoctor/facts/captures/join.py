@@ -61,8 +61,7 @@ class Dumps:
         transcript.read(lines)
         if self._errors and not self._read:
             raise self._errors[0][1]
-        for place, error in self._errors:
-            self.could_not_read(f"{file}, {place}: not read: {error}")
+        self.notes.extend(f"{file}, {place}: not read: {error}" for place, error in self._errors)
         said = () if quiet else transcript.statements.found
         if not self._read and all(each.loudness == "unread" for each in said):
             said = ()
@@ -75,11 +74,6 @@ class Dumps:
         if read and file not in self.files:
             self.files.append(file)
         return read
-
-    def could_not_read(self, text: str) -> None:
-        """Record that a part of the source could not be read: it may hold a failure, so that the node cannot pass."""
-        self.notes.append(text)
-        self._reported.append(from_tool("gpudoctor", text, "unread"))
 
     def _read_block(self, reader: TextReader, block: Block) -> None:
         try:

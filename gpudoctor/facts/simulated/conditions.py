@@ -59,17 +59,7 @@ def put_all(struct: S, leaves: Mapping[str, Any]) -> S:
 
 
 def change(node: Node, target: Target, leaves: Mapping[str, Any]) -> Node:
-    return each(node, lambda gpu: put_on_gpu(gpu, leaves) if gpu.index == target.gpu else gpu)
-
-
-def put_on_gpu(gpu: Gpu, leaves: Mapping[str, Any]) -> Gpu:
-    """A copy with these leaves, but without counters and utilization that its model lacks: no fault brings them."""
-    return put_all(gpu, {leaf: value for leaf, value in leaves.items() if not _not_counted(gpu, leaf)})
-
-
-def _not_counted(gpu: Gpu, leaf: str) -> bool:
-    value = attrgetter(leaf)(gpu) if leaf.startswith(("throttle_times.", "utilization.")) else None
-    return isinstance(value, Missing) and value.kind == "unsupported"
+    return each(node, lambda gpu: put_all(gpu, leaves) if gpu.index == target.gpu else gpu)
 
 
 def each_hop(gpu: Gpu, change: Callable[[int, PcieHop], PcieHop]) -> Gpu:

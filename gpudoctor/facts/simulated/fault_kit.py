@@ -20,16 +20,7 @@ from gpudoctor.errors import UserError, nearest_names
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Environment, HostEvent, KernelEvent, Node, Variable
-from gpudoctor.facts.simulated.conditions import (
-    Target,
-    each,
-    each_pair,
-    on_slot,
-    put_all,
-    put_on_gpu,
-    struck_gpu,
-    why_not,
-)
+from gpudoctor.facts.simulated.conditions import Target, each, each_pair, on_slot, put_all, struck_gpu, why_not
 from gpudoctor.facts.simulated.gpu_faults import GPU_PATTERNS
 from gpudoctor.facts.simulated.node_faults import NODE_PATTERNS
 
@@ -180,7 +171,7 @@ def _patched(node: Node, target: Target, patch: Mapping[str, Any]) -> Node:
         if gpu.index not in struck:
             return gpu
         told = {leaf: value for leaf, value in patch.get("gpu_if_told", {}).items() if _is_known(gpu, leaf)}
-        return on_slot(put_on_gpu(gpu, {**patch.get("gpu", {}), **told}), patch.get("slot", {}))
+        return on_slot(put_all(gpu, {**patch.get("gpu", {}), **told}), patch.get("slot", {}))
 
     node = each(node, patched)
     node = each_pair(node, lambda pair: put_all(pair, patch.get("pair", {})) if {pair.a, pair.b} == struck else pair)

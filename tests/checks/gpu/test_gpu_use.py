@@ -86,9 +86,7 @@ MACHINES = {
         {"processes": (), "memory_used_mib": 0, "utilization": Utilization(gpu_pct=100)}, Status.PASS, False
     ),
     "a small model of another container": Machine(
-        {"processes": (), "memory_used_mib": 460, "utilization": Utilization(gpu_pct=35, memory_pct=0)},
-        Status.PASS,
-        True,
+        {"processes": (), "memory_used_mib": 460, "utilization": Utilization(gpu_pct=35)}, Status.PASS, True
     ),
     "work whose memory cannot be read": Machine(
         {
@@ -97,22 +95,22 @@ MACHINES = {
             "utilization": Utilization(gpu_pct=99),
             "power": Power(draw_w=610.0, limit_w=700.0),
         },
-        Status.UNKNOWN,
+        Status.PASS,
         True,
     ),
     "gpudoctor's own": Machine(
         {"processes": (process("python", mib=500, is_own=True),), "memory_used_mib": 900}, Status.PASS, False
     ),
     "a list that could not be read": Machine({"processes": OTHERS, "memory_used_mib": 4}, Status.UNKNOWN, True),
-    "a list that was never asked for": Machine({"processes": NOT_READ, "memory_used_mib": 4}, Status.UNKNOWN, True),
-    "a list that only the peers have": Machine(
-        {"processes": UNSUPPORTED, "memory_used_mib": 900}, Status.UNKNOWN, False
+    "a list that was never asked for": Machine({"processes": NOT_READ, "memory_used_mib": 4}, Status.SKIP, True),
+    "a list that this system does not have (WSL2)": Machine(
+        {"processes": UNSUPPORTED, "memory_used_mib": 900}, Status.SKIP, False
     ),
-    "a GPU that lists nothing, as its peers do, and is full": Machine(
-        {"processes": UNSUPPORTED, "memory_used_mib": 40_000}, Status.UNKNOWN, True
+    "a vGPU that lists nothing and is full": Machine(
+        {"processes": UNSUPPORTED, "memory_used_mib": 40_000}, Status.SKIP, True
     ),
     "a GPU that tells neither list nor memory": Machine(
-        {"processes": UNSUPPORTED, "memory_used_mib": UNSUPPORTED}, Status.UNKNOWN, True
+        {"processes": UNSUPPORTED, "memory_used_mib": UNSUPPORTED}, Status.SKIP, True
     ),
     "a GPU that nobody uses": Machine({"processes": (), "memory_used_mib": 4}, Status.PASS, False),
 }  # fmt: skip
@@ -168,9 +166,8 @@ def test_readings_of_a_gpu_that_wakes_are_taken_again(
     utilization_pct: float, power_w: float, loaded: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(other_users, "SECOND_LOOK_S", 0.0)
-    monkeypatch.setattr(
-        "gpudoctor.facts.nvml.sampler.Sampler", LaterReadings(utilization_pct=utilization_pct, power_w=power_w)
-    )
+    later = LaterReadings(utilization_pct=utilization_pct, power_w=power_w)
+    monkeypatch.setattr("gpudoctor.facts.nvml.sampler.Sampler", later)
     busy = {"processes": (), "memory_used_mib": 4, "utilization": Utilization(gpu_pct=99)}
     scrubbed = Machine({**busy, "power": Power(draw_w=600.0, limit_w=700.0)}, Status.PASS, True)
     found = devices_to_load(node_of(scrubbed), LoadRequest())

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import csv
 import re
-from itertools import zip_longest
 
 from msgspec.structs import replace
 
 from gpudoctor.facts.captures import BUS_ID, MOST_GPUS, SourceError, clipped
-from gpudoctor.facts.captures.nvidia_smi.query_dump import ANSWERED, SmiDump, is_selected, marked_as_cut
+from gpudoctor.facts.captures.nvidia_smi.query_dump import ANSWERED, SmiDump, marked_as_cut
 from gpudoctor.facts.captures.nvidia_smi.query_gpu import GpuDump, gpu_from
 from gpudoctor.facts.captures.nvidia_smi.values import missing_word
 from gpudoctor.facts.captures.reader import Part, TextReader
-from gpudoctor.facts.model.gpu import EVENT_REASONS
+from gpudoctor.facts.model.gpu import EVENT_REASONS, Gpu
 from gpudoctor.facts.model.missing import NOT_READ, Missing
 from gpudoctor.facts.model.node import short_bus_id
 
@@ -127,8 +126,7 @@ def _is_field(name: str) -> bool:
 def _parse(lines: list[str], command: str, whole_end: bool) -> SmiDump:
     """The GPUs in the rows. Raise SourceError if neither a header nor the command names the columns.
 
-    A row with another number of cells is a GPU that could not be read. If a GPU has several rows (-l), the last one
-    counts. Indices with a gap show that rows are missing.
+    A row with the wrong number of cells is left out, with a note. If a GPU has several rows (-l), the last one counts.
     """
     try:
         rows = [row for row in csv.reader(line for line in lines if line) if row]
@@ -141,18 +139,17 @@ def _parse(lines: list[str], command: str, whole_end: bool) -> SmiDump:
     if not columns:
         raise SourceError("no header that names the columns (paste the command with it)")
     found: dict[str, tuple[GpuDump, int]] = {}
-    unread: set[str] = set()
     notes: list[str] = []
     top: dict[str, str] = {}
     last: str | None = None
     for number, row in enumerate(rows):
         cells = [clipped(cell.strip()) for cell in row]
-        values = _values(columns, cells)
-        if values is None:
+        if len(cells) != len(columns):
             notes.append(f"a row of {len(cells)} cells under {len(columns)} columns was not read")
             continue
+        values = dict(zip(columns, cells, strict=True))
         if not whole_end and number == len(rows) - 1:
-            values.pop(columns[-1], None)
+            values.pop(columns[-1])
         index = values.get("index", "")
         bus_id = next((values[name] for name in ("pci.bus_id", "gpu_bus_id") if name in values), "")
         identity = index or bus_id or values.get("uuid") or values.get("gpu_uuid") or str(number)
@@ -162,22 +159,14 @@ def _parse(lines: list[str], command: str, whole_end: bool) -> SmiDump:
         order = found[identity][1] if identity in found else len(found)
         found[identity] = (dump, int(index) if index.isdecimal() and len(index) < 5 else order)
         last = identity
-        unread.discard(identity)
-        if len(cells) != len(columns) and len(values) < len(columns):
-            unread.add(identity)
-            notes.append(f"a row of {len(cells)} cells under {len(columns)} columns could not be read")
         top.update({name: values[name] for name in ("driver_version", "count") if name in values})
     indexed = "index" in columns
-    numbers = {identity: index for identity, (_, index) in found.items()}
     gpus = tuple(
         replace(gpu_from(dump, index), bus_id=dump.bus_id or f"unknown-{index}") for dump, index in found.values()
     )
-    broken = {numbers[identity] for identity in unread}
-    whole = next((gpu for gpu in gpus if gpu.index not in broken and gpu.index != numbers.get(last or "")), None)
-    gpus = tuple(marked_as_cut(gpu, whole, _BROKEN_ROW) if gpu.index in broken else gpu for gpu in gpus)
     if not whole_end and last is not None and gpus:
-        cut = numbers[last]
-        gpus = tuple(marked_as_cut(gpu, whole) if gpu.index == cut else gpu for gpu in gpus)
+        cut = found[last][1]
+        gpus = tuple(marked_as_cut(gpu, _other(gpus, gpu)) if gpu.index == cut else gpu for gpu in gpus)
         notes.append("the last line has no end: its last cell was not read")
     if not indexed:
         notes.append("the columns hold no index: GPUs are counted in their order, from 0")
@@ -186,9 +175,7 @@ def _parse(lines: list[str], command: str, whole_end: bool) -> SmiDump:
         replace(
             ANSWERED,
             library_version=_version(top.get("driver_version")),
-            device_count=_count(
-                top.get("count"), {gpu.index for gpu in gpus} if indexed and not is_selected(command) else set()
-            ),
+            device_count=_count(top.get("count")),
         ),
         notes=tuple(dict.fromkeys(notes)),
         name=NAME,
@@ -196,24 +183,13 @@ def _parse(lines: list[str], command: str, whole_end: bool) -> SmiDump:
     )
 
 
-_BROKEN_ROW = Missing("its row could not be read", "failed")
 # --query-remapped-rows prints some flags as 0 or 1
 _NUMBERED_FLAGS = ("remapped_rows.pending", "remapped_rows.failure")
 _YES_NO = {"0": "No", "1": "Yes"}
 
 
-def _values(columns: list[str], cells: list[str]) -> dict[str, str] | None:
-    """The cells by column. An error word at the end of a short row is the answer to the rest of the columns.
-
-    Of any other row with the wrong number of cells only the index is certain; without one it is prose (None).
-    """
-    if len(cells) == len(columns):
-        return dict(zip(columns, cells, strict=True))
-    refused = missing_word(cells[-1])
-    if len(cells) < len(columns) and refused is not None and refused.kind == "failed":
-        return dict(zip_longest(columns, cells, fillvalue=cells[-1]))
-    index = dict(zip(columns, cells, strict=False)).get("index", "")
-    return {"index": index} if index.isdecimal() else None
+def _other(gpus: tuple[Gpu, ...], cut: Gpu) -> Gpu | None:
+    return next((gpu for gpu in gpus if gpu is not cut), None)
 
 
 def _paths(values: dict[str, str]) -> dict[str, str]:
@@ -270,11 +246,8 @@ def _version(text: str | None) -> str | Missing:
     return text if text and re.fullmatch(r"\d{3}\.[\d.]{1,12}", text) else NOT_READ
 
 
-def _count(text: str | None, indices: set[int]) -> int | Missing:
-    """The number of GPUs by the column `count`, or by indices from 0 on with a gap: rows are missing then."""
-    if text and text.isdecimal() and len(text) < 5:
-        return int(text)
-    return max(indices) + 1 if 0 in indices and len(indices) <= max(indices) else NOT_READ
+def _count(text: str | None) -> int | Missing:
+    return int(text) if text and text.isdecimal() and len(text) < 5 else NOT_READ
 
 
 QUERY_CSV = TextReader(

@@ -41,8 +41,6 @@ _HANDLE = re.compile(r"(?:^.{0,40})?Unable to determine the device handle for.{0
 
 T = TypeVar("T", bound=msgspec.Struct)
 CUT = Missing("the text is cut off before it", "failed")
-_LACKING = Missing("not in its section, as it is in that of a GPU like it", "failed")
-_MOST_KINDS = 16  # more than any machine has
 # in no nvidia-smi -q, however complete
 _NEVER_PRINTED = frozenset({"path", "profile"})
 _SELECTED = re.compile(r" (?:-i|--id)[ =]?\d")
@@ -103,7 +101,6 @@ def smi_dump(
     if cut and made:
         notes = (*notes, f"the dump is cut off inside GPU {gpus[-1].bus_id}")
         made = tuple(_marked_as_cut(gpu, made, gpus[-1]) if gpu.index == len(gpus) - 1 else gpu for gpu in made)
-    made = _marked_as_lacking(made, {gpu.bus_id: len(gpu.values) for gpu in gpus})
     if unnamed:
         notes = (*notes, f"the text does not name its GPU{'s' * (len(gpus) > 1)}: counted in its order, from 0")
     return SmiDump(
@@ -148,8 +145,8 @@ def unlicensed(text: str) -> tuple[Reported, ...]:
     return ()
 
 
-def marked_as_cut(value: T, like: T | None = None, reason: Missing = CUT) -> T:
-    """The facts with every absent leaf set to `reason`, except those that are absent in `like`, a complete one, too.
+def marked_as_cut(value: T, like: T | None = None) -> T:
+    """The facts with every absent leaf set to `CUT`, except those that are absent in `like`, a complete one, too.
 
     What a truncated text would have contained is unknown, so none of it may pass.
     """
@@ -159,9 +156,9 @@ def marked_as_cut(value: T, like: T | None = None, reason: Missing = CUT) -> T:
         old, same = getattr(made, field), getattr(like, field, None)
         if old == ABSENT:
             if field not in _NEVER_PRINTED and same != ABSENT:
-                news[field] = reason
+                news[field] = CUT
         elif isinstance(old, Fact):
-            news[field] = marked_as_cut(old, same, reason)
+            news[field] = marked_as_cut(old, same)
     made = replace(made, **news)
     result: T = made
     return result
@@ -175,29 +172,6 @@ def _marked_as_cut(gpu: Gpu, gpus: tuple[Gpu, ...], dump: GpuDump) -> Gpu:
         # it ends inside the list of reasons: one of the missing ones may be active
         gpu = replace(gpu, clocks=replace(gpu.clocks, event_reasons=CUT))
     return gpu
-
-
-def _marked_as_lacking(gpus: tuple[Gpu, ...], values: Mapping[str, int]) -> tuple[Gpu, ...]:
-    """The GPUs, with what a section lacks and the fullest one of a GPU like it has marked as failed."""
-    fullest: dict[tuple[object, ...], Gpu] = {}
-    for gpu in sorted(gpus, key=lambda gpu: values[gpu.bus_id]):
-        fullest[_kind(gpu)] = gpu
-    kinds = list(fullest.items())[-_MOST_KINDS:]
-    made = []
-    for gpu in gpus:
-        own = _kind(gpu)
-        for kind, other in kinds:
-            if other is not gpu and all(ABSENT in (one, two) or one == two for one, two in zip(own, kind, strict=True)):
-                gpu = marked_as_cut(gpu, other, _LACKING)
-        made.append(gpu)
-    return tuple(made)
-
-
-def _kind(gpu: Gpu) -> tuple[object, ...]:
-    """What explains that a GPU shows less than another one: its model, its board, and settings that hide values."""
-    settings = gpu.settings
-    modes = (settings.mig_enabled, settings.virtualization, settings.display_attached, settings.display_active)
-    return (gpu.name, gpu.vbios, gpu.ecc.enabled, *modes)
 
 
 def init_failure(text: str) -> SmiDump | None:
