@@ -324,7 +324,9 @@ def test_no_framework_is_asked_while_others_use_a_gpu_that_it_would_open(
     measured = measure(node, (chosen,), "full", args, None, nothing)
     assert bool(asked) is not refused
     assert ("frameworks" in measured.not_run) is refused
-    assert not refused or measured.not_run["frameworks"].reason.startswith("GPU 1 is used by python (pid 4242)")
+    assert not refused or measured.not_run["frameworks"].reason.startswith(
+        "frameworks open every GPU: GPU 1 is used by python (pid 4242)"
+    )
 
 
 INTERRUPTED = """
