@@ -14,6 +14,7 @@ import pytest
 from msgspec.structs import replace
 
 from gpudoctor.checks.core.finding import Status
+from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Node
 from gpudoctor.facts.nvml.codes import cost_of
@@ -80,6 +81,18 @@ def bridged() -> Node:
     return replace(node, gpus=node.gpus[:2], pairs=pairs, driver=replace(node.driver, device_count=2))
 
 
+@cache
+def others(root: Path) -> tuple[Gpu, ...]:
+    """The last two GPUs as the same reader shows them: what only one reader shows would be a gap of the others."""
+    heard = Heard()
+    read_nvml(heard, FakeNvml(whole()), root)
+    return tuple(
+        replace(gpu, pcie=replace(gpu.pcie, path=whole().gpus[gpu.index].pcie.path))
+        for index, gpu in sorted(heard.gpus.items())
+        if index >= 2
+    )
+
+
 def read(root: Path, nvml: Any) -> Node:
     """The four GPUs, of which the first two were read through this driver."""
     heard, node = Heard(), whole()
@@ -89,7 +102,7 @@ def read(root: Path, nvml: Any) -> Node:
         gpu.index: replace(gpu, pcie=replace(gpu.pcie, path=node.gpus[gpu.index].pcie.path))
         for gpu in heard.gpus.values()
     }
-    gpus = (*(told[index] for index in sorted(told)), *node.gpus[2:])
+    gpus = (*(told[index] for index in sorted(told)), *others(root))
     shown = {gpu.index for gpu in gpus}
     pairs = tuple(heard.pairs_by_name.get((p.a, p.b), p) for p in node.pairs if {p.a, p.b} <= shown)
     errors = tuple(f"index {index}: {words}" for index, words in sorted(heard.handle_errors.items()))
