@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 from textual.pilot import Pilot
 
 from gpudoctor.checks.core.registry import Level
 from gpudoctor.errors import UserError
-from gpudoctor.facts.model.missing import known
+from gpudoctor.facts.model.gpu import Gpu
+from gpudoctor.facts.model.missing import NOT_READ, known
 from gpudoctor.facts.model.node import KernelEvent, Node
 from gpudoctor.facts.simulated.load import apply_faults, load_node
 from gpudoctor.facts.stream.messages import GpuTick, HostTick, Opening, ProcessTick, Silence, Tick, WatchLine
@@ -177,3 +180,28 @@ def recorded(tmp_path: Path, seconds: int = 60) -> Path:
     lines = [opening_of(node), *(tick_of(node, s, changed={0: gpu_tick(0, power_w=float(s))}) for s in range(seconds))]
     path.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
     return path
+
+
+def sixteen(node: Node | None = None) -> Node:
+    """Two baseboards of eight in one node: the second in another PCI domain, and every pair joined like the first."""
+    node = node or node_of()
+    second = tuple(_on_second_board(gpu) for gpu in node.gpus)
+    joined = (known(node.pairs) or ())[0]
+    return replace(
+        node,
+        gpus=(*node.gpus, *second),
+        pairs=tuple(replace(joined, a=a, b=b) for a, b in combinations(range(2 * len(node.gpus)), 2)),
+        driver=replace(node.driver, device_count=2 * len(node.gpus)),
+        pci=replace(node.pci, nvidia_devices=NOT_READ),
+    )
+
+
+def _on_second_board(gpu: Gpu) -> Gpu:
+    path = tuple(replace(hop, bus_id=f"0001:{hop.bus_id[5:]}") for hop in known(gpu.pcie.path) or ())
+    return replace(
+        gpu,
+        index=gpu.index + 8,
+        bus_id=f"0001:{gpu.bus_id[5:]}",
+        uuid=f"{gpu.uuid}-second",
+        pcie=replace(gpu.pcie, path=path),
+    )

@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
 from gpudoctor.facts.model.node import Node
 from gpudoctor.facts.simulated.live import ticks_of
 from gpudoctor.facts.stream.messages import WatchLine
 from tests.golden_files import assert_golden
-from tests.tui.doctor_app import AT_S, doctor, node_of, opening_of, until
+from tests.tui.doctor_app import AT_S, doctor, node_of, opening_of, sixteen, until
 from tests.tui.screen import screen_text
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "tui"
@@ -38,16 +37,6 @@ def _one_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     time.tzset()
 
 
-def sixteen() -> Node:
-    """Two baseboards of eight in one node."""
-    node = node_of("hgx-h100-8")
-    second = (
-        replace(gpu, index=gpu.index + 8, bus_id=gpu.bus_id.replace("0000:", "0001:", 1), uuid=f"{gpu.uuid}-second")
-        for gpu in node.gpus
-    )
-    return replace(node, gpus=(*node.gpus, *second), driver=replace(node.driver, device_count=16))
-
-
 def screen_of(node: Node, *sizes: tuple[int, int], **options: Any) -> str:
     """The screen after 40 seconds of a job and one quick check, resized to the last of the sizes."""
     lines: list[WatchLine] = [opening_of(node), *(ticks_of(node, number, AT_S + number) for number in range(TICKS))]
@@ -68,7 +57,7 @@ def screen_of(node: Node, *sizes: tuple[int, int], **options: Any) -> str:
 @pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
 @pytest.mark.parametrize("name", CASES)
 def test_the_screen_is_the_golden_one(name: str, size: tuple[int, int]) -> None:
-    shown = screen_of(sixteen() if name == "16-gpus" else node_of(*NODES[name]), size)
+    shown = screen_of(sixteen(node_of("hgx-h100-8")) if name == "16-gpus" else node_of(*NODES[name]), size)
     path = GOLDEN / f"{name}-{size[0]}x{size[1]}.txt"
     assert_golden(shown + "\n", path)
     assert max(len(line) for line in shown.splitlines()) <= size[0]

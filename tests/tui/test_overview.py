@@ -10,7 +10,6 @@ import msgspec
 import pytest
 
 from gpudoctor.checks.core.registry import all_checks, select
-from gpudoctor.facts.model.node import Node
 from gpudoctor.facts.stream.messages import GpuTick
 from gpudoctor.report.judge import Question, judge
 from gpudoctor.tui import labels as words
@@ -21,7 +20,18 @@ from gpudoctor.tui.panes.history import history_rows, step_for
 from gpudoctor.tui.panes.host_text import host_rows
 from gpudoctor.tui.panes.overview import arrange
 from gpudoctor.tui.widgets.lines import Row, length
-from tests.tui.doctor_app import AT_S, doctor, gpu_tick, node_of, opening_of, state_of, tick_of, torchrun, until
+from tests.tui.doctor_app import (
+    AT_S,
+    doctor,
+    gpu_tick,
+    node_of,
+    opening_of,
+    sixteen,
+    state_of,
+    tick_of,
+    torchrun,
+    until,
+)
 from tests.tui.screen import screen_text
 
 
@@ -256,15 +266,6 @@ def test_what_is_wrong_with_one_of_sixteen_gpus_and_what_to_do_are_to_be_seen_at
             assert ">  5" in text
 
     asyncio.run(body())
-
-
-def sixteen(node: Node | None = None) -> Node:
-    node = node or node_of()
-    more = tuple(
-        msgspec.structs.replace(gpu, index=gpu.index + 8, bus_id=f"0001:{gpu.bus_id[5:]}", uuid=f"GPU-16-{gpu.index}")
-        for gpu in node.gpus
-    )
-    return msgspec.structs.replace(node, gpus=(*node.gpus, *more))
 
 
 def test_a_gpu_that_no_check_has_looked_at_is_not_called_ok() -> None:
