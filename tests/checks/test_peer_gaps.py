@@ -136,6 +136,11 @@ def test_a_row_of_csv_that_cannot_be_read_is_a_gpu_that_could_not_be_read() -> N
         assert pasted(HEADER + "".join(ROWS[:missing] + ROWS[missing + 1 :]))[0] == 3
 
 
+def test_rows_of_few_gpus_are_a_selection() -> None:
+    """`nvidia-smi -i 0,4`, pasted without its command."""
+    assert pasted(HEADER + ROWS[0] + "4" + ROWS[1][1:])[0] == 0
+
+
 def test_a_dump_that_counts_more_gpus_than_it_shows_is_unknown() -> None:
     section = "GPU 00000000:18:00.0\n    Product Name : NVIDIA H100 80GB HBM3\n    Processes : None\n"
     head = "==============NVSMI LOG==============\n\nAttached GPUs : {}\n"

@@ -8,7 +8,7 @@ import msgspec
 from msgspec.structs import replace
 
 from gpudoctor.facts.captures import ABSENT, MOST_GPUS, SourceError, clipped
-from gpudoctor.facts.captures.nvidia_smi.query_dump import ANSWERED, CUT, SmiDump
+from gpudoctor.facts.captures.nvidia_smi.query_dump import ANSWERED, CUT, SmiDump, count_by_index
 from gpudoctor.facts.captures.nvidia_smi.values import missing_word
 from gpudoctor.facts.captures.reader import Block, Part, TextReader
 from gpudoctor.facts.model.gpu import Gpu, MigInstance, NvLink
@@ -85,8 +85,7 @@ def _parse_gpu_list(text: str) -> SmiDump:
             instances = (*(known(before) or ()), MigInstance(mig.group(2), mig.group(1)))
             settings = replace(current.settings, mig_enabled=True, mig_instances=instances)
             current = gpus[current.index] = replace(current, settings=settings)
-    count = max(gpus, default=-1) + 1
-    driver = replace(ANSWERED, device_count=count if count > len(gpus) else NOT_READ)
+    driver = replace(ANSWERED, device_count=count_by_index(gpus))
     return SmiDump(tuple(gpus[index] for index in sorted(gpus)), driver, name="nvidia-smi -L", indexed=True)
 
 
@@ -247,7 +246,8 @@ def _read(block: Block) -> Part:
         Gpu(gpu.index, f"unknown-{gpu.index}", gpu.uuid, clipped(gpu.name) or NOT_READ, nvlinks=gpu.nvlinks)
         for gpu in found
     )
-    dump = SmiDump(gpus, Driver(), name="nvidia-smi nvlink", indexed=True, ended=False, beside=True)
+    driver = Driver(device_count=count_by_index([gpu.index for gpu in gpus]))
+    dump = SmiDump(gpus, driver, name="nvidia-smi nvlink", indexed=True, ended=False, beside=True)
     return Part(smi=(dump,), notes=tuple(gpu.cut for gpu in found if gpu.cut))
 
 

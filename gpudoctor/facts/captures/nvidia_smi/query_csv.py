@@ -9,7 +9,13 @@ from itertools import zip_longest
 from msgspec.structs import replace
 
 from gpudoctor.facts.captures import BUS_ID, MOST_GPUS, SourceError, clipped
-from gpudoctor.facts.captures.nvidia_smi.query_dump import ANSWERED, SmiDump, is_selected, marked_as_cut
+from gpudoctor.facts.captures.nvidia_smi.query_dump import (
+    ANSWERED,
+    SmiDump,
+    count_by_index,
+    is_selected,
+    marked_as_cut,
+)
 from gpudoctor.facts.captures.nvidia_smi.query_gpu import GpuDump, gpu_from
 from gpudoctor.facts.captures.nvidia_smi.values import missing_word
 from gpudoctor.facts.captures.reader import Part, TextReader
@@ -271,10 +277,7 @@ def _version(text: str | None) -> str | Missing:
 
 
 def _count(text: str | None, indices: set[int]) -> int | Missing:
-    """The number of GPUs by the column `count`, or by indices from 0 on with a gap: rows are missing then."""
-    if text and text.isdecimal() and len(text) < 5:
-        return int(text)
-    return max(indices) + 1 if 0 in indices and len(indices) <= max(indices) else NOT_READ
+    return int(text) if text and text.isdecimal() and len(text) < 5 else count_by_index(indices)
 
 
 QUERY_CSV = TextReader(

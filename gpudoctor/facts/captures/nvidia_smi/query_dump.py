@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import datetime
 from typing import Any, TypeVar
 
@@ -125,6 +125,18 @@ def smi_dump(
 def numbered(gpus: Mapping[int, Gpu], name: str) -> SmiDump:
     """GPUs by their index, from a text that is no list of all GPUs."""
     return SmiDump(tuple(gpus[index] for index in sorted(gpus)), name=name, indexed=True, ended=False, beside=True)
+
+
+def count_by_index(indices: Collection[int]) -> Missing:
+    """That GPUs are missing from a list, by its indices: failed if it shows most from 0 to the highest, and not all.
+
+    A list of few of them shows a selection (`nvidia-smi -i 0,4`), which its text does not name.
+    """
+    highest = max(indices, default=0)
+    if len(indices) > highest or 2 * len(indices) <= highest + 1:
+        return NOT_READ
+    names = ", ".join(str(index) for index in range(highest) if index not in indices)
+    return Missing(f"the text shows no GPU {names}, and GPUs up to {highest}", "failed")
 
 
 def is_selected(command: str) -> bool:
