@@ -16,7 +16,7 @@ from gpudoctor.report.model import Report
 from tests.conftest import WIDE
 
 # every line of the capture in the wide run, else one of so many; a prime, so that it is another line of each GPU
-EVERY = 1 if WIDE else 37
+EVERY = 1 if WIDE else 97
 
 Judged = dict[str, set[object]]
 
