@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from gpudoctor.checks.core.finding import Status
 from gpudoctor.checks.core.peer_gaps import _LEAVES
+from gpudoctor.checks.core.source_conflicts import conflicts_marked
 from gpudoctor.facts.captures.source import load_source
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import NOT_READ, Fact, Missing, known
@@ -114,6 +115,20 @@ def test_two_sources_of_one_fact_that_differ_are_unknown(conflict: str, node: No
     report = judge(node)
     assert report.exit_code == 3, conflict
     assert next(each.status for each in report.checks if each.id == check) is Status.UNKNOWN
+
+
+@pytest.mark.parametrize("conflict", ["module", "bus"])
+def test_a_container_may_hide_a_part_of_the_host_that_the_driver_shows(conflict: str) -> None:
+    node = next(node for name, node, _ in conflicts() if name == conflict)
+    inside = replace(node, host=replace(node.host, virtualization="container", container="gvisor"))
+    assert conflicts_marked(inside) is inside
+
+
+def test_the_pcie_link_beside_nvlink_c2c_is_no_link_to_the_host() -> None:
+    node = packaged("gb200-tray-4")
+    path = known(node.gpus[-1].pcie.path) or ()
+    narrow = with_last(node, put(node.gpus[-1], "pcie.path", (replace(path[0], width=1), *path[1:])))
+    assert conflicts_marked(narrow) is narrow
 
 
 HEADER = "index, name, temperature.gpu, memory.used [MiB]\n"

@@ -6,7 +6,8 @@ These facts have two sources in a node, and the same answer is expected of both:
 - how many GPUs it has: its count, and the GPUs that answered;
 - which GPUs are there: the PCI bus, and the driver;
 - a GPU's place: its bus id, and the lowest device of its PCIe path;
-- the width of its PCIe link: the driver, and sysfs or lspci (not in a virtual machine, whose bus is made up);
+- the width of its PCIe link: the driver, and sysfs or lspci (not in a virtual machine, whose bus is made up, nor beside
+  NVLink-C2C, where the PCIe link is no link to the host);
 - whether MIG is on: the mode, and the instances.
 
 Others differ in health and are not compared: PCIe generations and clocks (both change with load), the maximum width
@@ -18,6 +19,8 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from gpudoctor.checks.core.sight import hidden
+from gpudoctor.checks.pcie.link_state import on_c2c
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node
@@ -30,7 +33,8 @@ def conflicts_marked(node: Node) -> Node:
     """The node, with every fact on which two sources differ marked as failed; the same object if there is none."""
     driver, pci = node.driver, node.pci
     devices = {device.bus_id for device in known(pci.nvidia_devices) or ()}
-    answers = known(driver.init_code) == 0
+    # a container may show only a part of /sys and /proc
+    answers = known(driver.init_code) == 0 and hidden(node) is None
     if driver.module_loaded is False and answers:
         text = "the kernel module is not loaded, by the list of modules, but the driver answers"
         driver = replace(driver, module_loaded=Missing(text, "failed"), init_code=Missing(text, "failed"))
@@ -60,7 +64,7 @@ def _marked(node: Node, gpu: Gpu) -> Gpu:
     elif function is not None and not node.host.is_guest and known(settings.virtualization) in ("none", None):
         width, on_bus = known(pcie.width), known(function.width)
         # the other way round the driver itself shows the narrow link, and pcie.link-width judges it
-        if width and on_bus and on_bus not in _NO_LINK and on_bus < width:
+        if width and on_bus and on_bus not in _NO_LINK and on_bus < width and not on_c2c(gpu):
             pcie = replace(pcie, width=_differ("the width", f"x{width}", f"x{on_bus}"))
     instances = settings.mig_instances
     if settings.mig_enabled is False and not isinstance(instances, Missing) and instances:
