@@ -10,7 +10,7 @@ from gpudoctor.checks.core.finding import Advice, Expected, Finding, Found, ok, 
 from gpudoctor.checks.core.subject import NODE
 from gpudoctor.run.findings.balance import evidence_of, expected_ratio, subject_of
 from gpudoctor.run.findings.run_check import run_check
-from gpudoctor.run.findings.slow_ranks import LEAST_STEPS, LIMITS, compared
+from gpudoctor.run.findings.slow_ranks import LIMITS, compared, ranks_with_shares
 from gpudoctor.run.watched import Watched
 
 _SHARE = Limit(0.20, "of the step", "gpudoctor's own choice: a fifth of the time is worth a change", name="share_warn")
@@ -23,9 +23,9 @@ _ADVICE = (
 @run_check("run.data", title="Batches are there when they are needed", limits=(*LIMITS, _SHARE))
 def data(watched: Watched) -> Iterator[Finding]:
     """Name a rank whose batches come late, or report that all ranks wait for data."""
-    ranks = [rank for rank in watched.ranks if len(rank.steps) >= LEAST_STEPS]
+    ranks = ranks_with_shares(watched)
     if not ranks:
-        yield skip(NODE, "too few steps to judge")
+        yield skip(NODE, "too few or too short steps to judge")
         return
     if not any(rank.loader for rank in ranks):
         yield skip(NODE, "no DataLoader was used: the time to get a batch is part of the host time")

@@ -10,7 +10,7 @@ from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, F
 from gpudoctor.checks.core.subject import NODE
 from gpudoctor.run.findings.balance import evidence_of, expected_ratio, subject_of
 from gpudoctor.run.findings.run_check import run_check
-from gpudoctor.run.findings.slow_ranks import LEAST_STEPS, LIMITS, compared
+from gpudoctor.run.findings.slow_ranks import LIMITS, compared, ranks_with_shares
 from gpudoctor.run.watched import Watched
 
 _SHARE = Limit(0.20, "of the step", "gpudoctor's own choice: a fifth of the time is worth a change", name="share_warn")
@@ -22,9 +22,9 @@ _ADVICE = (
 @run_check("run.host", title="The loop spends its time on training", limits=(*LIMITS, _SHARE))
 def host(watched: Watched) -> Iterator[Finding]:
     """Name a rank that is held up outside of data and training, or report that all ranks are."""
-    ranks = [rank for rank in watched.ranks if len(rank.steps) >= LEAST_STEPS]
+    ranks = ranks_with_shares(watched)
     if not ranks:
-        yield skip(NODE, "too few steps to judge")
+        yield skip(NODE, "too few or too short steps to judge")
         return
     named = [each for each in compared(watched).slow if each.cause == "host"]
     for slow in named:

@@ -29,6 +29,7 @@ MOST_TURNS = 20
 LEAST_TURNS = 6
 _STEPS_A_TURN = 3
 LEAST_STEPS = LEAST_TURNS * _STEPS_A_TURN
+_LEAST_MS_OF_SHARES = 500.0  # below, one time slice of another process is a large share of all the time there is
 _LEAST_EXCESS_MS = 0.3
 _LEAST_OWN_RATIO = 1.03  # what makes no difference to the whole is no finding
 _LEAST_STARVED_RATIO = 1.2  # on a busy machine all ranks lack CPUs now and then
@@ -63,6 +64,15 @@ class RankComparison(msgspec.Struct, frozen=True):
     unsure: tuple[Deviation, ...]
     turns: int
     largest_ratio: float = 1.0
+
+
+def ranks_with_shares(watched: Watched) -> list[WatchedRank]:
+    """Ranks that trained for long enough to say what part of their step something takes."""
+    return [
+        rank
+        for rank in watched.ranks
+        if len(rank.steps) >= LEAST_STEPS and sum(step.step_ms for step in rank.steps) >= _LEAST_MS_OF_SHARES
+    ]
 
 
 def compared(watched: Watched) -> RankComparison:
