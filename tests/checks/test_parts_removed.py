@@ -55,7 +55,7 @@ def depth(line: str) -> int:
 
 
 def without_parts(lines: list[str], begin: int) -> Iterator[tuple[str, list[str]]]:
-    """The text without one of `EVERY` lines from `begin` on, and without that line and all below it that are further in."""
+    """The text without every `EVERY`th line from `begin` on, and without that line and those indented below it."""
     for first in range(begin, len(lines), EVERY):
         if not lines[first].strip():
             continue
