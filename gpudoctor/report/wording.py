@@ -182,7 +182,10 @@ def block_parts(findings: Sequence[Finding], explains: Iterable[str]) -> Iterato
     parts: tuple[tuple[str, Part | None], ...] = (
         ("found", _of_each(findings, _found)),
         ("reason", _of_each(findings, lambda finding: finding.reason)),
-        ("expected", _of_each(findings, lambda finding: finding.expected and expected_words(finding.expected))),
+        (
+            "expected",
+            _of_each(findings, lambda finding: expected_words(finding.expected) if finding.expected else None),
+        ),
         ("evidence", _shown_evidence(findings)),
         ("likely", first.likely),
         ("do", tuple(_shown_advice(findings))),
