@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from gpudoctor.checks.core.case import Case
+from gpudoctor.checks.core.case import Case, once_a_case
 from gpudoctor.checks.core.each_gpu import first_failed, untrusted
 from gpudoctor.checks.core.finding import Finding, skip, unknown, unread
 from gpudoctor.checks.core.subject import of_gpu
@@ -63,4 +63,9 @@ def model_of(case: Case, gpu: Gpu) -> GpuModel | None:
     bare = re.sub(r"^nvidia\s+", "", name, flags=re.IGNORECASE)
     if any(re.fullmatch(p, bare, re.IGNORECASE) for p in model.patterns):
         return model
-    return model if {known(peer.name) for peer in case.compute_gpus} == {name} else None
+    return model if _compute_names(case) == {name} else None
+
+
+@once_a_case
+def _compute_names(case: Case) -> set[str | None]:
+    return {known(gpu.name) for gpu in case.compute_gpus}
