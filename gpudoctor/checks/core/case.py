@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from functools import cached_property, wraps
 from typing import Annotated, Literal, TypeVar, overload
@@ -12,7 +13,7 @@ from gpudoctor.facts.model.gpu import Gpu, GpuPair
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node
-from gpudoctor.profiles.profile import NO_PROFILE, Profile, compute_gpus
+from gpudoctor.profiles.profile import NO_PROFILE, GpuModel, Profile, compute_gpus
 
 T = TypeVar("T")
 
@@ -107,6 +108,16 @@ class Case(msgspec.Struct, frozen=True, dict=True):
         """Where the number of `limit` comes from, as text for `Expected.source`."""
         check_id, default, gpu = self._declared(limit, of, gpu)
         return default.source if self.limit(check_id, default.name, gpu) == default.value else "configuration"
+
+    def model_of(self, gpu: Gpu) -> GpuModel | None:
+        """The profile's GPU model if this GPU is one; on a mixed node others may not be."""
+        model, name = self.profile.gpu, known(gpu.name)
+        if model is None or name is None:
+            return None
+        bare = re.sub(r"^nvidia\s+", "", name, flags=re.IGNORECASE)
+        if any(re.fullmatch(p, bare, re.IGNORECASE) for p in model.patterns):
+            return model
+        return model if {known(peer.name) for peer in self.compute_gpus} == {name} else None
 
     def _model(self, gpu: Gpu | None) -> str:
         names = {known(each.name) for each in ((gpu,) if gpu is not None else self.compute_gpus)}
