@@ -227,6 +227,16 @@ def test_memory_of_a_strategy_is_what_its_steps_needed_beyond_what_was_there(mem
     assert memory.calls == ["reset_peak_memory_stats", "memory_allocated", "max_memory_allocated"]
 
 
+def test_the_step_of_one_gpu_alone_ends_when_the_gpu_is_done(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu, build, batch = torch.device("cpu"), bench.build_transformer, bench.batch_of
+    monkeypatch.setattr(bench, "build_transformer", lambda shape, _: build(shape, cpu))
+    monkeypatch.setattr(bench, "batch_of", lambda shape, step, _: batch(shape, step, cpu))
+    waited: list[None] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: waited.append(None))
+    alone = bench.Alone(strategy_shape(1, on_gpu=False), torch.device("cuda", 0), parts=1)
+    assert len(waited) == len(alone.losses) == bench.STEPS
+
+
 def test_each_variant_of_a_strategy_has_a_peak_of_its_own(
     tmp_path: Path, memory: Memory, group: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
