@@ -95,6 +95,16 @@ def test_a_setting_that_the_node_shows_explains_what_is_lacking(setting: str, va
     assert judge(with_last(node, lacking)).exit_code == judge(with_last(node, gpu)).exit_code != 3
 
 
+@pytest.mark.parametrize("other", [{"vbios": "96.00.99.00.99"}, {"name": "NVIDIA L4"}, {"name": NOT_READ}])
+def test_nothing_explains_a_gpu_that_shows_no_reading_beside_others_that_do(other: dict[str, str]) -> None:
+    node = packaged("hgx-h100-8")
+    last = node.gpus[-1]
+    identity = replace(Gpu(last.index, last.bus_id, uuid=last.uuid, name=last.name), **other)
+    report = judge(with_last(node, identity))
+    assert report.exit_code == 3
+    assert last.index in {finding.subject.gpu for _, finding in findings(report, Status.UNKNOWN)}
+
+
 def conflicts() -> Iterator[tuple[str, Node, str]]:
     node = packaged("hgx-h100-8")
     last = node.gpus[-1]
