@@ -78,6 +78,16 @@ def test_a_gpu_without_a_single_nvlink_beside_peers_with_some_is_no_pass(name: s
     assert judge(with_last(node, put(node.gpus[-1], "nvlinks", ()))).exit_code != 0
 
 
+@pytest.mark.parametrize("leaf", ["power.requested_limit_w", "power.max_limit_w", "clocks.sm_mhz"])
+def test_a_value_that_one_gpu_could_not_read_and_its_peers_show_is_no_pass(leaf: str) -> None:
+    node = packaged("cold-start-8")
+    failed = Missing("not understood: it reads -1", "failed")
+    assert judge(with_last(node, put(node.gpus[-1], leaf, failed))).exit_code == 3
+    links = known(packaged("hgx-h100-8").gpus[-1].nvlinks) or ()
+    last = put(packaged("hgx-h100-8").gpus[-1], "nvlinks", (*links[:-1], put(links[-1], "speed_gb_s", failed)))
+    assert judge(with_last(packaged("hgx-h100-8"), last)).exit_code == 3
+
+
 def test_what_all_gpus_lack_is_not_judged() -> None:
     node = packaged("hgx-h100-8")
     alike = replace(node, gpus=tuple(put(gpu, "clocks.memory_mhz", NOT_READ) for gpu in node.gpus))

@@ -23,6 +23,7 @@ _KIND = attrgetter(
     *("settings.confidential_compute", "settings.display_attached", "settings.display_active"),
 )
 _NO_GPU: Kind = ("",) * len(_KIND(Gpu(0, "")))
+_IMPOSSIBLE = "not understood"
 _ANY_GPU: Kind = (None,) * len(_NO_GPU)
 _READINGS = ("memory_total_mib", "memory_used_mib", "thermal.", "power.", "clocks.", "utilization.")
 # texts mention these only if they are so
@@ -40,8 +41,8 @@ def gaps_marked(node: Node) -> Node:
 
     Peers are GPUs of one model between which nothing explains a difference, see `_KIND`; and their NVLinks, bridges and
     pairs likewise. Nothing explains a GPU without any reading: it is a peer of all. Values that all peers lack stay as
-    they are, and so do `denied` and `failed` ones, which have their own reason. Return the same object if nothing is
-    lacking.
+    they are, and so do `denied` and `failed` ones, which have their own reason, except numbers that cannot be. Return
+    the same object if nothing is lacking.
     """
     kinds = [tuple(known(value) for value in _KIND(gpu)) if _shows_readings(gpu) else _ANY_GPU for gpu in node.gpus]
     # one of the texts may be about a few GPUs only; readers mark what is lacking within a text
@@ -134,7 +135,8 @@ def _says_little(name: str, value: object) -> bool:
 
 def _is_gap(name: str, value: object) -> bool:
     if isinstance(value, Missing):
-        return value.kind in ("absent", "unsupported")
+        # an impossible number in a file; what a driver failed to read has checks of its own
+        return value.kind in ("absent", "unsupported") or value.reason.startswith(_IMPOSSIBLE)
     return value == () and name in _OF_THE_BOARD
 
 
