@@ -27,7 +27,7 @@ from gpudoctor.checks.core.finding import (
 )
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE, of_gpu
-from gpudoctor.checks.nvlink.link_state import UP, links_up, model_of, not_judged, real_links
+from gpudoctor.checks.nvlink.link_state import UP, links_up, not_judged, real_links
 from gpudoctor.facts.model.gpu import Gpu, NvLink
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.profiles.profile import GpuModel, NvlinkSpec, majority
@@ -88,7 +88,7 @@ def links(case: Case) -> Iterator[Finding]:
 
 def _none_shown(case: Case, gpu: Gpu) -> Finding | None:
     """A failure if the driver shows no links for a GPU made for NVSwitches, while links of a peer are up; else None."""
-    model, none = model_of(case, gpu), gpu.nvlinks
+    model, none = case.model_of(gpu), gpu.nvlinks
     absent = not none if not isinstance(none, Missing) else none.kind == "unsupported"
     if not absent or untrusted(gpu) or known(gpu.settings.mig_enabled) or model is None or _uncertain(model):
         return None
@@ -103,7 +103,7 @@ def _all_links(spec: NvlinkSpec) -> Expected:
 
 
 def _links_of(case: Case, gpu: Gpu, usual: float | None) -> Finding:
-    model = model_of(case, gpu)
+    model = case.model_of(gpu)
     spec = model.nvlink if model is not None else None
     if spec is None:
         finding = _by_peers(case, gpu)
@@ -249,7 +249,9 @@ def _by_peers(case: Case, gpu: Gpu) -> Finding:
         # by design on cards without a bridge, a fault on every GPU made for NVSwitches
         return unknown(subject, f"no link is up, and the model is not known: {found.text}", *_down_evidence(gpu))
     if same.number == 1 and 0 < up < len(real_links(gpu)):
-        return unknown(subject, f"{found.text}, and no other GPU of its model to compare with", *_down_evidence(gpu))
+        expected = Expected("all, or as many as its peers, of which this text shows none", source="peers")
+        likely = "links are down; or this machine wires only some, as an instance with a part of a board does"
+        return warn(subject, found, expected, *_down_evidence(gpu), likely=likely, advice=_ADVICE)
     if usual is None or up >= usual:
         if up == most or usual is not None:
             return ok(subject, found, Expected("as many as the peers of the same model", source="peers"))
