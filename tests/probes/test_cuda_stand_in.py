@@ -33,6 +33,7 @@ from gpudoctor.probes.runner.local_workers import LocalWorkers, WorkerHello
 from gpudoctor.probes.strategies import bench, data_parallel, deepspeed, pipeline
 from gpudoctor.probes.strategies.bench import Bench
 from gpudoctor.probes.strategies.checkpointing import run_checkpointing
+from gpudoctor.probes.strategies.model import STEPS, batch_of, build_transformer
 from gpudoctor.probes.strategies.model import shape_for as strategy_shape
 from gpudoctor.probes.strategies.run import _begin, _plain_arithmetic
 from gpudoctor.probes.train import probe as train_probe
@@ -228,13 +229,13 @@ def test_memory_of_a_strategy_is_what_its_steps_needed_beyond_what_was_there(mem
 
 
 def test_the_step_of_one_gpu_alone_ends_when_the_gpu_is_done(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
-    cpu, build, batch = torch.device("cpu"), bench.build_transformer, bench.batch_of
+    cpu, build, batch = torch.device("cpu"), build_transformer, batch_of
     monkeypatch.setattr(bench, "build_transformer", lambda shape, _: build(shape, cpu))
     monkeypatch.setattr(bench, "batch_of", lambda shape, step, _: batch(shape, step, cpu))
     waited: list[None] = []
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: waited.append(None))
     alone = bench.Alone(strategy_shape(1, on_gpu=False), torch.device("cuda", 0), parts=1)
-    assert len(waited) == len(alone.losses) == bench.STEPS
+    assert len(waited) == len(alone.losses) == STEPS
 
 
 def test_each_variant_of_a_strategy_has_a_peak_of_its_own(

@@ -11,7 +11,7 @@ from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, F
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.runner import NO_GPU
 from gpudoctor.checks.core.subject import NODE, Subject, of_gpu
-from gpudoctor.checks.pcie.link_state import bridges_not_judged, on_c2c
+from gpudoctor.checks.pcie.link_state import bridges_not_judged
 from gpudoctor.facts.model.driver import KernelEvent
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import Missing, known
@@ -56,7 +56,7 @@ def _acs_does_not_matter(case: Case) -> str | None:
         return "this host runs virtual machines: isolation is there by design"
     if any(known(g.settings.confidential_compute) for g in gpus):
         return "confidential computing isolates the GPUs by design"
-    if known(node.host.machine) == "aarch64" or any(on_c2c(g) for g in gpus):
+    if known(node.host.machine) == "aarch64" or any(g.on_c2c for g in gpus):
         return "on Arm and Grace the IOMMU is always on, by design"
     # on other GPUs, ACS or the IOMMU may be the reason for the same status
     geforce = all("geforce" in (known(g.name) or "").lower() for g in gpus)
