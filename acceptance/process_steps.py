@@ -33,7 +33,7 @@ _LOADED_S = 3.0
 _BEGIN_S = 120.0
 _READINGS = {"busy_pct": "utilization_pct", "used_mib": "memory_used_mib", "power_w": "power_w"}
 _OF_USE = (
-    constant(gpu_use, "_BUSY_PCT"),
+    constant(gpu_use, "BUSY_PCT"),
     constant(other_users, "SECOND_LOOK_S"),
     constant(gpu_use, "_WORKING_POWER_SHARE"),
     constant(gpu_use, "UNSEEN_MIB"),
