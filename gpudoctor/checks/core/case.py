@@ -108,7 +108,7 @@ class Case(msgspec.Struct, frozen=True, dict=True):
         bare = re.sub(r"^nvidia\s+", "", name, flags=re.IGNORECASE)
         if any(re.fullmatch(p, bare, re.IGNORECASE) for p in model.patterns):
             return model
-        return model if {known(peer.name) for peer in self.compute_gpus} == {name} else None
+        return model if _compute_names(self) == {name} else None
 
     def _model(self, gpu: Gpu | None) -> str:
         names = {known(each.name) for each in ((gpu,) if gpu is not None else self.compute_gpus)}
@@ -127,3 +127,8 @@ def once_a_case(answer: Callable[[Case], T]) -> Callable[[Case], T]:
         return answers[name]  # type: ignore[no-any-return]
 
     return kept_answer
+
+
+@once_a_case
+def _compute_names(case: Case) -> set[str | None]:
+    return {known(gpu.name) for gpu in case.compute_gpus}

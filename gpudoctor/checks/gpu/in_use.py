@@ -8,7 +8,7 @@ from gpudoctor.checks.core.case import Case, Limit
 from gpudoctor.checks.core.each_gpu import each_gpu, first_unread
 from gpudoctor.checks.core.explains import SPEEDS
 from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, ok, skip, unread, warn
-from gpudoctor.checks.core.gpu_use import UNSEEN_MIB, use_of_gpu
+from gpudoctor.checks.core.gpu_use import BUSY_PCT, UNSEEN_MIB, use_of_gpu
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.sight import REFUSED, hidden, refused_handles
 from gpudoctor.checks.core.subject import of_gpu
@@ -35,11 +35,11 @@ def in_use(case: Case, gpu: Gpu) -> Finding:
     """Name other compute processes; warn about memory in use that no listed process owns."""
     processes = gpu.processes
     if isinstance(processes, Missing):
-        return unread(of_gpu(gpu), "processes", processes)
+        return _held_alone(gpu) or unread(of_gpu(gpu), "processes", processes)
     if others := use_of_gpu(gpu).others:
         return _used_by(gpu, others)
-    if left_over := _left_over(case, gpu, processes):
-        return left_over
+    if found := _left_over(case, gpu, processes) or _held_alone(gpu):
+        return found
     if not processes and (finding := first_unread(of_gpu(gpu), ("memory in use", gpu.memory_used_mib))):
         return finding
     used = known(gpu.memory_used_mib)
@@ -58,6 +58,24 @@ def _used_by(gpu: Gpu, others: tuple[GpuProcess, ...]) -> Finding:
         advice=[
             Advice("See whose it is and since when.", f"ps -o pid,user,lstart,stat,cmd -p {pids}"),
             Advice("Left behind? End it, by its id."),
+        ],
+    )
+
+
+def _held_alone(gpu: Gpu) -> Finding | None:
+    """A finding for a GPU in exclusive-process mode on which somebody works who is not listed; else None."""
+    exclusive = (known(gpu.settings.compute_mode) or "").startswith("exclusive")
+    if not exclusive or (known(gpu.utilization.gpu_pct) or 0) <= BUSY_PCT:
+        return None
+    return warn(
+        of_gpu(gpu),
+        Found(f"{known(gpu.utilization.gpu_pct):g} % busy in exclusive-process mode: it takes no other process"),
+        Expected("no other compute process", "==", 0, "processes"),
+        Evidence("compute mode", "exclusive-process"),
+        likely="a job has it; every other program is told that devices are busy or unavailable (CUDA 46)",
+        advice=[
+            Advice("Wait for the job, or ask for another GPU.", "nvidia-smi"),
+            Advice("To be shared? Allow several processes.", f"nvidia-smi -i {gpu.bus_id} -c DEFAULT"),
         ],
     )
 
