@@ -29,6 +29,38 @@ _LOOK = (
     Advice("Look at its clocks, temperature and power.", "gpudoctor check gpu -v"),
     Advice("Swap it with another GPU, or take it out of the job, and see whether the slowness moves."),
 )
+_GEMM_PEER_WARN = Limit(
+    0.92, "of the others' median", "5 % between GPUs of one node is normal (MAMF's author)", name="peer_warn_share"
+)
+_GEMM_PEER_FAIL = Limit(
+    0.85, "of the others' median", "gpudoctor's own choice: three times that", name="peer_fail_share"
+)
+_ACHIEVED_WARN_SHARE = Limit(
+    0.80, "of the best measured", "8192 x 8192 reaches 0.8 to 0.9 of the best shape", name="achieved_warn_share"
+)
+_ACHIEVED_FAIL_SHARE = Limit(0.60, "of the best measured", "gpudoctor's own choice", name="achieved_fail_share")
+_GEMM_PEAK_WARN = Limit(
+    0.30, "of the data sheet", "cards capped at 70 W reach 0.38 of it, others 0.7 and more", name="peak_warn_share"
+)
+_MEMORY_PEAK_WARN = Limit(
+    0.75, "of the data sheet", "copies reach 0.79 to 0.87 of it (A100, H100, H200)", name="peak_warn_share"
+)
+_MEMORY_PEAK_FAIL = Limit(
+    0.65, "of the data sheet", "gpudoctor's own choice; DCGM's floor is 0.55 to 0.60", name="peak_fail_share"
+)
+_INLINE_ECC_SHARE = Limit(
+    0.90, "of these limits", "ECC bits of GDDR lie in the same memory: up to a tenth", name="inline_ecc_share"
+)
+_MEMORY_PEER_WARN = Limit(
+    0.95, "of the others' median", "gpudoctor's own choice: memory clocks are equal", name="peer_warn_share"
+)
+_MEMORY_PEER_FAIL = Limit(
+    0.90, "of the others' median", "gpudoctor's own choice: one stack or channel of many", name="peer_fail_share"
+)
+
+# smaller products do not fill a large GPU, whatever its model reaches with large ones
+_LEAST_SIZE = 4096
+_CAPPED_SHARE = 0.5  # of the time: below, the clock was not the power limit's choice
 
 
 class MeasuredRate(msgspec.Struct, frozen=True):
@@ -72,24 +104,6 @@ def judged_rate(case: Case, rate: MeasuredRate, group: Sequence[int], unit: str)
         likely="; ".join(causes) or "no reading explains it: the GPU itself is slow",
         advice=_LOOK,
     )
-
-
-_GEMM_PEER_WARN = Limit(
-    0.92, "of the others' median", "5 % between GPUs of one node is normal (MAMF's author)", name="peer_warn_share"
-)
-_GEMM_PEER_FAIL = Limit(
-    0.85, "of the others' median", "gpudoctor's own choice: three times that", name="peer_fail_share"
-)
-_ACHIEVED_WARN_SHARE = Limit(
-    0.80, "of the best measured", "8192 x 8192 reaches 0.8 to 0.9 of the best shape", name="achieved_warn_share"
-)
-_ACHIEVED_FAIL_SHARE = Limit(0.60, "of the best measured", "gpudoctor's own choice", name="achieved_fail_share")
-# smaller products do not fill a large GPU, whatever its model reaches with large ones
-_LEAST_SIZE = 4096
-_CAPPED_SHARE = 0.5  # of the time: below, the clock was not the power limit's choice
-_GEMM_PEAK_WARN = Limit(
-    0.30, "of the data sheet", "cards capped at 70 W reach 0.38 of it, others 0.7 and more", name="peak_warn_share"
-)
 
 
 @check(
@@ -166,23 +180,6 @@ def _share_of_clock_at_power_limit(case: Case, gpu: Gpu) -> float:
         return 1.0
     slowed = any(event_share(load, reason) > 0 for reason in ("hw-thermal", "hw-power-brake", "sw-thermal"))
     return 1.0 if slowed else min(1.0, mhz / top_mhz)
-
-
-_MEMORY_PEAK_WARN = Limit(
-    0.75, "of the data sheet", "copies reach 0.79 to 0.87 of it (A100, H100, H200)", name="peak_warn_share"
-)
-_MEMORY_PEAK_FAIL = Limit(
-    0.65, "of the data sheet", "gpudoctor's own choice; DCGM's floor is 0.55 to 0.60", name="peak_fail_share"
-)
-_INLINE_ECC_SHARE = Limit(
-    0.90, "of these limits", "ECC bits of GDDR lie in the same memory: up to a tenth", name="inline_ecc_share"
-)
-_MEMORY_PEER_WARN = Limit(
-    0.95, "of the others' median", "gpudoctor's own choice: memory clocks are equal", name="peer_warn_share"
-)
-_MEMORY_PEER_FAIL = Limit(
-    0.90, "of the others' median", "gpudoctor's own choice: one stack or channel of many", name="peer_fail_share"
-)
 
 
 @check(
