@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from itertools import count
 from pathlib import Path
 from time import monotonic_ns
 from types import SimpleNamespace
@@ -67,6 +68,8 @@ def test_after_the_first_steps_as_many_are_timed_as_cost_little_and_waits_are_al
 ) -> None:
     on_cpu = SimpleNamespace(cuda=SimpleNamespace(is_initialized=lambda: False))
     monkeypatch.setitem(sys.modules, "torch", on_cpu)
+    calls = count()
+    monkeypatch.setattr("gpudoctor.run.observer.phases.monotonic_ns", lambda: 1000 * next(calls))
     record = RecordFile(str(ranks / "7.rank"), 0)
     phases = Phases(record)
     kept: list[int] = []

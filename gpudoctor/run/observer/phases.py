@@ -36,7 +36,7 @@ class Phases:
         self.thread = threading.get_ident()
         self.owned = False
         self._marks = 0
-        self._worked = False  # a forward or backward since the last optimizer step
+        self._work = layout.HOST  # the last forward or backward since the optimizer's step
         self._wall = [0] * len(layout.PHASES)
         self._cpu = [0] * len(layout.PHASES)
         self._last = 0
@@ -74,7 +74,7 @@ class Phases:
             self._note(phase)
         self.stack.append(phase)
         if phase in (layout.FORWARD, layout.BACKWARD):
-            self._worked = True
+            self._work = phase
         return depth
 
     def end(self, depth: int) -> None:
@@ -145,7 +145,7 @@ class Phases:
         finite.next_step()
         self._rows = self._elements = 0.0
         self._forwards = 0
-        self._worked = False
+        self._work = layout.HOST
         self.record.now(self.steps, self._marks, layout.HOST, self._last if self.timed else monotonic_ns())
 
     def _affordable_stride(self) -> int:
@@ -162,9 +162,11 @@ class Phases:
 
     def _gap(self, following: int) -> int:
         """What the time outside all phases was, by what follows it."""
-        if following in (layout.DATA, layout.FORWARD):
+        if following == layout.DATA:
             return layout.HOST
-        return layout.BETWEEN if self._worked or following == layout.BACKWARD else layout.HOST
+        if following == layout.FORWARD:  # after a backward it is the next one of accumulated gradients
+            return layout.BETWEEN if self._work == layout.FORWARD else layout.HOST
+        return layout.BETWEEN if self._work != layout.HOST or following == layout.BACKWARD else layout.HOST
 
     def _mark(self, passed: int, following: int) -> None:
         self._marks += 1
