@@ -100,7 +100,8 @@ def hypotheses(job: Job, dumps: list[Dump], stacks: list[Stack]) -> list[Hypothe
     if found and found[0].events and all(e.role == "echo" and e.detail.get("warning") for e in found[0].events):
         found = [*unknown_errors(job), *found]  # the job may have gone on after it
     if not found or found[0].unknown or found[0].what in _WITHOUT_REASON:
-        found = [*failed_saying(job, at), *found]
+        said = failed_saying(job, at)
+        found = found if found and said and found[0].what == said[0].what else [*said, *found]
     elif found[0].what in _DEATHS:
         found[0] = with_reason(job, at, found[0])
     if found and not any(h.host for h in found[:1]) and found[0].ranks:

@@ -13,6 +13,7 @@ import msgspec
 
 from gpudoctor.diagnose.events import MAX_TEXT, Event
 from gpudoctor.diagnose.patterns.catalogue import error_event
+from gpudoctor.statements.catalogue import RUNTIME
 from gpudoctor.statements.classes import kind_of
 from gpudoctor.statements.prefixes import with_short_numbers
 
@@ -70,6 +71,11 @@ _MOVED = {
     "ConnectionResetError", "ConnectionRefusedError", "ConnectionAbortedError", "BrokenPipeError", "EOFError",
     "DistStoreError", "DistNetworkError", "DistBackendError", "IncompleteReadError"
 }  # fmt: skip
+# an exception with one of these was raised below the program, or by another process: "likely" the program's at best
+_BELOW = re.compile(
+    rf"\b(?:{RUNTIME}|CUDA|cu[A-Z]\w+|NCCL|nccl[A-Z]\w+|HIP|hip[A-Z]\w+|ROCm|[NTHX]PUs?|(?:GPU|device) (?:lost|hang))\b"
+    r"|^(?:INTERNAL|UNAVAILABLE|ABORTED|UNKNOWN|DATA_LOSS|FAILED_PRECONDITION|DEADLINE_EXCEEDED|CANCELLED): "
+)
 _IMPORT = {"ModuleNotFoundError", "ImportError"}
 _MOST_FRAMES = 400
 _MOST_OPEN = 512
@@ -244,13 +250,11 @@ def exception_event(text: str, functions: set[str] = frozenset()) -> Event:  # t
     if name in _MOVED:
         return Event(role="echo", what="user_exception", strength=1, detail=detail)
     kind = kind_of(text)
-    if kind in ("network", "peer", "wait"):  # what others did, or the way to them: no fault of the program
+    # what others did, the way to them, or what runs below: no fault of the program
+    if kind in ("network", "peer", "wait", "death") or _BELOW.search(message):
+        echo = kind in ("peer", "wait", "death")
         return Event(
-            role="cause" if kind == "network" else "echo",
-            what="failed_saying",
-            strength=2,
-            names_rank=False,
-            detail=detail,
+            role="echo" if echo else "cause", what="failed_saying", strength=2, names_rank=False, detail=detail
         )
     return Event(role="cause", what="user_exception", strength=3, detail=detail)
 

@@ -57,9 +57,9 @@ _ROWS: tuple[_Row, ...] = (
     ("nvlink_failed", "nvlink", r"Invalid access of peer GPU memory over nvlink", "hardware", "the GPU contained an error of its hardware or of a peer's", "CUDA 226", 3, False),
     ("nvlink_failed", "contained", r"CUDA_ERROR_CONTAINED|cudaErrorContained", "hardware", "the GPU contained an error of its hardware or of a peer's", "CUDA 226", 3, False),
     ("gpu_lost", "device handle", r"Unable to determine the device handle for (?:GPU|gpu) ?(?P<gpu>[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7])", "hardware", _LOST, "nvidia-smi", 3, True),
-    ("gpu_lost", "lost", r"GPU is lost|GPU_?[Ii]s_?[Ll]ost|NVML_ERROR_GPU_IS_LOST", "hardware", _LOST, "NVML 15", 3, True),
+    ("gpu_lost", "lost", r"(?i)GPU[ _]?is[ _]?lost", "hardware", _LOST, "NVML 15", 3, True),
     ("gpu_lost", "the bus", r"(?i)(?:fallen|fell) off the bus", "hardware", "the GPU fell off the bus", "NVML 15, Xid 79", 3, True),
-    ("gpu_reset_required", "reset", r"(?i)GPU requires (?:a )?reset|NVML_ERROR_RESET_REQUIRED", "hardware", "the GPU must be reset", "NVML 16", 3, True),
+    ("gpu_reset_required", "reset", r"(?i)GPU requires (?:a )?reset|ERROR_RESET_REQUIRED", "hardware", "the GPU must be reset", "NVML 16", 3, True),
     ("cuda_launch_failure", "hardware", r"hardware stack error|CUDA_ERROR_HARDWARE_STACK_ERROR|cudaErrorHardwareStackError", "hardware", "the GPU lost its call stack", "CUDA 714", 2, True),
     ("cuda_launch_failure", "illegal", r"an illegal instruction was encountered|CUDA_ERROR_ILLEGAL_INSTRUCTION|cudaErrorIllegalInstruction", "kernel", "the GPU met an instruction that does not exist", "CUDA 715", 2, True),
     ("cuda_launch_failure", "invalid", r"invalid program counter|CUDA_ERROR_INVALID_PC", "kernel", "the GPU left its program", "CUDA 718", 2, True),
@@ -122,6 +122,11 @@ KNOWN_ERRORS: tuple[KnownError, ...] = tuple(
 _BY_CODE = {int(code): row for row in KNOWN_ERRORS for code in re.findall(r"CUDA (\d{3})", row.source)}
 _CODE = re.compile(
     r"(?i)\b(?:cuda\w*|cu) ?(?:error|failure|result)?(?: code)?(?:[:= (]{1,3})(\d{3})\b|\b(?:cuda|nvml|cu\w+).{0,60}\berror(?: code)?[:= (]{1,3}(\d{3})\b|^\W*error (\d{3})\b(?=.*cuda)"
+)
+# the libraries and calls that run programs on accelerators without CUDA
+RUNTIME = (
+    r"(?:HCCL|Hccl[A-Z]\w+|RCCL|XCCL|oneCCL|HCCP|acl[A-Z]\w+|torch_npu|Nrt::\w+|nrt_\w+|NEURON\w*|libtpu|syn(?:Status|apse|[A-Z])\w*"
+    r"|UR_RESULT_\w+|ZE_RESULT_\w+)"
 )
 _MOST_CACHED = 1000
 _DIGITS = str.maketrans("123456789", "0" * 9)

@@ -9,12 +9,16 @@ from gpudoctor.statements.model import Kind
 # the first that matches decides: what points elsewhere, then what others did, then what the machine lacks
 _WORDS: tuple[tuple[Kind, str], ...] = (
     (
+        "death",
+        r"\b(?:worker|proc(?:ess)?|subprocess|engine|actor|server|daemon|rank|node)(?:es|s)? (?:(?!due|because|after|with|by)\S+ ){0,2}?(?:has |have |was |is |were )?(?:unexpectedly )?(?:died|crashed|dead)\b(?! (?:with|by|of) )",
+    ),
+    (
         "wrapper",
         r"\bsee (?:\w+ ){0,4}(?:above|below|log|root cause|stack trace|error|full)|\broot cause\b|non-?zero (?:exit|status|code)|unhandled (?:system|cuda) error"
         r"|\bchildfailederror|\bcalledprocesserror|\braytaskerror|\bexit(?:ed)?(?: with)? (?:error )?(?:code|status)|\berror executing job\b"
-        r"|\ban? (?:\w+ ){0,2}(?:error|exception|failure) (?:has )?occurr?ed\b|\bcaught \w+(?:error|exception) in (?:dataloader|replica|pin)"
-        r"|\b(?:sub)?process(?:es)? (?:\d+ )?(?:has |have )?(?:failed|exited|died|terminated)\b|\bprocess group watchdog thread|^\W*aborting\b|^\W*traceback\b|^\W*terminate called\b|\bfail(?:ed|ure) (?:due to|because of) (?:\w+ ){0,2}(?:errors?|failures?)\b"
-        r"|\bset the environment variable\b|\b(?:worker|engine|actor|job|task|pod|container)s? (?:\S+ )?(?:has |have |was |is )?(?:failed|died|crashed|unhealthy)\b"
+        r"|\ban? (?:\w+ ){0,2}(?:error|exception|failure) (?:has )?occurr?ed\b|\b(?:encountered|hit|met) an? (?:\w+ ){0,2}(?:error|exception|failure)\W*$|\bcaught \w+(?:error|exception) in (?:dataloader|replica|pin)"
+        r"|\b(?:sub)?process(?:es)? (?:\d+ )?(?:has |have )?(?:failed|exited|terminated)\b|\bprocess group watchdog thread|^\W*aborting\b|^\W*traceback\b|^\W*terminate called\b|\bfail(?:ed|ure) (?:due to|because of) (?:\w+ ){0,2}(?:errors?|failures?)\b"
+        r"|\bset the environment variable\b|\b(?:worker|engine|actor|job|task|pod|container)s? (?:\S+ )?(?:has |have |was |is )?(?:failed|unhealthy)\b"
         r"|\bfailed to (?:start|launch|initiali[sz]e) (?:the )?(?:workers?|engine|trainer|actors?)\b|\bwhile (?:loading|running|executing) [\w ]{0,30}process\b"
         r"|^\W*\[[\w:.-]+\]\W*$|make(?:\[\d+\])?: \*\*\*|\bninja: build stopped",
     ),

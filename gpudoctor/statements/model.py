@@ -8,9 +8,10 @@ import msgspec
 
 Severity = Literal["fatal", "error", "warning"]
 
-# wrapper: points at another error. peer: a partner went away. wait: nobody came in time. end: asked to end.
-# resource: memory, disk, descriptors, ports. network: names and routes. cause: all others
-Kind = Literal["wrapper", "peer", "wait", "end", "resource", "network", "cause"]
+# death: somebody tells of another process or node that died. wrapper: points at another error. peer: a partner went
+# away. wait: nobody came in time. end: asked to end. resource: memory, disk, descriptors, ports. network: names and
+# routes. cause: all others
+Kind = Literal["death", "wrapper", "peer", "wait", "end", "resource", "network", "cause"]
 
 # how the line shows that it is bad news; `sentence` is plain prose and the weakest
 Form = Literal["exception", "level", "program", "verdict", "event", "death", "errno", "exit", "sentence"]

@@ -162,7 +162,7 @@ CASES: dict[str, tuple[str, int | None, str]] = {
         "libfabric:1:1:core:core:fi_getinfo_():1213<warn> fi_getinfo: provider efa output empty list\naccuracy: 0.9\n",
     ),
     "words that end like a library's": ("healthy", None, "world size 2\nepoch 1 oracle error: 0.1\n"),
-    "an error with the letter I": ("unknown_error", None, "world size 2\nERROR: worker I died, job failed\n"),
+    "an error with the letter I": ("process_died_unknown", None, "world size 2\nERROR: worker I died, job failed\n"),
     "a host of letters": (
         "user_exception",
         None,
@@ -750,7 +750,7 @@ CASES: dict[str, tuple[str, int | None, str]] = {
         'step 4 loss 2.0\nTraceback (most recent call last):\n  File "/w/train.py", line 9, in main\n    run()\n',
     ),
     "an actor died, and why is not said": (
-        "unknown_error",
+        "process_died_unknown",
         None,
         "ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.\n",
     ),

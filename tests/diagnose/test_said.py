@@ -50,6 +50,39 @@ def test_what_a_program_said_last_before_it_failed_is_quoted(text: str, what: st
     assert words in answer.cause.text
 
 
+def test_who_died_first_comes_before_what_others_say_of_it(tmp_path: Path) -> None:
+    worker = (
+        "ERROR 11-08 11:01:29 [multiproc_executor.py:135] Worker proc VllmWorker-3 died unexpectedly, shutting down.\n"
+    )
+    engine = "ERROR 11-08 11:01:30 [core.py:502] EngineCore encountered a fatal error.\napp: error: cannot go on\n"
+    answer = answer_to(worker + engine, tmp_path)
+    assert said(answer) == ("process_died_unknown", None)
+    assert answer.cause is not None
+    assert "VllmWorker-3" in answer.cause.text
+    own = answer_to("app: error: the flux is empty\n" + worker + engine, tmp_path)
+    assert own.cause is not None
+    assert own.cause.text == "app: error: the flux is empty"
+
+
+@pytest.mark.parametrize(
+    "exception",
+    [
+        "RuntimeError: x.cpp:281 OPS function error: HcclAllreduce, error code is 6",
+        "RuntimeError: INTERNAL: From /job:c_localservice/replica:0/task:0:",
+        "RuntimeError: Nrt::Load failed on NeuronCores 0-0(2): nrt_load status=1",
+        "RuntimeError: synStatus=26 [Generic failure] Device acquire failed on HPU",
+        "ValueError: level_zero backend failed: UR_RESULT_ERROR_DEVICE_LOST",
+        "RuntimeError: timed out while the workers wait for a peer",
+    ],
+)
+def test_what_an_accelerators_runtime_or_a_peer_raised_is_never_certainly_the_program(
+    exception: str, tmp_path: Path
+) -> None:
+    answer = answer_to(_KEY_ERROR.replace("KeyError: 'label'", exception), tmp_path)
+    assert answer.cause is not None
+    assert (answer.cause.what != "user_exception", answer.cause.confidence != "certain") == (True, True)
+
+
 def test_of_two_loud_lines_the_first_is_shown(tmp_path: Path) -> None:
     answer = answer_to("app: error: the flux is empty\napp: error: cannot go on\n", tmp_path)
     assert answer.cause is not None

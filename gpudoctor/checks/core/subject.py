@@ -35,8 +35,8 @@ class Subject(msgspec.Struct, frozen=True, omit_defaults=True):
         if self.kind == "link":
             return f"{gpu} link {self.link}"
         if self.kind == "gpu":
-            if not gpu and self.bus_id:
-                return f"GPU {self.bus_id}"
+            if not gpu and (self.bus_id or self.uuid):
+                return f"GPU {self.bus_id or self.uuid}"
             return f"{gpu} ({self.bus_id})" if self.bus_id else gpu
         return self.name or "node"
 

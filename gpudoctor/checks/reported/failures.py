@@ -9,6 +9,7 @@ from gpudoctor.checks.core.case import Case
 from gpudoctor.checks.core.finding import Advice, Evidence, Finding, Found, fail, ok, skip, unknown, warn
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE, Subject, of_gpu, of_nic
+from gpudoctor.facts.model.missing import known
 from gpudoctor.facts.model.reported import OWN, Reported
 from gpudoctor.statements.catalogue import bucket_of_xid
 from gpudoctor.statements.xids import xid
@@ -28,10 +29,24 @@ _SETUP_OF_NODE = ("cuda_init_failed", "cuda_system_not_ready", "cuda_driver_mism
 _OWN_VERDICT = re.compile(
     r"(?:[|:=]|\.{2,}|\s{2,})\s*(?:\d+ )?(?:FAIL(?:ED|URE)?|FAULTY|Fail(?:ed)?|UNHEALTHY|Unhealthy)\b[^a-z]*$"
 )
+# a value that could not be read: whether the device is broken is not said
+_NOT_READ = re.compile(r"(?i)\b(?:unable|failed|could not|cannot|can't|error) (?:to )?(?:get|read|query|retriev\w+)\b")
 # in a form that only programs write
 _BY_PROGRAM = ("level", "program", "verdict", "death", "event", "exit", "errno", "exception")
 _NODE_STATE = Advice(
     "On the node, see what the driver and the kernel say now.", "nvidia-smi -q; dmesg | grep -iE 'nvrm|xid'"
+)
+# what shows the state of other vendors' accelerators
+_TOOLS = {
+    "AMD": "amd-smi metric; dmesg | grep -i amdgpu",
+    "Intel": "xpu-smi discovery; dmesg | grep -iE 'i915|xe'",
+    "Intel Gaudi": "hl-smi; dmesg | grep -i habanalabs",
+    "Huawei": "npu-smi info; dmesg | grep -iE 'ascend|devdrv'",
+    "AWS": "neuron-ls; dmesg | grep -i neuron",
+}
+_WSL = re.compile(r"(?i)\bWSL\d?\b|/usr/lib/wsl|/dev/dxg|dxgkrnl|microsoft-standard")
+_OF_WINDOWS = Advice(
+    "In WSL the driver is that of Windows: update or repair it there, then start WSL again.", "wsl --shutdown"
 )
 _CHECK = Advice("Or have the whole node judged.", "gpudoctor check")
 
@@ -63,7 +78,12 @@ def _finding(case: Case, reported: Reported) -> Finding:
     often = f" ({reported.count} lines say so)" if reported.count > 1 else ""
     found = Found(reported.text + often, reported.xid, "Xid" if reported.xid is not None else None)
     return (fail if _is_of_node(reported) else warn)(
-        subject, found, "no program reports a failure", evidence, likely=_likely(reported), advice=_advice(reported)
+        subject,
+        found,
+        "no program reports a failure",
+        evidence,
+        likely=_likely(reported),
+        advice=_advice(case, reported),
     )
 
 
@@ -78,6 +98,8 @@ def _is_of_node(reported: Reported) -> bool:
     if reported.label in _SETUP_OF_NODE or _OWN_VERDICT.search(reported.text):
         return True
     if reported.kind != "cause" or reported.effect is not None or "command not found" in reported.text:
+        return False
+    if reported.label is None and _NOT_READ.search(reported.text):
         return False
     of_device = reported.names_a_gpu or (reported.device or "").startswith("/dev/nvidia")
     if reported.form == "sentence":
@@ -117,6 +139,7 @@ def _likely(reported: Reported) -> str | None:
     if reported.plain:
         return reported.plain + only
     return {
+        "death": "a process ended, and somebody else tells of it: why is not said here",
         "peer": "another process or host went away: what ended it is the cause",
         "wait": "somebody did not come in time: who it was, and why, is the cause",
         "wrapper": "it points at another error",
@@ -126,10 +149,20 @@ def _likely(reported: Reported) -> str | None:
     }.get(reported.kind)
 
 
-def _advice(reported: Reported) -> list[Advice]:
+def _advice(case: Case, reported: Reported) -> list[Advice]:
+    if any(
+        _WSL.search(text) for text in (known(case.node.host.kernel) or "", *(each.text for each in case.node.reported))
+    ):
+        return [_OF_WINDOWS]
+    if reported.vendor is not None:
+        return [Advice(f"gpudoctor judges no {reported.vendor} devices. See their own tool.", _TOOLS[reported.vendor])]
     if reported.xid is not None:
         return [Advice(xid(reported.xid).advice), _NODE_STATE]
-    if reported.kind in ("peer", "wait", "end", "wrapper") or reported.effect in ("kernel", "memory", "program"):
+    if reported.kind in ("death", "peer", "wait", "end", "wrapper") or reported.effect in (
+        "kernel",
+        "memory",
+        "program",
+    ):
         return [Advice("Of a job: find what happened first in its whole log.", "gpudoctor diagnose FILE"), _CHECK]
     if reported.names_a_gpu or reported.effect == "hardware":
         which = reported.bus_id or reported.uuid or (str(reported.gpu) if reported.gpu is not None else None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpudoctor.diagnose.patterns.rows import LinePattern, rows
-from gpudoctor.statements.catalogue import KNOWN_ERRORS
+from gpudoctor.statements.catalogue import KNOWN_ERRORS, RUNTIME
 
 # Errors of CUDA and the driver: first the warnings of those who can do without, then the catalogue
 CUDA = (
@@ -32,5 +32,6 @@ ACCELERATORS = rows(
     ("peer_timeout", "ei0006", r"\bEI0006: ", "wait"),
     ("accelerator_error", "reason: ", r"\bE[A-Z]\d{4}: .{1,300}? Reason: \S", "cause", 2),
     ("accelerator_error", "device:", r"Device:(?P<gpu>\d{1,3}), RankID:(?P<task_rank>\d{1,6})\) ERR\d{5} ", "cause", 1),
-    ("accelerator_error", "error", r"\b(?:HCCL|RCCL|XCCL|oneCCL|HCCP|acl[A-Za-z]\w{0,40}) error\b(?!\s?[:=]?\s?\d+\.\d)|\berror code is 507\d{3}\b", "cause", 1),
+    ("accelerator_error", "error", rf"\b{RUNTIME}.{{0,80}}\berror\b(?!\s?[:=]?\s?\d+\.\d)|\berror code is 507\d{{3}}\b", "cause", 1),
+    ("accelerator_error", "failed", rf"\b{RUNTIME}.{{0,40}}\bfailed\b", "cause", 1),
 )  # fmt: skip

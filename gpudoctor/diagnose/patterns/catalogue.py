@@ -17,7 +17,7 @@ from gpudoctor.diagnose.patterns.rows import LinePattern
 # after these a job may go on, and worse than slow it need not be
 _ONLY_WARNINGS = ("kernel_hang", "ib_device_refused", "cuda_no_kernel_image", "efa_not_found", "bootstrap_no_interface")
 # in the order in which they are tried
-ROWS: tuple[LinePattern, ...] = (*KERNEL, *ENDINGS, *STARTS, *NCCL, *CUDA, *TPU, *ACCELERATORS, *TORCH, *NCCL_WRAPPERS)
+ROWS: tuple[LinePattern, ...] = (*KERNEL, *ENDINGS, *STARTS, *NCCL, *CUDA, *TPU, *TORCH, *NCCL_WRAPPERS, *ACCELERATORS)
 
 _FAR, _BEFORE = 250, 100
 # most lines differ from others only in their numbers

@@ -26,6 +26,9 @@ def failed_saying(job: Job, attempt: int) -> list[Hypothesis]:
     """The first statement of a cause of its own that nothing outlived, quoted whole."""
     all_said = [e for e in statements(job, attempt) if e.what in _OWN_KINDS and e.word("form") in _FORMS]
     said = [e for e in all_said if _is_loud(e) and _ended_it(job, e)]
+    died = [e for e in statements(job, attempt) if e.what == "death" and _is_loud(e) and _ended_it(job, e)]
+    if died and all((e.file, e.line) > (died[0].file, died[0].line) for e in said):
+        return [_death_of_another(died)]  # what the others said then follows from it
     if not said:
         return []
     first = min(said, key=lambda e: (e.file, e.line))
@@ -49,6 +52,17 @@ def failed_saying(job: Job, attempt: int) -> list[Hypothesis]:
             events=[*known[-1:], *before[-1:], first, *[e for e in said if e not in alike][:2]],
         )
     ]
+
+
+def _death_of_another(died: list[Event]) -> Hypothesis:
+    words = died[0].word("message") or died[0].text.strip()
+    return Hypothesis(
+        what="process_died_unknown",
+        host=host_of(died),
+        confidence="likely",
+        events=died[:3],
+        text=f"{words.rstrip('.')}; why is not in this text: killed, or crashed in native code",
+    )
 
 
 def with_reason(job: Job, attempt: int, death: Hypothesis) -> Hypothesis:

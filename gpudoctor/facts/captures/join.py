@@ -65,7 +65,7 @@ class Dumps:
             self.could_not_read(f"{file}, {place}: not read: {error}")
         said = () if quiet else transcript.statements.found
         if not self._read and all(each.loudness == "unread" for each in said):
-            said = ()
+            said = (table,) if (table := transcript.statements.table) and not quiet else ()
         self._reported.extend(said)
         if self._read and transcript.passed.count and not quiet:
             self.notes.append(f"{file}: {transcript.passed.words()}")

@@ -13,7 +13,7 @@ from gpudoctor.facts.model.reported import Loudness, Reported
 from gpudoctor.statements.about import about
 from gpudoctor.statements.catalogue import known_error, xid_code
 from gpudoctor.statements.model import About, Statement
-from gpudoctor.statements.prefixes import stripped, unmarked, with_short_numbers
+from gpudoctor.statements.prefixes import Origin, stripped, unmarked, with_short_numbers
 from gpudoctor.statements.reader import statement_of
 
 MOST_STATEMENTS = 200
@@ -22,12 +22,33 @@ _ONE_DIGIT = str.maketrans("123456789", "000000000")
 # what the words of a node are about: a statement with none of them, no label and no device is about something else
 _OF_A_NODE = re.compile(
     r"\b(?:GPUs?|CUDA|cu(?:blas|dnn)\w*|NVML|NVLink|NVSwitch|NVRM|nvidia[\w.-]*|nv-\w+|NCCL|DCGM|dcgmi?|Xid|ECC|HBM|PCIe|MIG"
-    r"|fabric ?manager|infiniband|RDMA|mlx\d\w*|ib\d|gres|slurm\w*|nhc|LnkSta|Unknown Error)\b|nvidia|cuda",
+    r"|fabric ?manager|infiniband|RDMA|mlx\d\w*|ib\d|gres|slurm\w*|nhc|LnkSta|Unknown Error"
+    r"|NPUs?|HPUs?|ROCm\w*|bus bandwidth)\b|nvidia|cuda",
     re.IGNORECASE,
 )
-# a tool's own good verdict at the end of a line: "| PCIe | Pass - All |", "Out of bounds values : 0 OK"
+# whose accelerators a text is about, by the words and forms of the tools
+_VENDORS = tuple(
+    (vendor, re.compile(pattern))
+    for vendor, pattern in (
+        (None, r"(?i:nvidia|nvml|nvrm|cuda\b)|\bXid\b|\bNVLink"),
+        ("AMD", r"(?i:\b(?:rocm|amdgpu|amd-smi|radeon|instinct))|\bGPU\[\d+\]\s*:"),
+        ("Intel", r"(?i:\b(?:xpu-smi|xpumanager|i915|level[ -]zero|intel\b.{0,30}\b(?:GPU|Max|Flex|Arc)\b))"),
+        ("Intel Gaudi", r"(?i:\b(?:hl-smi|habana|gaudi))"),
+        ("Huawei", r"(?i:\b(?:npu-smi|ascend|hccl|hccn))"),
+        ("AWS", r"\b(?:neuron-(?:ls|top|monitor)|NeuronCore|trainium|inferentia)"),
+    )
+)
+# of a tool's table: cells between bars, or columns of figures; a row for one accelerator
+_TABULAR = re.compile(
+    r"\s*\|(?:[^|]+\|){2,}\s*$|(?:\s+[\w.%-]+){3,6}(?:\s+\d[\d.]*%?){3}|\s*(?:GPU|NPU|HPU|card)\W{0,2}\d{1,3}\W{0,2}\s*:"
+)
+_LEAST_ROWS = 2
+# at which terminals break a line; a sentence that people break goes on in lower case
+_WIDTHS = (80, 100, 120, 132, 160)
+_SENTENCE_ENDS = (".", ":", ";", "!", "?", "|")
+# a tool's own good verdict at the end of a line: "| PCIe | Pass - All |"
 _WELL = re.compile(
-    r"(?:[|:=]|\.\.|[ \t]{2})[ \t]?(?:PASS(?:ED)?|Pass(?:ed)?|0 OK|Healthy|HEALTHY|SUCCESS)\b"
+    r"(?:[|:=]|\.\.|[ \t]{2})[ \t]?(?:PASS(?:ED)?|Pass(?:ed)?|Healthy|HEALTHY|SUCCESS)\b"
     r"(?: ?- ?All)?[\s|.]*$"
 )
 # a warning that names neither a device nor a known error is kept only if it is about one of these
@@ -49,9 +70,11 @@ class TextStatements:
         self._file = file
         self._no_news: set[str] = set()
         self._kept: dict[tuple[object, ...], Reported] = {}
+        self._before = (0, "", "")  # number, line and text of the line before
         self._verdicts: dict[str, Reported] = {}  # of a tool, in lines that name nothing of a node
         self._named: set[tuple[int | None, str | None]] = set()
-        self._prose_lines = self._marks = self._well_lines = 0
+        self._prose_lines = self._marks = self._well_lines = self._rows = self._others = 0
+        self._vendors: list[str | None] = []
         self._well = Reported("")
         self._of_a_node = self._tables = False
 
@@ -66,14 +89,35 @@ class TextStatements:
         self._prose_lines += _PROSE.search(text[:_LONGEST_FORM]) is not None
         self._marks += _PAGE_MARK.match(line) is not None
         self._tables = self._tables or _PAGE_TABLE.match(line) is not None
-        statement = statement_of(number, origin, text, line.strip())
+        statement = self._wrapped(line, text, number) or statement_of(number, origin, text, line.strip())
+        self._before = number, line, text
         self._of_a_node = self._of_a_node or _OF_A_NODE.search(text[:_LONGEST_FORM]) is not None
+        tabular = _TABULAR.match(text[:_LONGEST_FORM]) is not None
+        self._rows, self._others = self._rows + tabular, self._others + (not tabular and text[0] != "#")
+        self._vendors += [v for v, names in _VENDORS if v not in self._vendors and names.search(text[:_LONGEST_FORM])]
         if statement is None:
             self._note(text, number)
             if len(self._no_news) < _MOST_FORMS and "GPU" not in text:
                 self._no_news.add(form)
         else:
             self._keep(statement)
+
+    def _wrapped(self, line: str, text: str, number: int) -> Statement | None:
+        """The statement of this line and the one before, if only both together have the words of a known error."""
+        above, whole, first = self._before
+        broken = len(whole) in _WIDTHS
+        if above != number - 1 or not (broken or (text[0].islower() and not first.endswith(_SENTENCE_ENDS))):
+            return None
+        joined = first + text if broken else f"{first} {text.lstrip()}"
+        if known_error(joined) is None or known_error(first) is not None or known_error(text) is not None:
+            return None
+        self._kept = {key: each for key, each in self._kept.items() if each.line != above}
+        return statement_of(above, Origin(), joined, f"{whole}{line}" if broken else joined)
+
+    @property
+    def has_any(self) -> bool:
+        """Whether anything was said that may count."""
+        return bool(self._kept)
 
     @property
     def found(self) -> tuple[Reported, ...]:
@@ -93,6 +137,18 @@ class TextStatements:
         if not kept and self._well_lines and self._of_a_node:
             return (replace(self._well, count=self._well_lines),)
         return tuple(self._with_only_gpu(each) for each in kept)
+
+    @property
+    def table(self) -> Reported | None:
+        """What a text is whose tables are about accelerators, and which no reader takes: known, and not judged."""
+        if not self._of_a_node or self._rows < max(_LEAST_ROWS, self._others) or self._is_a_page:
+            return None
+        whose = f"{self._vendor} accelerators" if self._vendor else "GPUs"
+        return Reported(f"figures about {whose} were recognised, and nothing in them can be judged", loudness="unread")
+
+    @property
+    def _vendor(self) -> str | None:
+        return self._vendors[0] if len(self._vendors) == 1 else None
 
     @property
     def _is_a_page(self) -> bool:
@@ -125,7 +181,9 @@ class TextStatements:
             self._kept[key] = reported
 
     def _with_only_gpu(self, reported: Reported) -> Reported:
-        """The statement with the GPU that other lines name, if they name no other one."""
+        """The statement with its vendor, and the GPU that other lines name, if they name no other one."""
+        if self._vendor:
+            reported = replace(reported, vendor=self._vendor)
         if reported.names_a_gpu or reported.effect != "hardware":
             return reported
         gpus = {gpu for gpu, _ in self._named if gpu is not None}

@@ -149,14 +149,17 @@ class Transcript:
             _STEPS[line.kind](self, line, number)
             characters += len(raw)
             if characters > MAX_UNKNOWN_CHARACTERS and not self._has_anything:
-                raise SourceError("nothing recognised in its first 16 MiB: not a dump that gpudoctor reads")
+                raise SourceError(
+                    "nothing recognised in its first 16 MiB: give the part about the node "
+                    "(grep -iE 'gpu|xid' FILE | gpudoctor check --node -); the log of a job: gpudoctor diagnose FILE"
+                )
             if not ended and self._reader is not None:
                 self._block.whole_end = self._last_line != number
         self._close_all()
 
     @property
     def _has_anything(self) -> bool:
-        return bool(self.blocks or self._reader is not None or self._asides or self.statements.found)
+        return bool(self.blocks or self._reader is not None or self._asides or self.statements.has_any)
 
     def _cleaned(self, raw: str) -> str:
         """The line without colours, a page's entities and the margin of a quoted block."""

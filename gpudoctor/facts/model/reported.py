@@ -18,6 +18,7 @@ class Reported(Fact, frozen=True):
     `kind`, `form` and `label` are those of `gpudoctor.statements`; `effect` and `plain` what its catalogue says of the
     label, `xid` the code that is named. `gpu` is the index that the text gives, `device` a device file, or an adapter
     and its port. `only_gpu`: the GPU is the only one that the text names, in other lines. `count`: lines that say it.
+    `vendor`: whose accelerators the text is about, if not NVIDIA's: "AMD", "Intel", "Huawei", "Intel Gaudi", "AWS".
     """
 
     text: str
@@ -34,6 +35,7 @@ class Reported(Fact, frozen=True):
     uuid: str | None = None
     device: str | None = None
     only_gpu: bool = False
+    vendor: str | None = None
     line: int = 0
     file: str = ""
     count: int = 1

@@ -22,6 +22,14 @@ def test_a_strangers_process_is_named_with_pid_user_and_memory() -> None:
     assert text(finding) == "in use by python3 (pid 4711, ada, 20480 MiB)"
 
 
+def test_a_busy_gpu_in_exclusive_process_mode_is_held_by_somebody_who_is_not_listed() -> None:
+    unlisted = Missing("not in this text")
+    held = eight(processes=unlisted, settings__compute_mode="exclusive-process", utilization__gpu_pct=97)
+    finding = only("gpu.in-use", held)
+    assert (finding.status.value, finding.subject.gpu) == ("warn", 5)
+    assert "97 % busy in exclusive-process mode" in text(finding)
+
+
 @pytest.mark.parametrize(
     "harmless",
     [

@@ -45,6 +45,12 @@ def said(text: str) -> list[Finding]:
         ("nvidia-container-cli: initialization error: driver rpc error: failed to process request: unknown.\n", "node"),
         ("nvidia-container-cli: requirement error: unsatisfied condition: cuda>=12.4\n", "node"),
         ("torch/cuda/__init__.py:1: UserWarning: cuda error 802: system not yet initialized\n", "node"),
+        (
+            "failed to get remapped rows for GPU-ac896b35-5782-c478-4b2a-a661de07770f: ERROR_GPU_IS_LOST\n",
+            "GPU GPU-ac896b35",
+        ),
+        ("GPU 3 of the node has fallen\noff the bus\n", "GPU 3"),
+        ("so it is: GPU 3 has fallen off the b".rjust(80, "x") + "\nus\n", "GPU 3"),
         ("error 804: forward compatibility was attempted on non supported HW (cuda)\n", "node"),
     ],
 )
@@ -77,6 +83,8 @@ def test_the_report_on_one_sentence_is_short() -> None:
         ("n1:1:2 [0] NCCL WARN Cuda failure 401 'the operation cannot be performed'\n", Status.WARN),
         ("[rank3]: torch.distributed.DistBackendError: NCCL watchdog timeout of a collective on GPU 3\n", Status.WARN),
         ("RuntimeError: CUDA out of memory. Tried to allocate 2 GiB on GPU 1\n", Status.WARN),
+        ("ERROR: GPU[0] \t\t: Unable to get GPU use.\n", Status.WARN),
+        ("ERROR: Worker proc VllmWorker-3 of GPU 3 died unexpectedly, shutting down executor.\n", Status.WARN),
         ("RuntimeError: CUDA error: uncorrectable ECC error encountered\n", Status.FAIL),
         ("\t\tLnkSta:\tSpeed 5GT/s (downgraded), Width x1 (downgraded)\n", Status.WARN),
     ],
@@ -95,6 +103,52 @@ def test_the_only_gpu_that_a_text_names_is_the_one_of_its_fault() -> None:
     assert [finding.subject.gpu for finding in failed] == [2]
     both = [finding for finding in said(post + "GPU 5 is fine.\n") if finding.status is Status.FAIL]
     assert [finding.subject.label for finding in both] == ["node"]
+
+
+_NCCL_TESTS = "".join(
+    f"  {n}  {n // 4}  float  sum  -1  2560.7  49.96  95.75  0  2556.2  50.05  95.92  0\n" for n in (4096, 8192, 16384)
+)
+_ROCM = "".join(f"GPU[{n}]          : Temperature (Sensor edge) (C): 67.0\n" for n in range(4))
+_NPU = "| NPU   Name    | Health  | Power(W) |\n" + "| 0     Ascend  | OK      | 163.6    |\n" * 3
+
+
+@pytest.mark.parametrize(
+    ("text", "whose"),
+    [
+        (f"{_NCCL_TESTS}# Out of bounds values : 0 OK\n# Avg bus bandwidth    : 84.9\n", "GPUs"),
+        (_ROCM, "AMD"),
+        (_NPU, "Huawei"),
+    ],
+)
+def test_figures_of_a_tool_that_nothing_reads_are_known_and_not_judged(text: str, whose: str) -> None:
+    report = judge(read(text))
+    assert (report.verdict, report.exit_code) == ("unknown", 3)
+    (finding,) = said(text)
+    assert f"figures about {whose}" in (finding.reason or "")
+
+
+@pytest.mark.parametrize(
+    ("text", "command"),
+    [
+        ("ERROR: GPU[0] \t\t: Unable to get GPU use.\n", "amd-smi"),
+        ("npu-smi: error: NPU 3 of the node is lost\n", "npu-smi info"),
+        ("kernel 5.15.90.1-microsoft-standard-WSL2: error: GPU 0 is lost\n", "wsl --shutdown"),
+    ],
+)
+def test_no_one_is_sent_to_nvidia_smi_for_what_is_not_nvidias_or_not_linuxs(text: str, command: str) -> None:
+    advice = [step for finding in said(text) for step in finding.advice]
+    assert any(command in (step.command or "") for step in advice)
+    assert not any("nvidia-smi" in (step.command or "") or "ower-cycle" in step.text for step in advice)
+
+
+def test_a_list_of_reasons_in_any_columns_of_sinfo_names_its_nodes() -> None:
+    header = "$ sinfo --list-reasons --Format=reason:40,nodelist\nREASON                NODELIST\n"
+    text = f"{header}Low RealMemory        gpu[001-003]\n"
+    node = read(text)
+    assert [(each.text, each.loudness) for each in node.reported] == [
+        ("gpu[001-003] is down or drained: Low RealMemory", "warning")
+    ]
+    assert not any("no node is out of service" in note for note in node.source.notes)
 
 
 def test_columns_that_no_reader_reads_are_no_pass() -> None:

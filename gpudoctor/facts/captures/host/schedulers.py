@@ -96,7 +96,9 @@ def read_sinfo(block: Block) -> Part:
             away.append(
                 _out_of_service("sinfo", row.get("NODELIST", "a node"), state, "" if reason == "none" else reason)
             )
-    return Part(reported=tuple(away[:_MOST_NODES])) if away else Part(notes=("sinfo: no node is out of service",))
+    if away or header[:1] == ["REASON"]:
+        return Part(reported=tuple(away[:_MOST_NODES]))
+    return Part(notes=("sinfo: no node is out of service",))
 
 
 def read_kubectl(block: Block) -> Part:
@@ -171,9 +173,9 @@ SCHEDULER_READERS: tuple[TextReader, ...] = (
     text_reader(
         "sinfo",
         lambda line: _SINFO.match(line) or _WITHOUT_HEADER.match(line) or _REASON_ROW.match(line),
-        # a row has a state after the number of nodes, or ends in the time and the list of nodes
+        # a row has a state after the number of nodes, or ends in the list of nodes, behind a time or a wide gap
         rf"\S+\s+(?:(?:up|inact|down|drain)\s+\S+\s+)?\d{{1,6}}\s+(?:\S+\s+)?{_STATES}(?:\s|$)"
-        r"|\S.*\s\d{4}-\d\d-\d\dT[\d:]{8}\s+\S+\s*$",
+        r"|\S.*(?:\s\d{4}-\d\d-\d\dT[\d:]{8}\s+\S+|\S {2,}[A-Za-z][\w.-]{0,60}(?:\d|\[[\d,-]{1,200}\]))\s*$",
         read_sinfo,
     ),
     text_reader(
