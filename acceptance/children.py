@@ -123,6 +123,39 @@ def beside(
         _end(process)
 
 
+class NothingToRunOnError(UserError):
+    """A program that was to load a GPU has nothing to run on: no torch, or a GPU that does not accept it."""
+
+
+@contextmanager
+def running(
+    commands: Sequence[Sequence[str]], *, environ: Mapping[str, str], cwd: Path, deadline_s: float
+) -> Iterator[tuple[Child, ...]]:
+    """Programs that all work at the same time; yields them once each has written a line, and ends what is left.
+
+    Raise NothingToRunOnError if one of them ends before, UserError if one takes too long, OSError if it does not start.
+    """
+    programs: list[Child] = []
+    try:
+        for command in commands:
+            programs.append(Child(command, stdin=PIPE, stdout=PIPE, stderr=PIPE, env=environ, cwd=cwd))
+        give_up_s = monotonic() + deadline_s
+        for program in programs:
+            if LineReader(program.stdout).one(max(TURN_S, give_up_s - monotonic())):
+                continue
+            code = program.ends_within(TURN_S)
+            if code is None:
+                raise UserError(f"a program that loads a GPU had not begun after {deadline_s:.0f} s")
+            said = Bounded(_SAID_BYTES)
+            read_to_end({program.stderr: said.take}, monotonic() + TURN_S)
+            last = said.decode("utf-8", "replace").strip().rpartition("\n")[2]
+            raise NothingToRunOnError(f"a program that loads a GPU {ending_words(code)}: {last[:200]}")
+        yield tuple(programs)
+    finally:
+        for program in programs:
+            _end(program)
+
+
 _READY = b"ready"
 _START_S = 60.0
 _COMMAND_DEADLINE_S = 30.0

@@ -20,6 +20,7 @@ from typing import TypeVar
 import msgspec
 from msgspec.structs import replace
 
+from acceptance.assumptions import overview
 from acceptance.children import Guardian
 from acceptance.driver_steps import read_cold
 from acceptance.run import (
@@ -34,7 +35,7 @@ from acceptance.run import (
     result_of,
 )
 from acceptance.smi_step import DUMP
-from acceptance.steps import wanted_steps
+from acceptance.steps import TAKES, wanted_steps
 from gpudoctor.errors import UserError
 from gpudoctor.exit_codes import FAILED, OK
 from gpudoctor.facts.captures.archives import ACCEPTANCE, FACTS, KERNEL, MEASURED, REPORT, VERSIONS, pack
@@ -71,11 +72,17 @@ def summary(acceptance: Acceptance) -> str:
             lines += ["", title]
             for name, item in found:
                 lines += _wrapped(item, f"{name}: ")
+    lines += ["", "The ten measurements, and whether they confirm gpudoctor's constants:"]
+    lines += [line for row in overview(acceptance.steps, TAKES) for line in _indented(row)]
     return "\n".join([*lines, "", *textwrap.wrap(_last_line(acceptance), _WIDTH)]) + "\n"
 
 
 def _step_line(step: StepResult) -> str:
     return f"{step.outcome.upper():<15} {step.step:<12} {step.seconds:6.1f} s  {step.title}"[:_WIDTH]
+
+
+def _indented(row: str) -> list[str]:
+    return textwrap.wrap(row, _WIDTH, subsequent_indent=" " * 16, break_on_hyphens=False, break_long_words=False)
 
 
 def _wrapped(item: Item, before: str = "") -> list[str]:
@@ -258,10 +265,15 @@ def packed(run: AcceptanceRun, acceptance: Acceptance, made_s: int) -> bytes:
 def _redacted(acceptance: Acceptance, redaction: Redaction | None) -> Acceptance:
     if redaction is None:
         return acceptance
-    steps = tuple(
-        replace(step, items=tuple(replace(item, text=redaction.text(item.text)) for item in step.items))
-        for step in acceptance.steps
-    )
+
+    def clean(item: Item) -> Item:
+        assumption = item.assumption
+        if assumption is not None:
+            texts = {name: redaction.text(getattr(assumption, name)) for name in ("measured", "assumed", "why")}
+            assumption = replace(assumption, **texts)
+        return replace(item, text=redaction.text(item.text), assumption=assumption)
+
+    steps = tuple(replace(step, items=tuple(map(clean, step.items))) for step in acceptance.steps)
     return replace(acceptance, node=redaction.text(acceptance.node), steps=steps)
 
 
@@ -270,10 +282,23 @@ def _pretty(data: bytes) -> bytes:
 
 
 def _text_of(redaction: Redaction, name: str, data: bytes) -> bytes:
+    if name.endswith(".json"):
+        # the strings only: among the digits of a measured number may be those of a serial
+        return msgspec.json.encode(_with_clean_strings(redaction, msgspec.json.decode(data)))
     text = data.decode("utf-8", "replace")
     if name == DUMP:
         text = _TAG.sub(_hidden, text)
     return redaction.text(text).encode("utf-8", "backslashreplace")
+
+
+def _with_clean_strings(redaction: Redaction, value: object) -> object:
+    if isinstance(value, str):
+        return redaction.text(value)
+    if isinstance(value, list):
+        return [_with_clean_strings(redaction, each) for each in value]
+    if isinstance(value, dict):
+        return {redaction.text(name): _with_clean_strings(redaction, each) for name, each in value.items()}
+    return value
 
 
 def _hidden(match: re.Match[str]) -> str:

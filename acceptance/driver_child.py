@@ -22,6 +22,8 @@ from gpudoctor.facts.nvml.fake_driver_context import read_fake_driver_context
 from gpudoctor.facts.nvml.read_node import read_nvml
 from gpudoctor.process.ending import leave
 
+HANGS_S = 60.0  # limit of one call: without persistence mode 16 GPUs wake one after the other in 48 s
+CHILD = (__name__, f"{HANGS_S:g}")
 _TURN_S = 0.2
 _saying = threading.Lock()
 _FIELDS = "nvmlDeviceGetFieldValues"

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 import msgspec
 
 from acceptance.children import Guardian
-from acceptance.driver_child import Call, DriverReading, where
+from acceptance.driver_child import CHILD, Call, DriverReading, where
 from acceptance.quick_steps import loaded_gpus
 from acceptance.run import AcceptanceRun, Item, StepError, agreed, could_not, differs
 from acceptance.smi_step import SMI
@@ -170,9 +170,7 @@ def _limit(run: AcceptanceRun, gpu: Gpu) -> float | None:
     return next((known(each.power.requested_limit_w) for each in run.facts().gpus if each.bus_id == gpu.bus_id), None)
 
 
-HANGS_S = 60.0  # limit of one call: without persistence mode 16 GPUs wake one after the other in 48 s
 _READING_S = 180.0
-_CHILD = ("acceptance.driver_child", f"{HANGS_S:g}")
 COLD, WARM = "nvml-cold.json", "nvml-warm.json"
 _COUNTERS = (3, 4, 5, 6, 94)  # field ids that may grow between two reads
 _SHOWN = 3
@@ -182,14 +180,14 @@ def read_cold(run: AcceptanceRun) -> None:
     """Read the driver before anything else wakes it; step `driver` reports the errors of this reading."""
     run.allow(_READING_S)
     try:
-        run.raw[COLD] = run.module(*_CHILD)
+        run.raw[COLD] = run.module(*CHILD)
     except StepError as error:
         run.raw[COLD] = msgspec.json.encode({"error": str(error)})
 
 
 def driver(run: AcceptanceRun) -> Iterator[Item]:
     """Both readings must be complete for each GPU, and each value the same by field id and by getter."""
-    run.raw[WARM] = run.module(*_CHILD)
+    run.raw[WARM] = run.module(*CHILD)
     for name, words in ((COLD, "first"), (WARM, "second")):
         try:
             reading = msgspec.json.decode(run.raw[name], type=DriverReading)

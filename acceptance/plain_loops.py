@@ -11,6 +11,7 @@ import select
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -29,6 +30,20 @@ class LoadOrder(msgspec.Struct, frozen=True, tag="load"):
     """Endless matrix products on these GPUs (none: on one CPU thread), until stdin ends."""
 
     uuids: tuple[str, ...]
+
+
+class TrainOrder(msgspec.Struct, frozen=True, tag="train"):
+    """Train on one GPU (none: the CPU) until stdin ends, then write `StepTimes` to the file."""
+
+    uuids: tuple[str, ...]
+    file: str
+
+
+class StepTimes(msgspec.Struct, frozen=True):
+    """When each step of a training began (CLOCK_MONOTONIC) and how long it took, in seconds."""
+
+    began_s: tuple[float, ...]
+    took_s: tuple[float, ...]
 
 
 class HostCopies(msgspec.Struct, frozen=True):
@@ -57,13 +72,14 @@ class PlainFigures(msgspec.Struct, frozen=True):
 
     gemm_tflops: tuple[float, ...]
     copy_gb_s: tuple[float, ...]
+    triad_gb_s: tuple[float, ...] = ()
     h2d_gb_s: tuple[float, ...] = ()
     d2h_gb_s: tuple[float, ...] = ()
 
 
 def main(argument: str) -> None:
     """Execute the order; prints figures as JSON. Exits with 3 if there is no torch or no GPU to use."""
-    order = msgspec.json.decode(argument, type=LoadOrder | LoopOrder)
+    order = msgspec.json.decode(argument, type=LoadOrder | LoopOrder | TrainOrder)
     if order.uuids:  # before CUDA starts, so that torch's device i is uuids[i]
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(order.uuids)
     try:
@@ -75,6 +91,9 @@ def main(argument: str) -> None:
     devices = [torch.device("cuda", place) for place in range(len(order.uuids))]
     if isinstance(order, LoadOrder):
         _load(torch, devices)
+        return
+    if isinstance(order, TrainOrder):
+        _train(torch, devices[0] if devices else torch.device("cpu"), order.file)
         return
     sys.stdout.buffer.write(msgspec.json.encode(_figures(torch, devices, order)))
 
@@ -90,21 +109,52 @@ def _load(torch: Any, devices: list[Any]) -> None:
     matrices = [torch.randn(size, size, device=device, dtype=dtype) for device in devices or [torch.device("cpu")]]
     results = [torch.empty_like(matrix) for matrix in matrices]
     said = False
-    while not select.select([sys.stdin], [], [], 0)[0]:
+    while not _asked_to_end():
         for matrix, result in zip(matrices, results, strict=True):
             for _ in range(20):
                 torch.mm(matrix, matrix, out=result)
         for device in devices:
             torch.cuda.synchronize(device)
         if not said:
-            sys.stdout.write("running\n")
-            sys.stdout.flush()
+            _say_running()
             said = True
+
+
+def _asked_to_end() -> bool:
+    return bool(select.select([sys.stdin], [], [], 0)[0])
+
+
+def _say_running() -> None:
+    sys.stdout.write("running\n")
+    sys.stdout.flush()
+
+
+def _train(torch: Any, device: Any, file: str) -> None:
+    """Steps of a small model, each waited for: what a user's training loop that reads its loss does."""
+    torch.set_num_threads(1)
+    width, batch = (4096, 2048) if device.type == "cuda" else (64, 32)
+    model = torch.nn.Sequential(*(torch.nn.Linear(width, width) for _ in range(4))).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    data = torch.randn(batch, width, device=device)
+    began_s: list[float] = []
+    took_s: list[float] = []
+    while not _asked_to_end():
+        began = time.monotonic()
+        optimizer.zero_grad()
+        loss = model(data).square().mean()
+        loss.backward()
+        optimizer.step()
+        float(loss)
+        began_s.append(round(began, 4))
+        took_s.append(round(time.monotonic() - began, 7))
+        if len(took_s) == _WARM_UP:
+            _say_running()
+    Path(file).write_bytes(msgspec.json.encode(StepTimes(tuple(began_s), tuple(took_s))))
 
 
 def _figures(torch: Any, devices: list[Any], order: LoopOrder) -> PlainFigures:
     gemm = _gemm(torch, devices, order)
-    copies = _copies(torch, devices, order.seconds / 4)
+    copies, triads = _memory(torch, devices, order.seconds / 4)
     h2d, d2h, held = [], [], []
     for host in order.host:
         pinned = _pinned(torch, host)
@@ -112,7 +162,7 @@ def _figures(torch: Any, devices: list[Any], order: LoopOrder) -> PlainFigures:
         there = torch.empty_like(pinned, device=devices[host.gpu])
         h2d.append(_copied(torch, there, pinned, devices[host.gpu]))
         d2h.append(_copied(torch, pinned, there, devices[host.gpu]))
-    return PlainFigures(tuple(gemm), tuple(copies), tuple(h2d), tuple(d2h))
+    return PlainFigures(tuple(gemm), tuple(copies), tuple(triads), tuple(h2d), tuple(d2h))
 
 
 def _gemm(torch: Any, devices: list[Any], order: LoopOrder) -> list[float]:
@@ -126,16 +176,21 @@ def _gemm(torch: Any, devices: list[Any], order: LoopOrder) -> list[float]:
     return [2 * order.size**3 / each / 1e12 for each in times_s]
 
 
-def _copies(torch: Any, devices: list[Any], seconds: float) -> list[float]:
-    sources, targets = [], []
+def _memory(torch: Any, devices: list[Any], seconds: float) -> tuple[list[float], list[float]]:
+    """GB/s of a copy (one read, one write) and of a triad (two reads, one write)."""
+    sources, others, targets = [], [], []
     for device in devices or [torch.device("cpu")]:
         size = _CPU_COPY_BYTES
         if devices:
             size = min(_COPY_BYTES, torch.cuda.mem_get_info(device)[0] // 5)
         sources.append(torch.ones(size // 4, device=device))
+        others.append(torch.ones_like(sources[-1]))
         targets.append(torch.empty_like(sources[-1]))
-    times_s = _timed(torch, devices, lambda at: targets[at].copy_(sources[at]), seconds)
-    return [2 * source.nbytes / each / 1e9 for source, each in zip(sources, times_s, strict=True)]
+    copy_s = _timed(torch, devices, lambda at: targets[at].copy_(sources[at]), seconds)
+    triad_s = _timed(torch, devices, lambda at: torch.add(sources[at], others[at], alpha=3.0, out=targets[at]), seconds)
+    sizes = [source.nbytes for source in sources]
+    copies = [2 * size / each / 1e9 for size, each in zip(sizes, copy_s, strict=True)]
+    return copies, [3 * size / each / 1e9 for size, each in zip(sizes, triad_s, strict=True)]
 
 
 def _timed(torch: Any, devices: list[Any], work: Callable[[int], object], seconds: float) -> list[float]:

@@ -1,16 +1,23 @@
-"""Steps `quick` and `under-load`: repeated quick checks, idle and beside a load, must all give the same statuses."""
+"""Steps `quick`, `under-load` and `training`: quick checks, idle and beside a load, and what they cost a training.
+
+The statuses of repeated quick checks must all be the same.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from time import sleep
+from statistics import median
+from time import monotonic, sleep
 
 import msgspec
 
+from acceptance.assumptions import beside_assumed, constant, not_measured
 from acceptance.children import beside
-from acceptance.plain_loops import LOOPS, NOTHING_TO_RUN_ON, LoadOrder
+from acceptance.driver_child import CHILD, DriverReading, where
+from acceptance.plain_loops import LOOPS, NOTHING_TO_RUN_ON, LoadOrder, StepTimes, TrainOrder
 from acceptance.run import AcceptanceRun, Item, agreed, could_not, differs
+from gpudoctor.facts import deadlines
 from gpudoctor.process.own_program import own_python
 from gpudoctor.report.model import Report
 
@@ -18,6 +25,11 @@ _LOAD_START_S = 120.0
 # NVML's utilisation covers up to the last second: an immediate check would take our load for a user's job
 _SETTLE_S = 2.0
 _BAD = ("fail", "unknown")
+_CALLS = "nvml-under-load.json"
+_OF_CALLS = (constant(deadlines, "CALL"), constant(deadlines, "START"))
+_PHASE_S, _PHASE_CPU_S = 10.0, 1.0
+_STEP_TOLERANCE = 0.03  # steps of one training differ by so much from one 10 s to the next
+_OF_DISTURBANCE = ("docs/contracts.md: level quick is safe beside running jobs",)
 Statuses = dict[str, str]
 
 
@@ -51,6 +63,8 @@ def under_load(run: AcceptanceRun) -> Iterator[Item]:
             report = run.check("--level", "quick", name="quick-under-load")
             seen.append(statuses(report))
             times.append(report.run.duration_s)
+        if seen:
+            run.raw[_CALLS] = run.module(*CHILD)
     if not run.on_cpu:
         sleep(_SETTLE_S)
     if not seen:
@@ -69,8 +83,85 @@ def under_load(run: AcceptanceRun) -> Iterator[Item]:
     for name in worse:
         said_so = Counter(each.get(name, "not there") for each in seen)
         yield differs(f"{name}: {before.get(name, 'not there')} on the idle node, beside a load {_counted(said_so)}")
+    yield _calls(run)
     if run.on_cpu:
         yield could_not("quick checks beside a load on GPUs: the load ran on the CPU")
+
+
+def _calls(run: AcceptanceRun) -> Item:
+    """The slowest call of each kind, with which gpudoctor's deadlines must be generous."""
+    reading = msgspec.json.decode(run.raw[_CALLS], type=DriverReading)
+    slowest: dict[str, float] = {}
+    for call in reading.calls:
+        slowest[call.name + where(call.thread)] = max(slowest.get(call.name + where(call.thread), 0.0), call.ms / 1e3)
+    if run.on_cpu or not slowest:
+        return not_measured(5, f"no driver beside a load ({len(reading.calls)} calls were timed)", *_OF_CALLS)
+    return judged_calls(slowest, reading.hung)
+
+
+def judged_calls(slowest_s: dict[str, float], hung: list[str]) -> Item:
+    """The slowest call beside a load against the deadline of a call."""
+    name, seconds = max(slowest_s.items(), key=lambda one: one[1])
+    measured = hung[0] if hung else f"beside a load {name} took {seconds:.3f} s, the longest of all calls"
+    limit_s = deadlines.START.seconds if name.split()[0] in deadlines.START_CALLS else deadlines.CALL.seconds
+    return beside_assumed(5, not hung and seconds < limit_s, measured, f"less than {limit_s:g} s", *_OF_CALLS)
+
+
+def training(run: AcceptanceRun) -> Iterator[Item]:
+    """Steps of a training alone, beside quick checks one after another, and alone again."""
+    uuids = loaded_gpus(run)
+    if not uuids and not run.on_cpu:
+        yield not_measured(5, "no GPU of this node may be put under load (see the step standard)", *_OF_DISTURBANCE)
+        return
+    file = run.folder / "steps.json"
+    alone_s = _PHASE_CPU_S if run.on_cpu else _PHASE_S
+    with beside(
+        own_python(LOOPS, "main", msgspec.json.encode(TrainOrder(uuids[:1], str(file))).decode()),
+        environ=run.environ,
+        cwd=run.folder,
+        deadline_s=min(_LOAD_START_S, run.left_s),
+        may_end_with=NOTHING_TO_RUN_ON,
+    ) as said:
+        if said:
+            sleep(alone_s)
+            began_s, checks = monotonic(), 0
+            while monotonic() - began_s < alone_s:
+                run.check("--level", "quick", name="quick-beside-training")
+                checks += 1
+            ended_s = monotonic()
+            sleep(alone_s)
+    if not said:
+        yield not_measured(5, "there is no PyTorch that sees the GPUs", *_OF_DISTURBANCE)
+        return
+    run.raw["measured-training.json"] = file.read_bytes()
+    times = msgspec.json.decode(file.read_bytes(), type=StepTimes)
+    file.unlink()
+    if run.on_cpu:
+        text = f"a training on the CPU shares it with the checks ({len(times.took_s)} steps, {checks} quick checks)"
+        yield not_measured(5, text, *_OF_DISTURBANCE)
+        return
+    yield judged_training(times, began_s, ended_s, checks)
+
+
+def judged_training(times: StepTimes, began_s: float, ended_s: float, checks: int) -> Item:
+    """The usual step while quick checks ran against the usual step before and after."""
+    phases: tuple[list[float], list[float], list[float]] = ([], [], [])
+    for at_s, took_s in zip(times.began_s, times.took_s, strict=True):
+        phases[0 if at_s < began_s else 1 if at_s < ended_s else 2].append(took_s)
+    if not all(phases):
+        return not_measured(5, "the training made no step in one of its three phases", *_OF_DISTURBANCE)
+    before, during, after = (median(phase) * 1e3 for phase in phases)
+    alone = (before + after) / 2
+    if abs(before - after) / alone > _STEP_TOLERANCE:
+        text = f"the training itself is not steady: {before:.2f} and {after:.2f} ms a step without checks beside it"
+        return not_measured(5, text, *_OF_DISTURBANCE)
+    slower = during / alone - 1
+    measured = (
+        f"{during:.2f} ms a step beside {checks} quick checks one after another, {alone:.2f} ms alone ({slower:+.1%}); "
+        f"longest step {max(phases[1]) * 1e3:.1f}, alone {max(phases[0] + phases[2]) * 1e3:.1f} ms"
+    )
+    assumed = f"no cost to a job: within {_STEP_TOLERANCE:.0%}"
+    return beside_assumed(5, slower <= _STEP_TOLERANCE, measured, assumed, *_OF_DISTURBANCE)
 
 
 def loaded_gpus(run: AcceptanceRun) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from time import monotonic
 from typing import Literal
@@ -18,14 +18,31 @@ from gpudoctor.process.own_program import own_gpudoctor, own_python
 from gpudoctor.report.model import Report
 
 Outcome = Literal["agreed", "did not agree", "could not look"]
+Verdict = Literal["confirmed", "refuted", "not measured"]
 _WORST_FIRST: tuple[Outcome, ...] = ("did not agree", "agreed", "could not look")
 
 
-class Item(msgspec.Struct, frozen=True):
+class Assumption(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What one of the ten measurements says about constants of gpudoctor, each as `module.NAME = value`.
+
+    `number`: which of the ten. `measured` and `assumed` have units; both are empty if it was not measured, and `why`
+    is the reason.
+    """
+
+    number: int
+    result: Verdict
+    measured: str
+    assumed: str
+    constants: tuple[str, ...]
+    why: str = ""
+
+
+class Item(msgspec.Struct, frozen=True, omit_defaults=True):
     """One statement of a step, one line of text."""
 
     outcome: Outcome
     text: str
+    assumption: Assumption | None = None
 
 
 def agreed(text: str) -> Item:
@@ -96,12 +113,16 @@ class AcceptanceRequest(msgspec.Struct, frozen=True):
 
 
 class Step(msgspec.Struct, frozen=True):
-    """One part of the run. `function` yields statements; `deadline_s` bounds all its child processes together."""
+    """One part of the run. `function` yields statements; `deadline_s` bounds all its child processes together.
+
+    `measures`: which of the ten measurements it takes (assumptions.py).
+    """
 
     name: str
     title: str
     deadline_s: float
     function: Callable[[AcceptanceRun], Iterator[Item]]
+    measures: tuple[int, ...] = ()
 
 
 class StepError(UserError):
@@ -163,11 +184,17 @@ class AcceptanceRun:
     def left_s(self) -> float:
         return max(1.0, self._ends_s - monotonic())
 
-    def child(self, argv: list[str], on_line: OnLine | None = None) -> EndedChild:
-        """Run a program until it ends or the step's deadline. Raise StepError if it cannot be started."""
+    def child(
+        self, argv: list[str], on_line: OnLine | None = None, settings: Mapping[str, str] | None = None
+    ) -> EndedChild:
+        """Run a program, with these variables too, until it ends or the step's deadline.
+
+        Raise StepError if it cannot be started.
+        """
+        environ = {**self.environ, **(settings or {})}
         try:
             return run_child(
-                argv, deadline_s=self.left_s, environ=self.environ, cwd=self.folder, on_line=on_line or self._tell
+                argv, deadline_s=self.left_s, environ=environ, cwd=self.folder, on_line=on_line or self._tell
             )
         except OSError as error:
             raise StepError(f"{argv[0]} cannot be started: {error.strerror or error}") from None
@@ -187,8 +214,10 @@ class AcceptanceRun:
         except (msgspec.MsgspecError, ValueError):
             raise StepError(f"gpudoctor facts {done.words}") from None
 
-    def check(self, *arguments: str, name: str | None = None, on_line: OnLine | None = None) -> Report:
+    def check(self, *arguments: str, name: str | None = None, settings: Mapping[str, str] | None = None) -> Report:
         """The report of `gpudoctor check`, also stored in `reports` as `name` (default: the step's name).
+
+        `settings`: variables that it gets too.
 
         Raise StepError if there is no report or its exit code is not that of the process: gpudoctor promises
         exactly one report, with the same exit code, on every exit.
@@ -196,7 +225,7 @@ class AcceptanceRun:
         words = ["check", *arguments, "--backend", self.request.backend, "--json", "--progress", "--include-facts"]
         if self.on_cpu and self.request.ranks:
             words += ["--ranks", str(self.request.ranks)]
-        done = self.child([*own_gpudoctor(), *words], on_line)
+        done = self.child([*own_gpudoctor(), *words], settings=settings)
         if done.late:
             raise StepError(f"gpudoctor check {' '.join(arguments)} {done.words}")
         try:

@@ -123,7 +123,7 @@ def _word(value: Value) -> str:
 
 SMI = "nvidia-smi"
 DUMP = "nvidia-smi.xml"
-_TEXTS = {"nvidia-smi-topo.txt": ("topo", "-m"), "nvidia-smi-nvlink.txt": ("nvlink", "-s")}
+_TOPOLOGY = "nvidia-smi-topo.txt"
 _MOST_SHOWN = 20
 
 
@@ -137,8 +137,7 @@ def facts(run: AcceptanceRun) -> Iterator[Item]:
     done = run.child([program, "-q", "-x"])
     after = run.facts()
     run.raw[DUMP] = done.stdout
-    for name, words in _TEXTS.items():
-        run.raw[name] = run.child([program, *words]).stdout
+    run.raw[_TOPOLOGY] = run.child([program, "topo", "-m"]).stdout
     if done.code != 0:
         yield differs(f"{SMI} -q -x {done.words}")
         return

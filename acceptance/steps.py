@@ -10,7 +10,9 @@ import msgspec
 
 from acceptance.children import MARK
 from acceptance.driver_steps import driver, settings
-from acceptance.quick_steps import quick, under_load, verdicts
+from acceptance.link_steps import nvlinks, peer_copies, shared_memory
+from acceptance.process_steps import contexts, idle
+from acceptance.quick_steps import quick, training, under_load, verdicts
 from acceptance.rate_steps import all_reduce, rates
 from acceptance.run import (
     AcceptanceRequest,
@@ -170,11 +172,17 @@ STEPS = (
     Step("driver", "every driver call and field id, timed", 180.0, driver),
     Step("quick", "quick check, twice", 180.0, quick),
     Step("facts", "facts against nvidia-smi -q -x", 300.0, facts),
+    Step("idle", "GPUs that wake, are loaded, are let go", 300.0, idle, (1,)),
+    Step("contexts", "programs that share a GPU, and end", 600.0, contexts, (2, 3)),
+    Step("shared-memory", "/dev/shm while NCCL starts", 600.0, shared_memory, (4,)),
+    Step("training", "a training beside quick checks", 300.0, training, (5,)),
+    Step("nvlinks", "NVLinks against nvidia-smi", 60.0, nvlinks, (10,)),
     Step("standard", "level standard", 600.0, standard),
     Step("full", "level full", 1200.0, full),
-    Step("rates", "GEMM, memory, host link against loops", 900.0, rates),
-    Step("all-reduce", "all_reduce against nccl-tests", 300.0, all_reduce),
-    Step("under-load", "quick checks beside a load", 300.0, under_load),
+    Step("rates", "GEMM, memory, host link against loops", 1200.0, rates, (6, 7)),
+    Step("all-reduce", "all_reduce against nccl-tests", 600.0, all_reduce, (9,)),
+    Step("peer-copies", "copies between GPUs against nvbandwidth", 600.0, peer_copies, (8,)),
+    Step("under-load", "quick checks beside a load", 300.0, under_load, (5,)),
     # for its start, the round that is running at the end, and its report
     Step("burn", "level burn", 900.0, burn),
     Step("settings", "a power cap, a locked clock", 900.0, settings),
@@ -182,6 +190,7 @@ STEPS = (
     Step("left-behind", "what the run left behind", 180.0, left_behind),
 )
 NAMES = tuple(step.name for step in STEPS)
+TAKES = tuple((step.name, step.measures) for step in STEPS if step.measures)
 
 
 def wanted_steps(request: AcceptanceRequest) -> tuple[Step, ...]:

@@ -32,7 +32,7 @@ from gpudoctor.process.signals import InterruptedBySignal
 from gpudoctor.units import rfc3339
 
 with lazy_imports():
-    from gpudoctor.checks.env import cuda_device_list
+    from gpudoctor.checks.core import cuda_device_list
     from gpudoctor.facts import collect
     from gpudoctor.facts.captures import source as capture
     from gpudoctor.facts.redaction import redact

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from gpudoctor.checks.core.condemning import condemning
+from gpudoctor.checks.core.cuda_device_list import resolve
 from gpudoctor.checks.core.scope import scope_of
-from gpudoctor.checks.env.cuda_device_list import resolve
 from gpudoctor.errors import UserError
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import Missing, known

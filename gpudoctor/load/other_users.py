@@ -6,7 +6,7 @@ import time
 
 import msgspec
 
-from gpudoctor.checks.gpu.in_use import UNSEEN_MIB, GpuUse, UseReadings, readings_of, use_of, use_of_gpu
+from gpudoctor.checks.core.gpu_use import UNSEEN_MIB, GpuUse, UseReadings, readings_of, use_of, use_of_gpu
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node

@@ -6,7 +6,6 @@ from math import inf
 
 import msgspec
 
-from gpudoctor.checks.pcie.link_state import on_c2c
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.links import LANE_GB_S
 from gpudoctor.facts.model.measurements import Measurements
@@ -173,7 +172,7 @@ def host_rate(gpus: tuple[Gpu, ...], measurements: Measurements | None) -> Rate 
             for link in measurements.host_links
         ]
         return _found(min(both), "measured here: copies between host and GPU")
-    if any(on_c2c(gpu) for gpu in gpus):
+    if any(gpu.on_c2c for gpu in gpus):
         if any("GB10" in (known(gpu.name) or "") for gpu in gpus):
             return "no figure of this GPU's NVLink-C2C is known here"
         return Rate(C2C_GB_S, "the least that others measured over Grace's NVLink-C2C (nvbandwidth#23)")

@@ -57,13 +57,12 @@ class ForegroundCommand:
         self.returncode: int | None = None
         mask = self._mask - {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
         try:
-            self.pid = _spawn(argv, env, mask)
+            self.pid = _spawn(argv, env, mask, self._witness)
         except OSError as error:
             self._witness.end()
             signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
             code = 127 if isinstance(error, FileNotFoundError) else 126
             raise CannotStartError(error.strerror or str(error), code) from None
-        self._witness.watch(self.pid)
 
     def step(self, limit_s: float) -> int | None:
         """Wait for at most so long, and do what signals require; the exit status, -n for signal n, once it has ended.
@@ -119,16 +118,40 @@ def end_by_signal(number: int) -> NoReturn:
     leave(128 + number)
 
 
-def _spawn(argv: Sequence[str], env: Mapping[str, str], mask: set[signal.Signals | int]) -> int:
-    # Python ignores these two; a command has them as they are by default
-    default = [signal.SIGPIPE, signal.SIGXFSZ]
+def _spawn(argv: Sequence[str], env: Mapping[str, str], mask: set[signal.Signals | int], witness: _Witness) -> int:
+    """Start the command. It names itself to the witness first: we may be killed before we know its pid."""
+    failure, report = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            witness.watch(os.getpid())
+            _become(argv, env, mask)
+        except OSError as error:
+            os.write(report, (error.errno or errno.EIO).to_bytes(4, "little"))
+        finally:
+            os._exit(127)
+    os.close(report)
+    with os.fdopen(failure, "rb") as reported:
+        number = int.from_bytes(reported.read(), "little")
+    if number:
+        os.waitpid(pid, 0)
+        raise OSError(number, os.strerror(number))
+    return pid
+
+
+def _become(argv: Sequence[str], env: Mapping[str, str], mask: set[signal.Signals | int]) -> NoReturn:
+    # Python ignores the first two; a command has them as they are by default
+    for number in (signal.SIGPIPE, signal.SIGXFSZ, *_AWAITED):
+        if number not in _AWAITED or signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     try:
-        return os.posix_spawnp(argv[0], list(argv), dict(env), setsigmask=mask, setsigdef=default)
+        os.execvpe(argv[0], list(argv), dict(env))
     except OSError as error:
         if error.errno != errno.ENOEXEC:
             raise
         # a script without #!: what shells and env do
-        return os.posix_spawn("/bin/sh", ["/bin/sh", *argv], dict(env), setsigmask=mask, setsigdef=default)
+        os.execve("/bin/sh", ["/bin/sh", *argv], dict(env))
 
 
 def _stop_as(number: int) -> None:

@@ -24,11 +24,13 @@ from gpudoctor.report.text_figures import figure_lines
 from gpudoctor.report.wording import (
     PARTLY,
     CommandText,
+    alike,
     also_paste,
     block_rows,
     check_count,
     domain_words,
     explained_by,
+    is_no_gpu_node,
     label_of,
     problem_groups,
     verdict_word,
@@ -127,16 +129,21 @@ def _domains(report: Report, verbose: bool) -> RenderableType:
     higher = [r for r in report.checks if is_above(r, report.run.level)]
     asked = (r for r in report.checks if r not in higher)
     lacking = []
+    no_gpu = is_no_gpu_node(report)
     for domain, group in groupby(asked, key=lambda result: result.domain):
         results = list(group)
         status = worst(result.status for result in results)
+        if status is Status.SKIP and no_gpu:
+            lacking.append(domain)
+            continue
         if status is Status.SKIP and report.evaluated.partly:
             # what has to be measured is in no text
             lacking += [domain] if any(result.level == LEVELS[0] for result in results) else []
             continue
         table.add_row(status_word(status), plain(domain), plain(domain_words(results, status)))
     if lacking:
-        return Padding(Group(table, plain(f"Not in this text: {', '.join(lacking)}", "dim")), (0, 0, 0, 2))
+        why = "Nothing to look at here" if no_gpu else "Not in this text"
+        return Padding(Group(table, plain(f"{why}: {', '.join(lacking)}", "dim")), (0, 0, 0, 2))
     if higher:
         counts = Counter(r.level for r in higher)
         where = ", ".join(f"{level} ({counts[level]})" for level in LEVELS if counts[level])
@@ -149,13 +156,13 @@ def _findings(report: Report) -> Iterator[RenderableType]:
     for result in report.checks:
         yield Text("")
         yield Text.assemble(status_word(result.status), "  ", plain(result.id, "bold"), "  ", plain(result.title))
-        for finding in result.findings:
+        for finding, label in alike(result.findings):
             text = finding.reason or (finding.found.text if finding.found else "")
             row = Table.grid(padding=(0, 2))
             row.add_column(no_wrap=True)
             row.add_column(no_wrap=True, max_width=28)
             row.add_column(overflow="fold", ratio=1)
-            row.add_row(status_word(finding.status), plain(finding.subject.label), plain(text))
+            row.add_row(status_word(finding.status), plain(label), plain(text))
             yield Padding(row, (0, 0, 0, 2))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from msgspec.structs import replace
 
@@ -19,9 +19,10 @@ from gpudoctor.checks.core.finding import (
 )
 from gpudoctor.checks.core.runner import CheckResult
 from gpudoctor.checks.core.subject import grouped_label
+from gpudoctor.checks.driver.loaded import NO_GPU_NODE
 from gpudoctor.checks.driver.responsive import WAKING
 from gpudoctor.facts.captures import ABSENT
-from gpudoctor.report.model import Report, is_above
+from gpudoctor.report.model import Report, findings_of, is_above
 
 
 def check_count(count: int) -> str:
@@ -83,7 +84,7 @@ _COMMANDS = {
     "network": "ibstat",
 }
 _MOST_COMMANDS = 3
-_MOST_EVIDENCE = 20  # rows of a block of several subjects
+_MOST_LINES = 20  # of what a block of several subjects says of each
 
 
 def also_paste(report: Report) -> str:
@@ -113,6 +114,11 @@ def verdict_word(report: Report) -> str:
     return PARTLY if report.verdict == "pass" and report.evaluated.partly else report.verdict.upper()
 
 
+def is_no_gpu_node(report: Report) -> bool:
+    """Whether the machine has neither an NVIDIA GPU nor its driver, so that most checks have nothing to look at."""
+    return any(f.found and f.found.text == NO_GPU_NODE for f in findings_of(report, "driver.loaded"))
+
+
 def verdict_words(report: Report) -> str:
     """What the verdict means; a node is only called fit if its GPUs were put under load."""
     training = report.measurements.training
@@ -121,6 +127,8 @@ def verdict_words(report: Report) -> str:
     aside = f", in {report.evaluated.words}" if report.evaluated.partly else ""
     if report.verdict == "pass" and report.evaluated.partly:
         return f"{report.evaluated.words}; nothing wrong in these"
+    if report.verdict == "fail" and is_no_gpu_node(report):
+        return "this is no GPU node"
     words = {
         "pass": f"nothing wrong in the {check_count(report.counts.passed)} that could look; no GPU was put under load",
         "warn": f"works; look at the warnings{aside}",
@@ -132,20 +140,29 @@ def verdict_words(report: Report) -> str:
 
 
 def problem_groups(report: Report) -> Iterator[tuple[CheckResult, list[Finding]]]:
-    """Faults, then unknowns, then warnings; findings with the same words on several subjects form one group."""
+    """Faults, then unknowns, then warnings; findings of one cause with the same steps to take form one group."""
     for status in PROBLEMS:
         for result in report.checks:
             roots = [f for f in result.findings if f.status is status and f.explained_by is None]
             groups: dict[object, list[Finding]] = {}
             for finding in roots:
-                groups.setdefault(_same_words(finding), []).append(finding)
+                groups.setdefault(_problem(finding), []).append(finding)
             for findings in groups.values():
                 yield result, findings
 
 
-def _same_words(finding: Finding) -> object:
-    found = finding.found.text if finding.found else finding.reason
-    return found, finding.expected.text if finding.expected else None, finding.likely
+def _problem(finding: Finding) -> object:
+    """What makes findings one problem; of those without a cause and steps, their words."""
+    steps = tuple(step.text for step in finding.advice)
+    return (finding.likely, steps) if finding.likely or steps else (_found(finding), finding.reason)
+
+
+def alike(findings: Iterable[Finding]) -> Iterator[tuple[Finding, str]]:
+    """The first of the findings with the same status and words, and the subjects of all of them."""
+    groups: dict[object, list[Finding]] = {}
+    for finding in findings:
+        groups.setdefault((finding.status, _found(finding), finding.reason), []).append(finding)
+    yield from ((group[0], label_of(group)) for group in groups.values())
 
 
 def label_of(findings: Sequence[Finding]) -> str:
@@ -157,15 +174,18 @@ Part = str | tuple[Evidence, ...] | tuple[Advice, ...] | tuple[str, ...]
 
 
 def block_parts(findings: Sequence[Finding], explains: Iterable[str]) -> Iterator[tuple[str, Part]]:
-    """What a block tells of findings with the same words on one or several subjects: (label, part), in reading order.
+    """What a block tells of a problem of one or several subjects: (label, part), in reading order.
 
-    Readings and commands that are not those of all subjects say whose they are.
+    What is not the same for all subjects says whose it is.
     """
     first = findings[0]
     parts: tuple[tuple[str, Part | None], ...] = (
-        ("found", first.found.text if first.found else None),
-        ("reason", first.reason),
-        ("expected", expected_words(first.expected) if first.expected else None),
+        ("found", _of_each(findings, _found)),
+        ("reason", _of_each(findings, lambda finding: finding.reason)),
+        (
+            "expected",
+            _of_each(findings, lambda finding: expected_words(finding.expected) if finding.expected else None),
+        ),
         ("evidence", _shown_evidence(findings)),
         ("likely", first.likely),
         ("do", tuple(_shown_advice(findings))),
@@ -198,12 +218,28 @@ def _lines(item: Evidence | Advice | str, number: str) -> Iterator[str]:
         yield CommandText(" " * len(number) + item.command)
 
 
+def _found(finding: Finding) -> str | None:
+    return finding.found.text if finding.found else None
+
+
+def _of_each(findings: Sequence[Finding], words_of: Callable[[Finding], str | None]) -> str | tuple[str, ...] | None:
+    """The words of all findings, or a line for each of several words with its subjects; a long list is cut."""
+    groups: dict[str | None, list[Finding]] = {}
+    for finding in findings:
+        groups.setdefault(words_of(finding), []).append(finding)
+    if len(groups) == 1:
+        return next(iter(groups))
+    lines = [f"{label_of(group)}: {words}" for words, group in groups.items() if words]
+    more = len(lines) - _MOST_LINES
+    return (*lines[:_MOST_LINES], *([f"{more} more (--format json)"] if more > 0 else ()))
+
+
 def _shown_evidence(findings: Sequence[Finding]) -> tuple[Evidence, ...]:
-    """The readings of findings with the same words on several subjects, as `joint_evidence`; a long list is cut."""
+    """The readings of one or several subjects, as `joint_evidence`; a long list of several is cut."""
     every = joint_evidence(findings)
-    if len(findings) == 1 or len(every) <= _MOST_EVIDENCE:
+    if len(findings) == 1 or len(every) <= _MOST_LINES:
         return every
-    return (*every[:_MOST_EVIDENCE], Evidence("more", f"{len(every) - _MOST_EVIDENCE} readings (--format json)"))
+    return (*every[:_MOST_LINES], Evidence("more", f"{len(every) - _MOST_LINES} readings (--format json)"))
 
 
 def _shown_advice(findings: Sequence[Finding]) -> Iterator[Advice]:

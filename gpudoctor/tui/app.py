@@ -33,6 +33,7 @@ from gpudoctor.tui.panes.overview import OverviewPane
 from gpudoctor.tui.panes.pane import TABS, GpuChosen, PageWanted, Pane, RunWanted, pane_class
 from gpudoctor.tui.run_control import RunControl
 from gpudoctor.tui.state import State
+from gpudoctor.tui.widgets.changed_cells import MainScreen
 from gpudoctor.tui.widgets.lines import PrintableText
 
 with lazy_imports():
@@ -81,6 +82,9 @@ class Doctor(App[int]):
         self._user_chose = False
 
     # ---- layout
+
+    def get_default_screen(self) -> Screen[None]:
+        return MainScreen()
 
     def get_line_filters(self) -> Sequence[LineFilter]:
         return [*super().get_line_filters(), self._printable_text]

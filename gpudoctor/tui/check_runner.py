@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from gpudoctor.checks.core.gpu_use import UseReadings, readings_of, use_of
 from gpudoctor.checks.core.registry import LEVELS, Level, all_checks, select
-from gpudoctor.checks.gpu.in_use import UseReadings, readings_of, use_of
 from gpudoctor.errors import UserError
 from gpudoctor.exit_codes import COULD_NOT
 from gpudoctor.facts.model.gpu import GpuProcess

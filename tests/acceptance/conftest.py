@@ -34,7 +34,7 @@ class Ran(msgspec.Struct):
 
 # Python only for what it answers: the run asks it for more than that
 _SMI = """#!/bin/sh
-case " $*" in *" -q"* | *" -pl "* | *" -lgc "* | *" -rgc"*) ;; *) [ "$FAKE_SMI_STRAY" ] || exit 0 ;; esac
+case " $*" in *" nvlink "* | *" -q"* | *" -pl "* | *" -lgc "* | *" -rgc"*) ;; *) [ "$FAKE_SMI_STRAY" ] || exit 0 ;; esac
 exec "{python}" -m tests.acceptance.fake_smi "$@"
 """
 

@@ -32,6 +32,8 @@ def main(argv: list[str]) -> int:
         sys.stdout.write(Path(os.environ["FAKE_SMI_XML"]).read_text(encoding="utf-8"))
     elif "-q" in argv:
         sys.stdout.write(dump(from_json((folder / "node.json").read_bytes()), os.environ.get("FAKE_SMI_LIE")))
+    if "nvlink" in argv:
+        sys.stdout.write(nvlink(from_json((folder / "node.json").read_bytes())))
     if not {"-pl", "-lgc", "-rgc"} & set(argv):
         return 0
     if os.environ.get("FAKE_SMI_DENY"):
@@ -47,6 +49,17 @@ def main(argv: list[str]) -> int:
     with Path(os.environ["FAKE_SMI_LOG"]).open("a", encoding="utf-8") as log:
         log.write(" ".join(argv) + "\n")
     return 0
+
+
+def nvlink(node: Node) -> str:
+    """The output of `nvlink -s`."""
+    lines = []
+    for gpu in node.gpus:
+        lines.append(f"GPU {gpu.index}: {gpu.name} (UUID: {gpu.uuid})")
+        for link in () if isinstance(gpu.nvlinks, Missing) else gpu.nvlinks:
+            word = f"{link.speed_gb_s} GB/s" if link.state == "active" else f"<{link.state}>"
+            lines.append(f"\t Link {link.link}: {word}")
+    return "\n".join(lines) + "\n"
 
 
 def set_power(folder: Path, bus_id: str, watts: float) -> None:

@@ -154,7 +154,8 @@ def test_a_signal_while_a_power_cap_is_set_takes_it_back(begin: Begin, number: s
     process, ran = begin(*only("settings"))
     try:
         wait_for(lambda: len(ran.set_to) == 1)
-        (own,) = (child for child in psutil.Process(process.pid).children() if "acceptance" in child.cmdline())
+        children = psutil.Process(process.pid).children()
+        (own,) = (child for child in children if child.cmdline()[1:3] == ["-m", "acceptance"])
         family = own.children(recursive=True)
         own.send_signal(number)
         ran.out, ran.err = process.communicate(timeout=60)

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from gpudoctor.checks.core.case import Case
-from gpudoctor.checks.core.under_load import load_of
-from gpudoctor.checks.train.straggler import causes
+from gpudoctor.checks.measured.slowness import causes
+from gpudoctor.checks.measured.under_load import load_of
 from gpudoctor.facts.model.gpu import Clocks, Gpu, GpuProcess, PcieLink, Power, Thermal
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.missing import Missing

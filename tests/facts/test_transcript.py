@@ -257,10 +257,11 @@ def test_a_row_that_is_cut_off_tells_nothing_that_could_pass() -> None:
     assert (gpu.index, gpu.thermal.gpu_c, gpu.power.draw_w) == (7, CUT, CUT)
 
 
-def test_a_gap_in_the_indices_is_a_gpu_that_shows_nothing() -> None:
+def test_a_gap_in_the_indices_leaves_the_number_of_gpus_unknown() -> None:
     lines = gpu_list(BROKEN).splitlines(keepends=True)
     node = read("".join(lines[:2] + lines[3:]))
-    assert (node.driver.device_count, [gpu.index for gpu in node.gpus]) == (8, [0, 1, 3, 4, 5, 6, 7])
+    assert node.driver.device_count == Missing("the text shows no GPU 2, and GPUs up to 7", "failed")
+    assert [gpu.index for gpu in node.gpus] == [0, 1, 3, 4, 5, 6, 7]
 
 
 @pytest.mark.parametrize("lose", [str, lambda text: "\n".join(line.strip() for line in text.splitlines()) + "\n"])

@@ -28,7 +28,6 @@ def promtool(*words: str, text: str | None = None) -> tuple[int, str]:
         input=text,
         capture_output=True,
         text=True,
-        timeout=DEADLINE_S,
         check=False,
     )
     return done.returncode, done.stdout + done.stderr

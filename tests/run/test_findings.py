@@ -73,6 +73,19 @@ def test_a_rank_on_a_busy_core_is_named_for_that() -> None:
     assert "pid 7 (stress)" in likely
 
 
+def test_which_of_equal_processes_lacks_a_cpu_is_chance() -> None:
+    queued = (0, 18.0, 0, 0, 0, 0, 0)
+    ranks = (rank(0, cpus=(0, 1)), rank(1, wall=more(FORWARD, 18.0), queued=queued, cpus=(0, 1)))
+    assert problems(watched(*ranks)) == []
+
+
+@pytest.mark.parametrize("phase", [DATA, HOST])
+def test_a_share_that_only_lacks_a_cpu_is_no_share(phase: int) -> None:
+    queued = tuple(20.0 if number == phase else 0.0 for number in range(7))
+    assert problems(watched(rank(0, wall=more(phase, 20.0), queued=queued))) == []
+    assert problems(watched(rank(0, wall=more(phase, 20.0)))) != []
+
+
 def test_too_few_steps_are_not_compared() -> None:
     found = {
         f.id: f.status.value for f in judged(watched(rank(0, steps=9), rank(1, steps=9, wall=more(FORWARD, 50.0))))

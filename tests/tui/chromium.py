@@ -14,7 +14,7 @@ from typing import Any
 
 import aiohttp
 
-DEADLINE_S = 90.0
+DEADLINE_S = 180.0  # only stops what hangs
 _FLAGS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-dev-shm-usage"),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync", "--remote-debugging-port=0"),
@@ -91,8 +91,10 @@ class Page:
         await asyncio.wait_for(loaded, DEADLINE_S)
         if asked is not None:
             await asyncio.wait_for(asked, DEADLINE_S)
+            # before the question: the event may come with the answer
+            loaded = self._event("Page.loadEventFired")
             if await self.evaluate("document.readyState") != "complete":
-                await asyncio.wait_for(self._event("Page.loadEventFired"), DEADLINE_S)
+                await asyncio.wait_for(loaded, DEADLINE_S)
 
     def _event(self, method: str, words: str = "") -> asyncio.Future[Any]:
         """Done with the next event of this kind that holds these words."""

@@ -89,7 +89,7 @@ async def serving(*options: str, token: str | None = None, at: str = "127.0.0.1:
 
 def run(body: Callable[[], Awaitable[None]]) -> None:
     async def bounded() -> None:
-        await asyncio.wait_for(body(), 4 * DEADLINE_S)
+        await asyncio.wait_for(body(), 6 * DEADLINE_S)
 
     asyncio.run(bounded())
 

@@ -8,12 +8,11 @@ import msgspec
 
 from gpudoctor.checks.core.case import Case, Limit
 from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, skip, unknown, warn
-from gpudoctor.checks.core.peer_ranks import slowness_causes
-from gpudoctor.checks.core.probe_outcome import absent, closed_by, on_gpus, rank_gpu, rank_subject, ranks_in_words
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE
-from gpudoctor.checks.core.under_load import load_of, median, percent
-from gpudoctor.checks.train.straggler import is_shared
+from gpudoctor.checks.measured.probe_outcome import absent, closed_by, on_gpus, rank_gpu, rank_subject, ranks_in_words
+from gpudoctor.checks.measured.slowness import is_shared, slowness_causes
+from gpudoctor.checks.measured.under_load import load_of, median, percent
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import known
 from gpudoctor.facts.model.telemetry import Burn, Series

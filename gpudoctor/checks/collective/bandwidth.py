@@ -11,10 +11,10 @@ import msgspec
 from gpudoctor.checks.collective.correct import CORRECT, rank_count
 from gpudoctor.checks.core.case import Case, Limit
 from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, skip, unknown, warn
-from gpudoctor.checks.core.probe_outcome import not_judged, not_measured, on_gpus, rank_gpu, ranks_in_words
+from gpudoctor.checks.core.gpu_use import use_of_gpu
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE
-from gpudoctor.checks.gpu.in_use import use_of_gpu
+from gpudoctor.checks.measured.probe_outcome import not_judged, not_measured, on_gpus, rank_gpu, ranks_in_words
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.links import LANE_GB_S
 from gpudoctor.facts.model.measurements import Collective

@@ -9,12 +9,19 @@ import msgspec
 from gpudoctor.checks.collective.correct import CORRECT
 from gpudoctor.checks.core.case import Case, Limit
 from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, skip, unknown, warn
-from gpudoctor.checks.core.peer_pairs import Joined, joined_pairs
-from gpudoctor.checks.core.peer_ranks import Yardstick, other_processes
-from gpudoctor.checks.core.probe_outcome import not_judged, not_measured, on_gpus, problems_of, rank_gpu, ranks_in_words
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE, Subject, of_gpu, of_pair
-from gpudoctor.checks.core.under_load import median
+from gpudoctor.checks.measured.peer_pairs import Joined, joined_pairs
+from gpudoctor.checks.measured.peer_ranks import Yardstick, other_processes
+from gpudoctor.checks.measured.probe_outcome import (
+    not_judged,
+    not_measured,
+    on_gpus,
+    problems_of,
+    rank_gpu,
+    ranks_in_words,
+)
+from gpudoctor.checks.measured.under_load import median
 from gpudoctor.facts.model.measured_hardware import PeerLink
 from gpudoctor.facts.model.measurements import PairBandwidth
 from gpudoctor.facts.model.missing import Missing, known

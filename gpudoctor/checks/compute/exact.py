@@ -8,8 +8,10 @@ from collections.abc import Iterator, Sequence
 from gpudoctor.checks.core.case import Case
 from gpudoctor.checks.core.explains import Explains
 from gpudoctor.checks.core.finding import Advice, Evidence, Finding, Found, fail, ok, unknown, unread
-from gpudoctor.checks.core.peer_ranks import by_model, ranks_without_figures
-from gpudoctor.checks.core.probe_outcome import (
+from gpudoctor.checks.core.registry import check
+from gpudoctor.checks.core.subject import NODE
+from gpudoctor.checks.measured.peer_ranks import by_model, ranks_without_figures
+from gpudoctor.checks.measured.probe_outcome import (
     judged_outcome,
     not_judged,
     not_measured,
@@ -18,8 +20,6 @@ from gpudoctor.checks.core.probe_outcome import (
     rank_subject,
     ranks_in_words,
 )
-from gpudoctor.checks.core.registry import check
-from gpudoctor.checks.core.subject import NODE
 from gpudoctor.facts.model.measured_hardware import ComputeRank
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.profiles.profile import majority

@@ -9,18 +9,17 @@ import msgspec
 from gpudoctor.checks.compute.exact import compute_gaps
 from gpudoctor.checks.core.case import Case, Limit
 from gpudoctor.checks.core.finding import Advice, Evidence, Finding, Found, fail, ok, skip, unknown, unread, warn
-from gpudoctor.checks.core.peer_ranks import (
+from gpudoctor.checks.core.registry import check
+from gpudoctor.checks.core.subject import NODE
+from gpudoctor.checks.measured.peer_ranks import (
     Yardstick,
     against_others,
     by_model,
     other_processes,
     slowing_setting,
-    slowness_causes,
 )
-from gpudoctor.checks.core.probe_outcome import on_gpus, rank_gpu, rank_subject, ranks_in_words
-from gpudoctor.checks.core.registry import check
-from gpudoctor.checks.core.subject import NODE
-from gpudoctor.checks.nvlink.link_state import model_of
+from gpudoctor.checks.measured.probe_outcome import on_gpus, rank_gpu, rank_subject, ranks_in_words
+from gpudoctor.checks.measured.slowness import slowness_causes
 from gpudoctor.facts.model.measured_hardware import ComputeRank
 from gpudoctor.facts.model.missing import Missing, known
 
@@ -130,7 +129,7 @@ def _sibling_bar(ratio: float | None, rate: float, warns: Limit, fails: Limit) -
 def _known_rates(case: Case, own: ComputeRank) -> tuple[Yardstick, ...]:
     """The model's rate in the profile: the best one measured, else the data sheet's, which never leads to a fail."""
     gpu = rank_gpu(case, own.rank)
-    model = model_of(case, gpu) if gpu else None
+    model = case.model_of(gpu) if gpu else None
     first = own.gemms[0]
     if model is None or first.dtype not in ("bf16", "fp16"):
         return ()
@@ -202,7 +201,7 @@ def memory(case: Case) -> Iterator[Finding]:
 
 def _peak_bars(case: Case, rank: int, better_gb_s: float) -> tuple[Yardstick, ...]:
     gpu = rank_gpu(case, rank)
-    model = model_of(case, gpu) if gpu else None
+    model = case.model_of(gpu) if gpu else None
     peak = model.memory_bandwidth_gb_s if model else None
     if gpu is None or model is None or not peak:
         return ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from functools import cached_property, wraps
 from typing import Annotated, Literal, TypeVar, overload
@@ -12,7 +13,7 @@ from gpudoctor.facts.model.gpu import Gpu, GpuPair
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node
-from gpudoctor.profiles.profile import NO_PROFILE, Profile, compute_gpus
+from gpudoctor.profiles.profile import NO_PROFILE, GpuModel, Profile, compute_gpus
 
 T = TypeVar("T")
 
@@ -108,6 +109,16 @@ class Case(msgspec.Struct, frozen=True, dict=True):
         check_id, default, gpu = self._declared(limit, of, gpu)
         return default.source if self.limit(check_id, default.name, gpu) == default.value else "configuration"
 
+    def model_of(self, gpu: Gpu) -> GpuModel | None:
+        """The profile's GPU model if this GPU is one; on a mixed node others may not be."""
+        model, name = self.profile.gpu, known(gpu.name)
+        if model is None or name is None:
+            return None
+        bare = re.sub(r"^nvidia\s+", "", name, flags=re.IGNORECASE)
+        if any(re.fullmatch(p, bare, re.IGNORECASE) for p in model.patterns):
+            return model
+        return model if _compute_names(self) == {name} else None
+
     def _model(self, gpu: Gpu | None) -> str:
         names = {known(each.name) for each in ((gpu,) if gpu is not None else self.compute_gpus)}
         return (names.pop() or "") if len(names) == 1 else ""
@@ -134,3 +145,8 @@ def once_a_case(answer: Callable[[Case], T]) -> Callable[[Case], T]:
         return answers[name]  # type: ignore[no-any-return]
 
     return kept_answer
+
+
+@once_a_case
+def _compute_names(case: Case) -> set[str | None]:
+    return {known(gpu.name) for gpu in case.compute_gpus}

@@ -13,6 +13,9 @@ from gpudoctor.checks.core.registry import registry
 from gpudoctor.checks.core.runner import CheckResult
 from gpudoctor.checks.core.subject import NODE, Subject
 
+# What a finding is about: see `_parts`; None is anything
+Part = int | str | None
+
 # Node-wide checks that aggregate single GPUs: one bad GPU may be the whole reason for their finding
 SUMS = ("env.*", *PROBES, "pcie.balance", "nvlink.topology")
 
@@ -71,10 +74,12 @@ def explain(results: Iterable[CheckResult]) -> tuple[tuple[CheckResult, ...], tu
     bad = [(r.id, f) for r in results for f in r.findings if f.status in PROBLEMS]
     causes: dict[int, tuple[str, Finding]] = {}
     declared = rules() if len(bad) > 1 else ()
+    by_part = _by_part(bad)
     for check_id, finding in bad:
-        cause = _cause(declared, check_id, finding, bad, causes)
+        cause = _cause(declared, check_id, finding, by_part, causes)
         if cause is not None:
             causes[id(finding)] = cause
+    lines = _explained_lines(bad, causes)
     explained = tuple(_with_causes(result, causes) for result in results)
     roots = [(each, finding) for each, finding in bad if finding.status is Status.FAIL and id(finding) not in causes]
     everyone = {f.subject.gpu for r in results for f in r.findings if f.subject.kind == "gpu"} - {None}
@@ -85,12 +90,12 @@ def explain(results: Iterable[CheckResult]) -> tuple[tuple[CheckResult, ...], tu
     for check_id, finding in roots:
         group = groups[check_id, _alike(finding)]
         if len(group) < 2 or {f.subject.gpu for f in group} != everyone:
-            faults.append(Fault(check_id, finding.subject, headline(finding), _explains(finding, bad, causes)))
+            faults.append(Fault(check_id, finding.subject, headline(finding), lines[id(finding)]))
         elif finding is group[0]:
-            lines = dict.fromkeys(line for each in group for line in _explains(each, bad, causes))
+            joint = dict.fromkeys(line for each in group for line in lines[id(each)])
             gpus = tuple(sorted(f.subject.gpu for f in group if f.subject.gpu is not None))
             text = f"all {len(gpus)} GPUs: {finding.found.text if finding.found else finding.reason}"
-            faults.append(Fault(check_id, NODE, text, tuple(lines), gpus))
+            faults.append(Fault(check_id, NODE, text, tuple(joint), gpus))
     return explained, tuple(faults)
 
 
@@ -109,26 +114,44 @@ def headline(finding: Finding) -> str:
     return f"{finding.subject.label}: {found}" if finding.subject.kind != "node" else found
 
 
+def _by_part(bad: list[tuple[str, Finding]]) -> dict[tuple[str, Part], dict[int, Finding]]:
+    """The findings of each check by the parts that they are about, in order: 1,000 GPUs must not ask each other."""
+    found: dict[tuple[str, Part], dict[int, Finding]] = {}
+    for place, (check_id, finding) in enumerate(bad):
+        for part in (None, *_parts(finding.subject)):
+            found.setdefault((check_id, part), {})[place] = finding
+    return found
+
+
+def _parts(subject: Subject) -> set[Part]:
+    """GPU indices, a bus id, or "node"."""
+    named = (subject.gpu, subject.bus_id, "node" if subject.kind == "node" else None)
+    return {*(subject.gpus or ()), *(part for part in named if part is not None)}
+
+
 def _cause(
     declared: tuple[Rule, ...],
     check_id: str,
     finding: Finding,
-    bad: list[tuple[str, Finding]],
+    by_part: dict[tuple[str, Part], dict[int, Finding]],
     causes: dict[int, tuple[str, Finding]],
 ) -> tuple[str, Finding] | None:
+    near: set[Part] = {None} if finding.subject.kind == "node" else {"node", *_parts(finding.subject)}
     for rule in declared:
         if rule.cause == check_id or not rule.explains.fits_effect(check_id, finding):
             continue
-        for cause_id, cause in bad:
-            if cause_id != rule.cause or not rule.explains.fits_cause(cause):
+        parts: set[Part] = {None} if rule.explains.anywhere else near
+        possible = {place: each for part in parts for place, each in by_part.get((rule.cause, part), {}).items()}
+        for _, cause in sorted(possible.items()):
+            if not rule.explains.fits_cause(cause):
                 continue
             if rule.explains.found and cause.status is Status.UNKNOWN:
                 continue  # a value that was not read explains neither a certain finding nor a gap with another cause
-            related = rule.explains.anywhere or _concerns(cause_id, cause, check_id, finding)
+            related = rule.explains.anywhere or _concerns(rule.cause, cause, check_id, finding)
             severe = WORST_FIRST.index(cause.status) <= WORST_FIRST.index(finding.status)
             # `finding` must not already explain the cause, directly or through others
             if related and severe and _root(cause, causes) is not finding:
-                return cause_id, cause
+                return rule.cause, cause
     return None
 
 
@@ -164,14 +187,15 @@ def _same_gpu(one: Subject, other: Subject) -> bool:
     return one.bus_id is not None and one.bus_id == other.bus_id
 
 
-def _explains(
-    finding: Finding, bad: list[tuple[str, Finding]], causes: dict[int, tuple[str, Finding]]
-) -> tuple[str, ...]:
-    return tuple(
-        f"{check_id} {other.status.value}: {headline(other)}"
-        for check_id, other in bad
-        if other is not finding and _root(other, causes) is finding
-    )
+def _explained_lines(
+    bad: list[tuple[str, Finding]], causes: dict[int, tuple[str, Finding]]
+) -> dict[int, tuple[str, ...]]:
+    """By the id of each finding, one line for every other that it explains in the end."""
+    lines: dict[int, list[str]] = {id(finding): [] for _, finding in bad}
+    for check_id, finding in bad:
+        if (root := _root(finding, causes)) is not finding:
+            lines[id(root)].append(f"{check_id} {finding.status.value}: {headline(finding)}")
+    return {key: tuple(each) for key, each in lines.items()}
 
 
 def _with_causes(result: CheckResult, causes: dict[int, tuple[str, Finding]]) -> CheckResult:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from gpudoctor.checks.env.cuda_device_list import resolve
+from gpudoctor.checks.core.cuda_device_list import resolve
 from gpudoctor.errors import UserError
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import Missing, known

@@ -62,11 +62,16 @@ class Unseen(msgspec.Struct, frozen=True):
 
 
 def bus_gpus(node: Node) -> tuple[PciDevice, ...] | Missing:
-    """The GPUs on the bus that this system may use: not those handed to virtual machines, drained or excluded."""
+    """The GPUs on the bus that this system may use: not those handed to virtual machines, drained or excluded.
+
+    Nor other functions of a GPU that hosts vGPUs.
+    """
     gpus, taken = pci_gpus(node), (*drained_gpus(node), *excluded_gpus(node))
     if isinstance(gpus, Missing):
         return gpus
-    return tuple(d for d in gpus if not _handed_on(node, d) and d.bus_id not in taken)
+    hosts = {g.bus_id.rpartition(":")[0] for g in node.gpus if known(g.settings.virtualization) == "host-vgpu"}
+    of_hosts = {d.bus_id for d in gpus if d.bus_id.rpartition(":")[0] in hosts} - {g.bus_id for g in node.gpus}
+    return tuple(d for d in gpus if not (_handed_on(d) or d.bus_id in of_hosts or d.bus_id in taken))
 
 
 def drained_gpus(node: Node) -> tuple[str, ...]:
@@ -146,10 +151,6 @@ def not_shown(node: Node, bus_id: str) -> NotShown:
     return NotShown("gone")
 
 
-def _handed_on(node: Node, device: PciDevice) -> bool:
-    """Whether the device is given to a virtual machine, or is a virtual function of a GPU that hosts vGPUs."""
-    if device.virtual_function or any(word in (known(device.driver) or "") for word in _FOR_GUESTS):
-        return True
-    hosts = {g.bus_id.rpartition(":")[0] for g in node.gpus if known(g.settings.virtualization) == "host-vgpu"}
-    shown = {g.bus_id for g in node.gpus}
-    return device.bus_id not in shown and device.bus_id.rpartition(":")[0] in hosts
+def _handed_on(device: PciDevice) -> bool:
+    """Whether the device is given to a virtual machine, or is a virtual function."""
+    return bool(device.virtual_function) or any(word in (known(device.driver) or "") for word in _FOR_GUESTS)

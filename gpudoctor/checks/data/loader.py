@@ -18,7 +18,9 @@ from gpudoctor.checks.core.finding import (
     unread,
     warn,
 )
-from gpudoctor.checks.core.probe_outcome import (
+from gpudoctor.checks.core.registry import check
+from gpudoctor.checks.core.subject import NODE
+from gpudoctor.checks.measured.probe_outcome import (
     absent,
     judged_problems,
     on_gpus,
@@ -26,8 +28,6 @@ from gpudoctor.checks.core.probe_outcome import (
     problems_of,
     ranks_in_words,
 )
-from gpudoctor.checks.core.registry import check
-from gpudoctor.checks.core.subject import NODE
 from gpudoctor.facts.model.measured_hardware import DataLoading, LoaderRates
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.units import seconds_text, short_size, size_text, three_digits

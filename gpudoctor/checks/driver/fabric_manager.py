@@ -23,7 +23,6 @@ from gpudoctor.checks.core.finding import (
 )
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE
-from gpudoctor.checks.nvlink.link_state import model_of
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.lazy_pattern import lazy_pattern
 
@@ -95,7 +94,7 @@ def _needed(case: Case) -> bool | None:
     # what is wired counts, not how the model is mostly sold: HGX A100 and H100 boards of 4 GPUs have direct links
     if {known(link.remote_kind) for link in links if link.is_up} == {"gpu"}:
         return False
-    models = [model_of(case, gpu) for gpu in node.gpus]
+    models = [case.model_of(gpu) for gpu in node.gpus]
     switched = [m for m in models if m is not None and m.nvlink is not None and m.nvlink.kind == "switch"]
     if any(known(link.remote_kind) == "switch" for link in links) or len(switched) >= _SWITCHED_GPUS:
         return True

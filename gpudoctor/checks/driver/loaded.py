@@ -24,9 +24,15 @@ INIT_NO_LIBRARY = 12
 INIT_VERSION_MISMATCH = 18
 INIT_UNKNOWN = 999
 
+NO_GPU_NODE = "there is no NVIDIA GPU and no NVIDIA driver on this machine"
+ON_BUS = "NVIDIA GPUs on the PCI bus"
 CONTAINER_ADVICE = Advice(
     "In a container: start it with the GPUs and with the driver's utility libraries.",
     "docker run --gpus all -e NVIDIA_DRIVER_CAPABILITIES=compute,utility ...",
+)
+TRY_ADVICE = Advice(
+    "Not a GPU node: run gpudoctor on one, or try it on a simulated node.",
+    "gpudoctor check --node hgx-h100-8 --fault pcie-width-x8@5",
 )
 LOAD_ADVICE = (
     Advice("Load the driver and read what the kernel says if it refuses.", "modprobe nvidia; dmesg | grep -i nvrm"),
@@ -112,7 +118,7 @@ def init_evidence(case: Case) -> Evidence:
 
 def _caused(case: Case, cause: LoadCause, evidence: Evidence) -> Finding:
     bus = known(pci_gpus(case.node))
-    on_bus = () if bus is None else (Evidence("NVIDIA GPUs on the PCI bus", str(len(bus))),)
+    on_bus = () if bus is None else (Evidence(ON_BUS, str(len(bus))),)
     evidences = (evidence, *on_bus, init_evidence(case))
     return fail(NODE, cause.found, "the NVIDIA kernel module", *evidences, likely=cause.likely, advice=cause.advice)
 
@@ -168,7 +174,7 @@ def _not_loaded(case: Case) -> Finding:
         return _caused(case, *told)
     gpus = pci_gpus(case.node)
     on_bus = known(gpus) or ()
-    count = Evidence("NVIDIA GPUs on the PCI bus", "not read" if isinstance(gpus, Missing) else str(len(gpus)))
+    count = Evidence(ON_BUS, "not read" if isinstance(gpus, Missing) else str(len(gpus)))
     evidence = [count, init_evidence(case)]
     expected = "the NVIDIA kernel module"
     advice: tuple[Advice | str, ...] = LOAD_ADVICE
@@ -196,8 +202,8 @@ def _not_loaded(case: Case) -> Finding:
         likely = "this machine has no NVIDIA GPU, or its driver is not loaded"
         advice = (*LOAD_ADVICE, CONTAINER_ADVICE)
     else:
-        found = "there is no NVIDIA GPU and no NVIDIA driver on this machine"
+        found = NO_GPU_NODE
         expected = "at least one NVIDIA GPU with its driver"
         likely = "not a GPU machine, or a container or virtual machine that was given no GPU"
-        advice = (CONTAINER_ADVICE, Advice("See what is on the bus.", "lspci -d 10de:"))
+        advice = (TRY_ADVICE, CONTAINER_ADVICE, Advice("See what is on the bus.", "lspci -d 10de:"))
     return fail(NODE, found, expected, *evidence, likely=likely, advice=advice)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from msgspec.structs import replace
 
 from gpudoctor.checks.core.case import Case
+from gpudoctor.checks.core.cuda_device_list import Visible, bare_uuid, resolve
 from gpudoctor.checks.core.finding import (
     Advice,
     Evidence,
@@ -22,7 +23,6 @@ from gpudoctor.checks.core.finding import (
 )
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE, Subject, of_gpu
-from gpudoctor.checks.env.cuda_device_list import Visible, bare_uuid, resolve
 from gpudoctor.facts.model.measured_strategies import FrameworkView
 from gpudoctor.facts.model.missing import Missing, known
 

@@ -10,9 +10,8 @@ from gpudoctor.checks.core.explains import RESETS, Explains
 from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, skip, unread, warn
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import of_gpu
-from gpudoctor.checks.core.under_load import grown_under_load
 from gpudoctor.checks.gpu.lost import reset_advice
-from gpudoctor.checks.nvlink.link_state import model_of
+from gpudoctor.checks.measured.under_load import grown_under_load
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.statements.xids import MEMORY_CODES
@@ -122,7 +121,7 @@ def _on(mode: bool) -> str:
 
 
 def _switched_off(case: Case, gpu: Gpu) -> Finding:
-    model = model_of(case, gpu)
+    model = case.model_of(gpu)
     if model is None or model.ecc != "yes" or "ecc" in model.uncertain:
         return skip(of_gpu(gpu), "ECC is off: errors are not counted")
     return warn(

@@ -22,8 +22,7 @@ from gpudoctor.checks.core.finding import (
 )
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import of_gpu
-from gpudoctor.checks.core.under_load import percent, slowed_under_load
-from gpudoctor.checks.nvlink.link_state import model_of
+from gpudoctor.checks.measured.under_load import percent, slowed_under_load
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import Missing, known
 
@@ -278,7 +277,7 @@ def power_limit(case: Case, gpu: Gpu) -> Finding:
     if isinstance(limit_w, Missing):
         return unread(of_gpu(gpu), "enforced power limit", limit_w)
     default_w, source = known(gpu.power.default_limit_w), "the GPU's own default"
-    model = model_of(case, gpu)
+    model = case.model_of(gpu)
     if default_w is None and model is not None and "power_limit_w" not in model.uncertain:
         default_w, source = model.power_limit_w, f"profile {case.profile.name}"
     peers_w = majority_of_others(_limits_w(case).get(gpu.name, Counter()), limit_w)

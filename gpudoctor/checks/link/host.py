@@ -8,11 +8,17 @@ from gpudoctor.checks.core.case import Case, Limit
 from gpudoctor.checks.core.each_gpu import in_virtual_machine
 from gpudoctor.checks.core.explains import Explains
 from gpudoctor.checks.core.finding import Advice, Evidence, Finding, Found, fail, ok, skip, unknown, warn
-from gpudoctor.checks.core.peer_ranks import Yardstick, against_others, by_model, other_processes, ranks_without_figures
-from gpudoctor.checks.core.probe_outcome import judged_outcome, rank_gpu, rank_subject
 from gpudoctor.checks.core.registry import check
-from gpudoctor.checks.core.under_load import highest_of, load_of
-from gpudoctor.checks.pcie.link_state import describe, generation_reachable, hidden_bridges, names_of, on_c2c
+from gpudoctor.checks.measured.peer_ranks import (
+    Yardstick,
+    against_others,
+    by_model,
+    other_processes,
+    ranks_without_figures,
+)
+from gpudoctor.checks.measured.probe_outcome import judged_outcome, rank_gpu, rank_subject
+from gpudoctor.checks.measured.under_load import highest_of, load_of
+from gpudoctor.checks.pcie.link_state import describe, hidden_bridges, names_of
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.links import link_gb_s
 from gpudoctor.facts.model.measured_hardware import HostLink
@@ -110,13 +116,13 @@ def _link_in_use(case: Case, gpu: Gpu, link: HostLink) -> tuple[int, int] | None
 
     Samples may have caught the link only while idle, when it is slowed down.
     """
-    if on_c2c(gpu):
+    if gpu.on_c2c:
         return None
     load = load_of(case, gpu, "link")
     sampled, lanes = (highest_of(load, n) if load else None for n in ("pcie_generation", "pcie_width"))
     width = known(gpu.pcie.width)
     fastest = max(link.h2d_alone_gb_s, link.d2h_alone_gb_s)
-    tries = ((sampled, lanes or width), (sampled, width), (generation_reachable(gpu), width))
+    tries = ((sampled, lanes or width), (sampled, width), (gpu.pcie.generation_reachable, width))
     for generation, count in tries:
         if generation and count:
             carries = link_gb_s(int(generation), int(count))
@@ -156,7 +162,7 @@ def _fails_below(case: Case, gpu: Gpu) -> Limit:
 
 def _lower_generation(case: Case, gpu: Gpu, in_use: tuple[int, int] | None, links: Sequence[HostLink]) -> str | None:
     """The link speed that was not reached under load, as text; starts with "the others" if those did reach it."""
-    reachable = generation_reachable(gpu)
+    reachable = gpu.pcie.generation_reachable
     if in_use is None or reachable is None or in_use[0] >= reachable:
         return None
     others = [

@@ -19,13 +19,13 @@ from gpudoctor.checks.core.finding import (
     unread,
     warn,
 )
-from gpudoctor.checks.core.peer_pairs import Joined, joined_pairs
-from gpudoctor.checks.core.peer_ranks import Yardstick, other_processes
-from gpudoctor.checks.core.probe_outcome import absent, not_judged, problems_of, rank_gpu, ranks_in_words
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE, Subject, of_gpu, of_pair
-from gpudoctor.checks.core.under_load import median
 from gpudoctor.checks.link.host import HOST
+from gpudoctor.checks.measured.peer_pairs import Joined, joined_pairs
+from gpudoctor.checks.measured.peer_ranks import Yardstick, other_processes
+from gpudoctor.checks.measured.probe_outcome import absent, not_judged, problems_of, rank_gpu, ranks_in_words
+from gpudoctor.checks.measured.under_load import median
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import known
 

@@ -11,7 +11,7 @@ from gpudoctor.checks.core.driver_messages import DAY_S, EventMeaning, count_a_d
 from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, ok, skip, unread, warn
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE, Subject, of_nic
-from gpudoctor.checks.core.under_load import median
+from gpudoctor.checks.measured.under_load import median
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import HostEvent, HostEventKind, RdmaPort
 

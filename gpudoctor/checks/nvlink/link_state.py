@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import re
-
 from gpudoctor.checks.core.case import Case
 from gpudoctor.checks.core.each_gpu import first_failed, untrusted
 from gpudoctor.checks.core.finding import Finding, skip, unknown, unread
 from gpudoctor.checks.core.subject import of_gpu
 from gpudoctor.facts.model.gpu import Gpu, NvLink
 from gpudoctor.facts.model.missing import Missing, known
-from gpudoctor.profiles.profile import GpuModel
 
 UP = ("active", "sleep")  # sleep is a power state, not a fault (nvml.h, NVML_NVLINK_STATE_SLEEP)
 
@@ -27,7 +24,7 @@ def not_judged(case: Case, gpu: Gpu, *, by_state: bool = True) -> Finding | None
         return skip(subject, "MIG is on: its instances have no NVLink")
     if isinstance(gpu.nvlinks, Missing):
         return unread(subject, "NVLink", gpu.nvlinks)
-    model = model_of(case, gpu)
+    model = case.model_of(gpu)
     if not gpu.nvlinks:
         if model is not None and model.nvlink is None:
             return skip(subject, f"the {model.name} has no NVLink")
@@ -53,14 +50,3 @@ def real_links(gpu: Gpu) -> list[NvLink]:
 def links_up(gpu: Gpu) -> int:
     """The number of links that carry data or can do so at once."""
     return sum(known(link.state) in UP for link in real_links(gpu))
-
-
-def model_of(case: Case, gpu: Gpu) -> GpuModel | None:
-    """The profile's GPU model if this GPU is one; on a mixed node others may not be."""
-    model, name = case.profile.gpu, known(gpu.name)
-    if model is None or name is None:
-        return None
-    bare = re.sub(r"^nvidia\s+", "", name, flags=re.IGNORECASE)
-    if any(re.fullmatch(p, bare, re.IGNORECASE) for p in model.patterns):
-        return model
-    return model if {known(peer.name) for peer in case.compute_gpus} == {name} else None

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import msgspec
 from msgspec.structs import replace
 
-from gpudoctor.checks.core.case import Case, Limit
+from gpudoctor.checks.core.case import Case, Limit, once_a_case
 from gpudoctor.checks.core.driver_messages import events_not_judged
 from gpudoctor.checks.core.each_gpu import in_virtual_machine, untrusted
 from gpudoctor.checks.core.explains import Explains
@@ -26,7 +27,7 @@ from gpudoctor.checks.core.finding import (
 )
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE, of_gpu
-from gpudoctor.checks.nvlink.link_state import UP, links_up, model_of, not_judged, real_links
+from gpudoctor.checks.nvlink.link_state import UP, links_up, not_judged, real_links
 from gpudoctor.facts.model.gpu import Gpu, NvLink
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.profiles.profile import GpuModel, NvlinkSpec, majority
@@ -87,7 +88,7 @@ def links(case: Case) -> Iterator[Finding]:
 
 def _none_shown(case: Case, gpu: Gpu) -> Finding | None:
     """A failure if the driver shows no links for a GPU made for NVSwitches, while links of a peer are up; else None."""
-    model, none = model_of(case, gpu), gpu.nvlinks
+    model, none = case.model_of(gpu), gpu.nvlinks
     absent = not none if not isinstance(none, Missing) else none.kind == "unsupported"
     if not absent or untrusted(gpu) or known(gpu.settings.mig_enabled) or model is None or _uncertain(model):
         return None
@@ -102,7 +103,7 @@ def _all_links(spec: NvlinkSpec) -> Expected:
 
 
 def _links_of(case: Case, gpu: Gpu, usual: float | None) -> Finding:
-    model = model_of(case, gpu)
+    model = case.model_of(gpu)
     spec = model.nvlink if model is not None else None
     if spec is None:
         finding = _by_peers(case, gpu)
@@ -212,19 +213,42 @@ def _partners(case: Case, gpu: Gpu) -> list[Gpu]:
     return found or (others if len(others) == 1 else [])
 
 
+class _Peers(msgspec.Struct, frozen=True):
+    """The GPUs of one model that have links: the links that are up on most of them and at most on one."""
+
+    number: int
+    usual: int | None
+    most: int
+    incomplete: int  # GPUs with a link that is down
+
+
+@once_a_case
+def _peers(case: Case) -> dict[str | None, _Peers]:
+    linked: dict[str | None, list[tuple[int, int]]] = {}
+    for gpu in case.gpus:
+        if links := real_links(gpu):
+            linked.setdefault(known(gpu.name), []).append((links_up(gpu), len(links)))
+    return {
+        name: _Peers(
+            len(counts), majority(up for up, _ in counts), max(counts)[0], sum(up != links for up, links in counts)
+        )
+        for name, counts in linked.items()
+    }
+
+
 def _by_peers(case: Case, gpu: Gpu) -> Finding:
     up, subject = links_up(gpu), of_gpu(gpu)
-    same = [g for g in case.gpus if known(g.name) == known(gpu.name) and real_links(g)]
-    usual, most = majority(links_up(g) for g in same), max(links_up(g) for g in same)
+    same = _peers(case)[known(gpu.name)]
+    usual, most = same.usual, same.most
     found = _count(gpu, len(real_links(gpu)))
-    if up == 0 and most and all(links_up(g) == len(real_links(g)) for g in same if g is not gpu):
+    if up == 0 and most and same.incomplete == 1:
         return _down(
             gpu, len(real_links(gpu)), Expected(f"{most}, as on every other GPU here", ">=", most, "links", "peers")
         )
     if not most and known(gpu.name) is None:
         # by design on cards without a bridge, a fault on every GPU made for NVSwitches
         return unknown(subject, f"no link is up, and the model is not known: {found.text}", *_down_evidence(gpu))
-    if len(same) == 1 and 0 < up < len(real_links(gpu)):
+    if same.number == 1 and 0 < up < len(real_links(gpu)):
         expected = Expected("all, or as many as its peers, of which this text shows none", source="peers")
         likely = "links are down; or this machine wires only some, as an instance with a part of a board does"
         return warn(subject, found, expected, *_down_evidence(gpu), likely=likely, advice=_ADVICE)

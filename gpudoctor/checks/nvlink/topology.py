@@ -9,7 +9,6 @@ from gpudoctor.checks.core.each_gpu import first_failed, in_virtual_machine, tru
 from gpudoctor.checks.core.finding import Advice, Expected, Finding, Found, fail, ok, skip, unread, warn
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE, Subject, of_gpu, of_pair
-from gpudoctor.checks.nvlink.link_state import model_of
 from gpudoctor.checks.nvlink.matrix import (
     MATRIX_ADVICE,
     bond,
@@ -95,7 +94,7 @@ def _kind(case: Case, pairs: list[GpuPair], gpus: list[Gpu]) -> str:
     node = case.profile.node
     if node is not None and node.nvlink_topology != "none":
         return "mesh" if node.nvlink_topology == "cube-mesh" else node.nvlink_topology
-    model = model_of(case, gpus[0])
+    model = case.model_of(gpus[0])
     if model is not None and model.nvlink is not None and model.nvlink.kind == "switch":
         return "switch"
     if not any(bond(pair) for pair in pairs):
@@ -123,7 +122,7 @@ def _odd_bonds(case: Case, pairs: list[GpuPair], gpus: dict[int, Gpu]) -> list[F
     if not any(bonds):
         return [_no_bond(case, pairs, list(gpus.values()))]
     full, source = max(bonds), "peers"
-    model = model_of(case, next(iter(gpus.values())))
+    model = case.model_of(next(iter(gpus.values())))
     switched = any(known(link.remote_kind) == "switch" for gpu in gpus.values() for link in known(gpu.nvlinks) or ())
     if switched and model is not None and model.nvlink is not None and "nvlink" not in model.uncertain:
         # through switches, every pair shares all links of a GPU
@@ -145,7 +144,7 @@ def _odd_bonds(case: Case, pairs: list[GpuPair], gpus: dict[int, Gpu]) -> list[F
 def _no_bond(case: Case, pairs: list[GpuPair], gpus: list[Gpu]) -> Finding:
     """No pair of a model made for NVSwitches has NVLink: a fault on bare metal, a choice in a VM."""
     virtual = in_virtual_machine(case.node, gpus)
-    model = model_of(case, gpus[0])
+    model = case.model_of(gpus[0])
     certain = not virtual and (model is None or "nvlink" not in model.uncertain)
     return (fail if certain else warn)(
         NODE,
@@ -185,7 +184,7 @@ def _odd_mesh(pairs: list[GpuPair], gpus: dict[int, Gpu]) -> list[Finding]:
 
 def _odd_bridges(case: Case, pairs: list[GpuPair], gpus: dict[int, Gpu]) -> list[Finding]:
     bonded = [pair for pair in pairs if bond(pair)]
-    model = model_of(case, next(iter(gpus.values())))
+    model = case.model_of(next(iter(gpus.values())))
     full = max([bond(pair) for pair in bonded], default=0)
     if model is not None and model.nvlink is not None and "nvlink.links" not in model.uncertain:
         # a card on a four-way bridge splits its links between three partners

@@ -11,7 +11,7 @@ from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, F
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.runner import NO_GPU
 from gpudoctor.checks.core.subject import NODE, Subject, of_gpu
-from gpudoctor.checks.pcie.link_state import bridges_not_judged, on_c2c
+from gpudoctor.checks.pcie.link_state import bridges_not_judged
 from gpudoctor.facts.model.driver import KernelEvent
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import Missing, known
@@ -56,7 +56,7 @@ def _acs_does_not_matter(case: Case) -> str | None:
         return "this host runs virtual machines: isolation is there by design"
     if any(known(g.settings.confidential_compute) for g in gpus):
         return "confidential computing isolates the GPUs by design"
-    if known(node.host.machine) == "aarch64" or any(on_c2c(g) for g in gpus):
+    if known(node.host.machine) == "aarch64" or any(g.on_c2c for g in gpus):
         return "on Arm and Grace the IOMMU is always on, by design"
     # on other GPUs, ACS or the IOMMU may be the reason for the same status
     geforce = all("geforce" in (known(g.name) or "").lower() for g in gpus)
@@ -98,16 +98,17 @@ def _redirect_above(case: Case, gpu: Gpu) -> Finding:
     bridges = (known(gpu.pcie.path) or ())[1:]
     on = [hop for hop in bridges if known(hop.acs_redirect) is True]
     if on:
-        names = ", ".join(hop.bus_id for hop in on)
+        names = " ".join(hop.bus_id for hop in on)
+        off = f"for bridge in {names}; do sudo setpci -s $bridge ECAP_ACS+0x6.w=0000; done"
         return warn(
             subject,
-            f"ACS redirect is on above it ({names})",
+            f"ACS redirect is on in {len(on)} bridge{'s' * (len(on) > 1)} above it",
             Expected("off, so that GPUs under one switch reach each other directly", source="nccl#2079, NCCL docs"),
-            *(Evidence(f"ACS control of {hop.bus_id}", "request or completion redirect set") for hop in on),
+            Evidence("ACS control with request or completion redirect set", names),
             likely="the BIOS or kernel turned Access Control Services on, as for virtual machines",
             advice=(
                 "Turn ACS (or VT-d / AMD-Vi, where no VM needs it) off in the BIOS.",
-                Advice("Until the next boot:", f"sudo setpci -s {on[0].bus_id} ECAP_ACS+0x6.w=0000"),
+                Advice("Until the next boot:", off),
                 Advice("Then see that peer-to-peer works:", "gpudoctor check link.peer --level full"),
             ),
         )

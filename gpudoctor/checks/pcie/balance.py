@@ -9,7 +9,7 @@ from gpudoctor.checks.core.each_gpu import trusted
 from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, ok, skip, unknown, unread, warn
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE, of_gpu
-from gpudoctor.checks.pcie.link_state import generation_reachable, hidden_bridges, names_of, on_c2c, slot_above
+from gpudoctor.checks.pcie.link_state import hidden_bridges, names_of, slot_above
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.links import link_gb_s
 from gpudoctor.facts.model.missing import Missing, known
@@ -40,7 +40,7 @@ def balance(case: Case) -> Iterator[Finding]:
     if len(gpus) < 2:
         yield skip(NODE, "fewer than two GPUs to share lanes")
         return
-    if any(on_c2c(gpu) for gpu in gpus):
+    if any(gpu.on_c2c for gpu in gpus):
         yield skip(NODE, "the host link of these GPUs is NVLink-C2C, not PCIe")
         return
     widths = [(gpu, gpu.pcie.width) for gpu in gpus]
@@ -115,5 +115,5 @@ def _lanes(gpu: Gpu) -> int:
 
 
 def _worth(gpu: Gpu) -> float | None:
-    generation = generation_reachable(gpu) or known(gpu.pcie.generation_max) or known(gpu.pcie.generation)
+    generation = gpu.pcie.generation_reachable or known(gpu.pcie.generation_max) or known(gpu.pcie.generation)
     return link_gb_s(generation, _lanes(gpu)) if generation else None

@@ -19,7 +19,7 @@ from gpudoctor.checks.core.finding import (
 )
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import of_gpu
-from gpudoctor.checks.pcie.link_state import generation_reachable, hidden_bridges, idling, on_c2c, rates_gb_s
+from gpudoctor.checks.pcie.link_state import hidden_bridges, idling, rates_gb_s
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.links import generation_of
 from gpudoctor.facts.model.missing import Missing, known
@@ -40,7 +40,7 @@ def link_speed(case: Case, gpu: Gpu) -> Finding:
     subject, link = of_gpu(gpu), gpu.pcie
     if isinstance(link.generation, Missing):
         return unread(subject, "PCIe generation", link.generation)
-    now, most = link.generation, generation_reachable(gpu)
+    now, most = link.generation, gpu.pcie.generation_reachable
     if min(now, now if most is None else most) <= 0:
         return unknown(subject, f"PCIe generation: the answer, {now} of {most}, is none")
     device = known(link.device_generation_max)
@@ -53,7 +53,7 @@ def link_speed(case: Case, gpu: Gpu) -> Finding:
     expected = Expected(f"PCIe Gen{most}: what GPU and slot can do together", ">=", most, "generation", "slot maximum")
     if now >= most:
         return ok(subject, found, expected)
-    if on_c2c(gpu) and not any((known(peer.pcie.generation) or 0) > now for peer in same_model(case, gpu)):
+    if gpu.on_c2c and not any((known(peer.pcie.generation) or 0) > now for peer in same_model(case, gpu)):
         return skip(subject, f"Gen{now}: the host link of this GPU is NVLink-C2C, not PCIe")
     idle = idling(gpu, case.limit(_BUSY_PCT, gpu))
     if idle is None:

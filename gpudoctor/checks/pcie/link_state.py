@@ -1,8 +1,6 @@
-"""Helpers of the PCIe checks: what GPU, slot and host can do together, whether the link is idle, and its rates."""
+"""What the PCIe checks share: the slot and bridges above a GPU, whether its link is idle, and its rates."""
 
 from __future__ import annotations
-
-import re
 
 from gpudoctor.checks.core.case import Case
 from gpudoctor.checks.core.each_gpu import passed_through
@@ -11,24 +9,11 @@ from gpudoctor.checks.core.subject import of_gpu
 from gpudoctor.facts.model.gpu import Gpu, PcieHop
 from gpudoctor.facts.model.links import link_gb_s
 from gpudoctor.facts.model.missing import Missing, known
-from gpudoctor.lazy_pattern import lazy_pattern
-
-# NVIDIA Grace superchips and GB10: the CPU uses NVLink-C2C to reach the GPU; PCIe is narrow or idle by design
-_C2C_NAME = lazy_pattern(r"\b(GH200|GB200|GB300|GB10)\b", re.IGNORECASE)
 
 
 def describe(generation: int | None, lanes: int) -> str:
     """Text for a link: "PCIe Gen4 x8"."""
     return f"PCIe Gen{generation} x{lanes}" if generation else f"PCIe x{lanes}"
-
-
-def generation_reachable(gpu: Gpu) -> int | None:
-    """The generation that GPU and slot can run together, as far as it is known."""
-    both = known(gpu.pcie.generation_max)
-    if both is not None:
-        return both
-    device, host = known(gpu.pcie.device_generation_max), known(gpu.pcie.host_generation_max)
-    return None if device is None or host is None else min(device, host)
 
 
 def slot_above(gpu: Gpu) -> PcieHop | None:
@@ -62,11 +47,6 @@ def rates_gb_s(now: tuple[int | None, int], full: tuple[int | None, int]) -> tup
     """Line rates in one direction at two pairs of generation and lanes; None if either is not known."""
     has, could = (link_gb_s(generation, lanes) if generation else None for generation, lanes in (now, full))
     return None if has is None or could is None else (has, could)
-
-
-def on_c2c(gpu: Gpu) -> bool:
-    """Whether the CPU reaches this GPU over NVLink-C2C, so that its PCIe link has no load."""
-    return _C2C_NAME.search(known(gpu.name) or "") is not None
 
 
 def idling(gpu: Gpu, busy_percent: float) -> bool | None:

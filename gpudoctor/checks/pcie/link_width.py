@@ -21,10 +21,8 @@ from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import of_gpu
 from gpudoctor.checks.pcie.link_state import (
     describe,
-    generation_reachable,
     hidden_bridges,
     names_of,
-    on_c2c,
     rates_gb_s,
     slot_above,
 )
@@ -54,7 +52,7 @@ def link_width(case: Case, gpu: Gpu) -> Finding:
     narrower = width < _widest(case).get(gpu.name, 0)
     wider = [peer for peer in same_model(case, gpu) if (known(peer.pcie.width) or 0) > width] if narrower else []
     # by design all of them are narrow; a single narrow one among wider ones is not
-    if width < own_max and on_c2c(gpu) and not wider:
+    if width < own_max and gpu.on_c2c and not wider:
         return skip(subject, f"x{width} of x{own_max}: the host link of this GPU is NVLink-C2C, not PCIe")
     slot = slot_above(gpu) if hidden_bridges(case, gpu) is None else None
     slot_max = known(slot.max_width) if slot else None
@@ -91,7 +89,7 @@ def _widest(case: Case) -> dict[str | Missing, int]:
 
 
 def _generation(gpu: Gpu) -> int | None:
-    return generation_reachable(gpu) or known(gpu.pcie.generation)
+    return gpu.pcie.generation_reachable or known(gpu.pcie.generation)
 
 
 def _found(gpu: Gpu, width: int) -> Found:
@@ -146,7 +144,7 @@ def _running_at(lanes: int, peers: list[Gpu]) -> str:
 def _by_lspci(gpu: Gpu, width: int) -> Finding | None:
     """A finding by what lspci reports about a link below the GPU's maximum; None if it does not report that."""
     path = known(gpu.pcie.path)
-    if not path or not isinstance(path[0].width_downgraded, bool) or on_c2c(gpu):
+    if not path or not isinstance(path[0].width_downgraded, bool) or gpu.on_c2c:
         return None
     subject, evidence = of_gpu(gpu), Evidence("lspci LnkSta", f"Width x{width}")
     if not path[0].width_downgraded:

@@ -24,7 +24,7 @@ from gpudoctor.checks.core.finding import (
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.runner import NO_GPU
 from gpudoctor.checks.core.subject import NODE, Subject, of_gpu
-from gpudoctor.checks.pcie.link_state import bridges_not_judged, describe, names_of, on_c2c, rates_gb_s
+from gpudoctor.checks.pcie.link_state import bridges_not_judged, describe, names_of, rates_gb_s
 from gpudoctor.facts.model.driver import KernelEvent
 from gpudoctor.facts.model.gpu import Gpu, PcieHop
 from gpudoctor.facts.model.links import GT_S, generation_of
@@ -74,7 +74,7 @@ def upstream(case: Case) -> Iterator[Finding]:
     for gpu in case.gpus:
         if reason := untrusted(gpu):
             yield unknown(of_gpu(gpu), reason)
-        elif on_c2c(gpu):
+        elif gpu.on_c2c:
             yield skip(of_gpu(gpu), "the host link of this GPU is NVLink-C2C, not PCIe")
         elif finding := bridges_not_judged(case, gpu):
             yield finding

@@ -18,9 +18,9 @@ from gpudoctor.checks.core.finding import (
     unread,
     warn,
 )
-from gpudoctor.checks.core.probe_outcome import absent
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import of_path
+from gpudoctor.checks.measured.probe_outcome import absent
 from gpudoctor.facts.model.measured_hardware import ReadPattern, StorageRate, StorageRead
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.units import figure_text, short_size, time_text

@@ -8,7 +8,9 @@ from math import isfinite
 from gpudoctor.checks.core.case import Case, Limit
 from gpudoctor.checks.core.explains import Explains
 from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, Status, fail, ok, unknown, unread
-from gpudoctor.checks.core.probe_outcome import (
+from gpudoctor.checks.core.registry import CheckFunction, check
+from gpudoctor.checks.core.subject import NODE
+from gpudoctor.checks.measured.probe_outcome import (
     absent,
     judged_problems,
     mode_that_closes,
@@ -17,8 +19,6 @@ from gpudoctor.checks.core.probe_outcome import (
     rank_subject,
     ranks_in_words,
 )
-from gpudoctor.checks.core.registry import CheckFunction, check
-from gpudoctor.checks.core.subject import NODE
 from gpudoctor.facts.model.measured_strategies import Strategies, StrategyRank, StrategyRun
 from gpudoctor.units import seconds_text, short_mib
 

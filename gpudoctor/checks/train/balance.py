@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 from gpudoctor.checks.core.case import Case, Limit
 from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, skip, unknown, warn
-from gpudoctor.checks.core.peer_ranks import slowness_causes
-from gpudoctor.checks.core.probe_outcome import rank_gpu, rank_subject, ranks_in_words
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE
-from gpudoctor.checks.train.straggler import Deviation, SlowData, Thresholds, deviations, is_shared, slow_data
+from gpudoctor.checks.measured.probe_outcome import rank_gpu, rank_subject, ranks_in_words
+from gpudoctor.checks.measured.slowness import is_shared, slowness_causes
+from gpudoctor.checks.train.straggler import Deviation, SlowData, Thresholds, deviations, slow_data
 from gpudoctor.checks.train.sync import judges_training
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.measurements import Training, TrainRank

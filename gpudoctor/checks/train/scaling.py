@@ -9,10 +9,10 @@ import msgspec
 
 from gpudoctor.checks.core.case import Case, Limit
 from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, ok, skip, unknown, unread, warn
-from gpudoctor.checks.core.probe_outcome import rank_gpu, ranks_in_words
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE
-from gpudoctor.checks.core.under_load import median
+from gpudoctor.checks.measured.probe_outcome import rank_gpu, ranks_in_words
+from gpudoctor.checks.measured.under_load import median
 from gpudoctor.checks.train.sync import judges_training
 from gpudoctor.facts.model.measurements import Training
 from gpudoctor.facts.model.missing import Missing, known

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from gpudoctor.checks.core.case import Case, Limit
 from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, ok, skip, unknown, unread, warn
 from gpudoctor.checks.core.finding import unread as not_read
-from gpudoctor.checks.core.probe_outcome import not_measured, on_gpus, problems_of, rank_subject, ranks_in_words
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE, of_gpu
-from gpudoctor.checks.core.under_load import highest_of, is_of, median, median_of, telemetry_of
+from gpudoctor.checks.measured.probe_outcome import not_measured, on_gpus, problems_of, rank_subject, ranks_in_words
+from gpudoctor.checks.measured.under_load import highest_of, is_of, median, median_of, telemetry_of
 from gpudoctor.checks.train.sync import SYNC, judges_training
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.measurements import Training

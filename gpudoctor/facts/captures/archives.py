@@ -23,7 +23,7 @@ FACTS, REPORT, KERNEL, VERSIONS, MANIFEST = "facts.json", "report.json", "kernel
 MEMBERS = (FACTS, REPORT, KERNEL, VERSIONS, MANIFEST)
 # from an acceptance run: its comparisons, its probes' measurements, and raw data that is only kept for people to read
 ACCEPTANCE, MEASURED = "acceptance.json", "measurements.json"
-_RAW = re.compile(r"(?:report|nvml|nvidia-smi|nccl|plain|quick)-[a-z-]{1,30}\.(?:json|txt)|nvidia-smi\.xml")
+_RAW = re.compile(r"(?:report|measured|nvml|nvidia-smi|nccl|plain|quick)-[a-z-]{1,30}\.(?:json|txt)|nvidia-smi\.xml")
 _MAX_ENTRIES = 64
 _BLOCK = 512
 _LINE = re.compile(r"([0-9a-f]{64})  ([A-Za-z.-]{1,48})")

@@ -1,5 +1,6 @@
 """One GPU: its links, memory, clocks, power and settings. Units are in the names; an unknown leaf is `Missing`."""
 
+import re
 from typing import Literal
 
 from gpudoctor.facts.model.links import Fabric as Fabric
@@ -10,7 +11,11 @@ from gpudoctor.facts.model.links import P2pStatus as P2pStatus
 from gpudoctor.facts.model.links import PathKind as PathKind
 from gpudoctor.facts.model.links import PcieHop as PcieHop
 from gpudoctor.facts.model.links import PcieLink as PcieLink
-from gpudoctor.facts.model.missing import NOT_READ, Fact, Missing
+from gpudoctor.facts.model.missing import NOT_READ, Fact, Missing, known
+from gpudoctor.lazy_pattern import lazy_pattern
+
+# NVIDIA Grace superchips and GB10: the CPU uses NVLink-C2C to reach the GPU; PCIe is narrow or idle by design
+_C2C_NAME = lazy_pattern(r"\b(GH200|GB200|GB300|GB10)\b", re.IGNORECASE)
 
 
 class CallError(Fact, frozen=True):
@@ -257,3 +262,8 @@ class Gpu(Fact, frozen=True):
     @property
     def label(self) -> str:
         return f"GPU {self.index} ({self.bus_id})"
+
+    @property
+    def on_c2c(self) -> bool:
+        """Whether the CPU reaches this GPU over NVLink-C2C, so that its PCIe link has no load."""
+        return _C2C_NAME.search(known(self.name) or "") is not None

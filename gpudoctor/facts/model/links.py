@@ -5,7 +5,7 @@ And the rates of PCIe generations. Source: PCI Express Base Specification.
 
 from typing import Literal
 
-from gpudoctor.facts.model.missing import NOT_READ, Fact, Missing
+from gpudoctor.facts.model.missing import NOT_READ, Fact, Missing, known
 
 # GT/s per lane
 GT_S: dict[int, float] = {1: 2.5, 2: 5.0, 3: 8.0, 4: 16.0, 5: 32.0, 6: 64.0}
@@ -79,6 +79,15 @@ class PcieLink(Fact, frozen=True):
     replays: int | Missing = NOT_READ
     replay_rollovers: int | Missing = NOT_READ
     path: tuple[PcieHop, ...] | Missing = NOT_READ
+
+    @property
+    def generation_reachable(self) -> int | None:
+        """The generation that GPU and slot can run together, as far as it is known."""
+        both = known(self.generation_max)
+        if both is not None:
+            return both
+        device, host = known(self.device_generation_max), known(self.host_generation_max)
+        return None if device is None or host is None else min(device, host)
 
 
 LinkState = Literal["active", "inactive", "sleep", "disabled"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from gpudoctor.checks.core.under_load import event_share, percent
+from gpudoctor.checks.measured.under_load import event_share, percent
 from gpudoctor.facts.model.measured_hardware import ComputeRank
 from gpudoctor.facts.model.measurements import Measurements, Training, TrainRank
 from gpudoctor.facts.model.missing import known

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, ok, skip, unknown, warn
-from gpudoctor.checks.core.peer_ranks import slowness_causes
 from gpudoctor.checks.core.subject import NODE, Subject, of_rank
+from gpudoctor.checks.measured.slowness import slowness_causes
 from gpudoctor.facts.model.missing import known
 from gpudoctor.run.findings.run_check import run_check
 from gpudoctor.run.findings.slow_ranks import LEAST_STEPS, LIMITS, WARN_RATIO, SlowRank, compared

@@ -10,7 +10,8 @@ from gpudoctor.checks.core.finding import Advice, Expected, Finding, Found, ok, 
 from gpudoctor.checks.core.subject import NODE
 from gpudoctor.run.findings.balance import evidence_of, expected_ratio, subject_of
 from gpudoctor.run.findings.run_check import run_check
-from gpudoctor.run.findings.slow_ranks import LIMITS, compared, ranks_with_shares
+from gpudoctor.run.findings.slow_ranks import LIMITS, compared, ranks_with_shares, share_of_steps
+from gpudoctor.run.observer.layout import DATA
 from gpudoctor.run.watched import Watched
 
 _SHARE = Limit(0.20, "of the step", "gpudoctor's own choice: a fifth of the time is worth a change", name="share_warn")
@@ -43,7 +44,7 @@ def data(watched: Watched) -> Iterator[Finding]:
         )
     if named:
         return
-    share = fmean(sum(s.data_ms for s in rank.steps) / sum(s.step_ms for s in rank.steps) for rank in ranks)
+    share = fmean(share_of_steps(rank, DATA) for rank in ranks)
     found = Found(f"{share:.0%} of the step is spent on getting the next batch", round(share, 4), "share")
     expected = Expected(f"at most {_SHARE.value:.0%}", "<=", _SHARE.value, "share", _SHARE.source)
     if share > _SHARE.value:

@@ -75,11 +75,18 @@ def ranks_with_shares(watched: Watched) -> list[WatchedRank]:
     ]
 
 
+def share_of_steps(rank: WatchedRank, phase: int) -> float:
+    """What part of the rank's steps this phase takes; time in which it only lacked a CPU is left out of both."""
+    whole_ms = sum(step.undisturbed_ms(*range(len(PHASES))) for step in rank.steps)
+    return sum(step.undisturbed_ms(phase) for step in rank.steps) / whole_ms if whole_ms > 0 else 0.0
+
+
 def compared(watched: Watched) -> RankComparison:
     """Compare the ranks of a run.
 
     What counts first is the time in which a rank had a CPU or needed none: on a busy machine the rest is chance. A
-    rank that lacks a CPU much more than the others is named for that alone.
+    rank that lacks a CPU much more than the others is named for that alone, if it may not use the same CPUs as they:
+    which of equal processes the kernel lets wait is chance too.
     """
     ranks = [rank for rank in watched.ranks if rank.steps]
     steps = min((len(rank.steps) for rank in ranks), default=0)
@@ -94,7 +101,8 @@ def compared(watched: Watched) -> RankComparison:
     unsure: list[Deviation] = []
     for place, rank in enumerate(ranks):
         pair = _Pair(each[rank.rank], [each[other.rank] for other in ranks if other is not rank])
-        if _is_confirmed(wall[place]) and wall[place].ratio >= _LEAST_STARVED_RATIO and _is_starved(pair):
+        starved = any(other.cpus != rank.cpus for other in ranks) and _is_starved(pair)
+        if starved and _is_confirmed(wall[place]) and wall[place].ratio >= _LEAST_STARVED_RATIO:
             own_ms, usual_ms = pair.both(lambda step: step.own_ms)
             slow.append(SlowRank(rank, wall[place].ratio, "cpu", own_ms, usual_ms, "own", pair.middle))
         elif _is_confirmed(own[place]) or (_is_confirmed(compute[place]) and own[place].ratio >= _LEAST_OWN_RATIO):

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from gpudoctor.checks.core.case import Limit
 from gpudoctor.checks.core.finding import Expected, Finding, Found, ok, skip, warn
 from gpudoctor.checks.core.subject import NODE
-from gpudoctor.checks.core.under_load import telemetry_of
+from gpudoctor.checks.measured.under_load import telemetry_of
 from gpudoctor.run.findings.run_check import run_check
 from gpudoctor.run.watched import Watched
 

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from gpudoctor.checks.core.finding import Status
-from gpudoctor.checks.gpu.in_use import use_of_gpu
+from gpudoctor.checks.core.gpu_use import use_of_gpu
 from gpudoctor.facts.model.gpu import GpuProcess, Power, Utilization, system_program
 from gpudoctor.facts.model.missing import NOT_READ, UNSUPPORTED, Missing
 from gpudoctor.facts.model.node import Node, Source

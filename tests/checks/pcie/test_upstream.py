@@ -126,7 +126,7 @@ def test_redirect_above_a_gpu_is_a_warning_that_names_the_bridge() -> None:
     node = on_gpus(simulated("hgx-h100-8"), 4, pcie__path=hops({1: {"acs_redirect": True}}))
     [finding] = bad(judged(ACS, node))
     assert (finding.status, finding.subject.gpu) == (Status.WARN, 4)
-    assert says(finding, "setpci -s 0000:9a:00.0")
+    assert says(finding, "for bridge in 0000:9a:00.0; do sudo setpci -s $bridge ")
 
 
 def test_a_translating_iommu_is_a_warning_of_the_node() -> None:

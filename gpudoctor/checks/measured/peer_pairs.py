@@ -7,9 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from gpudoctor.checks.core.case import Case
-from gpudoctor.checks.core.probe_outcome import rank_gpu
-from gpudoctor.checks.nvlink.link_state import model_of
-from gpudoctor.checks.pcie.link_state import generation_reachable
+from gpudoctor.checks.measured.probe_outcome import rank_gpu
 from gpudoctor.facts.model.gpu import Gpu, GpuPair
 from gpudoctor.facts.model.links import link_gb_s
 from gpudoctor.facts.model.measured_hardware import PeerLink
@@ -85,7 +83,7 @@ def _joined(case: Case, a: Gpu, b: Gpu, links: tuple[PeerLink, ...], pair: GpuPa
 
 
 def _line(case: Case, gpus: tuple[Gpu, Gpu], nvlinks: int) -> tuple[float | None, bool]:
-    specs = [(model, model.nvlink) for gpu in gpus if (model := model_of(case, gpu)) is not None]
+    specs = [(model, model.nvlink) for gpu in gpus if (model := case.model_of(gpu)) is not None]
     rates = [spec.gb_s_per_link for _, spec in specs if spec is not None]
     if len(rates) < 2:
         return None, False
@@ -94,5 +92,5 @@ def _line(case: Case, gpus: tuple[Gpu, Gpu], nvlinks: int) -> tuple[float | None
 
 
 def _pcie_gb_s(gpu: Gpu) -> float | None:
-    generation, width = generation_reachable(gpu), known(gpu.pcie.width)
+    generation, width = gpu.pcie.generation_reachable, known(gpu.pcie.width)
     return link_gb_s(generation, width) if generation and width else None

@@ -9,10 +9,9 @@ import msgspec
 
 from gpudoctor.checks.core.case import Case, Limit
 from gpudoctor.checks.core.finding import Expected, Finding, unknown
-from gpudoctor.checks.core.probe_outcome import on_gpus, problems_of, rank_gpu, rank_subject
-from gpudoctor.checks.core.under_load import load_of, median
-from gpudoctor.checks.gpu.in_use import use_of_gpu
-from gpudoctor.checks.train.straggler import causes
+from gpudoctor.checks.core.gpu_use import use_of_gpu
+from gpudoctor.checks.measured.probe_outcome import on_gpus, problems_of, rank_gpu, rank_subject
+from gpudoctor.checks.measured.under_load import median
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import known
 
@@ -77,16 +76,6 @@ def against_others(rank: int, figures: Mapping[int, float]) -> float | None:
     return figures[rank] / usual if usual else None
 
 
-def slowness_causes(case: Case, rank: int, group: Sequence[int], during: str) -> list[str]:
-    """What facts and telemetry show that can make this rank's GPU slower than the rest of its group."""
-    gpu = rank_gpu(case, rank)
-    if gpu is None:
-        return []
-    peers = _others(case, rank, group)
-    loads = [load for peer in peers if (load := load_of(case, peer, during)) is not None]
-    return causes(gpu, peers, load_of(case, gpu, during), loads)
-
-
 def other_processes(case: Case, rank: int) -> str | None:
     """Text naming other processes that compute on this rank's GPU, which make its figures meaningless; else None."""
     gpu = rank_gpu(case, rank)
@@ -100,7 +89,7 @@ def slowing_setting(case: Case, rank: int, group: Sequence[int]) -> str | None:
     if gpu is None:
         return None
     limit_w, usual_w = known(gpu.power.limit_w), known(gpu.power.default_limit_w)
-    for peer in _others(case, rank, group):
+    for peer in others_of(case, rank, group):
         usual_w = max(usual_w or 0.0, known(peer.power.limit_w) or 0.0)
     if limit_w is not None and usual_w and limit_w < usual_w * 0.98:
         return f"its power limit is set to {limit_w:g} W, where {usual_w:g} W are usual"
@@ -108,5 +97,6 @@ def slowing_setting(case: Case, rank: int, group: Sequence[int]) -> str | None:
     return "its clocks are held down by a setting" if set_clocks else None
 
 
-def _others(case: Case, rank: int, group: Sequence[int]) -> list[Gpu]:
+def others_of(case: Case, rank: int, group: Sequence[int]) -> list[Gpu]:
+    """The GPUs of the other ranks of a group, as far as they are known."""
     return [gpu for other in group if other != rank and (gpu := rank_gpu(case, other)) is not None]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpudoctor.checks.env.cuda_device_list import resolve
+from gpudoctor.checks.core.cuda_device_list import resolve
 from gpudoctor.facts.model.gpu import Gpu, MigInstance, Settings
 from gpudoctor.facts.model.missing import Missing
 from tests.checks.one_check import gpu, gpus, uuid_of
