@@ -19,7 +19,6 @@ from gpudoctor.checks.core.case import Case
 from gpudoctor.checks.host import nccl_shared_memory as nccl_need
 from gpudoctor.checks.link import peer
 from gpudoctor.checks.nvlink import links
-from gpudoctor.checks.nvlink.link_state import model_of
 from gpudoctor.facts.captures import SourceError
 from gpudoctor.facts.captures.nvidia_smi.nvlink import parse_nvlink
 from gpudoctor.facts.model.gpu import Gpu, NvLink
@@ -274,7 +273,7 @@ def _speed(gpu: Gpu, active: list[NvLink], *, nominal: float | None) -> Iterator
 
 
 def _nominal_gb_s(case: Case, gpu: Gpu) -> float | None:
-    model = model_of(case, gpu)
+    model = case.model_of(gpu)
     return model.nvlink.raw_gb_s if model is not None and model.nvlink is not None else None
 
 

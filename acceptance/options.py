@@ -33,7 +33,7 @@ def _parsed(argv: Sequence[str] | None, names: Sequence[str]) -> tuple[Acceptanc
     """The request and the path of the archive. Exits as argparse does if the options are wrong."""
     parser = Parser(
         prog="python -m acceptance",
-        description="Compare gpudoctor with nvidia-smi, plain torch loops and nccl-tests on this node, measure what its "
+        description="Compare gpudoctor with nvidia-smi, torch loops and nccl-tests on this node, measure what its "
         "constants rest on, and write all of it into one archive. Takes about 15 minutes on one GPU and 30 on eight.",
         epilog=f"steps: {', '.join(names)}. Exit codes: 0 all agreed, 1 something did not agree, 2 it could not run, "
         "130 and 143 ended by a signal (with what was seen until then in the archive).",

@@ -16,8 +16,8 @@ from acceptance.plain_loops import LOOPS, LoadOrder
 from acceptance.quick_steps import loaded_gpus
 from acceptance.run import AcceptanceRun, Item, StepError
 from acceptance.smi_step import SMI
-from gpudoctor.checks.gpu import in_use
-from gpudoctor.checks.gpu.in_use import readings_of, use_of
+from gpudoctor.checks.core import gpu_use
+from gpudoctor.checks.core.gpu_use import readings_of, use_of
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.nvml import settings as nvml_settings
@@ -33,12 +33,12 @@ _LOADED_S = 3.0
 _BEGIN_S = 120.0
 _READINGS = {"busy_pct": "utilization_pct", "used_mib": "memory_used_mib", "power_w": "power_w"}
 _OF_USE = (
-    constant(in_use, "_BUSY_PCT"),
+    constant(gpu_use, "BUSY_PCT"),
     constant(other_users, "SECOND_LOOK_S"),
-    constant(in_use, "_WORKING_POWER_SHARE"),
-    constant(in_use, "UNSEEN_MIB"),
+    constant(gpu_use, "_WORKING_POWER_SHARE"),
+    constant(gpu_use, "UNSEEN_MIB"),
 )
-_OF_WORK = (constant(in_use, "_CONTEXT_MIB"), constant(in_use, "_WORKING_POWER_SHARE"))
+_OF_WORK = (constant(gpu_use, "_CONTEXT_MIB"), constant(in_use, "_WORKING_POWER_SHARE"))
 
 
 class Moment(msgspec.Struct, frozen=True):
@@ -97,7 +97,7 @@ def idle(run: AcceptanceRun) -> Iterator[Item]:
 def _is_free(gpu: Gpu) -> bool:
     used_mib = known(gpu.memory_used_mib)
     alone = known(gpu.processes) == () and known(gpu.settings.mig_enabled) is not True and known(gpu.uuid) is not None
-    return alone and used_mib is not None and used_mib <= in_use.UNSEEN_MIB
+    return alone and used_mib is not None and used_mib <= gpu_use.UNSEEN_MIB
 
 
 def judged_idle(gpu: Gpu, seen: Watched) -> Iterator[Item]:

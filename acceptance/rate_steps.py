@@ -16,7 +16,6 @@ from acceptance.quick_steps import loaded_gpus
 from acceptance.run import AcceptanceRun, Item, StepError, agreed, could_not, differs
 from gpudoctor.checks.collective import bandwidth
 from gpudoctor.checks.compute import rates as compute_rates
-from gpudoctor.checks.nvlink.link_state import model_of
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.measurements import Collective, Measurements
 from gpudoctor.facts.model.missing import Missing, known
@@ -135,7 +134,7 @@ def judged_together(
     if len(gpus) > 1:
         rates += [(f"beside {len(gpus) - 1}", *each, clocks[1]) for each in zip(gpus, all_.gemm_tflops, strict=True)]
     for how, gpu, tflops, sampled in rates:
-        model = model_of(case, gpu)
+        model = case.model_of(gpu)
         best = model.achieved_bf16_tflops if model is not None else None
         measured = f"{gpu.label} {how}: {tflops:.4g} TFLOP/s in {dtype}{_clocks_of(gpu, sampled)}"
         if model is None or best is None:
@@ -166,7 +165,7 @@ def judged_memory(node: Node, gpus: Sequence[Gpu], plain: PlainFigures) -> Itera
     """The better of copy and triad, as compute.memory takes it, against the data sheet."""
     case, share = case_of(node), compute_rates._MEMORY_PEAK_WARN.value
     for gpu, copy, triad in zip(gpus, plain.copy_gb_s, plain.triad_gb_s, strict=True):
-        model = model_of(case, gpu)
+        model = case.model_of(gpu)
         peak = model.memory_bandwidth_gb_s if model is not None else None
         measured = f"{gpu.label}: copy {copy:.4g}, triad {triad:.4g} GB/s"
         if model is None or not peak:

@@ -13,7 +13,7 @@ UNSEEN_MIB = 2000  # an idle GPU shows at most the driver's own reserve, up to 1
 # Utilization alone is no use. It reads up to 100 % while the driver initialises a GPU with ECC (nvml.h on
 # nvmlDeviceGetUtilizationRates), and stays there after a process died in a kernel (Blackwell, drivers 580.95 to
 # 595.71). With it somebody works there if it holds a CUDA context (250 to 500 MiB), or if the GPU draws power.
-_BUSY_PCT = 20
+BUSY_PCT = 20
 _CONTEXT_MIB = 200
 _WORKING_POWER_SHARE = 0.5  # of the limit; idle GPUs draw 5 to 25 %, a T4 in P0 40 %
 
@@ -89,7 +89,7 @@ def _unlisted_work(unlisted_mib: int, readings: UseReadings) -> bool:
     if unlisted_mib > UNSEEN_MIB:
         return True
     has_context = unlisted_mib > _CONTEXT_MIB and not readings.reserve_counted
-    return (readings.busy_pct or 0) > _BUSY_PCT and (has_context or readings.draws_power)
+    return (readings.busy_pct or 0) > BUSY_PCT and (has_context or readings.draws_power)
 
 
 def harmless(kind: str, name: str | Missing | None) -> bool:

@@ -8,7 +8,7 @@ from gpudoctor.checks.core.case import Case, Limit
 from gpudoctor.checks.core.each_gpu import each_gpu, first_unread
 from gpudoctor.checks.core.explains import SPEEDS
 from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, ok, skip, unread, warn
-from gpudoctor.checks.core.gpu_use import UNSEEN_MIB, use_of_gpu
+from gpudoctor.checks.core.gpu_use import BUSY_PCT, UNSEEN_MIB, use_of_gpu
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.sight import REFUSED, hidden, refused_handles
 from gpudoctor.checks.core.subject import of_gpu
@@ -65,7 +65,7 @@ def _used_by(gpu: Gpu, others: tuple[GpuProcess, ...]) -> Finding:
 def _held_alone(gpu: Gpu) -> Finding | None:
     """A finding for a GPU in exclusive-process mode on which somebody works who is not listed; else None."""
     exclusive = (known(gpu.settings.compute_mode) or "").startswith("exclusive")
-    if not exclusive or (known(gpu.utilization.gpu_pct) or 0) <= _BUSY_PCT:
+    if not exclusive or (known(gpu.utilization.gpu_pct) or 0) <= BUSY_PCT:
         return None
     return warn(
         of_gpu(gpu),
