@@ -7,7 +7,7 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import msgspec
 
@@ -15,6 +15,7 @@ from gpudoctor.json_text import terminal_safe
 from gpudoctor.lazy_import import lazy_imports
 from gpudoctor.output import is_terminal, printable
 from gpudoctor.process.ending import send_signal
+from gpudoctor.units import duration_text
 
 with lazy_imports():
     import threading
@@ -28,40 +29,61 @@ USUAL_STANDARD_S = 30.0
 class ProgressLine(msgspec.Struct, frozen=True, omit_defaults=True):
     """What is starting now: `progress` in words ("all_reduce of 64 MiB").
 
-    `rank` and `probe` (launch, collective, link, compute, train) are set if a rank reported it. `left_s`: seconds that
-    the whole run usually still takes; absent if unknown.
+    `rank` and `probe` (launch, collective, link, compute, train) are set if a rank reported it, which is then in `step`
+    of `steps`. `elapsed_s`: seconds since the start. `left_s`: seconds that the whole run usually still takes; absent
+    if unknown.
     """
 
     progress: str
     rank: int | None = None
     probe: str | None = None
     left_s: float | None = None
+    step: int | None = None
+    steps: int | None = None
+    elapsed_s: float | None = None
+
+    @property
+    def words(self) -> str:
+        """ "step 2 of 3, 14 s, about 16 s left: all_reduce of 1 MiB"."""
+        parts = [
+            *([f"step {self.step} of {self.steps}"] if self.step else []),
+            *([duration_text(self.elapsed_s)] if self.elapsed_s is not None else []),
+            *([f"about {duration_text(self.left_s)} left"] if self.left_s else []),
+        ]
+        return f"{', '.join(parts)}: {self.progress}" if parts else self.progress
 
 
 class ProgressLines:
-    """Writes progress as JSON lines; called with words, and through `hear` with the messages of ranks.
+    """Progress as lines for `show`; called with words, and through `hear` with the messages of ranks.
 
-    `write` takes one line without its newline. `duration_s`: how long a burn keeps up its load, in seconds.
+    `show` gets None when there is nothing more to tell. `duration_s`: how long a burn keeps up its load, in seconds.
     """
 
     def __init__(
-        self, write: Callable[[str], None], duration_s: float | None, clock: Callable[[], float] = time.monotonic
+        self,
+        show: Callable[[ProgressLine | None], None],
+        duration_s: float | None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._write = write
+        self._show = show
         self._duration_s = duration_s
         self._clock = clock
         self._began_s = clock()
         self._ends_s: float | None = None
+        self._steps: tuple[str, ...] = ()
         self._said: dict[int, tuple[str, str]] = {}
 
     def __call__(self, words: str) -> None:
         # empty words clear the line of a terminal
         if words:
             self._tell(ProgressLine(words))
+        else:
+            self._show(None)
 
-    def expect(self, total_s: float) -> None:
-        """Set how long the whole run usually takes, in seconds from its start."""
-        self._ends_s = self._began_s + total_s
+    def expect(self, probes: Iterable[str], total_s: float | None) -> None:
+        """Set what ranks will run, in this order, and how long the whole run usually takes from its start."""
+        self._steps = ("launch", *probes)
+        self._ends_s = None if total_s is None else self._began_s + total_s
 
     def hear(self, rank: int, message: object) -> None:
         """Report the message of a rank if it starts a new phase; those of the launcher (rank below 0) never do."""
@@ -72,25 +94,33 @@ class ProgressLines:
         self._said[rank] = (message.probe, message.text)
         if self._duration_s is not None and self._ends_s is None and message.probe != "launch":
             self._ends_s = self._clock() + self._duration_s
-        self._tell(ProgressLine(message.text, rank, message.probe))
+        line = ProgressLine(message.text, rank, message.probe)
+        if message.probe in self._steps:
+            steps = self._steps
+            line = msgspec.structs.replace(line, step=steps.index(message.probe) + 1, steps=len(steps))
+        self._tell(line)
 
     def _tell(self, line: ProgressLine) -> None:
-        left_s = None if self._ends_s is None else round(self._ends_s - self._clock(), 1)
-        if left_s is not None and left_s > 0:
-            line = msgspec.structs.replace(line, left_s=left_s)
-        self._write(terminal_safe(msgspec.json.encode(line)).decode())
+        now_s = self._clock()
+        left_s = None if self._ends_s is None else round(self._ends_s - now_s, 1)
+        self._show(
+            msgspec.structs.replace(
+                line, elapsed_s=round(now_s - self._began_s, 1), left_s=left_s if left_s and left_s > 0 else None
+            )
+        )
 
 
-def terminal_progress() -> Callable[[str], None] | None:
-    """A function that rewrites one line of stderr; None if stderr is not a terminal."""
+def terminal_progress(duration_s: float | None = None) -> ProgressLines | None:
+    """Progress that rewrites one line of stderr; None if stderr is not a terminal."""
     if not is_terminal(sys.stderr):
         return None
 
-    def show(text: str) -> None:
-        sys.stderr.write(f"\r\x1b[2K{printable(text)[:76]}")
+    def show(line: ProgressLine | None) -> None:
+        text = "" if line is None else printable(line.words)
+        sys.stderr.write(f"\r\x1b[2K{text[:76]}")
         sys.stderr.flush()
 
-    return show
+    return ProgressLines(show, duration_s)
 
 
 def progress_to_stderr(duration_s: float | None) -> ProgressLines:
@@ -108,9 +138,11 @@ def progress_to_stderr(duration_s: float | None) -> ProgressLines:
     return ProgressLines(_write_line, duration_s)
 
 
-def _write_line(line: str) -> None:
+def _write_line(line: ProgressLine | None) -> None:
+    if line is None:
+        return
     try:
-        sys.stderr.write(line + "\n")
+        sys.stderr.write(terminal_safe(msgspec.json.encode(line)).decode() + "\n")
         sys.stderr.flush()
     except (OSError, ValueError, AttributeError):
         return

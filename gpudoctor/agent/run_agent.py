@@ -115,7 +115,10 @@ def check_once(request: AgentRequest) -> int | tuple[NodeStatus, str]:
 def _schedule(request: AgentRequest, kept: ExitStack) -> Schedule:
     plan = _plan(request)
     subject = WatchedSubject(plan.host, _utf8(request.node), tuple(_utf8(fault) or "" for fault in request.faults))
-    state = StateDirectory(request.state or default_directory(os.environ), subject)
+    folder = request.state or default_directory(os.environ)
+    if request.state is None and request.node is not None and not os.environ.get("STATE_DIRECTORY"):
+        folder /= "tried"  # the state of this machine is another one
+    state = StateDirectory(folder, subject)
     kept.callback(state.close)
     return Schedule(plan, state)
 

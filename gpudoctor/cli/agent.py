@@ -81,7 +81,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=Path,
         metavar="DIR",
         help="keeps the last report and the strikes over a restart "
-        "(default: $STATE_DIRECTORY, else gpudoctor in $XDG_STATE_HOME or ~/.local/state)",
+        "(default: $STATE_DIRECTORY, else gpudoctor in $XDG_STATE_HOME or ~/.local/state; tried in it for --node)",
     )
     parser.add_argument("--config", type=Path, metavar="FILE", help="for the checks that are run")
     node_option(parser, "as for check, to try it; without it, this machine")

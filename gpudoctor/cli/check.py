@@ -102,7 +102,8 @@ def _add_output(output: argparse._ArgumentGroup) -> None:
     output.add_argument(
         "--progress",
         action="store_true",
-        help="write progress to stderr as JSON lines (progress, rank, probe, left_s), until stderr is closed",
+        help="write progress to stderr as JSON lines (progress, rank, probe, step, steps, elapsed_s, left_s), until "
+        "stderr is closed",
     )
     color_option(output)
 
@@ -129,7 +130,8 @@ def run(args: argparse.Namespace) -> int:
     placement = local_placement(os.environ)
     _have_driver_read(args, placement)
     prep = api.prepared(_request(args))
-    say_progress = progress.progress_to_stderr(prep.burn_s) if args.progress else progress.terminal_progress()
+    writer = progress.progress_to_stderr if args.progress else progress.terminal_progress
+    say_progress = writer(prep.burn_s)
     if placement is not None and placement.rank:
         collector_ahead.dismiss_ahead()
         return _run_local_worker(placement) if prep.wants_ranks else OK

@@ -132,8 +132,11 @@ def _probed(
     """What the ranks measure."""
     limits_s = PROBE_DEADLINE_S if plan.backend == "nccl" else CPU_PROBE_DEADLINE_S
     lines = progress if isinstance(progress, progress_lines.ProgressLines) else None
-    if lines is not None and plan.backend == "nccl" and level == "standard":
-        lines.expect(progress_lines.USUAL_STANDARD_S)
+    if lines is not None:
+        usual = plan.backend == "nccl" and level == "standard"
+        lines.expect(plan.probes, progress_lines.USUAL_STANDARD_S if usual else None)
+    if progress is not None:
+        progress(f"start {plan.ranks} rank{'s' * (plan.ranks > 1)}")
     with run_progress.sampling(plan) as sampled:
 
         def hear(rank: int, message: messages.AnyMessage) -> None:

@@ -10,6 +10,7 @@ from textual.binding import Binding, BindingType
 from textual.dom import DOMNode
 from textual.screen import Screen
 from textual.widgets import Footer
+from textual.widgets._footer import FooterKey
 
 from gpudoctor.tui.labels import THEMES
 from gpudoctor.tui.panes.pane import TABS
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 PLAYBACK_ACTIONS = ("pause", "faster", "seek")
 # disabled while a modal screen is open
 MAIN_ACTIONS = ("help", "run_one", "run_all", "level", "problems", "filter", "save", "tab", *PLAYBACK_ACTIONS)
+# what a read-only view does not offer
+REFUSED_ACTIONS = ("run_one", "run_all", "run_domain", "measure", "level", "save", "export", "compare")
 
 KEYS: tuple[BindingType, ...] = (
     Binding("q", "quit", "Quit"),
@@ -56,15 +59,16 @@ def palette_commands(app: Doctor) -> Iterable[SystemCommand]:
         yield SystemCommand(f"Show {title}", f"Turn to the tab {title}", lambda name=name: app.action_tab(name))
     for theme in THEMES:
         yield SystemCommand(f"Theme: {theme}", "Change the colours", lambda theme=theme: setattr(app, "theme", theme))
-    yield SystemCommand("Run all checks", f"At level {app.state.level}", app.action_run_all)
-    yield SystemCommand("Run all checks at a level", "Quick, standard, full or burn", app.action_level)
+    if not app.state.read_only:
+        yield SystemCommand("Run all checks", f"At level {app.state.level}", app.action_run_all)
+        yield SystemCommand("Run all checks at a level", "Quick, standard, full or burn", app.action_level)
+        yield SystemCommand("Compare", "With a saved report, or with the run before", app.action_compare)
+        yield SystemCommand("Save the report", "As JSON or HTML", app.action_save)
+        yield SystemCommand("Export the screen", "As SVG into the working directory", app.action_export)
     if app.state.running is not None:
         yield SystemCommand("Cancel the check", "End it with what it has learnt", app.action_cancel)
     yield SystemCommand("Only problems", "In the check list", app.action_problems)
     yield SystemCommand("Filter checks", "In the check list", app.action_filter)
-    yield SystemCommand("Compare", "With a saved report, or with the run before", app.action_compare)
-    yield SystemCommand("Save the report", "As JSON or HTML", app.action_save)
-    yield SystemCommand("Export the screen", "As SVG into the working directory", app.action_export)
     yield SystemCommand("Keys", "All keys, and what the words mean", app.action_help)
     yield SystemCommand("Quit", "End gpudoctor", app.action_quit)
 
@@ -83,7 +87,8 @@ class KeyLine(Footer):
     def compose(self) -> ComposeResult:
         for key in super().compose():
             self._built = _shown_keys(self.screen)
-            yield key
+            if not (isinstance(key, FooterKey) and _refused(self.app, key.action)):
+                yield key
 
     def bindings_changed(self, screen: Screen[Any]) -> None:
         if screen is not self.screen or _shown_keys(screen) != self._built:
@@ -116,13 +121,24 @@ def _rows(app: App[Any], node: DOMNode) -> list[tuple[str, str]]:
     actions: dict[str, tuple[list[str], str]] = {}
     for key, bindings in node._bindings.key_to_bindings.items():
         for binding in bindings:
-            if binding.system or not binding.description or not _enabled(node, binding):
+            if (
+                binding.system
+                or not binding.description
+                or not _enabled(node, binding)
+                or _refused(app, binding.action)
+            ):
                 continue
             if binding.action.startswith(_SCROLLING):
                 continue
             keys, _ = actions.setdefault(binding.action, ([], binding.tooltip or binding.description))
             keys.append(app.get_key_display(binding) if binding.key_display or "," not in key else key)
     return [(" ".join(keys), text) for keys, text in actions.values()]
+
+
+def _refused(app: App[Any], action: str) -> bool:
+    """Whether the view is read-only and would refuse this action; its key still says why."""
+    state = getattr(app, "state", None)
+    return state is not None and state.read_only and action.rpartition(".")[2] in REFUSED_ACTIONS
 
 
 def _enabled(node: DOMNode, binding: Binding) -> bool:

@@ -47,13 +47,23 @@ def held(events: Sequence[str] | None) -> str:
 def bar(share: float | None, width: int) -> tuple[str, str]:
     """The filled and the empty part of a bar for a share from 0 to 1; blank if nothing was read.
 
-    >>> bar(0.5, 4), bar(0.6, 4), bar(1.2, 2), bar(None, 2)
-    (('██', '░░'), ('██▌', '░'), ('██', ''), ('', '  '))
+    No sign fills its cell to the top, so that the bars of adjacent rows do not merge; the height of the last one is the
+    rest of the share.
+
+    >>> bar(0.5, 4), bar(0.94, 4), bar(0.97, 4), bar(1.2, 2), bar(None, 2)
+    (('▇▇', '▁▁'), ('▇▇▇▅', ''), ('▇▇▇▆', ''), ('▇▇', ''), ('', '  '))
     """
     if share is None:
         return "", " " * width
-    full, half = divmod(round(min(max(share, 0.0), 1.0) * width * 2), 2)
-    return "█" * full + "▌" * half, "░" * (width - full - half)
+    steps = len(LEVELS) - 1
+    full, part = divmod(round(min(max(share, 0.0), 1.0) * width * steps), steps)
+    filled = LEVELS[steps - 1] * full + (LEVELS[part - 1] if part else "")
+    return filled, LEVELS[0] * (width - len(filled))
+
+
+def load_tone(share: float | None) -> str:
+    """The tone of a bar: the brighter, the higher."""
+    return "bar-high" if (share or 0) >= 0.9 else "bar" if (share or 0) >= 0.5 else "bar-low"
 
 
 def graph(values: Sequence[float | None], low: float, high: float, height: int = 1) -> list[str]:
@@ -111,7 +121,9 @@ _COLOURED: dict[str, str] = {
     "head": "bold",
     "strong": "bold",
     "title": "bold $text-primary",
-    "bar": "$primary",
+    "bar-low": "$primary 40%",
+    "bar": "$primary 75%",
+    "bar-high": "$success",
     "tag": "bold reverse $text-warning",
     "kernel": "bold $text-warning",
     "event": "$text-accent",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -135,7 +136,9 @@ class RunControl:
         """Write a picture of the screen into the working directory."""
         if self._read_only("nothing is written"):
             return
-        path = Path.cwd() / time.strftime("gpudoctor-%Y%m%d-%H%M%S.svg")
+        name = time.strftime("gpudoctor-%Y%m%d-%H%M%S")
+        names = chain([name], (f"{name}-{number}" for number in count(2)))  # several pictures in one second
+        path = next(path for each in names if not (path := Path.cwd() / f"{each}.svg").exists())
         try:
             write_file(path, svg)
         except UserError as error:
@@ -181,7 +184,8 @@ class RunControl:
                 running.progress = line.progress
             else:
                 phases[line.rank] = line.progress
-                running.progress = summary(phases)
+                step = f"step {line.step} of {line.steps}: " if line.step else ""
+                running.progress = f"{step}{summary(phases)}"
             running.ends_s = None if line.left_s is None else time.time() + line.left_s
             self._on_change()
 

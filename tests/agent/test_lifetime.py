@@ -20,7 +20,7 @@ OFTEN = ("--interval", "1")
 
 
 def state_file(folder: Path) -> Path:
-    return folder / "state" / "gpudoctor" / "agent.json"
+    return folder / "state" / "gpudoctor" / "tried" / "agent.json"
 
 
 def changed(folder: Path, change: Callable[[Any], None]) -> None:

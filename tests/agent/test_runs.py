@@ -357,7 +357,7 @@ def test_once_runs_one_check_keeps_its_state_says_how_the_node_stands_and_ends(
     assert (done.returncode, done.stderr) == (code, "")
     assert done.stdout.startswith(said)
     assert done.stdout.count("\n") == 1
-    kept = json.loads((tmp_path / "state" / "gpudoctor" / "agent.json").read_text())
+    kept = json.loads((tmp_path / "state" / "gpudoctor" / "tried" / "agent.json").read_text())
     assert kept["last"]["report"]["exit_code"] == code
 
 

@@ -44,7 +44,8 @@ def test_a_run_ends_when_nobody_reads_its_progress_any_more() -> None:
     code += "begin(None)('reading'); signal.pause()"
     with subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True) as waits_for_ever:
         assert waits_for_ever.stderr is not None
-        assert lines_of(waits_for_ever.stderr.readline()) == [ProgressLine("reading")]
+        [line] = lines_of(waits_for_ever.stderr.readline())
+        assert line.progress == "reading"
         waits_for_ever.stderr.close()
         assert waits_for_ever.wait(60) == -signal.SIGTERM
 
@@ -58,24 +59,26 @@ def test_progress_into_a_file_goes_on_to_the_end(tmp_path: Path) -> None:
 
 
 class Told:
-    """Lines as they were written, at times that the test sets."""
+    """Lines as they were shown, at times that the test sets."""
 
     def __init__(self, duration_s: float | None = None) -> None:
         self.now_s = 100.0
-        self.texts: list[str] = []
-        self.lines = ProgressLines(self.texts.append, duration_s, clock=lambda: self.now_s)
+        self.shown: list[ProgressLine | None] = []
+        self.lines = ProgressLines(self.shown.append, duration_s, clock=lambda: self.now_s)
 
     @property
     def last(self) -> ProgressLine:
-        return msgspec.json.decode(self.texts[-1], type=ProgressLine)
+        assert self.shown[-1] is not None
+        return self.shown[-1]
 
 
 def test_what_is_left_counts_down_and_is_not_told_when_it_is_over() -> None:
     told = Told()
-    told.lines.expect(30.0)
+    told.lines.expect(("collective", "train"), 30.0)
     told.now_s += 12
     told.lines.hear(3, Phase("collective", "all_reduce of 64 MiB"))
-    assert told.last == ProgressLine("all_reduce of 64 MiB", rank=3, probe="collective", left_s=18.0)
+    assert told.last == ProgressLine("all_reduce of 64 MiB", 3, "collective", 18.0, step=2, steps=3, elapsed_s=12.0)
+    assert told.last.words == "step 2 of 3, 12 s, about 18 s left: all_reduce of 64 MiB"
     told.now_s += 20
     told.lines.hear(3, Phase("train", "train step 1"))
     assert told.last.left_s is None
@@ -96,5 +99,6 @@ def test_the_same_words_of_a_rank_are_told_once() -> None:
         told.lines.hear(rank, Phase("train", "warm-up"))
     told.lines.hear(-1, Phase("launch", "start"))
     told.lines.hear(0, Left())
+    assert [line and line.rank for line in told.shown] == [0, 1]
     told.lines("")
-    assert [msgspec.json.decode(text, type=ProgressLine).rank for text in told.texts] == [0, 1]
+    assert told.shown[-1] is None

@@ -74,12 +74,10 @@ def test_a_simulated_node_plays_a_training_job() -> None:
     node = load_node("hgx-h100-8")
     for gpu in range(8):
         assert 90 <= reading(node, WARM, gpu, "utilization_pct") <= 99
-        powers = [reading(node, n, gpu, "power_w") for n in range(12)]
-        assert powers[0] < 100 < 200 < powers[2] < powers[6] < 600 < 650 > powers[11]
-        heat = [reading(node, n, gpu, "temperature_c") for n in (0, 5, 20, WARM)]
-        assert heat == sorted(heat)
-        assert 55 <= heat[-1] <= 75
-        assert heat[1] - heat[0] < 10, "temperature follows slowly"
+        assert all(550 < reading(node, n, gpu, "power_w") < 650 for n in range(12)), "it has run for long"
+        assert all(55 <= reading(node, n, gpu, "temperature_c") <= 75 for n in (0, 5, 20, WARM))
+        cooled = reading(node, 84, gpu, "temperature_c") - reading(node, 89, gpu, "temperature_c")
+        assert 0 < cooled < 15, "temperature follows slowly"
         assert reading(node, WARM, gpu, "nvlink_rx_gb_s") > 90
     tick = tick_at(node, 0)
     assert tick.processes is not None

@@ -171,7 +171,7 @@ def test_cancelled_it_gives_the_partial_report_and_nothing_of_it_stays(tmp_path:
     assert run.report.run.interrupted == "SIGINT"
     assert run.report.verdict == "unknown"
     assert {line.rank for line in said if line.rank is not None} == {0, 1}
-    assert {line.probe for line in said} == {"launch", "collective"}
+    assert {line.probe for line in said if line.rank is not None} == {"launch", "collective"}
     assert len(seen) >= 4  # the check, the starter, two ranks
     assert all_end(seen)
 

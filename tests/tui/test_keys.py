@@ -188,6 +188,7 @@ def test_c_cancels_what_runs_and_is_offered_only_then() -> None:
 
 def test_x_writes_the_screen_and_reports_the_path_or_why_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("time.strftime", lambda *_: "gpudoctor-20260101-000000")
 
     async def body(app: Doctor, pilot: Pilot[Any]) -> None:
         await pilot.press("x")
@@ -195,6 +196,8 @@ def test_x_writes_the_screen_and_reports_the_path_or_why_not(tmp_path: Path, mon
         [path] = tmp_path.glob("gpudoctor-*.svg")
         assert "H100" in path.read_text()
         assert str(path) in app.state.log[-1].text
+        await pilot.press("x")  # within the same second
+        await until(pilot, lambda: len(list(tmp_path.glob("*.svg"))) == 2)
         monkeypatch.setattr(Path, "cwd", lambda: tmp_path / "nowhere")
         app.clear_notifications()
         await pilot.press("x")
@@ -213,7 +216,9 @@ def test_a_read_only_view_starts_and_writes_nothing_and_says_why(
         app.state.report = (await HandChecker(node_of("hgx-h100-8", "thermal@2")).run((), "quick")).report
         app.changed()
         await pilot.pause()
-        assert "READ-ONLY" in screen_text(app).splitlines()[0]
+        lines = screen_text(app).splitlines()
+        assert "READ-ONLY" in lines[0]
+        assert not any(offered in lines[-1] for offered in ("Check", "All", "Level", "Save", "Export")), lines[-1]
         for key in ("r", "R", "l", "s", "x"):
             app.clear_notifications()
             await pilot.press(key)

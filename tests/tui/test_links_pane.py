@@ -169,14 +169,24 @@ def test_another_gpu_chosen_elsewhere_moves_the_cursor_to_its_row() -> None:
     shown(LinksPane(), state_of(HGX), body)
 
 
-def test_a_narrow_link_is_marked_on_its_hop() -> None:
+def test_the_path_is_drawn_from_the_cpu_to_the_gpu_and_a_narrow_link_is_marked_at_both_ends() -> None:
     node = apply_faults(HGX, ("pcie-width-x8@5",))
     state = state_of(node, Measurements())
     state.selected_gpu = 5
-    text = text_of(LinksPane(), state)
-    [hop] = [line for line in text.splitlines() if node.gpus[5].bus_id in line and " / " in line]
-    assert "Gen5 x8" in hop
-    assert "FAIL pcie.link-width" in hop
+    text = text_of(LinksPane(), state, (140, 50))
+    column = next(line.index("  CPU, NUMA") for line in text.splitlines() if "  CPU, NUMA" in line)
+    drawn = [line[column:].strip() for line in text.splitlines() if len(line) > column]
+    start = drawn.index("CPU, NUMA node 1")
+    assert drawn[start + 1 : start + 9] == [
+        "┃",
+        "root port  0000:a8:01.0  Gen5 x16",
+        "┃",
+        "bridge     0000:a9:00.0  Gen5 x16",
+        "┃",
+        "bridge     0000:aa:00.0  Gen5 x8 of Gen5 x16",
+        "│ narrow",
+        "GPU 5      0000:ab:00.0  Gen5 x8 of Gen5 x16  FAIL pcie.link-width",
+    ]
 
 
 def test_nvlinks_host_copies_numa_and_adapters_stand_beside_it() -> None:

@@ -75,7 +75,7 @@ def test_the_most_telling_reason_of_held_clocks_stands_in_its_column() -> None:
 
 def test_bars_of_nothing_read_are_blank() -> None:
     assert bar(None, 4) == ("", "    ")
-    assert bar(0.0, 4) == ("", "░░░░")
+    assert bar(0.0, 4) == ("", "▁▁▁▁")
 
 
 def test_a_steady_full_load_and_idling_do_not_look_alike() -> None:

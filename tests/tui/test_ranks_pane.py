@@ -24,6 +24,7 @@ from gpudoctor.facts.model.telemetry import GpuUnderLoad, Spread, Telemetry
 from gpudoctor.run.live import LiveRank, LiveRun
 from gpudoctor.run.step_series import TimedStep
 from gpudoctor.tui.panes.ranks import RanksPane
+from gpudoctor.tui.state import Running
 from tests.checks.measured import measured
 from tests.checks.train.test_training import rank, slow
 from tests.tui.pane_app import PaneApp, shown, state_of, text_of
@@ -59,6 +60,19 @@ COLLECTIVES = (
     *(collective("all_reduce", size, rate) for size, rate in ((4096, 0.01), (MIB, 30.0), (1024 * MIB, 481.0))),
     *(collective("all_gather", size, rate) for size, rate in ((MIB, 25.0), (1024 * MIB, 390.0))),
 )
+
+
+def test_while_ranks_run_the_tab_says_what_they_do_above_what_was_measured_before() -> None:
+    state = state_of(HGX)
+    state.running = Running(("collective", "train"), "standard", 0.0, "step 2 of 3: all_reduce of 1 MiB (2 ranks)")
+    text = text_of(RanksPane(), state, (120, 30))
+    assert text.startswith("RUN collective, train, level standard: ")
+    assert "step 2 of 3: all_reduce of 1 MiB (2 ranks)" in text
+    assert "No ranks have run" not in text
+    before = state_of(HGX, measured(HGX, training=training(SLOW_5)))
+    before.running = state.running
+    text = text_of(RanksPane(), before, (120, 50))
+    assert text.index("step 2 of 3") < text.index("DDP train")
 
 
 def bar_of(text: str, number: int) -> str:

@@ -130,7 +130,10 @@ def mismatches(job: Job, attempt: int) -> list[Hypothesis]:
             )
             continue
         odd = minority(values)
-        text = f"{named(odd)} differs: {values[odd[0]]}" if odd else "the ranks took different paths"
+        usual = next((value for rank, value in values.items() if rank not in odd), "")
+        text = (
+            f"{named(odd)} differs: {values[odd[0]]}, the others {usual}" if odd else "the ranks took different paths"
+        )
         found.append(
             Hypothesis(what=what, ranks=odd, host=host_of(events), confidence="certain", text=text, events=events)
         )

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from gpudoctor.errors import UserError, nearest_names
 from gpudoctor.facts.model.gpu import Gpu
+from gpudoctor.facts.model.links import GT_S
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Environment, HostEvent, KernelEvent, Node, Variable
 from gpudoctor.facts.simulated.conditions import (
@@ -120,13 +121,7 @@ def _target(fault: SimulatedFault, node: Node, spec: str | None) -> Target:
         shown = "it has one GPU" if indices else "it shows no GPU"
         raise UserError(f"{fault.name} cannot happen on {node.source.name or 'this node'}: {shown}")
     if fault.kind == "pair":
-        a, dash, b = where.partition("-")
-        if where and not dash:
-            raise UserError(f"{fault.name} strikes two GPUs: write {fault.name}@A-B, for example {fault.name}@0-1")
-        first, second = sorted((_gpu(node, a, spec), _gpu(node, b, spec))) if where else indices[-2:]
-        if first == second:
-            raise UserError(f"{fault.name} strikes two GPUs, not GPU {first} twice")
-        return Target(gpu=first, other=second)
+        return _pair(fault, node, spec, where) if where else Target(gpu=indices[-2], other=indices[-1])
     word, colon, detail = where.partition(":")
     index = _gpu(node, word, spec) if where else indices[-1]
     if fault.of == "seconds":
@@ -135,11 +130,25 @@ def _target(fault: SimulatedFault, node: Node, spec: str | None) -> Target:
         if colon:
             raise UserError(f"{spec}: there is no link to strike: write {fault.name}@{index}")
         return Target(gpu=index)
+    return Target(gpu=index, link=_link(node, index, spec, detail) if colon else 0)
+
+
+def _pair(fault: SimulatedFault, node: Node, spec: str | None, where: str) -> Target:
+    a, dash, b = where.partition("-")
+    if not dash:
+        raise UserError(f"{fault.name} strikes two GPUs: write {fault.name}@A-B, for example {fault.name}@0-1")
+    first, second = sorted((_gpu(node, a, spec), _gpu(node, b, spec)))
+    if first == second:
+        raise UserError(f"{fault.name} strikes two GPUs, not GPU {first} twice")
+    return Target(gpu=first, other=second)
+
+
+def _link(node: Node, index: int, spec: str | None, detail: str) -> int:
     links = known(struck_gpu(node, Target(index)).nvlinks) or ()
     last = max(len(links), 1) - 1
-    if colon and (not detail.isdecimal() or int(detail) > last):
+    if not detail.isdecimal() or int(detail) > last:
         raise UserError(f"{spec}: GPU {index} has the links 0 to {last}, not {detail!r}")
-    return Target(gpu=index, link=int(detail) if colon else 0)
+    return int(detail)
 
 
 def _gpu(node: Node, word: str, spec: str | None) -> int:
@@ -169,7 +178,8 @@ def _patched(node: Node, target: Target, patch: Mapping[str, Any]) -> Node:
 
     `node`, `gpu`, `gpu_if_told` (only if that leaf is known), `all` (every GPU), `pair`: dotted leaf -> value.
     `slot`: leaf -> value for the bridge directly above the GPU and for the GPU's hop. `env`: name -> value.
-    `apply`: names in `_PATTERNS`. `log`: kernel lines, in which {bus}, {pci} and {gpu} stand for the target.
+    `apply`: names in `_PATTERNS`. `log`: kernel lines, in which {bus}, {pci} and {gpu} stand for the target, and
+    {gt_s}, {x16_gbit_s}, ... for its PCIe link.
     `host_log`: kernel lines about the host, ten minutes old.
     """
     node = put_all(node, patch.get("node", {}))
@@ -211,8 +221,9 @@ def _with_log(node: Node, target: Target, rows: list[dict[str, Any]]) -> Node:
     held = node.kernel_log.events
     if not rows or (isinstance(held, Missing) and held.kind == "denied"):
         return node
-    bus_id = next((gpu.bus_id for gpu in node.gpus if gpu.index == target.gpu), None)
-    words = {"bus": bus_id or "", "pci": (bus_id or "").rpartition(".")[0], "gpu": target.gpu}
+    gpu = next((gpu for gpu in node.gpus if gpu.index == target.gpu), None)
+    bus_id = gpu.bus_id if gpu is not None else None
+    words = {"bus": bus_id or "", "pci": (bus_id or "").rpartition(".")[0], "gpu": target.gpu, **_link_words(gpu)}
     up = known(node.host.uptime_s) or 3600.0
     events = [
         KernelEvent(
@@ -226,6 +237,14 @@ def _with_log(node: Node, target: Target, rows: list[dict[str, Any]]) -> Node:
         for place, row in enumerate(rows)
     ]
     return _with_events(node, events=(*(known(held) or ()), *events))
+
+
+def _link_words(gpu: Gpu | None) -> dict[str, str]:
+    """The link's speed, and the rates that the kernel computes for it (drivers/pci/pci.h, PCIE_SPEED2MBS_ENC)."""
+    generation = (known(gpu.pcie.generation_max) if gpu is not None else None) or 4
+    gt_s = GT_S[generation]
+    lane_mbit_s = int(gt_s * 1000 * (128 / 130 if generation > 2 else 0.8))
+    return {"gt_s": f"{gt_s:.1f}", **{f"x{lanes}_gbit_s": f"{lanes * lane_mbit_s / 1000:.3f}" for lanes in (4, 8, 16)}}
 
 
 def _with_host_log(node: Node, rows: Iterable[dict[str, Any]]) -> Node:

@@ -229,14 +229,13 @@ def _since_checkpoint(seconds: float) -> float:
 
 
 def _level(seconds: float, follows_s: float) -> float:
-    """Response to the load with this time constant, 0 (idle) to 1: rises from the start, drops at each checkpoint."""
-    begun = 1 - exp(-seconds / follows_s)
+    """Response of a job that has run for long, 0 (idle) to 1, with this time constant: drops at each checkpoint."""
     since_s = _since_checkpoint(seconds)
     if since_s < 0:
-        return begun * exp(-(since_s + CHECKPOINT_S) / follows_s)
+        return exp(-(since_s + CHECKPOINT_S) / follows_s)
     if seconds < PERIOD_S:
-        return begun
-    return begun * (1 - (1 - exp(-CHECKPOINT_S / follows_s)) * exp(-since_s / follows_s))
+        return 1.0
+    return 1 - (1 - exp(-CHECKPOINT_S / follows_s)) * exp(-since_s / follows_s)
 
 
 def smooth_noise(seed: str, seconds: float) -> float:

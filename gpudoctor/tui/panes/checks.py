@@ -128,7 +128,7 @@ class ChecksPane(Pane):
             self._running_line.update(Content(words))
         self._cancel_button.display = state.running is not None
         for button in self._buttons:
-            button.display = state.running is None
+            button.display = state.running is None and not state.read_only
 
     @on(CheckChosen)
     def _chosen(self, event: CheckChosen) -> None:

@@ -10,7 +10,7 @@ from textual.binding import Binding
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import known
 from gpudoctor.facts.stream.messages import GpuTick
-from gpudoctor.tui.labels import STYLE_OF, bar, both, held, whole
+from gpudoctor.tui.labels import STYLE_OF, bar, both, held, load_tone, whole
 from gpudoctor.tui.panes.pane import DrawnLines, GpuChosen
 from gpudoctor.tui.state import State
 from gpudoctor.tui.widgets.lines import Row, Run, row
@@ -113,7 +113,7 @@ def gpu_row(columns: Columns, gpu: Gpu, tick: GpuTick | None, health: str, chose
             runs.append((f"{'>' if chosen else ' '}{gpu.index:>3}", "strong" if chosen else ""))
         elif name in shares:
             full, empty = bar(shares[name], width)
-            runs += [(full, "bar"), (empty, "rest")]
+            runs += [(full, load_tone(shares[name])), (empty, "rest")]
         elif name == "health":
             runs.append((columns.cell(name, health), STYLE_OF.get(health, "")))
         else:
@@ -192,5 +192,9 @@ def _has_nvlink(gpu: Gpu, state: State) -> bool:
 def _faded(each: Row) -> Row:
     """The row without colours, for old readings; only the health word keeps its colour."""
     return Row(
-        tuple((text, "dim" if style in ("", "bar", "strong") else style) for text, style in each.runs), each.cursor
+        tuple(
+            (text, "dim" if style in ("", "bar-low", "bar", "bar-high", "strong") else style)
+            for text, style in each.runs
+        ),
+        each.cursor,
     )

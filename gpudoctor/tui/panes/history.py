@@ -46,8 +46,10 @@ class HistoryGraph(DrawnLines):
             self.show_rows([])
             return
         columns = max(1, width - _LABEL - _VALUE)
-        step_s = step_for(columns, state.opening.interval_s, _watched_s(state, gpu))
-        self.border_title = f"GPU {gpu.index}: last {rounded_duration_text(step_s * columns)}"
+        watched_s = _watched_s(state, gpu)
+        step_s = step_for(columns, state.opening.interval_s, watched_s)
+        last = f": last {rounded_duration_text(min(step_s * columns, watched_s))}" if watched_s else ""
+        self.border_title = f"GPU {gpu.index}{last}"
         self.border_subtitle = "fixed scales"
         self.show_rows(history_rows(state, gpu, columns, height, step_s))
 

@@ -123,24 +123,40 @@ def _headed(name: str, lines: Iterable[str], width: int, no_color: bool) -> Iter
 
 
 def _path(gpu: Gpu, report: Report | None, no_color: bool) -> Iterator[Content]:
-    """Each hop from the GPU to the root port: its link now and at most, and its findings."""
-    yield Content.styled(f"PCIe path of GPU {gpu.index}, to the CPU (now / at most)", style_of("head", no_color))
+    """The way from the CPU to the GPU as a drawing: each port with its link and its findings, a narrow link marked."""
+    yield Content.styled(
+        f"PCIe path of GPU {gpu.index} (links now, and at most if that is more)", style_of("head", no_color)
+    )
     hops = known(gpu.pcie.path)
     if not hops:
         why = gpu.pcie.path.reason if isinstance(gpu.pcie.path, Missing) else "no hop is visible"
         yield Content(f"  not known: {printable(why)}")
         return
     findings = _path_findings(gpu, report)
-    for place, hop in enumerate(hops):
-        who = "GPU" if place == 0 else "root port" if place == len(hops) - 1 else "bridge"
+    where = known(gpu.numa_node)
+    yield Content("  CPU" if where is None else f"  CPU, NUMA node {where}")
+    above: PcieHop | None = None
+    for place, hop in reversed(list(enumerate(hops))):
+        who = f"GPU {gpu.index}" if place == 0 else "root port" if above is None else "bridge"
         now, most = _link(hop.speed_gt_s, hop.width), _link(hop.max_speed_gt_s, hop.max_width)
-        parts: list[str | tuple[str, str]] = [f"  {hop.bus_id:<13} {now:<8} / {most:<8} {who}"]
+        narrow = style_of("fail", no_color) if _is_narrow(hop) else ""
+        # both ends of one link are narrow; between the ports of one switch is no link
+        thin = _is_narrow(hop) and above is not None and above.width == hop.width
+        yield Content.assemble(("   │ narrow", narrow) if thin else "   ┃")
+        link = (now if now == most else f"{now} of {most}", narrow)
+        parts: list[str | tuple[str, str]] = [f"  {who:<9}  {hop.bus_id:<12}  ", link]
         for check_id, finding in findings:
             if _hop_of(finding, hops) == place:
                 parts += [("  " + WORDS[finding.status], style_of(finding.status, no_color)), f" {check_id}"]
         if hop.acs_redirect is True:
             parts.append("  ACS redirect")
         yield Content.assemble(*parts)
+        above = hop
+
+
+def _is_narrow(hop: PcieHop) -> bool:
+    width, most = known(hop.width), known(hop.max_width)
+    return width is not None and most is not None and width < most
 
 
 def _path_findings(gpu: Gpu, report: Report | None) -> list[tuple[str, Finding]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from functools import partial
 
@@ -21,6 +22,7 @@ from gpudoctor.output import printable
 from gpudoctor.report.model import Report, findings_of
 from gpudoctor.report.tables.devices import STEP_PARTS, gpu_of_rank, on_cpus, step_parts_ms, training_table
 from gpudoctor.tui.labels import WORDS, style_of, worst_first
+from gpudoctor.tui.panes.checks import running_words
 from gpudoctor.tui.panes.live_runs import live_runs
 from gpudoctor.tui.panes.pane import DrawnPane, RunWanted, put
 from gpudoctor.tui.widgets.bars import nice_limit, plot_lines, stacked
@@ -40,8 +42,18 @@ _WHAT_TO_PRESS = (
 )
 
 
-def figures(report: Report | None, node: Node | None, op: str | None, width: int, no_color: bool) -> Content:
-    """Everything on the tab, in lines of at most `width` characters if the words of a finding allow it."""
+def figures(
+    report: Report | None, node: Node | None, op: str | None, width: int, no_color: bool, running: str = ""
+) -> Content:
+    """Everything on the tab, in lines of at most `width` characters if the words of a finding allow it.
+
+    `running`: one line on the current run, if it puts load on ranks.
+    """
+    if running:
+        now = list(hanging("", running, "", width))
+        measured = report is not None and report.measurements.launch is not None
+        before = [Content(""), figures(report, node, op, width, no_color)] if measured else []
+        return Content("\n").join([*now, *before])
     if report is None:
         return Content("\n".join(_WHAT_TO_PRESS))
     measurements = report.measurements
@@ -280,7 +292,9 @@ class RanksPane(DrawnPane):
         names = operations(self._state.report)
         op = self._operation if self._operation in names else None
         # the scroll bar takes two columns
+        run = self._state.running
+        running = running_words(run, time.time()) if run is not None and run.level != "quick" else ""
         width, no_color = self.size.width - 2, self.app.no_color
-        drawn = figures(self._state.report, self._state.node, op, width, no_color)
+        drawn = figures(self._state.report, self._state.node, op, width, no_color, running)
         lines = (*live_runs(self._state.live_runs, width, no_color), drawn)
         put(self.query_one("#ranks-figures", Static), Content("\n").join(lines))
