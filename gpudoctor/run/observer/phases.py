@@ -172,9 +172,13 @@ class Phases:
         self._marks += 1
         now, cpu, queued = self._clocks()
         if self._last:
-            self._wall[passed] += now - self._last
-            self._cpu[passed] += cpu - self._last_cpu
-            self._queued[passed] += queued - self._last_queued
+            wall_ns, cpu_ns = now - self._last, cpu - self._last_cpu
+            # the clocks are read one after the other: a wait between two of them is part of what follows
+            waited_ns = min(queued - self._last_queued, max(0, wall_ns - cpu_ns))
+            queued = self._last_queued + waited_ns
+            self._wall[passed] += wall_ns
+            self._cpu[passed] += cpu_ns
+            self._queued[passed] += waited_ns
         self._last, self._last_cpu, self._last_queued = now, cpu, queued
         self.record.now(self.steps, self._marks, following, now)
         if self.device.active:
