@@ -38,7 +38,7 @@ _OF_USE = (
     constant(gpu_use, "_WORKING_POWER_SHARE"),
     constant(gpu_use, "UNSEEN_MIB"),
 )
-_OF_WORK = (constant(gpu_use, "_CONTEXT_MIB"), constant(in_use, "_WORKING_POWER_SHARE"))
+_OF_WORK = (constant(gpu_use, "_CONTEXT_MIB"), constant(gpu_use, "_WORKING_POWER_SHARE"))
 
 
 class Moment(msgspec.Struct, frozen=True):

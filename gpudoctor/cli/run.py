@@ -72,7 +72,8 @@ def run(args: argparse.Namespace) -> int:
     except command.NodeNotFitError as error:
         say(f"error: {error}")
         return FAILED
-    _write(args, output, finished.report)
+    if finished.report is not None:
+        _write(args, output, finished.report)
     if finished.returncode < 0:
         foreground.end_by_signal(-finished.returncode)
     return finished.returncode

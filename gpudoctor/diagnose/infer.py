@@ -156,43 +156,54 @@ def recovered(job: Job) -> Hypothesis | None:
 
 def went_on(job: Job) -> bool:
     """Whether the job went on after everything that looks like an error, and no line shows that a process ended."""
-    fatal = [
-        e
-        for e in job.events
-        if e.role in ("exit", "wait", "stuck", "ending", "closed")
-        # a launcher may be ended by a signal when its work is done
-        and not (e.what == "terminated_signal" and ended_before(job, e))
-    ]
-    if any(e.role != "wait" or not e.detail.get("warning") for e in fatal):
+    if any(_is_an_end(job, event) for event in job.events):
         return False
-    finished = any(e.role == "done" for e in job.events)
-    worked = any(is_work(e) for e in job.events)
     troubles = [
-        e
-        for e in job.events
-        if e.role in (*TROUBLE, "wrapper")
-        and not job.outlived(e)
-        and not of_another_program(job, e)
-        # the store ends with rank 0, and an application Xid may come from any program
-        and not (worked and e.role == "echo" and e.detail.get("warning"))
-        and not (finished and e.what == "store_lost" and e.detail.get("warning"))
-        and not (finished and e.number("xid") is not None and e.strength < 3 and not is_hard(e))
+        event
+        for event in job.events
+        if event.role in (*TROUBLE, "wrapper") and not any(excuse(job, event) for excuse in EXCUSES)
     ]
     # a host whose own name does not resolve: no trouble of a job that does not fail to connect
     if all(e.what == "bootstrap_no_interface" and e.detail.get("warning") for e in troubles):
         return True
-    for number in {e.file for e in troubles}:
-        in_file = [e for e in troubles if e.file == number]
-        last = max(e.line for e in in_file)
-        after = [e for e in job.events if e.file == number and e.line > last and is_work(e)]
-        # every bar is drawn once more when an exception ends its program; what a broken GPU computes is no proof
-        if any(e.detail.get("traceback") or e.what in _OF_A_GPU or _EXCEPTION.match(e.text) for e in in_file):
-            after = [e for e in after if e.what != "work"]
-        if any(e.detail.get("traceback") or (e.role == "cause" and e.strength >= 2) for e in in_file):
-            after = [e for e in after if not e.detail.get("one_word")]
-        if not any(e.role == "done" or e.what == "unstuck" for e in after) and len(after) < 3:
-            return False
-    return True
+    return all(_outlived(job, [e for e in troubles if e.file == file]) for file in {e.file for e in troubles})
+
+
+def _is_an_end(job: Job, event: Event) -> bool:
+    if event.role not in ("exit", "wait", "stuck", "ending", "closed"):
+        return False
+    # a launcher may be ended by a signal when its work is done
+    late = event.what == "terminated_signal" and ended_before(job, event)
+    return not late and not (event.role == "wait" and event.detail.get("warning"))
+
+
+def _warned_and_worked(job: Job, event: Event) -> bool:
+    return event.role == "echo" and bool(event.detail.get("warning")) and job.worked
+
+
+def _store_ended(job: Job, event: Event) -> bool:
+    """The store ends with rank 0."""
+    return event.what == "store_lost" and bool(event.detail.get("warning")) and job.finished
+
+
+def _xid_of_any_program(job: Job, event: Event) -> bool:
+    return event.number("xid") is not None and event.strength < 3 and job.finished and not is_hard(event)
+
+
+# why an event that looks like trouble is none of this job
+EXCUSES = (Job.outlived, of_another_program, _warned_and_worked, _store_ended, _xid_of_any_program)
+
+
+def _outlived(job: Job, troubles: list[Event]) -> bool:
+    """Whether enough work follows on all troubles of one file."""
+    after = [e for e in job.events if e.file == troubles[0].file and e.line > troubles[-1].line and is_work(e)]
+    raised = any(e.detail.get("traceback") for e in troubles)
+    # every bar is drawn once more when an exception ends its program; what a broken GPU computes is no proof
+    if raised or any(e.what in _OF_A_GPU or _EXCEPTION.match(e.text) for e in troubles):
+        after = [e for e in after if e.what != "work"]
+    if raised or any(e.role == "cause" and e.strength >= 2 for e in troubles):
+        after = [e for e in after if not e.detail.get("one_word")]
+    return len(after) >= 3 or any(e.role == "done" or e.what == "unstuck" for e in after)
 
 
 def _said_dead(job: Job, attempt: int) -> list[Hypothesis]:

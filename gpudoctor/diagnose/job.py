@@ -46,6 +46,8 @@ class Job:
         self._excuse_pods()
         self._excuse_ssh()
         self._forget_ends_of_helpers()
+        self.finished = any(e.role == "done" for e in self.events)
+        self.worked = any(map(is_work, self.events))
         self.world = self._world()
         self.attempts = max((e.attempt for e in self.events), default=0) + 1
 

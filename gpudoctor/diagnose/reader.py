@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import msgspec
 
@@ -54,6 +54,15 @@ class _Held(msgspec.Struct):
     decisive: int
 
 
+class _Line(msgspec.Struct):
+    """A line without its prefixes, and as it was."""
+
+    number: int
+    origin: Origin
+    text: str
+    raw: str
+
+
 class LogReader:
     """Reads one file: call `read` for each line of interest in order, then `end`.
 
@@ -77,6 +86,13 @@ class LogReader:
         self._kind = ""
         self._probed: tuple[int, str] | None = None
         self._seen: set[object] = set()
+        # each gives its events, or None if the line is not its own; the first that decides ends it
+        self._readers: tuple[Callable[[_Line], list[Event] | None], ...] = (
+            *(self._kernel, self._table_row, self._launcher, self._of_ray, _error_handler, self._stalled, _uncaught),
+            *(self._nccl_line, _watchdog, self._traceback, _plain),
+        )
+        # a wrapper of theirs decides nothing
+        self._pointing = (self._readers[2], _watchdog)
 
     def read(self, number: int, raw: str) -> Iterator[Event]:
         """The events of one line; the parts of a progress bar, separated by carriage returns, have the same number."""
@@ -139,7 +155,7 @@ class LogReader:
             self._seen.add(origin.stream)
             yield self._placed(Event(role="fact", what="seen"), number, origin, raw)
         moved = False
-        for event in self._events(number, origin, text, raw):
+        for event in self._events(_Line(number, origin, text, raw)):
             moved = moved or event.role in ("progress", "done", "exit", "ending") or event.what == "work"
             yield self._placed(event, number, origin, raw)
         self._note_repeated(number, origin, text, raw, moved=moved)
@@ -171,89 +187,60 @@ class LogReader:
                 setattr(event, field, None)
         return event
 
-    def _events(self, number: int, origin: Origin, text: str, raw: str) -> Iterator[Event]:
+    def _events(self, line: _Line) -> Iterator[Event]:
         pointed = False  # at an error that stands elsewhere
-        if facts.KERNEL.search(text) and (event := self._kernel(number, text, raw, origin)):
-            yield event
-            return
-        if (stepd := facts.STEPD.match(text)) and origin.host is None:
-            origin.host = stepd["host"]
-        if exit_told := self._table.read(text):
-            yield exit_told
-            return
-        if ended := self._hydra.read(text):
-            yield ended
-            return
-        if launched := read_launcher(text):
-            for event in launched:
-                if origin.thread and event.detail.get("by") == "agent":
-                    event.detail["agent"] = origin.thread
-                yield event
-            if launched[0].role != "wrapper":
+        for read in self._readers:
+            events = read(line)
+            yield from (e for e in events or () if not (pointed and e.role == "said"))
+            points = read in self._pointing and events and events[0].role == "wrapper"
+            if events is not None and not points:
                 return
-            pointed = True
-        if ray := self._ray.read(text):
-            yield ray
-            return
-        if handed := facts.ERROR_HANDLER.match(text):  # torchelastic's error handler prints what error.json holds
-            yield with_place(exception_event(handed[1]), text)
-            return
-        if stalls := self._stalls.read(text) or self._jax.read(text):
-            yield from stalls
-            return
-        if "ncaught " in text and (uncaught := facts.UNCAUGHT.search(text)):  # by a logger that sys.excepthook calls
-            event = exception_event(uncaught["exception"])
-            event.rank = int(uncaught["rank"]) if uncaught["rank"] else None
-            yield with_place(event, text)
-            return
-        if "NCCL " not in text and (unnamed := facts.NCCL_WITHOUT_NAME.match(text)):
-            text = f"{text[: unnamed.end()]}NCCL {text[unnamed.end() :]}"
-        nccl = (facts.NCCL.match(text) or facts.NCCL_BARE.search(text)) if "NCCL " in text else None
-        if nccl is not None:
-            yield from self._nccl(nccl, origin, text)
-            return
-        if watchdog := read_watchdog(text):
-            yield watchdog
-            if watchdog.role != "wrapper":
-                return
-            pointed = True
+            pointed = pointed or bool(points)
+
+    def _table_row(self, line: _Line) -> list[Event] | None:
+        if (stepd := facts.STEPD.match(line.text)) and line.origin.host is None:
+            line.origin.host = stepd["host"]
+        ended = self._table.read(line.text) or self._hydra.read(line.text)
+        return [ended] if ended else None
+
+    def _launcher(self, line: _Line) -> list[Event] | None:
+        events = read_launcher(line.text)
+        for event in events:
+            if line.origin.thread and event.detail.get("by") == "agent":
+                event.detail["agent"] = line.origin.thread
+        return events or None
+
+    def _of_ray(self, line: _Line) -> list[Event] | None:
+        event = self._ray.read(line.text)
+        return [event] if event else None
+
+    def _stalled(self, line: _Line) -> list[Event] | None:
+        return self._stalls.read(line.text) or self._jax.read(line.text) or None
+
+    def _nccl_line(self, line: _Line) -> list[Event] | None:
+        if "NCCL " not in line.text and (unnamed := facts.NCCL_WITHOUT_NAME.match(line.text)):
+            line.text = f"{line.text[: unnamed.end()]}NCCL {line.text[unnamed.end() :]}"
+        text = line.text
+        head = (facts.NCCL.match(text) or facts.NCCL_BARE.search(text)) if "NCCL " in text else None
+        return list(self._nccl(head, line.origin, text)) if head is not None else None
+
+    def _traceback(self, line: _Line) -> list[Event] | None:
+        number, text, origin = line.number, line.text, line.origin
         if spawned := re.match(r"-- Process (\d+) terminated with the following error", text):
             self._spawned = int(spawned[1])
         stream = (origin.stream, self._table.rank)
         labelled = origin.rank is not None or (origin.host is not None and origin.host in self.labels.hosts)
         inside, exception = self._traces.read(stream, number, text, origin.rank, labelled=labelled)
-        if exception is not None:
-            if exception.rank is None:
-                exception.rank = self._table.rank
-            if exception.rank is None and origin.rank is None:
-                exception.rank = self._spawned if self._spawned is not None else self._ray.rank
-                if exception.rank is not None:
-                    exception.detail["repeated"] = 1  # printed by a controller, which is another process
-            self._spawned = None
-            yield with_place(exception, text)
-            return
-        if inside:
-            return
-        yield from (e for e in self._plain(number, text, origin, raw) if not (pointed and e.role == "said"))
-
-    def _plain(self, number: int, text: str, origin: Origin, raw: str) -> Iterator[Event]:
-        event = error_event(text)
-        if event is None:
-            told = list(read_facts(text))
-            if not told or told[0].role == "progress":  # "AssertionError: size mismatch at step 3"
-                told = list(_statement(number, origin, text, raw, told)) or told
-            yield from told
-            return
-        if oom := facts.SRUN_OOM.search(text):
-            for task in expanded(oom["tasks"])[:64]:
-                yield Event(role="cause", what="host_oom", strength=3, task=task, host=oom["host"])
-            return
-        event.gpu, event.host = event.word("gpu"), event.word("host") or event.word("node")
-        if event.role == "ending" and event.what != "terminated_signal" and event.host is None:
-            event.host = ""  # any node of the job may have printed the scheduler's line
-        if pid := event.word("pid"):
-            event.pid = int(pid)
-        yield with_place(event, text)
+        if exception is None:
+            return [] if inside else None
+        if exception.rank is None:
+            exception.rank = self._table.rank
+        if exception.rank is None and origin.rank is None:
+            exception.rank = self._spawned if self._spawned is not None else self._ray.rank
+            if exception.rank is not None:
+                exception.detail["repeated"] = 1  # printed by a controller, which is another process
+        self._spawned = None
+        return [with_place(exception, text)]
 
     def _nccl(self, head: re.Match[str], origin: Origin, text: str) -> Iterator[Event]:
         if head["host"]:
@@ -308,25 +295,72 @@ class LogReader:
         elif facts.LAST_RETRY.search(words) or ("Call to connect returned" in words and "retrying" not in words):
             yield Event(role="echo", what="bootstrap_connect_failed", strength=1)
 
-    def _kernel(self, number: int, text: str, raw: str, origin: Origin) -> Event | None:
+    def _kernel(self, line: _Line) -> list[Event] | None:
+        text, origin = line.text, line.origin
+        if not facts.KERNEL.search(text):
+            return None
         if probed := facts.PROBED.search(text):  # the driver's report on it goes on in the next lines
-            self._probed = number, probed["gpu"]
-        told = parse_message(read_line(raw).message)
+            self._probed = line.number, probed["gpu"]
+        told = parse_message(read_line(line.raw).message)
         if told is None and origin.rank is None and origin.local_rank is None:  # a rank does not print kernel messages
             told = parse_message(read_line(text).message)
-        if told:
-            if told.kind == "xid":
-                first = facts.PREVIOUS_XID.search(text)
-                code = int(first["code"]) if first else told.code or 0
-                return Event(role="cause", what="gpu_xid", gpu=told.bus_id, strength=2, detail={"xid": code})
-            if told.kind == "off-bus":
-                near = self._probed[1] if self._probed and number <= self._probed[0] + 3 else None
-                return Event(role="cause", what="gpu_lost", gpu=told.bus_id or near, strength=3)
-            if told.kind == "aer":
-                return Event(role="fact", what="aer", gpu=told.bus_id)
-            if told.kind in ("gsp", "nvlink", "rm"):
-                return Event(role="cause", what="gpu_xid", gpu=told.bus_id, strength=1)
+        if told is None:
+            return None
+        if told.kind == "xid":
+            first = facts.PREVIOUS_XID.search(text)
+            code = int(first["code"]) if first else told.code or 0
+            return [Event(role="cause", what="gpu_xid", gpu=told.bus_id, strength=2, detail={"xid": code})]
+        if told.kind == "off-bus":
+            near = self._probed[1] if self._probed and line.number <= self._probed[0] + 3 else None
+            return [Event(role="cause", what="gpu_lost", gpu=told.bus_id or near, strength=3)]
+        if told.kind == "aer":
+            return [Event(role="fact", what="aer", gpu=told.bus_id)]
+        if told.kind in ("gsp", "nvlink", "rm"):
+            return [Event(role="cause", what="gpu_xid", gpu=told.bus_id, strength=1)]
         return None
+
+
+def _error_handler(line: _Line) -> list[Event] | None:
+    """torchelastic's error handler prints what error.json holds."""
+    found = facts.ERROR_HANDLER.match(line.text)
+    return [with_place(exception_event(found[1]), line.text)] if found else None
+
+
+def _uncaught(line: _Line) -> list[Event] | None:
+    """Printed by a logger that sys.excepthook calls."""
+    found = facts.UNCAUGHT.search(line.text) if "ncaught " in line.text else None
+    if found is None:
+        return None
+    event = exception_event(found["exception"])
+    event.rank = int(found["rank"]) if found["rank"] else None
+    return [with_place(event, line.text)]
+
+
+def _watchdog(line: _Line) -> list[Event] | None:
+    event = read_watchdog(line.text)
+    return [event] if event else None
+
+
+def _plain(line: _Line) -> list[Event]:
+    """What a table knows, else facts, else what the line says by its form."""
+    text = line.text
+    event = error_event(text)
+    if event is None:
+        told = list(read_facts(text))
+        if not told or told[0].role == "progress":  # "AssertionError: size mismatch at step 3"
+            return list(_statement(line.number, line.origin, text, line.raw, told)) or told
+        return told
+    if oom := facts.SRUN_OOM.search(text):
+        return [
+            Event(role="cause", what="host_oom", strength=3, task=task, host=oom["host"])
+            for task in expanded(oom["tasks"])[:64]
+        ]
+    event.gpu, event.host = event.word("gpu"), event.word("host") or event.word("node")
+    if event.role == "ending" and event.what != "terminated_signal" and event.host is None:
+        event.host = ""  # any node of the job may have printed the scheduler's line
+    if pid := event.word("pid"):
+        event.pid = int(pid)
+    return [with_place(event, text)]
 
 
 def _statement(number: int, origin: Origin, text: str, raw: str, told: list[Event]) -> Iterator[Event]:

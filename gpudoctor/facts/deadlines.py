@@ -7,6 +7,16 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+# These calls wake a sleeping GPU, one GPU after another, holding one lock of the driver
+START_CALLS = frozenset(
+    {
+        "nvmlInit",
+        "nvmlDeviceGetCount",
+        "nvmlDeviceGetHandleByIndex",
+        "nvmlDeviceGetHandleByUUID",
+    }
+)
+
 
 class Deadline(NamedTuple):
     """Seconds, and the reason for that number."""
@@ -22,16 +32,6 @@ class Patience(NamedTuple):
     call_s: float
     start_s: float
 
-
-# These calls wake a sleeping GPU, one GPU after another, holding one lock of the driver
-START_CALLS = frozenset(
-    {
-        "nvmlInit",
-        "nvmlDeviceGetCount",
-        "nvmlDeviceGetHandleByIndex",
-        "nvmlDeviceGetHandleByUUID",
-    }
-)
 
 CALL = Deadline(
     10.0,

@@ -14,6 +14,12 @@ from gpudoctor.plan.tensor_bytes import Optimizer, Precision
 
 PORT = 29500
 _AUTOCAST: dict[Precision, str] = {"bf16": "torch.bfloat16", "fp16": "torch.float16"}
+_MEGATRON = "pretrain_gpt.py"
+_OPTIMIZERS: dict[Optimizer, str] = {
+    "adamw": "--optimizer adam",
+    "momentum": "--optimizer sgd",
+    "sgd": "--optimizer sgd --sgd-momentum 0",
+}
 
 
 class LaunchScript(msgspec.Struct, frozen=True):
@@ -130,13 +136,6 @@ def _steps(job: PlanJob, split: RankSplit, batch: Batch) -> Iterator[str]:
 
 
 # Megatron-LM
-
-_MEGATRON = "pretrain_gpt.py"
-_OPTIMIZERS: dict[Optimizer, str] = {
-    "adamw": "--optimizer adam",
-    "momentum": "--optimizer sgd",
-    "sgd": "--optimizer sgd --sgd-momentum 0",
-}
 
 
 def _megatron_options(job: PlanJob, split: RankSplit, batch: Batch) -> tuple[str, ...]:

@@ -42,6 +42,31 @@ from gpudoctor.units import gib_text
 with lazy_imports():
     from gpudoctor.plan import verification
 
+# every formula with its source, taken from the docstring of the function that computes it
+FORMULAS: tuple[tuple[str, Callable[..., object]], ...] = (
+    ("Shape of an unpublished size", model_shape.made_shape),
+    ("Bytes of weights, gradients and optimizer", state_bytes),
+    ("Optimizer states", optimizer_bytes),
+    ("Sharding", memory.sharded_states),
+    ("Parameters of a pipeline stage", memory.stage_parameters),
+    ("Gradients at the peak", memory.gradients_persist),
+    ("Activations of one layer", tensor_bytes.layer_bytes),
+    ("Activations with recomputation", tensor_bytes.kept_bytes),
+    ("Gradients of activations", tensor_bytes.backward_bytes),
+    ("Activations of a stage", memory.activation_parts),
+    ("The loss", tensor_bytes.loss_bytes),
+    ("What FSDP gathers", memory.gathered_parts),
+    ("Memory of a GPU", memory.memory_of),
+    ("Choice", choose),
+    ("Tensor-parallel ranks", strategies.tensor_divides),
+    ("Traffic of a step", communication.traffic_of),
+    ("Time of a step", communication.step_time),
+    ("Learning rate", settings.learning_rates),
+    ("Bucket size", settings.bucket_of),
+    ("Settings to use", settings.wanted_settings),
+    ("Settings to avoid", settings.harmful_settings),
+)
+
 
 def planned(request: PlanRequest, shape: ModelShape, sourced: Sourced) -> Plan:
     """The plan for a model on a node, verified if the request says so. Raises UserError."""
@@ -170,32 +195,6 @@ def _warnings(
         )
     if request.report is not None and measurements is None:
         yield f"{printable(str(request.report))} holds no measurements of GPUs: nothing of it counts here"
-
-
-# every formula with its source, taken from the docstring of the function that computes it
-FORMULAS: tuple[tuple[str, Callable[..., object]], ...] = (
-    ("Shape of an unpublished size", model_shape.made_shape),
-    ("Bytes of weights, gradients and optimizer", state_bytes),
-    ("Optimizer states", optimizer_bytes),
-    ("Sharding", memory.sharded_states),
-    ("Parameters of a pipeline stage", memory.stage_parameters),
-    ("Gradients at the peak", memory.gradients_persist),
-    ("Activations of one layer", tensor_bytes.layer_bytes),
-    ("Activations with recomputation", tensor_bytes.kept_bytes),
-    ("Gradients of activations", tensor_bytes.backward_bytes),
-    ("Activations of a stage", memory.activation_parts),
-    ("The loss", tensor_bytes.loss_bytes),
-    ("What FSDP gathers", memory.gathered_parts),
-    ("Memory of a GPU", memory.memory_of),
-    ("Choice", choose),
-    ("Tensor-parallel ranks", strategies.tensor_divides),
-    ("Traffic of a step", communication.traffic_of),
-    ("Time of a step", communication.step_time),
-    ("Learning rate", settings.learning_rates),
-    ("Bucket size", settings.bucket_of),
-    ("Settings to use", settings.wanted_settings),
-    ("Settings to avoid", settings.harmful_settings),
-)
 
 
 def formulas() -> tuple[str, ...]:

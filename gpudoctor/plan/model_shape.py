@@ -13,6 +13,7 @@ DEFAULT_SEQ = 4096
 _SIZE = lazy_pattern(r"([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([kmbt])", re.IGNORECASE | re.ASCII)
 _UNITS = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 SMALLEST, LARGEST = 1e6, 5e12
+_ALSO = {"117m": "124m", "125m": "124m", "355m": "350m", "760m": "774m", "1.6b": "1.5b", "33b": "30b"}
 
 
 class ModelError(UserError):
@@ -174,7 +175,6 @@ PUBLISHED: dict[str, ModelShape] = {
     "405b": _llama("Llama 3.1 405B", 126, 16384, 128, 8, 53248, 128256, 131072),
     "530b": _gpt("MT-NLG 530B", 105, 20480, 128, "arXiv:2201.11990", 2048),
 }
-_ALSO = {"117m": "124m", "125m": "124m", "355m": "350m", "760m": "774m", "1.6b": "1.5b", "33b": "30b"}
 
 
 def is_size(text: str) -> bool:

@@ -64,9 +64,8 @@ def collective_rate(
     active = _fewest_active_nvlinks(gpus)
     # a profile's figure is that of healthy links; a virtual machine or a dump may hide links
     broken = spec is not None and any(known(g.nvlinks) for g in gpus) and active < spec.links
-    row = next((r for r in profile.node.all_reduce if r.ranks == len(gpus)), None) if profile.node else None
-    if row is not None and profile.node is not None and not broken:
-        return Rate(row.busbw_gb_s, f"profile {profile.node.name}: {row.source}")
+    if not broken and (published := _of_profile(profile, len(gpus))) is not None:
+        return published
     if active and nvlinked(node, gpus, profile) == len(gpus):
         return nvlink_rate(gpus, profile)
     may_be_nvlink = active or any(isinstance(gpu.nvlinks, Missing) for gpu in gpus)
@@ -80,6 +79,13 @@ def collective_rate(
     by_host = any(known(p.p2p_read) != "OK" for p in pairs)
     how = ", and GPUs without peer-to-peer pass it twice, by way of host memory" if by_host else ""
     return Rate(slowest.value, f"{slowest.source}{how}", at_most=True)
+
+
+def _of_profile(profile: Profile, ranks: int) -> Rate | None:
+    for row in profile.node.all_reduce if profile.node else ():
+        if profile.node is not None and row.ranks == ranks:
+            return Rate(row.busbw_gb_s, f"profile {profile.node.name}: {row.source}")
+    return None
 
 
 def gather_rate(

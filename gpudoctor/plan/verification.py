@@ -26,6 +26,7 @@ from gpudoctor.units import MIB
 
 STEPS = 3
 DEADLINE_S: dict[Backend, float] = {"nccl": 180.0, "gloo": 240.0}
+LARGEST_MICRO_BATCHES = 2  # of one step, if there is no pipeline
 
 
 class Devices(msgspec.Struct, frozen=True):
@@ -189,8 +190,6 @@ def _failed(verification: PlanVerification, measured: Measurements) -> PlanVerif
 
 # The job that is run: the planned model scaled down, and its split on the available ranks.
 
-LARGEST_MICRO_BATCHES = 2  # of one step, if there is no pipeline
-
 
 class ReducedSize(msgspec.Struct, frozen=True):
     """The upper limits for one kind of device, chosen for steps of well under a second.
@@ -235,15 +234,19 @@ def reduced_split(split: RankSplit, ranks: int, layers: int) -> RankSplit:
             return RankSplit("tensor", data, rest, 1)
         if not both and split.pipeline > 1 and 1 < rest <= layers:
             return RankSplit("pipeline", data, 1, rest)
-    if both:
-        nearest = few * min(max(ranks // few, 2), layers)
-    elif split.pipeline > 1:
-        nearest = min(ranks, layers)
-    else:
-        nearest = max(t for t in range(few, split.tensor + 1) if split.tensor % t == 0 and t <= max(ranks, few))
+    nearest = _nearest_ranks(split, ranks, layers)
     raise UserError(
         f"--ranks {ranks}: {split.title} cannot be tried on so many; the nearest that works: --ranks {nearest}"
     )
+
+
+def _nearest_ranks(split: RankSplit, ranks: int, layers: int) -> int:
+    few = _least_tensor(split)
+    if split.tensor > 1 and split.pipeline > 1:
+        return few * min(max(ranks // few, 2), layers)
+    if split.pipeline > 1:
+        return min(ranks, layers)
+    return max(t for t in range(few, split.tensor + 1) if split.tensor % t == 0 and t <= max(ranks, few))
 
 
 def _least_tensor(split: RankSplit) -> int:

@@ -24,6 +24,7 @@ with lazy_imports():
 
 FOLDER = Path(__file__).parent
 DOCUMENT = FOLDER / "packaged.json"
+_VENDOR = lazy_pattern(r"(nvidia\s+)?(.*)", re.IGNORECASE | re.DOTALL)
 
 
 class IndexEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -53,9 +54,6 @@ class Packaged(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def packaged() -> Packaged:
     """The content of DOCUMENT."""
     return msgspec.json.decode(DOCUMENT.read_bytes(), type=Packaged)
-
-
-_VENDOR = lazy_pattern(r"(nvidia\s+)?(.*)", re.IGNORECASE | re.DOTALL)
 
 
 def profile_for(node: Node, wanted: str | None = None) -> Profile:

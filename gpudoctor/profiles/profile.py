@@ -11,6 +11,8 @@ from gpudoctor.facts.model.missing import known
 
 # without annotations from __future__: see facts/model/__init__.py
 
+T = TypeVar("T")
+
 
 class Expectation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Base of everything in a profile; an unknown key in YAML is an error."""
@@ -96,9 +98,6 @@ class Profile(Expectation, frozen=True):
 
 
 NO_PROFILE = Profile(name="none", matched_by="no profile fits: judged by the GPUs' own maxima and their peers")
-
-
-T = TypeVar("T")
 
 
 def compute_gpus(gpus: Sequence[Gpu]) -> tuple[Gpu, ...]:

@@ -27,7 +27,7 @@ from gpudoctor.process.foreground import CannotStartError, ForegroundCommand
 from gpudoctor.report.model import Tool
 from gpudoctor.run import report
 from gpudoctor.run.findings.progress import of_stall
-from gpudoctor.run.run_folder import NoFolderError, RunFolder
+from gpudoctor.run.run_folder import NoFolderError, RunFolder, is_of_step, reports_for_node
 from gpudoctor.run.settings import failure_settings, observer_settings
 from gpudoctor.run.watched import RunStall, Watched
 from gpudoctor.run.watching import RunWatch
@@ -36,6 +36,7 @@ from gpudoctor.units import rfc3339
 _TICK_S = 0.1
 _SAMPLE_EVERY_S = 2.0
 _RESAMPLE_S = 3600.0
+_OTHER_TASKS_S = 10.0  # of a Slurm step, after our own has ended
 
 Say = Callable[[str], None]
 
@@ -59,30 +60,35 @@ class NodeNotFitError(UserError):
 
 
 class ReportedRun(msgspec.Struct, frozen=True):
-    """The report, and how the command ended: an exit code, or -n for signal n."""
+    """The report, None if another task of the node makes it; and the exit code, or -n for signal n."""
 
-    report: report.RunReport
+    report: report.RunReport | None
     returncode: int
 
 
 def run(request: RunRequest, *, ignored: Sequence[int] = (), say: Say) -> ReportedRun:
     """Run the command to its end. Raise NodeNotFitError, or UserError for options that cannot be met."""
+    reports = reports_for_node(os.environ)
+    if not reports and not request.require_fit:
+        request = msgspec.structs.replace(request, precheck="none")
     node, precheck = _check_before(request, say)
     folder, notes = _folder(request)
     settings = dict(failure_settings(folder.path, os.environ)) if folder and not request.no_env else {}
     env = {**os.environ, **settings}
     if folder and not request.no_observer:
         env.update(observer_settings(folder.path, os.environ, settings=not request.no_env))
-    if settings:
+    if settings and reports:
         say(f"set for the command: {' '.join(settings)} (--no-env sets nothing)")
     began_s, began = time.monotonic(), time.time()
     try:
         started = ForegroundCommand(request.command, env, ignored=ignored, end_with_us=request.on_exit == "end")
     except CannotStartError as error:
-        if folder:
+        if folder and reports:
             folder.remove()
         say(f"{request.command[0]}: {error}")
         return ReportedRun(_not_started(request, str(error), error.exit_code, precheck, began), error.exit_code)
+    if not reports:
+        return ReportedRun(None, _to_its_end(started))
     watch = RunWatch(folder, request.hang_after_s, say) if folder else None
     telemetry = _Telemetry(node)
     try:
@@ -123,6 +129,15 @@ def _folder(request: RunRequest) -> tuple[RunFolder | None, list[str]]:
         return None, [f"nothing was observed and no output kept: no place for records ({error})"]
 
 
+def _to_its_end(started: ForegroundCommand) -> int:
+    try:
+        while started.step(_TICK_S) is None:
+            pass
+        return started.returncode or 0
+    finally:
+        started.close()
+
+
 def _follow(
     request: RunRequest, started: ForegroundCommand, watch: RunWatch | None, telemetry: _Telemetry, say: Say
 ) -> None:
@@ -143,9 +158,21 @@ def _follow(
             if request.on_hang == "end":
                 say("ending the command (--on-hang end)")
                 watch.ended_by_us()
+                if is_of_step(os.environ):
+                    watch.end_ranks()
                 started.end()
     if watch is not None:
+        if is_of_step(os.environ):
+            _await_other_tasks(started, watch)
         watch.finish()
+
+
+def _await_other_tasks(started: ForegroundCommand, watch: RunWatch) -> None:
+    """Watch the ranks of the node's other tasks to their end, for a while, or until a signal comes."""
+    signals, give_up_s = len(started.signals), time.monotonic() + _OTHER_TASKS_S
+    while watch.has_running_ranks and len(started.signals) == signals and time.monotonic() < give_up_s:
+        started.step(_TICK_S)
+        watch.step()
 
 
 def _ending(started: ForegroundCommand, watched: Watched, duration_s: float) -> dict[str, object]:

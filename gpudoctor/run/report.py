@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from statistics import fmean, median, quantiles
 from typing import Literal
 
@@ -14,7 +14,7 @@ from gpudoctor.diagnose.diagnosis import Diagnosis
 from gpudoctor.report.model import Tool
 from gpudoctor.run.findings.run_check import findings_of, run_checks
 from gpudoctor.run.observer.layout import PHASES
-from gpudoctor.run.step_series import TimedStep, mean_step, turns
+from gpudoctor.run.step_series import mean_step, turns
 from gpudoctor.run.watched import RunStall, Watched, WatchedRank
 
 SCHEMA = "gpudoctor.run/1"
@@ -38,10 +38,11 @@ class PhaseMs(msgspec.Struct, frozen=True):
 
 
 class RankPoint(msgspec.Struct, frozen=True):
-    """The phases over some consecutive steps, from step `step` on."""
+    """The phases over some consecutive steps, from step `step` on; `queued`: time in them without a CPU."""
 
     step: int
     phases: PhaseMs
+    queued: PhaseMs | None = None
 
 
 class RankReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -195,14 +196,15 @@ def rank_report(rank: WatchedRank, host: str) -> RankReport:
         wait_ms=_rounded(mean.wall_ms[PHASES.index("wait")]),
         data_ms=_rounded(mean.data_ms),
         host_ms=_rounded(mean.host_ms),
-        phases=_phases(mean),
+        phases=_phases(mean.wall_ms),
         compute_cpu_ms=_rounded(mean.compute_cpu_ms),
         rows=_rounded(mean.rows) if mean.rows else None,
         elements=_rounded(mean.elements) if mean.elements else None,
         memory_mib=_rounded(max(memory)),
         memory_growth_mib=_rounded(memory[-1] - memory[0]),
         over_time=tuple(
-            RankPoint(turn.number, _phases(turn)) for turn in turns(rank.steps, min(_MOST_POINTS, len(rank.steps)))
+            RankPoint(turn.number, _phases(turn.wall_ms), _phases(turn.queued_ms))
+            for turn in turns(rank.steps, min(_MOST_POINTS, len(rank.steps)))
         ),
     )
 
@@ -223,8 +225,8 @@ def throughput(watched: Watched) -> Throughput | None:
     )
 
 
-def _phases(step: TimedStep) -> PhaseMs:
-    return PhaseMs(*(_rounded(ms) for ms in step.wall_ms))
+def _phases(each_ms: Sequence[float]) -> PhaseMs:
+    return PhaseMs(*(_rounded(ms) for ms in each_ms))
 
 
 def _rounded(value: float) -> float:

@@ -11,6 +11,7 @@ from pathlib import Path
 from gpudoctor.run.observer import layout
 
 _LEAST_FREE_BYTES = 64 << 20
+FOLDERS = "gpudoctor-run-*"
 _SLURM = ("SLURM_JOB_ID", "SLURM_STEP_ID")
 
 
@@ -21,12 +22,12 @@ class NoFolderError(Exception):
 class RunFolder:
     """Makes the folder. Raise NoFolderError if no place has room.
 
-    Tasks of one Slurm step on a node share it: the first to come makes it.
+    Tasks of one Slurm step on a node share it: the first to come makes it, and the one that reports removes it.
     """
 
     def __init__(self, environ: Mapping[str, str], within: Path | None = None) -> None:
         reasons = []
-        for place in [within] if within else _places():
+        for place in [within] if within else temporary_places():
             try:
                 free = shutil.disk_usage(place).free
                 if free < _LEAST_FREE_BYTES:
@@ -61,13 +62,24 @@ class RunFolder:
                 path.unlink(missing_ok=True)
 
 
-def _places() -> list[Path]:
+def is_of_step(environ: Mapping[str, str]) -> bool:
+    """Whether this is a task of a Slurm step, so that all tasks on the node share a folder."""
+    return all(environ.get(name, "").isdecimal() for name in _SLURM)
+
+
+def reports_for_node(environ: Mapping[str, str]) -> bool:
+    """Whether this process reports: of the tasks of a Slurm step on a node, the first one does, for all."""
+    return not is_of_step(environ) or environ.get("SLURM_LOCALID", "0") == "0"
+
+
+def temporary_places() -> list[Path]:
+    """Where runs keep their records, unless the user names a folder."""
     places = [os.environ.get("TMPDIR"), "/tmp", "/dev/shm"]
     return [Path(place) for place in dict.fromkeys(places) if place and Path(place).is_dir()]
 
 
 def _made(place: Path, environ: Mapping[str, str]) -> Path:
-    if not all(environ.get(name, "").isdecimal() for name in _SLURM):
+    if not is_of_step(environ):
         return Path(tempfile.mkdtemp(prefix="gpudoctor-run-", dir=place))
     path = place / f"gpudoctor-run-{os.geteuid()}-{environ[_SLURM[0]]}.{environ[_SLURM[1]]}"
     path.mkdir(mode=0o700, exist_ok=True)

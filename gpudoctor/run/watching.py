@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from signal import SIGTERM
 from statistics import median
 from time import monotonic, monotonic_ns
 
 import msgspec
 
+from gpudoctor.process.ending import send_signal
 from gpudoctor.run import rank_process
 from gpudoctor.run.observer.layout import WAIT
 from gpudoctor.run.record_reader import RankRecord, find_records
@@ -82,9 +84,15 @@ class RunWatch:
         if self._stall is not None:
             self._stall = msgspec.structs.replace(self._stall, ended_by_us=True)
 
+    def end_ranks(self) -> None:
+        """Ask all ranks on the node to end."""
+        for seen in self._ranks():
+            if rank_process.lives(seen.record.pid, seen.record.started):
+                send_signal(seen.record.pid, SIGTERM)
+
     @property
-    def stalled(self) -> bool:
-        return self._stall is not None
+    def has_running_ranks(self) -> bool:
+        return any(seen.ended_s is None for seen in self._ranks())
 
     def finish(self) -> None:
         """Look a last time, once the command has ended."""
@@ -194,7 +202,7 @@ class RunWatch:
                 self._stall = None
             else:
                 self._stall = msgspec.structs.replace(self._stall, stood_s=still_s)
-        elif still_s >= (limit_s := self._limit_s(ranks)):
+        elif still_s >= (self._hang_after_s or _LEAST_HANG_S) and still_s >= (limit_s := self._limit_s(ranks)):
             self._stall = RunStall(after_s=limit_s, stood_s=still_s, ranks=self.stopped_ranks())
 
     def _limit_s(self, ranks: list[_Seen]) -> float:

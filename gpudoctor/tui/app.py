@@ -16,6 +16,7 @@ from textual.widgets import Input, TabbedContent, TabPane
 
 from gpudoctor.checks.core.registry import Level
 from gpudoctor.lazy_import import lazy_imports
+from gpudoctor.run.live import LiveRun
 from gpudoctor.tui.bindings import (
     KEYS,
     MAIN_ACTIONS,
@@ -42,6 +43,7 @@ with lazy_imports():
 
 class Doctor(App[int]):
     """The live view. `feed` yields stream lines, `checker` runs checks, `clock` returns Unix time.
+    `live_runs` reads the trainings that go on under `gpudoctor run`.
 
     Checks of `first_level` start with the app; a read-only view runs nothing above quick. The exit value is 0.
     """
@@ -59,6 +61,7 @@ class Doctor(App[int]):
         theme: str = "dark",
         first_level: Level | None = "quick",
         clock: Callable[[], float] = time.time,
+        live_runs: Callable[[], tuple[LiveRun, ...]] | None = None,
     ) -> None:
         if os.environ.get("NO_COLOR") == "":
             del os.environ["NO_COLOR"]  # empty means unset (no-color.org), but Textual treats it as set
@@ -73,6 +76,7 @@ class Doctor(App[int]):
         self.state = State(label=feed.label, read_only=read_only, playback=playback)
         self.runs = RunControl(self, self.state, checker, self.changed)
         self._clock = clock
+        self._live_runs = live_runs
         self._first_level = first_level
         self._panes: dict[str, Pane] = {}
         self._overview = OverviewPane()
@@ -193,6 +197,11 @@ class Doctor(App[int]):
         overview.turn_to(fault.check, fault.subject.gpu)
 
     def _second(self) -> None:
+        if self._live_runs is not None and self._tab == "ranks":
+            runs = self._live_runs()
+            if runs != self.state.live_runs:
+                self.state.live_runs = runs
+                self.changed()
         # keep the clock running while no data arrives
         if self._clock() - self._drawn_s > 0.9:
             self.query_one(HeaderLine).show(self.state, self._clock())

@@ -21,6 +21,7 @@ from gpudoctor.process.own_program import own_gpudoctor
 with lazy_imports():
     from gpudoctor import api, progress
     from gpudoctor.facts.stream import recording
+    from gpudoctor.run import live
     from gpudoctor.tui import app as screen
     from gpudoctor.tui import check_runner, feeds, labels
 
@@ -59,7 +60,9 @@ def start(request: TuiRequest) -> int:
     theme = request.theme or "dark"
     if theme not in labels.THEMES:
         raise UserError(f"--theme {printable(theme)}: there are {', '.join(labels.THEMES)}")
-    app = screen.Doctor(feed, checker, read_only=request.read_only, theme=theme)
+    # only of this machine
+    live_runs = None if request.node is not None or request.faults else live.LiveRuns().read
+    app = screen.Doctor(feed, checker, read_only=request.read_only, theme=theme, live_runs=live_runs)
     try:
         app.run()
     finally:

@@ -14,6 +14,7 @@ from gpudoctor.facts.model.node import Node
 from gpudoctor.facts.stream.messages import WATCHED, GpuTick, HostTick, Opening, ProcessTick, Tick, WatchLine
 from gpudoctor.report.gpu_health import health_of, problems_of
 from gpudoctor.report.model import Report
+from gpudoctor.run.live import LiveRun
 from gpudoctor.tui.labels import clock
 
 HISTORY_TICKS = 600
@@ -85,6 +86,7 @@ class State:
     of each GPU, so that readings taken only now and then stay. `lost`: GPUs of the facts that are missing in
     the last tick. `trouble`: why no data arrives, since `trouble_since_s` (Unix time). `report` is the newest
     report, `base` the saved one that the user loaded to compare with. `hint`: why the verdicts may be out of date.
+    `live_runs`: trainings under `gpudoctor run` that go on now.
     """
 
     label: str = ""
@@ -107,6 +109,7 @@ class State:
     playback: Playback | None = None
     selected_gpu: int = 0
     hint: str | None = None
+    live_runs: tuple[LiveRun, ...] = ()
     _event_in_run: bool = False
 
     @property

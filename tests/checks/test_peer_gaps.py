@@ -78,6 +78,16 @@ def test_a_gpu_without_a_single_nvlink_beside_peers_with_some_is_no_pass(name: s
     assert judge(with_last(node, put(node.gpus[-1], "nvlinks", ()))).exit_code != 0
 
 
+@pytest.mark.parametrize("leaf", ["power.requested_limit_w", "power.max_limit_w", "clocks.sm_mhz"])
+def test_a_value_that_one_gpu_could_not_read_and_its_peers_show_is_no_pass(leaf: str) -> None:
+    node = packaged("cold-start-8")
+    failed = Missing("not understood: it reads -1", "failed")
+    assert judge(with_last(node, put(node.gpus[-1], leaf, failed))).exit_code == 3
+    links = known(packaged("hgx-h100-8").gpus[-1].nvlinks) or ()
+    last = put(packaged("hgx-h100-8").gpus[-1], "nvlinks", (*links[:-1], put(links[-1], "speed_gb_s", failed)))
+    assert judge(with_last(packaged("hgx-h100-8"), last)).exit_code == 3
+
+
 def test_what_all_gpus_lack_is_not_judged() -> None:
     node = packaged("hgx-h100-8")
     alike = replace(node, gpus=tuple(put(gpu, "clocks.memory_mhz", NOT_READ) for gpu in node.gpus))
@@ -93,6 +103,16 @@ def test_a_setting_that_the_node_shows_explains_what_is_lacking(setting: str, va
     gpu = put(node.gpus[-1], setting, value)
     lacking = put(gpu, "thermal.memory_c", NOT_READ)
     assert judge(with_last(node, lacking)).exit_code == judge(with_last(node, gpu)).exit_code != 3
+
+
+@pytest.mark.parametrize("other", [{"vbios": "96.00.99.00.99"}, {"name": "NVIDIA L4"}, {"name": NOT_READ}])
+def test_nothing_explains_a_gpu_that_shows_no_reading_beside_others_that_do(other: dict[str, str]) -> None:
+    node = packaged("hgx-h100-8")
+    last = node.gpus[-1]
+    identity = replace(Gpu(last.index, last.bus_id, uuid=last.uuid, name=last.name), **other)
+    report = judge(with_last(node, identity))
+    assert report.exit_code == 3
+    assert last.index in {finding.subject.gpu for _, finding in findings(report, Status.UNKNOWN)}
 
 
 def conflicts() -> Iterator[tuple[str, Node, str]]:

@@ -7,8 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 PLUGIN = """
 from gpudoctor.checks.core.finding import ok
 from gpudoctor.checks.core.subject import NODE
@@ -29,9 +27,9 @@ from gpudoctor.checks.core.registry import check
 ROOM = Limit(20, "GiB", "ours", name="room_gib")
 
 
-@check("site.scratch", title="Scratch has room", needs_gpu=False, limits=LIMITS, page="# site.scratch: ours\\n")
+@check("site.scratch", title="Scratch has room", needs_gpu=False, limits=(ROOM,), page="# site.scratch: ours\\n")
 def scratch(case):
-    room, source = case.limit(ASKED), case.limit_source(ASKED)
+    room, source = case.limit(ROOM), case.limit_source(ROOM)
     yield ok(NODE, f"at least {room:g} GiB: {source}")
 """
 
@@ -72,13 +70,8 @@ def test_a_plugins_check_is_listed_run_and_explained(tmp_path: Path) -> None:
     assert gpudoctor(environ, "explain", "site.motd").stdout.startswith("site.motd: ours")
 
 
-@pytest.mark.parametrize(
-    ("limits", "asked"),
-    [("(ROOM,)", "ROOM"), ('{"room_gib": Limit(20, "GiB", "ours")}', '"site.scratch", "room_gib"')],
-    ids=["bound", "by name, as packages for older versions have it"],
-)
-def test_a_plugins_limit_is_read_and_configured(tmp_path: Path, limits: str, asked: str) -> None:
-    environ = install(tmp_path, LIMITED.replace("LIMITS", limits).replace("ASKED", asked))
+def test_a_plugins_limit_is_read_and_configured(tmp_path: Path) -> None:
+    environ = install(tmp_path, LIMITED)
     run = ("check", "site", "--node", "hgx-h100-8", "--level", "quick", "--verbose")
     assert "at least 20 GiB: ours" in gpudoctor(environ, *run).stdout
     (tmp_path / "mine.yaml").write_text("thresholds:\n  site.scratch:\n    room_gib: 40\n")

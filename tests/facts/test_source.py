@@ -187,9 +187,10 @@ def test_a_wrong_type_deep_inside_is_named_by_its_path(write: Write) -> None:
     assert "`$.facts.gpus[1].index`" in said(write(report(facts=raw)))
 
 
-@pytest.mark.parametrize(("key", "value"), [("index", 0), ("bus_id", "0000:18:00.0")])
+@pytest.mark.parametrize(("key", "value"), [("index", 0), ("bus_id", "0000:18:00.0"), ("uuid", "GPU-1")])
 def test_two_gpus_that_are_one_are_refused(write: Write, key: str, value: object) -> None:
     raw = json.loads(to_json(NODE))
+    raw["gpus"][0]["uuid"] = "GPU-1"
     raw["gpus"][1][key] = value
     line = said(write(json.dumps(raw)))
     assert "is there twice" in line

@@ -433,11 +433,16 @@ def test_a_text_that_says_nothing_of_a_node_is_refused_and_changes_no_verdict_be
     assert beside.verdict == judge(read(HEALTHY)).verdict == "pass"
 
 
-@pytest.mark.parametrize("name", ["dcgmi diag", "nccl-tests", "deviceQuery"])
+@pytest.mark.parametrize("name", ["dcgmi diag", "deviceQuery"])
 def test_a_tools_own_good_verdict_is_judged_in_part_and_no_pass_of_the_node(name: str) -> None:
     report = judge(read(transcripts.NOT_JUDGED[name]))
     assert (report.verdict, report.exit_code, report.evaluated.partly) == ("pass", 0, True)
     assert report.reason.startswith("PARTLY JUDGED, 1 of ")
+
+
+def test_the_checksum_of_a_benchmark_passes_nothing() -> None:
+    report = judge(read(transcripts.NOT_JUDGED["nccl-tests"]))
+    assert (report.verdict, report.exit_code) == ("unknown", 3)
 
 
 @pytest.mark.parametrize("name", ["bandwidthTest", "p2pBandwidthLatencyTest"])

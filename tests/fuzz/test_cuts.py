@@ -19,6 +19,7 @@ from gpudoctor.checks.core.finding import Status
 from gpudoctor.facts.model.node import to_json
 from gpudoctor.report.model import Report
 from tests.fuzz import seeds
+from tests.fuzz.mutate import Step, mutated
 from tests.fuzz.profile import fuzzed, ran
 from tests.fuzz.test_parsers import judged
 
@@ -104,3 +105,21 @@ def test_a_dump_that_lost_lines_in_its_middle_is_no_pass(name: str, a: int, b: i
     assert whole is not None
     if part is not None and part.verdict in ("pass", "warn"):
         assert false_passes(whole, part) == []
+
+
+ADDITIONS = st.lists(
+    st.tuples(
+        st.sampled_from(["insert", "line twice", "block twice"]),
+        *(st.integers(0, 65535), st.integers(0, 65535), st.integers(0, 255)),
+    ),
+    min_size=1,
+    max_size=3,
+)
+
+
+@fuzzed("additions", few=100)
+@given(name=st.sampled_from(sorted(set(BROKEN) - {"bundle.tar.gz"})), what=ADDITIONS)
+def test_a_capture_into_which_something_came_is_no_pass(name: str, what: list[Step]) -> None:
+    ran("additions")
+    report = judged(mutated(BROKEN[name], what))
+    assert report is None or report.exit_code != 0

@@ -195,6 +195,7 @@ class _Lap:
 
 def test_rates_follow_from_the_time_of_one_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, free_bytes=64 * MIB)
+    monkeypatch.setattr(compute, "_SMALLEST_BUFFER", MIB)
     monkeypatch.setattr(compute, "Stopwatch", _Lap)
     monkeypatch.setattr(torch.Tensor, "copy_", lambda target, _source: _count(target))
     monkeypatch.setattr(torch, "add", lambda *_, alpha, out: _count(out))
@@ -216,8 +217,18 @@ def _count(result: Any) -> Any:
     return result
 
 
+def test_a_gpu_that_is_nearly_full_has_no_rate_of_its_cache_for_one_of_its_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(monkeypatch, free_bytes=200 * MIB)
+    one = GpuRank(tmp_path)
+    why = Missing("200 MiB of memory are free: buffers that fit would stay in its cache", "failed")
+    assert (compute._memory_rates(one), one.barriers) == ((why, why), 0)
+
+
 def test_no_room_for_three_buffers_costs_the_two_rates_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch)
+    monkeypatch.setattr(compute, "_SMALLEST_BUFFER", MIB)
 
     def none(*_: Any, **__: Any) -> Any:
         raise torch.cuda.OutOfMemoryError("CUDA out of memory.\nmore")
@@ -235,6 +246,7 @@ def test_on_a_played_gpu_the_whole_probe_runs_and_gives_all_memory_back(
     install(monkeypatch, free_bytes=32 * MIB)
     given_back: list[None] = []
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: given_back.append(None))
+    monkeypatch.setattr(compute, "_SMALLEST_BUFFER", MIB)
     monkeypatch.setattr(compute, "_gemm_size", lambda *_: 16)
     monkeypatch.setattr(compute, "_laps_ms", lambda _rank, work, _seconds: [float(bool(work() is not None))])
     monkeypatch.setattr(correctness, "_task", lambda _rank: correctness._Task(4, 4, 4, torch.bfloat16))

@@ -2,26 +2,43 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
+import socket
+import sys
 import time
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any, NoReturn
 
+import msgspec
 import pytest
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from gpudoctor.facts.model.measured_strategies import Framework, FrameworkView, StrategyMemory
 from gpudoctor.facts.model.measurements import TorchView
 from gpudoctor.facts.model.missing import Missing
-from gpudoctor.probes.runner import messages, rank, rank_starter, torch_device
+from gpudoctor.probes.collective import probe as collective
+from gpudoctor.probes.frameworks import isolated_child
+from gpudoctor.probes.frameworks.isolated_child import view_of
+from gpudoctor.probes.inter_node.measure import InterNodeRank
+from gpudoctor.probes.inter_node.rank import InterNodeFailure, Opened, Rendezvous
+from gpudoctor.probes.plan_verification import run as verification
+from gpudoctor.probes.runner import local_workers, messages, rank, rank_starter, torch_device
+from gpudoctor.probes.runner.local_workers import LocalWorkers, WorkerHello
+from gpudoctor.probes.strategies import bench, data_parallel, deepspeed, pipeline
 from gpudoctor.probes.strategies.bench import Bench
+from gpudoctor.probes.strategies.checkpointing import run_checkpointing
+from gpudoctor.probes.strategies.model import STEPS, batch_of, build_transformer
 from gpudoctor.probes.strategies.model import shape_for as strategy_shape
 from gpudoctor.probes.strategies.run import _begin, _plain_arithmetic
 from gpudoctor.probes.train import probe as train_probe
 from gpudoctor.probes.train import steps as train_steps
-from gpudoctor.probes.train.sanity_model import shape_for
+from gpudoctor.probes.train.sanity_model import Data, build_model, shape_for
 from tests.probes.fake_gpus import GpuRank, install
 
 _dist: Any = dist  # not annotated everywhere
@@ -187,3 +204,346 @@ def test_a_gpu_rank_leaves_when_no_other_gpu_reads_its_memory(
         rank._leave(gpu)
     assert isinstance(gpu.sent[-1], messages.Left)
     assert order == ["waited", "left"]
+
+
+def test_collectives_fit_the_fullest_gpu_and_give_their_memory_back(
+    tmp_path: Path, memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(monkeypatch, free_bytes=2 << 30)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: memory.calls.append("empty_cache"))
+    swept: list[tuple[str, int]] = []
+    monkeypatch.setattr(collective, "_run_sweep", lambda _, kind, sweep, largest: swept.append((kind.name, largest)))
+    collective.run_collectives(GpuRank(tmp_path, world_size=2))
+    assert swept == [("all_reduce", 512 << 20)]
+    assert memory.calls == ["empty_cache"]
+
+
+def test_memory_of_a_strategy_is_what_its_steps_needed_beyond_what_was_there(memory: Memory) -> None:
+    """On a GPU by the allocator; on a CPU there is no allocator to ask."""
+    gpu, cpu = torch.device("cuda", 0), torch.device("cpu")
+    assert (bench._begin_peak(cpu), bench._begin_peak(gpu)) == (0, 1 << 20)
+    empty = StrategyMemory(1, 2, 3)
+    assert bench._with_peak(empty, cpu, 1 << 20) is empty
+    assert bench._with_peak(empty, gpu, 1 << 20).peak_bytes == 2 << 20
+    assert memory.calls == ["reset_peak_memory_stats", "memory_allocated", "max_memory_allocated"]
+
+
+def test_the_step_of_one_gpu_alone_ends_when_the_gpu_is_done(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu, build, batch = torch.device("cpu"), build_transformer, batch_of
+    monkeypatch.setattr(bench, "build_transformer", lambda shape, _: build(shape, cpu))
+    monkeypatch.setattr(bench, "batch_of", lambda shape, step, _: batch(shape, step, cpu))
+    waited: list[None] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: waited.append(None))
+    alone = bench.Alone(strategy_shape(1, on_gpu=False), torch.device("cuda", 0), parts=1)
+    assert len(waited) == len(alone.losses) == STEPS
+
+
+def test_each_variant_of_a_strategy_has_a_peak_of_its_own(
+    tmp_path: Path, memory: Memory, group: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = GpuRank(tmp_path)
+    monkeypatch.setattr(data_parallel, "DistributedDataParallel", ddp_on_gpu_0)
+    strategy = Bench(gpu, strategy_shape(1, on_gpu=False))
+    run_checkpointing(gpu, strategy)
+    sample = gpu.one(messages.StrategySample)
+    assert sample.figures["plain_peak_bytes"] == sample.figures["checkpointed_peak_bytes"] == 2 << 20
+    assert memory.calls.count("reset_peak_memory_stats") == 3  # the two passes that are compared, and the steps
+
+
+def test_a_pipeline_on_gpus_is_paced_by_products_that_events_time(
+    tmp_path: Path, memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipeline, "_SIDE", 8)
+    ones = torch.ones
+    monkeypatch.setattr(torch, "ones", lambda *size, device: ones(*size))
+    monkeypatch.setattr(GpuRank, "from_rank_zero", lambda _, value: value, raising=False)
+    pace = pipeline._Pace(GpuRank(tmp_path))
+    assert pace._products >= 1
+    pace.forget()
+    pace(2)
+    assert pace.passed_ms() > 0
+
+
+@pytest.mark.parametrize(("times_ms", "suspect"), [((10.0, 10.1, 10.2), None), ((10.0, 10.1, 20.0), 2)])
+def test_a_slow_rank_computes_on_another_gpu_if_it_sees_that(
+    times_ms: tuple[float, ...], suspect: int | None, tmp_path: Path, memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(monkeypatch, gpus=3)
+    gpu = GpuRank(tmp_path, world_size=3, number=2)
+    rounds = [[[ms] for ms in times_ms], [[0.0], [19.0], [10.2]]]
+    monkeypatch.setattr(GpuRank, "gathered", lambda *_: rounds.pop(0), raising=False)
+    placed: list[torch.device] = []
+    to = torch.nn.Module.to
+
+    def put(model: torch.nn.Module, device: torch.device) -> torch.nn.Module:
+        placed.append(device)
+        return to(model, "cpu")
+
+    monkeypatch.setattr(torch.nn.Module, "to", put)
+    monkeypatch.setattr(
+        train_probe, "Data", lambda shape, batch, world_size, device: Data(shape, batch, world_size, gpu.device)
+    )
+    on_cpu: Any = SimpleNamespace(on_gpu=False, world_size=3)
+    shape = shape_for(on_cpu)
+    model = build_model(shape, gpu.device)
+    placed.clear()
+    swap = train_probe.swap_suspect(gpu, shape, model, 8, times_ms[2])
+    if suspect is None:
+        assert (swap, placed) == (None, [])
+        return
+    assert swap is not None
+    assert (swap.suspect, swap.partner) == (2, 1)
+    assert (swap.suspect_on_partners_gpu_ms, swap.partner_on_suspects_gpu_ms) == (10.2, 19.0)
+    assert torch.device("cuda", 2) in placed  # of rank 1, after its own and that of rank 0
+
+
+@pytest.mark.parametrize("error", ["CUDA out of memory.", "CUDA-capable device(s) is/are busy or unavailable"])
+def test_a_gpu_that_takes_no_second_process_leaves_no_swap(
+    error: str, tmp_path: Path, memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(monkeypatch, gpus=2)
+    gpu = GpuRank(tmp_path, world_size=2, number=1)
+    rounds = [[[10.0], [20.0]], [[12.0], [0.0]]]
+    monkeypatch.setattr(GpuRank, "gathered", lambda *_: rounds.pop(0), raising=False)
+
+    def refuse(*_: object) -> NoReturn:
+        raise RuntimeError(error)
+
+    monkeypatch.setattr(train_probe, "_compute_ms", refuse)
+    on_cpu: Any = SimpleNamespace(on_gpu=False, world_size=2)
+    assert train_probe.swap_suspect(gpu, shape_for(on_cpu), torch.nn.Linear(1, 1), 8, 20.0) is None
+    assert gpu.barriers == 2  # both ranks have waited for each other all the same
+
+
+def test_a_rank_that_sees_its_own_gpu_only_swaps_with_nobody(tmp_path: Path, memory: Memory) -> None:
+    on_cpu: Any = SimpleNamespace(on_gpu=False, world_size=2)
+    rank_of_two = GpuRank(tmp_path, world_size=2)
+    assert train_probe.swap_suspect(rank_of_two, shape_for(on_cpu), torch.nn.Linear(1, 1), 8, 20.0) is None
+
+
+@pytest.mark.parametrize(
+    ("error", "meaning"),
+    [
+        (None, None),
+        ("CUDA error: no kernel image is available for execution on the device", "no kernel image"),
+        ("The NVIDIA driver on your system is too old (found version 11040).", "too old"),
+        ("CUDA-capable device(s) is/are busy or unavailable", "busy or unavailable"),
+    ],
+)
+def test_a_rank_between_nodes_opens_its_gpu_first_and_answers_why_it_cannot(
+    error: str | None, meaning: str | None, memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ones(*_: object, **__: object) -> torch.Tensor:
+        if error is not None:
+            raise RuntimeError(error)
+        return torch.zeros(1)
+
+    monkeypatch.setattr(torch, "ones", ones)
+    monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
+    joined = InterNodeRank("nccl", "127.0.0.1")
+    assert joined._device == torch.device("cuda", 0)
+    answer = joined.open()
+    assert memory.calls == ["set_device"]
+    if meaning is None:
+        assert isinstance(answer, Opened)
+        waited: list[None] = []
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda: waited.append(None))
+        joined._wait()
+        assert waited == [None]
+    else:
+        assert isinstance(answer, InterNodeFailure)
+        assert meaning in answer.text
+
+
+def test_an_nccl_error_between_nodes_is_its_own_last_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "NCCL error in: ProcessGroupNCCL.cpp:77, unhandled system error\nLast error:\nCall to ibv_modify_qp failed"
+
+    def broken(*_: object) -> NoReturn:
+        raise RuntimeError(text)
+
+    joined = InterNodeRank("gloo", "127.0.0.1")
+    monkeypatch.setattr(joined, "_join", broken)
+    answer = joined.measure(Rendezvous("key", 2, "127.0.0.1", 1, 1 << 20, 1.0, 9.0, rank=0))
+    assert answer == InterNodeFailure("NCCL: Call to ibv_modify_qp failed")
+
+
+def test_a_planned_strategy_is_verified_by_the_allocators_peak(
+    tmp_path: Path, memory: Memory, group: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = GpuRank(tmp_path)
+    order: Any = SimpleNamespace(steps=2, tensor=1)
+    built = SimpleNamespace(inner=torch.nn.Linear(2, 2), optimizer=SimpleNamespace(state={}))
+    train = SimpleNamespace(step=lambda: 24, losses=[1.0])
+    monkeypatch.setattr(verification, "Built", lambda *_: built)
+    monkeypatch.setattr(verification, "_Train", lambda *_: train)
+    figures = verification._measured(gpu, order, SimpleNamespace())  # type: ignore[arg-type]
+    assert (figures.peak_bytes, figures.gradients_bytes, len(figures.step_s)) == (2 << 20, 24, 2)
+    assert memory.calls == ["memory_allocated", "reset_peak_memory_stats", "max_memory_allocated"]
+
+
+@pytest.mark.parametrize(("initialized", "method"), [(False, "fork-server"), (True, "fresh-interpreters")])
+def test_a_starter_that_has_opened_cuda_forks_no_ranks(
+    initialized: bool, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: initialized)
+    monkeypatch.setattr(rank_starter, "_import_torch", lambda _: None)
+    monkeypatch.setattr(os, "listdir", lambda _: ["1"])
+    monkeypatch.setattr(rank_starter, "gc", SimpleNamespace(freeze=lambda: None, enable=lambda: None))
+    assert rank_starter._load_torch({"method": "fork-server", "job": {}}, -1) == method
+
+
+class Answers:
+    """What a framework's process reports."""
+
+    def __init__(self) -> None:
+        self.view: FrameworkView | None = None
+
+    def doing(self, what: str) -> None:
+        assert what
+
+    def found(self, view: FrameworkView) -> None:
+        self.view = view
+
+
+def seen_by(framework: Framework) -> FrameworkView:
+    answers = Answers()
+    given: Any = answers
+    view_of(framework, given)
+    assert answers.view is not None
+    return answers.view
+
+
+@pytest.mark.parametrize(
+    ("uuids", "init_error", "visible", "opened"),
+    [
+        (("11", "GPU-22"), None, 2, ("GPU-11", "GPU-22")),
+        (("MIG-11",), None, 1, ("MIG-11",)),  # a MIG list in CUDA_VISIBLE_DEVICES
+        (("11", None), None, 2, Missing("it does not tell UUIDs", "unsupported")),
+        ((), "CUDA driver version is insufficient for CUDA runtime version", 0, None),
+    ],
+)
+def test_torch_in_a_users_process_opens_cuda_before_it_counts(
+    uuids: tuple[str | None, ...],
+    init_error: str | None,
+    visible: int,
+    opened: object,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def init() -> None:
+        if init_error is not None:
+            raise RuntimeError(init_error)
+
+    monkeypatch.setattr(torch.version, "cuda", "12.8")
+    monkeypatch.setattr(torch.cuda, "init", init)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(uuids))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda place: SimpleNamespace(uuid=uuids[place]))
+    view = seen_by("torch")
+    assert (view.gpus, view.error) == (visible, init_error)
+    assert opened is None or view.uuids == opened
+    monkeypatch.setattr(torch.version, "cuda", None)
+    assert seen_by("torch").gpu_build is False
+
+
+@pytest.mark.parametrize(("built", "visible"), [(True, 2), (False, Missing("this build is for the CPU"))])
+def test_tensorflow_counts_gpus_if_it_was_built_with_cuda(
+    built: bool, visible: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    played: Any = ModuleType("tensorflow")
+    played.__version__ = "2.21.0"
+    played.test = SimpleNamespace(is_built_with_cuda=lambda: built)
+    played.config = SimpleNamespace(list_physical_devices=lambda _: ["GPU:0", "GPU:1"])
+    monkeypatch.setitem(sys.modules, "tensorflow", played)
+    assert (seen_by("tensorflow").gpu_build, seen_by("tensorflow").gpus) == (built, visible)
+
+
+@pytest.mark.parametrize(
+    ("plugin", "platforms", "shown", "error", "visible", "held_back"),
+    [
+        (True, None, None, None, 2, None),
+        (True, "cuda,cpu", "all", None, 2, None),
+        (True, "cpu", None, None, Missing("JAX_PLATFORMS=cpu"), "JAX_PLATFORMS=cpu"),
+        (True, None, "0", None, Missing("JAX_CUDA_VISIBLE_DEVICES=0"), "JAX_CUDA_VISIBLE_DEVICES=0"),
+        (True, None, None, "no supported devices found for platform CUDA", 0, None),
+        (False, None, None, None, Missing("this build is for the CPU"), None),
+    ],
+)
+def test_jax_counts_the_gpus_of_its_cuda_plugin(
+    plugin: bool,
+    platforms: str | None,
+    shown: str | None,
+    error: str | None,
+    visible: object,
+    held_back: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def local_devices(backend: str) -> list[str]:
+        assert backend == "cuda"
+        if error is not None:
+            raise RuntimeError(error)
+        return ["cuda:0", "cuda:1"]
+
+    played: Any = ModuleType("jax")
+    played.__version__, played.local_devices = "0.10.2", local_devices
+    played.config = SimpleNamespace(jax_platforms=platforms, jax_cuda_visible_devices=shown)
+    monkeypatch.setitem(sys.modules, "jax", played)
+    monkeypatch.setenv("XLA_PYTHON_CLIENT_PREALLOCATE", "true")
+    monkeypatch.setattr(isolated_child, "_has_cuda_plugin", lambda: plugin)
+    view = seen_by("jax")
+    assert (view.gpus, view.held_back, view.error) == (visible, held_back, error)
+    assert os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] == "false"  # or its first question takes the GPUs' memory
+
+
+@pytest.mark.parametrize("where", ["entry point", "folder", "jaxlib", "nowhere"])
+def test_jax_has_cuda_as_a_plugin_or_inside_an_older_jaxlib(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    point = SimpleNamespace(name="xla_cuda12", value="jax_plugins.xla_cuda12")
+    monkeypatch.setattr(metadata, "entry_points", lambda group: [point] if where == "entry point" else [])
+    (tmp_path / ("xla_cuda12" if where == "folder" else "xla_other")).mkdir()
+    spec = SimpleNamespace(submodule_search_locations=[str(tmp_path)])
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: spec)
+    jaxlib: Any = ModuleType("jaxlib")
+    if where == "jaxlib":
+        jaxlib.cuda = ModuleType("jaxlib.cuda")
+    monkeypatch.setitem(sys.modules, "jaxlib", jaxlib)
+    assert isolated_child._has_cuda_plugin() is (where != "nowhere")
+
+
+def test_deepspeed_is_told_the_accelerator_and_the_ranks_own_gpu(
+    tmp_path: Path, memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    joined: list[str] = []
+    played: Any = ModuleType("deepspeed")
+    played.ops = SimpleNamespace(__compatible_ops__={"shm_comm": True})
+    played.init_distributed = lambda backend, **_: joined.append(backend)
+    monkeypatch.setitem(sys.modules, "deepspeed", played)
+    for name in ("DS_ACCELERATOR", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.setenv(name, "9")
+    for name in ("TORCH_EXTENSIONS_DIR", "TRITON_CACHE_DIR", "TRITON_HOME"):
+        monkeypatch.setenv(name, "")
+    deepspeed._imported(GpuRank(tmp_path))
+    assert (os.environ["DS_ACCELERATOR"], os.environ["LOCAL_RANK"], joined) == ("cuda", "0", ["nccl"])
+    assert played.ops.__compatible_ops__ == {"shm_comm": False}
+
+
+def test_a_launchers_processes_are_asked_which_gpus_each_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    """srun gives each task its own list: indices, UUIDs or MIG instances."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    workers = LocalWorkers.__new__(LocalWorkers)
+    workers.ranks = 3
+    given = {1: "GPU-aa", 2: "MIG-bb"}
+    workers._workers = {rank: (socket.socket(), WorkerHello(rank, visible)) for rank, visible in given.items()}
+    assert workers.visible == workers.visible_of_those_here == ["0", "GPU-aa", "MIG-bb"]
+    for worker, _ in workers._workers.values():
+        worker.close()
+
+
+def test_a_launchers_process_says_which_gpus_it_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    leader, worker = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-11,MIG-22")
+    monkeypatch.setattr(local_workers, "leader_of", lambda _: worker)
+    leader.shutdown(socket.SHUT_WR)  # it has no rank for this process
+    placement: Any = SimpleNamespace(engine="srun", rank=1, ranks=2)
+    assert local_workers.run_local_worker(placement) is None
+    assert msgspec.json.decode(leader.recv(4096), type=WorkerHello).visible == "MIG-11,MIG-22"
+    leader.close()

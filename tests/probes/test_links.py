@@ -243,6 +243,56 @@ def test_gpus_that_a_cgroup_hides_are_said(tmp_path: Path, monkeypatch: pytest.M
     assert (found, why_not) == ((), Missing("this process may open 1 of the 2 GPUs only", "denied"))
 
 
+@pytest.mark.parametrize(("free_mib", "sizes"), [(7, []), (64, [2 * MIB, 2 * MIB]), (8, [MIB, MIB])])
+def test_on_a_nearly_full_gpu_copies_shrink_and_then_there_are_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free_mib: int, sizes: list[int]
+) -> None:
+    """Never copies of nothing, at 0 GB/s; memory that another process takes meanwhile makes them smaller still."""
+    install(monkeypatch, gpus=2, free_bytes=free_mib * MIB)
+    honest = torch.empty
+
+    def full(count: int, **options: Any) -> Any:
+        if count * 4 > 2 * MIB:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory.")
+        return honest(count, **options)
+
+    monkeypatch.setattr(torch, "empty", full)
+    found = []
+    for number in range(2):
+        links, why_not = peer_copies.measure_peers(GpuRank(tmp_path, world_size=2, number=number))
+        found += [link.size_bytes for link in links]
+    assert found == sizes
+    none_left = Missing("no memory for copies: the fullest GPU has 7 MiB left", "denied")
+    assert why_not == (None if sizes else none_left)
+
+
+def test_a_second_pair_of_buffers_that_does_not_fit_costs_only_the_rate_of_both_ways(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(monkeypatch, gpus=2)
+
+    def full(*_: Any, **__: Any) -> Any:
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr(torch, "empty_like", full)
+    [link], _ = peer_copies.measure_peers(GpuRank(tmp_path, world_size=2))
+    assert link.both_ways_gb_s == Missing("no memory for a second pair of buffers")
+    assert link.gb_s > 0
+
+
+def test_a_gpu_without_room_for_the_smallest_copy_is_out_of_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(monkeypatch, gpus=2)
+
+    def full(*_: Any, **__: Any) -> Any:
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr(torch, "empty", full)
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        peer_copies.measure_peers(GpuRank(tmp_path, world_size=2))
+
+
 def test_more_peers_than_cuda_maps_leave_out_pairs_and_say_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, gpus=3)
     honest = peer_copies._one_way

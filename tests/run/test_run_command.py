@@ -115,6 +115,26 @@ def test_the_slow_rank_is_named(tmp_path: Path) -> None:
     assert [(finding["id"], finding["subject"]["rank"]) for finding in found] == [("run.balance", 1)]
 
 
+def test_the_first_task_of_a_slurm_step_reports_for_all_of_its_node(tmp_path: Path) -> None:
+    file, ended = tmp_path / "report.json", tmp_path / "ended"
+    step = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "2", "TMPDIR": str(tmp_path)}
+    waits = f"import os, time\nwhile not os.path.exists({str(ended)!r}): time.sleep(0.1)\n"
+    options = [*RUN, "--format", "json", "-o", str(file), "--", sys.executable, "-c"]
+    tasks = [
+        subprocess.Popen(
+            [*options, SINGLE + (waits if task == 0 else f"open({str(ended)!r}, 'w')\n")],
+            stderr=subprocess.PIPE, env={**os.environ, **step, "SLURM_PROCID": str(task), "SLURM_LOCALID": str(task)},
+        )
+        for task in range(2)
+    ]  # fmt: skip
+    errors = [task.communicate()[1].decode() for task in reversed(tasks)]
+    assert [task.returncode for task in tasks] == [0, 0]
+    assert errors[0] == "and this is an error\n"
+    ranks = json.loads(file.read_text(encoding="utf-8"))["ranks"]
+    assert [(rank["rank"], rank["steps"], rank["ended"]) for rank in ranks] == [(0, 40, "normal"), (1, 40, "normal")]
+    assert not list(tmp_path.glob("gpudoctor-run-*"))
+
+
 def test_a_command_is_needed_after_the_dashes() -> None:
     done = subprocess.run([sys.executable, "-m", "gpudoctor", "run"], capture_output=True, text=True, check=False)
     assert done.returncode == 2

@@ -21,6 +21,8 @@ from gpudoctor.facts.model.measurements import (
 )
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.telemetry import GpuUnderLoad, Spread, Telemetry
+from gpudoctor.run.live import LiveRank, LiveRun
+from gpudoctor.run.step_series import TimedStep
 from gpudoctor.tui.panes.ranks import RanksPane
 from gpudoctor.tui.state import Running
 from tests.checks.measured import measured
@@ -243,3 +245,20 @@ def test_the_same_report_is_not_drawn_twice() -> None:
         assert place.content is not before
 
     shown(RanksPane(), state_of(HGX, measured(HGX, training=training(SLOW_5))), body)
+
+
+def test_a_training_that_goes_on_is_shown_with_each_rank_now_and_over_time() -> None:
+    step = TimedStep(9, (2.0, 3.0, 4.0, 1.0, 30.0, 0.0, 10.0), (0.0,) * 7, (0.0,) * 7)
+    ranks = (LiveRank(0, 10, step, (10.0, 20.0, 50.0)), LiveRank(1, 4, None, stands="starts"))
+    state = state_of(HGX)
+    state.live_runs = (LiveRun("train.py --lr 1", ranks),)
+    for width in (80, 120):
+        text = text_of(RanksPane(), state, (width, 50))
+        assert "Live run  train.py --lr 1: 2 ranks, step 10" in text
+        bar, tail = next(line for line in text.splitlines() if line.startswith("rank 0")).split("|")[1:]
+        assert bar.count("░") == pytest.approx(30 / 50 * len(bar), abs=1)
+        assert tail.split()[0] == "50.0"
+        assert tail.split()[-1] == "▂▄█"
+        assert "starts" in text
+    state.live_runs = ()
+    assert "Live run" not in text_of(RanksPane(), state)

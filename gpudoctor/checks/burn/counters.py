@@ -55,6 +55,10 @@ _REPLAY_RATE = Limit(
     name="replay_rate",
     status="warn",
 )
+_SEE = (
+    Advice("See the kernel's words.", "sudo dmesg -T | grep -iE 'xid|AER|nvrm' | tail"),
+    Advice("It returns in a second burn: open a hardware case.", "nvidia-bug-report.sh"),
+)
 
 
 @check(
@@ -178,9 +182,3 @@ def _during(finding: Finding) -> Finding:
         return finding
     found = msgspec.structs.replace(finding.found, text=f"under load: {finding.found.text}")
     return msgspec.structs.replace(finding, found=found)
-
-
-_SEE = (
-    Advice("See the kernel's words.", "sudo dmesg -T | grep -iE 'xid|AER|nvrm' | tail"),
-    Advice("It returns in a second burn: open a hardware case.", "nvidia-bug-report.sh"),
-)

@@ -28,6 +28,9 @@ _PROBES = (
     ("train compute", "train", True),
     ("train step", "train", False),
 )
+_WARN_LOSS = Limit(0.05, "of the speed", _RULE, name="warn_loss")
+_FAIL_LOSS = Limit(0.10, "of the speed", f"{_RULE}; on one GPU, not on all", name="fail_loss")
+_LEAST_S = Limit(90, "s", "first half minute and last minute may not be the same one", name="least_s")
 
 
 class SpeedChange(msgspec.Struct, frozen=True):
@@ -65,11 +68,6 @@ def length_in_words(seconds: float) -> str:
     ('42 s', '10.0 min')
     """
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.1f} min"
-
-
-_WARN_LOSS = Limit(0.05, "of the speed", _RULE, name="warn_loss")
-_FAIL_LOSS = Limit(0.10, "of the speed", f"{_RULE}; on one GPU, not on all", name="fail_loss")
-_LEAST_S = Limit(90, "s", "first half minute and last minute may not be the same one", name="least_s")
 
 
 @check(

@@ -34,6 +34,12 @@ _STEPS = (
     Advice("Look at the links between the two.", "gpudoctor check nvlink pcie link.peer -v"),
     Advice("See which paths NCCL takes.", "NCCL_DEBUG=INFO gpudoctor check collective.pairs --level full"),
 )
+_WARN_SHARE = Limit(
+    0.90, "of the median of the other pairs", "gpudoctor's own choice: healthy ones differ by 3 %", name="warn_share"
+)
+_FAIL_SHARE = Limit(
+    0.75, "of the median of the other pairs", "gpudoctor's own choice: a quarter of the links", name="fail_share"
+)
 
 
 class _Pair(msgspec.Struct, frozen=True):
@@ -56,14 +62,6 @@ class _Pair(msgspec.Struct, frozen=True):
         """Whether its excess time over the others is within its own scatter."""
         usual_us = self.measured.size_bytes / self.usual_gb_s / 1e3
         return self.measured.time_us - usual_us < _NOISE_DEVIATIONS * self.measured.time_us_mad
-
-
-_WARN_SHARE = Limit(
-    0.90, "of the median of the other pairs", "gpudoctor's own choice: healthy ones differ by 3 %", name="warn_share"
-)
-_FAIL_SHARE = Limit(
-    0.75, "of the median of the other pairs", "gpudoctor's own choice: a quarter of the links", name="fail_share"
-)
 
 
 @check(

@@ -20,6 +20,8 @@ from gpudoctor.checks.measured.peer_ranks import (
 )
 from gpudoctor.checks.measured.probe_outcome import on_gpus, rank_gpu, rank_subject, ranks_in_words
 from gpudoctor.checks.measured.slowness import slowness_causes
+from gpudoctor.checks.measured.under_load import event_share, load_of, median_of
+from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.measured_hardware import ComputeRank
 from gpudoctor.facts.model.missing import Missing, known
 
@@ -27,6 +29,38 @@ _LOOK = (
     Advice("Look at its clocks, temperature and power.", "gpudoctor check gpu -v"),
     Advice("Swap it with another GPU, or take it out of the job, and see whether the slowness moves."),
 )
+_GEMM_PEER_WARN = Limit(
+    0.92, "of the others' median", "5 % between GPUs of one node is normal (MAMF's author)", name="peer_warn_share"
+)
+_GEMM_PEER_FAIL = Limit(
+    0.85, "of the others' median", "gpudoctor's own choice: three times that", name="peer_fail_share"
+)
+_ACHIEVED_WARN_SHARE = Limit(
+    0.80, "of the best measured", "8192 x 8192 reaches 0.8 to 0.9 of the best shape", name="achieved_warn_share"
+)
+_ACHIEVED_FAIL_SHARE = Limit(0.60, "of the best measured", "gpudoctor's own choice", name="achieved_fail_share")
+_GEMM_PEAK_WARN = Limit(
+    0.30, "of the data sheet", "cards capped at 70 W reach 0.38 of it, others 0.7 and more", name="peak_warn_share"
+)
+_MEMORY_PEAK_WARN = Limit(
+    0.75, "of the data sheet", "copies reach 0.79 to 0.87 of it (A100, H100, H200)", name="peak_warn_share"
+)
+_MEMORY_PEAK_FAIL = Limit(
+    0.65, "of the data sheet", "gpudoctor's own choice; DCGM's floor is 0.55 to 0.60", name="peak_fail_share"
+)
+_INLINE_ECC_SHARE = Limit(
+    0.90, "of these limits", "ECC bits of GDDR lie in the same memory: up to a tenth", name="inline_ecc_share"
+)
+_MEMORY_PEER_WARN = Limit(
+    0.95, "of the others' median", "gpudoctor's own choice: memory clocks are equal", name="peer_warn_share"
+)
+_MEMORY_PEER_FAIL = Limit(
+    0.90, "of the others' median", "gpudoctor's own choice: one stack or channel of many", name="peer_fail_share"
+)
+
+# smaller products do not fill a large GPU, whatever its model reaches with large ones
+_LEAST_SIZE = 4096
+_CAPPED_SHARE = 0.5  # of the time: below, the clock was not the power limit's choice
 
 
 class MeasuredRate(msgspec.Struct, frozen=True):
@@ -70,21 +104,6 @@ def judged_rate(case: Case, rate: MeasuredRate, group: Sequence[int], unit: str)
         likely="; ".join(causes) or "no reading explains it: the GPU itself is slow",
         advice=_LOOK,
     )
-
-
-_GEMM_PEER_WARN = Limit(
-    0.92, "of the others' median", "5 % between GPUs of one node is normal (MAMF's author)", name="peer_warn_share"
-)
-_GEMM_PEER_FAIL = Limit(
-    0.85, "of the others' median", "gpudoctor's own choice: three times that", name="peer_fail_share"
-)
-_ACHIEVED_WARN_SHARE = Limit(
-    0.80, "of the best measured", "8192 x 8192 reaches 0.8 to 0.9 of the best shape", name="achieved_warn_share"
-)
-_ACHIEVED_FAIL_SHARE = Limit(0.60, "of the best measured", "gpudoctor's own choice", name="achieved_fail_share")
-_GEMM_PEAK_WARN = Limit(
-    0.30, "of the data sheet", "cards capped at 70 W reach 0.38 of it, others 0.7 and more", name="peak_warn_share"
-)
 
 
 @check(
@@ -131,35 +150,36 @@ def _known_rates(case: Case, own: ComputeRank) -> tuple[Yardstick, ...]:
     gpu = rank_gpu(case, own.rank)
     model = case.model_of(gpu) if gpu else None
     first = own.gemms[0]
-    if model is None or first.dtype not in ("bf16", "fp16"):
+    if gpu is None or model is None or first.dtype not in ("bf16", "fp16") or first.size < _LEAST_SIZE:
         return ()
+    clock = _share_of_clock_at_power_limit(case, gpu)
+    less = "" if clock == 1.0 else f", at the {clock:.0%} of its clock that its own power limit left"
     if model.achieved_bf16_tflops is not None:
         certain = "achieved_bf16_tflops" not in model.uncertain
         best, fails = model.achieved_bf16_tflops, _ACHIEVED_FAIL_SHARE if certain else None
-        what = f"that are the best that was measured on a {model.name}"
-        return (Yardstick(first.tflops / best, best, _ACHIEVED_WARN_SHARE, fails, what),)
+        what = f"that are the best that was measured on a {model.name}{less}"
+        return (Yardstick(first.tflops / best, best, _ACHIEVED_WARN_SHARE, fails, what, clock),)
     peak = model.bf16_tflops if model.bf16_tflops is not None else model.fp16_tflops
     if peak is None:
         return ()
-    what = f"that the data sheet gives the {model.name}"
-    return (Yardstick(first.tflops / peak, peak, _GEMM_PEAK_WARN, None, what),)
+    what = f"that the data sheet gives the {model.name}{less}"
+    return (Yardstick(first.tflops / peak, peak, _GEMM_PEAK_WARN, None, what, clock),)
 
 
-_MEMORY_PEAK_WARN = Limit(
-    0.75, "of the data sheet", "copies reach 0.79 to 0.87 of it (A100, H100, H200)", name="peak_warn_share"
-)
-_MEMORY_PEAK_FAIL = Limit(
-    0.65, "of the data sheet", "gpudoctor's own choice; DCGM's floor is 0.55 to 0.60", name="peak_fail_share"
-)
-_INLINE_ECC_SHARE = Limit(
-    0.90, "of these limits", "ECC bits of GDDR lie in the same memory: up to a tenth", name="inline_ecc_share"
-)
-_MEMORY_PEER_WARN = Limit(
-    0.95, "of the others' median", "gpudoctor's own choice: memory clocks are equal", name="peer_warn_share"
-)
-_MEMORY_PEER_FAIL = Limit(
-    0.90, "of the others' median", "gpudoctor's own choice: one stack or channel of many", name="peer_fail_share"
-)
+def _share_of_clock_at_power_limit(case: Case, gpu: Gpu) -> float:
+    """The share of the highest clock at which the GPU computed, if its usual power limit held it there; else 1.
+
+    A card at its limit (an A100 PCIe at 250 W, a T4 at 70 W) is as fast as its power allows; a limit that was lowered
+    is reported, and a GPU that lacks its clock for another reason is slow.
+    """
+    load, top_mhz = load_of(case, gpu, "compute"), known(gpu.clocks.sm_max_mhz)
+    limit_w, usual_w = known(gpu.power.limit_w), known(gpu.power.default_limit_w)
+    usual = limit_w is not None and usual_w is not None and limit_w >= 0.98 * usual_w
+    mhz = median_of(load, "sm_mhz") if load is not None else None
+    if load is None or mhz is None or not top_mhz or not usual or event_share(load, "sw-power-cap") < _CAPPED_SHARE:
+        return 1.0
+    slowed = any(event_share(load, reason) > 0 for reason in ("hw-thermal", "hw-power-brake", "sw-thermal"))
+    return 1.0 if slowed else min(1.0, mhz / top_mhz)
 
 
 @check(

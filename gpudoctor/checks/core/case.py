@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from functools import cached_property, wraps
-from typing import Annotated, Literal, TypeVar, overload
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 
@@ -82,32 +82,23 @@ class Case(msgspec.Struct, frozen=True, dict=True):
         inside = {gpu.index for gpu in self.gpus}
         return tuple(pair for pair in self.node.pairs if {pair.a, pair.b} <= inside)
 
-    @overload
-    def limit(self, limit: Limit, gpu: Gpu | None = None, /) -> float: ...
-    @overload
-    def limit(self, check_id: str, name: str, gpu: Gpu | None = None, /) -> float: ...
-    def limit(self, limit: Limit | str, of: Gpu | str | None = None, gpu: Gpu | None = None, /) -> float:
+    def limit(self, limit: Limit, gpu: Gpu | None = None) -> float:
         """The threshold in force: the one configured for the GPU's model, else the configured one, else the default.
 
         Without a GPU, the model is the one that all compute GPUs in scope share, if they do. A check passes a limit
-        that it was registered with (else KeyError). Checks of other packages may still name it by check id and
-        limit name.
+        that it was registered with (else KeyError).
         """
-        check_id, default, gpu = self._declared(limit, of, gpu)
+        default = self.limits[self.check_id][limit.name]
         for (check, name, pattern), value in self.limit_overrides.items():
-            if check == check_id and name == default.name and pattern and pattern.lower() in self._model(gpu).lower():
+            own = (check, name) == (self.check_id, default.name)
+            if own and pattern and pattern.lower() in self._model(gpu).lower():
                 return value
-        plain = self.limit_overrides.get((check_id, default.name, ""))
-        return plain if plain is not None else default.value
+        return self.limit_overrides.get((self.check_id, default.name, ""), default.value)
 
-    @overload
-    def limit_source(self, limit: Limit, gpu: Gpu | None = None, /) -> str: ...
-    @overload
-    def limit_source(self, check_id: str, name: str, gpu: Gpu | None = None, /) -> str: ...
-    def limit_source(self, limit: Limit | str, of: Gpu | str | None = None, gpu: Gpu | None = None, /) -> str:
+    def limit_source(self, limit: Limit, gpu: Gpu | None = None) -> str:
         """Where the number of `limit` comes from, as text for `Expected.source`."""
-        check_id, default, gpu = self._declared(limit, of, gpu)
-        return default.source if self.limit(check_id, default.name, gpu) == default.value else "configuration"
+        default = self.limits[self.check_id][limit.name]
+        return default.source if self.limit(limit, gpu) == default.value else "configuration"
 
     def model_of(self, gpu: Gpu) -> GpuModel | None:
         """The profile's GPU model if this GPU is one; on a mixed node others may not be."""
@@ -122,15 +113,6 @@ class Case(msgspec.Struct, frozen=True, dict=True):
     def _model(self, gpu: Gpu | None) -> str:
         names = {known(each.name) for each in ((gpu,) if gpu is not None else self.compute_gpus)}
         return (names.pop() or "") if len(names) == 1 else ""
-
-    def _declared(self, limit: Limit | str, of: Gpu | str | None, gpu: Gpu | None) -> tuple[str, Limit, Gpu | None]:
-        if isinstance(of, Gpu):
-            gpu = of
-        if isinstance(limit, Limit):
-            check_id, name = self.check_id, limit.name
-        else:
-            check_id, name = limit, of if isinstance(of, str) else ""
-        return check_id, self.limits[check_id][name], gpu
 
 
 def once_a_case(answer: Callable[[Case], T]) -> Callable[[Case], T]:

@@ -28,6 +28,8 @@ _RESET = "Drain the node and reset the GPU; if it does not start then, power-cyc
 # what turns a GSP timeout or heartbeat message into a fault; healthy nodes log the other ones too
 _SICK = lazy_pattern(r"reset_required|needs to be reset|needs? a reset|timeout|timed out|rate limiting", re.IGNORECASE)
 _CODES = lazy_pattern(r"RmInitAdapter failed!? ?(\([0-9a-fA-Fx:]{1,40}\))")
+_ATTEMPT_S = 60.0
+DAY_S = 86_400.0
 
 
 class MessageMeaning(msgspec.Struct, frozen=True):
@@ -45,7 +47,6 @@ class MessageMeaning(msgspec.Struct, frozen=True):
         return self.likely == _OTHER_DRIVER
 
 
-_ATTEMPT_S = 60.0
 # keyed by the names in `facts.kernel_log.message_tables.DRIVER_MESSAGES`
 MEANINGS: dict[str, MessageMeaning] = {
     "off-bus": MessageMeaning("hardware", "GPU has fallen off the bus", OWN_ADVICE[79], True),
@@ -178,9 +179,6 @@ class EventMeaning(msgspec.Struct, frozen=True):
     advice: tuple[Advice, ...]
     lasting: bool = False
     status: Status = Status.WARN
-
-
-DAY_S = 86_400.0
 
 
 def age_s(case: Case, event: HostEvent) -> float | None:

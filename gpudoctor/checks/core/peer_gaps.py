@@ -23,6 +23,9 @@ _KIND = attrgetter(
     *("settings.confidential_compute", "settings.display_attached", "settings.display_active"),
 )
 _NO_GPU: Kind = ("",) * len(_KIND(Gpu(0, "")))
+_IMPOSSIBLE = "not understood"
+_ANY_GPU: Kind = (None,) * len(_NO_GPU)
+_READINGS = ("memory_total_mib", "memory_used_mib", "thermal.", "power.", "clocks.", "utilization.")
 # texts mention these only if they are so
 _TOLD_IF_TRUE = ("inforom_corrupted", "memory_repair.unrepairable")
 # hardware that all boards of a model have: a list without any shows nothing
@@ -37,15 +40,21 @@ def gaps_marked(node: Node) -> Node:
     """The node, with every value that a GPU lacks and its peers show marked as failed.
 
     Peers are GPUs of one model between which nothing explains a difference, see `_KIND`; and their NVLinks, bridges and
-    pairs likewise. Values that all peers lack stay as they are, and so do `denied` and `failed` ones, which have
-    their own reason. Return the same object if nothing is lacking.
+    pairs likewise. Nothing explains a GPU without any reading: it is a peer of all. Values that all peers lack stay as
+    they are, and so do `denied` and `failed` ones, which have their own reason, except numbers that cannot be. Return
+    the same object if nothing is lacking.
     """
-    kinds = [tuple(known(value) for value in _KIND(gpu)) for gpu in node.gpus]
+    kinds = [tuple(known(value) for value in _KIND(gpu)) if _shows_readings(gpu) else _ANY_GPU for gpu in node.gpus]
     # one of the texts may be about a few GPUs only; readers mark what is lacking within a text
     gpus = _marked(node.gpus, kinds, most=node.source.kind == "capture")
     gpus = _lists_marked(gpus, kinds)
     pairs = node.pairs if isinstance(node.pairs, Missing) else _pairs_marked(node.pairs, node.gpus, kinds)
     return node if gpus == node.gpus and pairs == node.pairs else replace(node, gpus=gpus, pairs=pairs)
+
+
+def _shows_readings(gpu: Gpu) -> bool:
+    values = zip(_LEAVES[Gpu], _READ[Gpu](gpu), strict=True)
+    return any(name.startswith(_READINGS) and not isinstance(value, Missing) for name, value in values)
 
 
 def _marked(facts: Sequence[F], kinds: Sequence[Kind], *, most: bool = False) -> tuple[F, ...]:
@@ -126,7 +135,8 @@ def _says_little(name: str, value: object) -> bool:
 
 def _is_gap(name: str, value: object) -> bool:
     if isinstance(value, Missing):
-        return value.kind in ("absent", "unsupported")
+        # an impossible number in a file; what a driver failed to read has checks of its own
+        return value.kind in ("absent", "unsupported") or value.reason.startswith(_IMPOSSIBLE)
     return value == () and name in _OF_THE_BOARD
 
 

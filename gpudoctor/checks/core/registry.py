@@ -36,6 +36,34 @@ Impact = Literal[
     "costs",  # speed or start-up time, see its page
 ]
 CheckFunction = Callable[[Case], Iterator[Finding]]
+# The domains in the order of a report, with the order of their checks; a check that is not listed follows, by id
+READING_ORDER: dict[str, tuple[str, ...]] = {
+    "reported": (),
+    "driver": ("responsive", "loaded", "version-match", "fabric-manager"),
+    "gpu": (
+        *("count", "identical", "lost", "ecc", "temperature", "memory-repair", "inforom", "throttle", "power-limit"),
+        *("clocks", "xid", "settings", "in-use"),
+    ),
+    "pcie": ("link-width", "link-speed", "balance", "errors", "upstream", "acs"),
+    "nvlink": ("links", "errors", "fabric", "topology"),
+    "topology": (),
+    "host": ("ram-per-gpu", "cpu-per-gpu", "shm", "limits", "kernel"),
+    "storage": ("mount", "space", "read"),
+    "env": ("cuda-visible-devices", "frameworks", "nccl", "torch"),
+    "network": ("infiniband", "adapters"),
+    "collective": ("correct", "bandwidth", "pairs"),
+    "link": ("host", "peer"),
+    "compute": ("exact", "pattern", "gemm", "memory"),
+    "train": ("sync", "balance", "memory", "scaling", "bucket", "utilization"),
+    "strategy": (
+        *("ddp", "dp", "zero1", "fsdp", "fsdp1", "checkpointing", "tensor", "pipeline", "3d"),
+        *("deepspeed", "tensorflow"),
+    ),
+    "data": (),
+    "burn": ("drift", "counters"),
+}
+DOMAINS = tuple(READING_ORDER)
+GROUP = "gpudoctor.checks"
 
 
 class Check(msgspec.Struct, frozen=True):
@@ -77,7 +105,7 @@ def check(
     title: str,
     level: Level = "quick",
     needs_gpu: bool = True,
-    limits: Iterable[Limit] | Mapping[str, Limit] | None = None,
+    limits: Iterable[Limit] = (),
     page: str | None = None,
     impact: Impact | None = None,
     explains: Iterable[str | Explains] = (),
@@ -85,16 +113,14 @@ def check(
 ) -> Callable[[CheckFunction], CheckFunction]:
     """Register a check as `domain.name`; a second one with the same id raises DuplicateCheckError.
 
-    `limits` are its thresholds, each with a name, or as a mapping by name. `explains` holds checks (ids or globs)
+    `limits` are its thresholds, each with a name. `explains` holds checks (ids or globs)
     whose bad findings on the same GPU follow from a bad one of this check, or `Explains` for finer conditions. `events`
     are the kinds of kernel log lines that no other check judges.
     """
     explains = tuple(explains)
     plain = tuple(each for each in explains if isinstance(each, str))
     declared = (*(each for each in explains if isinstance(each, Explains)), *([Explains(plain)] if plain else []))
-    if isinstance(limits, Mapping):
-        limits = [msgspec.structs.replace(limit, name=name) for name, limit in limits.items()]
-    by_name = {limit.name: limit for limit in limits or ()}
+    by_name = {limit.name: limit for limit in limits}
 
     def register(function: CheckFunction) -> CheckFunction:
         if id in _checks and _checks[id].function.__module__ != function.__module__:
@@ -138,37 +164,6 @@ def impact_of(check_id: str) -> Impact | None:
     return _checks[check_id].impact if check_id in _checks else None
 
 
-DOMAINS = (
-    *("reported", "driver", "gpu", "pcie", "nvlink", "topology", "host", "storage", "env", "network"),
-    *("collective", "link", "compute", "train", "strategy", "data", "burn"),
-)
-
-
-# Order of the checks in a report, by domain; a check that is not listed follows these, sorted by id
-READING_ORDER = {
-    "driver": ("responsive", "loaded", "version-match", "fabric-manager"),
-    "gpu": (
-        *("count", "identical", "lost", "ecc", "temperature", "memory-repair", "inforom", "throttle", "power-limit"),
-        *("clocks", "xid", "settings", "in-use"),
-    ),
-    "pcie": ("link-width", "link-speed", "balance", "errors", "upstream", "acs"),
-    "nvlink": ("links", "errors", "fabric", "topology"),
-    "host": ("ram-per-gpu", "cpu-per-gpu", "shm", "limits", "kernel"),
-    "storage": ("mount", "space", "read"),
-    "env": ("cuda-visible-devices", "frameworks", "nccl", "torch"),
-    "network": ("infiniband", "adapters"),
-    "collective": ("correct", "bandwidth", "pairs"),
-    "link": ("host", "peer"),
-    "compute": ("exact", "pattern", "gemm", "memory"),
-    "train": ("sync", "balance", "memory", "scaling", "bucket", "utilization"),
-    "strategy": (
-        *("ddp", "dp", "zero1", "fsdp", "fsdp1", "checkpointing", "tensor", "pipeline", "3d"),
-        *("deepspeed", "tensorflow"),
-    ),
-    "burn": ("drift", "counters"),
-}
-
-
 class _HasCheckId(Protocol):
     """A check or a check result."""
 
@@ -204,9 +199,6 @@ def _nearest(word: str, checks: Iterable[Check]) -> str:
     names = [c.id for c in checks] + sorted({c.domain for c in checks})
     close = nearest_names(word, names, 3, 0.5) or [n for n in names if n.endswith("." + word)][:3]
     return f"; did you mean {' or '.join(close)}?" if close else "; see: gpudoctor list"
-
-
-GROUP = "gpudoctor.checks"
 
 
 def all_checks() -> tuple[Check, ...]:

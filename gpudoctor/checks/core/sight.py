@@ -10,6 +10,10 @@ from gpudoctor.checks.core.scope import confined, pci_gpus, shown_count, slurm_g
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node, PciDevice
 
+# in the names of drivers that hold a device for a virtual machine: vfio-pci and its variants, and those before it
+_FOR_GUESTS = ("vfio", "pci-stub", "pciback")
+REFUSED = "the driver denies this process some GPUs (device cgroup or permissions)"
+
 
 def narrowed(node: Node) -> str | None:
     """Why this process may see fewer GPUs than the node has, as text; None if it sees all.
@@ -29,11 +33,6 @@ def hidden(node: Node) -> str | None:
     if visible not in (None, "", "all", "void", "none"):
         return f"NVIDIA_VISIBLE_DEVICES={visible}"
     return None
-
-
-# in the names of drivers that hold a device for a virtual machine: vfio-pci and its variants, and those before it
-_FOR_GUESTS = ("vfio", "pci-stub", "pciback")
-REFUSED = "the driver denies this process some GPUs (device cgroup or permissions)"
 
 
 def refused_handles(node: Node) -> int:

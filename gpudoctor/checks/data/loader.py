@@ -43,6 +43,14 @@ _MUCH_SHORT = Limit(
 )
 _SOCKET_NAME_BYTES = 107
 _AS_GOOD = 0.95  # worker counts that reach this share of the best rate are equally good: the rest is noise
+_READ_ALONE = Advice("See whether the data can be read at all.", "timeout 20 cat FILE > /dev/null; echo $?")
+_FASTER = (
+    Advice("Measure the storage by itself.", "gpudoctor check storage --data PATH --level full"),
+    Advice("More CPUs for each GPU let more workers run.", "srun --cpus-per-gpu=8 ..."),
+    Advice("Pack small files into shards (WebDataset, tar, Parquet), or copy the data to a local NVMe first."),
+)
+_FEWEST = 2  # one for the training loop, one for a worker
+_BINDING = ("true", "close", "spread", "master", "primary")
 
 
 @check(
@@ -201,18 +209,6 @@ def _pinning(loading: DataLoading) -> Finding:
         return skip(NODE, f"pin_memory: {why.reason}") if loading.device == "cpu" else unread(NODE, "pin_memory", why)
     text = f"to the GPUs with pin_memory {_gb_s(copies.pinned_gb_s)}, without {_gb_s(copies.pageable_gb_s)}"
     return ok(NODE, f"{text} (num_workers={copies.workers})")
-
-
-_READ_ALONE = Advice("See whether the data can be read at all.", "timeout 20 cat FILE > /dev/null; echo $?")
-_FASTER = (
-    Advice("Measure the storage by itself.", "gpudoctor check storage --data PATH --level full"),
-    Advice("More CPUs for each GPU let more workers run.", "srun --cpus-per-gpu=8 ..."),
-    Advice("Pack small files into shards (WebDataset, tar, Parquet), or copy the data to a local NVMe first."),
-)
-
-
-_FEWEST = 2  # one for the training loop, one for a worker
-_BINDING = ("true", "close", "spread", "master", "primary")
 
 
 def few_cpus(case: Case, loading: DataLoading) -> Iterator[Finding]:

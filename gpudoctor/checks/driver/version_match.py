@@ -28,12 +28,11 @@ def version_match(case: Case) -> Iterator[Finding]:
     """Fail if NVML itself refuses with error 18, or if the two versions differ."""
     driver = case.node.driver
     module, library = known(driver.module_version), known(driver.library_version)
-    refused = case.node.kernel_log.api_mismatch
     # any program may send the module a version: the log decides only if the library itself gave no result
-    if refused and (isinstance(driver.init_code, Missing) or driver.init_code in _WITHOUT_AN_ANSWER):
+    answered = not isinstance(driver.init_code, Missing) and driver.init_code not in _WITHOUT_AN_ANSWER
+    refused = None if answered else case.node.kernel_log.api_mismatch
+    if refused:
         module, library = module or known(refused.module), library or known(refused.library)
-    else:
-        refused = None
     evidence = (
         Evidence("kernel module", module or "not read"),
         Evidence("user library", library or "not read"),

@@ -168,6 +168,9 @@ def _left_on(case: Case) -> Iterator[Finding]:
     ):
         if variable := _switched_on(environment, name):
             yield costly(variable, "0, or not set", cost)
+    no_tf32 = environment.variable("NVIDIA_TF32_OVERRIDE")
+    if no_tf32 is not None and no_tf32.value.strip() == "0":
+        yield costly(no_tf32, "not set", "float32 products never use tensor cores, whatever the program chooses")
     detail = environment.variable("TORCH_DISTRIBUTED_DEBUG")
     if detail is not None and detail.value.strip().upper() == "DETAIL":
         yield costly(detail, "OFF, INFO or not set", "every collective is checked against the other ranks first")

@@ -14,6 +14,14 @@ from gpudoctor.facts.model.node import Environment, Variable
 from gpudoctor.facts.model.sagemaker import sagemaker_hosts
 from gpudoctor.lazy_pattern import lazy_pattern
 
+_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+# loopback names and addresses: /etc/hosts and RFC 6890
+_LOOPBACK = lazy_pattern(r"localhost(?:\.localdomain)?|127(?:\.\d{1,3}){1,3}|\[?::1\]?", re.IGNORECASE)
+# number of nodes of the step, then of the job: srun(1), output variables
+_NODES = ("SLURM_STEP_NUM_NODES", "SLURM_NNODES", "SLURM_JOB_NUM_NODES")
+# number of all processes, and of those on this node: torchrun's and Open MPI's
+_SIZES = (("WORLD_SIZE", "LOCAL_WORLD_SIZE"), ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"))
+
 
 def unset(name: str) -> Advice:
     return Advice("Clear it where it is set (shell profile, image, job script, /etc/nccl.conf).", f"unset {name}")
@@ -29,9 +37,6 @@ def bad(
     """The finding for a harmful setting; without other `advice` it says how to clear it."""
     text = f"{variable.name}={variable.value}{words}"
     return judge(NODE, text, expected, shown(variable), likely=likely, advice=advice or (unset(variable.name),))
-
-
-_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 def launcher_findings(case: Case) -> Iterator[Finding]:
@@ -68,14 +73,6 @@ def launcher_findings(case: Case) -> Iterator[Finding]:
             advice=advice,
         )
     yield from _loopback(case)
-
-
-# loopback names and addresses: /etc/hosts and RFC 6890
-_LOOPBACK = lazy_pattern(r"localhost(?:\.localdomain)?|127(?:\.\d{1,3}){1,3}|\[?::1\]?", re.IGNORECASE)
-# number of nodes of the step, then of the job: srun(1), output variables
-_NODES = ("SLURM_STEP_NUM_NODES", "SLURM_NNODES", "SLURM_JOB_NUM_NODES")
-# number of all processes, and of those on this node: torchrun's and Open MPI's
-_SIZES = (("WORLD_SIZE", "LOCAL_WORLD_SIZE"), ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"))
 
 
 def _loopback(case: Case) -> Iterator[Finding]:

@@ -27,6 +27,10 @@ from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.profiles.profile import majority
 
+_MEMORY_PCT = Limit(
+    3, "%", "equal boards differ by less; ECC on GDDR memory takes about 6 %", name="memory_pct", status="fail"
+)
+
 
 class Attribute(msgspec.Struct, frozen=True):
     """An attribute that should be the same on all; `grave` if a difference makes every step wait for the slowest."""
@@ -45,11 +49,6 @@ _BOARD = (
     Attribute("default power limit (W)", lambda g: g.power.default_limit_w),
     Attribute("maximum SM clock (MHz)", lambda g: g.clocks.sm_max_mhz),
     Attribute("maximum memory clock (MHz)", lambda g: g.clocks.memory_max_mhz),
-)
-
-
-_MEMORY_PCT = Limit(
-    3, "%", "equal boards differ by less; ECC on GDDR memory takes about 6 %", name="memory_pct", status="fail"
 )
 
 
@@ -84,25 +83,28 @@ def identical(case: Case) -> Iterator[Finding]:
     if case.node.host.is_guest:
         # clouds replace boards one by one, and a guest cannot update their firmware
         attributes = tuple(attribute for attribute in attributes if attribute is not _VBIOS)
-    odd: dict[int, list[tuple[Attribute, object, object]]] = {}
+    yield from _compared(case, gpus, attributes)
+
+
+def _compared(case: Case, gpus: list[Gpu], attributes: tuple[Attribute, ...]) -> Iterator[Finding]:
+    """Compare GPUs of one model by each attribute with the majority; without a majority there is a tie."""
+    outliers: dict[int, list[tuple[Attribute, object, object]]] = {}
     ties: list[tuple[Attribute, dict[Hashable, list[int]]]] = []
     for attribute in attributes:
         values = _values(case, attribute, gpus)
         usual = majority(values.values())
-        if usual is not None:
-            for index, value in values.items():
-                if value != usual:
-                    odd.setdefault(index, []).append((attribute, value, usual))
-        elif len(values) > 1:
-            sides: dict[Hashable, list[int]] = {}
-            for index, value in values.items():
-                sides.setdefault(value, []).append(index)
+        sides: dict[Hashable, list[int]] = {}
+        for index, value in values.items():
+            sides.setdefault(value, []).append(index)
+            if usual not in (None, value):
+                outliers.setdefault(index, []).append((attribute, value, usual))
+        if usual is None and len(values) > 1:
             ties.append((attribute, sides))
     if ties:
         yield _tie(case, ties)
     for gpu in gpus:
-        if gpu.index in odd:
-            yield _odd_one(case, gpu, odd[gpu.index])
+        if gpu.index in outliers:
+            yield _outlier(case, gpu, outliers[gpu.index])
         elif not ties:
             size = known(gpu.memory_total_mib)
             text = f"{gpu.name}{f', {size} MiB' if size else ''}, like its peers"
@@ -191,7 +193,7 @@ def _tie(case: Case, ties: list[tuple[Attribute, dict[Hashable, list[int]]]]) ->
     )
 
 
-def _odd_one(case: Case, gpu: Gpu, differences: list[tuple[Attribute, object, object]]) -> Finding:
+def _outlier(case: Case, gpu: Gpu, differences: list[tuple[Attribute, object, object]]) -> Finding:
     return _finding(
         case,
         [attribute for attribute, _, _ in differences],

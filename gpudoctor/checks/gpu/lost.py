@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from gpudoctor.checks.core.case import Case
 from gpudoctor.checks.core.condemning import condemning
 from gpudoctor.checks.core.each_gpu import first_failed, says_err, says_nothing, shown_by_driver, unreadable
-from gpudoctor.checks.core.explains import PROBES, READINGS, RECOVERY_ACTIONS, VIEWS, Explains, RecoveryAction
+from gpudoctor.checks.core.explains import PROBES, READINGS, VIEWS, Explains
 from gpudoctor.checks.core.finding import (
     Advice,
     Evidence,
@@ -27,25 +27,13 @@ from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.runner import NO_GPU
 from gpudoctor.checks.core.sight import denied
 from gpudoctor.checks.core.subject import NODE, Subject, of_gpu
-from gpudoctor.facts.model.gpu import Gpu
+from gpudoctor.checks.gpu.recovery_actions import RECOVERY_ACTIONS, RecoveryAction
+from gpudoctor.facts.model.gpu import CallError, Gpu
 from gpudoctor.facts.model.missing import NOT_READ, Missing, known
 from gpudoctor.facts.nvml.codes import LOST, no_handle_cost
 from gpudoctor.statements.xids import STOPPED_CODES
 
 _MOST_NAMED = 4
-
-
-def reset_advice(gpu: Gpu) -> list[Advice]:
-    """Steps to drain and reset the GPU, and what to do if that does not help."""
-    return [
-        Advice(
-            "Drain the node, end the processes on the GPU, and reset it.", f"nvidia-smi --gpu-reset -i {gpu.bus_id}"
-        ),
-        Advice("On an NVSwitch node reset all GPUs together, or reboot.", "reboot"),
-        Advice("It comes back: open a hardware case with the report.", "nvidia-bug-report.sh"),
-    ]
-
-
 _LOST_ADVICE = (
     Advice("Drain the node; jobs on this GPU are dead or will hang."),
     Advice("Read how it went.", "dmesg | grep -i -e xid -e 'fallen off'"),
@@ -57,6 +45,17 @@ _ERR_ADVICE = (
     Advice("Ask it again: an error that stays has a name there.", "nvidia-smi -q"),
     "It stays: drain the node and reset the GPU, or reboot; open a hardware case if it comes back.",
 )
+
+
+def reset_advice(gpu: Gpu) -> list[Advice]:
+    """Steps to drain and reset the GPU, and what to do if that does not help."""
+    return [
+        Advice(
+            "Drain the node, end the processes on the GPU, and reset it.", f"nvidia-smi --gpu-reset -i {gpu.bus_id}"
+        ),
+        Advice("On an NVSwitch node reset all GPUs together, or reboot.", "reboot"),
+        Advice("It comes back: open a hardware case with the report.", "nvidia-bug-report.sh"),
+    ]
 
 
 @check(
@@ -128,27 +127,48 @@ def _named(words: str) -> Subject:
 
 def _alive(case: Case, gpu: Gpu) -> Finding:
     subject = of_gpu(gpu)
-    errors = condemning(gpu)
-    if errors:
-        answers = sorted({f"{error.name} ({error.code})" for error in errors})
-        return fail(
-            subject,
-            f"driver calls on it answer: {', '.join(answers)}",
-            "every call answered",
-            *(Evidence(error.call, f"{error.code} {error.name}") for error in errors[:5]),
-            likely="the GPU fell off the bus"
-            if any(error.code == LOST for error in errors)
-            else "the GPU or its processor (GSP) stopped; a reset or a power cycle may bring it back",
-            advice=_LOST_ADVICE,
-        )
+    if errors := condemning(gpu):
+        return _condemned(subject, errors)
     if doubt := unreadable(gpu):
         return unknown(subject, doubt, advice=_ERR_ADVICE if "ERR!" in doubt else ())
     hung = next((u for u in case.node.driver.unanswered if u.gpu == gpu.index), None)
     if hung:
         text = f"{hung.call} {hung.reason} within {hung.waited_s:g} s" if hung.hangs else hung.words
         return unknown(subject, text, Evidence(hung.call, "no answer"))
+    if silence := _no_signs_of_life(gpu):
+        return silence
+    if lacking := lacking_values(gpu):
+        most, more = ", ".join(lacking[:_MOST_NAMED]), len(lacking) - _MOST_NAMED
+        text = f"{most} and {more} more" if more > 0 else most
+        return unknown(subject, f"answers only in part: it lacks {text}, which others of its model show")
     single = [Evidence(error.call, f"{error.code} {error.name}: costs this value alone") for error in gpu.errors[:3]]
     action = gpu.recovery_action
+    if isinstance(action, Missing):
+        evidence = Evidence("recovery action", action.reason)
+        return ok(subject, "answers; no call reported it lost", None, evidence, *single)
+    evidence = Evidence("recovery action", action)
+    if action == "none":
+        return ok(subject, "answers, and asks for no recovery", None, evidence, *single)
+    return _asks_for(gpu, action, evidence)
+
+
+def _condemned(subject: Subject, errors: Sequence[CallError]) -> Finding:
+    answers = sorted({f"{error.name} ({error.code})" for error in errors})
+    return fail(
+        subject,
+        f"driver calls on it answer: {', '.join(answers)}",
+        "every call answered",
+        *(Evidence(error.call, f"{error.code} {error.name}") for error in errors[:5]),
+        likely="the GPU fell off the bus"
+        if any(error.code == LOST for error in errors)
+        else "the GPU or its processor (GSP) stopped; a reset or a power cycle may bring it back",
+        advice=_LOST_ADVICE,
+    )
+
+
+def _no_signs_of_life(gpu: Gpu) -> Finding | None:
+    """A finding if neither the values of a working GPU nor its recovery action were read; None if one was."""
+    subject, action = of_gpu(gpu), gpu.recovery_action
     live = (gpu.memory_used_mib, gpu.thermal.gpu_c, gpu.power.draw_w, gpu.utilization.gpu_pct)
     names = ("memory used", "temperature", "power draw", "utilization")
     if cells := [name for name, value in zip(names, live, strict=True) if says_err(value)]:
@@ -163,17 +183,7 @@ def _alive(case: Case, gpu: Gpu) -> Finding:
             return unknown(subject, f"nothing was read of it, not even its name: {action.reason}")
         if silent:
             return unread(subject, "signs of life", action)
-    if lacking := lacking_values(gpu):
-        most, more = ", ".join(lacking[:_MOST_NAMED]), len(lacking) - _MOST_NAMED
-        text = f"{most} and {more} more" if more > 0 else most
-        return unknown(subject, f"answers only in part: it lacks {text}, which others of its model show")
-    if isinstance(action, Missing):
-        evidence = Evidence("recovery action", action.reason)
-        return ok(subject, "answers; no call reported it lost", None, evidence, *single)
-    evidence = Evidence("recovery action", action)
-    if action == "none":
-        return ok(subject, "answers, and asks for no recovery", None, evidence, *single)
-    return _asks_for(gpu, action, evidence)
+    return None
 
 
 def _asks_for(gpu: Gpu, action: str, evidence: Evidence) -> Finding:

@@ -46,6 +46,14 @@ _LOAD_WARN_PCT = Limit(1, "%", "of a probe's time; less is the noise of short ev
 _LOAD_FAIL_PCT = Limit(
     10, "%", "of a probe's time: the work takes visibly longer (ours, to be calibrated)", name="load_fail_pct"
 )
+_APPLICATION_PCT = Limit(
+    95, "%", "of the default application clock; steps of the clock table are smaller", name="application_pct"
+)
+_BUSY_PCT = Limit(
+    50, "%", "of the maximum: a busy GPU without a reason to slow down runs far above it", name="busy_pct"
+)
+_BUSY_FROM_PCT = Limit(50, "%", "utilisation from which the clocks of this moment may be judged", name="busy_from_pct")
+_CAP_PCT = Limit(1, "%", "rounding of the limit by the driver", name="share_pct")
 
 
 @check(
@@ -137,15 +145,6 @@ def _slowed_by_load(case: Case, gpu: Gpu, advice: list[Advice]) -> Finding | Non
             advice=advice,
         )
     return None
-
-
-_APPLICATION_PCT = Limit(
-    95, "%", "of the default application clock; steps of the clock table are smaller", name="application_pct"
-)
-_BUSY_PCT = Limit(
-    50, "%", "of the maximum: a busy GPU without a reason to slow down runs far above it", name="busy_pct"
-)
-_BUSY_FROM_PCT = Limit(50, "%", "utilisation from which the clocks of this moment may be judged", name="busy_from_pct")
 
 
 @check(
@@ -258,9 +257,6 @@ def _clocks_fine(gpu: Gpu) -> Finding:
 def _limits_w(case: Case) -> dict[str | Missing, Counter[float | None]]:
     """Of each model, how many GPUs have each power limit."""
     return {name: Counter(known(gpu.power.limit_w) for gpu in gpus) for name, gpus in by_model(case).items()}
-
-
-_CAP_PCT = Limit(1, "%", "rounding of the limit by the driver", name="share_pct")
 
 
 @check(

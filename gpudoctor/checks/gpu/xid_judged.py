@@ -43,9 +43,17 @@ XID_74_BITS: tuple[tuple[int, tuple[int, ...], str], ...] = (
 NVLINK5_UNITS = {144: "SAW", 145: "RLW", 146: "TLW", 147: "TREX", 148: "NVLPW_CTRL", 149: "NETIR", 150: "MSE"}
 # a fatal NVLink 5 error ends a program's channels (Xid 45), a non-fatal one does not
 CHANNEL_REMOVED = 45
+# the recovery action that the GPU requests changed
+RECOVERY_CHANGED = 154
 
 _REGISTERS = lazy_pattern(r"on link (\d{1,2}) ?\((0x[0-9a-f]{1,8}(?:, ?0x[0-9a-f]{1,8}){0,6})", re.IGNORECASE)
 _STATUS = lazy_pattern(r"\bLink (-?\w{1,4}) \((0x[0-9a-f]{1,8})|\((0x[0-9a-f]{8})\b", re.IGNORECASE)
+# "GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)"
+_RECOVERY = lazy_pattern(
+    r"GPU recovery action changed from 0x[0-9a-f]+ \([^)]*\) to 0x([0-9a-f]+) \(([^)]*)\)", re.IGNORECASE
+)
+_NON_FATAL = lazy_pattern(r"\bnon-?fatal\b", re.IGNORECASE)
+_FATAL = lazy_pattern(r"\bfatal\b", re.IGNORECASE)
 
 
 def nvlink_detail(code: int, said: str) -> str | None:
@@ -83,14 +91,6 @@ def _registers(said: str) -> str | None:
     return f"link {found[1]}: " + "; ".join(f"{words} ({', '.join(places)})" for words, places in told.items())
 
 
-# "GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)"
-_RECOVERY = lazy_pattern(
-    r"GPU recovery action changed from 0x[0-9a-f]+ \([^)]*\) to 0x([0-9a-f]+) \(([^)]*)\)", re.IGNORECASE
-)
-_NON_FATAL = lazy_pattern(r"\bnon-?fatal\b", re.IGNORECASE)
-_FATAL = lazy_pattern(r"\bfatal\b", re.IGNORECASE)
-
-
 class ClassifiedEvent(msgspec.Struct, frozen=True):
     """A kernel event with its bucket in this context, and its meaning."""
 
@@ -108,7 +108,9 @@ def judge_events(events: Iterable[KernelEvent], gpu: Gpu | None, starts: bool = 
     settled if the GPU itself now requests no recovery.
     """
     events = tuple(events)
-    settled_before = max((i for i, e in enumerate(events) if e.code == 154 and _target(e) == 0), default=-1)
+    settled_before = max(
+        (i for i, e in enumerate(events) if e.code == RECOVERY_CHANGED and _target(e) == 0), default=-1
+    )
     fit_now = gpu is not None and not untrusted(gpu) and known(gpu.recovery_action) == "none"
     refusals = [event for event in events if (told := _meaning(event)) is not None and told.other_driver]
     judged = []
@@ -132,41 +134,56 @@ def _target(event: KernelEvent) -> int | None:
 
 
 def _classify(event: KernelEvent, gpu: Gpu | None, starts: bool) -> ClassifiedEvent | None:
+    """The event with its bucket; None if it is a line of the driver that means nothing for the GPU."""
     if event.kind != "xid":
-        told = meaning(event)
-        if told is None:
-            return None
-        # a GPU that the driver shows has started since
-        started = starts and told.not_started and event.kind != "off-bus" and gpu is not None and not untrusted(gpu)
-        likely = told.likely if told.other_driver else None
-        return ClassifiedEvent(event, "watch" if started else told.bucket, told.words, told.advice, likely)
+        return _classify_message(event, gpu, starts)
     if event.code is None:
         return ClassifiedEvent(event, "unknown", "an Xid without a code", xid(0).advice)
-    entry = xid(event.code)
-    bucket, words = entry.bucket, entry.words
-    said = kernel_lines.driver_words(event)
-    if event.code == 154:
-        found = _RECOVERY.match(said)
-        if found is None:
-            return ClassifiedEvent(event, "unknown", f"{words}, but the line does not say to what", xid(46).advice)
-        if int(found[1], 16) == 0:
-            return ClassifiedEvent(event, "info", words, entry.advice)
-        # drain-p2p (3) only needs care, the others make the GPU unfit; source: NVML field 230
-        bucket, words = ("watch" if int(found[1], 16) == 3 else "reset"), f"the GPU asks for: {found[2]}"
-        return ClassifiedEvent(event, bucket, words, xid(46).advice)
-    if event.code == 63 and "reset gpu to activate" in said.lower() and not _activated(gpu):
+    if event.code == RECOVERY_CHANGED:
+        return _recovery_changed(event)
+    if event.code == CHANNEL_REMOVED and event.caused_by is not None and event.caused_by != event.code:
+        return _caused(event, event.caused_by)
+    entry, message = xid(event.code), kernel_lines.driver_words(event)
+    if event.code == 63 and "reset gpu to activate" in message.lower() and not _activated(gpu):
         return ClassifiedEvent(event, "watch", "a memory row is to be replaced, which takes a reset", entry.advice)
     if event.code == 94 and not _activated(gpu):
         # it was an uncorrectable error: a row may be waiting to be remapped
-        return ClassifiedEvent(event, "watch", words, entry.advice)
-    if event.code == CHANNEL_REMOVED and event.caused_by is not None and event.caused_by != event.code:
-        return _caused(event, event.caused_by)
-    if event.code in NVLINK5_UNITS:
-        if event.fatal is False or _NON_FATAL.search(said):
+        return ClassifiedEvent(event, "watch", entry.words, entry.advice)
+    return _by_table(event, event.code, message)
+
+
+def _classify_message(event: KernelEvent, gpu: Gpu | None, starts: bool) -> ClassifiedEvent | None:
+    means = meaning(event)
+    if means is None:
+        return None
+    # a GPU that the driver shows has started since
+    started = starts and means.not_started and event.kind != "off-bus" and gpu is not None and not untrusted(gpu)
+    likely = means.likely if means.other_driver else None
+    return ClassifiedEvent(event, "watch" if started else means.bucket, means.words, means.advice, likely)
+
+
+def _recovery_changed(event: KernelEvent) -> ClassifiedEvent:
+    entry, advice = xid(RECOVERY_CHANGED), xid(46).advice
+    found = _RECOVERY.match(kernel_lines.driver_words(event))
+    if found is None:
+        return ClassifiedEvent(event, "unknown", f"{entry.words}, but the line does not say to what", advice)
+    action = int(found[1], 16)
+    if action == 0:
+        return ClassifiedEvent(event, "info", entry.words, entry.advice)
+    # drain-p2p (3) only needs care, the others make the GPU unfit; source: NVML field 230
+    return ClassifiedEvent(event, "watch" if action == 3 else "reset", f"the GPU asks for: {found[2]}", advice)
+
+
+def _by_table(event: KernelEvent, code: int, message: str) -> ClassifiedEvent:
+    """By the table of codes, with the details that the line of a link error has."""
+    entry = xid(code)
+    bucket, words = entry.bucket, entry.words
+    if code in NVLINK5_UNITS:
+        if event.fatal is False or _NON_FATAL.search(message):
             bucket, words = "info", f"{words}, non-fatal"
-        elif event.fatal or _FATAL.search(said):
+        elif event.fatal or _FATAL.search(message):
             bucket, words = "reset", f"{words}, fatal"
-    if detail := nvlink_detail(event.code, said):
+    if detail := nvlink_detail(code, message):
         words = f"{words} ({detail})"
     return ClassifiedEvent(event, bucket, words, entry.advice if bucket == entry.bucket else xid(74).advice)
 

@@ -20,6 +20,12 @@ _FAIL_CPUS = Limit(1, "CPUs a GPU", f"{OURS}: one process a GPU, each with a lau
 _WARN_CPUS = Limit(
     4, "CPUs a GPU", f"{OURS}: launching thread, NCCL proxy thread, two data loader workers", name="warn_cpus"
 )
+_MEMLOCK_KIB = Limit(
+    16 * 1024 * 1024, "KiB", "AWS asks at least 16 GiB of lockable memory for RDMA", name="memlock_kib"
+)
+_OPEN_FILES = Limit(1024, "files", f"{OURS}: the smallest limit that distributions ship", name="open_files")
+_PROCESSES = Limit(4096, "processes", f"{OURS}: 8 ranks with their loaders and thread pools", name="processes")
+_IF_RDMA = "it matters only if this node trains over RDMA, which is not known here"
 
 
 @check(
@@ -78,16 +84,6 @@ def cpu_per_gpu(case: Case) -> Iterator[Finding]:
             yield unread(NODE, f"{found.text}, but the {what}", missing)
             return
     yield ok(NODE, found, Expected(f"at least {case.limit(_WARN_CPUS, gpus[0]):g} CPUs a GPU"), *evidence)
-
-
-_MEMLOCK_KIB = Limit(
-    16 * 1024 * 1024, "KiB", "AWS asks at least 16 GiB of lockable memory for RDMA", name="memlock_kib"
-)
-_OPEN_FILES = Limit(1024, "files", f"{OURS}: the smallest limit that distributions ship", name="open_files")
-_PROCESSES = Limit(4096, "processes", f"{OURS}: 8 ranks with their loaders and thread pools", name="processes")
-
-
-_IF_RDMA = "it matters only if this node trains over RDMA, which is not known here"
 
 
 @check(

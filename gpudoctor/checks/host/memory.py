@@ -54,6 +54,10 @@ _AVAILABLE_GIB = Limit(
 _NOMINAL_SHARE = Limit(
     0.94, "of the size", "firmware and kernel keep some: 64 GiB show as 62.7 GiB", name="nominal_share"
 )
+_USED_MIB = Limit(
+    1024, "MiB", f"{OURS}: idle services of a healthy machine may be swapped out", name="used_mib", status="warn"
+)
+_USED_PCT = Limit(1, "% of RAM", f"{OURS}: less is noise on a machine with much RAM", name="used_pct", status="warn")
 
 
 @check(
@@ -160,12 +164,6 @@ def gpus_in_words(count: int) -> str:
 def size(mib: float) -> str:
     """Format a size as in findings: MiB, GiB with three digits, or whole GiB from 100 on."""
     return f"{mib:.0f} MiB" if mib < 1024 else f"{mib / 1024:,.0f} GiB" if mib >= 102400 else f"{mib / 1024:.3g} GiB"
-
-
-_USED_MIB = Limit(
-    1024, "MiB", f"{OURS}: idle services of a healthy machine may be swapped out", name="used_mib", status="warn"
-)
-_USED_PCT = Limit(1, "% of RAM", f"{OURS}: less is noise on a machine with much RAM", name="used_pct", status="warn")
 
 
 @check("host.swap", title="The machine does not swap", impact="costs", needs_gpu=False, limits=(_USED_MIB, _USED_PCT))

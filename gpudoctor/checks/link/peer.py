@@ -27,6 +27,7 @@ from gpudoctor.checks.measured.peer_ranks import Yardstick, other_processes
 from gpudoctor.checks.measured.probe_outcome import absent, not_judged, problems_of, rank_gpu, ranks_in_words
 from gpudoctor.checks.measured.under_load import median
 from gpudoctor.facts.model.gpu import Gpu
+from gpudoctor.facts.model.measured_hardware import PeerLink
 from gpudoctor.facts.model.missing import known
 
 _WHAT = "copies between GPUs"
@@ -35,16 +36,6 @@ _STEPS = (
     Advice("Look at the links between the GPUs, and at what stands in the way.", "gpudoctor check nvlink pcie -v"),
     Advice("See the matrix that the driver knows.", "nvidia-smi topo -m; nvidia-smi topo -p2p r"),
 )
-
-
-class _Slow(NamedTuple):
-    """A pair below a limit, the yardstick with that limit, and the status."""
-
-    pair: Joined
-    bar: Yardstick
-    kind: Literal["warn", "fail"]
-
-
 _NVLINK_WARN_SHARE = Limit(
     0.75, "of the line rate", "copies reach 0.80 to 0.92 of it; AzNHC's floors 0.74, 0.78", name="nvlink_warn_share"
 )
@@ -59,6 +50,14 @@ _CLASS_FAIL_SHARE = Limit(
 )
 
 
+class _Slow(NamedTuple):
+    """A pair below a limit, the yardstick with that limit, and the status."""
+
+    pair: Joined
+    bar: Yardstick
+    kind: Literal["warn", "fail"]
+
+
 @check(
     "link.peer",
     title="Every GPU reaches every other fast, and every byte arrives right",
@@ -71,21 +70,11 @@ def peer(case: Case) -> Iterator[Finding]:
     """Fail wrong data and closed NVLink paths; judge rates by the NVLinks' line rate and by pairs of the same kind."""
     yield from not_judged(case, "link", _WHAT, HOST)
     links, broken = case.measurements.peer_links, problems_of(case, "link")
-    why_not = case.measurements.not_run.get("peer")
+    if not broken or not links:
+        yield from _not_measured(case, bool(broken))
     if not links:
-        if why_not is not None:
-            yield unread(NODE, _WHAT, why_not)
-        elif not broken:
-            launch = case.measurements.launch
-            alone = launch is not None and launch.world_size == 1 and bool(case.measurements.host_links)
-            yield skip(NODE, f"{_WHAT}: one GPU, there is no other") if alone else absent(case, "link", _WHAT)
         return
-    count = len({link.source for link in links} | {link.target for link in links})
-    launch = case.measurements.launch
-    expected = launch.world_size * (launch.world_size - 1) if launch else count * (count - 1)
-    if len(links) < expected and not broken:
-        text = f"{len(links)} of {expected} directions were measured"
-        yield unknown(NODE, text) if why_not is None else skip(NODE, f"{text}: {why_not.reason}")
+    count = _ranks(links)
     pairs = joined_pairs(case, links)
     if sum(len(pair.links) for pair in pairs) < len(links):
         yield unknown(NODE, f"{_WHAT}: of some ranks it is not known which GPU they had")
@@ -99,6 +88,26 @@ def peer(case: Case) -> Iterator[Finding]:
     for pair in closed:
         yield _closed(pair)
     yield from _speeds(case, [pair for pair in pairs if pair not in closed and pair not in bad])
+
+
+def _ranks(links: Sequence[PeerLink]) -> int:
+    return len({link.source for link in links} | {link.target for link in links})
+
+
+def _not_measured(case: Case, broken: bool) -> Iterator[Finding]:
+    """Why all or some directions were not measured; `broken`: a problem of the probe says that already."""
+    links, launch = case.measurements.peer_links, case.measurements.launch
+    why_not = case.measurements.not_run.get("peer")
+    if links:
+        ranks = launch.world_size if launch else _ranks(links)
+        if len(links) < ranks * (ranks - 1):
+            text = f"{len(links)} of {ranks * (ranks - 1)} directions were measured"
+            yield unknown(NODE, text) if why_not is None else skip(NODE, f"{text}: {why_not.reason}")
+    elif why_not is not None:
+        yield unread(NODE, _WHAT, why_not)
+    elif not broken:
+        alone = launch is not None and launch.world_size == 1 and bool(case.measurements.host_links)
+        yield skip(NODE, f"{_WHAT}: one GPU, there is no other") if alone else absent(case, "link", _WHAT)
 
 
 def _confidential(case: Case, pair: Joined) -> bool:

@@ -44,16 +44,22 @@ def causes(
     """
     peers = [p for p in peers if known(p.name) == known(gpu.name)]
     loads = [load for load in peers_under_load if any(load.index == p.index for p in peers)]
-    found = []
+    found: list[str] = []
     strangers = use_of_gpu(gpu).others
     if strangers:
         found.append(f"pid {', '.join(str(p.pid) for p in strangers[:3])} computes on it too")
-    told: set[str] = set()
+    sampled: set[str] = set()
     if under_load is not None and under_load.samples:
         found += causes_under_load(gpu, peers, under_load, loads)
-        told = {name for name in under_load.readings if any(name in load.readings for load in loads)}
+        sampled = {name for name in under_load.readings if any(name in load.readings for load in loads)}
     if under_load is None or not under_load.samples or "event_reasons" in under_load.unread:
         found += [words for bit, words in _SLOWING.items() if bit in (known(gpu.clocks.event_reasons) or ())]
+    return found + _slower_readings(gpu, peers, sampled) + _other_numa_node(gpu, peers)
+
+
+def _slower_readings(gpu: Gpu, peers: Sequence[Gpu], sampled: set[str]) -> list[str]:
+    """Readings that are worse than the median of the peers', but those that were `sampled` under load."""
+    found = []
     comparisons = (
         ("sm_mhz", "clock", "MHz", gpu.clocks.sm_mhz, [p.clocks.sm_mhz for p in peers], -0.05),
         ("", "maximum clock", "MHz", gpu.clocks.sm_max_mhz, [p.clocks.sm_max_mhz for p in peers], -0.02),
@@ -62,20 +68,19 @@ def causes(
     )
     for name, what, unit, value, others, margin in comparisons:
         own, usual = known(value), median(map(known, others))
-        if name not in told and own is not None and usual and own < usual * (1 + margin):
+        if name not in sampled and own is not None and usual and own < usual * (1 + margin):
             found.append(f"its {what} is {own:g} {unit}, the others have {usual:g}")
     hot, usual_c = known(gpu.thermal.gpu_c), median(known(p.thermal.gpu_c) for p in peers)
-    if "temperature_c" not in told and hot is not None and usual_c is not None and hot >= usual_c + 10:
+    if "temperature_c" not in sampled and hot is not None and usual_c is not None and hot >= usual_c + 10:
         found.append(f"it is at {hot} C, the others at {usual_c:g} C")
-    nodes = {known(p.numa_node) for p in peers}
-    if (
-        known(gpu.numa_node) is not None
-        and len(peers) > 1
-        and len(nodes) == 1
-        and nodes.isdisjoint({None, gpu.numa_node})
-    ):
-        found.append(f"it is on NUMA node {gpu.numa_node}, the others on {nodes.pop()}")
     return found
+
+
+def _other_numa_node(gpu: Gpu, peers: Sequence[Gpu]) -> list[str]:
+    nodes = {known(peer.numa_node) for peer in peers}
+    if known(gpu.numa_node) is None or len(peers) < 2 or len(nodes) > 1 or not nodes.isdisjoint({None, gpu.numa_node}):
+        return []
+    return [f"it is on NUMA node {gpu.numa_node}, the others on {nodes.pop()}"]
 
 
 def is_shared(gpu: Gpu) -> bool:

@@ -31,6 +31,7 @@ _LEAST_SHARE = 0.05
 _ALONE_SHARE, _PEERS_SHARE = 0.5, 0.1
 _HOTTER_C = 10
 _IMPOSSIBLE_SHARE = 1.5  # timers are updated in steps: a little above 1 is possible
+_LEAST_SAMPLES = 10
 
 
 def telemetry_of(case: Case, during: str) -> Telemetry | None:
@@ -146,8 +147,6 @@ def median(values: Iterable[float | None]) -> float | None:
 
 
 # Slowdowns and memory errors under load on a GPU that showed none before.
-
-_LEAST_SAMPLES = 10
 
 
 class Slowed(msgspec.Struct, frozen=True):

@@ -70,6 +70,7 @@ _COUNTERS = (
     ("receive_errors", "receive errors", "port_rcv_errors"),
     ("link_recoveries", "link recoveries", "link_error_recovery"),
 )
+_LOSS = "a cable, transceiver or switch port at its end: every loss ends the collectives that run over it"
 _FLAP_ADVICE = (
     Advice("See when, and what the link says of itself.", "dmesg -T | grep -iE 'link (down|up)'; mlxlink -d BUS_ID -c"),
     Advice("Reseat or swap the cable and transceiver; see whether the fault follows them or stays with the port."),
@@ -90,40 +91,46 @@ _ERROR_ADVICE = (
 )
 def adapters(case: Case) -> Iterator[Finding]:
     """Warn by the kernel's messages on adapters, and by their ports' counters relative to the time they cover."""
+    problems = [*_logged(case), *_link_losses(case), *_counted(case)]
+    failed = list(_failed_readings(case))
+    yield from (*problems, *failed)
+    if not problems and not failed:
+        yield _nothing_wrong(case)
+
+
+def _failed_readings(case: Case) -> Iterator[Finding]:
     ports, events = case.node.network.rdma_ports, case.node.kernel_log.host_events
-    told = [*_logged(case), *_link_losses(case), *_counted(case)]
-    yield from told
-    vain = [
-        unread(NODE, what, value)
-        for what, value in (("RDMA ports", ports), ("kernel log", events))
-        if isinstance(value, Missing) and value.kind == "failed"
-    ]
-    vain += [
-        unread(of_nic(port.device), f"port {port.port}, {name}", value)
-        for port in known(ports) or ()
-        for name in ("link_downed", *(name for name, *_ in _COUNTERS))
-        if isinstance(value := getattr(port, name), Missing) and value.kind == "failed"
-    ]
-    yield from vain
-    if told or vain:
-        return
+    for what, value in (("RDMA ports", ports), ("kernel log", events)):
+        if isinstance(value, Missing) and value.kind == "failed":
+            yield unread(NODE, what, value)
+    for port in known(ports) or ():
+        for name in ("link_downed", *(name for name, *_ in _COUNTERS)):
+            value = getattr(port, name)
+            if isinstance(value, Missing) and value.kind == "failed":
+                yield unread(of_nic(port.device), f"port {port.port}, {name}", value)
+
+
+def _nothing_wrong(case: Case) -> Finding:
+    """What was looked at; a skip if that is neither the counters nor the kernel log."""
+    ports, events = case.node.network.rdma_ports, known(case.node.kernel_log.host_events)
     read = [port for port in known(ports) or () if not isinstance(port.link_downed, Missing)]
-    logged = {event.device for event in known(events) or () if event.kind.startswith("nic-")}
+    logged = {event.device for event in events or () if event.kind.startswith("nic-")}
     if not known(ports) and logged:
         text = f"{len(logged)} adapter{'s' * (len(logged) > 1)} in the kernel log, without a fault that matters now"
-        said = [event.text for event in known(events) or () if event.kind in (*_RULES, "nic-link-down")]
-        yield ok(NODE, Found(text, len(logged), "adapters"), None, *(Evidence("kernel log", text) for text in said[:3]))
-    elif isinstance(ports, Missing) and isinstance(events, Missing):
-        yield unread(NODE, "adapters", ports)
-    elif not known(ports):
-        yield skip(NODE, "no InfiniBand or RoCE adapter here" if ports == () else "no adapter is told of")
-    elif not read and isinstance(events, Missing):
-        yield skip(NODE, "neither the ports' counters nor the kernel log to judge the adapters by")
-    else:
-        names = list(dict.fromkeys(port.device for port in known(ports) or ()))
-        looked = [*(["counters"] if read else []), *([] if isinstance(events, Missing) else ["kernel log"])]
-        text = f"{len(names)} adapter{'s' * (len(names) > 1)} without a fault in {' and '.join(looked)}"
-        yield ok(NODE, Found(text, len(names), "adapters"))
+        lines = [event.text for event in events or () if event.kind in (*_RULES, "nic-link-down")]
+        return ok(
+            NODE, Found(text, len(logged), "adapters"), None, *(Evidence("kernel log", line) for line in lines[:3])
+        )
+    if isinstance(ports, Missing):
+        return unread(NODE, "adapters", ports) if events is None else skip(NODE, "no adapter is told of")
+    if not ports:
+        return skip(NODE, "no InfiniBand or RoCE adapter here")
+    if not read and events is None:
+        return skip(NODE, "neither the ports' counters nor the kernel log to judge the adapters by")
+    names = {port.device for port in ports}
+    looked = [*(["counters"] if read else []), *([] if events is None else ["kernel log"])]
+    text = f"{len(names)} adapter{'s' * (len(names) > 1)} without a fault in {' and '.join(looked)}"
+    return ok(NODE, Found(text, len(names), "adapters"))
 
 
 def _subject(case: Case, event: HostEvent) -> Subject:
@@ -161,51 +168,64 @@ def _on(step: Advice, bus_id: str | None) -> Advice:
 
 def _link_losses(case: Case) -> Iterator[Finding]:
     """Links that dropped repeatedly according to the kernel log or to the port's counter; one finding per link."""
-    named = set()
-    ups = {e.device: e.count for e in known(case.node.kernel_log.host_events) or () if e.kind == "nic-link-up"}
-    for event in known(case.node.kernel_log.host_events) or ():
-        if event.kind != "nic-link-down" or not is_recent(case, event):
-            continue
-        lost = None if event.first_s is None or event.last_s is None else event.last_s - event.first_s
-        # an excerpt of a log may have no times, but it shows what caused trouble
-        burst = event.count >= case.limit(_BURST) and (lost is None or lost <= 3 * _HOUR_S)
-        often = count_a_day(event) >= case.limit(_FLAPS)
-        # without facts about ports, only the log can show that a link is still down
-        away = isinstance(case.node.network.rdma_ports, Missing) and event.count > ups.get(event.device, 0)
-        if not (burst or often or away):
-            continue
-        subject = _subject(case, event)
-        named.add(subject.name)
-        of = f"{event.device}: " if event.device else ""
-        what = f"the link went down {event.count} times" if event.count > 1 else "the link went down"
-        if burst and not often:
-            what += " within 3 hours" if lost is not None else " in this log"
-        limit = _FLAPS if often else _BURST
-        yield warn(
-            subject,
-            Found(f"{of}{what}" + ("" if burst or often else ", and not up again in this log"), event.count, "times"),
-            Expected(f"fewer than {case.limit(limit):g} {limit.unit}", "<", case.limit(limit), limit.unit)
-            if burst or often
-            else Expected("up"),
-            Evidence("kernel log", event.text[:300]),
-            likely="a cable, transceiver or switch port at its end: every loss ends the collectives that run over it",
-            advice=[_on(step, event.device) for step in _FLAP_ADVICE],
-        )
+    logged = [finding for event in known(case.node.kernel_log.host_events) or () if (finding := _lost(case, event))]
+    yield from logged
     yield from _lost_unseen(case)
+    yield from _lost_by_counter(case, {finding.subject.name for finding in logged})
+
+
+def _lost(case: Case, event: HostEvent) -> Finding | None:
+    """A finding for a link that the kernel log shows to drop again and again, or to be down still."""
+    if event.kind != "nic-link-down" or not is_recent(case, event):
+        return None
+    lasted_s = None if event.first_s is None or event.last_s is None else event.last_s - event.first_s
+    # an excerpt of a log may have no times, but it shows what caused trouble
+    burst = event.count >= case.limit(_BURST) and (lasted_s is None or lasted_s <= 3 * _HOUR_S)
+    often = count_a_day(event) >= case.limit(_FLAPS)
+    if not (burst or often or _still_down(case, event)):
+        return None
+    of = f"{event.device}: " if event.device else ""
+    what = f"the link went down {event.count} times" if event.count > 1 else "the link went down"
+    limit = _FLAPS if often else _BURST
+    expected = Expected(f"fewer than {case.limit(limit):g} {limit.unit}", "<", case.limit(limit), limit.unit)
+    if not burst and not often:
+        what, expected = f"{what}, and not up again in this log", Expected("up")
+    elif not often:
+        what += " within 3 hours" if lasted_s is not None else " in this log"
+    return warn(
+        _subject(case, event),
+        Found(f"{of}{what}", event.count, "times"),
+        expected,
+        Evidence("kernel log", event.text[:300]),
+        likely=_LOSS,
+        advice=[_on(step, event.device) for step in _FLAP_ADVICE],
+    )
+
+
+def _still_down(case: Case, event: HostEvent) -> bool:
+    """Whether the log shows more losses of the link than returns; facts about ports show it better."""
+    if not isinstance(case.node.network.rdma_ports, Missing):
+        return False
+    ups = {e.device: e.count for e in known(case.node.kernel_log.host_events) or () if e.kind == "nic-link-up"}
+    return event.count > ups.get(event.device, 0)
+
+
+def _lost_by_counter(case: Case, named: set[str | None]) -> Iterator[Finding]:
+    """Ports that lost their link too often for the uptime, without those that are `named` already."""
     up_s, most = known(case.node.host.uptime_s), case.limit(_FLAPS)
+    if up_s is None:
+        return
     for port in known(case.node.network.rdma_ports) or ():
         lost_times = known(port.link_downed)
-        if lost_times is None or port.device in named:
+        if lost_times is None or port.device in named or lost_times / max(up_s / DAY_S, 1.0) < most:
             continue
-        per_day = lost_times / max((up_s or 0) / DAY_S, 1.0)
-        if up_s is None or per_day < most:
-            continue
+        per_day = lost_times / max(up_s / DAY_S, 1.0)
         yield warn(
             of_nic(port.device),
             Found(f"port {port.port} lost its link {lost_times} times, {per_day:.0f} a day", lost_times, "times"),
             Expected(f"fewer than {most:g} a day", "<", most, "times a day", case.limit_source(_FLAPS)),
             Evidence(f"/sys/class/infiniband/{port.device}/ports/{port.port}/counters/link_downed", str(lost_times)),
-            likely="a cable, transceiver or switch port at its end: every loss ends the collectives that run over it",
+            likely=_LOSS,
             advice=[_on(step, known(port.bus_id)) for step in _FLAP_ADVICE],
         )
 

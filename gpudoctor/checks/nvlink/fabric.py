@@ -40,6 +40,11 @@ _MULTI_NODE = lazy_pattern(r"\bGB[23]00\b", re.IGNORECASE)
 _SETTLING_S = Limit(
     600, "s since boot", "the fabric manager is still at work shortly after boot (ours)", name="settling_s"
 )
+_MANAGER = (
+    Advice("On a node with its own NVSwitches:", "systemctl status nvidia-fabricmanager"),
+    "Its version must equal the driver's. Restart it with no job running, then reset the GPUs or reboot.",
+    Advice("Look for switch errors:", "sudo dmesg | grep -i sxid"),
+)
 
 
 @check(
@@ -171,10 +176,3 @@ def _no_domain(gpu: Gpu) -> bool:
     uuid = known(gpu.fabric.cluster_uuid)
     zero_uuid = uuid is not None and not uuid.replace("-", "").strip("0")
     return known(gpu.fabric.clique_id) == 0 or zero_uuid
-
-
-_MANAGER = (
-    Advice("On a node with its own NVSwitches:", "systemctl status nvidia-fabricmanager"),
-    "Its version must equal the driver's. Restart it with no job running, then reset the GPUs or reboot.",
-    Advice("Look for switch errors:", "sudo dmesg | grep -i sxid"),
-)

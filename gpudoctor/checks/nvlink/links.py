@@ -44,6 +44,11 @@ _SPEED_SHARE = Limit(
     name="speed_share",
     status="fail",
 )
+_ADVICE = (
+    Advice("See the links' own words:", "nvidia-smi nvlink --status"),
+    Advice("Look for Xid 74, 144 to 150 and SXid lines:", "sudo dmesg | grep -iE 'xid|nvlink'"),
+    "Drain the node and reset the GPUs or reboot; links that stay down need a hardware case.",
+)
 
 
 @check(
@@ -315,10 +320,3 @@ def _down_evidence(gpu: Gpu) -> tuple[Evidence, ...]:
 
 def _uncertain(model: GpuModel) -> bool:
     return "nvlink" in model.uncertain or "nvlink.links" in model.uncertain
-
-
-_ADVICE = (
-    Advice("See the links' own words:", "nvidia-smi nvlink --status"),
-    Advice("Look for Xid 74, 144 to 150 and SXid lines:", "sudo dmesg | grep -iE 'xid|nvlink'"),
-    "Drain the node and reset the GPUs or reboot; links that stay down need a hardware case.",
-)

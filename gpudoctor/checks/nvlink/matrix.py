@@ -15,6 +15,10 @@ MATRIX_ADVICE = (
     Advice("Look for Xid 74 and SXid lines:", "sudo dmesg | grep -iE 'xid|nvlink'"),
     "Drain the node and reset the GPUs or reboot; links that stay down need a hardware case.",
 )
+# numbers of links that a pair of one model can have: 2 of Turing's cards, 4 of GeForce RTX 3090 and RTX A6000, 12 of
+# the data-centre cards with bridges; 6, 12 and 18 through switches. Source: the profiles of the models
+_WHOLE_BONDS = (2, 4, 6, 8, 12, 18)
+_BOARDS = (4, 8, 16)  # numbers of GPUs that NVLink joins all to all
 
 
 def is_blank(pair: GpuPair) -> bool:
@@ -79,11 +83,6 @@ def fewest_subjects(bad: Iterable[GpuPair], gpus: dict[int, Gpu]) -> list[tuple[
 
 
 # What deviates in a matrix if the models of its GPUs are not known.
-
-# numbers of links that a pair of one model can have: 2 of Turing's cards, 4 of GeForce RTX 3090 and RTX A6000, 12 of
-# the data-centre cards with bridges; 6, 12 and 18 through switches. Source: the profiles of the models
-_WHOLE_BONDS = (2, 4, 6, 8, 12, 18)
-_BOARDS = (4, 8, 16)  # numbers of GPUs that NVLink joins all to all
 
 
 def odd_number(pairs: list[GpuPair], gpus: list[Gpu]) -> Finding | None:

@@ -34,6 +34,11 @@ _BROKEN_P2P = {
     "CNS": "not supported by the chipset",
     "GNS": "not supported by the GPU",
 }
+_P2P_ADVICE = (
+    Advice("See which pairs may talk:", "nvidia-smi topo -p2p r"),
+    Advice("Look for driver options that switch it off:", "grep -r . /etc/modprobe.d | grep -i nvidia"),
+    "Remove the option, reload the driver with no job running, and check again.",
+)
 
 
 @check(
@@ -56,26 +61,31 @@ def topology(case: Case) -> Iterator[Finding]:
         yield unread(NODE, "GPU-to-GPU matrix", case.node.pairs)
         return
     inside = {gpu.index for gpu in gpus}
-    pairs = [p for p in case.pairs if {p.a, p.b} <= inside and not is_blank(p)]
+    of_these = [pair for pair in case.pairs if {pair.a, pair.b} <= inside]
+    pairs = [pair for pair in of_these if not is_blank(pair)]
     expected_pairs = len(gpus) * (len(gpus) - 1) // 2
-    blank = first_failed(pair.path for pair in case.pairs if is_blank(pair) and {pair.a, pair.b} <= inside)
     if len(pairs) < expected_pairs and not _alike_over_pcie(pairs, inside):
-        words = f"only {len(pairs)} of {expected_pairs} pairs are known"
-        yield unread(NODE, words, blank) if blank else skip(NODE, words)
-        return
+        blank = first_failed(pair.path for pair in of_these if is_blank(pair))
+        text = f"only {len(pairs)} of {expected_pairs} pairs are known"
+        yield unread(NODE, text, blank) if blank else skip(NODE, text)
+    else:
+        yield from _judged(case, pairs, gpus, expected_pairs)
+
+
+def _judged(case: Case, pairs: list[GpuPair], gpus: list[Gpu], expected_pairs: int) -> Iterator[Finding]:
     # not counted is not zero: the remote end of a link may be unreadable while the link itself is up
     uncounted = [pair.nvlinks for pair in pairs if isinstance(pair.nvlinks, Missing)]
     if uncounted:
-        words = f"NVLinks of {len(uncounted)} of {expected_pairs} pairs"
-        yield unread(NODE, words, first_failed(uncounted) or uncounted[0])
+        text = f"NVLinks of {len(uncounted)} of {expected_pairs} pairs"
+        yield unread(NODE, text, first_failed(uncounted) or uncounted[0])
     bad = [] if uncounted else _wiring(case, pairs, gpus)
     named = {finding.subject for finding in bad}
     # links that are down disable peer-to-peer too: report one of the two per subject
     bad += [finding for finding in _peer_to_peer(pairs, gpus) if finding.subject not in named]
     yield from bad
     read = (value for pair in pairs for value in (pair.p2p_read, pair.p2p_write, bond(pair) or pair.path))
-    if not bad and not uncounted and (odd := odd_number(pairs, gpus) or odd_rows(pairs, gpus)):
-        yield odd
+    if not bad and not uncounted and (outlier := odd_number(pairs, gpus) or odd_rows(pairs, gpus)):
+        yield outlier
     elif failed := first_failed(read):
         yield unread(NODE, "path or peer-to-peer status", failed)
     elif not bad and not uncounted:
@@ -235,10 +245,3 @@ def _not_allowed(
 ) -> Finding:
     expected = Expected(wanted, "==", "OK", source="nvidia-smi topo -p2p r")
     return judge(subject, words, expected, *matrix_evidence(pairs), likely=likely, advice=_P2P_ADVICE)
-
-
-_P2P_ADVICE = (
-    Advice("See which pairs may talk:", "nvidia-smi topo -p2p r"),
-    Advice("Look for driver options that switch it off:", "grep -r . /etc/modprobe.d | grep -i nvidia"),
-    "Remove the option, reload the driver with no job running, and check again.",
-)

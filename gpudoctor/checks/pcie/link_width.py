@@ -31,6 +31,15 @@ from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.profiles.profile import majority
 
 _WIDTH = "nvmlDeviceGetCurrPcieLinkWidth"
+_RESEAT = (
+    "Drain the node, power it off for 30 seconds (a reboot does not retrain every link) and start it.",
+    Advice("Check again:", "gpudoctor check pcie"),
+    "Still narrow: reseat the GPU and its riser or cable, try another slot, then open a hardware case.",
+)
+_MOVE = (
+    Advice("See which slot each GPU sits in:", "sudo lspci -tv"),
+    "Move it to a slot with more lanes, or look in the BIOS for a slot setting (bifurcation) that splits them.",
+)
 
 
 @check(
@@ -42,44 +51,57 @@ _WIDTH = "nvmlDeviceGetCurrPcieLinkWidth"
 @each_gpu
 def link_width(case: Case, gpu: Gpu) -> Finding:
     """Compare each link's lanes with the GPU's and the slot's maximum; if the slot is hidden, with its peers."""
-    subject, width, own_max = of_gpu(gpu), gpu.pcie.width, _own_max(gpu)
+    width, own_max = gpu.pcie.width, _own_max(gpu)
     if isinstance(width, Missing):
-        return unread(subject, "PCIe link width", width)
+        return unread(of_gpu(gpu), "PCIe link width", width)
     if isinstance(own_max, Missing):
-        return _by_lspci(gpu, width) or unread(subject, "PCIe link width that the GPU can do", own_max)
+        return _by_lspci(gpu, width) or unread(of_gpu(gpu), "PCIe link width that the GPU can do", own_max)
     if min(width, own_max) <= 0:
-        return unknown(subject, f"PCIe link width: the answer, {width} of {own_max} lanes, is none")
-    narrower = width < _widest(case).get(gpu.name, 0)
-    wider = [peer for peer in same_model(case, gpu) if (known(peer.pcie.width) or 0) > width] if narrower else []
+        return unknown(of_gpu(gpu), f"PCIe link width: the answer, {width} of {own_max} lanes, is none")
+    wider = _wider_peers(case, gpu, width)
     # by design all of them are narrow; a single narrow one among wider ones is not
     if width < own_max and gpu.on_c2c and not wider:
-        return skip(subject, f"x{width} of x{own_max}: the host link of this GPU is NVLink-C2C, not PCIe")
+        return skip(of_gpu(gpu), f"x{width} of x{own_max}: the host link of this GPU is NVLink-C2C, not PCIe")
     slot = slot_above(gpu) if hidden_bridges(case, gpu) is None else None
     slot_max = known(slot.max_width) if slot else None
     evidence = _width_evidence(gpu, width, own_max, slot)
     if width >= own_max or (slot_max is not None and width >= slot_max):
         return _at_its_maximum(gpu, width, own_max, wider, evidence)
+    return _too_narrow(case, gpu, width, own_max, slot_max, evidence)
+
+
+def _too_narrow(
+    case: Case, gpu: Gpu, width: int, own_max: int, slot_max: int | None, evidence: tuple[Evidence, ...]
+) -> Finding:
+    """The finding for a link below the maximum of the GPU and, as far as it is known, of the slot."""
     peers = same_model(case, gpu)
     peer_width = majority([width, *(known(peer.pcie.width) for peer in peers)])
     if slot_max is not None:
-        wanted, source = min(own_max, slot_max), "slot maximum"
+        lanes, source = min(own_max, slot_max), "slot maximum"
     elif peer_width is not None and peer_width > width:
-        wanted, source = min(own_max, peer_width), "peers"
+        lanes, source = min(own_max, peer_width), "peers"
     else:
         return _cannot_tell_why(case, gpu, width, own_max, evidence)
-    words = "the GPU's own maximum" if wanted == own_max else "the slot's maximum" if source == "slot maximum" else ""
-    if source == "slot maximum" and wanted == own_max:
+    limit = "the GPU's own maximum" if lanes == own_max else "the slot's maximum" if slot_max is not None else ""
+    if slot_max is not None and lanes == own_max:
         source = "gpu maximum"
-    others = _running_at(wanted, peers)
+    reasons = (limit, _running_at(lanes, peers))
     return fail(
-        subject,
+        of_gpu(gpu),
         _found(gpu, width),
-        _expected(gpu, wanted, ", and ".join(part for part in (words, others) if part), source),
+        _expected(gpu, lanes, ", and ".join(filter(None, reasons)), source),
         *evidence,
-        _cost(_generation(gpu), width, wanted),
+        _cost(_generation(gpu), width, lanes),
         likely=f"the link trained at x{width}: a bad contact, riser, cable or retimer",
         advice=_RESEAT,
     )
+
+
+def _wider_peers(case: Case, gpu: Gpu, width: int) -> list[Gpu]:
+    """The GPUs of this model whose link has more lanes."""
+    if width >= _widest(case).get(gpu.name, 0):
+        return []
+    return [peer for peer in same_model(case, gpu) if (known(peer.pcie.width) or 0) > width]
 
 
 @once_a_case
@@ -197,14 +219,3 @@ def _cost(generation: int | None, width: int, wanted: int) -> Evidence:
         return Evidence("what it costs", f"{1 - width / wanted:.0%} of the bandwidth is lost")
     has, could = rates
     return Evidence("what it costs", f"{has} GB/s each way instead of {could}: {1 - has / could:.0%} is lost")
-
-
-_RESEAT = (
-    "Drain the node, power it off for 30 seconds (a reboot does not retrain every link) and start it.",
-    Advice("Check again:", "gpudoctor check pcie"),
-    "Still narrow: reseat the GPU and its riser or cable, try another slot, then open a hardware case.",
-)
-_MOVE = (
-    Advice("See which slot each GPU sits in:", "sudo lspci -tv"),
-    "Move it to a slot with more lanes, or look in the BIOS for a slot setting (bifurcation) that splits them.",
-)

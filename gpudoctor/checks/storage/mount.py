@@ -39,6 +39,34 @@ _CLASS_WORDS = {
     "memory": "in RAM",
     "other": "kind not known",
 }
+# file systems that become read-only after an error; others are made read-only by design
+_SELF_PROTECTING = ("ext2", "ext3", "ext4", "f2fs", "btrfs")
+# options that ext4 and XFS show after shutting down
+_GIVEN_UP = ("emergency_ro", "shutdown")
+_SERVER = (
+    Advice("See whether the server answers.", "dmesg -T | grep -iE 'nfs|lustre|ceph|fuse' | tail; showmount -e SERVER"),
+    Advice("Mount it anew once nothing uses it any more.", "umount -l MOUNTPOINT && mount MOUNTPOINT"),
+)
+_DISK = (
+    Advice("See what the kernel says of the disk.", "dmesg -T | grep -iE 'ext4|btrfs|xfs|nvme|I/O error' | tail"),
+    Advice("Check the file system while it is not mounted; if errors return, replace the disk.", "fsck -f DEVICE"),
+)
+_OURS = "gpudoctor's own choice"
+_FAIL_MIB = Limit(64, "MiB", f"{_OURS}: less is no room for a socket, a log and a compiled kernel", name="fail_mib")
+_WARN_GIB = Limit(
+    10, "GiB", f"{_OURS}: the weights of a model of 5 billion parameters in bf16, once", name="warn_gib", status="warn"
+)
+_WARN_PCT = Limit(
+    10,
+    "%",
+    f"{_OURS}: most file systems place files badly when fuller; a small one that is empty is none",
+    name="warn_pct",
+)
+_WARN_INODES = Limit(
+    10_000, "inodes", f"{_OURS}: an unpacked environment with torch has 30 000 files", name="warn_inodes", status="warn"
+)
+# roles of places that were not chosen for writing: the user may be on a disk that is meant for something else
+_NOT_CHOSEN = {"working directory", DATA}
 
 
 def subject_of(mount: StorageMount) -> Subject:
@@ -68,16 +96,6 @@ def class_words(mount: StorageMount) -> str:
 
 def bytes_text(size_bytes: float) -> str:
     return gib_text(size_bytes) if size_bytes >= GIB else mib_text(round(size_bytes / MIB) * MIB)
-
-
-# file systems that become read-only after an error; others are made read-only by design
-_SELF_PROTECTING = ("ext2", "ext3", "ext4", "f2fs", "btrfs")
-# options that ext4 and XFS show after shutting down
-_GIVEN_UP = ("emergency_ro", "shutdown")
-_SERVER = (
-    Advice("See whether the server answers.", "dmesg -T | grep -iE 'nfs|lustre|ceph|fuse' | tail; showmount -e SERVER"),
-    Advice("Mount it anew once nothing uses it any more.", "umount -l MOUNTPOINT && mount MOUNTPOINT"),
-)
 
 
 @check("storage.mount", title="What training reads and writes is mounted, and answers", impact="costs", needs_gpu=False)
@@ -127,12 +145,6 @@ def _of_mount(mount: StorageMount) -> Iterator[Finding]:
             likely="the folder was not mounted into the container, or the data was copied into the image",
             advice=(Advice("Mount it.", "docker run -v /datasets:/datasets:ro ...   # Kubernetes: a volume"),),
         )
-
-
-_DISK = (
-    Advice("See what the kernel says of the disk.", "dmesg -T | grep -iE 'ext4|btrfs|xfs|nvme|I/O error' | tail"),
-    Advice("Check the file system while it is not mounted; if errors return, replace the disk.", "fsck -f DEVICE"),
-)
 
 
 def _of_paths(mount: StorageMount) -> Iterator[Finding]:
@@ -197,24 +209,6 @@ def _narrowed(disk: StorageDevice) -> tuple[str, str] | None:
     if width >= can_width and speed >= can_speed:
         return None
     return f"x{width} at {speed:g} GT/s", f"x{can_width} at {can_speed:g} GT/s"
-
-
-_OURS = "gpudoctor's own choice"
-_FAIL_MIB = Limit(64, "MiB", f"{_OURS}: less is no room for a socket, a log and a compiled kernel", name="fail_mib")
-_WARN_GIB = Limit(
-    10, "GiB", f"{_OURS}: the weights of a model of 5 billion parameters in bf16, once", name="warn_gib", status="warn"
-)
-_WARN_PCT = Limit(
-    10,
-    "%",
-    f"{_OURS}: most file systems place files badly when fuller; a small one that is empty is none",
-    name="warn_pct",
-)
-_WARN_INODES = Limit(
-    10_000, "inodes", f"{_OURS}: an unpacked environment with torch has 30 000 files", name="warn_inodes", status="warn"
-)
-# roles of places that were not chosen for writing: the user may be on a disk that is meant for something else
-_NOT_CHOSEN = {"working directory", DATA}
 
 
 @check(

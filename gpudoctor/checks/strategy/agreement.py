@@ -35,6 +35,10 @@ BF16_ERROR = Limit(
     1e-2, "relative", "rounding of bf16 over ten steps, measured at 1e-3, with room", name="bf16_error", status="fail"
 )
 _TOLERANCES = {"fp32": FP32_ERROR, "bf16": BF16_ERROR}
+ADVICE = (
+    Advice("Check arithmetic and collectives alone.", "gpudoctor check collective compute --level full"),
+    Advice("Run it again: a fault that comes and goes is the hardware's.", "gpudoctor check strategy --level full"),
+)
 
 
 def strategy_check(
@@ -272,12 +276,6 @@ def _weights(case: Case, run: StrategyRun, limit: float, source: str, likely: st
             likely=likely,
             advice=ADVICE,
         )
-
-
-ADVICE = (
-    Advice("Check arithmetic and collectives alone.", "gpudoctor check collective compute --level full"),
-    Advice("Run it again: a fault that comes and goes is the hardware's.", "gpudoctor check strategy --level full"),
-)
 
 
 def _in_words(losses: Iterable[float | None]) -> str:

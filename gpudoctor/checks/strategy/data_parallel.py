@@ -12,6 +12,17 @@ from gpudoctor.checks.strategy.agreement import BF16_ERROR, FP32_ERROR, judged_s
 from gpudoctor.facts.model.measured_strategies import StrategyRun
 from gpudoctor.units import short_mib
 
+# each rank's share of divided memory is rounded up to whole tensors (ZeRO) or rows (FSDP)
+_SHARE_EXCESS = Limit(
+    0.25,
+    "of the share",
+    "shares are rounded up to whole rows, which small models feel",
+    name="share_excess",
+    status="fail",
+)
+_PARTS = {"parameters": "the weights", "gradients": "the gradients", "optimizer": "the optimizer's state"}
+_NOT_EVERY_PART = "weights gathered, or gradients scattered, that lack a rank's part"
+
 
 @strategy_check(
     "ddp",
@@ -42,18 +53,6 @@ def dp(case: Case) -> Iterator[Finding]:
         words.append(f"the first GPU holds {short_mib(extra)} more than the others")
     if words:
         yield ok(NODE, f"DataParallel: {' and '.join(words)}; DDP is the one to use")
-
-
-# each rank's share of divided memory is rounded up to whole tensors (ZeRO) or rows (FSDP)
-_SHARE_EXCESS = Limit(
-    0.25,
-    "of the share",
-    "shares are rounded up to whole rows, which small models feel",
-    name="share_excess",
-    status="fail",
-)
-_PARTS = {"parameters": "the weights", "gradients": "the gradients", "optimizer": "the optimizer's state"}
-_NOT_EVERY_PART = "weights gathered, or gradients scattered, that lack a rank's part"
 
 
 @strategy_check(

@@ -14,6 +14,13 @@ from gpudoctor.checks.strategy.data_parallel import judged_shares
 from gpudoctor.facts.model.measured_strategies import LibraryStrategies
 from gpudoctor.facts.model.measurements import Launch
 
+# what each stage of ZeRO divides of the memory in use between steps (arXiv:1910.02054, figure 1)
+_DIVIDED = {"zero-1": ("optimizer",), "zero-2": ("optimizer",), "zero-3": ("parameters", "optimizer")}
+_SHARE_EXCESS = Limit(
+    0.25, "of the share", "DeepSpeed pads every share to the same length", name="share_excess", status="fail"
+)
+_NAMES = {"mirrored": "MirroredStrategy", "multi-worker": "MultiWorkerMirroredStrategy"}
+
 
 def library_absent(case: Case, part: str, what: str) -> Finding:
     """Why a library was not tried; a skip if it is not installed."""
@@ -31,13 +38,6 @@ def library_case(case: Case, measured: LibraryStrategies) -> Case:
     return msgspec.structs.replace(
         case, measurements=msgspec.structs.replace(case.measurements, strategies=found, problems=(), launch=launch)
     )
-
-
-# what each stage of ZeRO divides of the memory in use between steps (arXiv:1910.02054, figure 1)
-_DIVIDED = {"zero-1": ("optimizer",), "zero-2": ("optimizer",), "zero-3": ("parameters", "optimizer")}
-_SHARE_EXCESS = Limit(
-    0.25, "of the share", "DeepSpeed pads every share to the same length", name="share_excess", status="fail"
-)
 
 
 @strategy_check(
@@ -60,9 +60,6 @@ def deepspeed(case: Case) -> Iterator[Finding]:
         yield unknown(NODE, f"{what}: no rank reported a result of {', '.join(lost)}")
     for run in runs:
         yield from judged_shares(own, _SHARE_EXCESS, run, _DIVIDED.get(run.variant, ()))
-
-
-_NAMES = {"mirrored": "MirroredStrategy", "multi-worker": "MultiWorkerMirroredStrategy"}
 
 
 @strategy_check(

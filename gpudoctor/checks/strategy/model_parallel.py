@@ -13,6 +13,13 @@ from gpudoctor.facts.model.measured_strategies import StrategyRun
 from gpudoctor.units import short_mib
 
 _WRONG_SHARDS = "wrong_shards_rank_"
+_BUBBLE_EXCESS = Limit(
+    0.15,
+    "of a step",
+    "gpudoctor's own choice: a transfer is short against a stage of 5 ms",
+    name="bubble_excess",
+    status="warn",
+)
 
 
 @strategy_check("tensor", "Tensor parallelism trains what one rank alone trains", (FP32_ERROR,))
@@ -44,15 +51,6 @@ def _wrong_shards(case: Case, run: StrategyRun) -> Iterator[Finding]:
                 Advice("Check arithmetic and collectives alone.", "gpudoctor check collective compute --level full"),
             ),
         )
-
-
-_BUBBLE_EXCESS = Limit(
-    0.15,
-    "of a step",
-    "gpudoctor's own choice: a transfer is short against a stage of 5 ms",
-    name="bubble_excess",
-    status="warn",
-)
 
 
 @strategy_check(

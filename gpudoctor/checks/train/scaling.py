@@ -17,6 +17,16 @@ from gpudoctor.checks.train.sync import judges_training
 from gpudoctor.facts.model.measurements import Training
 from gpudoctor.facts.model.missing import Missing, known
 
+_EFFICIENCY_2 = Limit(0.95, "efficiency", "rule of thumb: 2 GPUs 1.9 x", name="efficiency_2", status="warn")
+_EFFICIENCY_4 = Limit(0.88, "efficiency", "rule of thumb: 4 GPUs 3.5 x", name="efficiency_4", status="warn")
+_EFFICIENCY_8 = Limit(0.81, "efficiency", "rule of thumb: 8 GPUs 6.5 x", name="efficiency_8", status="warn")
+_ADVICE = (
+    Advice("Look at the paths and the slowest rank.", "gpudoctor check nvlink pcie env.nccl train.balance -v"),
+    Advice("Where the paths are as they should be: larger batches or gradient accumulation hide it."),
+)
+_DEFAULT_BUCKET_MB = 25
+_GAIN = Limit(0.05, "of the step", "gpudoctor's own choice: less is not worth a setting", name="gain")
+
 
 class EfficiencyFactors(msgspec.Struct, frozen=True):
     """The factors of the efficiency; their product is the efficiency, exactly.
@@ -46,11 +56,6 @@ def efficiency_factors(training: Training, efficiency: float) -> EfficiencyFacto
     concurrency = sum(solo_ms) / len(solo_ms) / mean_ms
     balance = mean_ms / max(together_ms)
     return EfficiencyFactors(concurrency, balance, efficiency / (concurrency * balance))
-
-
-_EFFICIENCY_2 = Limit(0.95, "efficiency", "rule of thumb: 2 GPUs 1.9 x", name="efficiency_2", status="warn")
-_EFFICIENCY_4 = Limit(0.88, "efficiency", "rule of thumb: 4 GPUs 3.5 x", name="efficiency_4", status="warn")
-_EFFICIENCY_8 = Limit(0.81, "efficiency", "rule of thumb: 8 GPUs 6.5 x", name="efficiency_8", status="warn")
 
 
 @check(
@@ -106,12 +111,6 @@ def scaling(case: Case, training: Training) -> Iterator[Finding]:
     yield warn(NODE, found, expected, *evidence, likely=_likely(factors), advice=_ADVICE)
 
 
-_ADVICE = (
-    Advice("Look at the paths and the slowest rank.", "gpudoctor check nvlink pcie env.nccl train.balance -v"),
-    Advice("Where the paths are as they should be: larger batches or gradient accumulation hide it."),
-)
-
-
 def _likely(factors: EfficiencyFactors | None) -> str:
     """The largest of the three losses, as text."""
     if factors is None:
@@ -139,10 +138,6 @@ def _good(case: Case, ranks: int) -> float:
     if ranks >= 4:
         return four + (eight - four) * (log2(ranks) - 2)
     return two + (four - two) * (log2(ranks) - 1)
-
-
-_DEFAULT_BUCKET_MB = 25
-_GAIN = Limit(0.05, "of the step", "gpudoctor's own choice: less is not worth a setting", name="gain")
 
 
 @check(

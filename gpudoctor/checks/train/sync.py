@@ -24,6 +24,9 @@ from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.profiles.profile import majority
 
 SYNC = "train.sync"
+_GRADIENT_ERROR = Limit(
+    1e-2, "relative", "tolerance of bf16; fp32 measured at 3.3e-7", name="gradient_error", status="fail"
+)
 
 
 def judges_training(
@@ -47,11 +50,6 @@ def judges_training(
         return check_training
 
     return check_of
-
-
-_GRADIENT_ERROR = Limit(
-    1e-2, "relative", "tolerance of bf16; fp32 measured at 3.3e-7", name="gradient_error", status="fail"
-)
 
 
 @check(

@@ -26,6 +26,12 @@ _APART_PCT = Limit(
     20, "points", "from the others' median; NVML's figure itself jumps by 10 (ours)", name="apart_pct", status="warn"
 )
 _LEAST_SAMPLES = Limit(5, "samples", "NVML's figure is a mean over up to 1 s: fewer say nothing", name="least_samples")
+_SPREAD_SHARE = Limit(
+    0.02, "of the median", "equal work allocates equally; 2 % for fragmentation", name="spread_share", status="warn"
+)
+_SPREAD_MIB = Limit(
+    256, "MiB", "gpudoctor's own choice: NCCL's buffers differ a little by rank", name="spread_mib", status="warn"
+)
 
 
 @check(
@@ -163,14 +169,6 @@ def _steadiness(group: Sequence[Watched]) -> str:
     """The largest range of one GPU's figure, as text."""
     widest = max(load.readings[_BUSY].high - load.readings[_BUSY].low for _, load in group)
     return f", fluctuating by up to {widest:.0f} points"
-
-
-_SPREAD_SHARE = Limit(
-    0.02, "of the median", "equal work allocates equally; 2 % for fragmentation", name="spread_share", status="warn"
-)
-_SPREAD_MIB = Limit(
-    256, "MiB", "gpudoctor's own choice: NCCL's buffers differ a little by rank", name="spread_mib", status="warn"
-)
 
 
 @check(

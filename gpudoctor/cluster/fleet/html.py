@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
-from gpudoctor.cluster.fleet.judge import outlier_words
+from gpudoctor.cluster.fleet.judge import outlier_words, run_finding_words
 from gpudoctor.cluster.fleet.model import (
     OUTLIER,
     WORST_FIRST,
@@ -17,6 +17,7 @@ from gpudoctor.cluster.fleet.model import (
     Outlier,
     Trend,
 )
+from gpudoctor.cluster.fleet.runs import FleetRun, RunFinding
 from gpudoctor.hostlist import hostlist
 from gpudoctor.report.html.parts import (
     Cell,
@@ -63,6 +64,7 @@ def render_fleet_html(fleet: Fleet) -> str:
             *_kinds(fleet),
             *section("Nodes that are not fit, or not known", _nodes(fleet, ("fail", "unknown")), "bad"),
             *_outliers(fleet),
+            *_runs(fleet),
             *_drift(fleet),
             *_trends(fleet),
             *_not_read(fleet),
@@ -103,6 +105,18 @@ def _kinds(fleet: Fleet) -> tuple[Section, ...]:
 
     head = ("", "check", "nodes", "which", "on the first")
     return section("Faults by kind", _rows(head, fleet.faults, cells), "kinds")
+
+
+def _runs(fleet: Fleet) -> tuple[Section, ...]:
+    def cells(found: tuple[FleetRun, RunFinding | None]) -> tuple[Cell, ...]:
+        run, problem = found
+        if problem is None:
+            step = "" if run.step_ms is None else f"{run.step_ms:.4g} ms a step"
+            return Chip(run.verdict), Code(" ".join(run.command)), f"{run.ranks} ranks, {hostlist(run.hosts)}", step
+        return Chip(problem.status), Code(problem.id), "", run_finding_words(problem)
+
+    rows = [(run, each) for run in fleet.runs for each in (None, *run.findings)]
+    return section("Trainings", _rows(("", "command, finding", "on", "what"), rows, cells), "trainings")
 
 
 def _nodes(fleet: Fleet, verdicts: Sequence[str]) -> tuple[Part, ...]:

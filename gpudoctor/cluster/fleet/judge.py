@@ -36,6 +36,7 @@ from gpudoctor.cluster.fleet.nodes import (
 )
 from gpudoctor.cluster.fleet.reading import Gathered
 from gpudoctor.cluster.fleet.records import NO_GPU, NodeFault
+from gpudoctor.cluster.fleet.runs import RunFinding, fleet_runs
 from gpudoctor.cluster.fleet.shapes import Verdict
 from gpudoctor.cluster.fleet.spreads import by_kind, compare, trends
 from gpudoctor.hostlist import Hosts, hostlist, is_host_name
@@ -78,7 +79,10 @@ def _judged(
     rows = tuple(_rows(nodes, by_node, jobs, expected))
     counts = _counts(rows, len(gathered.broken))
     drift = tuple(_drift(nodes))
+    runs = fleet_runs(gathered.runs)
     verdict = _verdict(counts, bool(drift), gathered.interrupted is not None)
+    if runs and not rows and not counts.unread and gathered.interrupted is None:  # nothing but trainings was read
+        verdict = min((run.verdict for run in runs), key=WORST_FIRST.index)
     times = sorted(node.newest.started_s for node in nodes if node.newest.started_s is not None)
     simulated = sum(1 for row in rows if row.simulated)
     fleet = Fleet(
@@ -97,6 +101,7 @@ def _judged(
         figures,
         drift,
         jobs=jobs,
+        runs=runs,
         notes=(
             *_notes(nodes, rows, simulated),
             *_not_expected(nodes, expected),
@@ -198,6 +203,14 @@ def outlier_words(outlier: Outlier) -> str:
         f"{outlier.figure}{where}: {outlier.value:.4g} {outlier.unit}, "
         f"fleet {outlier.criterion:.4g} ({worse:.0f} % worse)"
     )
+
+
+def run_finding_words(finding: RunFinding) -> str:
+    """One line: host, rank, what was found, and its cause."""
+    who = [finding.host or "", "" if finding.rank is None else f"rank {finding.rank}"]
+    where = " ".join(filter(None, who))
+    likely = f"; {finding.likely}" if finding.likely else ""
+    return f"{where}: {finding.text}{likely}" if where else f"{finding.text}{likely}"
 
 
 def _counts(rows: Sequence[NodeRow], unread: int) -> NodeCounts:

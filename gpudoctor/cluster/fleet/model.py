@@ -10,6 +10,7 @@ import msgspec
 from gpudoctor.cluster.fleet.nodes import NodeJobs
 from gpudoctor.cluster.fleet.reading import Refused
 from gpudoctor.cluster.fleet.records import NodeFault
+from gpudoctor.cluster.fleet.runs import FleetRun
 from gpudoctor.cluster.fleet.shapes import Verdict
 from gpudoctor.hostlist import Hosts, is_host_name
 
@@ -217,6 +218,7 @@ class Fleet(msgspec.Struct, frozen=True):
     figures: tuple[FigureRow, ...] = ()
     drift: tuple[ConfigDrift, ...] = ()
     jobs: tuple[NodeJobs, ...] = ()
+    runs: tuple[FleetRun, ...] = ()
     against: FleetReading | None = None
     trends: tuple[Trend, ...] = ()
     notes: tuple[str, ...] = ()

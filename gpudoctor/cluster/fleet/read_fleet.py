@@ -83,9 +83,9 @@ def _read(
         progress.read(None)
     if gathered is not None and expected:
         return gathered
-    if gathered is None or not (gathered.records or gathered.broken or gathered.jobs):
+    if gathered is None or not (gathered.records or gathered.broken or gathered.jobs or gathered.runs):
         raise UserError(_nothing(sources, gathered))
-    if not (gathered.records or gathered.jobs):
+    if not (gathered.records or gathered.jobs or gathered.runs):
         first = gathered.broken[0]
         raise UserError(f"no report could be read of {len(gathered.broken)}: {first.place}: {first.why}")
     return gathered
@@ -97,4 +97,7 @@ def _nothing(sources: Sequence[str], gathered: Gathered | None) -> str:
         return f"{where}: nothing was read"
     others = len(gathered.foreign) + gathered.found.others
     there = f"{others} other files and documents" if others else "nothing"
-    return f"{where}: no report there, {there}; reports are written by gpudoctor check --json -o FILE"
+    return (
+        f"{where}: no report there, {there}; reports are written by gpudoctor check --json -o FILE, and by "
+        "gpudoctor run --format json -o FILE"
+    )

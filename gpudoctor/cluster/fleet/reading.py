@@ -16,8 +16,10 @@ import msgspec
 from gpudoctor.cluster.fleet.files import Document, FoundFiles, Listed, documents_of, listed, stdin_documents
 from gpudoctor.cluster.fleet.nodes import JobRecord, job_of
 from gpudoctor.cluster.fleet.records import BrokenError, ForeignError, Recorder, ReportRecord
+from gpudoctor.cluster.fleet.runs import run_report_of
 from gpudoctor.process.ending import ENDING_SIGNALS, kill_all, leave
 from gpudoctor.process.forked import ForkedProcess
+from gpudoctor.run.report import RunReport
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -104,7 +106,7 @@ class Foreign(Refused, frozen=True):
     """A document that is not a report: no node is missed with it."""
 
 
-Outcome = ReportRecord | JobRecord | UnreadReport | Foreign
+Outcome = ReportRecord | JobRecord | RunReport | UnreadReport | Foreign
 
 
 class Gathered(msgspec.Struct):
@@ -119,6 +121,7 @@ class Gathered(msgspec.Struct):
     foreign: list[Refused]
     duplicates: list[Refused]
     jobs: list[JobRecord] = msgspec.field(default_factory=list)
+    runs: list[RunReport] = msgspec.field(default_factory=list)
     interrupted: int | None = None
 
 
@@ -140,7 +143,7 @@ class ReportReader:
         yield gathered
         for outcome in self._outcomes(sources, stdin, gathered.found):
             kept = _kept(outcome, gathered, runs)
-            if heard is not None and not isinstance(kept, (Foreign, JobRecord)):
+            if heard is not None and not isinstance(kept, (Foreign, JobRecord, RunReport)):
                 heard(kept)
             yield gathered
 
@@ -171,7 +174,8 @@ class ReportReader:
             job = job_of(document.data, document.place, document.modified)
             if job is not None:
                 return job
-            return Foreign(document.place, str(error))
+            run = run_report_of(document.data)
+            return Foreign(document.place, str(error)) if run is None else run
 
 
 def _kept(outcome: Outcome, gathered: Gathered, runs: dict[str, ReportRecord]) -> Outcome:
@@ -186,6 +190,8 @@ def _kept(outcome: Outcome, gathered: Gathered, runs: dict[str, ReportRecord]) -
             outcome = UnreadReport(outcome.place, why)
     if isinstance(outcome, JobRecord):
         gathered.jobs.append(outcome)
+    elif isinstance(outcome, RunReport):
+        gathered.runs.append(outcome)
     elif isinstance(outcome, UnreadReport):
         gathered.broken.append(outcome)
     elif isinstance(outcome, Foreign):

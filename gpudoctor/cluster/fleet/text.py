@@ -11,7 +11,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from gpudoctor.checks.core.finding import Status
-from gpudoctor.cluster.fleet.judge import outlier_words
+from gpudoctor.cluster.fleet.judge import outlier_words, run_finding_words
 from gpudoctor.cluster.fleet.model import (
     OUTLIER,
     WORST_FIRST,
@@ -23,6 +23,7 @@ from gpudoctor.cluster.fleet.model import (
     Outlier,
     Trend,
 )
+from gpudoctor.cluster.fleet.runs import FleetRun, RunFinding
 from gpudoctor.hostlist import hostlist
 from gpudoctor.report.text import STYLES, TextRows, laid_out, plain, status_word
 
@@ -45,6 +46,7 @@ def _parts(fleet: Fleet, verbose: bool) -> Iterator[RenderableType]:
     yield from _titled("Faults by kind", _kinds(fleet, most))
     yield from _titled("Nodes that are not fit, or not known", _bad_nodes(fleet, most))
     yield from _titled("Worse than the fleet", _outliers(fleet, most))
+    yield from _titled("Trainings", _runs(fleet, most))
     yield from _titled("Configuration against the majority", _drift(fleet, most))
     if fleet.against is not None:
         yield from _titled(f"Against {' '.join(fleet.against.sources)}", _trends(fleet, most))
@@ -98,6 +100,21 @@ def _bad_nodes(fleet: Fleet, most: int) -> Iterator[RenderableType]:
         return status_word(Status(row.verdict)), plain(_called(row, fleet), "bold"), plain(why)
 
     return _rows([row for word in ("fail", "unknown") for row in fleet.nodes if row.verdict == word], most, cells)
+
+
+def _runs(fleet: Fleet, most: int) -> Iterator[RenderableType]:
+    def cells(found: tuple[FleetRun, RunFinding | None]) -> tuple[Text, ...]:
+        run, problem = found
+        if problem is None:
+            step = f", {run.step_ms:.4g} ms a step" if run.step_ms is not None else ""
+            ranks = _count(run.ranks, "rank") + (
+                f" of {run.world_size}" if run.world_size not in (None, run.ranks) else ""
+            )
+            words = f"{' '.join(run.command)}: {ranks} on {shortened(hostlist(run.hosts))}{step}"
+            return status_word(Status(run.verdict)), plain("training", "bold"), plain(words)
+        return status_word(Status(problem.status)), plain(problem.id), plain(run_finding_words(problem))
+
+    return _rows([(run, each) for run in fleet.runs for each in (None, *run.findings)], most, cells)
 
 
 def _called(row: NodeRow, fleet: Fleet) -> str:

@@ -15,7 +15,6 @@ CUDA = (
         ("cuda_oom", "oom when allocating", r"OOM when allocating tensor with shape"),
         # torch at its start, for any GPU of the machine
         ("cuda_no_kernel_image", "is not compatible with the current", r"with CUDA capability sm_\w+ is not compatible with the current PyTorch installation", "echo", 1, False),
-        ("cuda_no_kernel_image", "no longer supports this gpu", r"PyTorch no longer supports this GPU because it is too old", "echo", 1, False),
     ),
     *(LinePattern(e.label, e.text, e.needle, strength=e.strength, names_rank=e.own) for e in KNOWN_ERRORS),
 )  # fmt: skip
@@ -33,5 +32,4 @@ ACCELERATORS = rows(
     ("accelerator_error", "reason: ", r"\bE[A-Z]\d{4}: .{1,300}? Reason: \S", "cause", 2),
     ("accelerator_error", "device:", r"Device:(?P<gpu>\d{1,3}), RankID:(?P<task_rank>\d{1,6})\) ERR\d{5} ", "cause", 1),
     ("accelerator_error", "error", rf"\b{RUNTIME}.{{0,80}}\berror\b(?!\s?[:=]?\s?\d+\.\d)|\berror code is 507\d{{3}}\b", "cause", 1),
-    ("accelerator_error", "failed", rf"\b{RUNTIME}.{{0,40}}\bfailed\b", "cause", 1),
 )  # fmt: skip

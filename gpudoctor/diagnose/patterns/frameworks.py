@@ -16,7 +16,6 @@ TORCH = rows(
     ("gloo_timeout", "application timeout", r"Application timeout caused pair closure", "wait"),
     ("collective_mismatch", "preamble", r"op\.preamble\.length <= op\.nbytes\. (?P<got>\d+) vs (?P<wanted>\d+)", "cause", 2, False),
     # rank 0 holds the store: a rank that prints this outlived rank 0
-    ("store_lost", "should dump", r"Failed to check the \"should dump\" flag on TCPStore", "victim"),
     ("store_lost", "socketimpl", r"(?:sendBytes|recvValue\w*|recvVector|recvBytes) failed on SocketImpl"
      r"\(fd=\d+, addr=\[[^\]]*\]:\d+, remote=\[(?P<store>[^\]]{1,253})\]:\d+\)", "victim"),
     ("store_lost", "failed to recv, got 0 bytes", r"Failed to recv, got 0 bytes", "victim"),
@@ -27,7 +26,6 @@ TORCH = rows(
     ("store_timeout", "uniqueid", r"ret(?:rie|rei)ving ncclUniqueId from \[(?P<key_rank>\d+)\].{0,200}got error: (?:[Ww]ait timeout|Socket Timeout|Timeout)", "wait"),
     ("store_timeout", "other ranks", r"there are other ranks that didn't finish", "wait"),
     ("store_timeout", "socket timeout", r"(?:RuntimeError|DistStoreError|DistNetworkError|c10d\S*): Socket Timeout\b", "wait"),
-    ("store_lost", "store->get", r"store->get\('.{0,80}got error", "victim"),
     # Horovod: one of its processes ended and reported why before this
     ("peer_lost", "horovod", r"Horovod has been shut down|HorovodInternalError", "victim"),
     ("peer_lost", "mpi communication peer", r"MPI communication peer process has unexpectedly disconnected", "victim"),
@@ -68,7 +66,6 @@ TORCH = rows(
      r"while rank (?P<b>\d+) has inconsistent (?P<b_params>\d+) params", "cause", 3, False),
     ("config_mismatch", "appears not to match", r"\[(?P<a>\d+)\]: params\[\d+\] in this process with sizes .{0,200}appears not to match"
      r"|params\[\d+\] in this process with sizes .{0,200}appears not to match", "cause", 3, False),
-    ("user_exception", "finished reduction", r"Expected to have finished reduction in the prior iteration", "cause", 3, False),
     ("shm_too_small_loader", "bus error", r"DataLoader worker .{0,60}killed by signal: Bus error|[Uu]nexpected bus error encountered in worker", "cause", 3, False),
     ("shm_too_small_loader", "shm", r"[Uu]nable to (?:allocate|open|write|mmap|resize).{0,120}shm", "cause", 3, False),
     ("shm_too_small_loader", "shared memory", r"insufficient shared memory|out of shared memory", "cause", 3, False),
@@ -94,7 +91,6 @@ TORCH = rows(
     ("stale_nfs", "stale", r"Stale (?:NFS )?file handle"),
     ("fs_error", "input/output error", r"Errno 5\] Input/output error|(?:read|write)\(\): fd \d+ failed with Input/output error", "cause", 2),
     ("fs_error", "errno 1", r"Errno 121\] Remote I/O error|Errno 110\] Connection timed out: '/", "cause", 2),
-    ("nan", "in local", r"found (?:NaN|Inf) in local (?:grad|forward)"),
     ("nan", "unexpected result", r"Unexpected result (?:nan|inf)"),
     ("nan", "nan", r"[Ll]oss is (?:nan|NaN)"
      r"|(?:FloatingPointError|AssertionError|ValueError|RuntimeError|\.NaN\w*).{0,120}\b(?:nan|NaN|NaNs)\b|contains? NaN"

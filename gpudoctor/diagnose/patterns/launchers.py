@@ -4,36 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from signal import Signals, strsignal, valid_signals
 
 from gpudoctor.diagnose.events import Event
 from gpudoctor.statements.prefixes import seconds_in_year
 
-SIGNALS = {
-    "SIGHUP": 1,
-    "SIGINT": 2,
-    "SIGQUIT": 3,
-    "SIGILL": 4,
-    "SIGTRAP": 5,
-    "SIGABRT": 6,
-    "SIGBUS": 7,
-    "SIGFPE": 8,
-    "SIGKILL": 9,
-    "SIGSEGV": 11,
-    "SIGPIPE": 13,
-    "SIGTERM": 15,
-    "SIGXCPU": 24,
-}
-_SRUN_WORDS = {
-    "Killed": -9,
-    "Terminated": -15,
-    "Aborted": -6,
-    "Segmentation fault": -11,
-    "Bus error": -7,
-    "Interrupt": -2,
-    "Hangup": -1,
-    "Floating point exception": -8,
-    "Illegal instruction": -4,
-}
+SIGNALS = {each.name: each.value for each in Signals}
+# the C library's words for them, which shells and srun print too
+_SIGNAL_WORDS = {words: -number for number in sorted(valid_signals()) if (words := strsignal(number))}
 _GROUP_FAILED = re.compile(r"Worker group (?:FAILED|UNHEALTHY)\. \d+/\d+ attempts left")
 _HYDRA = re.compile(
     r"=\s+(?:RANK (?P<rank>\d{1,6}) )?PID (?P<pid>\d{1,10}) RUNNING AT (?:\w+@)?(?P<host>[\w.-]{1,253})"
@@ -78,7 +56,7 @@ def _ended(by: str, found: re.Match[str]) -> list[Event]:
     elif (number := _number(found, "code")) is not None:
         code = number
     else:
-        code = _SRUN_WORDS[how.capitalize() if how.islower() else how] if how else 1  # MPI_ABORT without its code
+        code = _SIGNAL_WORDS[how.capitalize()] if how else 1  # MPI_ABORT without its code
     if not code:
         return []
     place = {name: _number(found, name) for name in ("rank", "local_rank", "pid")}

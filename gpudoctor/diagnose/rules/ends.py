@@ -144,31 +144,16 @@ def early_exit(job: Job, attempt: int) -> list[Hypothesis]:
     """A rank that neither failed nor was ended by the launcher exited by itself, with 0."""
     if not job.of("victim", "wait", attempt=attempt):
         return []
-    world = job.world or len(job.members)
     stops = [e for e in job.events if e.what == "early_stop" and e.attempt == attempt]
-    ended = {e.pid for e in job.of("closed", attempt=attempt) if e.pid is not None}
     exits = job.of("exit", attempt=attempt)
-    agents = [e for e in exits if e.detail.get("by") == "agent"]
-    failed = {e.pid for e in exits if e.pid is not None and e.number("code")}
-    listed = {e.rank for e in exits if e.rank is not None}
-    one_host = len(job.hosts) <= 1
-    gone: tuple[int, ...] = ()
-    if one_host and agents and job.world and len(ended | failed) == world - 1 and ended:
-        gone = _left_over(job, attempt, ended | failed, listed)
-    elif missing := _not_in_table(job, attempt):
-        gone = missing
-    elif any(e.detail.get("by") == "srun" for e in exits) and len(listed) == world - 1:
-        gone = tuple(set(range(world)) - listed)
-    elif stops and any(e.detail.get("by") == "table" and e.number("root") for e in exits) and len(listed) == world - 1:
-        gone = tuple(set(range(world)) - {r for r in listed if r is not None})
-    elif not stops:
-        return []
-    speakers = ranks_of(e for e in stops if e.rank is not None and e.rank not in job.ranks_in_trouble(attempt))
+    gone = next((ranks for missing in _MISSING if (ranks := missing(job, attempt))), ())
     if not gone and not stops:
         return []
+    speakers = ranks_of(e for e in stops if e.rank is not None and e.rank not in job.ranks_in_trouble(attempt))
     ranks = gone or speakers
     if len(ranks) != 1 or (speakers and gone and speakers != gone):
-        ranks = speakers if len(speakers) == 1 else ()
+        ranks = only_rank(speakers)
+    agents = [e for e in exits if e.detail.get("by") == "agent"]
     shown = [e for e in stops if e.rank in ranks] or stops or agents or exits
     return [
         Hypothesis(
@@ -181,6 +166,34 @@ def early_exit(job: Job, attempt: int) -> list[Hypothesis]:
             "uneven data or early stopping",
         )
     ]
+
+
+def _all_but_one(job: Job, attempt: int) -> tuple[int, ...]:
+    """The one rank that has no exit, if all others have one."""
+    listed = {e.rank for e in job.of("exit", attempt=attempt) if e.rank is not None}
+    world = job.world or len(job.members)
+    return tuple(set(range(world)) - listed) if len(listed) == world - 1 else ()
+
+
+def _not_ended_by_agent(job: Job, attempt: int) -> tuple[int, ...]:
+    exits = job.of("exit", attempt=attempt)
+    ended = {e.pid for e in job.of("closed", attempt=attempt) if e.pid is not None}
+    failed = {e.pid for e in exits if e.pid is not None and e.number("code")}
+    agent = any(e.detail.get("by") == "agent" for e in exits)
+    if len(job.hosts) > 1 or not agent or not job.world or not ended or len(ended | failed) != job.world - 1:
+        return ()
+    return _all_but_one(job, attempt) or _left_over(job, attempt, sorted(ended | failed))
+
+
+def _not_listed_by_srun(job: Job, attempt: int) -> tuple[int, ...]:
+    by_srun = any(e.detail.get("by") == "srun" for e in job.of("exit", attempt=attempt))
+    return _all_but_one(job, attempt) if by_srun else ()
+
+
+def _not_listed_after_stop(job: Job, attempt: int) -> tuple[int, ...]:
+    stops = any(e.what == "early_stop" and e.attempt == attempt for e in job.events)
+    table = any(e.detail.get("by") == "table" and e.number("root") for e in job.of("exit", attempt=attempt))
+    return _all_but_one(job, attempt) if stops and table else ()
 
 
 def _not_in_table(job: Job, attempt: int) -> tuple[int, ...]:
@@ -201,15 +214,16 @@ def _not_in_table(job: Job, attempt: int) -> tuple[int, ...]:
     return tuple(number + shift for number in missing) if len(missing) == 1 else ()
 
 
-def _left_over(job: Job, attempt: int, pids: set[int], listed: set[int]) -> tuple[int, ...]:
-    """The rank whose process is missing, by the table or by process ids, which torchrun assigns in order of ranks."""
+def _left_over(job: Job, attempt: int, pids: list[int]) -> tuple[int, ...]:
+    """The rank whose process id is missing: torchrun assigns them in order of ranks."""
     world = job.world or 0
-    if len(listed) == world - 1:
-        return tuple(set(range(world)) - {r for r in listed if r is not None})
-    numbers = sorted(pid for pid in pids if pid is not None)
     first = next(
         (e.pid - e.local_rank for e in job.of("exit", attempt=attempt) if e.pid and e.local_rank is not None), None
     )
-    if first is None or numbers[-1] - first >= world or numbers[0] < first:
+    if first is None or pids[-1] - first >= world or pids[0] < first:
         return ()
-    return tuple(n for n in range(world) if first + n not in numbers)
+    return tuple(n for n in range(world) if first + n not in pids)
+
+
+# how a rank that left by itself shows, the surest first
+_MISSING = (_not_ended_by_agent, _not_in_table, _not_listed_by_srun, _not_listed_after_stop)

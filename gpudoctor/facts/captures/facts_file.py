@@ -10,6 +10,7 @@ import msgspec
 from gpudoctor.facts.captures import MOST_GPUS, SourceError
 from gpudoctor.facts.captures.leaves import plausible
 from gpudoctor.facts.model.measurements import Measurements
+from gpudoctor.facts.model.missing import known
 from gpudoctor.facts.model.node import Node
 from gpudoctor.lazy_import import lazy_imports
 
@@ -167,16 +168,21 @@ def _check_schema(schema: str) -> None:
 
 
 def checked(node: Node) -> Node:
-    """Check what the types cannot: unique GPU indices, unique bus ids, plausible numbers. Raise SourceError."""
+    """Check what the types cannot: unique GPU indices, bus ids and UUIDs, plausible numbers. Raise SourceError."""
     if len(node.gpus) > MOST_GPUS:
         raise SourceError(f"more than {MOST_GPUS} GPUs: not the facts of one machine - at `$.gpus`")
     indices: set[int] = set()
     bus_ids: set[str] = set()
+    uuids: set[str] = set()
     for place, gpu in enumerate(node.gpus):
         if gpu.index in indices:
             raise SourceError(f"index {gpu.index} is there twice - at `$.gpus[{place}].index`")
         if gpu.bus_id in bus_ids:
             raise SourceError(f"bus id {gpu.bus_id[:40]} is there twice - at `$.gpus[{place}].bus_id`")
+        if (uuid := known(gpu.uuid)) in uuids:
+            raise SourceError(f"UUID {str(uuid)[:60]} is there twice - at `$.gpus[{place}].uuid`")
+        if uuid:
+            uuids.add(uuid)
         indices.add(gpu.index)
         bus_ids.add(gpu.bus_id)
     return plausible(node)

@@ -68,7 +68,7 @@ class TextStatements:
 
     def __init__(self, file: str = "") -> None:
         self._file = file
-        self._no_news: set[str] = set()
+        self._no_news: dict[str, bool] = {}  # forms of lines, and whether they are of a table
         self._kept: dict[tuple[object, ...], Reported] = {}
         self._before = (0, "", "")  # number, line and text of the line before
         self._verdicts: dict[str, Reported] = {}  # of a tool, in lines that name nothing of a node
@@ -81,7 +81,8 @@ class TextStatements:
     def offer(self, line: str, number: int) -> None:
         """Look at a line that no reader took."""
         form = line[:_LONGEST_FORM].translate(_ONE_DIGIT)
-        if form in self._no_news:
+        if (seen := self._no_news.get(form)) is not None:
+            self._rows += seen
             return
         origin, text = stripped(unmarked(with_short_numbers(line)))
         if not text or text.isspace():
@@ -93,12 +94,12 @@ class TextStatements:
         self._before = number, line, text
         self._of_a_node = self._of_a_node or _OF_A_NODE.search(text[:_LONGEST_FORM]) is not None
         tabular = _TABULAR.match(text[:_LONGEST_FORM]) is not None
-        self._rows, self._others = self._rows + tabular, self._others + (not tabular and text[0] != "#")
+        self._rows, self._others = self._rows + tabular, self._others + (not tabular and line.lstrip()[:1] != "#")
         self._vendors += [v for v, names in _VENDORS if v not in self._vendors and names.search(text[:_LONGEST_FORM])]
         if statement is None:
             self._note(text, number)
             if len(self._no_news) < _MOST_FORMS and "GPU" not in text:
-                self._no_news.add(form)
+                self._no_news[form] = tabular
         else:
             self._keep(statement)
 

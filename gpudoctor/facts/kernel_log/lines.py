@@ -36,6 +36,14 @@ MAX_REPEATS = 100
 MAX_SUBJECTS = 1000  # distinct kinds and devices of host events
 _DAY_S = 86_400.0
 _WORDS = (*WORDS, *HOST_WORDS)
+_HARDWARE_ERROR = lazy_pattern(r"(?:mce: |\{\d{1,9}\})?\[Hardware Error\]: *\S")
+_HARMLESS = "event severity: info"  # acpi/apei/ghes.c
+_MISMATCH = lazy_pattern(
+    rf"has the version ({DRIVER_VERSION}),? but this kernel module has the version ({DRIVER_VERSION})"
+)
+_MISMATCH_LINES = 4
+_CUT_OFF = Missing("the driver's message is cut off in the log", "failed")
+_ONE_VERSION = lazy_pattern(rf"(kernel module )?has(?: the)? version ({DRIVER_VERSION})(?:,|\s|$)")
 
 
 def is_of_interest(line: str) -> bool:
@@ -180,8 +188,6 @@ def _event_of(record: LogRecord) -> KernelEvent | Literal["quoted"] | None:
     return KernelEvent("unclear", record.line, time_s=record.time_s) if unclear else "quoted"
 
 
-_HARDWARE_ERROR = lazy_pattern(r"(?:mce: |\{\d{1,9}\})?\[Hardware Error\]: *\S")
-_HARMLESS = "event severity: info"  # acpi/apei/ghes.c
 _Subject = tuple[HostEventKind, str | None, str | None]
 
 
@@ -233,14 +239,6 @@ class HostEvents:
                 most[kind, device] = event
         unread = () if self._severity_known or self._unread_error is None else (self._unread_error,)
         return (*most.values(), *unread)
-
-
-_MISMATCH = lazy_pattern(
-    rf"has the version ({DRIVER_VERSION}),? but this kernel module has the version ({DRIVER_VERSION})"
-)
-_MISMATCH_LINES = 4
-_CUT_OFF = Missing("the driver's message is cut off in the log", "failed")
-_ONE_VERSION = lazy_pattern(rf"(kernel module )?has(?: the)? version ({DRIVER_VERSION})(?:,|\s|$)")
 
 
 def _of_first_line(message: str) -> ApiMismatch | None:

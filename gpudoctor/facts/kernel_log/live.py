@@ -32,6 +32,9 @@ _JOURNAL_LINE = lazy_pattern(r"\[ *(\d+\.\d+)\] \S+ kernel: ")
 _JOURNAL_NAME = " ".join(_JOURNAL[:3])
 # The kernel's first messages have the time 0; NVIDIA's driver is never loaded within the first second
 _FROM_BOOT_S = 1.0
+_MOST_RECORDS = 2000  # per tick; the rest is read at the next one
+_MOST_EVENTS = 200
+_GAP = KernelEvent("gap", "kernel lines were overwritten before they could be read")
 
 
 class _Ring(msgspec.Struct, frozen=True):
@@ -181,10 +184,6 @@ def _read_journal(deadline_s: float) -> _Journal | Missing | None:
 
 
 # New lines of the kernel log as they arrive.
-
-_MOST_RECORDS = 2000  # per tick; the rest is read at the next one
-_MOST_EVENTS = 200
-_GAP = KernelEvent("gap", "kernel lines were overwritten before they could be read")
 
 
 class KernelTail:

@@ -29,6 +29,10 @@ DriverMessageName = Literal[
     "gsp-timeout",
     "nvlink",
 ]
+_BUS = r"(?P<bus>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])"
+_NIC = rf"(?:mlx5_core|mlx4_core|mlx4_en|bnxt_en|ice|i40e|ixgbe|igb|ena|qede|be2net) {_BUS}"
+_OF_NIC = r"(?: (?P<interface>\S{1,40}))?"
+_DISK = r"(?P<device>(?!(?:fd|sr|loop|ram|zram)\d)[\w-]{1,40})"
 
 
 class DriverMessage(msgspec.Struct, frozen=True):
@@ -76,12 +80,6 @@ DRIVER_MESSAGES: tuple[DriverMessage, ...] = (
 def driver_message(words: str) -> DriverMessage | None:
     """The row for a message of the driver that is not an Xid; None for messages that healthy machines log too."""
     return next((row for row in DRIVER_MESSAGES if re.search(row.pattern, words)), None)
-
-
-_BUS = r"(?P<bus>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])"
-_NIC = rf"(?:mlx5_core|mlx4_core|mlx4_en|bnxt_en|ice|i40e|ixgbe|igb|ena|qede|be2net) {_BUS}"
-_OF_NIC = r"(?: (?P<interface>\S{1,40}))?"
-_DISK = r"(?P<device>(?!(?:fd|sr|loop|ram|zram)\d)[\w-]{1,40})"
 
 
 class HostMessage(msgspec.Struct, frozen=True):

@@ -4,6 +4,8 @@ from gpudoctor.facts.model.driver import KernelEvent
 from gpudoctor.facts.model.gpu import CallError, Gpu
 from gpudoctor.facts.model.missing import Fact, Missing
 
+NOT_READ_AGAIN = Missing("not read again after the load", "failed")
+
 
 class Spread(Fact, frozen=True):
     """Lowest, median and highest of the samples taken."""
@@ -47,9 +49,6 @@ class Telemetry(Fact, frozen=True):
     duration_s: float
     gpus: tuple[GpuUnderLoad, ...]
     ended: str | None = None
-
-
-NOT_READ_AGAIN = Missing("not read again after the load", "failed")
 
 
 def counters_of(gpu: Gpu) -> dict[str, int | Missing]:

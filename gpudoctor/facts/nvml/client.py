@@ -33,6 +33,7 @@ MAX_MHZ = 20_000
 MAX_MW = 10_000_000
 
 Fields = Mapping[tuple[int, int], int | Missing]
+_NAME = "gpudoctor_nvidia_ml_py"
 
 
 class _Start:
@@ -234,8 +235,6 @@ def prefer(value: Any, fallback: Any) -> Any:
 
 
 # nvidia-ml-py if an older package of the same name shadows it
-
-_NAME = "gpudoctor_nvidia_ml_py"
 
 
 def unhidden() -> Any:

@@ -143,6 +143,39 @@ FABRIC_CONFIGURATION: Mapping[int, str] = {
 PATHS: Mapping[int, str] = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
 
 P2P_STATUS: Mapping[int, str] = {0: "OK", 1: "CNS", 2: "GNS", 3: "TNS", 4: "DR", 5: "NS", 6: "U"}
+LOST, RESET_REQUIRED, UNKNOWN = 15, 16, 999
+# errors of the handle lookup that concern hardware: no power, no interrupts, lost, needs a reset, unknown;
+# source: nvml.h, nvmlDeviceGetHandleByIndex
+_NO_HANDLE = frozenset({8, 11, LOST, RESET_REQUIRED, UNKNOWN})
+_HANDLE = "nvmlDeviceGetHandleByIndex"
+_DUMP = "nvidia-smi -q: "
+DUMP_HANDLE = "nvidia-smi: device handle"
+# nvmlReturn_t as nvidia-smi prints it
+_WORDS = {"gpu is lost": LOST, "gpu requires reset": RESET_REQUIRED, "unknown error": UNKNOWN}
+# and as nvidia-smi prints it when it could not open a GPU at all
+_HANDLE_WORDS = {
+    **_WORDS,
+    "insufficient permissions": 4,
+    "insufficiently powered": 8,
+    "insufficient external power": 8,
+    "interrupt": 11,
+}
+_CODE = lazy_pattern(r"\((\d{1,3})\)$")
+_VERSION = lazy_pattern(r"_v\d+$")
+# what every working GPU answers, by driver call and by section of `nvidia-smi -q`
+_CORE: Mapping[str, str] = {
+    "nvmlDeviceGetName": "name",
+    "product_name": "name",
+    "nvmlDeviceGetMemoryInfo": "memory",
+    "fb_memory_usage": "memory",
+    "nvmlDeviceGetClockInfo": "clocks",
+    "clocks": "clocks",
+    "nvmlDeviceGetTemperature": "temperature",
+    "temperature": "temperature",
+    "nvmlDeviceGetUtilizationRates": "utilisation",
+    "utilization": "utilisation",
+}
+CORE_QUESTIONS = frozenset(_CORE.values())
 
 
 def error_word(code: int) -> str:
@@ -171,41 +204,6 @@ def known_word(value: int | Missing, words: Mapping[int, str], call: str) -> str
 
 
 Cost = Literal["value", "gpu", "node"]
-
-LOST, RESET_REQUIRED, UNKNOWN = 15, 16, 999
-# errors of the handle lookup that concern hardware: no power, no interrupts, lost, needs a reset, unknown;
-# source: nvml.h, nvmlDeviceGetHandleByIndex
-_NO_HANDLE = frozenset({8, 11, LOST, RESET_REQUIRED, UNKNOWN})
-_HANDLE = "nvmlDeviceGetHandleByIndex"
-_DUMP = "nvidia-smi -q: "
-DUMP_HANDLE = "nvidia-smi: device handle"
-# nvmlReturn_t as nvidia-smi prints it
-_WORDS = {"gpu is lost": LOST, "gpu requires reset": RESET_REQUIRED, "unknown error": UNKNOWN}
-# and as nvidia-smi prints it when it could not open a GPU at all
-_HANDLE_WORDS = {
-    **_WORDS,
-    "insufficient permissions": 4,
-    "insufficiently powered": 8,
-    "insufficient external power": 8,
-    "interrupt": 11,
-}
-_CODE = lazy_pattern(r"\((\d{1,3})\)$")
-_VERSION = lazy_pattern(r"_v\d+$")
-
-# what every working GPU answers, by driver call and by section of `nvidia-smi -q`
-_CORE: Mapping[str, str] = {
-    "nvmlDeviceGetName": "name",
-    "product_name": "name",
-    "nvmlDeviceGetMemoryInfo": "memory",
-    "fb_memory_usage": "memory",
-    "nvmlDeviceGetClockInfo": "clocks",
-    "clocks": "clocks",
-    "nvmlDeviceGetTemperature": "temperature",
-    "temperature": "temperature",
-    "nvmlDeviceGetUtilizationRates": "utilisation",
-    "utilization": "utilisation",
-}
-CORE_QUESTIONS = frozenset(_CORE.values())
 
 
 def cost_of(code: int, call: str) -> Cost:

@@ -37,6 +37,14 @@ _OLDER = {_SPEED: (84, 132), _CRC: (32, 96), _REPLAY: (46, 108), _RECOVERY: (53,
 _INVALID_ARGUMENT = 2
 _HIDDEN = "ffffffff"
 _UP = ("active", "sleep")
+_VERSION_MISMATCH = 25
+_UUID_BYTES = 16
+_COMMON: list[tuple[str, Any]] = [
+    ("clusterUuid", c_uint8 * _UUID_BYTES),
+    ("status", c_uint),
+    ("cliqueId", c_uint32),
+    ("state", c_uint8),  # one byte and padding; pynvml declares 32 bits
+]
 
 
 def read_links(client: NvmlClient, count: Any, switch_links: Any) -> tuple[NvLink, ...] | Missing:
@@ -207,15 +215,6 @@ def count_links(one: Gpu, other: Gpu) -> int | Missing:
 
 # The NVSwitch fabric. The structs of nvml.h are declared here: those of pynvml before 12.570 have a wrong size, and
 # their names differ between releases
-
-_VERSION_MISMATCH = 25
-_UUID_BYTES = 16
-_COMMON: list[tuple[str, Any]] = [
-    ("clusterUuid", c_uint8 * _UUID_BYTES),
-    ("status", c_uint),
-    ("cliqueId", c_uint32),
-    ("state", c_uint8),  # one byte and padding; pynvml declares 32 bits
-]
 
 
 class _FabricInfo(Structure):

@@ -33,6 +33,9 @@ with lazy_imports():
 _MOST_LOOKS = 2000
 _SHORTEST_S = 0.02  # a look costs reading one file per thread
 STALL_S = 0.25  # a watcher that looks this much too late was stalled, and so perhaps was the watched process
+GRACE_S = 0.3
+MAX_WORDS = 300
+_CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL)
 
 
 class CpuStarvation:
@@ -88,11 +91,6 @@ class CpuStarvation:
             except (OSError, ValueError, IndexError):
                 continue
         return sum(max(0, waited - before.get(thread, 0)) for thread, waited in self._waited_ns.items()) / 1e9
-
-
-GRACE_S = 0.3
-MAX_WORDS = 300
-_CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL)
 
 
 class DriverProcess:

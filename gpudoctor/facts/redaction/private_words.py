@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from gpudoctor.facts.kernel_log.messages import HARD_WORDS
 from gpudoctor.facts.kernel_log.records import read_line
-from gpudoctor.facts.model.gpu import system_program
+from gpudoctor.facts.model.gpu import Gpu, system_program
 from gpudoctor.facts.model.missing import known
 from gpudoctor.facts.model.node import Node, Variable
 from gpudoctor.facts.redaction.shapes import REDACTED, is_public, shapes_taken_out
@@ -144,14 +144,18 @@ def _of_mounts(node: Node) -> Iterator[tuple[str, str]]:
                 yield option, f"{name}={REDACTED}"
 
 
+def _words_of_gpu(gpu: Gpu) -> Iterator[str]:
+    yield known(gpu.serial) or ""
+    for process in known(gpu.processes) or ():
+        yield known(process.user) or ""
+        name = known(process.name) or ""
+        if system_program(name) is None:
+            yield from _words_of_command(name)
+
+
 def _words_of(node: Node) -> Iterator[str]:
     for gpu in node.gpus:
-        yield known(gpu.serial) or ""
-        for process in known(gpu.processes) or ():
-            yield known(process.user) or ""
-            name = known(process.name) or ""
-            if system_program(name) is None:
-                yield from _words_of_command(name)
+        yield from _words_of_gpu(gpu)
     yield known(node.software.torch_location) or ""
     if node.source.kind != "simulated":
         yield node.source.name

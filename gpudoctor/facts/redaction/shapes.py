@@ -55,6 +55,37 @@ _TAIL_OF_XID = (
     r"(?:Ch|channel|intr|engine|ESR|GPC|Graphics|MMU|MemErr|errorString|Class Error|Illegal|Out Of Range|"
     r"GPU (?:has fallen|recovery action)|[A-Z][A-Z_]{2,20} (?:Non-?)?[Ff]atal|(?:Non-?)?[Ff]atal)\b"
 )
+_NUMBER = r"[+-]?\d{1,10}(?:\.\d{1,6})?[KMGkmg]?"
+_NUMBERS = rf"{_NUMBER}(?:[,:;-]{_NUMBER}){{0,64}}"
+_UUID_START = r"(?:GPU|MIG)-[0-9a-fA-F-]{0,36}(?:/\d{1,3}){0,2}"
+_GPU_LIST = rf"(?:-?\d{{1,10}}|{_UUID_START}|)(?:,(?:-?\d{{1,10}}|{_UUID_START}|)){{0,256}}|all|none|void|NoDevFiles"
+_CUDA_FOLDER = r"/usr/local/cuda(?:-\d{1,3}(?:\.\d{1,3}){0,2})?(?:/(?:bin|lib64|lib|include|nvvm|extras|targets))*/?"
+_PER_NODE = r"\d{1,10}(?:\(x\d{1,6}\))?(?:,\d{1,10}(?:\(x\d{1,6}\))?){0,64}"
+_ALLOCATOR_WORD = (
+    "backend|expandable_segments|garbage_collection_threshold|max_split_size_mb|max_non_split_rounding_mb|"
+    "per_process_memory_fraction|pinned_num_register_threads|pinned_reserve_segment_size_mb|"
+    "pinned_use_background_threads|pinned_use_cuda_host_register|release_lock_on_cudamalloc|roundup_power2_divisions"
+)
+_ALLOCATOR = rf"(?:{_ALLOCATOR_WORD}):(?:[\d.]{{1,12}}|True|False|native|cudaMallocAsync|\[[\d:,>]{{1,200}}\])"
+_SWITCH = lazy_pattern(rf"{_NUMBERS}|true|false|yes|no|on|off|", re.IGNORECASE)
+# Variables that usually have a plain number. A number may still identify a machine: host, group and run ids stay hidden
+_NUMERIC = lazy_pattern(
+    r"RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|GROUP_RANK|MASTER_PORT|OMP_NUM_THREADS|COMPUTE_PROFILE|"
+    r"NSIGHT_CUDA_DEBUGGER|PYTORCH_NVML_BASED_CUDA_CHECK|CUDA_.*|NCCL_.*|FI_.*|TORCH_NCCL_.*|OMPI_COMM_WORLD_.*|"
+    r"TORCHELASTIC_(?:RESTART_COUNT|MAX_RESTARTS|USE_AGENT_STORE|ERROR_FILE_.*)|"
+    r"SLURM_(?:CPUS_.*|JOB_ID|JOB_NUM_NODES|LOCALID|MEM_PER_NODE|NNODES|NODEID|NPROCS|NTASKS.*|PROCID|STEP_ID|STEP_NUM_NODES)"
+)
+_NEVER = lazy_pattern(
+    r".*(?:HOST|COMM_ID|RUN_ID|ADDR|NAME|USER|PWD|PASS|TOKEN|KEY|SECRET|CREDENTIAL|AUTH).*", re.IGNORECASE
+)
+_SELECTED = lazy_pattern(r"(?:NCCL|GLOO)_SOCKET_IFNAME|NCCL_IB_HCA")
+_ADAPTER = lazy_pattern(r"(?:mlx\d|bnxt_re|efa|irdma|roce|rocep|ibp|rdmap|hns)[\w]{0,20}")
+# the names that SageMaker, and its local mode, give the hosts of every job
+_ALGO = r"algo-\d{1,4}(?:-[a-z0-9]{5})?"
+_SAGEMAKER_HOSTS = lazy_pattern(rf'{_ALGO}|\["{_ALGO}"(?:, ?"{_ALGO}"){{0,999}}\]')
+# every machine's name and address for itself
+_LOOPBACK = lazy_pattern(r"localhost|127\.0\.0\.1|::1")
+_INTERFACE = lazy_pattern(r"(?:lo|docker|veth|br|bond|ib|eth|ens|eno|enp|enP|wlan|wlp)[0-9a-z]{0,12}")
 
 
 def _of_path(match: re.Match[str]) -> str:
@@ -137,20 +168,6 @@ def shapes_taken_out(text: str) -> str:
     return text
 
 
-_NUMBER = r"[+-]?\d{1,10}(?:\.\d{1,6})?[KMGkmg]?"
-_NUMBERS = rf"{_NUMBER}(?:[,:;-]{_NUMBER}){{0,64}}"
-_UUID_START = r"(?:GPU|MIG)-[0-9a-fA-F-]{0,36}(?:/\d{1,3}){0,2}"
-_GPU_LIST = rf"(?:-?\d{{1,10}}|{_UUID_START}|)(?:,(?:-?\d{{1,10}}|{_UUID_START}|)){{0,256}}|all|none|void|NoDevFiles"
-_CUDA_FOLDER = r"/usr/local/cuda(?:-\d{1,3}(?:\.\d{1,3}){0,2})?(?:/(?:bin|lib64|lib|include|nvvm|extras|targets))*/?"
-_PER_NODE = r"\d{1,10}(?:\(x\d{1,6}\))?(?:,\d{1,10}(?:\(x\d{1,6}\))?){0,64}"
-_ALLOCATOR_WORD = (
-    "backend|expandable_segments|garbage_collection_threshold|max_split_size_mb|max_non_split_rounding_mb|"
-    "per_process_memory_fraction|pinned_num_register_threads|pinned_reserve_segment_size_mb|"
-    "pinned_use_background_threads|pinned_use_cuda_host_register|release_lock_on_cudamalloc|roundup_power2_divisions"
-)
-_ALLOCATOR = rf"(?:{_ALLOCATOR_WORD}):(?:[\d.]{{1,12}}|True|False|native|cudaMallocAsync|\[[\d:,>]{{1,200}}\])"
-
-
 def _words(*words: str) -> str:
     return "|".join(map(re.escape, words))
 
@@ -194,25 +211,6 @@ _SETTINGS: tuple[tuple[str, str], ...] = (
     (r"PYTORCH(?:_CUDA)?_ALLOC_CONF", rf"{_ALLOCATOR}(?:,{_ALLOCATOR}){{0,16}}"),
 )  # fmt: skip
 _PUBLIC = tuple((lazy_pattern(name), lazy_pattern(shape, re.IGNORECASE)) for name, shape in _SETTINGS)
-_SWITCH = lazy_pattern(rf"{_NUMBERS}|true|false|yes|no|on|off|", re.IGNORECASE)
-# Variables that usually have a plain number. A number may still identify a machine: host, group and run ids stay hidden
-_NUMERIC = lazy_pattern(
-    r"RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|GROUP_RANK|MASTER_PORT|OMP_NUM_THREADS|COMPUTE_PROFILE|"
-    r"NSIGHT_CUDA_DEBUGGER|PYTORCH_NVML_BASED_CUDA_CHECK|CUDA_.*|NCCL_.*|FI_.*|TORCH_NCCL_.*|OMPI_COMM_WORLD_.*|"
-    r"TORCHELASTIC_(?:RESTART_COUNT|MAX_RESTARTS|USE_AGENT_STORE|ERROR_FILE_.*)|"
-    r"SLURM_(?:CPUS_.*|JOB_ID|JOB_NUM_NODES|LOCALID|MEM_PER_NODE|NNODES|NODEID|NPROCS|NTASKS.*|PROCID|STEP_ID|STEP_NUM_NODES)"
-)
-_NEVER = lazy_pattern(
-    r".*(?:HOST|COMM_ID|RUN_ID|ADDR|NAME|USER|PWD|PASS|TOKEN|KEY|SECRET|CREDENTIAL|AUTH).*", re.IGNORECASE
-)
-_SELECTED = lazy_pattern(r"(?:NCCL|GLOO)_SOCKET_IFNAME|NCCL_IB_HCA")
-_ADAPTER = lazy_pattern(r"(?:mlx\d|bnxt_re|efa|irdma|roce|rocep|ibp|rdmap|hns)[\w]{0,20}")
-# the names that SageMaker, and its local mode, give the hosts of every job
-_ALGO = r"algo-\d{1,4}(?:-[a-z0-9]{5})?"
-_SAGEMAKER_HOSTS = lazy_pattern(rf'{_ALGO}|\["{_ALGO}"(?:, ?"{_ALGO}"){{0,999}}\]')
-# every machine's name and address for itself
-_LOOPBACK = lazy_pattern(r"localhost|127\.0\.0\.1|::1")
-_INTERFACE = lazy_pattern(r"(?:lo|docker|veth|br|bond|ib|eth|ens|eno|enp|enP|wlan|wlp)[0-9a-z]{0,12}")
 
 
 def is_public(name: str, value: str, devices: Iterable[str]) -> bool:

@@ -16,6 +16,22 @@ from gpudoctor.facts.model.node import Node, RdmaPort, StorageMount
 from gpudoctor.facts.model.storage import StorageDevice
 from gpudoctor.facts.simulated.load import S, put
 
+_GRACE = re.compile("GH200|GB200|GB300|GB10")
+# conditions that hold if a leaf of the GPU is known
+_KNOWN_LEAVES = {
+    "fabric": ("fabric.state", "these GPUs have no fabric"),
+    "fabric-health": ("fabric.health_summary", "these GPUs do not tell the health of the fabric"),
+    "sram-ecc": ("ecc.sram_uncorrected_volatile", "this GPU does not count SRAM errors"),
+    "sram-threshold": ("ecc.sram_threshold_exceeded", "this GPU has no SRAM threshold"),
+    "row-remap": ("memory_repair.remap_pending", "this GPU does not remap rows"),
+    "retired-pages": ("memory_repair.retirement_pending", "this GPU does not retire pages"),
+    "inforom": ("inforom_corrupted", "this GPU has no infoROM that its driver tells of"),
+    "repair": ("memory_repair.channel_repair_pending", "this GPU does not repair channels"),
+    "recovery": ("recovery_action", "this GPU or driver tells no recovery action"),
+    "power": ("power.default_limit_w", "this GPU tells no power limits"),
+    "memory-told": ("memory_total_mib", "this GPU tells no memory figures"),
+}
+
 
 class Target(msgspec.Struct, frozen=True):
     """The target of a fault, by NVML indices; the whole node if all are None. `seconds`: the duration, if specified."""
@@ -101,7 +117,6 @@ def is_wide(disk: StorageDevice) -> bool:
 
 
 Condition = Callable[[Node, Target], bool]
-_GRACE = re.compile("GH200|GB200|GB300|GB10")
 
 
 def why_not(needs: Iterable[str], node: Node, target: Target) -> str | None:
@@ -162,21 +177,6 @@ def _is_virtual(node: Node) -> bool:
 def _has_mount(strikes: Callable[[StorageMount], bool]) -> Condition:
     return lambda node, _: any(strikes(mount) for mount in known(node.storage.mounts) or ())
 
-
-# conditions that hold if a leaf of the GPU is known
-_KNOWN_LEAVES = {
-    "fabric": ("fabric.state", "these GPUs have no fabric"),
-    "fabric-health": ("fabric.health_summary", "these GPUs do not tell the health of the fabric"),
-    "sram-ecc": ("ecc.sram_uncorrected_volatile", "this GPU does not count SRAM errors"),
-    "sram-threshold": ("ecc.sram_threshold_exceeded", "this GPU has no SRAM threshold"),
-    "row-remap": ("memory_repair.remap_pending", "this GPU does not remap rows"),
-    "retired-pages": ("memory_repair.retirement_pending", "this GPU does not retire pages"),
-    "inforom": ("inforom_corrupted", "this GPU has no infoROM that its driver tells of"),
-    "repair": ("memory_repair.channel_repair_pending", "this GPU does not repair channels"),
-    "recovery": ("recovery_action", "this GPU or driver tells no recovery action"),
-    "power": ("power.default_limit_w", "this GPU tells no power limits"),
-    "memory-told": ("memory_total_mib", "this GPU tells no memory figures"),
-}
 
 CONDITIONS: dict[str, tuple[Condition, str]] = {
     "driver": (lambda n, t: n.driver.init_code == 0, "its driver is not loaded"),

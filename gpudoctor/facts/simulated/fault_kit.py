@@ -121,13 +121,7 @@ def _target(fault: SimulatedFault, node: Node, spec: str | None) -> Target:
         shown = "it has one GPU" if indices else "it shows no GPU"
         raise UserError(f"{fault.name} cannot happen on {node.source.name or 'this node'}: {shown}")
     if fault.kind == "pair":
-        a, dash, b = where.partition("-")
-        if where and not dash:
-            raise UserError(f"{fault.name} strikes two GPUs: write {fault.name}@A-B, for example {fault.name}@0-1")
-        first, second = sorted((_gpu(node, a, spec), _gpu(node, b, spec))) if where else indices[-2:]
-        if first == second:
-            raise UserError(f"{fault.name} strikes two GPUs, not GPU {first} twice")
-        return Target(gpu=first, other=second)
+        return _pair(fault, node, spec, where) if where else Target(gpu=indices[-2], other=indices[-1])
     word, colon, detail = where.partition(":")
     index = _gpu(node, word, spec) if where else indices[-1]
     if fault.of == "seconds":
@@ -136,11 +130,25 @@ def _target(fault: SimulatedFault, node: Node, spec: str | None) -> Target:
         if colon:
             raise UserError(f"{spec}: there is no link to strike: write {fault.name}@{index}")
         return Target(gpu=index)
+    return Target(gpu=index, link=_link(node, index, spec, detail) if colon else 0)
+
+
+def _pair(fault: SimulatedFault, node: Node, spec: str | None, where: str) -> Target:
+    a, dash, b = where.partition("-")
+    if not dash:
+        raise UserError(f"{fault.name} strikes two GPUs: write {fault.name}@A-B, for example {fault.name}@0-1")
+    first, second = sorted((_gpu(node, a, spec), _gpu(node, b, spec)))
+    if first == second:
+        raise UserError(f"{fault.name} strikes two GPUs, not GPU {first} twice")
+    return Target(gpu=first, other=second)
+
+
+def _link(node: Node, index: int, spec: str | None, detail: str) -> int:
     links = known(struck_gpu(node, Target(index)).nvlinks) or ()
     last = max(len(links), 1) - 1
-    if colon and (not detail.isdecimal() or int(detail) > last):
+    if not detail.isdecimal() or int(detail) > last:
         raise UserError(f"{spec}: GPU {index} has the links 0 to {last}, not {detail!r}")
-    return Target(gpu=index, link=int(detail) if colon else 0)
+    return int(detail)
 
 
 def _gpu(node: Node, word: str, spec: str | None) -> int:

@@ -35,6 +35,8 @@ FOLDER = Path(__file__).parent / "nodes"
 CALLER_PREFIXES = ("CUDA_", "FI_", "NCCL_", "SLURM_")
 
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_NOT_A_BRIDGE = Missing("not a bridge", "unsupported")
+S = TypeVar("S", bound=msgspec.Struct)
 
 
 def node_names() -> tuple[str, ...]:
@@ -134,9 +136,6 @@ def _laid_over(under: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]
     return under
 
 
-_NOT_A_BRIDGE = Missing("not a bridge", "unsupported")
-
-S = TypeVar("S", bound=msgspec.Struct)
 Row = dict[str, Any]
 
 

@@ -17,6 +17,13 @@ from gpudoctor.facts.system.host import gpu_memory_free_mib
 from gpudoctor.facts.system.sysfs import read_int, read_text
 
 _MIB = 1 << 20
+MAX_COMMAND = 200
+_MAX_ANCESTORS = 4
+_TORCHRUN = re.compile(r"(?:^|[\s/])(?:torchrun(?:\s|$)|torch\.distributed\.(?:run|launch|elastic)\b)")
+_MPIRUN = re.compile(r"(?:^|/)(?:mpirun|mpiexec|orterun|prterun)(?:\s|$)")
+_SLURM_GROUP = re.compile(r"/job_(\d{1,12})(?:/|$)", re.MULTILINE)
+_RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "PMIX_RANK", "PMI_RANK")
+_VARIABLES = frozenset({*_RANKS, "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "RAY_JOB_ID"})
 
 
 class HostReader:
@@ -68,15 +75,6 @@ class HostReader:
         stats = dict(line.split(" ", 1) for line in text.splitlines() if " " in line)
         cached = stats.get("total_inactive_file", stats.get("inactive_file", "0"))
         return max(0, used - (int(cached) if cached.isdecimal() else 0)) / _MIB
-
-
-MAX_COMMAND = 200
-_MAX_ANCESTORS = 4
-_TORCHRUN = re.compile(r"(?:^|[\s/])(?:torchrun(?:\s|$)|torch\.distributed\.(?:run|launch|elastic)\b)")
-_MPIRUN = re.compile(r"(?:^|/)(?:mpirun|mpiexec|orterun|prterun)(?:\s|$)")
-_SLURM_GROUP = re.compile(r"/job_(\d{1,12})(?:/|$)", re.MULTILINE)
-_RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "PMIX_RANK", "PMI_RANK")
-_VARIABLES = frozenset({*_RANKS, "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "RAY_JOB_ID"})
 
 
 class ProcessJob(msgspec.Struct, frozen=True):

@@ -29,6 +29,12 @@ _POOLS = ("bcachefs", "btrfs", "zfs")
 _OCTAL = lazy_pattern(r"\\([0-7]{3})")
 _MOST_LINKS = 40  # as in the kernel (MAXSYMLINKS)
 _MAX_BYTES = 16 << 20  # a node of many containers has thousands of mounts
+_DEVICE = lazy_pattern(r"[1-9]\d{0,5}:\d{1,7}")  # 0:N is not a block device: the file system made it up
+_NAME = lazy_pattern(r"/dev/([\w!.-]{1,64})")
+_CONTROLLER = lazy_pattern(r"nvme\d+")
+_CHOSEN = lazy_pattern(r"\[([\w-]{1,32})\]")  # none [mq-deadline] kyber
+RAM_DISK = lazy_pattern(r"z?ram\d{1,7}")  # by name
+_MAX_DEPTH = 6  # partition, LVM, dm-crypt, md, multipath: real stacks are not deeper
 
 
 class Mount(msgspec.Struct, frozen=True):
@@ -159,13 +165,6 @@ def without_escapes(text: str) -> str:
 
 
 # The disks behind a file system, from /sys: through partitions, md and device mapper down to the hardware
-
-_DEVICE = lazy_pattern(r"[1-9]\d{0,5}:\d{1,7}")  # 0:N is not a block device: the file system made it up
-_NAME = lazy_pattern(r"/dev/([\w!.-]{1,64})")
-_CONTROLLER = lazy_pattern(r"nvme\d+")
-_CHOSEN = lazy_pattern(r"\[([\w-]{1,32})\]")  # none [mq-deadline] kyber
-RAM_DISK = lazy_pattern(r"z?ram\d{1,7}")  # by name
-_MAX_DEPTH = 6  # partition, LVM, dm-crypt, md, multipath: real stacks are not deeper
 
 
 def read_devices(mount: Mount, root: Path) -> tuple[StorageDevice, ...] | Missing:

@@ -30,6 +30,9 @@ PEER_CORES = ("ib_core", "ib_uverbs")
 _DMABUF_KERNEL = (5, 12)
 _DMABUF_DRIVER = 515
 _MAX_GIDS = 256
+_RESOLVER_LIMIT_S = 5.0  # the resolver itself gives up on a dead name server only after half a minute or more
+_NO_SUCH_NAME = (socket.EAI_NONAME, socket.EAI_NODATA)  # every other error says nothing about the name
+SETTINGS = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_IB_HCA", "NCCL_IB_DISABLE")
 
 
 def read_network(root: Path) -> Network:
@@ -168,11 +171,6 @@ def _dmabuf_supported(root: Path) -> bool | Missing:
         and "Open Kernel Module" in driver
         and int(major[1]) >= _DMABUF_DRIVER
     )
-
-
-_RESOLVER_LIMIT_S = 5.0  # the resolver itself gives up on a dead name server only after half a minute or more
-_NO_SUCH_NAME = (socket.EAI_NONAME, socket.EAI_NODATA)  # every other error says nothing about the name
-SETTINGS = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_IB_HCA", "NCCL_IB_DISABLE")
 
 
 class LocalInterface(Fact, frozen=True):

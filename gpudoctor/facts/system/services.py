@@ -29,6 +29,12 @@ _MOST_ERRORS = 20
 # the first line after every start; source: Fabric Manager user guide, log file
 _STARTED = lazy_pattern(r"Fabric Manager version (\d[\d.]*\d)")
 _ERROR = lazy_pattern(r"\[ERROR\]|\[CRITICAL\]|\[FATAL\]")
+# comm (15 bytes) -> built-in folder. Debian's package renames the program and builds a folder in;
+# others have none: `node_exporter --help`, --collector.textfile.directory
+BUILT_IN_BY_COMM = {"node_exporter": "", "prometheus-node": "/var/lib/prometheus/node-exporter"}
+_FOLDER, _OFF, _ON = "--collector.textfile.directory", "--no-collector.textfile", "--collector.textfile"
+_ALL_OFF = "--collector.disable-defaults"
+_MAX_ARGUMENTS = 1 << 14  # any user can start a program of that name
 
 
 def read_fabric_manager(root: Path) -> FabricManager:
@@ -85,14 +91,6 @@ def parse_fabric_manager_log(text: str) -> tuple[str | Missing, tuple[str, ...]]
     told = _STARTED.search(since[0]) if starts else None
     version = told[1] if told else Missing("the log does not tell the version", "absent")
     return version, tuple(line.strip()[:500] for line in since if _ERROR.search(line))[-_MOST_ERRORS:]
-
-
-# comm (15 bytes) -> built-in folder. Debian's package renames the program and builds a folder in;
-# others have none: `node_exporter --help`, --collector.textfile.directory
-BUILT_IN_BY_COMM = {"node_exporter": "", "prometheus-node": "/var/lib/prometheus/node-exporter"}
-_FOLDER, _OFF, _ON = "--collector.textfile.directory", "--no-collector.textfile", "--collector.textfile"
-_ALL_OFF = "--collector.disable-defaults"
-_MAX_ARGUMENTS = 1 << 14  # any user can start a program of that name
 
 
 class NodeExporter(msgspec.Struct, frozen=True):

@@ -46,6 +46,8 @@ _CGROUP_HINTS = (
     ("/machine.slice/machine-", "systemd-nspawn"),
 )
 _FLAGS = lazy_pattern(r"^flags\s*:(.*)$", re.MULTILINE)
+# Version 1 writes "no limit" as the largest page-aligned signed 64-bit number, which depends on the page size
+_UNLIMITED_BYTES = 1 << 62
 
 
 def read_virtualization(root: Path) -> dict[str, str | Missing]:
@@ -113,10 +115,6 @@ def _firmware_name(root: Path) -> str | None:
     words = (known(read_text(dmi / name)) or "" for name in ("product_name", "sys_vendor", "bios_vendor"))
     text = "\n".join(words).lower()
     return next((name for mark, name in _DMI_NAMES if mark in text), None)
-
-
-# Version 1 writes "no limit" as the largest page-aligned signed 64-bit number, which depends on the page size
-_UNLIMITED_BYTES = 1 << 62
 
 
 class _Hierarchy(msgspec.Struct, frozen=True):

@@ -18,6 +18,8 @@ from gpudoctor.probes.runner.torch_device import Stopwatch, free_bytes, give_bac
 from gpudoctor.units import MIB
 
 _SEED = 30
+# three such buffers are several times the largest L2 cache (126 MB on a B200): smaller ones would measure that
+_SMALLEST_BUFFER = 128 * MIB
 _TENSOR_CORES, _BFLOAT16 = 70, 80  # the compute capability that introduced them, times 10
 
 
@@ -129,6 +131,9 @@ def _memory_rates(rank: Rank) -> tuple[float | Missing, float | Missing]:
     """GB/s of a copy (one read, one write) and a triad (two reads, one write) in device memory."""
     limit = rank.smallest(free_bytes(rank)) // 5 if rank.on_gpu else 8 * MIB
     size = power_of_two(1024 * MIB, limit)
+    if rank.on_gpu and size < _SMALLEST_BUFFER:
+        why = Missing(f"{5 * limit // MIB} MiB of memory are free: buffers that fit would stay in its cache", "failed")
+        return why, why
     try:
         source, other, target = (torch.empty(size // 4, device=rank.device).fill_(i + 1.0) for i in range(3))
     except torch.cuda.OutOfMemoryError as error:

@@ -51,6 +51,8 @@ def measure_peers(rank: Rank) -> tuple[tuple[PeerLink, ...], Missing | None]:
         return (), why_not or Missing("another rank could not open all GPUs")
     give_s = _ALL_PAIRS_S / (rank.world_size * (rank.world_size - 1) * 1.5)
     free = rank.smallest(_free_on_all(rank))
+    if free // 8 < _SMALLEST:
+        return (), Missing(f"no memory for copies: the fullest GPU has {free // MIB} MiB left", "denied")
     links: list[PeerLink] = []
     no_mapping: Missing | None = None
     for source in range(rank.world_size):

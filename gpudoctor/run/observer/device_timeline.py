@@ -38,6 +38,12 @@ class DeviceTimeline:
         event.record()
         self._events.append((passed, event))
 
+    def begin_step(self) -> None:
+        """A step begins after one that was not timed."""
+        self._free += [event for _, event in self._events]
+        self._events = []
+        self.mark(layout.HOST)
+
     def end_step(self, number: int, values: tuple[float, ...], finite: FiniteChecks) -> bool:
         """Take over a step that ended on the host; False if its figures are those of the host."""
         if not self.active:

@@ -14,6 +14,7 @@ from typing import Any
 NOT_SEEN, NOT_FINITE, FINITE = -1.0, 0.0, 1.0
 _SHARE = 0.001
 _MOST_A_STEP = 4
+_MOST_SAVED_NS = 100_000.0  # of time without steps, as in an evaluation
 _PARAMETERS_AGAIN = 256
 
 
@@ -29,8 +30,8 @@ class FiniteChecks:
         self._parameters: list[Any] = []
         self._next = 0
         self._calls = 0
-        self._began = monotonic_ns()
-        self._spent = 0
+        self._last = monotonic_ns()
+        self._may_spend_ns = 0.0
 
     def look_at_loss(self, tensor: Any) -> None:
         """Look at what backward begins with, if it is one number."""
@@ -46,18 +47,20 @@ class FiniteChecks:
     def look_at_gradients(self, optimizer: Any) -> None:
         """Look at some gradients that the optimizer is about to apply: others in each step."""
         now = monotonic_ns()
+        self._may_spend_ns = min(self._may_spend_ns + (now - self._last) * _SHARE, _MOST_SAVED_NS)
+        self._last = now
         if self._calls % _PARAMETERS_AGAIN == 0:
             self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
         self._calls += 1
         for _ in range(_MOST_A_STEP):
-            if not self._parameters or self._spent > (now - self._began) * _SHARE:
+            if not self._parameters or self._may_spend_ns <= 0:
                 return
             self._next = (self._next + 1) % len(self._parameters)
             gradient = self._parameters[self._next].grad
             if gradient is not None:
                 self._look(gradient)
-            self._spent += monotonic_ns() - now
-            now = monotonic_ns()
+            began, now = now, monotonic_ns()
+            self._may_spend_ns -= now - began
 
     def _look(self, gradient: Any) -> None:
         torch = sys.modules["torch"]

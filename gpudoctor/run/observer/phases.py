@@ -2,7 +2,7 @@
 
 The phases are a stack: the time of a phase is without that of the phases inside it. Time outside all phases is
 `between` the parts of one step (a loss function, clipping), or `host`: after the optimizer, before the next batch or
-forward.
+forward. In a step that is not timed only waiting is written down, since it tells who hangs.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from .memory import MemoryReading
 from .record_file import RecordFile
 
 _SHARE = 0.003
-_STRIDE_AT = 16
+_STRIDE_AT = 128  # a short run is timed in every step
 _MOST_STRIDE = 64
-_COSTS_SEEN = 32
+_LEAST_WAIT_NS = 20_000
 
 
 class Phases:
@@ -36,7 +36,7 @@ class Phases:
         self.thread = threading.get_ident()
         self.owned = False
         self._marks = 0
-        self._worked = False  # a forward or backward since the last optimizer step
+        self._work = layout.HOST  # the last forward or backward since the optimizer's step
         self._wall = [0] * len(layout.PHASES)
         self._cpu = [0] * len(layout.PHASES)
         self._last = 0
@@ -44,9 +44,10 @@ class Phases:
         self._queued = [0] * len(layout.PHASES)
         self._last_queued = 0
         self._schedule = _schedule_file()
-        self._timed = True
+        self.timed = True
         self._stride = 1
-        self._first = 0
+        self._half_ns = 0
+        self._costs_ns: list[int] = []  # of the marks from half the way on until the stride is chosen
         self._rows = 0.0
         self._elements = 0.0
         self._forwards = 0
@@ -57,7 +58,7 @@ class Phases:
         if not self.owned or threading.get_ident() != self.thread:
             if threading.get_ident() != self.thread:
                 self.stack.clear()
-                self._last = 0
+                self._last = self._last_cpu = 0
                 self._schedule = _schedule_file()
             self.thread = threading.get_ident()
             self.owned = True
@@ -67,10 +68,13 @@ class Phases:
         if threading.get_ident() != self.thread:
             return -1
         depth = len(self.stack)
-        self._mark(self.stack[-1] if depth else self._gap(phase), phase)
+        if self.timed:
+            self._mark(self.stack[-1] if depth else self._gap(phase), phase)
+        elif phase == layout.WAIT:
+            self._note(phase)
         self.stack.append(phase)
         if phase in (layout.FORWARD, layout.BACKWARD):
-            self._worked = True
+            self._work = phase
         return depth
 
     def end(self, depth: int) -> None:
@@ -79,12 +83,19 @@ class Phases:
             return
         phase = self.stack[-1]
         del self.stack[depth:]
-        self._mark(phase, self.stack[-1] if self.stack else layout.HOST)
+        following = self.stack[-1] if self.stack else layout.HOST
+        if self.timed:
+            self._mark(phase, following)
+        elif phase == layout.WAIT:
+            self._note(following)
 
     def turn(self, phase: int) -> None:
         """What remains of the innermost phase is another one: after its own work, backward only waits."""
         if self.stack and threading.get_ident() == self.thread:
-            self._mark(self.stack[-1], phase)
+            if self.timed:
+                self._mark(self.stack[-1], phase)
+            else:
+                self._note(phase)
             self.stack[-1] = phase
 
     def batch(self, module: int, rows: float, elements: float) -> None:
@@ -103,7 +114,7 @@ class Phases:
         finite = self.finite
         if NOT_FINITE in (finite.loss, finite.gradients):
             self.record.not_finite(number, finite.loss == NOT_FINITE, finite.gradients == NOT_FINITE)
-        if self._timed:
+        if self.timed:
             values = (
                 float(self._last),
                 *(ns / 1e6 for ns in self._wall),
@@ -121,62 +132,68 @@ class Phases:
                 self._keep(number, values)
         if not self._forwards:
             self._model = 0
-        if self.steps == _STRIDE_AT:
+        if self.steps == _STRIDE_AT // 2:
+            self._half_ns = monotonic_ns()
+        elif self.steps == _STRIDE_AT and self._costs_ns:
             self._stride = self._affordable_stride()
-        self._timed = self.steps % self._stride == 0
-        if self._timed:
+        self.timed = self.steps % self._stride == 0
+        if self.timed:
             self._last, self._last_cpu, self._last_queued = self._clocks()
+            if self._stride > 1 and self.device.active:
+                self.device.begin_step()
             self._wall, self._cpu, self._queued = ([0] * len(layout.PHASES) for _ in range(3))
         finite.next_step()
         self._rows = self._elements = 0.0
         self._forwards = 0
-        self._worked = False
-        self.record.now(self.steps, self._marks, layout.HOST, self._last)
+        self._work = layout.HOST
+        self.record.now(self.steps, self._marks, layout.HOST, self._last if self.timed else monotonic_ns())
 
     def _affordable_stride(self) -> int:
         """Of how many steps one is timed, a power of 2, so that its marks cost less than 0.3 % of the time."""
-        costs = []
-        for _ in range(_COSTS_SEEN):
-            began = monotonic_ns()
-            self._clocks()
-            costs.append(monotonic_ns() - began)
-        marks_ns = 2.0 * sorted(costs)[_COSTS_SEEN // 2] * self._marks / self.steps
-        step_ns = (monotonic_ns() - self._first) / self.steps
+        # the median, since a process may lose its CPU within a mark; what comes before it reads the clock, and the hook
+        # around it, take about as long again
+        marks_ns = 2.0 * sorted(self._costs_ns)[len(self._costs_ns) // 2] * len(self._costs_ns)
+        time_ns = monotonic_ns() - self._half_ns
+        self._costs_ns.clear()
         stride = 1
-        while marks_ns / stride > _SHARE * step_ns and stride < _MOST_STRIDE:
+        while marks_ns / stride > _SHARE * time_ns and stride < _MOST_STRIDE:
             stride *= 2
         return stride
 
     def _gap(self, following: int) -> int:
         """What the time outside all phases was, by what follows it."""
-        if following in (layout.DATA, layout.FORWARD):
+        if following == layout.DATA:
             return layout.HOST
-        return layout.BETWEEN if self._worked or following == layout.BACKWARD else layout.HOST
+        if following == layout.FORWARD:  # after a backward it is the next one of accumulated gradients
+            return layout.BETWEEN if self._work == layout.FORWARD else layout.HOST
+        return layout.BETWEEN if self._work != layout.HOST or following == layout.BACKWARD else layout.HOST
 
     def _mark(self, passed: int, following: int) -> None:
         self._marks += 1
-        if not self._timed:
-            now = monotonic_ns()
-            self.record.now(self.steps, self._marks, following, now)
-            return
         now, cpu, queued = self._clocks()
         if self._last:
             self._wall[passed] += now - self._last
             self._cpu[passed] += cpu - self._last_cpu
             self._queued[passed] += queued - self._last_queued
-        elif not self._first:
-            self._first = now
         self._last, self._last_cpu, self._last_queued = now, cpu, queued
         self.record.now(self.steps, self._marks, following, now)
         if self.device.active:
             self.device.mark(passed)
+        if _STRIDE_AT // 2 <= self.steps < _STRIDE_AT:
+            self._costs_ns.append(monotonic_ns() - now)
+
+    def _note(self, phase: int) -> None:
+        """What a step that is not timed does now."""
+        self._marks += 1
+        self.record.now(self.steps, self._marks, phase, monotonic_ns())
 
     def _clocks(self) -> tuple[int, int, int]:
         """Now, the CPU time of this thread, and how long it was ready without a CPU, in ns."""
-        queued = 0
-        if self._schedule >= 0 and not self.device.active:
+        now, cpu, queued = monotonic_ns(), thread_time_ns(), self._last_queued
+        # it can have waited for no longer than it was not running: mostly there is nothing to read
+        if now - self._last - cpu + self._last_cpu > _LEAST_WAIT_NS and self._schedule >= 0 and not self.device.active:
             queued = int(os.pread(self._schedule, 64, 0).split()[1])
-        return monotonic_ns(), thread_time_ns(), queued
+        return now, cpu, queued
 
     def _keep(self, number: int, values: tuple[float, ...]) -> None:
         loss, gradients = values[-4], values[-3]

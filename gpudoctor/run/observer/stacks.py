@@ -15,7 +15,9 @@ from . import layout
 from .phases import Phases
 
 _EVERY_S = 0.1
-_WRITE_EVERY = 20
+_LATER_EVERY_S = 0.5
+_MANY = 300
+_WRITE_EVERY_S = 2.0
 _MOST_PLACES = 256
 _FIRST_STEP = 2  # imports and the first step are no part of the training's rhythm
 # not among the first ones, which the C library and the profilers of vendors use
@@ -50,14 +52,17 @@ class StackSampler(threading.Thread):
         self._foreign = tuple({sys.prefix, sys.base_prefix, sys.exec_prefix, "<frozen", own_folder})
 
     def run(self) -> None:
-        count = 0
+        count, pause_s, unwritten_s = 0, _EVERY_S, 0.0
         while not self.stopped:
-            sleep(_EVERY_S)
+            sleep(pause_s)
+            unwritten_s += pause_s
             if self._phases.steps >= _FIRST_STEP:
                 self._sample()
-            count += 1
-            if count % _WRITE_EVERY == 0:
+                count += 1
+                pause_s = _EVERY_S if count < _MANY else _LATER_EVERY_S
+            if unwritten_s >= _WRITE_EVERY_S:
                 self._write()
+                unwritten_s = 0.0
 
     def _sample(self) -> None:
         phases = self._phases

@@ -31,6 +31,7 @@ class TorchHooks:
         self._module_call: Any = None
         self._roots: set[type] = set()
         self.loader_seen = False
+        self._distributed: Any = None
 
     def install(self) -> None:
         """Put all hooks in place; what this version of torch lacks is left out."""
@@ -46,6 +47,7 @@ class TorchHooks:
         distributed = sys.modules.get("torch._C._distributed_c10d") or getattr(torch._C, "_distributed_c10d", None)
         if distributed is not None and hasattr(distributed, "Work"):
             self._wrap_wait(distributed.Work, "wait")
+            self._distributed = sys.modules.get("torch.distributed")
         self._module_call = torch.nn.Module.__call__
         torch.nn.Module.__call__ = self._call_of(self._module_call, discovering=True)
 
@@ -59,6 +61,10 @@ class TorchHooks:
         functional = sys.modules.get("torch.distributed._functional_collectives")
         if functional is not None and hasattr(functional, "wait_tensor"):
             self._wrap_wait(functional, "wait_tensor")
+
+    def ranks_are_joined(self) -> bool:
+        """Whether there is a process group, so that there is something to wait for."""
+        return self._distributed is not None and self._distributed.is_initialized()
 
     def _wrap(self, owner: Any, name: str, phase: int) -> None:
         original = getattr(owner, name)
@@ -128,7 +134,8 @@ class TorchHooks:
             hook = None
             if depth >= 0 and root is not None and root.requires_grad:
                 phases.finite.look_at_loss(root)
-                hook = root.register_hook(lambda gradient: guard.call(at_root, gradient))
+                if self.ranks_are_joined():
+                    hook = root.register_hook(lambda gradient: guard.call(at_root, gradient))
             return depth, hook
 
         @functools.wraps(original)
@@ -153,7 +160,7 @@ class TorchHooks:
 
         def entered(module: Any, args: Any, kwargs: Any) -> int:
             depth = phases.begin(layout.FORWARD)
-            if depth >= 0:
+            if depth >= 0 and phases.timed:
                 phases.batch(id(module), *size_of_first_tensor(args, kwargs))
                 if discovering:
                     self._roots.add(type(module))

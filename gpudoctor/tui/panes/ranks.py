@@ -1,4 +1,4 @@
-"""The Ranks tab: the time of each rank in the last training probe, and the speed of the collectives."""
+"""The Ranks tab: trainings that go on, each rank's time in the last training probe, the speed of collectives."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from gpudoctor.report.model import Report, findings_of
 from gpudoctor.report.tables.devices import STEP_PARTS, gpu_of_rank, on_cpus, step_parts_ms, training_table
 from gpudoctor.tui.labels import WORDS, style_of, worst_first
 from gpudoctor.tui.panes.checks import running_words
+from gpudoctor.tui.panes.live_runs import live_runs
 from gpudoctor.tui.panes.pane import DrawnPane, RunWanted, put
 from gpudoctor.tui.widgets.bars import nice_limit, plot_lines, stacked
 from gpudoctor.tui.widgets.lines import hanging
@@ -293,5 +294,7 @@ class RanksPane(DrawnPane):
         # the scroll bar takes two columns
         run = self._state.running
         running = running_words(run, time.time()) if run is not None and run.level != "quick" else ""
-        drawn = figures(self._state.report, self._state.node, op, self.size.width - 2, self.app.no_color, running)
-        put(self.query_one("#ranks-figures", Static), drawn)
+        width, no_color = self.size.width - 2, self.app.no_color
+        drawn = figures(self._state.report, self._state.node, op, width, no_color, running)
+        lines = (*live_runs(self._state.live_runs, width, no_color), drawn)
+        put(self.query_one("#ranks-figures", Static), Content("\n").join(lines))

@@ -12,8 +12,9 @@ from gpudoctor.checks.core.runner import CheckResult
 from gpudoctor.facts.model.gpu import Clocks, Ecc, GpuProcess, Power
 from gpudoctor.facts.model.measured_hardware import ComputeRank, Gemm
 from gpudoctor.facts.model.measurements import Measurements, ProbeProblem
-from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node
+from gpudoctor.facts.model.telemetry import GpuUnderLoad, Spread, Telemetry
 from gpudoctor.profiles.load import gpu_models, profile_for
 from tests.checks.measured import computed, measured, sampled
 from tests.checks.one_check import gpu, gpus, judge, words
@@ -111,6 +112,35 @@ def test_laps_that_differ_more_than_the_shortfall_convict_nobody() -> None:
 @pytest.mark.parametrize(("tflops", "status"), [(640.0, Status.PASS), (600.0, Status.WARN), (400.0, Status.FAIL)])
 def test_one_gpu_is_judged_by_the_best_that_its_model_reached(tflops: float, status: Status) -> None:
     assert run(GEMM, ONE, computed(0, tflops=tflops)).status is status
+
+
+@pytest.mark.parametrize(
+    ("limit_w", "share", "heat", "status"),
+    [
+        (700.0, 0.9, 0.0, Status.PASS),  # at its usual limit, at 75 % of its clock: as fast as that allows
+        (700.0, 0.2, 0.0, Status.WARN),  # its clock is low for another reason
+        (700.0, 0.9, 0.1, Status.WARN),  # heat slowed it as well
+        (500.0, 0.9, 0.0, Status.WARN),  # its limit was lowered
+    ],
+)
+def test_a_gpu_at_its_usual_power_limit_is_judged_by_the_clock_that_is_left(
+    limit_w: float, share: float, heat: float, status: Status
+) -> None:
+    node = Node(gpus=gpus(1, power=Power(limit_w=limit_w, default_limit_w=700.0), clocks=Clocks(sm_max_mhz=1980)))
+    events = {"sw-power-cap": share, **({"sw-thermal": heat} if heat else {})}
+    spread = Spread(1485.0, 1485.0, 1485.0)
+    load = GpuUnderLoad(0, known(node.gpus[0].uuid), 20, readings={"sm_mhz": spread}, event_share=events)
+    result = run(GEMM, node, computed(0, tflops=560.0), telemetry=(Telemetry("compute", 4.0, (load,)),))
+    assert result.status is status
+    if status is Status.PASS:
+        slower = run(GEMM, node, computed(0, tflops=400.0), telemetry=(Telemetry("compute", 4.0, (load,)),))
+        assert slower.status is Status.WARN
+        assert "at the 75% of its clock that its own power limit left" in words(slower)
+
+
+def test_small_products_are_compared_with_siblings_only() -> None:
+    small = (Gemm("bf16", 2048, 200.0, 0.1),)
+    assert run(GEMM, ONE, computed(0, gemms=small)).status is Status.SKIP
 
 
 def test_an_explained_or_uncertain_shortfall_of_the_model_never_fails() -> None:

@@ -244,6 +244,7 @@ def test_a_file_that_is_missing_stops_nccl_or_only_costs(name: str, status: Stat
         ("NCCL_DEBUG", "info"),
         ("NCCL_DEBUG", "TRACE"),
         ("CUDA_LAUNCH_BLOCKING", "1"),
+        ("NVIDIA_TF32_OVERRIDE", "0"),
         ("TORCH_NCCL_BLOCKING_WAIT", "1"),
         ("TORCH_DISTRIBUTED_DEBUG", "DETAIL"),
         ("CUDA_INJECTION64_PATH", "/opt/nsys/lib.so"),
@@ -450,6 +451,9 @@ def test_ranks_on_cpus_say_nothing_about_gpus() -> None:
     cpu_build = TorchView(torch="2.13.0+cpu")
     live = judge(TORCH, torch_node(source=LIVE), Measurements(launch=Launch("gloo", 2, ()), torch_view=cpu_build))
     assert (live.status, "CPU-only build" in words(live)) == (Status.FAIL, True)
+    rocm_build = Measurements(torch_view=TorchView(torch="2.9.1+rocm6.4"))
+    rocm = judge(TORCH, torch_node(source=LIVE), rocm_build)
+    assert (rocm.status, "ROCm (AMD) build" in words(rocm), "CPU-only" in words(rocm)) == (Status.FAIL, True, False)
 
 
 def test_a_simulated_node_is_not_judged_by_the_torch_of_this_machine() -> None:

@@ -1,0 +1,54 @@
+"""The part of the Ranks tab that shows trainings under `gpudoctor run`: each rank now, and over time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from textual.content import Content
+
+from gpudoctor.output import printable
+from gpudoctor.run.live import LiveRank, LiveRun
+from gpudoctor.run.observer.layout import WAIT
+from gpudoctor.tui.labels import graph, style_of
+from gpudoctor.tui.widgets.bars import nice_limit, stacked
+from gpudoctor.tui.widgets.lines import hanging
+
+_SIGNS = {"compute": "█", "wait": "░", "data": "▒", "host": "╌"}
+_WHO_WIDTH = 10
+_BAR_WIDTH_MAX = 60
+_MOST_RANKS = 64
+_WIDE = 100
+
+
+def live_runs(runs: Sequence[LiveRun], width: int, no_color: bool) -> Iterator[Content]:
+    """Each run that goes on now; nothing if there is none."""
+    head, quiet = style_of("head", no_color), style_of("quiet", no_color)
+    for run in runs:
+        steps = max(rank.steps for rank in run.ranks)
+        title = f"{printable(run.program)}: {len(run.ranks)} rank{'s' if len(run.ranks) > 1 else ''}, step {steps}"
+        yield from hanging("Live run  ", title, head, width)
+        wide = width >= _WIDE
+        tail = f"{'step ms':>9}" + ("".join(f"{name:>9}" for name in _SIGNS) if wide else "") + "  over time"
+        room = max(min(width - _WHO_WIDTH - len(tail) - 18, _BAR_WIDTH_MAX), 10)
+        limit = nice_limit(max((rank.now.step_ms for rank in run.ranks if rank.now is not None), default=0.0))
+        legend = "  ".join(f"{sign} {name}" for name, sign in _SIGNS.items())
+        yield Content.styled(f"a step of each rank now, all on one scale:  {legend}", head)
+        yield Content.styled(f"{'':<{_WHO_WIDTH}}|{f'0 to {limit:g} ms':<{room}}|{tail}", quiet)
+        for rank in run.ranks[:_MOST_RANKS]:
+            yield Content(_line(rank, limit, room, wide))
+            if rank.stands:
+                yield Content.styled(f"{'':<{_WHO_WIDTH}} {printable(rank.stands)}"[:width], style_of("warn", no_color))
+        if len(run.ranks) > _MOST_RANKS:
+            yield Content(f"... and {len(run.ranks) - _MOST_RANKS} more ranks")
+        yield Content("")
+
+
+def _line(rank: LiveRank, limit: float, room: int, wide: bool) -> str:
+    name = f"rank {rank.rank}"
+    if rank.now is None:
+        return f"{name:<{_WHO_WIDTH}}|{'':<{room}}|{'-':>9}"
+    parts_ms = (rank.now.compute_ms, rank.now.wall_ms[WAIT], rank.now.data_ms, rank.now.host_ms)
+    drawn = "".join(run for run, _ in stacked(tuple(zip(parts_ms, _SIGNS.values(), strict=True)), limit, room))
+    (over_time,) = graph(rank.step_ms, 0.0, max(rank.step_ms))
+    figures = "".join(f"{ms:>9.1f}" for ms in ((rank.now.step_ms, *parts_ms) if wide else (rank.now.step_ms,)))
+    return f"{name:<{_WHO_WIDTH}}|{drawn}|{figures}  {over_time}"

@@ -1,0 +1,74 @@
+"""`cluster report` reads the reports of `gpudoctor run -o DIR/%h.json`: which rank of all nodes holds up a training?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from gpudoctor.json_text import json_document
+from gpudoctor.report.model import Tool
+from gpudoctor.run.observer.layout import BACKWARD, FORWARD
+from gpudoctor.run.report import RunReport, judged, rank_report, verdict_of
+from gpudoctor.run.watched import Watched, WatchedRank
+from tests.cli.conftest import Gpudoctor
+from tests.run.runs import more, rank
+
+COMMAND = ("torchrun", "--nnodes", "2", "--node-rank", "0", "train.py")
+
+
+def node_report(folder: Path, host: str, *ranks: WatchedRank, second: int = 0, **changes: Any) -> None:
+    """What `gpudoctor run` writes on one node of a training."""
+    findings = judged(Watched(ranks=ranks, world_size=4))
+    made = RunReport(
+        tool=Tool("gpudoctor", "0.1.0"), command=COMMAND, host=host, started_at=f"2026-07-01T10:00:{second:02}Z",
+        duration_s=9.0, exit_code=0, signal=None, verdict=verdict_of(findings), reason="", world_size=4, precheck=None,
+        settings={}, throughput=None, ranks=tuple(rank_report(each, host) for each in ranks), findings=findings,
+        stalls=(), diagnosis=None,
+    )  # fmt: skip
+    (folder / f"{host}-{second}.json").write_text(json_document(msgspec.structs.replace(made, **changes)), "utf-8")
+
+
+def test_a_rank_is_compared_with_those_of_the_other_nodes(tmp_path: Path, gpudoctor: Gpudoctor) -> None:
+    slow = more(BACKWARD, 6.0)
+    node_report(tmp_path, "a", rank(0), rank(1))
+    node_report(tmp_path, "b", rank(2, wall=slow), rank(3), command=(*COMMAND[:4], "1", "train.py"), second=1)
+    outcome = gpudoctor("cluster", "report", "--json", str(tmp_path))
+    (run,) = outcome.json["runs"]
+    assert (outcome.json["verdict"], outcome.code) == ("warn", 0)
+    assert (run["command"], run["hosts"], run["ranks"]) == (["torchrun", "--nnodes", "2", "train.py"], ["a", "b"], 4)
+    assert [(each["id"], each["host"], each["rank"]) for each in run["findings"]] == [("run.balance", "b", 2)]
+    for form in ("text", "html"):
+        text = " ".join(gpudoctor("cluster", "report", "--format", form, str(tmp_path)).out.split())
+        assert "b rank 2: makes the others wait" in text
+
+
+def test_equal_ranks_are_fine_and_what_only_lacks_a_cpu_is_no_slow_rank(tmp_path: Path, gpudoctor: Gpudoctor) -> None:
+    node_report(tmp_path, "a", rank(0), rank(1))
+    node_report(tmp_path, "b", rank(2, wall=more(FORWARD, 9.0), queued=(0, 9.0, 0, 0, 0, 0, 0)), rank(3))
+    outcome = gpudoctor("cluster", "report", "--json", str(tmp_path))
+    assert (outcome.json["verdict"], outcome.json["runs"][0]["findings"]) == ("pass", [])
+
+
+@pytest.mark.parametrize("changes", [{"command": ("python", "other.py")}, {"started_at": "2026-07-01T12:00:00Z"}])
+def test_another_command_or_time_is_another_training(
+    tmp_path: Path, gpudoctor: Gpudoctor, changes: dict[str, Any]
+) -> None:
+    node_report(tmp_path, "a", rank(0), rank(1))
+    node_report(tmp_path, "b", rank(2, wall=more(BACKWARD, 9.0)), **changes)
+    assert [run["hosts"] for run in gpudoctor("cluster", "report", "--json", str(tmp_path)).json["runs"]] == [
+        ["a"],
+        ["b"],
+    ]
+
+
+def test_what_one_node_reports_of_its_own_stays(tmp_path: Path, gpudoctor: Gpudoctor) -> None:
+    node_report(tmp_path, "a", rank(0), rank(1, bad_loss=3))
+    node_report(tmp_path, "b", rank(2), rank(3))
+    outcome = gpudoctor("cluster", "report", "--json", str(tmp_path))
+    assert (outcome.json["verdict"], outcome.code) == ("fail", 1)
+    assert [(each["id"], each["host"], each["rank"]) for each in outcome.json["runs"][0]["findings"]] == [
+        ("run.finite", "a", 1)
+    ]
