@@ -234,7 +234,7 @@ def test_a_resize_to_any_size_is_survived() -> None:
         for width, height in ((80, 24), (200, 60), (20, 5), (1, 1), (109, 30), (120, 36)):
             await pilot.resize_terminal(width, height)
             await pilot.pause()
-        assert "GPU 0: last" in screen_text(app)
+        assert "─ GPU 0: " in screen_text(app)
 
     shown(doctor(), body)
 

@@ -57,7 +57,7 @@ def test_keys_of_a_healthy_node() -> None:
         # up and down choose a GPU, and a click too
         await pilot.press("down", "j", "up", "k", "k", "down")
         await until(pilot, lambda: app.state.selected_gpu == 1)
-        await until(pilot, lambda: "GPU 1: last" in screen_text(app))
+        await until(pilot, lambda: "─ GPU 1: " in screen_text(app))
         await pilot.click("#gpus", offset=(10, 2 + 6))
         await until(pilot, lambda: app.state.selected_gpu == 6)
         # on a tab without a check list, the filter opens on the overview and gets the keys that follow

@@ -48,7 +48,7 @@ class HistoryGraph(DrawnLines):
         columns = max(1, width - _LABEL - _VALUE)
         watched_s = _watched_s(state, gpu)
         step_s = step_for(columns, state.opening.interval_s, watched_s)
-        last = f": last {rounded_duration_text(min(step_s * columns, watched_s))}" if watched_s else ""
+        last = f": last {rounded_duration_text(min(step_s * columns, watched_s))}" if watched_s else ": history"
         self.border_title = f"GPU {gpu.index}{last}"
         self.border_subtitle = "fixed scales"
         self.show_rows(history_rows(state, gpu, columns, height, step_s))
