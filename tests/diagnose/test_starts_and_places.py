@@ -190,3 +190,16 @@ def test_a_failure_to_start_counts_unless_the_work_shows_that_it_was_overcome(
     (tmp_path / "pods.txt").write_text(listing)
     (tmp_path / "job.log").write_text(log)
     assert said(answer_of(tmp_path))[0] == what
+
+
+@pytest.mark.parametrize(("killed_at", "what"), [("13:03:29", "launcher_table_only"), ("13:02:58", "killed_sigkill")])
+def test_the_agents_own_sigkill_after_its_grace_time_is_no_cause(killed_at: str, what: str, tmp_path: Path) -> None:
+    def row(number: int, at: str, code: int) -> str:
+        return (
+            f"[{number}]:\n  time      : 2026-09-07_{at}\n  host      : n1\n"
+            f"  rank      : {number} (local_rank: {number})\n  exitcode  : {code} (pid: {70 + number})\n"
+        )
+
+    table = "Failures:\n" + row(0, killed_at, -9) + "Root Cause (first observed failure):\n" + row(1, "13:02:58", 1)
+    (tmp_path / "a.log").write_text(table, encoding="utf-8")
+    assert said(answer_of(tmp_path))[0] == what

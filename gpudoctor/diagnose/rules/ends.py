@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from gpudoctor.diagnose.diagnosis import Confidence
 from gpudoctor.diagnose.events import Event
 from gpudoctor.diagnose.job import Job
@@ -10,12 +12,15 @@ from gpudoctor.diagnose.rules.model import Hypothesis, host_of, named, only_rank
 _CLASS = {-9: "killed_sigkill", -11: "segfault", -7: "sigbus"}
 _WHOLE_NODES = (4, 8, 16)
 _CRASHES = (-11, -7, -9, -8, -4, -6, 1)
+# torchrun's agent sends SIGTERM to all after the first failure, and SIGKILL 30 s later to those that are left
+# (torch.distributed.elastic.multiprocessing, PContext.close); its table has whole seconds
+_AGENT_KILLS_AFTER_S = 29.0
 
 
 def unexplained_exits(job: Job, attempt: int) -> list[Hypothesis]:
     """Ranks that died of a signal, or exited with an error code without reporting an error: such a rank was first.
 
-    -15 comes from the launcher. -6 follows from the watchdog if the rank reported a wait. A rank that reported a lost
+    -15 comes from the launcher, and so does -9 of its table if it came after the grace time. -6 follows from the watchdog if the rank reported a wait. A rank that reported a lost
     peer has explained its end.
     """
     exits = {**job.exits(attempt)}
@@ -27,6 +32,8 @@ def unexplained_exits(job: Job, attempt: int) -> list[Hypothesis]:
         code = event.number("code") or 0
         if code in (0, -15, -1, -2, 143) or ((event.host, event.pid) in closed and event.pid is not None):
             continue
+        if code == -9 and _killed_by_agent(event, exits.values()):
+            continue
         if event.rank in told and (code == 1 or code in (-6,)):
             continue
         if event.rank is None and (code > 0 or (code == -6 and job.of("wait", "stuck", "cause", attempt=attempt))):
@@ -37,6 +44,14 @@ def unexplained_exits(job: Job, attempt: int) -> list[Hypothesis]:
         if hypothesis := _of_code(job, attempt, code, odd[code]):
             found.append(hypothesis)
     return found
+
+
+def _killed_by_agent(event: Event, exits: Iterable[Event]) -> bool:
+    """Whether the table shows a first failure, and this end at least the agent's grace time after it."""
+    if event.detail.get("by") != "table" or event.time_s is None:
+        return False
+    first = [e.time_s for e in exits if e.number("root") and e is not event and e.time_s is not None]
+    return any(event.time_s - time_s >= _AGENT_KILLS_AFTER_S for time_s in first)
 
 
 def _of_code(job: Job, attempt: int, code: int, events: list[Event]) -> Hypothesis | None:
