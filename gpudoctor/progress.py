@@ -30,8 +30,8 @@ class ProgressLine(msgspec.Struct, frozen=True, omit_defaults=True):
     """What is starting now: `progress` in words ("all_reduce of 64 MiB").
 
     `rank` and `probe` (launch, collective, link, compute, train) are set if a rank reported it, which is then in `step`
-    of `steps`. `elapsed_s`: seconds since the start. `left_s`: seconds that the whole run usually still takes; absent
-    if unknown.
+    of `steps`; `round` is set from the second time on that a burn repeats them. `elapsed_s`: seconds since the start.
+    `left_s`: seconds that the whole run usually still takes; absent if unknown.
     """
 
     progress: str
@@ -41,11 +41,13 @@ class ProgressLine(msgspec.Struct, frozen=True, omit_defaults=True):
     step: int | None = None
     steps: int | None = None
     elapsed_s: float | None = None
+    round: int | None = None
 
     @property
     def words(self) -> str:
         """ "step 2 of 3, 14 s, about 16 s left: all_reduce of 1 MiB"."""
         parts = [
+            *([f"round {self.round}"] if self.round else []),
             *([f"step {self.step} of {self.steps}"] if self.step else []),
             *([duration_text(self.elapsed_s)] if self.elapsed_s is not None else []),
             *([f"about {duration_text(self.left_s)} left"] if self.left_s else []),
@@ -72,6 +74,7 @@ class ProgressLines:
         self._ends_s: float | None = None
         self._steps: tuple[str, ...] = ()
         self._said: dict[int, tuple[str, str]] = {}
+        self._rounds: dict[int, int] = {}
 
     def __call__(self, words: str) -> None:
         # empty words clear the line of a terminal
@@ -87,14 +90,19 @@ class ProgressLines:
 
     def hear(self, rank: int, message: object) -> None:
         """Report the message of a rank if it starts a new phase; those of the launcher (rank below 0) never do."""
-        if rank < 0 or not isinstance(message, rank_messages.Phase):
+        if rank < 0:
+            return
+        if isinstance(message, rank_messages.Finished) and message.probe in self._steps[-1:]:
+            self._rounds[rank] = self._rounds.get(rank, 1) + 1
+            self._said.pop(rank, None)
+        if not isinstance(message, rank_messages.Phase):
             return
         if self._said.get(rank) == (message.probe, message.text):
             return
         self._said[rank] = (message.probe, message.text)
         if self._duration_s is not None and self._ends_s is None and message.probe != "launch":
             self._ends_s = self._clock() + self._duration_s
-        line = ProgressLine(message.text, rank, message.probe)
+        line = ProgressLine(message.text, rank, message.probe, round=self._rounds.get(rank))
         if message.probe in self._steps:
             steps = self._steps
             line = msgspec.structs.replace(line, step=steps.index(message.probe) + 1, steps=len(steps))

@@ -102,8 +102,8 @@ def _add_output(output: argparse._ArgumentGroup) -> None:
     output.add_argument(
         "--progress",
         action="store_true",
-        help="write progress to stderr as JSON lines (progress, rank, probe, step, steps, elapsed_s, left_s), until "
-        "stderr is closed",
+        help="write progress to stderr as JSON lines (progress, rank, probe, step, steps, round, elapsed_s, left_s), "
+        "until stderr is closed",
     )
     color_option(output)
 

@@ -48,7 +48,9 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> str:
         inner = facts
         for key in path[:-1]:
             inner = inner[key]
-        before, inner[path[-1]] = inner[path[-1]], EVIL
+        number = next((key for key in path if isinstance(key, int)), 0)
+        # two GPUs of one UUID are refused
+        before, inner[path[-1]] = inner[path[-1]], f"{EVIL}{number}" if path[-1] == "uuid" else EVIL
         if shape not in free:
             try:
                 from_json(json.dumps(facts))

@@ -20,8 +20,8 @@ _AGENT_KILLS_AFTER_S = 29.0
 def unexplained_exits(job: Job, attempt: int) -> list[Hypothesis]:
     """Ranks that died of a signal, or exited with an error code without reporting an error: such a rank was first.
 
-    -15 comes from the launcher, and so does -9 of its table if it came after the grace time. -6 follows from the watchdog if the rank reported a wait. A rank that reported a lost
-    peer has explained its end.
+    -15 comes from the launcher, and so does -9 of its table if it came after the grace time. -6 follows from the
+    watchdog if the rank reported a wait. A rank that reported a lost peer has explained its end.
     """
     exits = {**job.exits(attempt)}
     closed = {(e.host, e.pid) for e in job.of("closed", attempt=attempt)}
