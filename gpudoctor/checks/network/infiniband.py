@@ -88,8 +88,6 @@ def _none_active(case: Case, ports: tuple[RdmaPort, ...]) -> Finding:
     text += f" and {len(ports) - 4} more" if len(ports) > 4 else ""
     cabled = [port for port in ports if (known(port.physical_state) or "").lower() == "linkup"]
     gpus, share = len(case.node.gpus), case.limit(_PORTS_PER_GPU)
-    if _alone(case.node) and all(map(_polls, ports)):
-        return next(_without_partner(ports))
     if not cabled and (gpus < case.limit(_CLUSTER_GPUS) or len(ports) < gpus * share):
         return unknown(NODE, text, *map(_evidence, ports[:4])) if _alone(case.node) else skip(NODE, text)
     return warn(
@@ -118,10 +116,7 @@ def _alone(node: Node) -> bool:
 def _unused(ports: tuple[RdmaPort, ...]) -> Iterator[Finding]:
     """InfiniBand ports that are down: whether one is not meant to be used is not in a text of ports alone."""
     down = [port for port in ports if not port.is_active and known(port.link_layer) in ("InfiniBand", None)]
-    down = [port for port in down if not isinstance(port.state, Missing)]
-    polling = [port for port in down if _polls(port)]
-    yield from _without_partner(tuple(polling))
-    if down := [port for port in down if port not in polling]:
+    if down := [port for port in down if not isinstance(port.state, Missing)]:
         names = ", ".join(f"{_label(port)} is {port.state} ({known(port.physical_state) or '?'})" for port in down[:4])
         more = f" and {len(down) - 4} more" if len(down) > 4 else ""
         yield unknown(
@@ -130,26 +125,6 @@ def _unused(ports: tuple[RdmaPort, ...]) -> Iterator[Finding]:
             *map(_evidence, down),
             advice=(Advice("See whether a cable is in the port, and what the switch says.", "ibstat; iblinkinfo"),),
         )
-
-
-def _polls(port: RdmaPort) -> bool:
-    """Whether an InfiniBand port is switched on and looks for a partner; one that is not to be used is `Disabled`."""
-    return (known(port.physical_state) or "").lower() == "polling" and known(port.link_layer) == "InfiniBand"
-
-
-def _without_partner(ports: tuple[RdmaPort, ...]) -> Iterator[Finding]:
-    if not ports:
-        return
-    names = ", ".join(f"{_label(port)} is {port.state} ({known(port.physical_state)})" for port in ports[:4])
-    more = f" and {len(ports) - 4} more" if len(ports) > 4 else ""
-    yield warn(
-        of_nic(ports[0].device) if len(ports) == 1 else NODE,
-        Found(f"{names}{more}"),
-        Expected("active, or disabled if it is not to be used", "==", "ACTIVE", source="ibstat(8)"),
-        *map(_evidence, ports),
-        likely="no cable, a dead cable or transceiver, or the switch port is off",
-        advice=(Advice("See whether a cable is in the port, and what the switch says.", "ibstat; iblinkinfo"),),
-    )
 
 
 def _label(port: RdmaPort) -> str:

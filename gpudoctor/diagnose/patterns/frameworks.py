@@ -16,6 +16,7 @@ TORCH = rows(
     ("gloo_timeout", "application timeout", r"Application timeout caused pair closure", "wait"),
     ("collective_mismatch", "preamble", r"op\.preamble\.length <= op\.nbytes\. (?P<got>\d+) vs (?P<wanted>\d+)", "cause", 2, False),
     # rank 0 holds the store: a rank that prints this outlived rank 0
+    ("store_lost", "should dump", r"Failed to check the \"should dump\" flag on TCPStore", "victim"),
     ("store_lost", "socketimpl", r"(?:sendBytes|recvValue\w*|recvVector|recvBytes) failed on SocketImpl"
      r"\(fd=\d+, addr=\[[^\]]*\]:\d+, remote=\[(?P<store>[^\]]{1,253})\]:\d+\)", "victim"),
     ("store_lost", "failed to recv, got 0 bytes", r"Failed to recv, got 0 bytes", "victim"),
@@ -26,6 +27,7 @@ TORCH = rows(
     ("store_timeout", "uniqueid", r"ret(?:rie|rei)ving ncclUniqueId from \[(?P<key_rank>\d+)\].{0,200}got error: (?:[Ww]ait timeout|Socket Timeout|Timeout)", "wait"),
     ("store_timeout", "other ranks", r"there are other ranks that didn't finish", "wait"),
     ("store_timeout", "socket timeout", r"(?:RuntimeError|DistStoreError|DistNetworkError|c10d\S*): Socket Timeout\b", "wait"),
+    ("store_lost", "store->get", r"store->get\('.{0,80}got error", "victim"),
     # Horovod: one of its processes ended and reported why before this
     ("peer_lost", "horovod", r"Horovod has been shut down|HorovodInternalError", "victim"),
     ("peer_lost", "mpi communication peer", r"MPI communication peer process has unexpectedly disconnected", "victim"),
