@@ -196,7 +196,8 @@ EXCUSES = (Job.outlived, of_another_program, _warned_and_worked, _store_ended, _
 
 def _outlived(job: Job, troubles: list[Event]) -> bool:
     """Whether enough work follows on all troubles of one file."""
-    after = [e for e in job.events if e.file == troubles[0].file and e.line > troubles[-1].line and is_work(e)]
+    last = max(e.line for e in troubles)
+    after = [e for e in job.events if e.file == troubles[0].file and e.line > last and is_work(e)]
     raised = any(e.detail.get("traceback") for e in troubles)
     # every bar is drawn once more when an exception ends its program; what a broken GPU computes is no proof
     if raised or any(e.what in _OF_A_GPU or _EXCEPTION.match(e.text) for e in troubles):
