@@ -8,7 +8,7 @@ from gpudoctor.checks.core.case import Case, Limit
 from gpudoctor.checks.core.each_gpu import each_gpu, first_unread
 from gpudoctor.checks.core.explains import SPEEDS
 from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, ok, skip, unread, warn
-from gpudoctor.checks.core.gpu_use import BUSY_PCT, UNSEEN_MIB, use_of_gpu
+from gpudoctor.checks.core.gpu_use import BUSY_PCT, UNSEEN_MIB, readings_of, use_of_gpu
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.sight import REFUSED, hidden, refused_handles
 from gpudoctor.checks.core.subject import of_gpu
@@ -35,7 +35,8 @@ def in_use(case: Case, gpu: Gpu) -> Finding:
     """Name other compute processes; warn about memory in use that no listed process owns."""
     processes = gpu.processes
     if isinstance(processes, Missing):
-        return _held_alone(gpu) or unread(of_gpu(gpu), "processes", processes)
+        held = None if processes.kind == "failed" else _held_alone(gpu)
+        return held or unread(of_gpu(gpu), "processes", processes)
     if others := use_of_gpu(gpu).others:
         return _used_by(gpu, others)
     if found := _left_over(case, gpu, processes) or _held_alone(gpu):
@@ -65,11 +66,13 @@ def _used_by(gpu: Gpu, others: tuple[GpuProcess, ...]) -> Finding:
 def _held_alone(gpu: Gpu) -> Finding | None:
     """A finding for a GPU in exclusive-process mode on which somebody works who is not listed; else None."""
     exclusive = (known(gpu.settings.compute_mode) or "").startswith("exclusive")
-    if not exclusive or (known(gpu.utilization.gpu_pct) or 0) <= BUSY_PCT:
+    readings = readings_of(gpu)
+    busy = (readings.busy_pct or 0) > BUSY_PCT and (readings.draws_power or readings.power_w is None)
+    if not exclusive or not busy:
         return None
     return warn(
         of_gpu(gpu),
-        Found(f"{known(gpu.utilization.gpu_pct):g} % busy in exclusive-process mode: it takes no other process"),
+        Found(f"{readings.busy_pct:g} % busy in exclusive-process mode: it takes no other process"),
         Expected("no other compute process", "==", 0, "processes"),
         Evidence("compute mode", "exclusive-process"),
         likely="a job has it; every other program is told that devices are busy or unavailable (CUDA 46)",

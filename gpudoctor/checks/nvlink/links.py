@@ -254,9 +254,8 @@ def _by_peers(case: Case, gpu: Gpu) -> Finding:
         # by design on cards without a bridge, a fault on every GPU made for NVSwitches
         return unknown(subject, f"no link is up, and the model is not known: {found.text}", *_down_evidence(gpu))
     if same.number == 1 and 0 < up < len(real_links(gpu)):
-        expected = Expected("all, or as many as its peers, of which this text shows none", source="peers")
-        likely = "links are down; or this machine wires only some, as an instance with a part of a board does"
-        return warn(subject, found, expected, *_down_evidence(gpu), likely=likely, advice=_ADVICE)
+        why = "whether all should be is not known: no other GPU of its model to compare with"
+        return unknown(subject, f"{found.text}; {why}", *_down_evidence(gpu), advice=_ADVICE)
     if usual is None or up >= usual:
         if up == most or usual is not None:
             return ok(subject, found, Expected("as many as the peers of the same model", source="peers"))

@@ -75,6 +75,8 @@ def _finding(case: Case, reported: Reported) -> Finding:
         return unknown(subject, f"could not be read, and may hold a failure: {reported.text}" if own else reported.text)
     if reported.xid is not None and bucket_of_xid(reported.xid) in ("application", "info"):
         return skip(subject, f"Xid {reported.xid} is of a program, or tells of nothing: {reported.text}")
+    if reported.label is None and reported.loudness == "error" and _NOT_READ.search(reported.text):
+        return unknown(subject, reported.text, evidence, advice=_advice(case, reported))
     often = f" ({reported.count} lines say so)" if reported.count > 1 else ""
     found = Found(reported.text + often, reported.xid, "Xid" if reported.xid is not None else None)
     return (fail if _is_of_node(reported) else warn)(
@@ -98,8 +100,6 @@ def _is_of_node(reported: Reported) -> bool:
     if reported.label in _SETUP_OF_NODE or _OWN_VERDICT.search(reported.text):
         return True
     if reported.kind != "cause" or reported.effect is not None or "command not found" in reported.text:
-        return False
-    if reported.label is None and _NOT_READ.search(reported.text):
         return False
     of_device = reported.names_a_gpu or (reported.device or "").startswith("/dev/nvidia")
     if reported.form == "sentence":

@@ -24,10 +24,15 @@ def test_a_strangers_process_is_named_with_pid_user_and_memory() -> None:
 
 def test_a_busy_gpu_in_exclusive_process_mode_is_held_by_somebody_who_is_not_listed() -> None:
     unlisted = Missing("not in this text")
-    held = eight(processes=unlisted, settings__compute_mode="exclusive-process", utilization__gpu_pct=97)
-    finding = only("gpu.in-use", held)
+    busy = {"settings__compute_mode": "exclusive-process", "utilization__gpu_pct": 97}
+    finding = only("gpu.in-use", node(h100(5, processes=unlisted, power__draw_w=610.0, **busy)))
     assert (finding.status.value, finding.subject.gpu) == ("warn", 5)
     assert "97 % busy in exclusive-process mode" in text(finding)
+    # utilisation that has stayed after a process died: an idle GPU draws no power
+    assert status("gpu.in-use", node(h100(5, processes=unlisted, power__draw_w=70.0, **busy))) == "skip"
+    # a list that could not be read is unknown, whatever else is seen
+    unread = Missing("no permission", "failed")
+    assert status("gpu.in-use", node(h100(5, processes=unread, power__draw_w=610.0, **busy))) == "unknown"
 
 
 @pytest.mark.parametrize(

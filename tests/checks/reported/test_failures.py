@@ -83,7 +83,7 @@ def test_the_report_on_one_sentence_is_short() -> None:
         ("n1:1:2 [0] NCCL WARN Cuda failure 401 'the operation cannot be performed'\n", Status.WARN),
         ("[rank3]: torch.distributed.DistBackendError: NCCL watchdog timeout of a collective on GPU 3\n", Status.WARN),
         ("RuntimeError: CUDA out of memory. Tried to allocate 2 GiB on GPU 1\n", Status.WARN),
-        ("ERROR: GPU[0] \t\t: Unable to get GPU use.\n", Status.WARN),
+        ("ERROR: GPU[0] \t\t: Unable to get GPU use.\n", Status.UNKNOWN),
         ("ERROR: Worker proc VllmWorker-3 of GPU 3 died unexpectedly, shutting down executor.\n", Status.WARN),
         ("RuntimeError: CUDA error: uncorrectable ECC error encountered\n", Status.FAIL),
         ("\t\tLnkSta:\tSpeed 5GT/s (downgraded), Width x1 (downgraded)\n", Status.WARN),
