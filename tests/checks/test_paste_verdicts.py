@@ -273,10 +273,10 @@ def links(*states: str) -> str:
     return f"GPU 3: Tesla V100-SXM2-32GB (UUID: GPU-1)\n{lines}"
 
 
-def test_links_that_are_down_on_the_only_gpu_shown_are_a_warning() -> None:
+def test_links_that_are_down_on_the_only_gpu_shown_are_unknown() -> None:
     up, down = "25.781 GB/s", "<inactive>"
     (finding,) = bad("nvlink.links", links(up, up, up, down, up, down))
-    assert (finding.status, finding.subject.gpu) == (Status.WARN, 3)
+    assert (finding.status, finding.subject.gpu) == (Status.UNKNOWN, 3)
     assert bad("nvlink.links", links(up, up, up, up, up, up)) == []
     escaped = links(up, up, up, "&lt;inactive&gt;", up, "&lt;inactive&gt;")
     assert bad("nvlink.links", escaped) == [finding], "as copied from the source of a web page"
