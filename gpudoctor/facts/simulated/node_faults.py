@@ -156,7 +156,9 @@ def _port(node: Node, **leaves: Any) -> Node:
 
 
 def _port_down(node: Node, target: Target) -> Node:
-    return _port(node, state="DOWN", physical_state="Polling", rate_gbit_s=10.0, link_downed=1)
+    ports = known(node.network.rdma_ports) or ()
+    lost = (known(ports[-1].link_downed) or 0) + 1  # another fault may have counted before
+    return _port(node, state="DOWN", physical_state="Polling", rate_gbit_s=10.0, link_downed=lost)
 
 
 def _port_flaps(node: Node, target: Target) -> Node:
