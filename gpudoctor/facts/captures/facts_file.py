@@ -192,4 +192,4 @@ def checked(node: Node) -> Node:
         indices.add(gpu.index)
         bus_ids.add(gpu.bus_id)
     gpus = tuple(fill(gpu, _NOT_IN_FILE) for gpu in node.gpus)
-    return plausible(replace(fill(node, _NOT_IN_FILE), gpus=gpus))
+    return plausible(replace(fill(node, _NOT_IN_FILE), gpus=gpus, source=node.source))
