@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from gpudoctor.checks.core.registry import LEVELS, Check, Level
+from gpudoctor.checks.core.registry import Check, Level
 from gpudoctor.errors import UserError
 from gpudoctor.facts.model.measured_hardware import StorageRead
 from gpudoctor.facts.model.measurements import Measurements
@@ -119,7 +119,7 @@ def with_storage(
     environ: Mapping[str, str] = os.environ,
 ) -> Measurements:
     """The measurements with read rates of each path of `--data`, or of a file in TMPDIR; or with why there are none."""
-    if not any(check.id == READ and LEVELS.index(check.level) <= LEVELS.index(level) for check in checks):
+    if not any(check.id == READ and check.runs_at(level) for check in checks):
         return measured
     if node.source.kind != "live" and request.backend != "gloo":
         why = Missing("the storage of this machine says nothing of another node; --backend gloo measures here")
