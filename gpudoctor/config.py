@@ -31,13 +31,11 @@ if TYPE_CHECKING:
 SYSTEM_FILE = Path("/etc/gpudoctor/config.yaml")
 
 Thresholds = dict[str, dict[str, float | dict[str, dict[str, float]]]]
+FailOn = Literal["fail", "warn", "never"]
 
 
 class ConfigError(UserError):
     """The configuration cannot be used; the message names file, line and key."""
-
-
-FailOn = Literal["fail", "warn", "never"]
 
 
 class HostConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -26,6 +26,10 @@ _LOOK_S = 0.05
 _NAP_MAX_S = 30.0  # asyncio's clock stops while the machine is suspended
 SOFT_S, HARD_S = 4.0, 2.0  # a check needs less than a second to end after SIGTERM
 END_SOFT_S, END_HARD_S = 0.9, 0.6  # the agent must end within 2 s
+TOKEN_VARIABLE = "GPUDOCTOR_AGENT_TOKEN"
+# a quick report of 16 GPUs is below 1 MiB
+OUTPUT_BYTES_MAX = 16 << 20
+WORDS_MAX = 300
 
 
 class SchedulePlan(msgspec.Struct, frozen=True):
@@ -205,11 +209,6 @@ def _end_now(run: QuickRun) -> None:
 
 
 # One run.
-
-TOKEN_VARIABLE = "GPUDOCTOR_AGENT_TOKEN"
-# a quick report of 16 GPUs is below 1 MiB
-OUTPUT_BYTES_MAX = 16 << 20
-WORDS_MAX = 300
 
 
 def environment(environ: Mapping[str, str]) -> dict[str, str]:

@@ -22,14 +22,6 @@ with lazy_imports():
     from gpudoctor import api, progress
     from gpudoctor.report import output_files
 
-
-class _Document(Protocol):
-    """Any report with an `error` field."""
-
-    @property
-    def error(self) -> str | None: ...
-
-
 # argparse's parsers and groups share what adds an option
 _Options = argparse._ActionsContainer
 
@@ -38,6 +30,15 @@ NODE_HELP = (
     "a recorded watch, - for stdin, or a simulated node's name (see: gpudoctor nodes)"
 )
 _R = TypeVar("_R", bound=msgspec.Struct)
+
+
+class _Document(Protocol):
+    """Any report with an `error` field."""
+
+    @property
+    def error(self) -> str | None: ...
+
+
 _D = TypeVar("_D", bound=_Document)
 
 

@@ -35,6 +35,10 @@ MOST_NAMED_SHARE = 0.25
 _CHANCE = 0.01
 _MAD_TO_SIGMA = 1.4826
 _FEWEST_SIGMAS = 3.5  # Iglewicz and Hoaglin 1993: the usual bound of the modified z-score
+# A node is blamed if its pairs with nearly all partners are slow (gpudoctor's own choice: three of four), and only if
+# it has two or more partners: with one, there is no telling which of the two it is.
+NEARLY_ALL = 0.75
+_FEWEST_PARTNERS = 2
 
 
 class Bad(msgspec.Struct, frozen=True, gc=False):
@@ -161,11 +165,6 @@ def _criterion(ordered: Sequence[float]) -> float:
 
 
 # Slow nodes and links, by the rates of pairs of nodes.
-
-# A node is blamed if its pairs with nearly all partners are slow (gpudoctor's own choice: three of four), and only if
-# it has two or more partners: with one, there is no telling which of the two it is.
-NEARLY_ALL = 0.75
-_FEWEST_PARTNERS = 2
 
 
 class Named(msgspec.Struct, frozen=True):

@@ -16,6 +16,16 @@ from gpudoctor.diagnose.rules.model import Hypothesis
 _MAX_BYTES = 64 << 20
 _MAX_FILES = 10_000
 _UP: dict[Confidence, Confidence] = {"possible": "likely", "likely": "certain", "certain": "certain"}
+_OWN_WORDS = {
+    "user_exception",
+    "import_error",
+    "cuda_oom",
+    "gpu_ecc",
+    "gpu_lost",
+    "gpu_xid",
+    "host_oom",
+    "killed_sigkill",
+}
 
 
 class NodeReport(msgspec.Struct, frozen=True):
@@ -90,18 +100,6 @@ def weigh(best: Hypothesis, reports: list[NodeReport]) -> tuple[Hypothesis, Conf
             best.host = unfit[0].host
             notes.append(f"only {unfit[0].host} of {len(reports)} nodes is unfit: {', '.join(unfit[0].failed[:4])}")
     return best, confidence, notes
-
-
-_OWN_WORDS = {
-    "user_exception",
-    "import_error",
-    "cuda_oom",
-    "gpu_ecc",
-    "gpu_lost",
-    "gpu_xid",
-    "host_oom",
-    "killed_sigkill",
-}
 
 
 def _same(one: str, other: str) -> bool:

@@ -36,6 +36,10 @@ _WRONG_NAME = {
     errno.EACCES: "may not be read by this user",
     errno.EPERM: "may not be read by this user",
 }
+READ = "storage.read"
+_FEW_READERS = (1, 4)
+# more than the usual number of data loader workers on a node; each is a process here
+_MOST_READERS = 64
 
 
 def absolute_paths(paths: Sequence[str]) -> tuple[str, ...]:
@@ -101,12 +105,6 @@ def _why_not(status: PathStatus, mounts: tuple[Mount, ...] | Missing) -> str | N
     if status.kind == "file" and status.size_bytes == 0:
         return "is a file of 0 bytes: there is nothing to read"
     return None
-
-
-READ = "storage.read"
-_FEW_READERS = (1, 4)
-# more than the usual number of data loader workers on a node; each is a process here
-_MOST_READERS = 64
 
 
 def with_storage(

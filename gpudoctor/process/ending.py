@@ -13,6 +13,8 @@ from time import monotonic, sleep
 from typing import NoReturn
 
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # sent by users and service managers
+_OBEY_S = 1.0
+_PAUSE_S = 0.2
 
 
 class RunningProcess(ABC):
@@ -107,10 +109,6 @@ def ending_words(status: int | None) -> str:
     if status is None:
         return "it did not end"
     return f"exit code {status}" if status >= 0 else f"killed by {signal_name(-status)}"
-
-
-_OBEY_S = 1.0
-_PAUSE_S = 0.2
 
 
 def end_leftovers(spare: Collection[int] = ()) -> tuple[int, ...]:

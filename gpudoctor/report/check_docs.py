@@ -24,6 +24,8 @@ _CATALOGUE = "NVIDIA's Xid catalogue"
 _OF_LOADING = ("signature-rejected", "other-kernel", "other-driver")
 
 Row = tuple[str, str, str]
+_HEADING = "## Thresholds"
+_NEXT_HEADING = "## False alarms"
 
 
 def word_list(check_id: str) -> list[str]:
@@ -69,10 +71,6 @@ def _host_messages(wanted: Callable[[str], bool]) -> Iterator[Row]:
     for row in message_tables.HOST_MESSAGES:
         if wanted(row.kind):
             yield row.pattern, row.kind, f"Linux: {row.source}" if not row.source.startswith("NVIDIA") else row.source
-
-
-_HEADING = "## Thresholds"
-_NEXT_HEADING = "## False alarms"
 
 
 def page_text(check: Check) -> str:

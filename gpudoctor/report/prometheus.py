@@ -16,6 +16,13 @@ from gpudoctor.facts.system.services import NodeExporter
 from gpudoctor.report.model import Report, Verdict, suppressed_in
 from gpudoctor.units import GIB, KIB, MIB
 
+# suffixes that Prometheus reserves for other types of metric than gauges
+_RESERVED = ("total", "count", "sum", "bucket", "info", "created")
+Labels = dict[str, str]
+Sample = tuple[Labels, float]
+
+VERDICTS: tuple[str, ...] = get_args(Verdict)
+
 
 class MetricUnit(NamedTuple):
     """The suffix of a metric's name, and the factors that convert a number to the metric's unit."""
@@ -53,8 +60,6 @@ _BASE = {
     "share": MetricUnit("ratio"),
     None: MetricUnit("number"),  # a code such as an Xid's, a loss
 }
-# suffixes that Prometheus reserves for other types of metric than gauges
-_RESERVED = ("total", "count", "sum", "bucket", "info", "created")
 
 
 def metric_unit(unit: str | None) -> MetricUnit:
@@ -65,12 +70,6 @@ def metric_unit(unit: str | None) -> MetricUnit:
     if not words:
         return _BASE[None]
     return MetricUnit(f"{words}_unit" if words.rpartition("_")[2] in _RESERVED else words)
-
-
-Labels = dict[str, str]
-Sample = tuple[Labels, float]
-
-VERDICTS: tuple[str, ...] = get_args(Verdict)
 
 
 class Family(NamedTuple):

@@ -21,6 +21,17 @@ from gpudoctor.units import size_text
 FIGURE_CHANGE_MIN = 0.05
 
 Kind = Literal["new", "changed", "gone", "figure"]
+_Key = tuple[object, ...]
+_NOTE = "only some checks were run again; the others are as found at "
+_APART = ("frameworks", "deepspeed", "tensorflow")
+_FIELDS: dict[str, tuple[str, ...]] = {
+    "collective": ("collectives", "pairs"),
+    "link": ("host_links", "peer_links"),
+    "compute": ("compute",),
+    "train": ("training",),
+    "strategy": ("strategies",),
+    "data": ("data_loading",),
+}
 
 
 class Difference(msgspec.Struct, frozen=True):
@@ -37,9 +48,6 @@ class Difference(msgspec.Struct, frozen=True):
     subject: Subject | None = None
     before: Status | None = None
     after: Status | None = None
-
-
-_Key = tuple[object, ...]
 
 
 def differences(old: Report, new: Report) -> tuple[Difference, ...]:
@@ -185,9 +193,6 @@ def joined(old: Report, new: Report) -> Report:
     )
 
 
-_NOTE = "only some checks were run again; the others are as found at "
-
-
 def _measured(old: Measurements, new: Measurements) -> Measurements:
     if old.launch is not None and new.launch is not None:
         if (old.launch.backend, old.launch.world_size) != (new.launch.backend, new.launch.world_size):
@@ -219,14 +224,3 @@ def _of_ranks(old: Measurements, new: Measurements) -> Measurements:
 def _reasons(part: str, measured: Measurements) -> dict[str, Missing]:
     """The reasons why figures of this part, or of a component of it, are missing."""
     return {name: why for name, why in measured.not_run.items() if name.partition(".")[0] == part}
-
-
-_APART = ("frameworks", "deepspeed", "tensorflow")
-_FIELDS: dict[str, tuple[str, ...]] = {
-    "collective": ("collectives", "pairs"),
-    "link": ("host_links", "peer_links"),
-    "compute": ("compute",),
-    "train": ("training",),
-    "strategy": ("strategies",),
-    "data": ("data_loading",),
-}

@@ -24,6 +24,22 @@ from gpudoctor.checks.driver.responsive import WAKING
 from gpudoctor.facts.captures import ABSENT
 from gpudoctor.report.model import Report, findings_of, is_above
 
+# the command whose output is missing from a capture, by domain; for the kernel log, by check
+_COMMANDS = {
+    "gpu.xid": "dmesg",
+    "gpu": "nvidia-smi -q",
+    "pcie": "lspci -vvv (as root)",
+    "nvlink": "nvidia-smi nvlink -s",
+    "topology": "nvidia-smi topo -m",
+    "host": "free -m; df -m /dev/shm",
+    "env": "env",
+    "network": "ibstat",
+}
+_MOST_COMMANDS = 3
+_MOST_LINES = 20  # of what a block of several subjects says of each
+PARTLY = "PARTLY JUDGED"
+Part = str | tuple[Evidence, ...] | tuple[Advice, ...] | tuple[str, ...]
+
 
 def check_count(count: int) -> str:
     return f"{count} {'check' if count == 1 else 'checks'}"
@@ -72,21 +88,6 @@ def _reason(result: CheckResult) -> str:
     return next((f.reason for f in result.findings if f.reason), "nothing to judge")
 
 
-# the command whose output is missing from a capture, by domain; for the kernel log, by check
-_COMMANDS = {
-    "gpu.xid": "dmesg",
-    "gpu": "nvidia-smi -q",
-    "pcie": "lspci -vvv (as root)",
-    "nvlink": "nvidia-smi nvlink -s",
-    "topology": "nvidia-smi topo -m",
-    "host": "free -m; df -m /dev/shm",
-    "env": "env",
-    "network": "ibstat",
-}
-_MOST_COMMANDS = 3
-_MOST_LINES = 20  # of what a block of several subjects says of each
-
-
 def also_paste(report: Report) -> str:
     """ "To judge nvlink, also paste: nvidia-smi nvlink -s"; "" if the capture has something for every domain."""
     if report.run.source.kind != "capture":
@@ -104,9 +105,6 @@ def also_paste(report: Report) -> str:
         name, _, command = parts[0].partition(": ")
         return f"To judge {name}, also paste: {command}"
     return f"To judge more, also paste: {' | '.join(parts[:_MOST_COMMANDS])}"
-
-
-PARTLY = "PARTLY JUDGED"
 
 
 def verdict_word(report: Report) -> str:
@@ -168,9 +166,6 @@ def alike(findings: Iterable[Finding]) -> Iterator[tuple[Finding, str]]:
 def label_of(findings: Sequence[Finding]) -> str:
     """The subjects of findings with the same words; that of a single one in full."""
     return findings[0].subject.label if len(findings) == 1 else grouped_label(f.subject for f in findings)
-
-
-Part = str | tuple[Evidence, ...] | tuple[Advice, ...] | tuple[str, ...]
 
 
 def block_parts(findings: Sequence[Finding], explains: Iterable[str]) -> Iterator[tuple[str, Part]]:

@@ -24,6 +24,10 @@ _BYTES_MAX = 64 << 20
 _FIELD = {name: lazy_pattern(rf"(?:^| ){name}=(\S+)") for name in ("NodeName", "State", "Gres", "Partitions")}
 # newer versions of Slurm write more fields after it
 _SIGNED_REASON = lazy_pattern(r"(.*) \[([^\[\]]*@[^\[\]]*)\](?: [A-Z]\w*=.*)?")
+Say = Callable[[str], None]
+
+# how often, and how far apart, a node that may stay drained checks whether the others have undrained themselves
+_LOOKS, _PAUSE_S = 4, 0.3
 
 
 class NodeRecord(msgspec.Struct, frozen=True):
@@ -121,11 +125,6 @@ def _update(name: str, *words: str) -> bool:
 
 
 # The decision to drain.
-
-Say = Callable[[str], None]
-
-# how often, and how far apart, a node that may stay drained checks whether the others have undrained themselves
-_LOOKS, _PAUSE_S = 4, 0.3
 
 
 class DrainResult(Enum):

@@ -20,6 +20,13 @@ if TYPE_CHECKING:
     from gpudoctor.report.model import Report
 
 Verdict = Literal["pass", "warn", "fail", "unknown"]
+_NUMBERS = lazy_pattern(r"\d{1,4}(?:,\d{1,4})*")
+_MINOR = lazy_pattern(r"^Device Minor:\s*(\d+)", re.MULTILINE)
+_BUS = lazy_pattern(r"^Bus Location:\s*(\S+)", re.MULTILINE)
+# MIG instances: if there are any, Slurm numbers these, and number 1 may be an instance on GPU 0
+_MIG = "proc/driver/nvidia/capabilities/gpu*/mig/gi*"
+_NVIDIA = "0x10de"
+_DISPLAY_CLASS = "0x03"
 
 
 class HookVerdict(msgspec.Struct, frozen=True):
@@ -100,14 +107,6 @@ def _matches(check: str, word: str) -> bool:
 
 
 # The job's GPUs, and whether this machine has any.
-
-_NUMBERS = lazy_pattern(r"\d{1,4}(?:,\d{1,4})*")
-_MINOR = lazy_pattern(r"^Device Minor:\s*(\d+)", re.MULTILINE)
-_BUS = lazy_pattern(r"^Bus Location:\s*(\S+)", re.MULTILINE)
-# MIG instances: if there are any, Slurm numbers these, and number 1 may be an instance on GPU 0
-_MIG = "proc/driver/nvidia/capabilities/gpu*/mig/gi*"
-_NVIDIA = "0x10de"
-_DISPLAY_CLASS = "0x03"
 
 
 def job_gpus(slurm_job_gpus: str, root: Path = Path("/")) -> str | None:

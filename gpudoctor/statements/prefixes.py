@@ -20,43 +20,6 @@ _SECONDS_A_DAY = 86400
 _MONTHS = {
     m: n for n, m in enumerate(["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"], 1)
 }
-
-
-class Origin(msgspec.Struct):
-    """Who wrote a line, and when, as far as its prefixes show. `time_s`: seconds within a year, without time zone."""
-
-    rank: int | None = None
-    local_rank: int | None = None
-    task: int | None = None
-    host: str | None = None
-    label: str | None = None
-    pid: int | None = None
-    ip: str | None = None
-    gpu: str | None = None
-    time_s: float | None = None
-    source: str | None = None
-    level: str | None = None
-    thread: str | None = None
-    level_word: str | None = None
-    program: str | None = None
-    program_pid: int | None = None
-
-    @property
-    def stream(self) -> object:
-        """Equal for all lines of one writer."""
-        return self.rank, self.local_rank, self.task, self.label, self.pid, self.host
-
-
-class Labels(msgspec.Struct, frozen=True):
-    """Labels recognised from many lines only: `3: ` of `srun -l`, `node17: ` of pdsh, the margin of a quoted log."""
-
-    tasks: bool = False
-    hosts: frozenset[str] = frozenset()
-    margin: str = ""
-
-
-NO_LABELS = Labels()
-
 _TASK = re.compile(r" {0,5}(\d{1,6}): ?(?=\S|$)")
 _HOST_LABEL = re.compile(r"([A-Za-z][\w.-]{1,80}|\d{1,3}(?:\.\d{1,3}){3}):(?: |$)")
 _NO_HOSTS = re.compile(
@@ -66,8 +29,6 @@ _NO_HOSTS = re.compile(
 _LEVEL_BEHIND = re.compile(r" ?\[?(?:DEBUG|INFO|WARN(?:ING)?|ERROR|CRITICAL)\b")
 _COLOURS = re.compile(r"\x1b\[[0-9;?]{0,20}[A-Za-z]")
 _TIME = r"\d\d:\d\d:\d\d(?:[.,]\d{1,9})?"
-
-
 _CAPITALS, _DIGITS = string.ascii_uppercase, string.digits
 _WORD = "_" + string.ascii_letters + _DIGITS
 # what it may begin with, how it is taken, the expression
@@ -153,6 +114,46 @@ _PREFIXES: dict[str, tuple[tuple[str, re.Pattern[str]], ...]] = {
 }
 _MARGIN = re.compile(r"[ \t>]{0,40}")
 _INDENTED = re.compile(r"[ \t]+\[(?:rank|default|[IWEF]\d{3,4} )")  # a log that was quoted
+_MARKS = re.compile(r"[ \t]{0,20}(?:>[ \t]?|#{1,6}[ \t]+|[*+-][ \t]+(?=[A-Za-z`*\[(]))")
+_EMPHASIS = re.compile(r"(?<!\*)\*\*(?=[^\s*])([^*]{1,300})\*\*(?!\*)")
+_CODE = re.compile(r"(?<!Assertion )`([^`]{1,400})`")
+_FENCE = re.compile(r"[ \t]{0,20}(?:```|~~~)[\w+-]{0,20}[ \t]*$")
+
+
+class Origin(msgspec.Struct):
+    """Who wrote a line, and when, as far as its prefixes show. `time_s`: seconds within a year, without time zone."""
+
+    rank: int | None = None
+    local_rank: int | None = None
+    task: int | None = None
+    host: str | None = None
+    label: str | None = None
+    pid: int | None = None
+    ip: str | None = None
+    gpu: str | None = None
+    time_s: float | None = None
+    source: str | None = None
+    level: str | None = None
+    thread: str | None = None
+    level_word: str | None = None
+    program: str | None = None
+    program_pid: int | None = None
+
+    @property
+    def stream(self) -> object:
+        """Equal for all lines of one writer."""
+        return self.rank, self.local_rank, self.task, self.label, self.pid, self.host
+
+
+class Labels(msgspec.Struct, frozen=True):
+    """Labels recognised from many lines only: `3: ` of `srun -l`, `node17: ` of pdsh, the margin of a quoted log."""
+
+    tasks: bool = False
+    hosts: frozenset[str] = frozenset()
+    margin: str = ""
+
+
+NO_LABELS = Labels()
 
 
 def with_short_numbers(line: str) -> str:
@@ -231,12 +232,6 @@ def stripped(line: str, labels: Labels = NO_LABELS) -> tuple[Origin, str]:
             break
         line = rest
     return origin, line
-
-
-_MARKS = re.compile(r"[ \t]{0,20}(?:>[ \t]?|#{1,6}[ \t]+|[*+-][ \t]+(?=[A-Za-z`*\[(]))")
-_EMPHASIS = re.compile(r"(?<!\*)\*\*(?=[^\s*])([^*]{1,300})\*\*(?!\*)")
-_CODE = re.compile(r"(?<!Assertion )`([^`]{1,400})`")
-_FENCE = re.compile(r"[ \t]{0,20}(?:```|~~~)[\w+-]{0,20}[ \t]*$")
 
 
 def unmarked(line: str) -> str:

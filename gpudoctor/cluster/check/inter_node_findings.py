@@ -33,6 +33,10 @@ SLOW_SHARE: dict[Backend, float] = {"nccl": 0.80, "gloo": 0.30}
 FAIL_SHARE: dict[Backend, float] = {"nccl": 0.50, "gloo": 0.15}
 _OWN = "gpudoctor's own choice"
 _ALIKE_MAX = 6
+_GROUP_STEPS = (
+    Advice("Let the nodes connect to each other on any port: NCCL and gloo choose them freely.", "nft list ruleset"),
+    Advice("Run it once more with its words.", "NCCL_DEBUG=INFO GPUDOCTOR_TRACEBACK=1 gpudoctor cluster check"),
+)
 
 
 def all_reduce_findings(session: ClusterSession) -> Iterator[Finding]:
@@ -143,12 +147,6 @@ def _slow(
             *last_step,
         ),
     )
-
-
-_GROUP_STEPS = (
-    Advice("Let the nodes connect to each other on any port: NCCL and gloo choose them freely.", "nft list ruleset"),
-    Advice("Run it once more with its words.", "NCCL_DEBUG=INFO GPUDOCTOR_TRACEBACK=1 gpudoctor cluster check"),
-)
 
 
 def _outlier_subjects(

@@ -25,6 +25,13 @@ from gpudoctor.facts.system.network import Reach
 from gpudoctor.http.address import is_loopback
 from gpudoctor.profiles.profile import majority
 
+# gpudoctor's own choice: with a larger difference, logs and traces of several nodes cannot be put in order, and what
+# expires by time (tickets, tokens, file caches) begins to fail; munge and Kerberos credentials fail at 300 s
+CLOCK_WARN_S = 1.0
+_CLOCKS = Expected(f"within {CLOCK_WARN_S:g} s", "<=", CLOCK_WARN_S, "s", "gpudoctor's own choice")
+_CLOCK_LIKELY = "a clock that is not kept by NTP or PTP"
+_CLOCK_STEPS = (Advice("See whether it is kept.", "timedatectl status; chronyc tracking"),)
+
 
 def interface_for_gloo(reach: Reach, address: str) -> str | None:
     """The GLOO_SOCKET_IFNAME to set for the measurement; None if gloo's own choice works.
@@ -58,14 +65,6 @@ def gloo_trouble(reach: Reach) -> str | Missing | None:
     if resolved and all(map(is_loopback, resolved)):
         return f"its hostname {reach.hostname} resolves to {resolved[0]}, which no other node can reach"
     return None
-
-
-# gpudoctor's own choice: with a larger difference, logs and traces of several nodes cannot be put in order, and what
-# expires by time (tickets, tokens, file caches) begins to fail; munge and Kerberos credentials fail at 300 s
-CLOCK_WARN_S = 1.0
-_CLOCKS = Expected(f"within {CLOCK_WARN_S:g} s", "<=", CLOCK_WARN_S, "s", "gpudoctor's own choice")
-_CLOCK_LIKELY = "a clock that is not kept by NTP or PTP"
-_CLOCK_STEPS = (Advice("See whether it is kept.", "timedatectl status; chronyc tracking"),)
 
 
 def network_findings(nodes: Sequence[NodeProgress], backend: Backend | None) -> Iterator[Finding]:

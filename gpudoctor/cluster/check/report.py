@@ -20,6 +20,15 @@ from gpudoctor.report.model import Tool, Verdict
 
 Backend = Literal["nccl", "gloo"]
 Launcher = Literal["slurm", "torchrun", "mpi", "ray", "k8s"]
+SCHEMA: Literal["gpudoctor.cluster/1"] = "gpudoctor.cluster/1"
+# the checks of a cluster report: id, and the title that holds if it passes
+TITLES = {
+    "cluster.nodes": "Every node came, and answered to the end",
+    "cluster.checks": "Every node passes its own check",
+    "cluster.network": "Nodes find each other: names, interfaces, MTU, rates and clocks agree",
+    "cluster.all-reduce": "A sum over all ranks of all nodes is exactly right",
+    "cluster.pairs": "Every two nodes exchange data as fast as the others do",
+}
 
 
 class ClusterCheckRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,17 +107,6 @@ class ClusterOutput(NamedTuple):
 
     write: Callable[[ClusterReport], int]
     show: Callable[[str], None]
-
-
-SCHEMA: Literal["gpudoctor.cluster/1"] = "gpudoctor.cluster/1"
-# the checks of a cluster report: id, and the title that holds if it passes
-TITLES = {
-    "cluster.nodes": "Every node came, and answered to the end",
-    "cluster.checks": "Every node passes its own check",
-    "cluster.network": "Nodes find each other: names, interfaces, MTU, rates and clocks agree",
-    "cluster.all-reduce": "A sum over all ranks of all nodes is exactly right",
-    "cluster.pairs": "Every two nodes exchange data as fast as the others do",
-}
 
 
 class NodeResult(msgspec.Struct, frozen=True):

@@ -15,6 +15,10 @@ from gpudoctor.cluster.fleet.shapes import Verdict
 from gpudoctor.hostlist import Hosts, is_host_name
 
 MIN_NODES = 3
+Configurations = Mapping[str, Iterable[tuple[str, str]]]
+OUTLIER = "fleet.outlier"
+WORST_FIRST: tuple[Verdict, ...] = ("fail", "unknown", "warn", "pass")
+_FIT: tuple[Verdict, ...] = ("pass", "warn")
 
 
 class Other(msgspec.Struct, frozen=True):
@@ -39,9 +43,6 @@ class ConfigDrift(msgspec.Struct, frozen=True):
     others: tuple[Other, ...]
 
 
-Configurations = Mapping[str, Iterable[tuple[str, str]]]
-
-
 def drifts(kind: str, configurations: Configurations) -> list[ConfigDrift]:
     """The items in which nodes (by name) of a kind differ, of those that at least `MIN_NODES` nodes report."""
     by_item: dict[str, dict[str, list[str]]] = {}
@@ -62,11 +63,7 @@ def drifts(kind: str, configurations: Configurations) -> list[ConfigDrift]:
     return found
 
 
-OUTLIER = "fleet.outlier"
 """The id under which a node counts that fails by comparison with the others only."""
-
-WORST_FIRST: tuple[Verdict, ...] = ("fail", "unknown", "warn", "pass")
-_FIT: tuple[Verdict, ...] = ("pass", "warn")
 
 
 class NodeRow(msgspec.Struct, frozen=True):

@@ -19,6 +19,7 @@ from gpudoctor.run.watched import Watched, WatchedRank
 _OF_A_NODE = re.compile(r"--(node|machine)[-_]rank(=.*)?|--local[-_]addr(=.*)?")
 # findings that compare ranks, and so are made again over all nodes
 _COMPARED = ("run.balance", "run.batch", "run.data", "run.host")
+_decoder = msgspec.json.Decoder(RunReport)
 
 
 class RunFinding(msgspec.Struct, frozen=True):
@@ -42,9 +43,6 @@ class FleetRun(msgspec.Struct, frozen=True):
     step_ms: float | None
     verdict: Verdict
     findings: tuple[RunFinding, ...]
-
-
-_decoder = msgspec.json.Decoder(RunReport)
 
 
 def run_report_of(data: bytes) -> RunReport | None:

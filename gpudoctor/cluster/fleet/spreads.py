@@ -16,6 +16,8 @@ from gpudoctor.report.two_reports import FIGURE_CHANGE_MIN
 
 # one bad figure alone would blame a healthy node now and then: 1 of 5 repeats was 24 % off on a healthy machine
 FIGURES_TO_FAIL = 2
+_Column = tuple[list[float], list[int], list[Place]]
+_Rows = Mapping[str, NodeRow]
 
 
 class _Worse(msgspec.Struct, frozen=True):
@@ -54,9 +56,6 @@ def by_kind(nodes: Sequence[FleetNode]) -> dict[str, list[FleetNode]]:
     for node in nodes:
         kinds.setdefault(node.newest.kind, []).append(node)
     return kinds
-
-
-_Column = tuple[list[float], list[int], list[Place]]
 
 
 def _columns(nodes: Sequence[FleetNode], arrays: Sequence[Sequence[float]]) -> Iterator[tuple[Figure, _Column]]:
@@ -169,8 +168,6 @@ def changed(
 
 
 # What changed since an older set of reports.
-
-_Rows = Mapping[str, NodeRow]
 
 
 def trends(

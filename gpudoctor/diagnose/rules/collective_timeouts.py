@@ -12,6 +12,7 @@ from gpudoctor.diagnose.rules.model import Hypothesis, host_of, named, ranks_of
 _UNEVEN = ("ALLTOALL", "SEND", "RECV", "GATHER", "SCATTER", "COALESCED", "UNKNOWN")
 _SHORT_MS = 10_000
 _OVERHEARD = 0.1  # if fewer ranks than this share are heard of, nothing can be concluded about the others
+Group = str | None
 
 
 class Waiting(msgspec.Struct):
@@ -24,9 +25,6 @@ class Waiting(msgspec.Struct):
     enqueued: int | None = None
     completed: int | None = None
     events: list[Event] = []
-
-
-Group = str | None
 
 
 def nccl_timeouts(job: Job, attempt: int) -> list[Hypothesis]:

@@ -20,6 +20,14 @@ _BURN_GPU = re.compile(r"\s*GPU (\d{1,4}): (OK|FAULTY)")
 _BURN_PROGRESS = re.compile(r"(\d{1,3})\.\d%\s+proc'd: ([^e]{1,20000})errors: ?([^t]{0,20000})")
 _BURN_ERRORS = re.compile(r"(-?\d{1,20})\s*(\(DIED!\))?")
 _BURN_ENDED = re.compile(r"Couldn't init a GPU test|No clients are alive")
+_P2P_MATRIX = re.compile(r"\s*(Uni|Bi)directional P2P=(En|Dis)abled Bandwidth")
+_P2P_ROW = re.compile(rf"\s{{1,12}}(\d{{1,4}})({_CELLS})")
+_P2P_ACCESS = re.compile(r"\s*P2P Connectivity Matrix")
+_COPY = re.compile(r"\s*(Host to Device|Device to Host) Bandwidth, ")
+_COPY_UNIT = re.compile(r"\s+Transfer Size \(Bytes\)\s+Bandwidth\((M|G)B/s\)")
+_COPY_RATE = re.compile(r"\s+(\d{3,12})\s+(\d{1,7}(?:\.\d{1,3})?)\s*$")
+_SLOW_COPY_GB_S = 5  # PCIe 3.0 x8 carries 6
+_LARGE_COPY_BYTES = 16_000_000  # smaller ones, and those of pageable memory, do not reach a link's rate
 
 
 def read_burn(block: Block) -> Part:
@@ -48,11 +56,6 @@ def read_burn(block: Block) -> Part:
     return Part(reported=(from_tool("gpu-burn", f"{len(verdicts)} GPUs OK", "ok"),) if verdicts else ())
 
 
-_P2P_MATRIX = re.compile(r"\s*(Uni|Bi)directional P2P=(En|Dis)abled Bandwidth")
-_P2P_ROW = re.compile(rf"\s{{1,12}}(\d{{1,4}})({_CELLS})")
-_P2P_ACCESS = re.compile(r"\s*P2P Connectivity Matrix")
-
-
 def read_p2p(block: Block) -> Part:
     """Copies from GPU to GPU that are no faster with peer to peer than without, if the GPUs can reach each other."""
     rates: dict[tuple[str, str], list[float]] = {}
@@ -76,13 +79,6 @@ def read_p2p(block: Block) -> Part:
             figures = f"{on[len(on) // 2]:g} GB/s with peer to peer, {off[len(off) // 2]:g} without"
             slow.append(from_tool("p2pBandwidthLatencyTest", f"{way.lower()}directional copies: {figures}", "warning"))
     return Part(reported=tuple(slow), notes=() if slow else ("p2pBandwidthLatencyTest: faster with peer to peer",))
-
-
-_COPY = re.compile(r"\s*(Host to Device|Device to Host) Bandwidth, ")
-_COPY_UNIT = re.compile(r"\s+Transfer Size \(Bytes\)\s+Bandwidth\((M|G)B/s\)")
-_COPY_RATE = re.compile(r"\s+(\d{3,12})\s+(\d{1,7}(?:\.\d{1,3})?)\s*$")
-_SLOW_COPY_GB_S = 5  # PCIe 3.0 x8 carries 6
-_LARGE_COPY_BYTES = 16_000_000  # smaller ones, and those of pageable memory, do not reach a link's rate
 
 
 def _copies(block: Block) -> Iterator[tuple[str, float]]:

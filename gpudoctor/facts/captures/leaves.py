@@ -33,6 +33,47 @@ _GAPS = (NOT_READ, ABSENT)
 _WORST = (Ecc, MemoryRepair, NvLink)
 _UP = ("active", "OK")  # of two states of a link or pair, the other one counts
 _NOT_WORST = frozenset({"enabled", "pending", "banks_max_spare", "banks_high_spare"})
+_Bounds = tuple[float, float]
+
+_COUNT: _Bounds = (0, 2**64)
+# bounds for every number in these structs; bounds for single fields are below
+_KINDS: dict[type, _Bounds] = {
+    Clocks: (0, 100_000),
+    Driver: _COUNT,
+    Ecc: _COUNT,
+    Host: _COUNT,
+    MemoryRepair: _COUNT,
+    NvLink: _COUNT,
+    PcieHop: _COUNT,
+    PcieLink: _COUNT,
+    Power: (0, 100_000),
+    Thermal: (-200, 200),  # as in the live reader: a broken sensor reads 255
+    ThrottleTimes: _COUNT,
+    Utilization: (0, 100),
+}
+_GENERATION, _MEMORY_MIB = (1, 10), (0, 2**26)
+_FIELDS: dict[tuple[type, str], _Bounds] = {
+    (PcieLink, "generation"): _GENERATION,
+    (PcieLink, "generation_max"): _GENERATION,
+    (PcieLink, "device_generation_max"): _GENERATION,
+    (PcieLink, "host_generation_max"): _GENERATION,
+    (PcieLink, "width"): (1, 32),
+    (PcieLink, "width_max"): (1, 32),
+    (PcieHop, "width"): (0, 255),  # sysfs shows 0 or 255 if a port has no link
+    (PcieHop, "max_width"): (0, 255),
+    (Gpu, "memory_total_mib"): _MEMORY_MIB,
+    (Gpu, "memory_reserved_mib"): _MEMORY_MIB,
+    (Gpu, "memory_used_mib"): _MEMORY_MIB,
+    (Gpu, "memory_free_mib"): _MEMORY_MIB,
+    (NvLink, "speed_gb_s"): (0, 10_000),
+}
+_NOT_CLIPPED: dict[tuple[type, str], int] = {
+    # a list cut in the middle would mean something else
+    (Variable, "value"): 100_000,
+    (Gpu, "cpu_affinity"): 10_000,
+}
+# part of a struct's identity, never Missing
+_REQUIRED = {(NvLink, "link")}
 
 
 def merged(one: T, other: T, conflicts: list[str], place: str = "") -> T:
@@ -122,49 +163,6 @@ def say_absent(value: T) -> T:
 
 
 # What no machine can have reported: absurd numbers and endless strings.
-
-
-_Bounds = tuple[float, float]
-
-_COUNT: _Bounds = (0, 2**64)
-# bounds for every number in these structs; bounds for single fields are below
-_KINDS: dict[type, _Bounds] = {
-    Clocks: (0, 100_000),
-    Driver: _COUNT,
-    Ecc: _COUNT,
-    Host: _COUNT,
-    MemoryRepair: _COUNT,
-    NvLink: _COUNT,
-    PcieHop: _COUNT,
-    PcieLink: _COUNT,
-    Power: (0, 100_000),
-    Thermal: (-200, 200),  # as in the live reader: a broken sensor reads 255
-    ThrottleTimes: _COUNT,
-    Utilization: (0, 100),
-}
-_GENERATION, _MEMORY_MIB = (1, 10), (0, 2**26)
-_FIELDS: dict[tuple[type, str], _Bounds] = {
-    (PcieLink, "generation"): _GENERATION,
-    (PcieLink, "generation_max"): _GENERATION,
-    (PcieLink, "device_generation_max"): _GENERATION,
-    (PcieLink, "host_generation_max"): _GENERATION,
-    (PcieLink, "width"): (1, 32),
-    (PcieLink, "width_max"): (1, 32),
-    (PcieHop, "width"): (0, 255),  # sysfs shows 0 or 255 if a port has no link
-    (PcieHop, "max_width"): (0, 255),
-    (Gpu, "memory_total_mib"): _MEMORY_MIB,
-    (Gpu, "memory_reserved_mib"): _MEMORY_MIB,
-    (Gpu, "memory_used_mib"): _MEMORY_MIB,
-    (Gpu, "memory_free_mib"): _MEMORY_MIB,
-    (NvLink, "speed_gb_s"): (0, 10_000),
-}
-_NOT_CLIPPED: dict[tuple[type, str], int] = {
-    # a list cut in the middle would mean something else
-    (Variable, "value"): 100_000,
-    (Gpu, "cpu_affinity"): 10_000,
-}
-# part of a struct's identity, never Missing
-_REQUIRED = {(NvLink, "link")}
 
 
 def plausible(value: T) -> T:

@@ -44,6 +44,7 @@ _MISMATCH = lazy_pattern(
 _MISMATCH_LINES = 4
 _CUT_OFF = Missing("the driver's message is cut off in the log", "failed")
 _ONE_VERSION = lazy_pattern(rf"(kernel module )?has(?: the)? version ({DRIVER_VERSION})(?:,|\s|$)")
+_Subject = tuple[HostEventKind, str | None, str | None]
 
 
 def is_of_interest(line: str) -> bool:
@@ -186,9 +187,6 @@ def _event_of(record: LogRecord) -> KernelEvent | Literal["quoted"] | None:
             return msgspec.structs.replace(event, kind="unclear", text=record.line, time_s=record.time_s)
         unclear = record.origin == "text" or (tagged and begins_coded(message))
     return KernelEvent("unclear", record.line, time_s=record.time_s) if unclear else "quoted"
-
-
-_Subject = tuple[HostEventKind, str | None, str | None]
 
 
 class HostEvents:

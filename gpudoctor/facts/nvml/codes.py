@@ -176,6 +176,7 @@ _CORE: Mapping[str, str] = {
     "utilization": "utilisation",
 }
 CORE_QUESTIONS = frozenset(_CORE.values())
+Cost = Literal["value", "gpu", "node"]
 
 
 def error_word(code: int) -> str:
@@ -201,9 +202,6 @@ def known_word(value: int | Missing, words: Mapping[int, str], call: str) -> str
     if isinstance(value, Missing):
         return value
     return words.get(value) or Missing(f"{call} said {value}, which this version does not know", "failed")
-
-
-Cost = Literal["value", "gpu", "node"]
 
 
 def cost_of(code: int, call: str) -> Cost:

@@ -29,6 +29,8 @@ MAX_LINE_BYTES = 16 << 20
 MAX_FILE_BYTES = 4 << 30
 # its quotes would be escaped inside a string, so no fact can match it
 _LINE_OF_STREAM = re.compile(rb'"kind"\s*:\s*"(?:opening|tick)"')
+_opening = msgspec.json.Decoder(Opening).decode
+_tick = msgspec.json.Decoder(Tick).decode
 
 
 class _Glance(msgspec.Struct):
@@ -39,8 +41,6 @@ class _Glance(msgspec.Struct):
 
 
 _glance = msgspec.json.Decoder(_Glance).decode
-_opening = msgspec.json.Decoder(Opening).decode
-_tick = msgspec.json.Decoder(Tick).decode
 
 
 class Recording:

@@ -48,6 +48,7 @@ _CGROUP_HINTS = (
 _FLAGS = lazy_pattern(r"^flags\s*:(.*)$", re.MULTILINE)
 # Version 1 writes "no limit" as the largest page-aligned signed 64-bit number, which depends on the page size
 _UNLIMITED_BYTES = 1 << 62
+_Limit = float | Missing | None
 
 
 def read_virtualization(root: Path) -> dict[str, str | Missing]:
@@ -156,9 +157,6 @@ def read_cpuset(root: Path) -> int | Missing:
                 cpus = parse_cpu_list(text)
                 return Missing(f"{folder}/{name} reads {text[:40]!r}", "failed") if cpus is None else len(cpus)
     return Missing("no cpuset controller is mounted")
-
-
-_Limit = float | Missing | None
 
 
 def _smallest(

@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 
 OLDEST_TORCH = (2, 4)
 _cuda: Any = torch.cuda  # not annotated everywhere
+_OF_OTHERS_MIB = 2000.0  # the driver itself keeps up to 1.5 GB
+_OF_CUDA_MIB = 3000.0  # what the CUDA context and NCCL hold besides torch's allocator, if the error does not state it
+_OWN_USE = lazy_pattern(r"this process has ([0-9.]+) (MiB|GiB) memory in use")
+_MIB = {"MiB": 1.0, "GiB": 1024.0}
 
 
 class UnusableTorchError(Exception):
@@ -111,12 +115,6 @@ def require_usable(rank: Rank, view: TorchView) -> None:
         text = f"this torch ({view.torch}) has no code for a GPU of compute capability {major}.{minor}"
         rank.send(TorchSeen(msgspec.structs.replace(view, error=text)))
         raise UnusableTorchError(text) from error
-
-
-_OF_OTHERS_MIB = 2000.0  # the driver itself keeps up to 1.5 GB
-_OF_CUDA_MIB = 3000.0  # what the CUDA context and NCCL hold besides torch's allocator, if the error does not state it
-_OWN_USE = lazy_pattern(r"this process has ([0-9.]+) (MiB|GiB) memory in use")
-_MIB = {"MiB": 1.0, "GiB": 1024.0}
 
 
 def rank_failure(error: Exception, blocked: bool) -> RankFailure:

@@ -25,6 +25,18 @@ from gpudoctor.process.ending import leave
 from gpudoctor.process.pipes import write_all
 from gpudoctor.units import short_size
 
+_PATTERNS: tuple[ReadPattern, ...] = ("sequential", "random")
+_MOST_WAIT_S = 3.0  # estimate for one read by each reader, if they share the bandwidth that one reader got
+_LEAST_FILE_BYTES = 4096  # files smaller than a page are not worth measuring
+_CACHED_BYTES = 64 << 20
+_OPENS_S = 0.3
+# of the file that is created if the user names none
+_WRITE_S = 4.0
+_OWN_BYTES = 512 << 20
+_LEAST_OWN_BYTES = 64 << 20
+_SYNC_BYTES = 32 << 20
+_SHARE_OF_FREE = 20
+
 
 class ReadOrder(msgspec.Struct, frozen=True):
     """What to read: `read` without figures, and its path in hexadecimal, since it need not be UTF-8 as JSON requires.
@@ -44,19 +56,6 @@ class ReadAnswer(msgspec.Struct, frozen=True):
 
     doing: str
     read: StorageRead
-
-
-_PATTERNS: tuple[ReadPattern, ...] = ("sequential", "random")
-_MOST_WAIT_S = 3.0  # estimate for one read by each reader, if they share the bandwidth that one reader got
-_LEAST_FILE_BYTES = 4096  # files smaller than a page are not worth measuring
-_CACHED_BYTES = 64 << 20
-_OPENS_S = 0.3
-# of the file that is created if the user names none
-_WRITE_S = 4.0
-_OWN_BYTES = 512 << 20
-_LEAST_OWN_BYTES = 64 << 20
-_SYNC_BYTES = 32 << 20
-_SHARE_OF_FREE = 20
 
 
 class NothingToReadError(Exception):

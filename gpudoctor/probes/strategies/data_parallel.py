@@ -27,6 +27,14 @@ from gpudoctor.probes.strategies.model import MICRO_BATCHES, OPTIMIZER_OPTIONS, 
 from gpudoctor.probes.strategies.transformer import TransformerBlock, loss_of
 
 _DESYNC_STEP = 4
+_Dtype = Literal["fp32", "bf16"]
+_Sharded = tuple[torch.nn.Module, torch.optim.Optimizer, Callable[[], dict[str, torch.Tensor]]]
+_Shard = Callable[[Rank, Bench, _Dtype], _Sharded]  # shards the model: returns it, its optimizer and its full weights
+
+_SKIPS_AT = 3
+_dist: Any = dist
+# FSDP calls one of these: fully_shard the second in newer torch, FSDP1 the last on CPU ranks
+_GATHERS = ("all_gather_into_tensor", "all_gather_single", "all_gather")
 
 
 def run_ddp(rank: Rank, bench: Bench) -> None:
@@ -118,16 +126,6 @@ def _train_dp(rank: Rank, bench: Bench, devices: list[int]) -> None:
         return loss
 
     bench.train("dp", step, model, optimizer, figures=figures, alone=True)
-
-
-_Dtype = Literal["fp32", "bf16"]
-_Sharded = tuple[torch.nn.Module, torch.optim.Optimizer, Callable[[], dict[str, torch.Tensor]]]
-_Shard = Callable[[Rank, Bench, _Dtype], _Sharded]  # shards the model: returns it, its optimizer and its full weights
-
-_SKIPS_AT = 3
-_dist: Any = dist
-# FSDP calls one of these: fully_shard the second in newer torch, FSDP1 the last on CPU ranks
-_GATHERS = ("all_gather_into_tensor", "all_gather_single", "all_gather")
 
 
 def run_fsdp(rank: Rank, bench: Bench) -> None:

@@ -15,6 +15,10 @@ from gpudoctor.probes.runner.torch_device import torch_version
 
 ScheduleName = Literal["gpipe", "1f1b"]
 SCHEDULES: tuple[ScheduleName, ...] = ("gpipe", "1f1b")
+# With gloo torch 2.13 works; 2.9 sends 8 bytes but receives 4, and aborts the process. Versions between are untested.
+TORCH_SCHEDULES_SINCE = (2, 13)
+
+Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class Action(NamedTuple):
@@ -97,12 +101,6 @@ def layers_of_stage(layers: int, stage: int, stages: int) -> range:
     each, more = divmod(layers, stages)
     first = stage * each + min(stage, more)
     return range(first, first + each + (1 if stage < more else 0))
-
-
-# With gloo torch 2.13 works; 2.9 sends 8 bytes but receives 4, and aborts the process. Versions between are untested.
-TORCH_SCHEDULES_SINCE = (2, 13)
-
-Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class PipelineStep(Protocol):

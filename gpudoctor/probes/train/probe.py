@@ -34,6 +34,15 @@ _WARM_UP_GPU, _WARM_UP_CPU = 8, 3  # DDP rebuilds its buckets, libraries initial
 _STEADY_STEPS = 30
 _SOLO_STEPS = 10
 _BUCKETS_MB = (1, DEFAULT_BUCKET_MB, 100)
+_STEPS = 8
+_SETTLING = 2  # steps discarded after a move to another core, whose caches are cold
+_MOST_TURNS = 72  # over all layouts: 36 cycles on 2 cores
+_LOOKS = 6
+_BUDGET_S = 4.0
+JUDGED_RATIO = 1.10  # at which `train.balance` warns; a test holds the two equal
+_LEAST_CYCLES = 12  # a disturbance of half a second is in fewer
+_LEAST_JUDGED = 6  # with fewer the check gives no verdict
+_OBRIEN_FLEMING = 2.053
 
 
 def run_training(rank: Rank) -> None:
@@ -163,17 +172,6 @@ def _sha256(parameters: list[nn.Parameter]) -> str:
     for parameter in parameters:
         add_bytes(digest, parameter.detach())
     return digest.hexdigest()
-
-
-_STEPS = 8
-_SETTLING = 2  # steps discarded after a move to another core, whose caches are cold
-_MOST_TURNS = 72  # over all layouts: 36 cycles on 2 cores
-_LOOKS = 6
-_BUDGET_S = 4.0
-JUDGED_RATIO = 1.10  # at which `train.balance` warns; a test holds the two equal
-_LEAST_CYCLES = 12  # a disturbance of half a second is in fewer
-_LEAST_JUDGED = 6  # with fewer the check gives no verdict
-_OBRIEN_FLEMING = 2.053
 
 
 def take_turns(rank: Rank, train: Train) -> tuple[tuple[float, ...], bool]:

@@ -39,6 +39,21 @@ _RATES: dict[Metric, Callable[[Measurements], RateMatrix]] = {
     "pairs": pair_matrix,
 }
 _NAMES_MAX = 3
+_MEANINGS = {
+    "PIX": "PIX one PCIe bridge",
+    "PXB": "PXB several bridges",
+    "PHB": "PHB the CPU's root",
+    "NODE": "NODE across one NUMA node",
+    "SYS": "SYS across CPU sockets",
+    "CNS": "CNS chipset not supported",
+    "GNS": "GNS GPU not supported",
+    "TNS": "TNS topology not supported",
+    "DR": "DR disabled by a registry key",
+    "NS": "NS not supported",
+    "U": "U unknown",
+}
+_SIGN_TONES: dict[str, Tone] = {"#": "pass", "-": "warn", ".": "low", "!": "fail"}
+_TOLD: dict[Status, Tone] = {Status.FAIL: "fail", Status.WARN: "warn", Status.UNKNOWN: "unknown"}
 
 
 @dataclass(frozen=True)
@@ -96,21 +111,6 @@ def _fact_text(metric: Metric, pair: GpuPair) -> str:
     return known(pair.p2p_read) or "-"
 
 
-_MEANINGS = {
-    "PIX": "PIX one PCIe bridge",
-    "PXB": "PXB several bridges",
-    "PHB": "PHB the CPU's root",
-    "NODE": "NODE across one NUMA node",
-    "SYS": "SYS across CPU sockets",
-    "CNS": "CNS chipset not supported",
-    "GNS": "GNS GPU not supported",
-    "TNS": "TNS topology not supported",
-    "DR": "DR disabled by a registry key",
-    "NS": "NS not supported",
-    "U": "U unknown",
-}
-
-
 def _fact_note(metric: Metric, node: Node, texts: set[str]) -> str:
     if isinstance(node.pairs, Missing):
         return f"not known: {node.pairs.reason}"
@@ -146,9 +146,6 @@ def _figures(metric: Metric, node: Node | None, report: Report | None) -> Drawn:
         title = f"CPU ranks (gloo), not judged: {title}"
     scale = f"# >=90%  - 50..90%  . <50% of {told}" + ("   ! arrived wrong" if matrix.wrong else "")
     return Drawn(title, scale, Grid(names, cells), places)
-
-
-_SIGN_TONES: dict[str, Tone] = {"#": "pass", "-": "warn", ".": "low", "!": "fail"}
 
 
 def _why_not(metric: Metric, measurements: Measurements) -> str:
@@ -192,9 +189,6 @@ def _floor(report: Report | None, check_id: str) -> float | None:
     expectations = [found.expected for found in findings_of(report, check_id) if found.expected is not None]
     floors = [each.value for each in expectations if each.unit == "GB/s" and not isinstance(each.value, str)]
     return max((float(floor) for floor in floors if floor is not None), default=None)
-
-
-_TOLD: dict[Status, Tone] = {Status.FAIL: "fail", Status.WARN: "warn", Status.UNKNOWN: "unknown"}
 
 
 def _tones(findings: tuple[Finding, ...]) -> dict[frozenset[int], Tone]:

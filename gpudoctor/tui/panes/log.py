@@ -23,6 +23,7 @@ from gpudoctor.tui.state import LogKind, LogLine
 from gpudoctor.tui.widgets.lines import Run
 
 _TONES: dict[LogKind, str] = {"kernel": "kernel", "driver": "fail", "run": "event", "note": "quiet"}
+_BEFORE = "before"
 
 
 class LogView(ScrollView, can_focus=True):
@@ -91,9 +92,6 @@ class LogView(ScrollView, can_focus=True):
         widths = [sum(cell_len(text) for text, _ in row) for row in rows]
         self._widest = max([self._widest, *widths])
         self.virtual_size = Size(self._widest, len(self._rows))
-
-
-_BEFORE = "before"
 
 
 class LogPane(FilteredPane):

@@ -34,6 +34,8 @@ HEADINGS: dict[Column, tuple[str, Literal["left", "right"], int]] = {
     "command": ("command", "left", 0),
 }
 TITLES: dict[Column, str] = {"gpu": "GPU", "pid": "PID", "memory": "GPU memory", "cpu": "CPU"}
+_COMMAND_WIDTH_MIN = 12
+_PADDING = 1
 
 
 def processes_of(state: State) -> tuple[ProcessTick, ...] | None:
@@ -114,10 +116,6 @@ def why_empty(state: State) -> str:
         return "\n".join(said) or "The processes were not read yet."
     every = len(said) == 0
     return "No process runs on any GPU." if every else "\n".join(["No process is seen on the other GPUs.", *said])
-
-
-_COMMAND_WIDTH_MIN = 12
-_PADDING = 1
 
 
 class ProcessesPane(FilteredPane):

@@ -23,6 +23,10 @@ from gpudoctor.process.spawn import PIPE
 
 DEFAULT_ADDRESS = "127.0.0.1:8080"
 TOKEN_VARIABLE = "GPUDOCTOR_SERVE_TOKEN"
+_READY = b"__GANGLION__\n"
+_PACKET_MAX = 64 << 20
+_ASKED_S, _TERMINATED_S = 1.5, 1.0
+_SIZES = {"width": (20, 500), "height": (5, 200)}
 
 
 def token_of(given: str | None, environ: Mapping[str, str], where: ListenAddress) -> str | None:
@@ -59,12 +63,6 @@ class BrowserAccess(HttpAccess):
         """Whether a request may be answered: no token is needed, or it presents the token or the secret."""
         known = cookie is not None and hmac.compare_digest(digest(cookie), digest(self.secret))
         return known or super().knows(authorization)
-
-
-_READY = b"__GANGLION__\n"
-_PACKET_MAX = 64 << 20
-_ASKED_S, _TERMINATED_S = 1.5, 1.0
-_SIZES = {"width": (20, 500), "height": (5, 200)}
 
 
 class WebSession:

@@ -47,6 +47,11 @@ _PHYSICAL = {
 _LAYERS = {"infiniband": "InfiniBand", "ethernet": "Ethernet", "unknown": "Unknown", "unspecified": "Unknown"}
 _OF_DEVICE = {"ca type": "adapter", "firmware version": "firmware", "fw_ver": "firmware"}
 _NUMBERED = re.compile(r"^\d{1,3}: ")
+# what ibstat prints below a device, pasted without its indentation
+_UNINDENTED = (
+    r"(?:CA type|Number of ports|(?:Firmware|Hardware) version|(?:Node|System image|Port) GUID|Port \d{1,3}"
+    r"|(?:Physical )?[Ss]tate|Rate|(?:Base|SM) lid|LMC|Capability mask|Link layer): ?\S{0,40}(?: 0x\w+)?\s*$"
+)
 
 
 class _Ports:
@@ -144,11 +149,6 @@ def _port_leaf(key: str, value: str) -> dict[str, Any]:
     return {}
 
 
-# what ibstat prints below a device, pasted without its indentation
-_UNINDENTED = (
-    r"(?:CA type|Number of ports|(?:Firmware|Hardware) version|(?:Node|System image|Port) GUID|Port \d{1,3}"
-    r"|(?:Physical )?[Ss]tate|Rate|(?:Base|SM) lid|LMC|Capability mask|Link layer): ?\S{0,40}(?: 0x\w+)?\s*$"
-)
 RDMA_READERS: tuple[TextReader, ...] = (
     text_reader("ibstat", _DEVICE_LINE.match, rf"[ \t]+[\w ()\[\]-]{{1,40}}:|\s+GID\[|{_UNINDENTED}", read_ports),
     text_reader("rdma link", _RDMA_LINK.match, NO_MORE, read_rdma_link),

@@ -32,6 +32,8 @@ _LINKS_ASKED = re.compile(r"\bnvlink\b.* (?:-s|--status|-e|--errorcounters|-R|--
 _COUNTERS = {"replay": "replay_errors", "recovery": "recovery_errors", "crc": "crc_errors"}
 _ALL_INACTIVE = Missing("nvidia-smi says that all links are inactive, but not how many there are", "absent")
 _HIDDEN = "ffff:ff:ff."  # in place of a switch's address
+# the field of a form that keeps no line ends
+_RUN_TOGETHER = re.compile(r"(?<=\)) +(?=GPU \d{1,3}: )")
 
 
 class LinkDump(msgspec.Struct):
@@ -51,10 +53,6 @@ class LinkDump(msgspec.Struct):
         if not self.links:
             return UNSUPPORTED
         return tuple(self.links[number] for number in sorted(self.links))
-
-
-# the field of a form that keeps no line ends
-_RUN_TOGETHER = re.compile(r"(?<=\)) +(?=GPU \d{1,3}: )")
 
 
 def _shows_links(text: str, command: str) -> bool:

@@ -113,6 +113,17 @@ _NO_REASONS = ("supported", "active")
 _OTHER = frozenset(
     {"timestamp", "driver_version", "count", "index", "pci.bus_id", "gpu_bus_id", "pci.bus", "pci.device", "pci.domain"}
 )
+_BROKEN_ROW = Missing("its row could not be read", "failed")
+# --query-remapped-rows prints some flags as 0 or 1
+_NUMBERED_FLAGS = ("remapped_rows.pending", "remapped_rows.failure")
+_YES_NO = {"0": "No", "1": "Yes"}
+_REASON_PATHS = {
+    "application_clocks": "applications_clocks_setting",
+    "sw_thermal": "sw_thermal_slowdown",
+    "hw_thermal": "hw_thermal_slowdown",
+    "hw_power_brake": "hw_power_brake_slowdown",
+    "display_clocks": "display_clocks_setting",
+}
 
 
 def _begins(line: str) -> bool:
@@ -202,12 +213,6 @@ def _parse(lines: list[str], command: str, whole_end: bool) -> SmiDump:
     )
 
 
-_BROKEN_ROW = Missing("its row could not be read", "failed")
-# --query-remapped-rows prints some flags as 0 or 1
-_NUMBERED_FLAGS = ("remapped_rows.pending", "remapped_rows.failure")
-_YES_NO = {"0": "No", "1": "Yes"}
-
-
 def _values(columns: list[str], cells: list[str]) -> dict[str, str] | None:
     """The cells by column. An error word at the end of a short row is the answer to the rest of the columns.
 
@@ -261,15 +266,6 @@ def _reasons(text: str) -> dict[str, str]:
     unknown = bits & ~sum(EVENT_REASONS)
     made = {at + _REASON_PATHS.get(word, word): "Active" if on else "Not Active" for word, on in words.items()}
     return made | ({at + hex(unknown): "Active"} if unknown else {})
-
-
-_REASON_PATHS = {
-    "application_clocks": "applications_clocks_setting",
-    "sw_thermal": "sw_thermal_slowdown",
-    "hw_thermal": "hw_thermal_slowdown",
-    "hw_power_brake": "hw_power_brake_slowdown",
-    "display_clocks": "display_clocks_setting",
-}
 
 
 def _version(text: str | None) -> str | Missing:
