@@ -57,44 +57,7 @@ def hypotheses(job: Job, dumps: list[Dump], stacks: list[Stack]) -> list[Hypothe
     if attempt is None and not dumps and not stacks:
         return []
     at = attempt or 0
-    hardware = gpu_faults(job, at)
-    direct = direct_causes(job, at)
-    exits = unexplained_exits(job, at)
-    dead = [h for h in exits if not h.unknown and h.what != "silent_exit"]
-    quiet = [h for h in exits if h.what == "silent_exit"]
-    died = _said_dead(job, at)
-    waits = [
-        *from_dumps(dumps),
-        *from_stacks(_stacks_by_process(job, stacks)),
-        *_ras_behind(job, at),
-        *nccl_timeouts(job, at),
-        *stalled_tensors(job, at),
-    ]
-    tiers: list[list[Hypothesis]] = [
-        hardware,
-        scheduler_endings(job, at),
-        out_of_host_memory(job, at),
-        mismatches(job, at),
-        direct,
-        dead,
-        died,
-        echoes(job, at, 2),
-        waits,
-        watchdogs_stuck(job, at),
-        missing_ranks(job, at),
-        gloo_timeouts(job, at),
-        early_exit(job, at),
-        quiet,
-        signals_and_cancels(job, at),
-        program_xids(job),
-        silent_places(job, at),
-        weak_causes(job, at),
-        echoes(job, at, 1),
-        [h for h in exits if h.unknown],
-        only_victims(job, at),
-        only_a_launcher(job, at),
-    ]
-    found = [hypothesis for tier in tiers for hypothesis in tier]
+    found = [hypothesis for tier in _tiers(job, at, dumps, stacks) for hypothesis in tier]
     if not found and not job.of("done"):
         found = undecided_stacks(_stacks_by_process(job, stacks))
     if found and found[0].events and all(e.role == "echo" and e.detail.get("warning") for e in found[0].events):
@@ -107,6 +70,42 @@ def hypotheses(job: Job, dumps: list[Dump], stacks: list[Stack]) -> list[Hypothe
     if found and not any(h.host for h in found[:1]) and found[0].ranks:
         _find_host(job, found[0])
     return found
+
+
+def _tiers(job: Job, at: int, dumps: list[Dump], stacks: list[Stack]) -> tuple[list[Hypothesis], ...]:
+    """The hypotheses about this attempt, those that decide first."""
+    exits = unexplained_exits(job, at)
+    waits = [
+        *from_dumps(dumps),
+        *from_stacks(_stacks_by_process(job, stacks)),
+        *_ras_behind(job, at),
+        *nccl_timeouts(job, at),
+        *stalled_tensors(job, at),
+    ]
+    return (
+        gpu_faults(job, at),
+        scheduler_endings(job, at),
+        out_of_host_memory(job, at),
+        mismatches(job, at),
+        direct_causes(job, at),
+        [h for h in exits if not h.unknown and h.what != "silent_exit"],
+        _said_dead(job, at),
+        echoes(job, at, 2),
+        waits,
+        watchdogs_stuck(job, at),
+        missing_ranks(job, at),
+        gloo_timeouts(job, at),
+        early_exit(job, at),
+        [h for h in exits if h.what == "silent_exit"],
+        signals_and_cancels(job, at),
+        program_xids(job),
+        silent_places(job, at),
+        weak_causes(job, at),
+        echoes(job, at, 1),
+        [h for h in exits if h.unknown],
+        only_victims(job, at),
+        only_a_launcher(job, at),
+    )
 
 
 def first_failed_attempt(job: Job) -> int | None:

@@ -166,10 +166,7 @@ def _same_everywhere(job: Job, attempt: int, groups: dict[Group, dict[int, Waiti
     one_call = len({w.op for w in waiting if w.op}) <= 1 or bool(known)
     one_place = len({w.seq for w in waiting}) == 1 and len(known) <= 1 and one_call
     started = any(e.role == "progress" and (e.number("step") or 0) > 0 for e in job.of("progress", attempt=attempt))
-    never = all(w.seq is not None and w.seq <= 1 for w in waiting) or all(
-        w.completed is not None and w.completed <= 0 for w in waiting
-    )
-    if never and not started:
+    if _never_met(waiting) and not started:
         return [
             Hypothesis(
                 what="first_collective_hang",
@@ -194,13 +191,7 @@ def _same_everywhere(job: Job, attempt: int, groups: dict[Group, dict[int, Waiti
     share = len(heard) / size if size else 1.0
     known_ranks = [rank for rank in heard if rank >= 0]
     if not one_place or len(heard) < 2 or share < _OVERHEARD:
-        why = (
-            "one rank alone cannot show who is missing"
-            if len(heard) < 2
-            else "the ranks wait in different collectives, of one group or of several: these lines name no group"
-            if not one_call
-            else ("the ranks wait in different groups" if len(seqs) > 1 else "most ranks are not heard of")
-        )
+        why = _why_undecided(ranks=len(heard), one_call=one_call, places=len(seqs))
         return [
             Hypothesis(
                 what="timeout_undecidable",
@@ -221,6 +212,20 @@ def _same_everywhere(job: Job, attempt: int, groups: dict[Group, dict[int, Waiti
             "not in these logs never came, or the transfer itself stands still",
         )
     ]
+
+
+def _never_met(waiting: list[Waiting]) -> bool:
+    """Whether all wait in their first collective, or none has completed one."""
+    in_first = all(w.seq is not None and w.seq <= 1 for w in waiting)
+    return in_first or all(w.completed is not None and w.completed <= 0 for w in waiting)
+
+
+def _why_undecided(*, ranks: int, one_call: bool, places: int) -> str:
+    if ranks < 2:
+        return "one rank alone cannot show who is missing"
+    if not one_call:
+        return "the ranks wait in different collectives, of one group or of several: these lines name no group"
+    return "the ranks wait in different groups" if places > 1 else "most ranks are not heard of"
 
 
 def _silent(job: Job, attempt: int, waiting: list[Waiting], heard: set[int]) -> tuple[set[int] | None, int | None]:

@@ -199,16 +199,6 @@ def unfinished_start(job: Job) -> list[Hypothesis]:
     world = max((e.number("world") or 0 for e in told), default=0) or job.world or 0
     missing = sorted(set(range(world)) - set(came)) if came else []
     twice = sorted(rank for rank, times in came.items() if times > 1)
-    text = f"the last thing logged is {step}, and nothing shows that it ended"
-    if missing and twice:
-        text += (
-            f": {named(twice)} of {world} came more than once, {named(missing)} never: several nodes count the same "
-            "ranks (the node's rank, or the launcher's tasks, were not passed on)"
-        )
-    elif missing:
-        text += f": {named(missing)} of {world} never came to it"
-    elif came and world:
-        text += f", although all {world} ranks came to it: they do not reach each other, or one hangs in it"
     return [
         Hypothesis(
             what="init_hang",
@@ -216,9 +206,23 @@ def unfinished_start(job: Job) -> list[Hypothesis]:
             confidence="likely" if missing and twice else "possible",
             unknown=not (missing and twice),
             events=[*told[:3], last[-1]] if last[-1] not in told[:3] else told[:3],
-            text=text,
+            text=_who_came(step, world, came, missing, twice),
         )
     ]
+
+
+def _who_came(step: str, world: int, came: Counter[int], missing: list[int], twice: list[int]) -> str:
+    text = f"the last thing logged is {step}, and nothing shows that it ended"
+    if missing and twice:
+        return (
+            f"{text}: {named(twice)} of {world} came more than once, {named(missing)} never: several nodes count the "
+            "same ranks (the node's rank, or the launcher's tasks, were not passed on)"
+        )
+    if missing:
+        return f"{text}: {named(missing)} of {world} never came to it"
+    if came and world:
+        return f"{text}, although all {world} ranks came to it: they do not reach each other, or one hangs in it"
+    return text
 
 
 def _ended(job: Job, begins: Event) -> bool:
