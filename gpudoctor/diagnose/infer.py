@@ -62,13 +62,21 @@ def hypotheses(job: Job, dumps: list[Dump], stacks: list[Stack]) -> list[Hypothe
         found = undecided_stacks(_stacks_by_process(job, stacks))
     if found and found[0].events and all(e.role == "echo" and e.detail.get("warning") for e in found[0].events):
         found = [*unknown_errors(job), *found]  # the job may have gone on after it
-    if not found or found[0].unknown or found[0].what in _WITHOUT_REASON:
-        said = failed_saying(job, at)
-        found = found if found and said and found[0].what == said[0].what else [*said, *found]
-    elif found[0].what in _DEATHS:
-        found[0] = with_reason(job, at, found[0])
-    if found and not any(h.host for h in found[:1]) and found[0].ranks:
+    found = _with_own_words(job, at, found)
+    if found and found[0].ranks and not found[0].host:
         _find_host(job, found[0])
+    return found
+
+
+def _with_own_words(job: Job, at: int, found: list[Hypothesis]) -> list[Hypothesis]:
+    """With what the programs said themselves, if the best hypothesis names no reason."""
+    if not found or found[0].unknown or found[0].what in _WITHOUT_REASON:
+        statement = failed_saying(job, at)
+        if found and statement and found[0].what == statement[0].what:
+            return found
+        return [*statement, *found]
+    if found[0].what in _DEATHS:
+        found[0] = with_reason(job, at, found[0])
     return found
 
 

@@ -280,15 +280,7 @@ class LogReader:
             rank = segment["dst"] if segment["way"] == "recv" else segment["src"]
             yield Event(role="fact", what="comm_rank", detail={"comm_rank": int(rank)})
         if head["level"] == "WARN":
-            if event := error_event(text):
-                if event.what == "duplicate_rank":  # rank 0 prints it, of others
-                    event.host = event.gpu = ""
-                yield event
-            elif is_harmless(text):
-                return
-            else:
-                detail: dict[str, str | int] = {"form": "level", "severity": "error", "message": words}
-                yield Event(role="said", what=kind_of(words), detail=detail)
+            yield from _nccl_warning(text, words)
         elif returned := facts.RETURNED.search(words):
             what, role = _RETURNED[returned["code"]]
             yield Event(role=role, what=what, strength=1, names_rank=False)
@@ -318,6 +310,18 @@ class LogReader:
         if told.kind in ("gsp", "nvlink", "rm"):
             return [Event(role="cause", what="gpu_xid", gpu=told.bus_id, strength=1)]
         return None
+
+
+def _nccl_warning(text: str, message: str) -> Iterator[Event]:
+    """A known error, or what NCCL says in its own words; nothing if it is harmless."""
+    if event := error_event(text):
+        if event.what == "duplicate_rank":  # rank 0 prints it, of others
+            event.host = event.gpu = ""
+        yield event
+    elif not is_harmless(text):
+        yield Event(
+            role="said", what=kind_of(message), detail={"form": "level", "severity": "error", "message": message}
+        )
 
 
 def _error_handler(line: _Line) -> list[Event] | None:

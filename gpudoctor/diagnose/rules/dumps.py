@@ -41,16 +41,7 @@ def from_dumps(dumps: list[Dump]) -> list[Hypothesis]:
 def _edges(dumps: dict[int, Dump], *, p2p: bool) -> tuple[dict[int, set[int]], dict[int, RecordedCollective]]:
     edges: dict[int, set[int]] = {}
     shown: dict[int, RecordedCollective] = {}
-    enqueued: dict[tuple[int, Group], int] = {}
-    for rank, dump in dumps.items():
-        for entry in dump.entries:
-            if entry.p2p is p2p:
-                key = (rank, entry.group)
-                enqueued[key] = max(enqueued.get(key, 0), entry.seq)
-        if not p2p:
-            for group, status in dump.status.items():
-                if status.enqueued is not None:
-                    enqueued[rank, group] = max(enqueued.get((rank, group), 0), status.enqueued)
+    enqueued = _enqueued(dumps, p2p=p2p)
     for rank, dump in dumps.items():
         waiting: dict[Group, RecordedCollective] = {}
         for entry in dump.entries:
@@ -74,6 +65,20 @@ def _edges(dumps: dict[int, Dump], *, p2p: bool) -> tuple[dict[int, set[int]], d
                     edges.setdefault(rank, set()).add(member)
                     shown.setdefault(member, entry)
     return edges, shown
+
+
+def _enqueued(dumps: dict[int, Dump], *, p2p: bool) -> dict[tuple[int, Group], int]:
+    """The last operation that each rank enqueued in each group."""
+    last: dict[tuple[int, Group], int] = {}
+    for rank, dump in dumps.items():
+        numbers = [(entry.group, entry.seq) for entry in dump.entries if entry.p2p is p2p]
+        if not p2p:
+            numbers += [
+                (group, status.enqueued) for group, status in dump.status.items() if status.enqueued is not None
+            ]
+        for group, seq in numbers:
+            last[rank, group] = max(last.get((rank, group), 0), seq)
+    return last
 
 
 def _oldest(dump: Dump, group: Group, p2p: bool, has: int) -> int:
