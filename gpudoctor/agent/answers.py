@@ -80,8 +80,8 @@ class AgentAnswers:
         node = self._status()
         if path == "/healthz":
             # only clients with the token learn which part of the node is broken
-            said = node.line if knows else "healthy" if node.healthy else "not healthy"
-            text = f"{self._prefix}{printable(said)}\n"
+            reported = node.line if knows else "healthy" if node.healthy else "not healthy"
+            text = f"{self._prefix}{printable(reported)}\n"
             return web.Response(status=200 if node.healthy else 503, text=text, headers=HEADERS)
         if path == "/report":
             return _report(node, self._prefix)

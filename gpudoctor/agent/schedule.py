@@ -259,21 +259,21 @@ class QuickRun:
         status = self._process.returncode
         try:
             output = content(self._out, OUTPUT_BYTES_MAX + 1)
-            words = _last_line(content(self._err, OUTPUT_BYTES_MAX + 1))
+            text = _last_line(content(self._err, OUTPUT_BYTES_MAX + 1))
         finally:
             self._close()
-        said = f": {words}" if words else ""
+        reported = f": {text}" if text else ""
         if len(output) > OUTPUT_BYTES_MAX:
             return "the check wrote more than any report can be: it was ended"
         if not output.strip():
-            return f"the check gave no report ({ending_words(status)}){said}"
+            return f"the check gave no report ({ending_words(status)}){reported}"
         try:
             report = decoded(output)
         except ValueError as error:
-            return f"the check gave a report that cannot be read ({printable(str(error))[:WORDS_MAX]}){said}"
+            return f"the check gave a report that cannot be read ({printable(str(error))[:WORDS_MAX]}){reported}"
         if report.exit_code != status:
             how = ending_words(status)
-            return f"the check ended otherwise than its report says ({how}, not {report.exit_code}){said}"
+            return f"the check ended otherwise than its report says ({how}, not {report.exit_code}){reported}"
         return report
 
     def abandon(self) -> None:

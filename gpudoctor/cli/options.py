@@ -187,8 +187,8 @@ def seconds(text: str) -> float:
 
 def seconds_between(least: float, most: float) -> Callable[[str], float]:
     """A parser of seconds within a range, both ends included."""
-    wanted = f"a number of seconds from {least:g} to {most:g}"
-    return lambda text: _number(text, lambda value: least <= value <= most, wanted)
+    expected = f"a number of seconds from {least:g} to {most:g}"
+    return lambda text: _number(text, lambda value: least <= value <= most, expected)
 
 
 def rate(text: str) -> float:
@@ -207,11 +207,11 @@ def up_to(largest: int, wanted: str = "a number") -> Callable[[str], int]:
     return whole_number
 
 
-def _number(text: str, fits: Callable[[float], bool], wanted: str) -> float:
+def _number(text: str, fits: Callable[[float], bool], expected: str) -> float:
     try:
         value = float(text)
     except ValueError:
         value = float("nan")
     if not fits(value):  # NaN never fits
-        raise argparse.ArgumentTypeError(f"{text!r}: {wanted} is wanted")
+        raise argparse.ArgumentTypeError(f"{text!r}: {expected} is wanted")
     return value

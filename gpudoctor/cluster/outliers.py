@@ -210,11 +210,11 @@ def name_outliers(measured: Iterable[Pair], outliers: Sequence[Pair]) -> Named:
         if worst is None or outlier_partners[worst] / partners[worst] < NEARLY_ALL:
             break
         nodes.append(worst)
-        gone = {pair for pair in left if worst in pair}
-        partners.subtract(_counted(gone))
-        outlier_partners.subtract(_counted(gone & outliers_left))
-        left -= gone
-        outliers_left -= gone
+        missing = {pair for pair in left if worst in pair}
+        partners.subtract(_counted(missing))
+        outlier_partners.subtract(_counted(missing & outliers_left))
+        left -= missing
+        outliers_left -= missing
     return Named(tuple(sorted(nodes)), tuple(sorted(outliers_left)))
 
 

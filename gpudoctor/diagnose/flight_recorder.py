@@ -178,8 +178,8 @@ def _dump(content: dict[str, Any], rank: int, file: int) -> Dump:
         names[int(entry.get("pg_id") or 0)] = recorded.group[0]
         entries.append(recorded)
     status: dict[tuple[str, tuple[int, ...]], GroupStatus] = {}
-    told = content.get("pg_status") or {}
-    for key, counts in told.items() if isinstance(told, dict) else ():
+    reported = content.get("pg_status") or {}
+    for key, counts in reported.items() if isinstance(reported, dict) else ():
         name = names.get(int(key), "0" if int(key) == 0 and "0" in groups else "")
         if name:
             status[name, groups.get(name, ())] = GroupStatus(

@@ -84,16 +84,16 @@ def weigh(best: Hypothesis, reports: list[NodeReport]) -> tuple[Hypothesis, Conf
     """The hypothesis, its confidence given the nodes' reports, and a note for each report that counts."""
     confidence = best.confidence
     notes: list[str] = []
-    wanted = text_of_cause(best.what).checks
+    expected = text_of_cause(best.what).checks
     named = [r for r in reports if best.host and _same(r.host, best.host)]
     for report in named:
-        failed = [check for check in report.failed if check in wanted]
+        failed = [check for check in report.failed if check in expected]
         if failed:
             confidence = _UP[confidence]
             notes.append(f"the report of {report.host} agrees: {', '.join(failed)} failed")
-        elif wanted and all(check in report.passed for check in wanted):
+        elif expected and all(check in report.passed for check in expected):
             confidence = "likely" if confidence == "certain" and best.what not in _OWN_WORDS else confidence
-            notes.append(f"the report of {report.host} shows no fault: {', '.join(wanted)} passed")
+            notes.append(f"the report of {report.host} shows no fault: {', '.join(expected)} passed")
     if not named and best.host is None:
         unfit = [r for r in reports if r.failed]
         if len(unfit) == 1 and len(reports) > 1 and (best.unknown or confidence == "possible"):

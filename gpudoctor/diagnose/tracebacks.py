@@ -292,8 +292,8 @@ def read_error_file(data: bytes, file: int) -> Event | None:
     traces = Tracebacks()
     event: Event | None = None
     for number, line in enumerate(with_short_numbers(stack).split("\n")[:2000]):
-        _, told = traces.read(None, number, line)
-        event = told or event
+        _, reported = traces.read(None, number, line)
+        event = reported or event
     if event is None:
         event = exception_event(with_short_numbers(message.split("\n")[0]))
     event.file, event.line, event.text = file, 1, message.split("\n")[0]

@@ -125,11 +125,11 @@ def with_storage(
     from gpudoctor.probes.storage.measure import read_paths
 
     silent = _silent_paths(node)
-    wanted = [StorageRead(path) for path in request.data]
+    expected = [StorageRead(path) for path in request.data]
     if not request.data:
-        wanted = [StorageRead(os.path.abspath(environ.get("TMPDIR") or "/tmp"), own_file=True)]  # noqa: PTH100
-    reads = read_paths([each for each in wanted if each.path not in silent], _readers(node), progress)
-    lost = (msgspec.structs.replace(each, failure=silent[each.path]) for each in wanted if each.path in silent)
+        expected = [StorageRead(os.path.abspath(environ.get("TMPDIR") or "/tmp"), own_file=True)]  # noqa: PTH100
+    reads = read_paths([each for each in expected if each.path not in silent], _readers(node), progress)
+    lost = (msgspec.structs.replace(each, failure=silent[each.path]) for each in expected if each.path in silent)
     if progress is not None:
         progress("")
     return msgspec.structs.replace(measured, storage=(*reads, *lost))
@@ -150,7 +150,7 @@ def _silent_paths(node: Node) -> dict[str, Missing]:
     found: dict[str, Missing] = {}
     for mount in known(node.storage.mounts) or ():
         if node.source.kind == "live" and mount.error is not None:
-            words = mount.error.reason if isinstance(mount.error, Missing) else f"it answers {mount.error}"
+            text = mount.error.reason if isinstance(mount.error, Missing) else f"it answers {mount.error}"
             kind = mount.error.kind if isinstance(mount.error, Missing) else "failed"
-            found |= {path.path: Missing(f"{words} (see storage.mount)", kind) for path in mount.paths}
+            found |= {path.path: Missing(f"{text} (see storage.mount)", kind) for path in mount.paths}
     return found

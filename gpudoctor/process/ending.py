@@ -127,12 +127,12 @@ def end_leftovers(spare: Collection[int] = ()) -> tuple[int, ...]:
 def marked_processes(variable: str, value: str) -> dict[int, str]:
     """The processes of this machine that were started with this environment variable: pid -> name."""
     found: dict[int, str] = {}
-    wanted = f"{variable}={value}".encode()
+    expected = f"{variable}={value}".encode()
     for folder in Path("/proc").iterdir():
         if not folder.name.isdecimal() or int(folder.name) == os.getpid():
             continue
         with suppress(OSError):  # it has ended, or belongs to another user
-            if wanted in (folder / "environ").read_bytes().split(b"\0"):
+            if expected in (folder / "environ").read_bytes().split(b"\0"):
                 found[int(folder.name)] = (folder / "comm").read_text(encoding="utf-8", errors="replace").strip()
     return found
 

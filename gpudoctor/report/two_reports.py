@@ -53,9 +53,9 @@ class Difference(msgspec.Struct, frozen=True):
 def differences(old: Report, new: Report) -> tuple[Difference, ...]:
     """What is different in `new`, worst first; only checks that both reports contain are compared."""
     was = {result.id: result for result in old.checks}
-    gone = frozenset(gpu.index for gpu in old.gpus) - {gpu.index for gpu in new.gpus}
+    missing = frozenset(gpu.index for gpu in old.gpus) - {gpu.index for gpu in new.gpus}
     judged_twice = (result for result in new.checks if result.id in was)
-    found = [each for result in judged_twice for each in _of_check(was[result.id], result, gone)]
+    found = [each for result in judged_twice for each in _of_check(was[result.id], result, missing)]
     found.sort(key=_order)
     return (*found, *_figures(old.measurements, new.measurements))
 
@@ -109,12 +109,12 @@ def _short(subject: Subject) -> str:
 
 def _by_subject(result: CheckResult) -> dict[_Key, Finding]:
     """The worst finding on each subject."""
-    kept: dict[_Key, Finding] = {}
+    retained: dict[_Key, Finding] = {}
     for finding in result.findings:
         key = _key(finding.subject)
-        if key not in kept or WORST_FIRST.index(finding.status) < WORST_FIRST.index(kept[key].status):
-            kept[key] = finding
-    return kept
+        if key not in retained or WORST_FIRST.index(finding.status) < WORST_FIRST.index(retained[key].status):
+            retained[key] = finding
+    return retained
 
 
 def _key(subject: Subject) -> _Key:
@@ -170,8 +170,8 @@ def joined(old: Report, new: Report) -> Report:
     again are kept if the backend and the number of ranks are the same.
     """
     again = {result.id: result for result in new.checks}
-    kept = [result for result in old.checks if result.id not in again]
-    if not kept:
+    retained = [result for result in old.checks if result.id not in again]
+    if not retained:
         return new
     ids = {result.id for result in old.checks}
     results = [again.get(result.id, result) for result in old.checks]

@@ -224,7 +224,7 @@ def _of_each(findings: Sequence[Finding], words_of: Callable[[Finding], str | No
         groups.setdefault(words_of(finding), []).append(finding)
     if len(groups) == 1:
         return next(iter(groups))
-    lines = [f"{label_of(group)}: {words}" for words, group in groups.items() if words]
+    lines = [f"{label_of(group)}: {text}" for text, group in groups.items() if text]
     more = len(lines) - _MOST_LINES
     return (*lines[:_MOST_LINES], *([f"{more} more (--format json)"] if more > 0 else ()))
 
@@ -255,8 +255,8 @@ def explained_by(report: Report, check_id: str, findings: list[Finding]) -> list
         subjects = [f.subject for f in findings]
         of = [fault for fault in report.faults if fault.check == check_id]
         gpus = {subject.gpu for subject in subjects}
-        mine = [fault for fault in of if (gpus.issuperset(fault.gpus) if fault.gpus else fault.subject in subjects)]
-        lines = list(dict.fromkeys(line for fault in mine for line in fault.explains))
+        own = [fault for fault in of if (gpus.issuperset(fault.gpus) if fault.gpus else fault.subject in subjects)]
+        lines = list(dict.fromkeys(line for fault in own for line in fault.explains))
     else:
         lines = [
             f"{result.id} {f.status.value}: {headline(f)}"

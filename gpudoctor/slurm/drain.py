@@ -117,9 +117,9 @@ def is_of_hardware(reason: str) -> bool:
     return failed is not None and failed[1] not in _NOT_OF_HARDWARE and failed[2] not in _NOT_OF_HARDWARE
 
 
-def _update(name: str, *words: str) -> bool:
+def _update(name: str, *text: str) -> bool:
     try:
-        return run_command(["scontrol", "update", f"nodename={name}", *words], _DEADLINE_S).returncode == 0
+        return run_command(["scontrol", "update", f"nodename={name}", *text], _DEADLINE_S).returncode == 0
     except (OSError, CommandLateError):
         return False
 

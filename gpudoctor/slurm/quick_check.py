@@ -126,8 +126,8 @@ def job_gpus(slurm_job_gpus: str, root: Path = Path("/")) -> str | None:
         minor, bus = _MINOR.search(text), _BUS.search(text)
         if minor and bus:
             bus_of[minor[1]] = bus[1]
-    wanted = [bus_of.get(number) for number in slurm_job_gpus.split(",")]
-    return None if None in wanted else ",".join(bus for bus in wanted if bus)
+    expected = [bus_of.get(number) for number in slurm_job_gpus.split(",")]
+    return None if None in expected else ",".join(bus for bus in expected if bus)
 
 
 def has_gpus(root: Path = Path("/")) -> bool:

@@ -130,7 +130,7 @@ def _entries() -> dict[int, Xid]:
         ("info", "power smoothing circuitry switched", (162, 163)),
         ("info", "the recovery the GPU asks for changed", (154,)),
     ]
-    return {code: Xid(code, bucket, words) for bucket, words, codes in rows for code in codes}
+    return {code: Xid(code, bucket, text) for bucket, text, codes in rows for code in codes}
 
 
 XIDS: dict[int, Xid] = _entries()

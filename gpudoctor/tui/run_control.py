@@ -43,8 +43,8 @@ def load_report(path: str) -> Report:
     try:
         report = msgspec.json.decode(data, type=Report)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        said = "nested too deeply" if isinstance(error, RecursionError) else printable(str(error))
-        raise UserError(f"{name}: not a report of gpudoctor check --json ({said})") from None
+        reported = "nested too deeply" if isinstance(error, RecursionError) else printable(str(error))
+        raise UserError(f"{name}: not a report of gpudoctor check --json ({reported})") from None
     if isinstance(report.facts, Node):
         try:
             report = msgspec.structs.replace(report, facts=checked(report.facts))

@@ -163,13 +163,13 @@ def run_cluster_check(request: ClusterCheckRequest, output: ClusterOutput) -> in
         token = given_token(request, os.environ) or new_secret()
         hub = Hub(token, silence_s=silence_s(request))
         try:
-            with tempfile.TemporaryFile() as words, _started(launch, request, hub, token, words) as process:
+            with tempfile.TemporaryFile() as text, _started(launch, request, hub, token, text) as process:
                 count, names = launch.count, launch.names
                 if launcher == "ray":
-                    names = _ray_nodes(process, words)
+                    names = _ray_nodes(process, text)
                     count = len(names)
                 return coordinator.run(
-                    hub, count, names, lambda: process.poll() is not None, lambda: _last_words(words, process)
+                    hub, count, names, lambda: process.poll() is not None, lambda: _last_words(text, process)
                 )
         finally:
             hub.close()
@@ -217,8 +217,8 @@ def _ray_nodes(process: Child, words: IO[bytes]) -> tuple[str, ...]:
     """The names of Ray's nodes. Raise UserError if Ray does not answer or has no node."""
     line = LineReader(process.stdout).one(_RAY_LIMIT_S)
     if line is None:
-        said = _last_words(words, process) or f"no answer within {_RAY_LIMIT_S:g} s"
-        raise UserError(f"Ray did not tell its nodes ({said}); is RAY_ADDRESS the address of a running cluster?")
+        reported = _last_words(words, process) or f"no answer within {_RAY_LIMIT_S:g} s"
+        raise UserError(f"Ray did not tell its nodes ({reported}); is RAY_ADDRESS the address of a running cluster?")
     names = tuple(str(name) for name in json.loads(line))
     if not names:
         raise UserError("Ray has no node that is alive")
@@ -230,10 +230,10 @@ def _last_words(words: IO[bytes], process: Child) -> str | None:
     words.seek(0)
     lines = words.read(_WORDS_BYTES).decode("utf-8", "replace").splitlines()
     # not boxes, rules of dashes, or source lines in a traceback
-    said = [line.strip() for line in lines if sum(map(str.isalpha, line)) >= _LETTERS_MIN and line[:4] != "    "]
-    if said:
+    statements = [line.strip() for line in lines if sum(map(str.isalpha, line)) >= _LETTERS_MIN and line[:4] != "    "]
+    if statements:
         # Open MPI wraps its sentences
-        first = next((number for number, line in enumerate(said) if _TROUBLE.search(line)), 0)
-        return " ".join(said[first:])[:_WORDS_MAX]
+        first = next((number for number, line in enumerate(statements) if _TROUBLE.search(line)), 0)
+        return " ".join(statements[first:])[:_WORDS_MAX]
     code = process.poll()
     return None if code is None else f"it ended with code {code}"

@@ -73,7 +73,7 @@ def network_findings(nodes: Sequence[NodeProgress], backend: Backend | None) -> 
     if len(seen) < 2:
         yield skip(NODE, "fewer than two nodes to compare")
         return
-    odd = [
+    outliers = [
         *_unread(seen),
         *_gloo(seen, backend),
         *_nccl_interfaces(seen),
@@ -81,8 +81,8 @@ def network_findings(nodes: Sequence[NodeProgress], backend: Backend | None) -> 
         *_unlike(seen, "RDMA", _rdma, "a port is down, or came up slower", "ibstatus"),
         *_clocks([node for node, _ in seen]),
     ]
-    yield from odd
-    if all(finding.status.value == "skip" for finding in odd):
+    yield from outliers
+    if all(finding.status.value == "skip" for finding in outliers):
         apart = [abs(node.offset_s) for node, _ in seen if node.offset_s is not None]
         clocks = f"; clocks within {max(apart) * 1000:.0f} ms of the hub's" if apart else ""
         yield ok(NODE, f"hostnames, interfaces, MTU and rates of {len(seen)} nodes agree{clocks}")

@@ -51,15 +51,15 @@ def drifts(kind: str, configurations: Configurations) -> list[ConfigDrift]:
             by_item.setdefault(item, {}).setdefault(value, []).append(name)
     found = []
     for item, values in by_item.items():
-        told = sum(len(names) for names in values.values())
-        if len(values) < 2 or told < MIN_NODES:
+        reported = sum(len(names) for names in values.values())
+        if len(values) < 2 or reported < MIN_NODES:
             continue
         most = max(values, key=lambda value: len(values[value]))
-        agreeing = len(values[most]) if len(values[most]) * 2 > told else 0
+        agreeing = len(values[most]) if len(values[most]) * 2 > reported else 0
         others = [(value, names) for value, names in values.items() if not agreeing or value != most]
         others.sort(key=lambda other: (-len(other[1]), other[0]))
-        odd = tuple(Other(value, tuple(sorted(names))) for value, names in others)
-        found.append(ConfigDrift(kind, item, most if agreeing else None, agreeing, told, odd))
+        outliers = tuple(Other(value, tuple(sorted(names))) for value, names in others)
+        found.append(ConfigDrift(kind, item, most if agreeing else None, agreeing, reported, outliers))
     return found
 
 

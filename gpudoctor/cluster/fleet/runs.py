@@ -81,14 +81,14 @@ def _groups(reports: Sequence[RunReport]) -> list[list[RunReport]]:
 
 def _command(report: RunReport) -> tuple[str, ...]:
     words = iter(report.command)
-    kept = []
+    retained = []
     for word in words:
         option = _OF_A_NODE.fullmatch(word)
         if option is None:
-            kept.append(word)
+            retained.append(word)
         elif "=" not in word:
             next(words, None)
-    return tuple(kept)
+    return tuple(retained)
 
 
 def _started_s(report: RunReport) -> float:

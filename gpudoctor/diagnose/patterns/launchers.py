@@ -172,10 +172,10 @@ class HydraReader:
         if found := _HYDRA.match(text):
             self._said = found
         elif self._said is not None and (code := _HYDRA_CODE.match(text)):
-            said, self._said = self._said, None
+            reported, self._said = self._said, None
             number = int(code["code"]) if code["code"] else -int(code["signal"])
-            rank = int(said["rank"]) if said["rank"] else None
-            return _exit(number, "mpirun", rank=rank, pid=int(said["pid"]), host=said["host"])
+            rank = int(reported["rank"]) if reported["rank"] else None
+            return _exit(number, "mpirun", rank=rank, pid=int(reported["pid"]), host=reported["host"])
         return None
 
 

@@ -110,8 +110,8 @@ class StallReader:
         return found[:_MOST_OPS]
 
 
-def _stalled(said: str, found: re.Match[str]) -> Event:
-    return Event(role="wait", what="stalled_tensor", detail={"op": found["op"], said: found["ranks"], "warning": 1})
+def _stalled(reported: str, found: re.Match[str]) -> Event:
+    return Event(role="wait", what="stalled_tensor", detail={"op": found["op"], reported: found["ranks"], "warning": 1})
 
 
 class CoordinationReader:

@@ -99,25 +99,25 @@ def _mismatched(groups: dict[Group, dict[int, Waiting]]) -> list[Hypothesis]:
         for rank, waiting in members.items():
             if waiting.seq is not None and waiting.op:
                 at.setdefault(waiting.seq, {})[rank] = waiting
-        for seq, there in at.items():
-            values = {rank: w.op for rank, w in there.items()}
+        for seq, arrived in at.items():
+            values = {rank: w.op for rank, w in arrived.items()}
             if len(set(values.values())) < 2 and not any(
-                w.op.startswith(_UNEVEN) or "ALLTOALL" in w.op for w in there.values()
+                w.op.startswith(_UNEVEN) or "ALLTOALL" in w.op for w in arrived.values()
             ):
-                values = {rank: f"{w.op} of {w.numel[0]}" for rank, w in there.items() if w.numel[0] is not None}
+                values = {rank: f"{w.op} of {w.numel[0]}" for rank, w in arrived.items() if w.numel[0] is not None}
             if len(set(values.values())) < 2:
                 continue
-            odd = minority(values) if len(values) > 2 else ()
-            words = "; ".join(f"rank {rank} {value}" for rank, value in sorted(values.items())[:6])
-            events = [w.events[0] for w in there.values()]
+            outliers = minority(values) if len(values) > 2 else ()
+            text = "; ".join(f"rank {rank} {value}" for rank, value in sorted(values.items())[:6])
+            events = [w.events[0] for w in arrived.values()]
             return [
                 Hypothesis(
                     what="collective_mismatch",
-                    ranks=odd,
+                    ranks=outliers,
                     host=None,
                     confidence="certain",
                     events=events[:4],
-                    text=f"at number {seq} of one group the ranks run different collectives: {words}",
+                    text=f"at number {seq} of one group the ranks run different collectives: {text}",
                 )
             ]
     return []
@@ -154,13 +154,13 @@ def _behind(groups: dict[Group, dict[int, Waiting]]) -> list[Hypothesis]:
 
 def _same_everywhere(job: Job, attempt: int, groups: dict[Group, dict[int, Waiting]]) -> list[Hypothesis]:
     waiting = [w for members in groups.values() for w in members.values() if w.seq is not None]
-    heard = {w.rank for w in waiting}
+    reporting = {w.rank for w in waiting}
     if not waiting:
         return []
     events = [w.events[0] for w in waiting]
     seqs = {(key, w.seq) for key, members in groups.items() for w in members.values() if w.seq is not None}
     first = waiting[0]
-    silent, size = _silent(job, attempt, waiting, heard)
+    silent, size = _silent(job, attempt, waiting, reporting)
     known = [key for key in groups if key is not None]
     # in named groups the operations have been compared before
     one_call = len({w.op for w in waiting if w.op}) <= 1 or bool(known)
@@ -177,7 +177,7 @@ def _same_everywhere(job: Job, attempt: int, groups: dict[Group, dict[int, Waiti
                 "is not heard of never came",
             )
         ]
-    if one_place and silent is not None and len(silent) == 1 and len(heard) >= 2:
+    if one_place and silent is not None and len(silent) == 1 and len(reporting) >= 2:
         return [
             Hypothesis(
                 what="rank_hung",
@@ -188,10 +188,10 @@ def _same_everywhere(job: Job, attempt: int, groups: dict[Group, dict[int, Waiti
                 text=f"all other ranks wait in number {first.seq}; {named(silent)} says nothing",
             )
         ]
-    share = len(heard) / size if size else 1.0
-    known_ranks = [rank for rank in heard if rank >= 0]
-    if not one_place or len(heard) < 2 or share < _OVERHEARD:
-        why = _why_undecided(ranks=len(heard), one_call=one_call, places=len(seqs))
+    share = len(reporting) / size if size else 1.0
+    known_ranks = [rank for rank in reporting if rank >= 0]
+    if not one_place or len(reporting) < 2 or share < _OVERHEARD:
+        why = _why_undecided(ranks=len(reporting), one_call=one_call, places=len(seqs))
         return [
             Hypothesis(
                 what="timeout_undecidable",
@@ -228,7 +228,7 @@ def _why_undecided(*, ranks: int, one_call: bool, places: int) -> str:
     return "the ranks wait in different groups" if places > 1 else "most ranks are not heard of"
 
 
-def _silent(job: Job, attempt: int, waiting: list[Waiting], heard: set[int]) -> tuple[set[int] | None, int | None]:
+def _silent(job: Job, attempt: int, waiting: list[Waiting], reporting: set[int]) -> tuple[set[int] | None, int | None]:
     """The silent ranks, and the size of the group: the world size, or the ratio of an all-gather's sizes."""
     size = job.world
     for w in waiting:
@@ -240,15 +240,15 @@ def _silent(job: Job, attempt: int, waiting: list[Waiting], heard: set[int]) -> 
             and large // small <= MOST_RANKS
         ):
             size = max(size or 0, large // small)
-    gone = job.exits(attempt)
+    missing = job.exits(attempt)
     ended = {e.rank for e in job.of("closed", attempt=attempt)} | {
-        r for r, e in gone.items() if e.number("code") in (-15, -9)
+        r for r, e in missing.items() if e.number("code") in (-15, -9)
     }
-    if size is None and ended & (job.ranks_heard() - heard - job.ranks_in_trouble(attempt)):
+    if size is None and ended & (job.ranks_heard() - reporting - job.ranks_in_trouble(attempt)):
         size = len(job.members)  # some ranks that did not time out were alive until the launcher ended them
-    if size is None or size <= max(heard):
+    if size is None or size <= max(reporting):
         return None, size
-    spoke = heard | job.ranks_in_trouble(attempt)
+    spoke = reporting | job.ranks_in_trouble(attempt)
     return set(range(size)) - spoke, size
 
 

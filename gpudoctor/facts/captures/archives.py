@@ -65,8 +65,8 @@ def members(data: bytes) -> dict[str, bytes]:
         try:
             entry = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
         except (tarfile.TarError, ValueError) as error:
-            said = "cut off" if len(block) < _BLOCK else f"not a readable archive ({error})"
-            raise SourceError(f"bundle: {said} at byte {at}") from None
+            reported = "cut off" if len(block) < _BLOCK else f"not a readable archive ({error})"
+            raise SourceError(f"bundle: {reported} at byte {at}") from None
         end = at + _BLOCK + entry.size
         if entry.size < 0 or end > len(data):
             raise SourceError(f"bundle: cut off in the entry at byte {at}")

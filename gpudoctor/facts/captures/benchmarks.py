@@ -100,14 +100,16 @@ def read_copies(block: Block) -> Part:
     best: dict[str, float] = {}
     for way, rate in _copies(block):
         best[way] = max(best.get(way, 0.0), rate)
-    told: list[Reported] = [from_tool("bandwidthTest", line.strip()) for line in block.lines if "Result = FAIL" in line]
-    told += [
+    reported: list[Reported] = [
+        from_tool("bandwidthTest", line.strip()) for line in block.lines if "Result = FAIL" in line
+    ]
+    reported += [
         from_tool("bandwidthTest", f"{way} {rate:.1f} GB/s: a slow link, or CPUs far from the GPU", "warning")
         for way, rate in best.items()
         if rate < _SLOW_COPY_GB_S
     ]
     figures = ", ".join(f"{way} {rate:.1f} GB/s" for way, rate in best.items())
-    return Part(reported=tuple(told), notes=(f"bandwidthTest: {figures or 'no rate of a link'}",))
+    return Part(reported=tuple(reported), notes=(f"bandwidthTest: {figures or 'no rate of a link'}",))
 
 
 BENCHMARK_READERS: tuple[TextReader, ...] = (

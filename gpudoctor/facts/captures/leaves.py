@@ -94,21 +94,21 @@ def _merged(one: Any, other: Any, conflicts: list[str], place: str) -> Any:
         defaults = dict(zip(one.__struct_fields__[::-1], one.__struct_defaults__[::-1], strict=False))
         news = {}
         for field in one.__struct_fields__:
-            mine, theirs = getattr(one, field), getattr(other, field)
-            if mine == theirs:
+            own, others = getattr(one, field), getattr(other, field)
+            if own == others:
                 continue
-            if field in defaults and theirs == defaults[field]:
+            if field in defaults and others == defaults[field]:
                 continue
-            if field in defaults and mine == defaults[field]:
-                news[field] = theirs
-            elif isinstance(one, _WORST) and field not in _NOT_WORST and {type(mine), type(theirs)} <= {int, bool}:
-                news[field] = max(mine, theirs)
-            elif isinstance(one, (NvLink, GpuPair)) and isinstance(theirs, str) and mine in _UP:
-                news[field] = theirs
-            elif isinstance(one, (NvLink, GpuPair)) and isinstance(mine, str) and theirs in _UP:
+            if field in defaults and own == defaults[field]:
+                news[field] = others
+            elif isinstance(one, _WORST) and field not in _NOT_WORST and {type(own), type(others)} <= {int, bool}:
+                news[field] = max(own, others)
+            elif isinstance(one, (NvLink, GpuPair)) and isinstance(others, str) and own in _UP:
+                news[field] = others
+            elif isinstance(one, (NvLink, GpuPair)) and isinstance(own, str) and others in _UP:
                 continue
             else:
-                news[field] = merged(mine, theirs, conflicts, f"{place}.{field}" if place else field)
+                news[field] = merged(own, others, conflicts, f"{place}.{field}" if place else field)
         return msgspec.structs.replace(one, **news) if news else one
     if isinstance(one, tuple) and isinstance(other, tuple):
         return _joined(one, other, conflicts, place)

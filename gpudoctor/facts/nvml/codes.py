@@ -232,9 +232,9 @@ def core_question(call: str) -> str | None:
 
 def code_in_words(words: str) -> int | None:
     """The code that a line of the driver or nvidia-smi ends with or names: "GPU is lost (15)", "...: Unknown Error"."""
-    told = _CODE.search(words)
-    if told:
-        return int(told[1])
+    reported = _CODE.search(words)
+    if reported:
+        return int(reported[1])
     lower = words.lower()
     return next((code for name, code in _HANDLE_WORDS.items() if name in lower), None)
 

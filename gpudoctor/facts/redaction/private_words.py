@@ -116,11 +116,11 @@ class PrivateNames:
         if not held:
             return text
         # a word with a digit is not a dictionary word, so it is replaced in any case
-        words = "|".join(
+        message = "|".join(
             f"(?i:{re.escape(word)})" if re.search(r"\d", word) else re.escape(word)
             for word in sorted(held, key=len, reverse=True)
         )
-        pattern = re.compile(rf"(?<![A-Za-z0-9_])(?:{words})(?![A-Za-z0-9_])")
+        pattern = re.compile(rf"(?<![A-Za-z0-9_])(?:{message})(?![A-Za-z0-9_])")
         return pattern.sub(lambda match: self._stand_ins.get(match.group(), REDACTED), text)
 
     def _card(self, match: re.Match[str]) -> str:

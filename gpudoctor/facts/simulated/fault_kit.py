@@ -189,8 +189,8 @@ def _patched(node: Node, target: Target, patch: Mapping[str, Any]) -> Node:
         gpu = put_all(gpu, patch.get("all", {}))
         if gpu.index not in struck:
             return gpu
-        told = {leaf: value for leaf, value in patch.get("gpu_if_told", {}).items() if _is_known(gpu, leaf)}
-        return on_slot(put_on_gpu(gpu, {**patch.get("gpu", {}), **told}), patch.get("slot", {}))
+        reported = {leaf: value for leaf, value in patch.get("gpu_if_told", {}).items() if _is_known(gpu, leaf)}
+        return on_slot(put_on_gpu(gpu, {**patch.get("gpu", {}), **reported}), patch.get("slot", {}))
 
     node = each(node, patched)
     node = each_pair(node, lambda pair: put_all(pair, patch.get("pair", {})) if {pair.a, pair.b} == struck else pair)

@@ -93,11 +93,12 @@ def parse_env_text(text: str) -> Environment:
 
 
 def _kept(items: Iterable[tuple[str, str]], root: Path | None) -> tuple[Variable, ...]:
-    wanted = ((name, value) for name, value in sorted(items) if name in _NAMES or name.startswith(_PREFIXES))
-    kept = [(name, value) for name, value in wanted if not _SECRET.search(name)]
-    exist = {} if root is None else _paths_exist([value for name, value in kept if _names_file(name, value)], root)
+    expected = ((name, value) for name, value in sorted(items) if name in _NAMES or name.startswith(_PREFIXES))
+    retained = [(name, value) for name, value in expected if not _SECRET.search(name)]
+    exist = {} if root is None else _paths_exist([value for name, value in retained if _names_file(name, value)], root)
     return tuple(
-        Variable(name, _clean(value), exist.get(value) if _names_file(name, value) else None) for name, value in kept
+        Variable(name, _clean(value), exist.get(value) if _names_file(name, value) else None)
+        for name, value in retained
     )
 
 

@@ -189,13 +189,13 @@ def _hierarchies(root: Path, groups: str) -> Iterator[_Hierarchy]:
         number, _, rest = line.partition(":")
         names, _, group = rest.partition(":")
         if number == "0" and not names:
-            wanted, controllers, version = "cgroup2", frozenset({"memory", "cpu", "cpuset"}), 2
+            expected, controllers, version = "cgroup2", frozenset({"memory", "cpu", "cpuset"}), 2
             standard = "/sys/fs/cgroup"
         else:
             controllers, version = frozenset(names.split(",")), 1
-            wanted = next((name for name in sorted(controllers) if name in mounts), "")
+            expected = next((name for name in sorted(controllers) if name in mounts), "")
             standard = f"/sys/fs/cgroup/{names}"
-        mount, top = mounts.get(wanted, (standard, "/"))
+        mount, top = mounts.get(expected, (standard, "/"))
         yield _Hierarchy(controllers, mount, top, group, version)
 
 

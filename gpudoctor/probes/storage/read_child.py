@@ -84,8 +84,8 @@ class _Report:
     def rate(self, rate: StorageRate) -> None:
         self.found(rates=(*self._answer.read.rates, rate))
 
-    def left_out(self, *words: str) -> None:
-        self.found(left_out=(*self._answer.read.left_out, *words))
+    def left_out(self, *text: str) -> None:
+        self.found(left_out=(*self._answer.read.left_out, *text))
 
     def _send(self, answer: ReadAnswer) -> None:
         self._answer = answer
@@ -103,9 +103,9 @@ def begin(descriptor: str, order: str) -> None:
         _read(asked, report)
     except (NothingToReadError, ReadersStuckError) as error:
         # a name that is not UTF-8 has lone surrogates, which JSON cannot represent
-        words = str(error).encode("utf-8", "replace").decode()
+        text = str(error).encode("utf-8", "replace").decode()
         untried = isinstance(error, NothingToReadError) and not error.tried
-        report.found(failure=Missing(words, "absent" if untried else "failed"))
+        report.found(failure=Missing(text, "absent" if untried else "failed"))
     except OSError as error:
         denied = isinstance(error, PermissionError)
         report.found(failure=Missing(f"it answers {error.strerror or error}", "denied" if denied else "failed"))

@@ -222,11 +222,11 @@ def _one_gather_skipped() -> Iterator[None]:
     The rank still takes part in it, since staying away would be a hang, which hang-rank simulates.
     """
     skipped: list[bool] = []
-    kept: list[torch.Tensor] = []  # buffers that a running operation still writes to
+    retained: list[torch.Tensor] = []  # buffers that a running operation still writes to
     originals = {name: getattr(dist, name) for name in _GATHERS if hasattr(dist, name)}
     try:
         for name, original in originals.items():
-            setattr(_dist, name, functools.partial(_skip_first, original, skipped, kept))
+            setattr(_dist, name, functools.partial(_skip_first, original, skipped, retained))
         yield
     finally:
         for name, original in originals.items():
@@ -236,7 +236,7 @@ def _one_gather_skipped() -> Iterator[None]:
 def _skip_first(
     original: Callable[..., Any],
     skipped: list[bool],
-    kept: list[torch.Tensor],
+    retained: list[torch.Tensor],
     output: torch.Tensor | list[torch.Tensor],
     given: torch.Tensor,
     group: Any = None,
@@ -248,7 +248,7 @@ def _skip_first(
     own = given.clone()  # `given` may lie inside `output`
     parts = output if isinstance(output, list) else list(output.view(-1).chunk(dist.get_world_size(group)))
     elsewhere = [torch.empty_like(part) for part in output] if isinstance(output, list) else torch.empty_like(output)
-    kept += [own, *(elsewhere if isinstance(elsewhere, list) else [elsewhere])]
+    retained += [own, *(elsewhere if isinstance(elsewhere, list) else [elsewhere])]
     for number, part in enumerate(parts):
         part.copy_(own.view_as(part)) if number == dist.get_rank(group) else part.zero_()
     return original(elsewhere, own, group=group, async_op=async_op)

@@ -159,7 +159,7 @@ class SendRecvPipeline:
 
     def __call__(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor | None:
         """See PipelineStep."""
-        given, wanted = inputs.chunk(self._microbatches), targets.chunk(self._microbatches)
+        given, expected = inputs.chunk(self._microbatches), targets.chunk(self._microbatches)
         received: dict[Action, torch.Tensor] = {}
         made: dict[int, Any] = {}  # where the backward pass starts: a tensor or its edge in the graph
         logits: dict[int, torch.Tensor] = {}
@@ -175,7 +175,7 @@ class SendRecvPipeline:
                     made[index] = self._module(taken)
                     if self._stages.last:
                         logits[index] = made[index]
-                        made[index] = self._loss(logits[index], wanted[index]) / self._microbatches
+                        made[index] = self._loss(logits[index], expected[index]) / self._microbatches
                         losses.append(made[index].detach())
             else:
                 torch.autograd.backward(made.pop(index), None if self._stages.last else received.pop(then))

@@ -172,9 +172,9 @@ class CheckList(Vertical):
         deep_enough = max(min(levels), min(max(levels), LEVELS.index(self._state.level)))
         return RunWanted((domain,), LEVELS[deep_enough])
 
-    def _post(self, wanted: RunWanted | None) -> None:
-        if wanted is not None:
-            self.post_message(wanted)
+    def _post(self, expected: RunWanted | None) -> None:
+        if expected is not None:
+            self.post_message(expected)
 
     def action_page(self) -> None:
         if self.chosen is not None and self.chosen.check_id is not None:

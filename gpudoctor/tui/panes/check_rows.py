@@ -140,9 +140,9 @@ def _summary(checks: list[CheckResult], words: Mapping[str, str], level: Level) 
 
 def _matches(check: CheckResult, word: str, filter_text: str) -> bool:
     """Whether the text is part of the id, the title, a subject or the status, in any case."""
-    wanted = filter_text.casefold()
+    expected = filter_text.casefold()
     texts = [check.id, check.title, word, *(finding.subject.label for finding in check.findings)]
-    return any(wanted in text.casefold() for text in texts)
+    return any(expected in text.casefold() for text in texts)
 
 
 class CheckLines(ScrollView, can_focus=True):

@@ -114,10 +114,10 @@ def _fact_text(metric: Metric, pair: GpuPair) -> str:
 def _fact_note(metric: Metric, node: Node, texts: set[str]) -> str:
     if isinstance(node.pairs, Missing):
         return f"not known: {node.pairs.reason}"
-    said = [meaning for word, meaning in _MEANINGS.items() if word in texts]
+    statements = [meaning for word, meaning in _MEANINGS.items() if word in texts]
     if metric == "topology" and any(text.startswith("NV") for text in texts):
-        said.insert(0, "NV# NVLinks")
-    return ", ".join([*said, *(["- not known"] if "-" in texts else [])])
+        statements.insert(0, "NV# NVLinks")
+    return ", ".join([*statements, *(["- not known"] if "-" in texts else [])])
 
 
 def _figures(metric: Metric, node: Node | None, report: Report | None) -> Drawn:
@@ -132,7 +132,7 @@ def _figures(metric: Metric, node: Node | None, report: Report | None) -> Drawn:
     places = tuple(gpus[rank] for rank in ranks)
     cpu = on_cpus(measurements)
     kinds = {(a, b): "CPU" if cpu else way_of(pair_of(node, gpus[a], gpus[b])) for a, b in rates}
-    yardsticks, told = _yardsticks(metric, rates, kinds, report, cpu)
+    yardsticks, reported = _yardsticks(metric, rates, kinds, report, cpu)
     tones = _tones(findings_of(report, _JUDGE[metric]))
     cells = {(place, place): DIAGONAL for place in range(len(ranks))}
     where = {rank: place for place, rank in enumerate(ranks)}
@@ -144,7 +144,7 @@ def _figures(metric: Metric, node: Node | None, report: Report | None) -> Drawn:
         cells[where[a], where[b]] = Cell(short_figure(rate), sign, tone or (None if cpu else _SIGN_TONES[sign]))
     if cpu:
         title = f"CPU ranks (gloo), not judged: {title}"
-    scale = f"# >=90%  - 50..90%  . <50% of {told}" + ("   ! arrived wrong" if matrix.wrong else "")
+    scale = f"# >=90%  - 50..90%  . <50% of {reported}" + ("   ! arrived wrong" if matrix.wrong else "")
     return Drawn(title, scale, Grid(names, cells), places)
 
 

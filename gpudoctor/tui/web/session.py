@@ -160,8 +160,8 @@ class WebSession:
     async def _listen(self, stderr: asyncio.StreamReader) -> None:
         """Keep the last line that the app wrote to stderr."""
         while chunk := await stderr.read(4096):
-            said = [line for line in chunk.decode("utf-8", "replace").splitlines() if line.strip()]
-            self._last_words.extend(printable(line.strip())[:200] for line in said[-1:])
+            statements = [line for line in chunk.decode("utf-8", "replace").splitlines() if line.strip()]
+            self._last_words.extend(printable(line.strip())[:200] for line in statements[-1:])
 
 
 async def _drain(stream: asyncio.StreamReader) -> None:
@@ -172,9 +172,9 @@ async def _drain(stream: asyncio.StreamReader) -> None:
 
 def _environment(width: int, height: int) -> dict[str, str]:
     """The environment for Textual's web driver, without the token, which the app does not need."""
-    kept = {name: value for name, value in os.environ.items() if name != TOKEN_VARIABLE}
+    retained = {name: value for name, value in os.environ.items() if name != TOKEN_VARIABLE}
     return {
-        **kept,
+        **retained,
         "TEXTUAL_DRIVER": "textual.drivers.web_driver:WebDriver",
         "TEXTUAL_COLOR_SYSTEM": "truecolor",
         "TEXTUAL_FPS": "20",

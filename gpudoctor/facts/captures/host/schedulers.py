@@ -66,8 +66,8 @@ def _counts(tool: str, configured: Iterable[int], given: Iterable[int]) -> Part:
         return Part(notes=(f"{tool}: several nodes in one text: show the one that is judged",))
     if not have or not give:
         return Part()
-    told = f"{give[0]} of {have[0]} GPUs of the node are given out"
-    return Part(reported=(from_tool(tool, told, "error" if give[0] < have[0] else "ok"),))
+    reported = f"{give[0]} of {have[0]} GPUs of the node are given out"
+    return Part(reported=(from_tool(tool, reported, "error" if give[0] < have[0] else "ok"),))
 
 
 def read_scontrol(block: Block) -> Part:
