@@ -200,8 +200,8 @@ def preflight(
     return report
 
 
-def _words(words: Words) -> tuple[str, ...]:
-    return (words,) if isinstance(words, str) else tuple(words)
+def _words(parts: Words) -> tuple[str, ...]:
+    return (parts,) if isinstance(parts, str) else tuple(parts)
 
 
 def _paths(paths: Source | Iterable[Source]) -> tuple[str, ...]:

@@ -178,8 +178,8 @@ def _source(request: AgentRequest, named: Sequence[str]) -> SourceSummary:
 def _asked(command: str, options: Sequence[str]) -> bytes:
     """stdout of another gpudoctor, which reads the user's input so that this process stays small. Raise UserError."""
     try:
-        words = [*own_gpudoctor(), command, *options]
-        done = run_command(words, _ASK_S, OUTPUT_BYTES_MAX, environment(os.environ), with_stderr=True)
+        arguments = [*own_gpudoctor(), command, *options]
+        done = run_command(arguments, _ASK_S, OUTPUT_BYTES_MAX, environment(os.environ), with_stderr=True)
     except CommandLateError:
         raise UserError(f"gpudoctor {command} {' '.join(options)}: no answer in {_ASK_S:g} s") from None
     except OSError as error:

@@ -300,6 +300,6 @@ def decoded(data: bytes) -> Report:
     return msgspec.json.decode(clean, type=Report)
 
 
-def _last_line(words: bytes) -> str:
-    line = words.decode("utf-8", "replace").strip().rpartition("\n")[2]
+def _last_line(output: bytes) -> str:
+    line = output.decode("utf-8", "replace").strip().rpartition("\n")[2]
     return printable(line)[:WORDS_MAX]

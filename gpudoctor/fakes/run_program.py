@@ -207,13 +207,13 @@ def find_compiler(environ: Mapping[str, str]) -> tuple[str, ...]:
     asked = environ.get("CC", "").strip()
     if asked:
         try:
-            words = shlex.split(asked)
+            parts = shlex.split(asked)
         except ValueError as error:
             raise UserError(f"CC={asked}: {error}") from None
-        found = shutil.which(words[0], path=path)
+        found = shutil.which(parts[0], path=path)
         if found is None:
             raise UserError(f"CC={asked}: no such compiler; unset CC to take cc, gcc or clang")
-        return (found, *words[1:])
+        return (found, *parts[1:])
     for name in _COMPILERS:
         found = shutil.which(name, path=path)
         if found is not None:

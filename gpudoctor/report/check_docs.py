@@ -84,8 +84,8 @@ def page_text(check: Check) -> str:
         body = f"# {check.id}: {check.title}\n\nThis check comes without a page."
     if check.limits:
         body = _with_table(body, check)
-    if check.page is None and (words := word_list(check.id)):
-        body = "\n".join([body, "", *words]).rstrip()
+    if check.page is None and (parts := word_list(check.id)):
+        body = "\n".join([body, "", *parts]).rstrip()
     if check.domain == "run":
         return f"{body}\n\nA finding of: gpudoctor run -- COMMAND\n"
     return f"{body}\n\nLevel: {check.level}. Run it alone: gpudoctor check {check.id}\n"

@@ -132,13 +132,13 @@ def without_verdict(results: Iterable[CheckResult], required: Iterable[str]) -> 
 
     A check with a suppressed finding that fails anyway does have a verdict.
     """
-    words = tuple(required)
+    parts = tuple(required)
     silent = (
         r
         for r in results
         if r.status in (Status.SKIP, Status.UNKNOWN) or (r.status is not Status.FAIL and suppressed_in((r,)))
     )
-    return tuple(r for r in silent if any(matches(r, word) for word in words))
+    return tuple(r for r in silent if any(matches(r, word) for word in parts))
 
 
 def set_aside(results: Iterable[CheckResult]) -> tuple[str, ...]:

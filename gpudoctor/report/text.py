@@ -283,11 +283,11 @@ class TextRows:
                 table.add_row(*row)
             yield table
             return
-        for *first, words in self._rows:
+        for *first, cell in self._rows:
             line = Text(" " * _GAP, overflow="fold").join(first)
             line.rstrip()
             yield line
-            if words.plain:
-                words = words.copy()
-                words.overflow = "fold"
-                yield Padding(words, (0, 0, 0, 2 * _GAP))
+            if cell.plain:
+                cell = cell.copy()
+                cell.overflow = "fold"
+                yield Padding(cell, (0, 0, 0, 2 * _GAP))

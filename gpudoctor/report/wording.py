@@ -127,14 +127,14 @@ def verdict_words(report: Report) -> str:
         return f"{report.evaluated.words}; nothing wrong in these"
     if report.verdict == "fail" and is_no_gpu_node(report):
         return "this is no GPU node"
-    words = {
+    parts = {
         "pass": f"nothing wrong in the {check_count(report.counts.passed)} that could look; no GPU was put under load",
         "warn": f"works; look at the warnings{aside}",
         "fail": "not fit to train on" + (", by what this text says" if report.evaluated.partly else ""),
     }
     if report.verdict == "unknown" and not report.counts.unknown and report.reason.startswith("UNKNOWN "):
         return f"not known: {report.reason.removeprefix('UNKNOWN ')}"
-    return words.get(report.verdict, "not known: what got no answer is not a pass")
+    return parts.get(report.verdict, "not known: what got no answer is not a pass")
 
 
 def problem_groups(report: Report) -> Iterator[tuple[CheckResult, list[Finding]]]:

@@ -58,9 +58,9 @@ class NodeRecord(msgspec.Struct, frozen=True):
 
 def read_nodes(name: str | None = None) -> tuple[NodeRecord, ...]:
     """The record of one node, or of all; empty if slurmctld does not answer."""
-    words = () if name is None else (name,)
+    arguments = () if name is None else (name,)
     try:
-        done = run_command(["scontrol", "-a", "-o", "show", "node", *words], _DEADLINE_S, _BYTES_MAX)
+        done = run_command(["scontrol", "-a", "-o", "show", "node", *arguments], _DEADLINE_S, _BYTES_MAX)
     except (OSError, CommandLateError):
         return ()
     if done.returncode != 0:

@@ -38,8 +38,8 @@ def connection(pair: GpuPair) -> str:
 
 def p2p_status(pair: GpuPair) -> str | None:
     """The worse of read and write: OK only if both are."""
-    words = [known(pair.p2p_read), known(pair.p2p_write)]
-    return next((w for w in words if w is not None and w != "OK"), "OK" if "OK" in words else None)
+    parts = [known(pair.p2p_read), known(pair.p2p_write)]
+    return next((w for w in parts if w is not None and w != "OK"), "OK" if "OK" in parts else None)
 
 
 def pair_names(pairs: list[GpuPair]) -> str:

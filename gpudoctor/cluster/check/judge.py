@@ -194,10 +194,10 @@ def _group(session: ClusterSession, group: Group) -> GroupResult:
 
 def _reason(verdict: Verdict, checks: Sequence[Judged]) -> str:
     """One line fit for a job's comment: the verdict, and the checks and nodes with that status."""
-    words = [verdict.upper()]
+    parts = [verdict.upper()]
     for check in checks:
         names = [f.subject.name or "" for f in check.findings if f.status.value == verdict and f.subject.name]
         if check.status.value == verdict and verdict in ("fail", "unknown", "warn"):
-            words.append(check.id.partition(".")[2] + (f" {','.join(dict.fromkeys(names))}" if names else ""))
-    line = f"{words[0]} {'; '.join(words[1:])}".strip().replace('"', "").replace("'", "")
+            parts.append(check.id.partition(".")[2] + (f" {','.join(dict.fromkeys(names))}" if names else ""))
+    line = f"{parts[0]} {'; '.join(parts[1:])}".strip().replace('"', "").replace("'", "")
     return line if len(line) <= REASON_LENGTH else line[: REASON_LENGTH - 3] + "..."

@@ -111,9 +111,9 @@ def _coordinate(
     join = ",".join(f"{address}/{hub.port}" for address in addresses)
     with token_pipe(token) as token_fd:
         # the member reads the engine's variables too, and some engines do not provide the number of nodes
-        words = ["cluster", "rank", "--join", join, "--token-fd", str(token_fd), "--numbered", placement.engine]
-        words += ["--nodes", str(placement.nodes)]
-        command = dependent_gpudoctor([*words, *request.member_words()])
+        arguments = ["cluster", "rank", "--join", join, "--token-fd", str(token_fd), "--numbered", placement.engine]
+        arguments += ["--nodes", str(placement.nodes)]
+        command = dependent_gpudoctor([*arguments, *request.member_words()])
         member = Child(command, stderr=None, pass_fds=(token_fd,), new_session=False)
     try:
         return coordinator.run(hub, placement.nodes, (), lambda: False, lambda: None)
@@ -124,11 +124,11 @@ def _coordinate(
 
 def _serve(request: ClusterCheckRequest, addresses: list[tuple[str, int]], token: str, index: int | None) -> int:
     hostname = node_name()
-    words = request.check_words()
+    arguments = request.check_words()
     for host, fault in request.faults_of_hosts():
         if host is None or host in Hosts([hostname]):
-            words.append(f"--fault={fault}")
-    member = Member(words, request.ranks or 1, hostname)
+            arguments.append(f"--fault={fault}")
+    member = Member(arguments, request.ranks or 1, hostname)
     try:
         member.serve(addresses, token, index, request.deadline_s or _JOIN_S)
     except HubGoneError as error:
@@ -179,7 +179,7 @@ def run_cluster_check(request: ClusterCheckRequest, output: ClusterOutput) -> in
 
 @contextmanager
 def _started(
-    launch: MemberLaunch, request: ClusterCheckRequest, hub: Hub, token: str, words: IO[bytes]
+    launch: MemberLaunch, request: ClusterCheckRequest, hub: Hub, token: str, output: IO[bytes]
 ) -> Iterator[Child]:
     """Start the launcher, and through it all members; end it on leaving."""
     # members try the hub's addresses in this order; loopback is for members on this machine
@@ -198,8 +198,8 @@ def _started(
         try:
             process = Child(
                 command,
-                stdout=PIPE if launch.launcher == "ray" else words,
-                stderr=words,
+                stdout=PIPE if launch.launcher == "ray" else output,
+                stderr=output,
                 env=environment,
                 pass_fds=(token_fd,) if launch.launcher == "ray" else (),
             )
@@ -213,11 +213,11 @@ def _started(
         process.close()
 
 
-def _ray_nodes(process: Child, words: IO[bytes]) -> tuple[str, ...]:
+def _ray_nodes(process: Child, output: IO[bytes]) -> tuple[str, ...]:
     """The names of Ray's nodes. Raise UserError if Ray does not answer or has no node."""
     line = LineReader(process.stdout).one(_RAY_LIMIT_S)
     if line is None:
-        reported = _last_words(words, process) or f"no answer within {_RAY_LIMIT_S:g} s"
+        reported = _last_words(output, process) or f"no answer within {_RAY_LIMIT_S:g} s"
         raise UserError(f"Ray did not tell its nodes ({reported}); is RAY_ADDRESS the address of a running cluster?")
     names = tuple(str(name) for name in json.loads(line))
     if not names:
@@ -225,10 +225,10 @@ def _ray_nodes(process: Child, words: IO[bytes]) -> tuple[str, ...]:
     return names
 
 
-def _last_words(words: IO[bytes], process: Child) -> str | None:
+def _last_words(output: IO[bytes], process: Child) -> str | None:
     """The launcher's output from the first line on that looks like an error, else from the first one with words."""
-    words.seek(0)
-    lines = words.read(_WORDS_BYTES).decode("utf-8", "replace").splitlines()
+    output.seek(0)
+    lines = output.read(_WORDS_BYTES).decode("utf-8", "replace").splitlines()
     # not boxes, rules of dashes, or source lines in a traceback
     statements = [line.strip() for line in lines if sum(map(str.isalpha, line)) >= _LETTERS_MIN and line[:4] != "    "]
     if statements:

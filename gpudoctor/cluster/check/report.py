@@ -66,16 +66,16 @@ class ClusterCheckRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     def check_words(self) -> list[str]:
         """The options of each node's own check, without the faults."""
-        words = ["--level", self.level, "--backend", self.backend]
+        arguments = ["--level", self.level, "--backend", self.backend]
         options = {"node": self.node, "profile": self.profile, "config": self.config}
-        words += [f"--{name}={value}" for name, value in options.items() if value is not None]
-        return [*words, *(f"--skip={word}" for word in self.skip)]
+        arguments += [f"--{name}={value}" for name, value in options.items() if value is not None]
+        return [*arguments, *(f"--skip={word}" for word in self.skip)]
 
     def member_words(self) -> list[str]:
         """The options that are passed on to every node's process."""
         options = {"ranks": self.ranks, "deadline": self.deadline_s}
-        words = [f"--{name}={value}" for name, value in options.items() if value is not None]
-        return [*self.check_words(), *words, *(f"--fault={fault}" for fault in self.faults)]
+        arguments = [f"--{name}={value}" for name, value in options.items() if value is not None]
+        return [*self.check_words(), *arguments, *(f"--fault={fault}" for fault in self.faults)]
 
     def faults_of_hosts(self) -> list[tuple[str | None, str]]:
         """Each fault with the host that it is for (`HOST:FAULT`), None if it is for all."""

@@ -80,14 +80,14 @@ def _groups(reports: Sequence[RunReport]) -> list[list[RunReport]]:
 
 
 def _command(report: RunReport) -> tuple[str, ...]:
-    words = iter(report.command)
+    arguments = iter(report.command)
     retained = []
-    for word in words:
+    for word in arguments:
         option = _OF_A_NODE.fullmatch(word)
         if option is None:
             retained.append(word)
         elif "=" not in word:
-            next(words, None)
+            next(arguments, None)
     return tuple(retained)
 
 

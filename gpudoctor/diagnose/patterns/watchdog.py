@@ -88,8 +88,8 @@ def read_watchdog(text: str) -> Event | None:
 def _details(found: re.Match[str] | None) -> dict[str, str | int]:
     if found is None:
         return {}
-    words = {name: value.strip() for name, value in found.groupdict().items() if value is not None}
-    return {name: int(value) if name not in ("op", "desc", "shape", "guid") else value for name, value in words.items()}
+    parts = {name: value.strip() for name, value in found.groupdict().items() if value is not None}
+    return {name: int(value) if name not in ("op", "desc", "shape", "guid") else value for name, value in parts.items()}
 
 
 class StallReader:

@@ -55,8 +55,8 @@ def is_of_interest(line: str) -> bool:
 
 def _interest_in(text: str) -> Callable[[str], bool]:
     """`is_of_interest` for the lines of this text, restricted to the words that it contains."""
-    words = tuple(word for word in _WORDS if word in text)
-    return lambda line: any(word in line for word in words) if words else False
+    parts = tuple(word for word in _WORDS if word in text)
+    return lambda line: any(word in line for word in parts) if parts else False
 
 
 def read_kernel_text(text: str, source: str) -> KernelLog:

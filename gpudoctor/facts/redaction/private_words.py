@@ -80,8 +80,8 @@ class PrivateNames:
 
     def __init__(self, node: Node) -> None:
         hosts = [word for word in _hosts_of(node) if len(word) <= _LONGEST_HOST and not _is_harmless(word)]
-        words = [*hosts, *(host.partition(".")[0] for host in hosts), *_words_of(node)]
-        self._stand_ins = {word: REDACTED for word in words if not _is_harmless(word)}
+        parts = [*hosts, *(host.partition(".")[0] for host in hosts), *_words_of(node)]
+        self._stand_ins = {word: REDACTED for word in parts if not _is_harmless(word)}
         for place, name in enumerate(node.source.files, 1):
             self._stand_ins[name] = f"dump-{place}"
         self._settings = {f"{v.name}={v.value}": f"{v.name}={REDACTED}" for v in hidden_variables(node)}

@@ -113,8 +113,8 @@ def _firmware_name(root: Path) -> str | None:
     if "wsl" in (known(read_text(root / "proc/sys/kernel/osrelease")) or "").lower():
         return "wsl"
     dmi = root / "sys/class/dmi/id"
-    words = (known(read_text(dmi / name)) or "" for name in ("product_name", "sys_vendor", "bios_vendor"))
-    text = "\n".join(words).lower()
+    parts = (known(read_text(dmi / name)) or "" for name in ("product_name", "sys_vendor", "bios_vendor"))
+    text = "\n".join(parts).lower()
     return next((name for mark, name in _DMI_NAMES if mark in text), None)
 
 

@@ -228,11 +228,11 @@ def _pcie_words(state: State, gpu: Gpu) -> str:
         readings.get("pcie_width", known(gpu.pcie.width)),
     )
     most = (known(gpu.pcie.generation_max), known(gpu.pcie.width_max))
-    words = [
+    parts = [
         f"{'-' if generation is None else f'Gen{generation:g}'} x{'-' if width is None else f'{width:g}'}"
         for generation, width in (now, most)
     ]
-    return " / ".join(words) + " (now / at most)"
+    return " / ".join(parts) + " (now / at most)"
 
 
 def _host_links(node: Node, report: Report | None) -> Iterator[str]:

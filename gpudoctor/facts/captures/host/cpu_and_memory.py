@@ -99,13 +99,13 @@ def parse_df(text: str) -> Host:
     """
     unit_bytes: int | None = 1024
     for line in text.splitlines():
-        words = line.split()
+        parts = line.split()
         if _DF_HEADER.match(line):
             unit_bytes = None if _DF_INODES.search(line) else _block_bytes(line)
-        elif words[-1:] == ["/dev/shm"] and unit_bytes is not None:
-            if len(words) not in (6, 7):  # -T adds a column
+        elif parts[-1:] == ["/dev/shm"] and unit_bytes is not None:
+            if len(parts) not in (6, 7):  # -T adds a column
                 raise SourceError("no size in the line for /dev/shm")
-            return Host(shm_mib=_mib(words[-5], unit_bytes), shm_free_mib=_mib(words[-3], unit_bytes))
+            return Host(shm_mib=_mib(parts[-5], unit_bytes), shm_free_mib=_mib(parts[-3], unit_bytes))
     return Host()
 
 

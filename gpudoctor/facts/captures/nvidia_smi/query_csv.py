@@ -284,9 +284,9 @@ def _reasons(text: str) -> dict[str, str]:
     if refused is not None or not re.fullmatch(r"0x[0-9A-Fa-f]{1,16}", text):
         return {at + "idle": text}
     bits = int(text, 16)
-    words = {name.replace("-", "_"): bits & bit for bit, name in EVENT_REASONS.items()}
+    parts = {name.replace("-", "_"): bits & bit for bit, name in EVENT_REASONS.items()}
     unknown = bits & ~sum(EVENT_REASONS)
-    made = {at + _REASON_PATHS.get(word, word): "Active" if on else "Not Active" for word, on in words.items()}
+    made = {at + _REASON_PATHS.get(word, word): "Active" if on else "Not Active" for word, on in parts.items()}
     return made | ({at + hex(unknown): "Active"} if unknown else {})
 
 

@@ -199,10 +199,10 @@ def _recovery(v: Values) -> str | Missing:
     return next((m for m in (reported, reset, drain) if isinstance(m, Missing) and m != ABSENT), ABSENT)
 
 
-def _one_of(word: str | Missing, words: Mapping[str, W]) -> W | Missing:
+def _one_of(word: str | Missing, table: Mapping[str, W]) -> W | Missing:
     if isinstance(word, Missing):
         return word
-    return words.get(word) or Missing(f"not understood: {word[:60]!r}", "failed")
+    return table.get(word) or Missing(f"not understood: {word[:60]!r}", "failed")
 
 
 def _pci_id(text: str | Missing) -> str | Missing:
