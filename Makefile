@@ -2,10 +2,10 @@
 #   make demo   installs into .venv, then checks a simulated node, first by reading and then with real CPU ranks
 #     For the ranks it fetches PyTorch, unless $(PYTHON) has one: TORCH_INDEX=https://download.pytorch.org/whl/cpu is the
 #     small CPU build, TORCH=no leaves PyTorch out
-#   make test   installs the same way, then runs every test
+#   make test   installs the same way, then runs a cheap test of every behaviour: four minutes on two cores
 # While you work:
 #   make test-fast   facts, checks and reports, without the tests that start processes: under a minute
-#   make test-wide   every fault on every node and the like, of which make test takes a part
+#   make test-wide   what make test leaves out: every fault on every node and the like, and ends to ends that take long
 #   make lint        ruff, mypy --strict and import-linter
 #   make site        builds the documentation pages in build/site
 #   make accept      regenerates goldens and generated files and lists what changed; read the difference
@@ -56,10 +56,8 @@ build/.compiled: $(shell find gpudoctor tests -name '*.py') | $(VENV)/.installed
 test: $(VENV)/.installed-dev build/.compiled
 	$(BIN)/python -m pytest -n $(TWO_A_CORE) --maxprocesses=8 $(BY_FILE) --no-loadscope-reorder
 
-WIDE := tests/checks/test_faults_matrix.py tests/checks/test_missing_leaves.py tests/facts/test_error_cost.py \
-  tests/checks/test_peer_gaps.py tests/checks/test_parts_removed.py
-test-wide: $(VENV)/.installed-dev
-	GPUDOCTOR_WIDE=1 $(BIN)/python -m pytest -n $$(nproc) $(BY_FILE) $(WIDE)
+test-wide: $(VENV)/.installed-dev build/.compiled
+	GPUDOCTOR_WIDE=1 $(BIN)/python -m pytest -m wide -n $(TWO_A_CORE) --maxprocesses=8 $(BY_FILE) --no-loadscope-reorder
 
 # What a test imports or calls when it starts processes: a new test of that kind is left out without further work
 STARTS := subprocess|Popen|multiprocessing|Sampler\(|DriverWatch\(|collect_live\(|live_nodes
@@ -72,7 +70,7 @@ accept: $(VENV)/.installed-dev
 
 # ABSENT: Debian packages that may be missing; any other missing engine fails
 test-engines: $(VENV)/.installed-dev
-	GPUDOCTOR_ENGINES="$(ABSENT)" $(BIN)/python -m pytest -n $(TWO_A_CORE) --maxprocesses=8 $(BY_FILE) --no-loadscope-reorder \
+	GPUDOCTOR_WIDE=1 GPUDOCTOR_ENGINES="$(ABSENT)" $(BIN)/python -m pytest -n $(TWO_A_CORE) --maxprocesses=8 $(BY_FILE) --no-loadscope-reorder \
 	  $$(grep -rlE --include='test_*.py' '[( @]needs\(' tests; grep -rl --include=conftest.py 'fixture_needs(' tests | xargs -n 1 dirname)
 
 # Separate from `test`, because these tests keep both cores busy for a minute or two. Python keeps what it compiles of
@@ -86,7 +84,7 @@ CUDA_TESTS := rank_environment two_ranks compute cuda_stand_in burn_end
 test-cuda-build: export PYTHONDONTWRITEBYTECODE =
 test-cuda-build: $(CUDA_BUILD)/.installed
 	$(CUDA_BUILD)/bin/gpudoctor fake-driver --node hgx-h100-8 -- $(CUDA_BUILD)/bin/gpudoctor check --backend gloo --ranks 2 train
-	$(CUDA_BUILD)/bin/python -m pytest -n $$(nproc) $(BY_FILE) $(CUDA_TESTS:%=tests/probes/test_%.py)
+	GPUDOCTOR_WIDE=1 $(CUDA_BUILD)/bin/python -m pytest -n $$(nproc) $(BY_FILE) $(CUDA_TESTS:%=tests/probes/test_%.py)
 
 VERSION := $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' gpudoctor/__init__.py)
 PROCESSOR ?= $(shell uname -m)

@@ -86,6 +86,7 @@ def test_the_figure_of_one_gpu_that_is_off_is_named_and_no_other() -> None:
     assert len(of(iter(items), "agreed")) == 8
 
 
+@pytest.mark.wide
 @needs("torch")
 def test_the_plain_loops_run_on_a_cpu() -> None:
     order = msgspec.json.encode(LoopOrder((), "fp32", 128, 0.1)).decode()

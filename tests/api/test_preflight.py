@@ -81,12 +81,14 @@ def _example(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
 
 
+@pytest.mark.wide
 def test_the_example_trains_on_a_node_that_is_fit() -> None:
     run = _example(NODE)
     assert run.returncode == 0, run.stderr
     assert (run.stdout.count("preflight: PASS"), run.stdout.count("trained: loss")) == (2, 1)
 
 
+@pytest.mark.wide
 def test_the_example_does_not_train_on_a_node_that_is_not() -> None:
     run = _example(NODE, "pcie-width-x8@1")
     assert run.returncode == 1

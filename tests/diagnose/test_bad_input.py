@@ -59,6 +59,7 @@ def test_all_that_holds_text_is_read(data: bytes, tmp_path: Path) -> None:
     assert said(answer_to(data, tmp_path)) == ("user_exception", 3)
 
 
+@pytest.mark.wide(every=2)
 @pytest.mark.parametrize("packed", [gzip.compress, lzma.compress])
 def test_a_torn_log_gives_what_came_before_and_says_so(
     packed: Callable[[bytes], bytes], tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -104,6 +105,7 @@ def test_frames_of_zstd_are_read_one_after_the_other(tmp_path: Path) -> None:
     assert said(answer_to(packed, tmp_path)) == ("user_exception", 3)
 
 
+@pytest.mark.wide
 def test_a_torn_or_broken_zstd_is_one_line_or_what_came_before(tmp_path: Path) -> None:
     zstandard = module("zstandard")
     whole = zstandard.compress((FAILURE + "".join(f"step {n} {n * n % 977}\n" for n in range(50_000))).encode())
@@ -152,6 +154,7 @@ def test_a_line_of_many_megabytes_does_not_hold_up_the_rest(tmp_path: Path) -> N
     assert max(map(len, text_blocks(LogSource("x", path)))) < 4 << 20
 
 
+@pytest.mark.wide(every=5)
 @pytest.mark.timeout(60)  # a search in quadratic time takes longer
 @pytest.mark.parametrize("begin", ["[1]", "x"])
 @pytest.mark.parametrize("filler", [" ", "/job:", "slurmstepd"])
@@ -241,6 +244,7 @@ def test_only_what_each_match_holds_needs_no_example() -> None:
     assert len(_SPELLED) < len(ROWS) / 2
 
 
+@pytest.mark.wide(every=5)
 @pytest.mark.parametrize("row", _SPELLED, ids=[f"{row.what}: {row.needle}" for row in _SPELLED])
 @settings(max_examples=30, derandomize=True, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
 @given(data=st.data())

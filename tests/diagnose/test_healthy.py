@@ -58,6 +58,7 @@ def noisy(seed: int, lines: int = 3000) -> str:
     return "\n".join([*noise, *made, *noise]) + "\n"
 
 
+@pytest.mark.wide(every=5)
 @pytest.mark.parametrize("seed", range(5))
 def test_a_noisy_job_that_ended_well_is_well(seed: int, tmp_path: Path) -> None:
     assert said(answer_to(noisy(seed) + "training finished\n" + GOODBYE, tmp_path)) == ("healthy", None)

@@ -131,6 +131,7 @@ def test_a_stall_of_seconds_under_running_ranks_is_no_dead_driver(root: Path) ->
 
 
 # 1, 3, 8 and 30 s if a call has 10 s
+@pytest.mark.wide(every=2)
 @pytest.mark.parametrize(
     ("stall_s", "call_deadline_s", "answers"),
     [(0.2, 2.0, True), (0.6, 2.0, True), (1.6, 20.0, True), (30.0, 0.8, False)],

@@ -97,6 +97,7 @@ def test_a_driver_that_is_to_be_read_is_loaded(
     assert loaded.exists()
 
 
+@pytest.mark.wide(every=6)
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [
@@ -166,6 +167,7 @@ def test_nor_does_the_process_that_asks_the_driver_before_it_asks(program: Progr
     assert _SLOW_TO_IMPORT & set(done.stdout.decode().split()) == set()
 
 
+@pytest.mark.wide
 def test_a_driver_that_hangs_costs_that_gpu_only(program: Program) -> None:
     done = _fake_driver(program, *GPUDOCTOR, *QUICK, faults=("driver-hang@3",))
     report = json.loads(done.stdout)
@@ -183,6 +185,7 @@ def test_modules_in_the_working_directory_are_not_imported(program: Program, tmp
     assert json.loads(done.stdout)["verdict"] == "pass"
 
 
+@pytest.mark.wide(every=4)
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
 def test_a_standard_stream_that_is_closed_is_not_taken_for_the_driver_dying(
     program: Program, tmp_path: Path, closed: str
@@ -193,6 +196,7 @@ def test_a_standard_stream_that_is_closed_is_not_taken_for_the_driver_dying(
     assert json.loads(report.read_text())["reason"].startswith("PASS")
 
 
+@pytest.mark.wide(every=3)
 @pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143), ("SIGHUP", 129)])
 def test_a_signal_in_a_hung_call_gives_a_partial_report_and_leaves_nothing(
     program: Program, name: str, code: int

@@ -61,6 +61,7 @@ def test_the_lines_that_were_passed_over_are_counted(tmp_path: Path) -> None:
     assert live(tmp_path, kmsg(crash), kmsg(crash), kmsg("eth0: link up")).quoted == 2
 
 
+@pytest.mark.wide
 @given(form=st.sampled_from((*WITH_USERS_WORDS, OF_A_PROGRAM)), name=names, other=names)
 @example(form=WITH_USERS_WORDS[1], name="NVRM: GSP", other="timeout")
 @example(form=WITH_USERS_WORDS[1], name="NVRM: Xid (): 7", other="")

@@ -222,6 +222,7 @@ def broken(path: str) -> FakeNvml:
     raise RuntimeError("no such driver")
 
 
+@pytest.mark.wide(every=3)
 @pytest.mark.parametrize(
     ("maker", "words"),
     [

@@ -67,6 +67,7 @@ if os.geteuid() == 0:
     }
 
 
+@pytest.mark.wide(every=9)
 @pytest.mark.parametrize("how", OPENED)
 def test_a_library_that_others_could_have_put_there_is_built_anew_and_said(how: str, made: Path, run: Run) -> None:
     OPENED[how](library_in(made))

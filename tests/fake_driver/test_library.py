@@ -28,6 +28,7 @@ def code(call):
 """
 
 
+@pytest.mark.wide(every=3)
 @pytest.mark.parametrize("branch", [470, 535, 580])
 def test_the_source_builds_without_a_warning(cache: Path, tmp_path: Path, branch: int) -> None:
     library = tmp_path / "made.so"
@@ -95,6 +96,7 @@ def test_mig_instances_have_handles_of_their_own(ask: Ask) -> None:
     assert told[1:] == [1, 0]
 
 
+@pytest.mark.wide(every=2)
 @pytest.mark.parametrize("code", [9, 18])
 def test_a_driver_that_does_not_start_says_why(ask: Ask, tmp_path: Path, code: int) -> None:
     node = Node(driver=Driver(module_loaded=True, init_code=code))

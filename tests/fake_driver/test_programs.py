@@ -81,6 +81,7 @@ def as_nvitop_says(gpu: Gpu) -> dict[str, Any]:
     }
 
 
+@pytest.mark.wide(but=["hgx-h100-8"])
 @needs("nvitop")
 @pytest.mark.parametrize("name", ["hgx-h100-8", "t4-cloud-4", "dgx-a100-8"])
 def test_nvitop_shows_what_the_node_file_says(run: Run, name: str) -> None:
@@ -102,6 +103,7 @@ def test_nvitop_shows_a_lost_gpu_without_values_beside_seven_with(run: Run) -> N
     assert [gpu["used"] == "N/A" for gpu in shown] == [index == 2 for index in range(8)]
 
 
+@pytest.mark.wide
 @needs("nvitop")
 def test_nvitop_itself_runs_once_and_ends(run: Run) -> None:
     done = run("hgx-h100-8", sys.executable, "-m", "nvitop", "-1", faults=("gpu-lost@2",))
@@ -137,6 +139,7 @@ def comparable(gpu: Gpu, driver: tuple[int, ...]) -> Gpu:
     return replace(gpu, nvlinks=tuple(replace(link, remote_bus_id=hidden) for link in gpu.nvlinks))
 
 
+@pytest.mark.wide(but=["hgx-h100-8"])
 @pytest.mark.parametrize("name", ["hgx-h100-8", "t4-cloud-4", "a10g-cloud-1", "rtx3090-nvlink-2", "wsl2-1"])
 def test_our_own_reader_gives_back_the_node_file(run: Run, name: str) -> None:
     done = run(name, *GPUDOCTOR, "facts")
@@ -155,6 +158,7 @@ def statuses(report: dict[str, Any]) -> dict[str, str]:
     return {check["id"]: check["status"] for check in report["checks"]}
 
 
+@pytest.mark.wide(every=5)
 @pytest.mark.parametrize(
     ("name", "fault"),
     [
@@ -182,6 +186,7 @@ def test_the_verdict_is_that_of_the_simulated_node_and_simulated(run: Run, name:
     assert statuses(report) == statuses(json.loads(out.getvalue()))
 
 
+@pytest.mark.wide(but=["json"])
 @pytest.mark.parametrize("form", ["text", "json", "nagios", "junit", "html", "prometheus"])
 def test_every_output_under_the_fake_driver_says_simulated(run: Run, form: str) -> None:
     done = run("t4-cloud-4", *GPUDOCTOR, "check", "--level", "quick", "--format", form)
@@ -278,6 +283,7 @@ def test_a_folder_that_is_gone_is_an_error_and_never_this_machine(environ: dict[
     assert "no fake driver is there" in done.stderr
 
 
+@pytest.mark.wide
 def test_links_that_a_capture_does_not_tell_are_no_fault_when_its_driver_is_played(run: Run, captures: Path) -> None:
     done = run(str(captures / "qx-h100.xml"), *GPUDOCTOR, "check", "--level", "quick", "--json")
     told = statuses(json.loads(done.stdout))

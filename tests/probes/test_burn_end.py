@@ -53,6 +53,7 @@ def test_rank_zero_decides_whether_there_is_another_round(monkeypatch: pytest.Mo
     assert rank.asked == [1, 1, 1]
 
 
+@pytest.mark.wide
 def test_a_rank_that_is_rank_zero_says_when_the_duration_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
 

@@ -30,6 +30,7 @@ def of(run: Measurements, op: str) -> list[Collective]:
     return [c for c in run.collectives if c.op == op]
 
 
+@pytest.mark.wide
 def test_every_collective_is_measured_from_small_to_large(run: Measurements) -> None:
     assert run.problems == ()
     assert list(dict.fromkeys(c.op for c in run.collectives)) == ["all_reduce", *OTHERS]
@@ -73,6 +74,7 @@ def test_every_pair_of_ranks_is_measured(run: Measurements) -> None:
         assert pair.busbw_gb_s == pytest.approx(pair.size_bytes / pair.time_us / 1000)
 
 
+@pytest.mark.wide
 def test_a_rank_that_hangs_in_another_collective_is_named_with_it() -> None:
     found = measure(full(3, "hang-rank=2:all_gather"), probe_deadline_s=8.0)
     [problem] = found.problems
@@ -81,6 +83,7 @@ def test_a_rank_that_hangs_in_another_collective_is_named_with_it() -> None:
     assert [c.op for c in found.collectives][-1] == "all_gather", "what was delivered before is kept"
 
 
+@pytest.mark.wide
 def test_a_rank_that_dies_among_the_pairs_is_named_with_its_partner() -> None:
     found = measure(full(2, "die-rank=1:pairs"))
     [problem] = found.problems

@@ -93,6 +93,7 @@ def ddp_on_gpu_0(model: torch.nn.Module, device_ids: list[int], **options: Any) 
     return DistributedDataParallel(model, **options)
 
 
+@pytest.mark.wide
 def test_the_train_on_a_gpu_measures_by_events_and_tells_its_peak(
     tmp_path: Path, memory: Memory, group: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

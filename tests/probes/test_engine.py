@@ -67,6 +67,7 @@ def _leader(engine: str, ranks: int) -> LocalWorkers:
     return LocalWorkers(placement)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("engine", "ranks"), [("torchrun", 2), ("srun", 3)])
 def test_the_first_process_reports_on_ranks_that_all_of_them_host(engine: str, ranks: int) -> None:
     processes = [_started(engine, rank, ranks) for rank in range(ranks)]
@@ -103,6 +104,7 @@ def test_no_rank_outlives_a_leader_that_is_killed() -> None:
     assert worker.returncode == 0
 
 
+@pytest.mark.wide(every=2)
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_process_that_is_lost_is_named_and_convicts_nobody(number: signal.Signals) -> None:
     leader, worker = _started("srun", 0, 2, _HANGS), _started("srun", 1, 2, _HANGS)
@@ -163,6 +165,7 @@ def test_where_no_rank_is_wanted_the_others_end_at_once(
     assert capsys.readouterr() == ("", "")
 
 
+@pytest.mark.wide
 def test_variables_that_were_inherited_by_a_single_process_cost_a_wait_and_no_ranks(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], imported_torch: ImportedTorch
 ) -> None:

@@ -13,6 +13,7 @@ from tests.probes.conftest import measure
 pytestmark = pytest.mark.usefixtures("forked_starters")
 
 
+@pytest.mark.wide
 def test_a_rank_that_hangs_in_the_train_is_named_with_its_step() -> None:
     plan = ProbePlan("gloo", ranks=2, probes=("train",), inject=("hang-rank=0:train",))
     [problem] = measure(plan, probe_deadline_s=5.0).problems
@@ -31,6 +32,7 @@ def three_faults() -> Measurements:
     return measure(ProbePlan("gloo", ranks=2, inject=("wrong-sum=0", "slow-rank=1:3", "desync=1")))
 
 
+@pytest.mark.wide
 def test_wrong_sums_are_pinned_on_the_rank_that_has_them(three_faults: Measurements) -> None:
     assert three_faults.problems == ()
     assert len(three_faults.collectives) == 3

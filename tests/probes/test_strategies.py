@@ -68,6 +68,7 @@ def variant(tried: Strategies, name: str) -> StrategyRun:
     return found
 
 
+@pytest.mark.wide
 def test_every_variant_trains_what_one_rank_trains(tried: Strategies) -> None:
     assert [run.variant for run in tried.runs] == [
         *("ddp", "ddp-accumulation", "zero1", "fsdp", "fsdp-bf16", "fsdp1", "fsdp1-bf16", "checkpointing", "tensor")
@@ -295,6 +296,7 @@ def said(tmp_path: Path, forked_python: Callable[..., ForkedPython]) -> Said:
     return run
 
 
+@pytest.mark.wide
 def test_a_strategy_that_fails_is_told_and_the_next_one_runs(tmp_path: Path, said: Said) -> None:
     zero, one = said("on_one, not_offered, sound,")
     left_out = [message for message in one if message["type"] == "StrategyLeftOut"]

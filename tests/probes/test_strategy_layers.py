@@ -71,6 +71,7 @@ def four_ranks() -> Measurements:
     return run_probes(plan, deadline_s=DEADLINE_S, probe_deadline_s=DEADLINE_S)
 
 
+@pytest.mark.wide
 def test_weights_that_one_rank_changes_by_itself_are_caught_by_ddp(two_faulty_ranks: Measurements) -> None:
     assert failures(two_faulty_ranks, "strategy.ddp") != []
     assert "desync=1" in two_faulty_ranks.injected
@@ -85,6 +86,7 @@ def test_a_rank_with_a_wrong_shard_is_named_by_the_check_of_tensor_parallelism(
     assert [finding.subject.label for finding in failures(two_faulty_ranks, "strategy.tensor")] == ["rank 1"]
 
 
+@pytest.mark.wide
 def test_tensor_parallelism_sums_twice_forward_and_twice_backward_in_each_layer(four_ranks: Measurements) -> None:
     tried = strategies_of(four_ranks)
     shape = tried.shape
@@ -138,6 +140,7 @@ def test_four_ranks_train_split_by_tensors_and_stages(four_ranks: Measurements) 
     assert failures(four_ranks, "strategy.3d") == []
 
 
+@pytest.mark.wide
 def test_eight_ranks_train_with_data_tensor_and_pipeline_parallelism() -> None:
     plan = ProbePlan("gloo", ranks=8, probes=("strategy",), level="full", strategies=("3d",))
     found = measure(plan, deadline_s=DEADLINE_S, probe_deadline_s=DEADLINE_S)

@@ -37,6 +37,7 @@ def rows(site: Site, query: str) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("title", "query"), QUERIES, ids=[title for title, _ in QUERIES])
 def test_every_query_is_answered_for_all_nodes_and_for_one(site: Site, title: str, query: str) -> None:
     if title in MAY_BE_EMPTY:

@@ -84,6 +84,7 @@ def slow_text(pattern: re.Pattern[Any]) -> str | None:
     return None
 
 
+@pytest.mark.wide(every=5)
 @pytest.mark.parametrize(
     "name", [n for package in (gpudoctor.statements, gpudoctor.diagnose, gpudoctor.facts) for n in modules(package)]
 )

@@ -27,6 +27,7 @@ def test_the_example_passes_on_a_machine_without_a_gpu(example: Path) -> None:
     assert re.search(r"\b11 passed in", output), output
 
 
+@pytest.mark.wide
 def test_what_the_documentation_shows_runs_as_it_stands(tmp_path: Path) -> None:
     page = ROOT / "docs" / "testing.md"
     if not page.is_file():
@@ -47,6 +48,7 @@ def test_what_the_documentation_shows_runs_as_it_stands(tmp_path: Path) -> None:
     assert ran.stdout == "1\n"
 
 
+@pytest.mark.wide(every=6)
 @pytest.mark.parametrize(
     ("right", "wrong", "caught_by"),
     [

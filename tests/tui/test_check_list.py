@@ -104,6 +104,7 @@ def test_e_and_enter_ask_for_the_page_and_a_click_chooses_and_folds() -> None:
     in_app(body)
 
 
+@pytest.mark.wide
 def test_a_filter_that_hides_the_chosen_check_turns_to_the_worst_that_it_shows() -> None:
     async def body(app: ChecksApp, pilot: Pilot[None]) -> None:
         assert chosen(app) == "gpu.lost"
@@ -125,6 +126,7 @@ def test_a_detail_that_is_cut_says_so_beside_the_scrollbar_too() -> None:
     in_app(body, size=(80, 18))
 
 
+@pytest.mark.wide
 def test_the_filter_looks_at_id_title_subject_and_status_and_f_leaves_problems_only() -> None:
     async def body(app: ChecksApp, pilot: Pilot[None]) -> None:
         for typed, kept in (

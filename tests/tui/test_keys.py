@@ -34,6 +34,7 @@ def turned_to(app: Doctor, name: str) -> bool:
     return app._tab == name and name in app._panes
 
 
+@pytest.mark.wide
 def test_keys_of_a_healthy_node() -> None:
     """One start for the first check, tabs, palette, GPUs, filter, themes and a run at another level."""
     checker = HandChecker(node_of())

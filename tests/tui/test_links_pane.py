@@ -207,6 +207,7 @@ def sixteen() -> Node:
     return msgspec.structs.replace(HGX, gpus=tuple(gpus), pairs=every)
 
 
+@pytest.mark.wide(every=5)
 @pytest.mark.parametrize("node", ["gh200-1", "rtx4090-4", "hgx-h100-8", "sixteen", "cpu-only"])
 def test_it_fits_the_screen_with_any_number_of_gpus(node: str) -> None:
     async def body(app: PaneApp, pilot: Pilot[None]) -> None:
