@@ -280,6 +280,7 @@ def test_a_child_that_leaves_a_grandchild_with_its_pipe_is_not_waited_for(tmp_pa
     assert (done.code, done.late) == (0, False)
 
 
+@pytest.mark.wide
 def test_a_driver_call_that_hangs_is_named_and_ends_the_reading(cache: Path) -> None:
     """A GPU on which one call never returns: reading its driver reports which call, and does not wait forever."""
     command = [*COMMAND, "--node", "hgx-h100-8", "--fault", "driver-hang@3", "--"]

@@ -184,6 +184,7 @@ def hanging(folder: Path) -> tuple[dict[str, str], Path]:
     return install(site, code), flag
 
 
+@pytest.mark.wide
 def test_a_run_that_hangs_is_ended_said_and_never_doubled_and_the_agent_answers_meanwhile(tmp_path: Path) -> None:
     env, flag = hanging(tmp_path)
     node = ("--node", "hgx-h100-8", "--fault", "persistence-off")

@@ -28,6 +28,7 @@ def is_right(answer: Diagnosis, truth: dict[str, Any]) -> bool:
     return what == truth["what"] and (rank == wanted or (isinstance(wanted, list) and rank in wanted))
 
 
+@pytest.mark.wide
 def test_nearly_all_are_right_and_nobody_is_wrongly_blamed(cases: list[tuple[Path, dict[str, Any]]]) -> None:
     answers = [(case["id"], case["truth"], answer_of(path)) for path, case in cases]
     wrong = [(name, said(answer)) for name, truth, answer in answers if not is_right(answer, truth)]

@@ -107,6 +107,7 @@ def test_a_gpu_lost_at_boot_is_one_record_of_three_lines(tmp_path: Path) -> None
 # --- dumps -------------------------------------------------------------------------------------
 
 
+@pytest.mark.wide
 @given(form=st.sampled_from(WITH_USERS_WORDS), name=names, other=names, stamp=st.sampled_from(STAMPS[1:]))
 @settings(max_examples=300, deadline=None)
 def test_no_name_makes_an_error_in_a_dump(form: str, name: str, other: str, stamp: str) -> None:

@@ -280,7 +280,7 @@ class Endless(io.RawIOBase):
     def read(self, size: int = -1, /) -> bytes:
         assert size >= 0, "an endless stream must be read in bounds"
         self.taken += size
-        return b"some other text.\n" * (size // 17) + b"x" * (size % 17)
+        return (b"some other text" * 60 + b"\n") * (size // 901) + b"x" * (size % 901)
 
 
 def test_an_endless_stdin_is_read_no_further_than_the_limit() -> None:

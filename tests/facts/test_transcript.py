@@ -78,6 +78,7 @@ def test_a_paste_of_all_is_one_node_of_eight_gpus_with_what_each_text_tells() ->
     assert node.source.notes == ()
 
 
+@pytest.mark.wide
 @settings(max_examples=25, deadline=None)
 @given(order=st.permutations(sorted(BLOCKS)), prompt=st.sampled_from(["$ ", "root@n[/]# ", "[me@n ~]$ ", "n:~ # "]))
 def test_the_order_of_the_texts_changes_nothing(order: list[str], prompt: str) -> None:

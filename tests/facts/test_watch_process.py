@@ -136,6 +136,7 @@ def dies_once(path: str) -> FakeNvml:
     return fake
 
 
+@pytest.mark.wide
 def test_it_is_started_again_and_the_silence_ends(start: Start) -> None:
     watch = start(maker="hangs_once", call_deadline_s=0.5)
     whole, _ = until_answered(watch)
@@ -174,6 +175,7 @@ def test_each_silence_has_its_own_begin(start: Start) -> None:
     assert begins[0] < begins[1]
 
 
+@pytest.mark.wide
 def test_a_driver_that_does_not_start_is_asked_again_later_and_later(start: Start) -> None:
     watch = start(ScriptedFault("nvmlInit", code=9), first_backoff_s=0.01)
     words: list[str] = []

@@ -36,11 +36,13 @@ def with_check(id: str, says: Finding) -> tuple[Check, ...]:
     return tuple(replace(check, function=blind) if check.id == id else check for check in registry())
 
 
+@pytest.mark.wide
 def test_a_short_soak_finds_no_wrong_verdict(capsys: pytest.CaptureFixture[str]) -> None:
     assert soak.soak(60, seed=7, left_out=PROCESSES) == 0
     assert capsys.readouterr().out.endswith("60 checks, 0 wrong\n")
 
 
+@pytest.mark.wide
 def test_a_driver_that_hangs_is_seen_through_the_collector() -> None:
     assert soak.wrong(replace(faulty("driver-hang", gpu=3), source="collector")) == []
 

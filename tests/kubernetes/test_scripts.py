@@ -202,6 +202,7 @@ def _script(path: Path, text: str) -> None:
     path.chmod(0o755)
 
 
+@pytest.mark.wide
 def test_the_agent_keeps_its_state_in_a_volume_that_every_user_may_write_to(tmp_path: Path) -> None:
     """Kubernetes creates an emptyDir this way, and the agent requires a private folder."""
     (tmp_path / "state").mkdir()

@@ -333,6 +333,7 @@ def test_a_rank_that_sticks_in_nccl_dies_by_itself_whatever_the_user_has_set(mon
     assert seen["NCCL_DEBUG"] == "INFO", "what the user wants to see of NCCL is the user's"
 
 
+@pytest.mark.wide
 def test_two_runs_at_once_do_not_meet(private_folders: Path, forked_starter: None) -> None:
     found: list[Measurements] = []
 
@@ -441,6 +442,7 @@ def test_an_exception_of_any_class_in_a_rank_is_no_crash_of_its_gpu(
     assert (problem.kind, problem.text) == ("error", "rank 0 failed in choose sizes: EOFError")
 
 
+@pytest.mark.wide
 def test_one_rank_has_nobody_to_reduce_with_but_can_train(forked_starter: None) -> None:
     found = measure(ProbePlan("gloo", ranks=1, probes=("collective", "train", "strategy")))
     assert found.not_run["collective"] == Missing("one rank has nobody to reduce with")

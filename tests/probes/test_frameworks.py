@@ -131,6 +131,7 @@ def test_an_import_has_a_deadline_of_its_own(tmp_path: Path, monkeypatch: pytest
     assert (heard.loaded, heard.failure) == (False, Missing("JAX did not leave 'import jax' within 1 s", "failed"))
 
 
+@pytest.mark.wide
 def test_one_that_waited_for_another_is_not_told_as_the_one_that_hung(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

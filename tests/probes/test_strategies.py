@@ -177,6 +177,7 @@ def test_two_ranks_split_tensors_rightly_and_say_why_they_do_not_split_three_way
     assert judged(run, "strategy.tensor").status is not Status.FAIL
 
 
+@pytest.mark.wide
 def test_a_rank_that_dies_in_a_strategy_is_named_with_it(
     imported_torch: ImportedTorch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -189,6 +190,7 @@ def test_a_rank_that_dies_in_a_strategy_is_named_with_it(
     assert judged(found, "strategy.zero1").status is Status.UNKNOWN
 
 
+@pytest.mark.wide
 def test_what_an_older_torch_cannot_shard_is_said_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch.distributed.fsdp
 
@@ -319,6 +321,7 @@ def test_a_strategy_that_fails_is_told_and_the_next_one_runs(tmp_path: Path, sai
     assert standings[0].moves == standings[1].moves > 10
 
 
+@pytest.mark.wide
 def test_a_rank_whose_others_wait_elsewhere_gives_up_with_its_own_error(said: Said) -> None:
     zero, one = said("leaving_one_behind, sound,", patience_s=1.0)
     [raised] = [message for message in one if message["type"] == "raised"]

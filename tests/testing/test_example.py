@@ -21,6 +21,7 @@ def example(tmp_path: Path) -> Path:
     return Path(shutil.copytree(folder, tmp_path / "mine", ignore=shutil.ignore_patterns("__pycache__")))
 
 
+@pytest.mark.wide
 def test_the_example_passes_on_a_machine_without_a_gpu(example: Path) -> None:
     code, output = run_pytest(example)
     assert code == 0, output

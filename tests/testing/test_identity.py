@@ -126,6 +126,7 @@ def root_of(node: Node, folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.wide
 def test_every_simulated_node_comes_back_through_the_driver(tmp_path: Path) -> None:
     paths: set[str] = set()
     for name in node_names():

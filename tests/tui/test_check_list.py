@@ -64,6 +64,7 @@ def test_domains_with_problems_are_open_and_the_cursor_begins_on_the_first_probl
     in_app(body)
 
 
+@pytest.mark.wide
 def test_keys_move_fold_and_unfold() -> None:
     async def body(app: ChecksApp, pilot: Pilot[None]) -> None:
         await pilot.press("up")
@@ -88,6 +89,7 @@ def test_keys_move_fold_and_unfold() -> None:
     in_app(body)
 
 
+@pytest.mark.wide
 def test_e_and_enter_ask_for_the_page_and_a_click_chooses_and_folds() -> None:
     async def body(app: ChecksApp, pilot: Pilot[None]) -> None:
         await pilot.press("e")
@@ -170,6 +172,7 @@ def test_before_the_first_report_nothing_is_called_ok() -> None:
     in_app(body, None)
 
 
+@pytest.mark.wide
 def test_r_runs_the_check_at_its_own_level_or_the_domain_as_deep_as_everything_was_run() -> None:
     async def body(app: ChecksApp, pilot: Pilot[None]) -> None:
         app.state.runs.append(FinishedRun(0.0, (), "standard", NARROW))

@@ -65,6 +65,7 @@ def test_the_screen_is_the_golden_one(name: str, size: tuple[int, int]) -> None:
     assert "SIMULATED" in shown
 
 
+@pytest.mark.wide
 def test_a_resized_screen_is_that_of_a_start_at_this_size() -> None:
     # nothing else redraws it: no line comes, and the clock stands still
     shown = screen_of(node_of(*NODES["one-fault"]), (120, 36), (200, 60), (80, 24))

@@ -218,6 +218,7 @@ def test_examples_of_the_docstrings_hold(module: ModuleType) -> None:
     assert doctest.testmod(module).failed == 0
 
 
+@pytest.mark.wide
 def test_the_faulty_gpu_is_marked_and_its_finding_explained_at_every_size() -> None:
     async def body() -> None:
         app = doctor(node_of("hgx-h100-8", "pcie-width-x8@5"))

@@ -157,6 +157,7 @@ def test_pages_of_others_get_nothing_even_on_loopback() -> None:
     run(body)
 
 
+@pytest.mark.wide
 def test_the_app_behind_a_browser_is_read_only_and_ends_with_it() -> None:
     async def body() -> None:
         async with serving(token=TOKEN) as served:
