@@ -13,6 +13,7 @@ from typing import Literal
 
 import msgspec
 
+from gpudoctor.lazy_pattern import lazy_pattern
 from gpudoctor.statements.xids import Bucket, xid
 
 # hardware: a GPU or link is at fault. kernel: work on a GPU died; program or hardware. refused: the GPU accepts no
@@ -115,12 +116,12 @@ _ROWS: tuple[_Row, ...] = (
     ("host_alloc_failed", "memory", r"OSError: \[Errno 12\] Cannot allocate memory|^MemoryError", "memory", "the host has no memory left", "errno 12", 3, True),
 )  # fmt: skip
 KNOWN_ERRORS: tuple[KnownError, ...] = tuple(
-    KnownError(label, needle, re.compile(text), effect, plain, source, strength, own)
+    KnownError(label, needle, lazy_pattern(text), effect, plain, source, strength, own)
     for label, needle, text, effect, plain, source, strength, own in _ROWS
 )
 # by the number alone: "CUDA error 804", "error code: 214"
 _BY_CODE = {int(code): row for row in KNOWN_ERRORS for code in re.findall(r"CUDA (\d{3})", row.source)}
-_CODE = re.compile(
+_CODE = lazy_pattern(
     r"(?i)\b(?:cuda\w*|cu) ?(?:error|failure|result)?(?: code)?(?:[:= (]{1,3})(\d{3})\b|\b(?:cuda|nvml|cu\w+).{0,60}\berror(?: code)?[:= (]{1,3}(\d{3})\b|^\W*error (\d{3})\b(?=.*cuda)"
 )
 # the libraries and calls that run programs on accelerators without CUDA
@@ -130,7 +131,7 @@ RUNTIME = (
 )
 _MOST_CACHED = 1000
 _DIGITS = str.maketrans("123456789", "0" * 9)
-_XID = re.compile(r"\bXid:? ?(?:\(PCI:[\w:.]{4,20}\): ?|errors?:? |codes?:? |\()?(\d{1,3})\b")
+_XID = lazy_pattern(r"\bXid:? ?(?:\(PCI:[\w:.]{4,20}\): ?|errors?:? |codes?:? |\()?(\d{1,3})\b")
 
 
 def known_error(text: str) -> KnownError | None:
