@@ -8,7 +8,7 @@ those that any failure may cause. An unknown text is still an error, in its own 
 from __future__ import annotations
 
 import re
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Literal
 
 import msgspec
@@ -119,8 +119,6 @@ KNOWN_ERRORS: tuple[KnownError, ...] = tuple(
     KnownError(label, needle, lazy_pattern(text), effect, plain, source, strength, own)
     for label, needle, text, effect, plain, source, strength, own in _ROWS
 )
-# by the number alone: "CUDA error 804", "error code: 214"
-_BY_CODE = {int(code): row for row in KNOWN_ERRORS for code in re.findall(r"CUDA (\d{3})", row.source)}
 _CODE = lazy_pattern(
     r"(?i)\b(?:cuda\w*|cu) ?(?:error|failure|result)?(?: code)?(?:[:= (]{1,3})(\d{3})\b|\b(?:cuda|nvml|cu\w+).{0,60}\berror(?: code)?[:= (]{1,3}(\d{3})\b|^\W*error (\d{3})\b(?=.*cuda)"
 )
@@ -145,8 +143,14 @@ def known_error(text: str) -> KnownError | None:
     rows = _rows_of(kind) if len(kind) <= _MOST_CACHED else _rows_of.__wrapped__(kind)
     row = next((row for row in rows if row.text.search(text)), None)
     if row is None and "cu" in kind and (found := _CODE.search(text[:4096])):
-        row = _BY_CODE.get(int(found[1] or found[2] or found[3]))
+        row = _rows_by_code().get(int(found[1] or found[2] or found[3]))
     return row
+
+
+@cache
+def _rows_by_code() -> dict[int, KnownError]:
+    """By the number alone: "CUDA error 804", "error code: 214"."""
+    return {int(code): row for row in KNOWN_ERRORS for code in re.findall(r"CUDA (\d{3})", row.source)}
 
 
 @lru_cache(maxsize=2048)
