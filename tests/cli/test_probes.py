@@ -178,6 +178,7 @@ def test_a_nan_is_traced_to_the_rank_where_it_began(injected: Callable[..., Meas
     assert all(rank.loss_first is not None and rank.loss_last is None for rank in training.ranks)
 
 
+@pytest.mark.wide
 def test_two_checks_at_once_on_one_machine_are_both_right(two_at_once: list[tuple[Outcome, Path]]) -> None:
     for outcome, saved in two_at_once:
         assert outcome.code == 0

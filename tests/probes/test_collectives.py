@@ -43,12 +43,14 @@ def test_every_collective_is_measured_from_small_to_large(run: Measurements) -> 
         assert len(sizes) >= 1
 
 
+@pytest.mark.wide
 def test_a_wrong_sum_is_wrong_in_all_reduce_and_nowhere_else(run: Measurements) -> None:
     assert {c.wrong_ranks for c in of(run, "all_reduce")} == {(1,)}
     assert {c.wrong_ranks for op in OTHERS for c in of(run, op)} == {()}
     assert {pair.wrong_ranks for pair in run.pairs} == {()}
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("op", "factor"),
     [
@@ -67,6 +69,7 @@ def test_bus_bandwidth_is_by_the_factors_of_nccl_tests(run: Measurements, op: st
         assert c.busbw_gb_s == pytest.approx(c.algbw_gb_s * factor)
 
 
+@pytest.mark.wide
 def test_every_pair_of_ranks_is_measured(run: Measurements) -> None:
     assert [(pair.a, pair.b) for pair in run.pairs] == [(0, 1), (0, 2), (1, 2)]
     for pair in run.pairs:

@@ -39,6 +39,7 @@ def test_wrong_sums_are_pinned_on_the_rank_that_has_them(three_faults: Measureme
     assert {c.wrong_ranks for c in three_faults.collectives} == {(0,)}
 
 
+@pytest.mark.wide
 def test_a_slow_rank_computes_longer_and_arrives_later(three_faults: Measurements) -> None:
     assert three_faults.training is not None
     fast, slow = three_faults.training.ranks
@@ -50,6 +51,7 @@ def test_a_slow_rank_computes_longer_and_arrives_later(three_faults: Measurement
     assert fast.step_ms > 2 * fast.compute_ms, "in a real step the fast rank takes as long as the slow one"
 
 
+@pytest.mark.wide
 def test_a_rank_with_other_weights_shows_in_its_checksum(three_faults: Measurements) -> None:
     assert three_faults.training is not None
     first, second = (rank.weights_sha256 for rank in three_faults.training.ranks)

@@ -85,11 +85,13 @@ def test_every_variant_trains_what_one_rank_trains(tried: Strategies) -> None:
             assert rank.weights_error < allowed, run.variant
 
 
+@pytest.mark.wide
 def test_the_checks_pass_on_a_machine_that_is_sound(run: Measurements) -> None:
     statuses = {name: judged(run, f"strategy.{name}").status for name in DATA}
     assert statuses == dict.fromkeys(DATA, Status.PASS) | {"dp": Status.SKIP}
 
 
+@pytest.mark.wide
 def test_ten_steps_begin_to_learn_so_that_a_step_that_does_nothing_would_show(tried: Strategies) -> None:
     losses = tried.reference.losses
     assert len(losses) == tried.steps == 10
@@ -100,6 +102,7 @@ def test_ten_steps_begin_to_learn_so_that_a_step_that_does_nothing_would_show(tr
     assert mean_losses(variant(tried, "ddp"))[0] == pytest.approx(first, rel=ROUNDING)
 
 
+@pytest.mark.wide
 def test_each_rank_holds_its_share_of_what_the_strategy_divides(tried: Strategies) -> None:
     whole = tried.reference.memory
     assert whole.parameters_bytes == 4 * tried.reference.parameters
@@ -118,6 +121,7 @@ def test_each_rank_holds_its_share_of_what_the_strategy_divides(tried: Strategie
         assert rank.memory.optimizer_bytes == pytest.approx(whole.optimizer_bytes / 2, rel=0.01)
 
 
+@pytest.mark.wide
 def test_activations_follow_the_part_of_the_batch_that_is_under_way(tried: Strategies) -> None:
     def kept(name: str) -> float:
         found = variant(tried, name).ranks[0].memory.activations_bytes
@@ -136,12 +140,14 @@ def test_activations_follow_the_part_of_the_batch_that_is_under_way(tried: Strat
     assert figures["checkpointed_kept_bytes"] == kept("checkpointing") < 0.2 * kept("ddp")
 
 
+@pytest.mark.wide
 def test_what_is_computed_again_gives_the_gradients_that_were_there_without(tried: Strategies) -> None:
     figures = variant(tried, "checkpointing").figures
     assert [figures[f"error_rank_{rank}"] for rank in (0, 1)] == [0.0, 0.0], "the same operations on the same numbers"
     assert not [name for name in figures if "peak" in name], "CPU ranks have no peak to read"
 
 
+@pytest.mark.wide
 def test_the_bytes_exchanged_are_those_that_the_strategy_needs(tried: Strategies) -> None:
     def sent(name: str) -> list[Any]:
         return [rank.communicated_bytes for rank in variant(tried, name).ranks]
@@ -159,11 +165,13 @@ def test_the_bytes_exchanged_are_those_that_the_strategy_needs(tried: Strategies
         assert 1.2 * gradients < bytes_sent <= 1.5 * gradients
 
 
+@pytest.mark.wide
 def test_data_parallel_says_why_not_on_cpu_ranks(tried: Strategies) -> None:
     assert "CPU ranks" in tried.not_run["dp"].reason
     assert tried.not_run["dp"].kind == "absent"
 
 
+@pytest.mark.wide
 def test_two_ranks_split_tensors_rightly_and_say_why_they_do_not_split_three_ways(
     run: Measurements, tried: Strategies
 ) -> None:
@@ -177,7 +185,6 @@ def test_two_ranks_split_tensors_rightly_and_say_why_they_do_not_split_three_way
     assert judged(run, "strategy.tensor").status is not Status.FAIL
 
 
-@pytest.mark.wide
 def test_a_rank_that_dies_in_a_strategy_is_named_with_it(
     imported_torch: ImportedTorch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
