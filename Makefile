@@ -5,7 +5,7 @@
 #   make test   installs the same way, then runs a cheap test of every behaviour: four minutes on two cores
 # While you work:
 #   make test-fast   facts, checks and reports, without the tests that start processes: under a minute
-#   make test-wide   what make test leaves out: every fault on every node and the like, and ends to ends that take long
+#   make test-wide   what make test leaves out: whole matrices, long tests from end to end
 #   make lint        ruff, mypy --strict and import-linter
 #   make site        builds the documentation pages in build/site
 #   make accept      regenerates goldens and generated files and lists what changed; read the difference
@@ -56,8 +56,11 @@ build/.compiled: $(shell find gpudoctor tests -name '*.py') | $(VENV)/.installed
 test: $(VENV)/.installed-dev build/.compiled
 	$(BIN)/python -m pytest -n $(TWO_A_CORE) --maxprocesses=8 $(BY_FILE) --no-loadscope-reorder
 
+# Only test and test-fast leave out what is wide
+accept coverage fuzz test-cuda-build test-engines test-frameworks test-packages test-wide: export GPUDOCTOR_WIDE = 1
+
 test-wide: $(VENV)/.installed-dev build/.compiled
-	GPUDOCTOR_WIDE=1 $(BIN)/python -m pytest -m wide -n $(TWO_A_CORE) --maxprocesses=8 $(BY_FILE) --no-loadscope-reorder
+	$(BIN)/python -m pytest -m wide -n $(TWO_A_CORE) --maxprocesses=8 $(BY_FILE) --no-loadscope-reorder
 
 # What a test imports or calls when it starts processes: a new test of that kind is left out without further work
 STARTS := subprocess|Popen|multiprocessing|Sampler\(|DriverWatch\(|collect_live\(|live_nodes
@@ -70,7 +73,7 @@ accept: $(VENV)/.installed-dev
 
 # ABSENT: Debian packages that may be missing; any other missing engine fails
 test-engines: $(VENV)/.installed-dev
-	GPUDOCTOR_WIDE=1 GPUDOCTOR_ENGINES="$(ABSENT)" $(BIN)/python -m pytest -n $(TWO_A_CORE) --maxprocesses=8 $(BY_FILE) --no-loadscope-reorder \
+	GPUDOCTOR_ENGINES="$(ABSENT)" $(BIN)/python -m pytest -n $(TWO_A_CORE) --maxprocesses=8 $(BY_FILE) --no-loadscope-reorder \
 	  $$(grep -rlE --include='test_*.py' '[( @]needs\(' tests; grep -rl --include=conftest.py 'fixture_needs(' tests | xargs -n 1 dirname)
 
 # Separate from `test`, because these tests keep both cores busy for a minute or two. Python keeps what it compiles of
@@ -84,7 +87,7 @@ CUDA_TESTS := rank_environment two_ranks compute cuda_stand_in burn_end
 test-cuda-build: export PYTHONDONTWRITEBYTECODE =
 test-cuda-build: $(CUDA_BUILD)/.installed
 	$(CUDA_BUILD)/bin/gpudoctor fake-driver --node hgx-h100-8 -- $(CUDA_BUILD)/bin/gpudoctor check --backend gloo --ranks 2 train
-	GPUDOCTOR_WIDE=1 $(CUDA_BUILD)/bin/python -m pytest -n $$(nproc) $(BY_FILE) $(CUDA_TESTS:%=tests/probes/test_%.py)
+	$(CUDA_BUILD)/bin/python -m pytest -n $$(nproc) $(BY_FILE) $(CUDA_TESTS:%=tests/probes/test_%.py)
 
 VERSION := $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' gpudoctor/__init__.py)
 PROCESSOR ?= $(shell uname -m)
