@@ -79,6 +79,7 @@ def test_without_a_gpu_it_ends_green_and_lists_what_it_could_not_look_at(accept:
     assert report["measurements"]["launch"]["world_size"] == 2  # of its standard check, judged again
 
 
+@pytest.mark.wide
 def test_facts_that_nvidia_smi_tells_the_same_way_agree(accept: Accept) -> None:
     ran = accept(*only("facts"))
     assert ran.code == 0, ran.out
@@ -210,6 +211,7 @@ def test_no_gpu_is_one_line_with_the_way_out(accept: Accept) -> None:
     assert "make gpu-acceptance BACKEND=gloo" in ran.err
 
 
+@pytest.mark.wide
 def test_an_archive_that_is_there_already_is_not_replaced(accept: Accept, tmp_path: Path) -> None:
     (tmp_path / "acceptance.tar.gz").write_text("mine", encoding="utf-8")
     ran = accept(*only("quick"))

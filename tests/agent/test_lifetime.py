@@ -117,6 +117,7 @@ def test_the_report_of_another_node_is_never_shown_as_ours(left: Path) -> None:
         assert it.ask("/healthz").status == 200
 
 
+@pytest.mark.wide
 def test_before_the_first_report_nothing_is_ok(tmp_path: Path) -> None:
     with agent(tmp_path, *HEALTHY, "--interval", "86400", jitter="86400") as it:
         metrics, health = it.metrics(), it.ask("/healthz")

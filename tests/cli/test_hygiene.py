@@ -123,6 +123,7 @@ def test_each_lazy_import_names_a_module() -> None:
     assert [name for name in named if find_spec(name) is None] == []
 
 
+@pytest.mark.wide
 def test_no_import_follows_those_that_are_lazy_or_for_types_only() -> None:
     """ruff sorts the imports after such a block separately, and does not see a second import of one module there."""
     found = []

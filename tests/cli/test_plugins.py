@@ -83,6 +83,7 @@ def test_a_plugins_limit_is_read_and_configured(tmp_path: Path) -> None:
     assert "room_gib" in gpudoctor(environ, "explain", "site.scratch").stdout
 
 
+@pytest.mark.wide
 def test_a_plan_says_what_a_plugins_warning_means_for_a_training(tmp_path: Path) -> None:
     run = ("plan", "7b", "--node", "hgx-h100-8")
     said = " ".join(gpudoctor(install(tmp_path, SLOW), *run).stdout.split())

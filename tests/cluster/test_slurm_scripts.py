@@ -260,6 +260,7 @@ def test_nothing_of_the_jobs_environment_runs_or_is_read(bench: Bench, script: s
     }
 
 
+@pytest.mark.wide
 def test_the_real_gpudoctor_answers_as_the_scripts_expect(bench: Bench) -> None:
     bench.gpudoctor(f'PYTHONPATH={ROOT} exec {sys.executable} -m gpudoctor "$@"')
     (bench.folder / "scontrol").write_text(

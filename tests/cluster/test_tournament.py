@@ -38,6 +38,7 @@ def named(rates: dict[Pair, float]) -> Named:
     return name_outliers(rates, slow_pairs(rates, _SHARE))
 
 
+@pytest.mark.wide
 @given(healthy_rates())
 def test_nobody_is_named_among_healthy_nodes(rates: dict[Pair, float]) -> None:
     assert named(rates) == Named((), ())

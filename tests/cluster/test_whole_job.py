@@ -207,6 +207,7 @@ def test_a_hostname_of_loopback_and_an_interface_that_is_not_there_are_told_and_
     assert ranks[0].returncode == 1
 
 
+@pytest.mark.wide
 @needs("mpirun")
 def test_an_interrupted_check_writes_what_it_knows_and_leaves_nothing_running(hosts: Hosts, rsh_agent: Path) -> None:
     env = {"OMPI_MCA_plm_rsh_agent": str(rsh_agent), "OMPI_MCA_oob_tcp_if_include": "eth0"}

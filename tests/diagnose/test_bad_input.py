@@ -175,6 +175,7 @@ def test_a_text_without_a_known_line_is_neither_a_failure_nor_a_pass(text: str, 
     assert "is known as output of a training" in answer.reason
 
 
+@pytest.mark.wide
 def test_more_files_than_a_process_may_usually_have_open_at_once(tmp_path: Path) -> None:
     for number in range(1_500):
         (tmp_path / f"rank_{number}.log").write_text(f"[rank{number}]: step 1\n" if number != 77 else FAILURE)

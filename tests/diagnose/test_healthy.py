@@ -75,6 +75,7 @@ def test_a_job_that_still_runs_is_well(tmp_path: Path) -> None:
     assert said(answer_to(noisy(9), tmp_path)) == ("healthy", None)
 
 
+@pytest.mark.wide
 def test_an_xid_of_some_program_does_not_matter_to_a_job_that_ended_well(tmp_path: Path) -> None:
     (tmp_path / "job.log").write_text(noisy(3) + "training finished\n")
     (tmp_path / "dmesg.txt").write_text(

@@ -76,6 +76,7 @@ def test_no_test_asks_for_more_than_the_five_files(copy: Path, argv: list[str]) 
     assert " passed" in done.stdout or "[100%]" in done.stdout
 
 
+@pytest.mark.wide
 def test_the_code_of_the_page_has_the_projects_style(copy: Path) -> None:
     files = [name for _, name, _ in FILES.findall(PAGE) if name.endswith(".py")]
     for check in (("check",), ("format", "--check")):

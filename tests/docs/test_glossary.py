@@ -42,6 +42,7 @@ def test_no_class_name_stands_for_two_things() -> None:
     assert {name: where for name, where in public_classes().items() if len(where) > 1} == {}
 
 
+@pytest.mark.wide
 def test_no_class_is_named_by_a_word_that_the_glossary_sets_aside() -> None:
     aside = set_aside()
     assert {"Door", "Trouble", "Helper"} <= aside

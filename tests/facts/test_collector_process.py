@@ -118,6 +118,7 @@ def test_gpus_that_a_dead_collector_did_not_reach_are_not_called_lost(root: Path
         assert f"died by {name}" in " ".join(str(finding.reason) for finding in result.findings)
 
 
+@pytest.mark.wide
 def test_where_nobody_knows_in_which_call_it_was_killed_no_gpu_is_convicted(root: Path) -> None:
     hang, crash = ScriptedFault(DRAW, gpu=0, hang=True), ScriptedFault(DRAW, gpu=1, crash=True)
     slow = ScriptedFault(DRAW, gpu=1, delay_s=1.0)

@@ -382,6 +382,7 @@ def test_a_sampler_that_fails_is_not_the_drivers_fault(sampler: Callable[..., Sa
     assert all(gpu.unread["sm_mhz"].kind == "failed" for gpu in recording.between(0.0, float("inf")))
 
 
+@pytest.mark.wide
 def test_a_gpu_that_nobody_asked_for_is_left_out(sampler: Callable[..., Sampler]) -> None:
     one = sampler(maker="meddling")
     one.stop()

@@ -369,6 +369,7 @@ def test_mutated_and_cut_dumps_raise_nothing_but_source_errors(captures: Path, d
     only_source_errors(bytes(content[:end]))
 
 
+@pytest.mark.wide
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_mutated_facts_raise_nothing_but_source_errors(data: st.DataObject) -> None:

@@ -156,6 +156,7 @@ def test_a_crash_is_told_with_its_signal_and_call(start: Start) -> None:
     until_answered(watch)
 
 
+@pytest.mark.wide
 def test_readers_that_die_one_after_the_other_leave_no_descriptor_open(start: Start) -> None:
     watch = start(ScriptedFault("nvmlDeviceGetMemoryInfo", gpu=1, from_call=2, crash=True))
     counts = []
@@ -166,6 +167,7 @@ def test_readers_that_die_one_after_the_other_leave_no_descriptor_open(start: St
     assert counts == [counts[0]] * 3
 
 
+@pytest.mark.wide
 def test_each_silence_has_its_own_begin(start: Start) -> None:
     watch = start(ScriptedFault("nvmlDeviceGetMemoryInfo", gpu=1, from_call=2, crash=True))
     begins = []

@@ -124,6 +124,7 @@ def test_two_at_once_on_an_empty_cache_both_work(environ: dict[str, str], tmp_pa
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["libnvidia-ml.so.1"]
 
 
+@pytest.mark.wide
 def test_a_cache_that_cannot_be_written_is_done_without_and_nothing_is_left(run: Run, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("", encoding="utf-8")
     done = run("t4-cloud-4", sys.executable, "-c", SHOW, env={"XDG_CACHE_HOME": str(tmp_path / "file")})

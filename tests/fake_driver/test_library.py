@@ -85,6 +85,7 @@ def test_wrong_arguments_get_the_codes_of_the_real_library(ask: Ask) -> None:
     assert told == [2, 6, 2, 3, 25, 0, 1]
 
 
+@pytest.mark.wide
 def test_mig_instances_have_handles_of_their_own(ask: Ask) -> None:
     told = ask(
         "a100-mig-8",
@@ -130,6 +131,7 @@ def test_a_driver_of_the_larger_process_struct_confuses_a_binding_that_does_not_
     assert told == [[7, 8], [7, 0]]
 
 
+@pytest.mark.wide
 def test_facts_of_any_kind_give_answers_or_error_codes(ask: Ask, tmp_path: Path) -> None:
     big = 1 << 62
     hostile = Gpu(

@@ -95,6 +95,7 @@ def test_nvitop_shows_what_the_node_file_says(run: Run, name: str) -> None:
     assert "FunctionNotFound" not in done.stderr
 
 
+@pytest.mark.wide
 @needs("nvitop")
 def test_nvitop_shows_a_lost_gpu_without_values_beside_seven_with(run: Run) -> None:
     done = run("hgx-h100-8", sys.executable, "-c", NVITOP, faults=("gpu-lost@2",))
@@ -112,6 +113,7 @@ def test_nvitop_itself_runs_once_and_ends(run: Run) -> None:
     assert "570.172.08" in done.stdout
 
 
+@pytest.mark.wide
 @needs("gpustat")
 def test_gpustat_shows_what_the_node_file_says(run: Run) -> None:
     done = run("hgx-h100-8", str(find("gpustat")), "--json", faults=("gpu-lost@2",))
@@ -222,6 +224,7 @@ def test_gpus_without_persistence_mode_wake_one_after_the_other_and_the_node_pas
     assert "PASS nothing wrong" in shown
 
 
+@pytest.mark.wide
 def test_a_driver_that_stalls_once_costs_nothing_and_is_told(run: Run) -> None:
     words = ("check", "--level", "quick", "--json", "--include-facts")
     # one GPU: beside the start of another one, which may wait behind the stall, nobody can tell whose time it is
@@ -233,6 +236,7 @@ def test_a_driver_that_stalls_once_costs_nothing_and_is_told(run: Run) -> None:
     assert "unanswered" not in driver
 
 
+@pytest.mark.wide
 def test_a_mock_driver_on_a_machine_without_the_kernel_module_is_read(environ: dict[str, str], tmp_path: Path) -> None:
     # as NVIDIA's nvml-mock: a library on LD_LIBRARY_PATH, and nothing in /sys. gpudoctor does not know that it is ours
     if Path("/sys/module/nvidia").exists() or Path("/usr/bin/nvidia-modprobe").exists():

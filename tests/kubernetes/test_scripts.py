@@ -49,6 +49,7 @@ def test_a_round_that_gives_no_report_does_not_repeat_the_last_one(tmp_path: Pat
     assert 'verdict="pass"} 1' not in metrics
 
 
+@pytest.mark.wide
 def test_the_jobs_log_is_the_report_also_of_a_bad_node(tmp_path: Path) -> None:
     _install(tmp_path, "--fault xid-79@3")
 

@@ -68,6 +68,7 @@ def test_the_package_holds_command_pages_completions_and_units(small_package: Pa
     assert owners == {"root/root"}
 
 
+@pytest.mark.wide
 def test_the_package_says_what_it_needs(small_package: Path) -> None:
     fields = dict(
         line.split(": ", 1) for line in run("dpkg-deb", "--field", small_package).splitlines() if ": " in line

@@ -130,6 +130,7 @@ def test_a_signal_to_the_leader_ends_all_and_keeps_its_report() -> None:
     assert psutil.wait_procs(left, timeout=GONE_WITHIN_S)[1] == []
 
 
+@pytest.mark.wide
 def test_another_number_of_ranks_than_the_engine_started_is_refused() -> None:
     processes = [_started("torchrun", rank, 2, (*_CHECK, "--ranks", "4")) for rank in range(2)]
     out, err, *of_worker = _end(*processes)
@@ -252,6 +253,7 @@ def test_every_rank_gets_the_gpu_that_its_process_was_given() -> None:
     assert isinstance(indices([None] * 9), str)
 
 
+@pytest.mark.wide
 def test_a_guest_that_leaves_before_it_is_given_a_rank_does_not_stop_the_run() -> None:
     began = time.monotonic()
     leader = _leader("mpirun", 2)

@@ -160,6 +160,7 @@ sys.modules["gpudoctor.probes.frameworks.tensorflow_steps"] = steps
 """
 
 
+@pytest.mark.wide
 @needs("numpy")
 def test_a_worker_stays_until_the_others_are_done_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """TensorFlow's workers fetch from each other what the last step has summed: if one leaves first, another fails."""

@@ -230,6 +230,7 @@ def test_a_name_of_bytes_that_are_no_text_may_hang(tmp_path: Path) -> None:
     assert not may_hang("/n\u00e9/data", mounts)
 
 
+@pytest.mark.wide
 @needs(*FUSE)
 def test_a_mount_that_falls_silent_while_it_is_read_keeps_what_was_measured(tmp_path: Path) -> None:
     with fuse_mount(tmp_path / "later", 0.0) as server:
@@ -291,6 +292,7 @@ def on_disk(file: Path, mib: int) -> Path:
     return file
 
 
+@pytest.mark.wide
 def test_a_disk_that_a_cgroup_throttles_is_read_as_slow_as_it_is(tmp_path: Path) -> None:
     file = on_disk(tmp_path / "shard.bin", 32)
     file.read_bytes()  # in the page cache, which must not answer

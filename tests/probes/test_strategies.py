@@ -212,6 +212,7 @@ def test_what_an_older_torch_cannot_shard_is_said_in_words(monkeypatch: pytest.M
     assert why_not_fsdp(one, on_gpu=True) is None
 
 
+@pytest.mark.wide
 def test_traffic_is_counted_past_the_tensors_by_which_torch_plans() -> None:
     from torch._subclasses.fake_tensor import FakeTensorMode  # for seconds: not in every worker that collects
 

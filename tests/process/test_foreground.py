@@ -28,6 +28,7 @@ def test_the_exit_code_is_that_of_the_command(command: list[str], code: int) -> 
     assert subprocess.run([*RUN, *command], capture_output=True, check=False).returncode == code
 
 
+@pytest.mark.wide
 def test_a_script_without_interpreter_line_runs_as_a_shell_runs_it(tmp_path: Path) -> None:
     script = tmp_path / "train"
     script.write_text("echo from the script\n", encoding="utf-8")

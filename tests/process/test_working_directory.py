@@ -226,6 +226,7 @@ def test_of_an_empty_entry_in_pythonpath(pythonpath: str, attack: Attack) -> Non
     assert done.stdout.startswith("{")
 
 
+@pytest.mark.wide
 def test_of_python_m(attack: Attack) -> None:
     """torchrun starts us by -m: Python searches the working directory for our package, and then for nothing else."""
     shutil.rmtree(attack.here / "gpudoctor")

@@ -126,6 +126,7 @@ def test_it_names_only_metrics_that_there_are(site: Site) -> None:
     assert exact <= set(every)
 
 
+@pytest.mark.wide
 def test_grafanas_own_model_of_a_dashboard_takes_all_of_it() -> None:
     """No Grafana can be installed from Debian or PyPI; its makers publish what it reads."""
     models = module("grafana_foundation_sdk.models.dashboard")

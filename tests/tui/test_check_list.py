@@ -190,6 +190,7 @@ def test_r_runs_the_check_at_its_own_level_or_the_domain_as_deep_as_everything_w
     in_app(body)
 
 
+@pytest.mark.wide
 def test_cursor_and_scroll_stay_when_a_report_comes() -> None:
     async def body(app: ChecksApp, pilot: Pilot[None]) -> None:
         lines = app.query_one(CheckLines)
@@ -229,6 +230,7 @@ def test_what_a_run_will_judge_is_marked_and_other_faults_stay_to_be_seen() -> N
     assert (one["pcie.link-width"], one["pcie.balance"]) == ("RUN", "skip")
 
 
+@pytest.mark.wide
 def test_a_hostile_name_is_drawn_as_it_is() -> None:
     [check] = [check for check in NARROW.checks if check.id == "pcie.link-width"]
     findings = tuple(

@@ -110,6 +110,7 @@ def test_nothing_is_wider_than_the_screen_and_on_a_low_one_the_page_makes_room()
     in_app(body, size=(80, 24))
 
 
+@pytest.mark.wide
 def test_d_and_the_buttons_ask_for_runs() -> None:
     async def body(app: ChecksApp, pilot: Pilot[None]) -> None:
         await pilot.press("d")
@@ -215,6 +216,7 @@ def test_a_failed_run_keeps_the_report_and_says_why() -> None:
     in_app(body, size=(200, 60), checker=lambda: FakeChecker(None))
 
 
+@pytest.mark.wide
 def test_a_run_of_some_checks_leaves_the_faults_of_the_others() -> None:
     async def body(app: ChecksApp, pilot: Pilot[None]) -> None:
         checker = app.checker
@@ -339,6 +341,7 @@ def test_b_compares_with_a_saved_report(tmp_path: Path) -> None:
     in_app(body, size=(200, 60))
 
 
+@pytest.mark.wide
 def test_the_run_before_is_what_a_run_is_compared_with() -> None:
     state = State(report=NARROW)
     state.runs = [
@@ -385,6 +388,7 @@ def test_many_ranks_are_told_in_groups() -> None:
     assert summary({0: "a"}) == "rank 0: a"
 
 
+@pytest.mark.wide
 def test_a_partial_run_is_called_so() -> None:
     partial = msgspec.structs.replace(NARROW, run=msgspec.structs.replace(NARROW.run, interrupted="SIGINT"))
     state = State(report=partial, runs=[FinishedRun(1.0, (), "full", partial)])
