@@ -13,12 +13,11 @@ from gpudoctor.errors import UserError
 from gpudoctor.facts.captures.source import load_source
 from gpudoctor.report.judge import judge
 from gpudoctor.report.model import Report
-from tests.conftest import WIDE
 
 # one line of so many; a prime, so that it is another line of each GPU. The wide run takes an eighth of all lines: all
 # of them take eight minutes, and were tried once
 EVERY = 97
-BEGINS = range(0, EVERY, 8) if WIDE else range(1)
+BEGINS = range(0, EVERY, 8)
 
 Judged = dict[str, set[object]]
 
@@ -78,12 +77,14 @@ def missed(text: str, begin: int) -> list[str]:
     return [part for part, rest in without_parts(lines, begin) if lost_in_silence(before, report_of("".join(rest)))]
 
 
+@pytest.mark.wide(but=["smi-q-8x-rtx4090.txt-0"])
 @pytest.mark.parametrize("begin", BEGINS)
 @pytest.mark.parametrize("name", ["smi-q-8x-h100-sxm.txt", "smi-q-8x-rtx4090.txt", "qx-h100.xml", "qx-gb200.xml"])
 def test_no_line_and_no_block_of_a_capture_is_missed_in_silence(captures: Path, name: str, begin: int) -> None:
     assert missed((captures / name).read_text(encoding="utf-8"), begin) == []
 
 
+@pytest.mark.wide(every=len(BEGINS))
 @pytest.mark.parametrize("begin", BEGINS)
 @pytest.mark.parametrize("name", ["nvlink-status.txt", "nvlink-errors.txt", "topo-m.txt"])
 def test_of_a_list_without_a_count_only_the_last_gpu_can_be_missed(captures: Path, name: str, begin: int) -> None:

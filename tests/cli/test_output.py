@@ -252,6 +252,7 @@ def test_a_full_disk_leaves_the_old_file_and_nothing_else(unnamed: bool, mine: P
     assert names(mine) == ["r.json"]
 
 
+@pytest.mark.wide
 def test_killed_while_it_writes_it_leaves_the_old_file_and_nothing_else(mine: Path) -> None:
     try:
         os.close(os.open(mine, os.O_TMPFILE | os.O_WRONLY))
