@@ -18,12 +18,11 @@ from gpudoctor.facts.simulated.load import node_names
 from gpudoctor.report.judge import judge
 from gpudoctor.report.model import Report
 from tests.checks.simulated_nodes import packaged
-from tests.conftest import WIDE
 
 # one line of so many; a prime, so that it is another line of each GPU. The wide run takes an eighth of all lines: all
 # of them take eight minutes, and were tried once
 EVERY = 97
-BEGINS = range(0, EVERY, 8) if WIDE else range(1)
+BEGINS = range(0, EVERY, 8)
 
 Judged = dict[str, set[object]]
 
@@ -87,12 +86,14 @@ def missed(text: str, begin: int) -> list[str]:
     return [part for part, rest in without_parts(lines, begin) if lost_in_silence(before, report_of("".join(rest)))]
 
 
+@pytest.mark.wide(but=["smi-q-8x-rtx4090.txt-0"])
 @pytest.mark.parametrize("begin", BEGINS)
 @pytest.mark.parametrize("name", ["smi-q-8x-h100-sxm.txt", "smi-q-8x-rtx4090.txt", "qx-h100.xml", "qx-gb200.xml"])
 def test_no_line_and_no_block_of_a_capture_is_missed_in_silence(captures: Path, name: str, begin: int) -> None:
     assert missed((captures / name).read_text(encoding="utf-8"), begin) == []
 
 
+@pytest.mark.wide(every=len(BEGINS))
 @pytest.mark.parametrize("begin", BEGINS)
 @pytest.mark.parametrize("name", ["nvlink-status.txt", "nvlink-errors.txt", "topo-m.txt"])
 def test_of_a_list_without_a_count_only_the_last_gpu_can_be_missed(captures: Path, name: str, begin: int) -> None:
@@ -116,14 +117,13 @@ def without_sections(facts: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any
             yield f"gpus[].{name}", {**facts, "gpus": gpus}
 
 
-@pytest.mark.parametrize("name", node_names() if WIDE else node_names()[::5])
+@pytest.mark.wide(but=["hgx-h100-8", "h100-nvl-2"])
+@pytest.mark.parametrize("name", node_names())
 def test_no_section_and_no_leaf_of_a_facts_file_is_missed_in_silence(name: str) -> None:
     facts = json.loads(to_json(packaged(name)))
     whole = report_of(json.dumps(facts))
     assert whole is not None
     assert whole.exit_code == (1 if name == "cpu-only" else 0)
     before = judged(whole, {Status.PASS})
-    parts = [*without_sections(facts)]
-    chosen = parts if WIDE else [each for number, each in enumerate(parts) if number % 5 == 0 or "." not in each[0]]
-    reports = ((part, report_of(json.dumps(rest))) for part, rest in chosen)
+    reports = ((part, report_of(json.dumps(rest))) for part, rest in without_sections(facts))
     assert [part for part, report in reports if lost_in_silence(before, report, may_lack_checks=False)] == []

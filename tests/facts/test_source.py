@@ -263,6 +263,7 @@ def test_a_huge_file_is_refused_before_it_is_read(tmp_path: Path) -> None:
     assert "larger than 64 MiB" in said(str(path))
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("sort_keys", [True, False])
 def test_facts_of_a_whole_node_as_yaml_are_read_and_no_part_of_them_is(write: Write, sort_keys: bool) -> None:
     node = load_source("rtx3090-nvlink-2", environ={}).node
@@ -284,7 +285,7 @@ class Endless(io.RawIOBase):
     def read(self, size: int = -1, /) -> bytes:
         assert size >= 0, "an endless stream must be read in bounds"
         self.taken += size
-        return b"some other text.\n" * (size // 17) + b"x" * (size % 17)
+        return (b"some other text" * 60 + b"\n") * (size // 901) + b"x" * (size % 901)
 
 
 def test_an_endless_stdin_is_read_no_further_than_the_limit() -> None:
@@ -352,6 +353,7 @@ def only_source_errors(data: bytes) -> None:
     assert "\n" not in line
 
 
+@pytest.mark.wide
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_mutated_and_cut_dumps_raise_nothing_but_source_errors(captures: Path, data: st.DataObject) -> None:
@@ -372,6 +374,7 @@ def test_mutated_and_cut_dumps_raise_nothing_but_source_errors(captures: Path, d
     only_source_errors(bytes(content[:end]))
 
 
+@pytest.mark.wide
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_mutated_facts_raise_nothing_but_source_errors(data: st.DataObject) -> None:

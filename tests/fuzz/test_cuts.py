@@ -98,6 +98,7 @@ def test_a_capture_that_is_cut_off_never_passes_what_the_whole_fails(name: str, 
         assert false_passes(whole, part) == []
 
 
+@pytest.mark.wide
 @fuzzed("gaps", few=100)
 @given(
     name=st.sampled_from([name for name in sorted(BROKEN) if name.startswith(("smi", "captured"))]),
@@ -125,6 +126,7 @@ ADDITIONS = st.lists(
 )
 
 
+@pytest.mark.wide
 @fuzzed("additions", few=100)
 @given(name=st.sampled_from(sorted(set(BROKEN) - {"bundle.tar.gz"})), what=ADDITIONS)
 def test_a_capture_into_which_something_came_is_no_pass(name: str, what: list[Step]) -> None:

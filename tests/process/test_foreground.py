@@ -14,6 +14,7 @@ import pytest
 RUN = [sys.executable, "-m", "gpudoctor", "run", "--precheck", "none", "--"]
 
 
+@pytest.mark.wide(every=4)
 @pytest.mark.parametrize(
     ("command", "code"),
     [
@@ -27,6 +28,7 @@ def test_the_exit_code_is_that_of_the_command(command: list[str], code: int) -> 
     assert subprocess.run([*RUN, *command], capture_output=True, check=False).returncode == code
 
 
+@pytest.mark.wide
 def test_a_script_without_interpreter_line_runs_as_a_shell_runs_it(tmp_path: Path) -> None:
     script = tmp_path / "train"
     script.write_text("echo from the script\n", encoding="utf-8")
@@ -70,6 +72,7 @@ print(*seen, flush=True)
 """
 
 
+@pytest.mark.wide(every=6)
 @pytest.mark.parametrize("to_group", [False, True])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
 def test_each_signal_reaches_the_command_once(number: signal.Signals, to_group: bool) -> None:
@@ -91,6 +94,7 @@ def test_each_signal_reaches_the_command_once(number: signal.Signals, to_group: 
     process.stdout.close()
 
 
+@pytest.mark.wide
 def test_an_ignored_signal_stays_ignored_and_no_other_is() -> None:
     shows = "grep SigIgn /proc/self/status"
     ignores = ["sh", "-c", f"trap '' INT; exec {sys.executable} -m gpudoctor run --precheck none -- {shows}"]
@@ -112,6 +116,7 @@ def test_a_command_that_stops_stops_its_caller_as_without() -> None:
     assert process.wait() == 5
 
 
+@pytest.mark.wide(every=2)
 @pytest.mark.parametrize(("on_exit", "ends"), [("leave", False), ("end", True)])
 def test_the_command_outlives_a_killed_gpudoctor_unless_it_shall_not(on_exit: str, ends: bool) -> None:
     command = [*RUN[:-1], "--on-exit", on_exit, "--", "sh", "-c", "echo $$; exec sleep 600"]

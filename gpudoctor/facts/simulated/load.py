@@ -38,6 +38,7 @@ _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _NOT_SIMULATED = Missing("not simulated")
 _NOT_A_BRIDGE = Missing("not a bridge", "unsupported")
 S = TypeVar("S", bound=msgspec.Struct)
+Row = dict[str, Any]
 
 
 def node_names() -> tuple[str, ...]:
@@ -135,9 +136,6 @@ def _laid_over(under: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]
         mergeable = isinstance(value, dict) and isinstance(below, dict) and "missing" not in value
         under[key] = _laid_over(below, value) if mergeable else value  # type: ignore[arg-type]
     return under
-
-
-Row = dict[str, Any]
 
 
 class Wired(msgspec.Struct, frozen=True):
