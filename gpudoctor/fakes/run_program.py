@@ -103,6 +103,7 @@ def _private_folder() -> Iterator[Path]:
             yield Path(name)
         finally:
             os.close(own_end)
+            guardian.send(signal.SIGCONT)  # somebody may have stopped it
             guardian.ends_within(_REMOVAL_S)
 
 

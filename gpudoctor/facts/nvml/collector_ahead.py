@@ -19,7 +19,7 @@ import msgspec
 from gpudoctor.facts.nvml import codes, kernel_module  # noqa: F401 - this one and the next: both processes need them
 from gpudoctor.facts.nvml.channel import SIZE_BYTES, SharedCallTrace
 from gpudoctor.facts.system import pci  # noqa: F401
-from gpudoctor.process import die_with_parent  # noqa: F401
+from gpudoctor.process.die_with_parent import die_with_parent
 from gpudoctor.process.ending import kill_all
 from gpudoctor.process.forked import ForkedProcess
 from gpudoctor.process.pipes import anonymous_file, write_all
@@ -119,6 +119,7 @@ def dismiss_ahead() -> None:
 
 def _collect(orders: int, pipe: int, memory: int, errors: int, parent: int) -> None:
     """In the child: import, wait for the order, read the driver like `collector_child`, and end the process."""
+    die_with_parent(parent)  # first: stopped, it would not see the end of the pipe
     null = os.open(os.devnull, os.O_RDWR)
     for fd, stream in ((null, 0), (null, 1), (errors, 2)):
         os.dup2(fd, stream)
@@ -130,4 +131,4 @@ def _collect(orders: int, pipe: int, memory: int, errors: int, parent: int) -> N
                 os.close(int(name))
     from gpudoctor.facts.nvml.collector_child import wait_for_order
 
-    wait_for_order(orders, parent)
+    wait_for_order(orders)

@@ -18,7 +18,6 @@ from gpudoctor.facts.model.node import Driver
 from gpudoctor.facts.nvml.channel import CallTrace, CollectorMessage, SharedCallTrace
 from gpudoctor.facts.nvml.client import load_pynvml
 from gpudoctor.facts.nvml.read_node import read_nvml
-from gpudoctor.process.die_with_parent import die_with_parent
 from gpudoctor.process.ending import leave
 from gpudoctor.process.pipes import write_all
 
@@ -78,9 +77,8 @@ def serve_and_exit(serve: Callable[[T], None], order: T) -> NoReturn:
     leave()
 
 
-def wait_for_order(orders: int, parent_pid: int) -> None:
+def wait_for_order(orders: int) -> None:
     """Import the driver's binding, then wait for an order and run `main`; end if the parent sends none."""
-    die_with_parent(parent_pid)
     with suppress(ImportError):  # `serve` reports it
         load_pynvml()
     argument = b""
