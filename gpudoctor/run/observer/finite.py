@@ -33,15 +33,15 @@ class FiniteChecks:
         self._last = monotonic_ns()
         self._may_spend_ns = 0.0
 
-    def look_at_loss(self, tensor: Any) -> None:
-        """Look at what backward begins with, if it is one number."""
+    def look_at_loss(self, tensor: Any, timed: bool) -> None:
+        """Look at what backward begins with, if it is one number; that of a GPU is read with a timed step."""
         torch = sys.modules["torch"]
         if type(tensor) is not torch.Tensor or tensor.numel() != 1 or not tensor.is_floating_point():
             return
         if tensor.device.type == "cpu":
             ok = math.isfinite(tensor.item())
             self.loss = FINITE if ok and self.loss != NOT_FINITE else NOT_FINITE
-        elif tensor.is_cuda and not torch.cuda.is_current_stream_capturing():
+        elif timed and tensor.is_cuda and not torch.cuda.is_current_stream_capturing():
             self._on_gpu.append((True, tensor.detach()))
 
     def look_at_gradients(self, optimizer: Any) -> None:

@@ -55,6 +55,7 @@ class StackSampler(threading.Thread):
         count, pause_s, unwritten_s = 0, _EVERY_S, 0.0
         while not self.stopped:
             sleep(pause_s)
+            self._phases.write_now()
             unwritten_s += pause_s
             if self._phases.steps >= _FIRST_STEP:
                 self._sample()
