@@ -77,7 +77,9 @@ def added(timed):
 run(10)
 small = median(run(3) for _ in range(5))
 products = 1
-products = max(1, round((step_ms - small) / max(median(run(3) for _ in range(5)) - small, 0.01)))
+for _ in range(3):
+    own = median(run(3) for _ in range(5))
+    products = max(1, round(products * (step_ms - small) / max(own - small, 0.01)))
 run(max(1, 150 - phases.steps))
 stride, own = phases._stride, run(20)
 began, beside = time.monotonic(), cpu_s(os.getppid())

@@ -22,6 +22,7 @@ _SHARE = 0.003
 _STRIDE_AT = 128  # a short run is timed in every step
 _MOST_STRIDE = 64
 _LEAST_WAIT_NS = 20_000
+_HOOK_COST = 5.0  # what a timed step costs, in what its marks measure of themselves: benchmarks/run_overhead.py
 
 
 class Phases:
@@ -163,9 +164,8 @@ class Phases:
 
     def _affordable_stride(self) -> int:
         """Of how many steps one is timed, a power of 2, so that its marks cost less than 0.3 % of the time."""
-        # the median, since a process may lose its CPU within a mark; what comes before it reads the clock, and the hook
-        # around it, take about as long again
-        marks_ns = 2.0 * sorted(self._costs_ns)[len(self._costs_ns) // 2] * len(self._costs_ns)
+        # the median, since a process may lose its CPU within a mark
+        marks_ns = _HOOK_COST * sorted(self._costs_ns)[len(self._costs_ns) // 2] * len(self._costs_ns)
         time_ns = monotonic_ns() - self._half_ns
         self._costs_ns.clear()
         stride = 1

@@ -193,8 +193,15 @@ class TorchHooks:
             root.__call__ = self._call_of(original)  # type: ignore[method-assign]
 
     def _before_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if not self._guard.off:
+        phases, stack = self._phases, self._phases.stack
+        if self._guard.off:
+            return
+        if phases.timed or self._depths or not phases.owned or get_ident() != phases.thread:
             self._guard.call(self._enter_optimizer, optimizer)
+            return
+        self._depths.append((id(optimizer), len(stack)))
+        stack.append(layout.OPTIMIZER)
+        phases.entries += 1
 
     def _after_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if not self._guard.off:
