@@ -57,7 +57,8 @@ test: $(VENV)/.installed-dev build/.compiled
 	$(BIN)/python -m pytest -n $(TWO_A_CORE) --maxprocesses=8 $(BY_FILE) --no-loadscope-reorder
 
 WIDE := tests/checks/test_faults_matrix.py tests/checks/test_missing_leaves.py tests/facts/test_error_cost.py \
-  tests/checks/test_peer_gaps.py tests/checks/test_parts_removed.py
+  tests/checks/test_peer_gaps.py tests/checks/test_parts_removed.py \
+  tests/cluster/test_slurm.py::test_each_node_of_a_step_makes_one_report_of_its_own_tasks
 test-wide: $(VENV)/.installed-dev
 	GPUDOCTOR_WIDE=1 $(BIN)/python -m pytest -n $$(nproc) $(BY_FILE) $(WIDE)
 
