@@ -122,11 +122,11 @@ def _call_latency_ms(asked: str | None) -> float:
 
 def _run(program: Sequence[str], environ: dict[str, str]) -> int:
     """Start the program and wait for its end; pass signals on to it."""
-    wanted = (*_PASSED_ON, signal.SIGCHLD)
+    expected = (*_PASSED_ON, signal.SIGCHLD)
     # blocked, so that no signal is lost between the start and the wait
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, wanted)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, expected)
     try:
-        return _wait(_start(program, environ, before), wanted)
+        return _wait(_start(program, environ, before), expected)
     except FileNotFoundError as error:
         # perhaps the interpreter of a script is missing
         say(f"error: {program[0]}: {error.strerror or error}")
@@ -149,10 +149,10 @@ def _start(program: Sequence[str], environ: dict[str, str], mask: set[signal.Sig
     return Child(program, stdin=None, stdout=None, stderr=None, env=environ, new_session=False, in_child=in_child)
 
 
-def _wait(process: Child, wanted: tuple[signal.Signals, ...]) -> int:
+def _wait(process: Child, expected: tuple[signal.Signals, ...]) -> int:
     asked_to_end = 0
     while True:
-        info = signal.sigwaitinfo(wanted)
+        info = signal.sigwaitinfo(expected)
         if info.si_signo == signal.SIGCHLD:
             code = process.poll()
             if code is not None:
@@ -207,13 +207,13 @@ def find_compiler(environ: Mapping[str, str]) -> tuple[str, ...]:
     asked = environ.get("CC", "").strip()
     if asked:
         try:
-            words = shlex.split(asked)
+            parts = shlex.split(asked)
         except ValueError as error:
             raise UserError(f"CC={asked}: {error}") from None
-        found = shutil.which(words[0], path=path)
+        found = shutil.which(parts[0], path=path)
         if found is None:
             raise UserError(f"CC={asked}: no such compiler; unset CC to take cc, gcc or clang")
-        return (found, *words[1:])
+        return (found, *parts[1:])
     for name in _COMPILERS:
         found = shutil.which(name, path=path)
         if found is not None:
@@ -252,8 +252,8 @@ def _compile(compiler: tuple[str, ...], branch: int, into: str) -> None:
     except CommandLateError:
         raise UserError(f"{compiler[0]} did not end in {_BUILD_DEADLINE_S:g} s") from None
     if done.returncode:
-        said = done.stderr.splitlines()
-        lines = [line for line in said if "error" in line] or said or ["it said nothing"]
+        reported = done.stderr.splitlines()
+        lines = [line for line in reported if "error" in line] or reported or ["it said nothing"]
         raise UserError(
             f"{compiler[0]} could not build the library of the fake driver: {lines[0][:200]}; the C library's headers "
             "may be missing: apt install gcc libc6-dev, dnf install gcc glibc-devel"

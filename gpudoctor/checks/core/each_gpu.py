@@ -37,8 +37,8 @@ def untrusted(gpu: Gpu) -> str | None:
         return unreadable(gpu)
     order = list(_STATES)
     error = min(errors, key=lambda e: order.index(e.code) if e.code in order else len(order))
-    words = _STATES.get(error.code, _STATES[UNKNOWN])
-    return f"the GPU is {words} ({error.code}, {error.call}): its readings cannot be trusted"
+    text = _STATES.get(error.code, _STATES[UNKNOWN])
+    return f"the GPU is {text} ({error.code}, {error.call}): its readings cannot be trusted"
 
 
 def says_err(value: object) -> bool:
@@ -76,8 +76,8 @@ def says_nothing(gpu: Gpu) -> bool:
 def shown_by_driver(node: Node, gpu: Gpu) -> bool:
     """Whether the driver reported this GPU; otherwise it is known only from a list of the PCI bus."""
     values = (*_main_values(gpu), gpu.nvlinks, gpu.cpu_affinity)
-    told = any(not isinstance(value, Missing) for value in values if value is not gpu.name)
-    return told or bool(gpu.errors) or not isinstance(node.pairs, Missing)
+    reported = any(not isinstance(value, Missing) for value in values if value is not gpu.name)
+    return reported or bool(gpu.errors) or not isinstance(node.pairs, Missing)
 
 
 def _main_values(gpu: Gpu) -> tuple[object, ...]:

@@ -30,6 +30,7 @@ _READINGS = ("memory_total_mib", "memory_used_mib", "thermal.", "power.", "clock
 _TOLD_IF_TRUE = ("inforom_corrupted", "memory_repair.unrepairable")
 # hardware that all boards of a model have: a list without any shows nothing
 _OF_THE_BOARD = ("nvlinks", "pcie.path")
+_TEMPLATES: tuple[Fact, ...] = (Gpu(0, ""), NvLink(0), PcieHop(""), GpuPair(0, 0))
 
 
 class LackingValue(Missing, frozen=True):
@@ -163,7 +164,6 @@ def _leaf_names(fact: Fact, prefix: str = "") -> Iterator[str]:
             yield prefix + name
 
 
-_TEMPLATES: tuple[Fact, ...] = (Gpu(0, ""), NvLink(0), PcieHop(""), GpuPair(0, 0))
 _LEAVES: dict[type[Fact], tuple[str, ...]] = {type(fact): tuple(_leaf_names(fact)) for fact in _TEMPLATES}
 _READ = {kind: attrgetter(*names) for kind, names in _LEAVES.items()}
 

@@ -263,13 +263,13 @@ def _counted(case: Case) -> Iterator[Finding]:
     up_s = known(case.node.host.uptime_s)
     for port in ports:
         high = [
-            (words, name, count)
-            for leaf, words, name in _COUNTERS
+            (message, name, count)
+            for leaf, message, name in _COUNTERS
             if (count := known(getattr(port, leaf))) is not None and _is_high(case, port, leaf, count, ports)
         ]
         if not high:
             continue
-        text = ", ".join(f"{count} {words}" for words, _, count in high)
+        text = ", ".join(f"{count} {message}" for message, _, count in high)
         hours = f" in {up_s / _HOUR_S:.0f} hours" if up_s is not None else ""
         yield warn(
             of_nic(port.device),

@@ -132,10 +132,10 @@ def _label(port: RdmaPort) -> str:
 
 
 def _evidence(port: RdmaPort) -> Evidence:
-    words = [known(port.state), known(port.physical_state), known(port.link_layer)]
+    parts = [known(port.state), known(port.physical_state), known(port.link_layer)]
     rate = known(port.rate_gbit_s)
-    words.append(f"{rate:g} Gbit/s" if rate is not None else None)
-    return Evidence(f"/sys/class/infiniband/{port.device}/ports/{port.port}", ", ".join(word for word in words if word))
+    parts.append(f"{rate:g} Gbit/s" if rate is not None else None)
+    return Evidence(f"/sys/class/infiniband/{port.device}/ports/{port.port}", ", ".join(word for word in parts if word))
 
 
 def _down(ports: tuple[RdmaPort, ...]) -> Iterator[Finding]:

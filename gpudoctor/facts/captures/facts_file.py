@@ -62,8 +62,8 @@ def load_json(data: bytes) -> Loaded:
     except msgspec.ValidationError as error:
         raise SourceError(str(error)) from None
     except msgspec.DecodeError as error:
-        said = str(error)
-        raise SourceError(f"cut off: {said}" if _is_cut(text, said) else f"broken JSON: {said}") from None
+        reported = str(error)
+        raise SourceError(f"cut off: {reported}" if _is_cut(text, reported) else f"broken JSON: {reported}") from None
     if report.facts is None:
         raise SourceError("a report without facts: make it with `gpudoctor check --json --include-facts`")
     return checked(report.facts), report.measurements
@@ -79,9 +79,9 @@ def load_measurements(data: bytes) -> Measurements:
         raise SourceError(f"measurements: {error}") from None
 
 
-def _is_cut(text: str, said: str) -> bool:
+def _is_cut(text: str, reported: str) -> bool:
     """Whether the JSON is cut off. msgspec also reports half a surrogate pair, as in "\\ud800", as truncated."""
-    return "truncated" in said and not _HALF_PAIR.search(text)
+    return "truncated" in reported and not _HALF_PAIR.search(text)
 
 
 def load_yaml(data: bytes) -> Loaded:
@@ -126,8 +126,8 @@ def _check_end(text: str, raw: dict[str, Any]) -> None:
     if _YAML_END.search(text) or (text.endswith("\n") and "storage" in raw):
         return
     line = text.count("\n") + 1
-    said = "the last line has no end" if not text.endswith("\n") else "nothing shows that it is whole"
-    raise SourceError(f"line {line}: cut off? {said}; if it is whole, end it with a line of three dots, ...")
+    reported = "the last line has no end" if not text.endswith("\n") else "nothing shows that it is whole"
+    raise SourceError(f"line {line}: cut off? {reported}; if it is whole, end it with a line of three dots, ...")
 
 
 def _check_plain(events: Any) -> None:

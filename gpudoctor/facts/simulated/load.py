@@ -37,6 +37,7 @@ CALLER_PREFIXES = ("CUDA_", "FI_", "NCCL_", "SLURM_")
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _NOT_A_BRIDGE = Missing("not a bridge", "unsupported")
 S = TypeVar("S", bound=msgspec.Struct)
+Row = dict[str, Any]
 
 
 def node_names() -> tuple[str, ...]:
@@ -134,9 +135,6 @@ def _laid_over(under: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]
         mergeable = isinstance(value, dict) and isinstance(below, dict) and "missing" not in value
         under[key] = _laid_over(below, value) if mergeable else value  # type: ignore[arg-type]
     return under
-
-
-Row = dict[str, Any]
 
 
 class Wired(msgspec.Struct, frozen=True):

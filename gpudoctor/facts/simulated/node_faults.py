@@ -110,9 +110,9 @@ def _redirected(node: Node, target: Target) -> Node:
 
 
 def _no_gpus(node: Node, target: Target) -> Node:
-    gone = Missing("the driver did not start")
+    missing = Missing("the driver did not start")
     unread = (f"driver.{leaf}" for leaf in ("device_count", "cuda_version", "slowest_call", "slowest_call_s"))
-    return put_all(node, {**dict.fromkeys(unread, gone), "driver.calls": 0, "gpus": (), "pairs": gone})
+    return put_all(node, {**dict.fromkeys(unread, missing), "driver.calls": 0, "gpus": (), "pairs": missing})
 
 
 def _no_driver(node: Node, target: Target) -> Node:
@@ -215,12 +215,12 @@ def _not_mounted(node: Node, target: Target) -> Node:
         if is_remote(mount)
         for path in mount.paths
     )
-    kept = tuple(
+    retained = tuple(
         replace(mount, paths=(*mount.paths, *lost)) if mount.point == "/" else mount
         for mount in mounts
         if not is_remote(mount)
     )
-    return put(node, "storage.mounts", kept)
+    return put(node, "storage.mounts", retained)
 
 
 NODE_PATTERNS: dict[str, Pattern] = {
