@@ -92,7 +92,7 @@ def test_ordinary():
 
 def _ran(folder: Path, tests: str) -> tuple[int, str]:
     (project(folder, tests) / "conftest.py").write_text(CONFTEST)
-    return run_pytest(folder, "-o", "timeout=0.5")
+    return run_pytest(folder, "-o", "timeout=1.5")
 
 
 def test_a_test_or_a_fixture_that_waits_for_ever_fails_and_says_where(tmp_path: Path) -> None:
