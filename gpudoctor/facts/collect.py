@@ -33,6 +33,7 @@ _DriverFacts = tuple[Driver, tuple[Gpu, ...], "tuple[GpuPair, ...] | Missing"]
 
 # how long the parent waits for its own listener thread beyond the deadline
 _SLACK_S = 1.0
+_NOT_LOOKED_FOR = Missing("not looked for")
 _HIDDEN_BINDING = (
     "other Python programs get {} instead of NVIDIA's own binding, nvidia-ml-py, and misread this driver: "
     "pip uninstall pynvml"
@@ -130,9 +131,8 @@ def _merge(
         collected_at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         notes=() if driver.binding_hidden_by is None else (_HIDDEN_BINDING.format(driver.binding_hidden_by),),
     )
-    return Node(
-        source=source, driver=driver, gpus=tuple(sorted(placed, key=lambda gpu: gpu.bus_id)), pairs=pairs, **host
-    )
+    gpus = tuple(sorted(placed, key=lambda gpu: gpu.bus_id))
+    return fill(Node(source=source, driver=driver, gpus=gpus, pairs=pairs, **host), _NOT_LOOKED_FOR)
 
 
 def _complete(collected: CollectorResult, read_before: Driver) -> _DriverFacts:

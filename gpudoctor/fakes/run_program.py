@@ -96,7 +96,7 @@ def _private_folder() -> Iterator[Path]:
             shutil.rmtree(name, ignore_errors=True)
 
         try:
-            guardian = ForkedProcess(remove_it_then, new_session=True)
+            guardian = ForkedProcess(remove_it_then, new_group=True)
         finally:
             os.close(life)
         try:
@@ -159,6 +159,7 @@ def _wait(process: Child, expected: tuple[signal.Signals, ...]) -> int:
                 return code if code >= 0 else 128 - code
         elif info.si_code <= 0:  # sent by a process, perhaps only to us
             process.send(info.si_signo)
+            process.send(signal.SIGCONT)  # one that is stopped gets no signal before it goes on, see timeout(1)
         elif info.si_signo == signal.SIGINT:
             # from the terminal: the program got it too, but Python handles SIGINT only after a call that hangs
             asked_to_end += 1
@@ -189,7 +190,7 @@ def library_folder(branch: int, private: Path, environ: Mapping[str, str]) -> Pa
             continue
         os.close(number)
         try:
-            _compile(compiler, branch, made)
+            Path(made).write_bytes(_compiled(compiler, branch, private))
             Path(made).chmod(0o644)  # the linker's mode depends on the umask
             # concurrent builds replace the same library atomically
             os.replace(made, library)  # noqa: PTH105 - a name, not a Path
@@ -243,10 +244,12 @@ def _cache(environ: Mapping[str, str]) -> tuple[Path, ...]:
     return (Path(home) / ".cache" / "gpudoctor",) if home.startswith("/") else ()
 
 
-def _compile(compiler: tuple[str, ...], branch: int, into: str) -> None:
-    command = (*compiler, *FLAGS, f"-DDRIVER={branch}", "-o", into, str(SOURCES[0]))
+def _compiled(compiler: tuple[str, ...], branch: int, private: Path) -> bytes:
+    """The library. Whatever a compiler that is killed leaves lies in `private`, which is removed in any case."""
+    into = private / LIBRARY
+    command = (*compiler, *FLAGS, f"-DDRIVER={branch}", "-o", str(into), str(SOURCES[0]))
     try:
-        done = run_command(command, _BUILD_DEADLINE_S, with_stderr=True)
+        done = run_command(command, _BUILD_DEADLINE_S, environ={**os.environ, "TMPDIR": str(private)}, with_stderr=True)
     except OSError as error:
         raise UserError(f"{compiler[0]} could not be started: {error.strerror or error}") from None
     except CommandLateError:
@@ -258,3 +261,4 @@ def _compile(compiler: tuple[str, ...], branch: int, into: str) -> None:
             f"{compiler[0]} could not build the library of the fake driver: {lines[0][:200]}; the C library's headers "
             "may be missing: apt install gcc libc6-dev, dnf install gcc glibc-devel"
         )
+    return into.read_bytes()

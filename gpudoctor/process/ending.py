@@ -111,6 +111,14 @@ def ending_words(status: int | None) -> str:
     return f"exit code {status}" if status >= 0 else f"killed by {signal_name(-status)}"
 
 
+def process_state(pid: int) -> str:
+    """The letter of a process's state (proc(5), third field of stat); empty if there is no such process."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][:1]
+    except OSError:
+        return ""
+
+
 def end_leftovers(spare: Collection[int] = ()) -> tuple[int, ...]:
     """Kill and reap all children except those to `spare`; return those that have not ended (yet).
 

@@ -17,7 +17,7 @@ from contextlib import suppress
 from time import sleep
 from typing import NoReturn
 
-from gpudoctor.process.ending import leave, send_signal
+from gpudoctor.process.ending import leave, process_state, send_signal
 from gpudoctor.process.forked import ForkedProcess
 
 _PASSED_ON = (
@@ -27,6 +27,7 @@ _PASSED_ON = (
 _AWAITED = (*_PASSED_ON, signal.SIGCHLD, signal.SIGCONT)
 _FROM_KERNEL = 0x80  # si_code of a signal that the terminal sent
 _WITNESS_S = 0.15  # until a group's signal has reached all its processes
+_GROUP_S = 0.02  # until a signal to the group has reached all of it
 _ENDING_GRACE_S = 15.0
 
 
@@ -72,7 +73,7 @@ class ForegroundCommand:
         info = signal.sigtimedwait(_AWAITED, limit_s)
         if info is not None and info.si_signo in _PASSED_ON:
             self.signals.append(info.si_signo)
-            if info.si_code != _FROM_KERNEL and not self._witness.saw(info.si_signo):
+            if not _reaches_group(info) and not self._witness.saw(info.si_signo):
                 send_signal(self.pid, info.si_signo)
         self._follow()
         return self.returncode
@@ -101,7 +102,9 @@ class ForegroundCommand:
                 return
             if os.WIFSTOPPED(status):
                 _stop_as(os.WSTOPSIG(status))
-                send_signal(self.pid, signal.SIGCONT)  # has no effect if the shell's own SIGCONT reached it
+                sleep(_GROUP_S)
+                if process_state(self.pid) == "T":  # the SIGCONT was sent to us alone
+                    send_signal(self.pid, signal.SIGCONT)
             else:
                 self.returncode = os.waitstatus_to_exitcode(status)
 
@@ -116,6 +119,12 @@ def end_by_signal(number: int) -> NoReturn:
     os.kill(os.getpid(), number)
     sleep(1.0)  # until it is delivered
     leave(128 + number)
+
+
+def _reaches_group(info: signal.struct_siginfo) -> bool:
+    """Whether the terminal sent it to the whole group: one that is closed sends it to the session's leader alone."""
+    of_terminal = info.si_code == _FROM_KERNEL
+    return of_terminal and not (info.si_signo == signal.SIGHUP and os.getsid(0) == os.getpid())
 
 
 def _spawn(argv: Sequence[str], env: Mapping[str, str], mask: set[signal.Signals | int], witness: _Witness) -> int:
@@ -159,8 +168,12 @@ def _stop_as(number: int) -> None:
     stop = number if number in (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU) else signal.SIGSTOP
     if stop != signal.SIGSTOP:
         signal.signal(stop, signal.SIG_DFL)
+        # that of the terminal may still be pending: together with our own it would stop us twice
+        signal.pthread_sigmask(signal.SIG_BLOCK, [stop])
+        os.kill(os.getpid(), stop)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [stop])
-    os.kill(os.getpid(), stop)
+    else:
+        os.kill(os.getpid(), stop)
     if stop in _AWAITED:
         signal.pthread_sigmask(signal.SIG_BLOCK, [stop])
 

@@ -51,11 +51,21 @@ def kernel_place(pid: int) -> str:
 
 
 def memory_events(pid: int) -> Path | None:
-    """The file that counts what the memory limit of the process's cgroup has done; None without cgroup v2."""
+    """The file that counts what the memory limit of the process's cgroup has done, of version 2 or 1; None without."""
     for line in (_read(Path(f"/proc/{pid}/cgroup")) or "").splitlines():
-        if line.startswith("0::"):
-            path = _CGROUP_ROOT / line[3:].lstrip("/") / "memory.events"
-            return path if path.is_file() else None
+        number, controllers, path = line.split(":", 2)
+        if number == "0":
+            root, name = _CGROUP_ROOT, "memory.events"
+        elif "memory" in controllers.split(","):
+            root, name = _CGROUP_ROOT / "memory", "memory.oom_control"
+        else:
+            continue
+        for folder in (
+            root / path.lstrip("/"),
+            root,
+        ):  # a container may see the path of the host, and only its own group
+            if (folder / name).is_file():
+                return folder / name
     return None
 
 

@@ -69,7 +69,10 @@ class RankRecord:
 
     @property
     def now(self) -> Now:
-        steps, marks, phase, since_ns, _ = layout.NOW.unpack_from(self._map, layout.NOW_AT)
+        steps, marks, phase, since_ns = layout.NOW.unpack_from(self._map, layout.NOW_AT)
+        sampled, moved_ns = layout.SAMPLED.unpack_from(self._map, layout.SAMPLED_AT)
+        if moved_ns > since_ns:
+            phase, since_ns = sampled, moved_ns
         return Now(steps, marks, phase, since_ns)
 
     @property

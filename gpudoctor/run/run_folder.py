@@ -22,7 +22,8 @@ class NoFolderError(Exception):
 class RunFolder:
     """Makes the folder. Raise NoFolderError if no place has room.
 
-    Tasks of one Slurm step on a node share it: the first to come makes it, and the one that reports removes it.
+    Tasks of one Slurm step on a node share it, those of another node do not: nodes may share the temporary place. The
+    first to come makes it, and the one that reports removes it.
     """
 
     def __init__(self, environ: Mapping[str, str], within: Path | None = None) -> None:
@@ -81,7 +82,8 @@ def temporary_places() -> list[Path]:
 def _made(place: Path, environ: Mapping[str, str]) -> Path:
     if not is_of_step(environ):
         return Path(tempfile.mkdtemp(prefix="gpudoctor-run-", dir=place))
-    path = place / f"gpudoctor-run-{os.geteuid()}-{environ[_SLURM[0]]}.{environ[_SLURM[1]]}"
+    step = ".".join((*(environ[name] for name in _SLURM), environ.get("SLURM_NODEID", "0")))
+    path = place / f"gpudoctor-run-{os.geteuid()}-{step}"
     path.mkdir(mode=0o700, exist_ok=True)
     if path.stat().st_uid != os.geteuid():
         raise OSError("another user made the folder of this step")

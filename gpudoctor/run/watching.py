@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from math import nan
 from pathlib import Path
 from signal import SIGTERM
 from statistics import median
@@ -13,7 +14,7 @@ import msgspec
 
 from gpudoctor.process.ending import send_signal
 from gpudoctor.run import rank_process
-from gpudoctor.run.observer.layout import WAIT
+from gpudoctor.run.observer.layout import BACKWARD, END_OF_BACKWARD, WAIT
 from gpudoctor.run.record_reader import RankRecord, find_records
 from gpudoctor.run.run_folder import RunFolder
 from gpudoctor.run.stack_request import own_line, request_stacks, training_stack
@@ -25,6 +26,8 @@ _KERNEL_EVERY_S = 1.0
 _BEFORE_FIRST_STEP_S = 1800.0
 _LEAST_HANG_S = 120.0
 _HANG_STEPS = 10
+_STILL_NS = 20_000_000  # while stacks are requested, which takes 0.2 s
+_IN_ENGINE = " in _engine_run_backward"
 _LAUNCHERS = (
     "torch.distributed.run",
     "torch.distributed.launch",
@@ -135,8 +138,10 @@ class RunWatch:
         """Where each rank stands now."""
         ranks = sorted(self._ranks(), key=lambda seen: seen.record.place[0])
         living = [s.record for s in ranks if rank_process.lives(s.record.pid, s.record.started)]
+        before = [_on_cpu_ns(record) for record in living]
         stacks = request_stacks(living)
-        return tuple(self._stopped(n, seen, stacks) for n, seen in enumerate(ranks))
+        still = {each.pid for each, ns in zip(living, before, strict=True) if _on_cpu_ns(each) - ns < _STILL_NS}
+        return tuple(self._stopped(n, seen, stacks, still) for n, seen in enumerate(ranks))
 
     def _ranks(self) -> list[_Seen]:
         """The processes that train: those with steps; before the first step all that are no launcher."""
@@ -217,7 +222,7 @@ class RunWatch:
     def stall(self) -> RunStall | None:
         return self._stall
 
-    def _stopped(self, number: int, seen: _Seen, stacks: dict[int, str]) -> StoppedRank:
+    def _stopped(self, number: int, seen: _Seen, stacks: dict[int, str], still: set[int]) -> StoppedRank:
         record, now = seen.record, seen.record.now
         rank = record.place[0] if record.place[0] >= 0 else number
         if not rank_process.lives(record.pid, record.started):
@@ -225,11 +230,14 @@ class RunWatch:
         words = record.words()
         stack = training_stack(stacks.get(record.pid, ""), int(words.get("thread") or 0))
         place, code = own_line(stack)
-        waits = now.phase == WAIT
+        waits, collective = now.phase == WAIT, record.collective
+        if now.phase == BACKWARD and record.pid in still and stack and stack[0].endswith(_IN_ENGINE):
+            # not timed, so not marked: DDP's wait is C++ code that uses no CPU, and no Python code runs within backward
+            waits, collective = record.place[2] > 1, END_OF_BACKWARD
         kernel = "" if stack else rank_process.kernel_place(record.pid)
         return StoppedRank(
             rank=rank, finished=now.steps, waits=waits, phase=now.phase_name,
-            collective=record.collective if waits else "", place=place, code=code, stack=stack, kernel=kernel,
+            collective=collective if waits else "", place=place, code=code, stack=stack, kernel=kernel,
         )  # fmt: skip
 
     def _watched_rank(self, number: int, seen: _Seen, steps: list, warm: int) -> WatchedRank:  # type: ignore[type-arg]
@@ -251,3 +259,10 @@ class RunWatch:
             bad_gradient=record.bad_gradient, cpu_wait_ms=wait_ms, cpus=seen.cpus, cpu_neighbour=neighbour,
             loader=bool(words.get("loader")), observer_off=words.get("observer_off") or None,
         )  # fmt: skip
+
+
+def _on_cpu_ns(record: RankRecord) -> float:
+    """CPU time of its training thread so far; NaN if the kernel does not count it."""
+    thread = int(record.words().get("native_id") or record.pid)
+    times = rank_process.thread_times(record.pid, thread)
+    return nan if times is None else float(times.on_cpu_ns)

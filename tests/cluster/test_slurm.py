@@ -16,6 +16,7 @@ from gpudoctor.checks.core.finding import Status
 from gpudoctor.cluster.check.report import ClusterReport
 from tests.cluster.hosts import Hosts
 from tests.cluster.slurm import HOOKS, Slurm, SlurmError
+from tests.conftest import WIDE
 from tests.needs import fixture_needs, missing
 
 pytestmark = pytest.mark.wide
@@ -347,3 +348,25 @@ def _in_this_order(text: str, *parts: str) -> bool:
 
 def _checks_of(slurm: Slurm, node: str) -> int:
     return sum(call == f"{node} none slurm health" for call in slurm.calls())
+
+
+_TRAIN = """
+import torch
+model = torch.nn.Linear(8, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(40):
+    model(torch.ones(4, 8)).square().mean().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.skipif(not WIDE, reason="ranks that import torch")
+def test_each_node_of_a_step_makes_one_report_of_its_own_tasks(slurm: Slurm, tmp_path: Path) -> None:
+    watched = [sys.executable, "-m", "gpudoctor", "run", "--precheck", "none", "--format", "json"]
+    watched += ["-o", str(tmp_path / "%h.json"), "--", sys.executable, "-c", _TRAIN]
+    done = slurm.run("srun", "--nodes=2", "--ntasks=4", "--ntasks-per-node=2", *watched, timeout=200)
+    assert done.returncode == 0, done.stderr
+    ranks = [json.loads(file.read_text())["ranks"] for file in sorted(tmp_path.iterdir())]
+    steps = [[(rank["rank"], rank["steps"]) for rank in each] for each in ranks]
+    assert steps == [[(0, 40), (1, 40)], [(2, 40), (3, 40)]]
+    assert not list(Path("/tmp").glob("gpudoctor-run-*-*.*"))

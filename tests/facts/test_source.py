@@ -16,20 +16,19 @@ import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from gpudoctor.facts.captures.opened import read_stream
 from gpudoctor.facts.captures.source import SourceError, load_source
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.measurements import Measurements, TorchView
-from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.model.missing import Missing, fill
 from gpudoctor.facts.model.node import Driver, Host, Node, Source, to_json
 
-NODE = Node(
-    source=Source(kind="live", name="here"),
-    driver=Driver(init_code=0),
-    gpus=(Gpu(0, "0000:18:00.0", name="X"), Gpu(1, "0000:19:00.0", serial=Missing("no", "denied"))),
-    host=Host(ram_mib=65536),
-)
+GPUS = (Gpu(0, "0000:18:00.0", name="X"), Gpu(1, "0000:19:00.0", serial=Missing("no", "denied")))
+SPARSE = Node(source=Source(kind="live", name="here"), driver=Driver(init_code=0), host=Host(ram_mib=65536))
+# every leaf has a value or its reason, as in the facts that gpudoctor writes
+NODE = replace(fill(SPARSE, Missing("not asked")), gpus=tuple(fill(gpu, Missing("not asked")) for gpu in GPUS))
 
 
 @pytest.fixture
@@ -61,10 +60,16 @@ def as_yaml(node: Node) -> str:
 
 def test_facts_json_gives_the_same_node_and_a_live_one_is_facts_now(write: Write) -> None:
     loaded = load_source(write(to_json(NODE)))
-    assert loaded.node.gpus == NODE.gpus
-    assert loaded.node.host.ram_mib == 65536
+    assert replace(loaded.node, source=NODE.source) == NODE
     assert (loaded.node.source.kind, loaded.node.source.name) == ("facts", "file")
     assert loaded.measurements is None
+
+
+def test_what_the_file_lacks_could_not_be_read(write: Write) -> None:
+    lacking = load_source(write(to_json(replace(SPARSE, gpus=GPUS)))).node
+    absent = (lacking.network.rdma_ports, lacking.host.shm_mib, lacking.pairs, lacking.gpus[0].ecc.enabled)
+    assert set(absent) == {Missing("not in this file", "failed")}
+    assert (lacking.host.ram_mib, lacking.gpus[1].serial) == (65536, Missing("no", "denied"))
 
 
 def test_facts_yaml_gives_the_same_node(write: Write) -> None:

@@ -47,6 +47,11 @@ def test_a_driver_that_hangs_is_seen_through_the_collector() -> None:
     assert soak.wrong(replace(faulty("driver-hang", gpu=3), source="collector")) == []
 
 
+def test_what_is_not_asked_of_a_gpu_in_use_is_no_gap_beside_its_idle_peers() -> None:
+    # the infoROM is not read while a process uses the GPU
+    assert soak.wrong(replace(faulty("foreign-process", "gb200-tray-4", gpu=3), source="nvml")) == []
+
+
 def test_every_fault_has_its_verdict_in_the_table_and_the_kit_agrees() -> None:
     assert {name: (check, status.value) for name, (check, status) in EXPECTED.items()} == {
         fault.name: (fault.check, fault.status) for fault in faults()

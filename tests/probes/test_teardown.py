@@ -20,7 +20,8 @@ from gpudoctor.probes.runner.messages import RankJob, Started
 from gpudoctor.probes.runner.plan import ProbePlan
 from gpudoctor.probes.runner.rank_starter import STOP, TERM_GRACE_S
 from gpudoctor.probes.runner.rank_starter_client import contexts_of, end, teardown_s
-from gpudoctor.probes.runner.run_collector import RunCollector, process_state
+from gpudoctor.probes.runner.run_collector import RunCollector
+from gpudoctor.process.ending import process_state
 from tests.checks.one_check import gpus, judge, uuid_of
 
 EIGHT = tuple((number, uuid_of(number), f"0000:{number:02x}:00.0") for number in range(8))

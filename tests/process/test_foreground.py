@@ -7,6 +7,7 @@ import pty
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -136,3 +137,81 @@ def test_the_command_outlives_a_killed_gpudoctor_unless_it_shall_not(on_exit: st
             signal.pidfd_send_signal(descriptor, signal.SIGKILL)
         process.stdout.close()
         os.close(descriptor)
+
+
+# what a shell with job control does: the command is its foreground job, which is continued once it has stopped
+_SHELL = """
+import os, signal, sys, time
+for number in (signal.SIGTTOU, signal.SIGTTIN, signal.SIGTSTP, signal.SIGINT):
+    signal.signal(number, signal.SIG_IGN)
+job = os.fork()
+if job == 0:
+    os.setpgid(0, 0)
+    os.tcsetpgrp(0, os.getpid())
+    for number in (signal.SIGTTOU, signal.SIGTTIN, signal.SIGTSTP, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
+    os.execvp(sys.argv[1], sys.argv[1:])
+while True:
+    _, status = os.waitpid(job, os.WUNTRACED)
+    if not os.WIFSTOPPED(status):
+        break
+    os.tcsetpgrp(0, os.getpid())
+    print("stopped by", os.WSTOPSIG(status), flush=True)
+    time.sleep(0.3)  # as people are slower than programs
+    os.tcsetpgrp(0, job)
+    os.killpg(job, signal.SIGCONT)
+print("ended with", os.waitstatus_to_exitcode(status), flush=True)
+"""
+_REPORTS = """
+import os, signal, sys
+def report(number, _):
+    with open(sys.argv[1], "a") as file:
+        print("got", int(number), file=file)
+    if number == signal.SIGCONT:
+        print("continued", flush=True)
+    if number != signal.SIGCONT:
+        sys.exit(40 + number)
+for number in (signal.SIGCONT, signal.SIGINT, signal.SIGHUP):
+    signal.signal(number, report)
+print("ready", flush=True)
+while True:
+    signal.pause()
+"""
+
+
+def in_terminal(tmp_path: Path, shell: list[str], *keys: tuple[str, str]) -> tuple[str, str]:
+    """What a terminal shows when keys are typed, each once a text is there (none: it is closed); and what arrived."""
+    arrived = tmp_path / "arrived"
+    command = [*shell, *RUN, sys.executable, "-c", _REPORTS, str(arrived)]
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execv(command[0], command)
+    shown = b""
+    for text, key in keys:
+        while f"{text}\r\n".encode() not in shown:
+            shown += os.read(terminal, 4096)
+        if key:
+            os.write(terminal, key.encode())
+        else:
+            os.close(terminal)
+    if keys[-1][1]:
+        with suppress(OSError):  # EIO: all that had the terminal have ended
+            while True:
+                shown += os.read(terminal, 4096)
+        os.close(terminal)
+    os.waitpid(pid, 0)
+    return shown.decode(), arrived.read_text(encoding="utf-8")
+
+
+@pytest.mark.timeout(60)
+def test_ctrl_z_stops_the_command_once_and_the_shell_continues_it_once(tmp_path: Path) -> None:
+    shell = [sys.executable, "-c", _SHELL]
+    shown, arrived = in_terminal(tmp_path, shell, ("ready", "\x1a"), ("continued", "\x03"))
+    assert shown.count("stopped by") == 1
+    assert "ended with 42" in shown
+    assert arrived == "got 18\ngot 2\n"
+
+
+def test_a_closed_terminal_hangs_up_on_the_command(tmp_path: Path) -> None:
+    _, arrived = in_terminal(tmp_path, [], ("ready", ""))
+    assert arrived == f"got {int(signal.SIGHUP)}\n"

@@ -55,6 +55,12 @@ def test_batches_of_which_now_one_now_another_rank_has_the_largest_name_no_rank(
     assert only(watched(*ranks))[:2] == ("run.batch", None)
 
 
+def test_a_rank_that_always_has_the_largest_batch_is_named_even_if_its_compute_is_a_small_part() -> None:
+    found = only(watched(rank(0, wall=more(4, 6.0)), rank(1, wall=more(4, 6.0), elements=96.0)))
+    assert found[:2] == ("run.batch", 1)
+    assert "rank 1 has the largest" in found[2]
+
+
 def test_a_forward_that_sleeps_is_no_more_work() -> None:
     slow = rank(1, wall=more(FORWARD, 5.0), cpu=USUAL_MS)
     assert "stands still" in only(watched(rank(0), slow))[2]

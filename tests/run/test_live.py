@@ -15,6 +15,7 @@ from gpudoctor.run.live import LiveRuns
 from gpudoctor.run.observer.layout import PHASES, WAIT
 from gpudoctor.run.observer.phases import Phases
 from gpudoctor.run.observer.record_file import RecordFile
+from gpudoctor.run.record_reader import RankRecord
 
 _STEP_MS = 10.0
 
@@ -63,7 +64,7 @@ def test_a_run_whose_ranks_are_gone_is_none(tmp_path: Path, ranks: Path) -> None
     assert LiveRuns((tmp_path,)).read() == ()
 
 
-def test_after_the_first_steps_as_many_are_timed_as_cost_little_and_waits_are_always_known(
+def test_after_the_first_steps_as_many_are_timed_as_cost_little_and_moves_are_always_known(
     ranks: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     on_cpu = SimpleNamespace(cuda=SimpleNamespace(is_initialized=lambda: False))
@@ -81,7 +82,14 @@ def test_after_the_first_steps_as_many_are_timed_as_cost_little_and_waits_are_al
     assert kept[128:] == list(range(128, 400, 64))
     while phases.timed:
         phases.end_step()
-    noted: list[int] = []
-    record.now = lambda steps, marks, phase, since_ns: noted.append(phase)  # type: ignore[method-assign]
-    phases.end(phases.begin(WAIT))
-    assert noted == [WAIT, PHASES.index("host")]
+    read = RankRecord(ranks / "7.rank")
+    depth = phases.begin(WAIT)  # of an evaluation or a step: nothing is written but by the thread beside it
+    before_ns, phases.waits_in = read.now.since_ns, b"barrier"
+    phases.write_now()
+    assert (read.now.phase, read.collective) == (WAIT, "barrier")
+    assert (moved_ns := read.now.since_ns) > before_ns
+    phases.write_now()
+    assert read.now.since_ns == moved_ns
+    phases.end(depth)
+    phases.write_now()
+    assert (read.now.phase_name, read.now.since_ns > moved_ns) == ("host", True)

@@ -96,7 +96,8 @@ def test_without_room_for_records_the_command_runs_unchanged(tmp_path: Path) -> 
 @pytest.mark.wide
 def test_the_rank_that_hangs_is_named_with_its_line_of_code(tmp_path: Path) -> None:
     options = ("--hang-after", "4", "--on-hang", "end")
-    content, done = report_of(tmp_path, *TORCHRUN, str(EXAMPLE), "--hang", "1", options=options)
+    late = ("--hang", "1", "--at", "141", "--steps", "200")  # a step that is not timed
+    content, done = report_of(tmp_path, *TORCHRUN, str(EXAMPLE), *late, options=options)
     assert done.returncode != 0
     found = next(finding for finding in content["findings"] if finding["id"] == "run.progress")
     assert found["subject"]["rank"] == 1

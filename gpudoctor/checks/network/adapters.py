@@ -127,7 +127,7 @@ def _nothing_wrong(case: Case) -> Finding:
         return skip(NODE, "no InfiniBand or RoCE adapter here")
     if not read and events is None:
         return skip(NODE, "neither the ports' counters nor the kernel log to judge the adapters by")
-    names = {port.device for port in ports}
+    names = {port.device for port in (ports if events is not None else read)}
     looked = [*(["counters"] if read else []), *([] if events is None else ["kernel log"])]
     text = f"{len(names)} adapter{'s' * (len(names) > 1)} without a fault in {' and '.join(looked)}"
     return ok(NODE, Found(text, len(names), "adapters"))

@@ -6,11 +6,12 @@ import re
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from gpudoctor.facts.captures import MOST_GPUS, SourceError
 from gpudoctor.facts.captures.leaves import plausible
 from gpudoctor.facts.model.measurements import Measurements
-from gpudoctor.facts.model.missing import known
+from gpudoctor.facts.model.missing import Missing, fill, known
 from gpudoctor.facts.model.node import Node
 from gpudoctor.lazy_import import lazy_imports
 
@@ -24,6 +25,8 @@ _YAML_END = re.compile(r"^\.\.\.\s*\Z", re.MULTILINE)
 _HALF_PAIR = re.compile(
     r"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F][0-9a-fA-F]{2})|(?<!\\u[dD][89abAB]..)\\u[dD][c-fC-F][0-9a-fA-F]{2}"
 )
+# gpudoctor writes every leaf of a node and its GPUs, with a value or the reason why there is none
+_NOT_IN_FILE = Missing("not in this file", "failed")
 _DEEPEST = 32  # facts nest 6 levels deep
 _MOST_YAML_EVENTS = 2_000_000
 _NUMBER = re.compile(r"[-+0-9:._]+")
@@ -168,7 +171,10 @@ def _check_schema(schema: str) -> None:
 
 
 def checked(node: Node) -> Node:
-    """Check what the types cannot: unique GPU indices, bus ids and UUIDs, plausible numbers. Raise SourceError."""
+    """Check what the types cannot: unique GPU indices, bus ids and UUIDs, plausible numbers. Raise SourceError.
+
+    Sections and leaves that the file lacks, of the node and of its GPUs, could not be read.
+    """
     if len(node.gpus) > MOST_GPUS:
         raise SourceError(f"more than {MOST_GPUS} GPUs: not the facts of one machine - at `$.gpus`")
     indices: set[int] = set()
@@ -185,4 +191,5 @@ def checked(node: Node) -> Node:
             uuids.add(uuid)
         indices.add(gpu.index)
         bus_ids.add(gpu.bus_id)
-    return plausible(node)
+    gpus = tuple(fill(gpu, _NOT_IN_FILE) for gpu in node.gpus)
+    return plausible(replace(fill(node, _NOT_IN_FILE), gpus=gpus, source=node.source))

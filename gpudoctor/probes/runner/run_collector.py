@@ -17,7 +17,7 @@ from gpudoctor.probes.runner.merge import merged_torch_view
 from gpudoctor.probes.runner.plan import ProbePlan, Stage
 from gpudoctor.probes.runner.rank_state import RankState, failure_problems, rank_list, slow_problem, timeout_problem
 from gpudoctor.probes.runner.run_progress import RunProgress
-from gpudoctor.process.ending import RunningProcess
+from gpudoctor.process.ending import RunningProcess, process_state
 
 FIGURES_OF_PROBE: dict[Probe, str] = {  # the field of Measurements that is empty if the probe brought nothing
     "collective": "collectives",
@@ -286,14 +286,6 @@ class RunCollector:
             return "the ranks brought no figures"
         text = self._problems[0].text
         return text if probe is None or self._run_progress.began(probe) else f"not reached: {text}"
-
-
-def process_state(pid: int) -> str:
-    """The letter of a process's state (proc(5), third field of stat); empty if there is no such process."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][:1]
-    except OSError:
-        return ""
 
 
 def _evidence(path: Path) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, F
 from gpudoctor.checks.core.subject import NODE
 from gpudoctor.run.findings.balance import evidence_of, expected_ratio, subject_of
 from gpudoctor.run.findings.run_check import run_check
-from gpudoctor.run.findings.slow_ranks import LIMITS, compared
+from gpudoctor.run.findings.slow_ranks import LAST_IN_SHARE, LIMITS, compared
 from gpudoctor.run.observer.layout import WAIT
 from gpudoctor.run.watched import Watched
 
@@ -66,8 +66,13 @@ def batch(watched: Watched) -> Iterator[Finding]:
     wait = fmean(step.wall_ms[WAIT] / step.step_ms for steps in per_step for step in steps if step.step_ms)
     found = Found(f"the largest batch of a step has {uneven:.2f} x the mean size", round(uneven, 3), "ratio")
     expected = Expected(f"at most {_UNEVEN.value:g} x", "<=", _UNEVEN.value, "ratio", _UNEVEN.source)
-    if uneven > _UNEVEN.value and wait > _WAIT_SHARE.value:
-        text = f"uneven batches: now one, now another rank has the largest; the ranks wait {wait:.0%} of the time"
-        yield warn(NODE, found, expected, likely=text, advice=_ADVICE)
-    else:
+    if uneven <= _UNEVEN.value or wait <= _WAIT_SHARE.value:
         yield ok(NODE, found, expected)
+        return
+    largest = [max(range(len(steps)), key=lambda place: steps[place].elements) for steps in per_step]
+    most = max(set(largest), key=largest.count)
+    always = largest.count(most) >= LAST_IN_SHARE.value * len(largest)
+    whose = f"rank {ranks[most].rank} has" if always else "now one, now another rank has"
+    text = f"uneven batches: {whose} the largest; the ranks wait {wait:.0%} of the time"
+    subject = subject_of(watched, ranks[most]) if always else NODE
+    yield warn(subject, found, expected, likely=text, advice=_ADVICE)

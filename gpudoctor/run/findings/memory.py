@@ -51,7 +51,7 @@ def memory(watched: Watched) -> Iterator[Finding]:
             subject,
             Found(text, watched.oom_kills, "kills"),
             "memory within the limit",
-            Evidence("memory.events", f"oom_kill +{watched.oom_kills}"),
+            Evidence("oom_kill of its cgroup", f"+{watched.oom_kills}"),
             likely="out of memory: the limit of the container or job is smaller than what its ranks need",
             advice=(Advice("Raise the memory limit, or use less: fewer loader workers, a smaller batch."),),
         )

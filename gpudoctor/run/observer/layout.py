@@ -21,15 +21,18 @@ IDENTITY_AT = 0
 # rank, local rank, world size (-1: not known yet), device (0 CPU, 1 GPU), GPU ordinal
 PLACE = struct.Struct("<qqqqq")
 PLACE_AT = 64
-# steps finished, marks made, phase now, since (ns)
-NOW = struct.Struct("<qqqqq")
+# steps finished, marks made, phase now, since (ns); of a step that is not timed the thread beside it writes SAMPLED
+NOW = struct.Struct("<qqqq")
 NOW_AT = 128
 # how Python ended, and when (ns)
 ENDED, ENDED_AT = struct.Struct("<qq"), 168
 # name of the collective that it waits in now
 COLLECTIVE_AT, COLLECTIVE_BYTES = 192, 64
+END_OF_BACKWARD = "all-reduce of the gradients (end of backward)"
 # steps kept so far; the first steps (plus 1; 0: none) with a loss, and with gradients, that are not finite
 KEPT, KEPT_AT = struct.Struct("<qqq"), 272
+# phase, and when it was seen to move (ns)
+SAMPLED, SAMPLED_AT = struct.Struct("<qq"), 304
 # bytes of output kept so far
 OUTPUT_TOTAL, OUTPUT_TOTAL_AT = struct.Struct("<q"), 256
 

@@ -2,7 +2,8 @@
 
 The phases are a stack: the time of a phase is without that of the phases inside it. Time outside all phases is
 `between` the parts of one step (a loss function, clipping), or `host`: after the optimizer, before the next batch or
-forward. In a step that is not timed only waiting is written down, since it tells who hangs.
+forward. In a step that is not timed only the stack is kept up, which the sampling thread writes down now and then: a
+rank that hangs is found by it.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ _SHARE = 0.003
 _STRIDE_AT = 128  # a short run is timed in every step
 _MOST_STRIDE = 64
 _LEAST_WAIT_NS = 20_000
+_HOOK_COST = 5.0  # what a timed step costs, in what its marks measure of themselves: benchmarks/run_overhead.py
 
 
 class Phases:
@@ -35,7 +37,10 @@ class Phases:
         self.memory = MemoryReading()
         self.thread = threading.get_ident()
         self.owned = False
+        self.entries = 0  # phases entered in steps that are not timed
+        self.waits_in = b""  # the collective of the innermost wait
         self._marks = 0
+        self._seen = (0, layout.HOST)
         self._work = layout.HOST  # the last forward or backward since the optimizer's step
         self._wall = [0] * len(layout.PHASES)
         self._cpu = [0] * len(layout.PHASES)
@@ -70,8 +75,7 @@ class Phases:
         depth = len(self.stack)
         if self.timed:
             self._mark(self.stack[-1] if depth else self._gap(phase), phase)
-        elif phase == layout.WAIT:
-            self._note(phase)
+        self.entries += 1
         self.stack.append(phase)
         if phase in (layout.FORWARD, layout.BACKWARD):
             self._work = phase
@@ -83,20 +87,24 @@ class Phases:
             return
         phase = self.stack[-1]
         del self.stack[depth:]
-        following = self.stack[-1] if self.stack else layout.HOST
         if self.timed:
-            self._mark(phase, following)
-        elif phase == layout.WAIT:
-            self._note(following)
+            self._mark(phase, self.stack[-1] if self.stack else layout.HOST)
 
     def turn(self, phase: int) -> None:
         """What remains of the innermost phase is another one: after its own work, backward only waits."""
         if self.stack and threading.get_ident() == self.thread:
             if self.timed:
                 self._mark(self.stack[-1], phase)
-            else:
-                self._note(phase)
             self.stack[-1] = phase
+
+    def write_now(self) -> None:
+        """Write down the phase, and when it moved: what the sampling thread does in a step that is not timed."""
+        now_ns = monotonic_ns()  # first: a mark made meanwhile is the later one
+        seen = (self.entries, self.stack[-1] if self.stack else layout.HOST)
+        if not self.timed and seen != self._seen:
+            self._seen = seen
+            self.record.collective(self.waits_in)
+            self.record.sampled(seen[1], now_ns)
 
     def batch(self, module: int, rows: float, elements: float) -> None:
         """The model was called on a first input of this many rows and elements."""
@@ -115,44 +123,49 @@ class Phases:
         if NOT_FINITE in (finite.loss, finite.gradients):
             self.record.not_finite(number, finite.loss == NOT_FINITE, finite.gradients == NOT_FINITE)
         if self.timed:
-            values = (
-                float(self._last),
-                *(ns / 1e6 for ns in self._wall),
-                *(ns / 1e6 for ns in self._cpu),
-                *(ns / 1e6 for ns in self._queued),
-                self._rows,
-                self._elements,
-                float(self._forwards),
-                finite.loss,
-                finite.gradients,
-                self.memory.mib(self._last),
-                0.0,
-            )
-            if not self.device.end_step(number, values, finite):
-                self._keep(number, values)
-        if not self._forwards:
-            self._model = 0
+            self._end_timed_step(number)
         if self.steps == _STRIDE_AT // 2:
             self._half_ns = monotonic_ns()
         elif self.steps == _STRIDE_AT and self._costs_ns:
             self._stride = self._affordable_stride()
+        finite.next_step()
         self.timed = self.steps % self._stride == 0
         if self.timed:
-            self._last, self._last_cpu, self._last_queued = self._clocks()
-            if self._stride > 1 and self.device.active:
-                self.device.begin_step()
-            self._wall, self._cpu, self._queued = ([0] * len(layout.PHASES) for _ in range(3))
-        finite.next_step()
+            self._begin_timed_step()
+        self.record.now(self.steps, self._marks, layout.HOST, self._last if self.timed else monotonic_ns())
+
+    def _end_timed_step(self, number: int) -> None:
+        values = (
+            float(self._last),
+            *(ns / 1e6 for ns in self._wall),
+            *(ns / 1e6 for ns in self._cpu),
+            *(ns / 1e6 for ns in self._queued),
+            self._rows,
+            self._elements,
+            float(self._forwards),
+            self.finite.loss,
+            self.finite.gradients,
+            self.memory.mib(self._last),
+            0.0,
+        )
+        if not self.device.end_step(number, values, self.finite):
+            self._keep(number, values)
+
+    def _begin_timed_step(self) -> None:
+        self._last, self._last_cpu, self._last_queued = self._clocks()
+        if self._stride > 1 and self.device.active:
+            self.device.begin_step()
+        self._wall, self._cpu, self._queued = ([0] * len(layout.PHASES) for _ in range(3))
+        if not self._forwards:
+            self._model = 0
         self._rows = self._elements = 0.0
         self._forwards = 0
         self._work = layout.HOST
-        self.record.now(self.steps, self._marks, layout.HOST, self._last if self.timed else monotonic_ns())
 
     def _affordable_stride(self) -> int:
         """Of how many steps one is timed, a power of 2, so that its marks cost less than 0.3 % of the time."""
-        # the median, since a process may lose its CPU within a mark; what comes before it reads the clock, and the hook
-        # around it, take about as long again
-        marks_ns = 2.0 * sorted(self._costs_ns)[len(self._costs_ns) // 2] * len(self._costs_ns)
+        # the median, since a process may lose its CPU within a mark
+        marks_ns = _HOOK_COST * sorted(self._costs_ns)[len(self._costs_ns) // 2] * len(self._costs_ns)
         time_ns = monotonic_ns() - self._half_ns
         self._costs_ns.clear()
         stride = 1
@@ -185,11 +198,6 @@ class Phases:
             self.device.mark(passed)
         if _STRIDE_AT // 2 <= self.steps < _STRIDE_AT:
             self._costs_ns.append(monotonic_ns() - now)
-
-    def _note(self, phase: int) -> None:
-        """What a step that is not timed does now."""
-        self._marks += 1
-        self.record.now(self.steps, self._marks, phase, monotonic_ns())
 
     def _clocks(self) -> tuple[int, int, int]:
         """Now, the CPU time of this thread, and how long it was ready without a CPU, in ns."""

@@ -38,7 +38,11 @@ class RecordFile:
         layout.PLACE.pack_into(self._map, layout.PLACE_AT, rank, local_rank, world, int(on_gpu), gpu)
 
     def now(self, steps: int, marks: int, phase: int, since_ns: int) -> None:
-        self._now(self._map, layout.NOW_AT, steps, marks, phase, since_ns, 0)
+        self._now(self._map, layout.NOW_AT, steps, marks, phase, since_ns)
+
+    def sampled(self, phase: int, moved_ns: int) -> None:
+        """In a step that is not timed: its phase, and when it was seen to move."""
+        layout.SAMPLED.pack_into(self._map, layout.SAMPLED_AT, phase, moved_ns)
 
     def ended(self, how: int, at_ns: int) -> None:
         """Python ends: 1 normally, 2 by an exception."""

@@ -16,8 +16,9 @@ from .phases import Phases
 
 _EVERY_S = 0.1
 _LATER_EVERY_S = 0.5
-_MANY = 300
+_MANY = 50
 _WRITE_EVERY_S = 2.0
+_LATER_WRITE_EVERY_S = 10.0
 _MOST_PLACES = 256
 _FIRST_STEP = 2  # imports and the first step are no part of the training's rhythm
 # not among the first ones, which the C library and the profilers of vendors use
@@ -52,17 +53,18 @@ class StackSampler(threading.Thread):
         self._foreign = tuple({sys.prefix, sys.base_prefix, sys.exec_prefix, "<frozen", own_folder})
 
     def run(self) -> None:
-        count, pause_s, unwritten_s = 0, _EVERY_S, 0.0
+        count, pause_s, unwritten_s, write_every_s = 0, _EVERY_S, 0.0, _WRITE_EVERY_S
         while not self.stopped:
             sleep(pause_s)
+            self._phases.write_now()
             unwritten_s += pause_s
             if self._phases.steps >= _FIRST_STEP:
                 self._sample()
                 count += 1
                 pause_s = _EVERY_S if count < _MANY else _LATER_EVERY_S
-            if unwritten_s >= _WRITE_EVERY_S:
+            if unwritten_s >= write_every_s:
                 self._write()
-                unwritten_s = 0.0
+                unwritten_s, write_every_s = 0.0, min(2 * write_every_s, _LATER_WRITE_EVERY_S)
 
     def _sample(self) -> None:
         phases = self._phases

@@ -1,6 +1,8 @@
 """Where torch is hooked: the least that shows each phase, on classes and functions, never on the user's objects.
 
-A hook on a module of the user would be copied and saved with it. All hooks do nothing but note the time.
+A hook on a module of the user would be copied and saved with it. All hooks do nothing but note the time; in a step that
+is not timed they keep up the stack of phases, and call nothing: there each call costs ten times what it costs alone,
+since the training has emptied the caches.
 """
 
 from __future__ import annotations
@@ -8,6 +10,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
+from threading import get_ident
 from typing import Any
 
 from . import layout
@@ -67,114 +70,117 @@ class TorchHooks:
         return self._distributed is not None and self._distributed.is_initialized()
 
     def _wrap(self, owner: Any, name: str, phase: int) -> None:
-        original = getattr(owner, name)
-        phases, guard = self._phases, self._guard
-
-        @functools.wraps(original)
-        def wrapped(*args: Any, **kwargs: Any) -> Any:
-            if guard.off:
-                return original(*args, **kwargs)
+        def entered(args: Any, kwargs: Any) -> int:
             self.loader_seen = True
-            depth = guard.call(phases.begin, phase)
-            try:
-                return original(*args, **kwargs)
-            finally:
-                guard.call(phases.end, depth)
+            return self._phases.begin(phase)
 
-        setattr(owner, name, wrapped)
+        setattr(owner, name, self._around(getattr(owner, name), phase, entered))
 
     def _wrap_wait(self, owner: Any, name: str, what: str = "") -> None:
         original = getattr(owner, name)
         if getattr(original, "_gpudoctor", False):
             return
-        phases, guard, record = self._phases, self._guard, self._phases.record
+        phases, guard = self._phases, self._guard
         names: dict[str, bytes] = {}
-
-        def entered(frame_name: str) -> int:
-            depth = phases.begin(layout.WAIT)
-            if depth >= 0:
-                if frame_name not in names:
-                    names[frame_name] = frame_name.encode("utf-8", "replace")
-                record.collective(names[frame_name])
-            return depth
 
         @functools.wraps(original)
         def wrapped(*args: Any, **kwargs: Any) -> Any:
-            if guard.off:
+            if guard.off or get_ident() != phases.thread:
                 return original(*args, **kwargs)
             caller = what or sys._getframe(1).f_code.co_name
-            depth = guard.call(entered, caller)
-            try:
-                return original(*args, **kwargs)
-            finally:
-                guard.call(phases.end, depth)
+            if caller not in names:
+                names[caller] = caller.encode("utf-8", "replace")
+            phases.waits_in = names[caller]
+            return waiting(*args, **kwargs)
 
+        def entered(args: Any, kwargs: Any) -> int:
+            depth = phases.begin(layout.WAIT)
+            phases.record.collective(phases.waits_in)
+            return depth
+
+        waiting = self._around(original, layout.WAIT, entered)
         wrapped._gpudoctor = True  # type: ignore[attr-defined]
         setattr(owner, name, wrapped)
 
+    def _around(self, original: Any, phase: int, entered: Callable[[Any, Any], int]) -> Callable[..., Any]:
+        """The function as a phase of the training thread: `entered` begins it if the step is timed."""
+        phases, guard, stack = self._phases, self._guard, self._phases.stack
+
+        @functools.wraps(original)
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            if guard.off or get_ident() != phases.thread:
+                return original(*args, **kwargs)
+            if phases.timed:
+                depth = guard.call(entered, args, kwargs)
+            else:
+                depth = len(stack)
+                stack.append(phase)
+                phases.entries += 1
+            try:
+                return original(*args, **kwargs)
+            finally:
+                if phases.timed:
+                    guard.call(phases.end, depth)
+                elif depth >= 0:
+                    del stack[depth:]
+
+        return wrapped
+
     def _wrap_backward(self, autograd: Any) -> None:
-        original = autograd.backward
         phases, guard = self._phases, self._guard
         engine = autograd.Variable._execution_engine
-        record = phases.record
+        hooks: list[Any] = []
 
         def only_waits() -> None:
             phases.turn(layout.WAIT)
-            record.collective(b"all-reduce of the gradients (end of backward)")
+            phases.record.collective(layout.END_OF_BACKWARD.encode())
 
         def at_root(gradient: Any) -> None:
             # the first callback to be queued is the first to run when all gradients are there, so before DDP's wait
             engine.queue_callback(lambda: guard.call(only_waits))
 
-        def entered(tensors: Any) -> tuple[int, Any]:
-            root = tensors
-            if not hasattr(tensors, "register_hook"):
-                root = next((t for t in tensors if getattr(t, "requires_grad", False)), None)
+        def entered(args: Any, kwargs: Any) -> int:
             depth = phases.begin(layout.BACKWARD)
-            hook = None
-            if depth >= 0 and root is not None and root.requires_grad:
-                phases.finite.look_at_loss(root)
-                if self.ranks_are_joined():
-                    hook = root.register_hook(lambda gradient: guard.call(at_root, gradient))
-            return depth, hook
+            root = root_of(args, kwargs)
+            if root is not None and root.requires_grad and self.ranks_are_joined():
+                hooks.append(root.register_hook(lambda gradient: guard.call(at_root, gradient)))
+            return depth
 
-        @functools.wraps(original)
-        def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-            if guard.off:
-                return original(tensors, *args, **kwargs)
-            depth, hook = guard.call(entered, tensors) or (-1, None)
+        timed = self._around(autograd.backward, layout.BACKWARD, entered)
+
+        @functools.wraps(autograd.backward)
+        def backward(*args: Any, **kwargs: Any) -> Any:
+            if not guard.off and get_ident() == phases.thread:
+                guard.call(phases.finite.look_at_loss, root_of(args, kwargs), phases.timed)
             try:
-                return original(tensors, *args, **kwargs)
+                return timed(*args, **kwargs)
             finally:
-                guard.call(phases.end, depth)
-                if hook is not None:
-                    hook.remove()
+                while hooks:
+                    hooks.pop().remove()
 
         autograd.backward = backward
 
     def _call_of(self, original: Any, *, discovering: bool = False) -> Callable[..., Any]:
         """A `__call__` of modules that notes only the outermost call."""
-        phases, guard = self._phases, self._guard
+        phases, guard, stack = self._phases, self._guard, self._phases.stack
         is_compiling = self._torch.compiler.is_compiling
         inside = (layout.FORWARD, layout.DATA)
 
-        def entered(module: Any, args: Any, kwargs: Any) -> int:
+        def entered(args: Any, kwargs: Any) -> int:
             depth = phases.begin(layout.FORWARD)
-            if depth >= 0 and phases.timed:
-                phases.batch(id(module), *size_of_first_tensor(args, kwargs))
-                if discovering:
-                    self._roots.add(type(module))
+            module, *inputs = args
+            phases.batch(id(module), *size_of_first_tensor(inputs, kwargs))
+            if discovering:
+                self._roots.add(type(module))
             return depth
 
-        def __call__(module: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
+        outermost = self._around(original, layout.FORWARD, entered)
+
+        def __call__(*args: Any, **kwargs: Any) -> Any:  # noqa: N807
             # torch.compile traces through this function: for it, only the original is there
-            if is_compiling() or guard.off or (phases.stack and phases.stack[-1] in inside):
-                return original(module, *args, **kwargs)
-            depth = guard.call(entered, module, args, kwargs)
-            try:
-                return original(module, *args, **kwargs)
-            finally:
-                guard.call(phases.end, depth)
+            if is_compiling() or guard.off or (stack and stack[-1] in inside):
+                return original(*args, **kwargs)
+            return outermost(*args, **kwargs)
 
         return __call__
 
@@ -187,8 +193,15 @@ class TorchHooks:
             root.__call__ = self._call_of(original)  # type: ignore[method-assign]
 
     def _before_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if not self._guard.off:
+        phases, stack = self._phases, self._phases.stack
+        if self._guard.off:
+            return
+        if phases.timed or self._depths or not phases.owned or get_ident() != phases.thread:
             self._guard.call(self._enter_optimizer, optimizer)
+            return
+        self._depths.append((id(optimizer), len(stack)))
+        stack.append(layout.OPTIMIZER)
+        phases.entries += 1
 
     def _after_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if not self._guard.off:
@@ -196,13 +209,15 @@ class TorchHooks:
 
     def _enter_optimizer(self, optimizer: Any) -> None:
         phases = self._phases
-        phases.own()
+        if not phases.owned or get_ident() != phases.thread:
+            phases.own()
         for place, (known, depth) in enumerate(self._depths):
             if known == id(optimizer):  # its last step raised
                 del self._depths[place:]
                 phases.end(depth)
                 break
-        phases.finite.look_at_gradients(optimizer)
+        if phases.timed:
+            phases.finite.look_at_gradients(optimizer)
         self._depths.append((id(optimizer), phases.begin(layout.OPTIMIZER)))
 
     def _leave_optimizer(self, optimizer: Any) -> None:
@@ -229,6 +244,14 @@ class TorchHooks:
             if counts.get(self._ends_step, 0) > least + 1 or self._ends_step not in counts:
                 self._ends_step = next(key for key, count in counts.items() if count == least)
         return optimizer == self._ends_step
+
+
+def root_of(args: Any, kwargs: Any) -> Any:
+    """What backward begins with: the first of its tensors that needs a gradient."""
+    tensors = args[0] if args else kwargs.get("tensors")
+    if hasattr(tensors, "register_hook"):
+        return tensors
+    return next((t for t in tensors if getattr(t, "requires_grad", False)), None)
 
 
 def size_of_first_tensor(args: Any, kwargs: Any) -> tuple[float, float]:
