@@ -128,7 +128,7 @@ def clean(number: int, draw: random.Random, trainings: list[str]) -> bool:
     if training == "single":
         size = 1
     width, layers = draw.choice([(128, 2), (256, 4), (512, 4), (768, 6)])
-    arguments = ["--width", str(width), "--layers", str(layers), "--steps", str(draw.choice([60, 150, 300]))]
+    arguments = ["--width", str(width), "--layers", str(layers), "--steps", str(draw.choice([60, 100, 200]))]
     arguments += ["--batch", str(draw.choice([16, 64, 128])), "--accumulate", str(draw.choice([1, 1, 2, 4]))]
     arguments += ["--odd", str(draw.choice([0, 7])), "--workers", str(draw.choice([0, 0, 2]))]
     arguments += ["--evaluate", str(draw.choice([0, 0, 20])), "--save", str(draw.choice([0, 0, 25]))]
@@ -146,12 +146,11 @@ def run(
         file = Path(folder) / "report.json"
         command = [sys.executable, "-m", "gpudoctor", "run", "--precheck", "none", "--format", "json", "-o", str(file)]
         program = [str(_TRAINING), training, *arguments]
-        if size > 1:
+        launch = [sys.executable]
+        if any(fault in _OF_TORCHRUN for fault in arguments):
+            launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(size)]
+        elif training != "single":
             launch = [sys.executable, "-c", _LAUNCHER, str(size), sys.executable]
-            if any(fault in _OF_TORCHRUN for fault in arguments):
-                launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(size)]
-        else:
-            launch = [sys.executable]
         done = subprocess.run(
             [*command, *options, "--", *prefix, *launch, *program],
             capture_output=True,
