@@ -131,7 +131,7 @@ def clean(number: int, draw: random.Random, trainings: list[str]) -> bool:
     width, layers = draw.choice([(128, 2), (256, 4), (512, 4), (768, 6)])
     arguments = ["--width", str(width), "--layers", str(layers), "--steps", str(draw.choice([60, 100, 200]))]
     arguments += ["--batch", str(draw.choice([16, 64, 128])), "--accumulate", str(draw.choice([1, 1, 2, 4]))]
-    arguments += ["--odd", str(draw.choice([0, 7])), "--workers", str(draw.choice([0, 0, 2]))]
+    arguments += ["--odd", str(draw.choice([0, 7])), "--workers", str(draw.choice([0, 0, 2]) if width > 256 else 0)]
     arguments += ["--evaluate", str(draw.choice([0, 0, 20])), "--save", str(draw.choice([0, 0, 25]))]
     began_s = time.monotonic()
     with busy_core() if number % 3 == 0 else nothing_around():
