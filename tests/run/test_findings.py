@@ -104,6 +104,14 @@ def test_a_share_that_only_lacks_a_cpu_is_no_share(phase: int) -> None:
     assert problems(watched(rank(0, wall=more(phase, 20.0)))) != []
 
 
+def test_loaders_on_a_machine_where_a_rank_hardly_ever_has_a_cpu_are_not_judged() -> None:
+    queued = (0, 150.0, 0, 0, 0, 0, 0)
+    wall = tuple(usual + q for usual, q in zip(more(DATA, 10.0), queued, strict=True))
+    (found,) = problems(watched(rank(0, wall=wall, queued=queued, cpu=USUAL_MS)))
+    assert (found.id, found.status.value) == ("run.data", "unknown")
+    assert "too busy" in (found.reason or "")
+
+
 def test_too_few_steps_are_not_compared() -> None:
     found = {
         f.id: f.status.value for f in judged(watched(rank(0, steps=9), rank(1, steps=9, wall=more(FORWARD, 50.0))))

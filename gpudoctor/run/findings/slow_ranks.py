@@ -36,7 +36,7 @@ _LEAST_STARVED_RATIO = 1.2  # on a busy machine all ranks lack CPUs now and then
 _STARVED_SHARE = 0.6
 _STARVED_RATIO = 1.5
 # above, others empty the caches of a rank so often that equal work took one of two equal ranks 1.2 x the CPU time
-_TOO_BUSY_SHARE = 0.8
+TOO_BUSY_SHARE = 0.8
 _TOO_BUSY_RATIO = 1.5
 _THRESHOLDS = Thresholds(WARN_RATIO.value, 9.0, _LEAST_EXCESS_MS, LAST_IN_SHARE.value, _LEAST_EXCESS_MS)
 
@@ -84,6 +84,13 @@ def share_of_steps(rank: WatchedRank, phase: int) -> float:
     return sum(step.undisturbed_ms(phase) for step in rank.steps) / whole_ms if whole_ms > 0 else 0.0
 
 
+def share_without_cpu(steps: Sequence[TimedStep]) -> float:
+    """The part of the time in which a rank needed a CPU and had none."""
+    queued_ms = sum(step.own_queued_ms for step in steps)
+    needed_ms = queued_ms + sum(step.cpu_ms[phase] for step in steps for phase in OWN)
+    return queued_ms / needed_ms if needed_ms else 0.0
+
+
 def compared(watched: Watched) -> RankComparison:
     """Compare the ranks of a run.
 
@@ -100,7 +107,7 @@ def compared(watched: Watched) -> RankComparison:
     own = _deviations(each, lambda step: step.undisturbed_ms(*OWN))
     compute = _deviations(each, lambda step: step.undisturbed_ms(*COMPUTE))
     wall = _deviations(each, lambda step: step.own_ms)
-    queued = min(_share_without_cpu(its_turns) for its_turns in each.values())
+    queued = min(share_without_cpu(its_turns) for its_turns in each.values())
     slow: list[SlowRank] = []
     unsure: list[Deviation] = []
     for place, rank in enumerate(ranks):
@@ -111,7 +118,7 @@ def compared(watched: Watched) -> RankComparison:
             slow.append(SlowRank(rank, wall[place].ratio, "cpu", own_ms, usual_ms, "own", pair.middle))
         elif _is_confirmed(own[place]) or (_is_confirmed(compute[place]) and own[place].ratio >= _LEAST_OWN_RATIO):
             found = _named(rank, max(own[place].ratio, compute[place].ratio), pair)
-            if found.cause == "compute" and found.ratio < _TOO_BUSY_RATIO and queued >= _TOO_BUSY_SHARE:
+            if found.cause == "compute" and found.ratio < _TOO_BUSY_RATIO and queued >= TOO_BUSY_SHARE:
                 why = f"the ranks had no CPU for {queued:.0%} of the time in which they needed one"
                 unsure.append(msgspec.structs.replace(own[place], ratio=found.ratio, verdict="noisy", why=why))
             else:
@@ -138,11 +145,6 @@ class _Pair(NamedTuple):
     @property
     def middle(self) -> TimedStep:
         return self.own[len(self.own) // 2]
-
-
-def _share_without_cpu(its_turns: Sequence[TimedStep]) -> float:
-    """The part of its own time in which it was ready to run and had no CPU."""
-    return median(step.own_queued_ms / max(step.own_ms, 0.001) for step in its_turns)
 
 
 def _is_confirmed(deviation: Deviation) -> bool:
